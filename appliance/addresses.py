@@ -7,8 +7,9 @@ Kafka: ``SASL_SSL://host:port``.  Without one it is PLAINTEXT.  ``unix:/path`` i
 
 from __future__ import annotations
 
+import ipaddress
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 PLAINTEXT: Final = "PLAINTEXT"
@@ -18,6 +19,12 @@ UNIX: Final = "unix:"
 UNIX_MODE: Final = 0o600
 MAPPED: Final = "::ffff:"
 """Before the IPv4 address of a client, at a socket of IPv6."""
+SITE_BITS: Final = 64
+"""Of the IPv6 addresses with these first bits one host may have as many as it likes (RFC 4291)."""
+
+_HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253})(:\d{1,5})?")
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class Listener(NamedTuple):
@@ -102,6 +109,58 @@ def unix_path(address: str) -> tuple[str, int]:
     return match[1], int(match[2], 8) if match[2] else UNIX_MODE
 
 
+def parse_network(text: str) -> Network:
+    """``10.0.0.7`` or ``10.0.0.0/8``, in the one form that an address has as text (RFC 5952).
+
+    Raises:
+        ValueError: says what would be right.
+    """
+    address, slash, _ = text.partition("/")
+    try:
+        network = ipaddress.ip_network(text if slash else ipaddress.ip_address(address), strict=False)
+    except ValueError:
+        raise ValueError(f"{text!r:.100}: must be an address, or one with a mask: 10.0.0.0/8, 2001:db8::/32") from None
+    canonical = str(network) if slash else str(network.network_address)
+    if text != canonical:
+        raise ValueError(f"{text!r:.100}: must be written {canonical}")
+    return network
+
+
+def parse_networks(text: str) -> list[Network]:
+    """Several, separated by commas.  Raises ValueError, as :func:`parse_network`."""
+    return [parse_network(part) for part in _parts(text)]
+
+
+def site_of(host: str) -> str:
+    """What stands for the address of a client where addresses are counted: that of IPv6 by its first SITE_BITS."""
+    if ":" not in host:
+        return host
+    try:
+        return str(ipaddress.IPv6Network((host.partition("%")[0], SITE_BITS), strict=False))
+    except ValueError:
+        return host
+
+
+def host_of(text: str) -> str:
+    """The name in a Host header of HTTP, without port and brackets; "" if it is none."""
+    match = _HOST.fullmatch(text)
+    return match[1].strip("[]").lower().rstrip(".") if match else ""
+
+
+def is_own_host(host: str, names: Collection[str]) -> bool:
+    """Whether a host is an address, or one of our names: no name that somebody else makes point here."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost" or host in names
+    return True
+
+
+def host_names(text: str, *others: str) -> frozenset[str]:
+    """Names separated by commas, and others, in lower case."""
+    return frozenset(name.lower() for name in (*_parts(text), *others) if name)
+
+
 def address_text(address: tuple[Any, ...]) -> str:
     """The first two fields of a socket address, as :func:`parse_addresses` reads them.
 
@@ -119,4 +178,9 @@ def _parse_address(text: str) -> tuple[str, int]:
     match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\s:\[\]/]+)):(\d{1,5})", text)
     if match is None or int(match[3]) > 65_535:
         raise ValueError('must be "host:port" or "[v6 address]:port", several separated by commas')
-    return match[1] or match[2], int(match[3])
+    host = match[1] or match[2]
+    try:
+        host.encode("idna")  # as the resolver of names does, which would raise something that nobody expects
+    except UnicodeError:
+        raise ValueError(f"{host!r}: the labels of a name of a host must have 1 to 63 characters") from None
+    return host, int(match[3])

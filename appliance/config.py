@@ -26,8 +26,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from .addresses import PLAINTEXT, Listener, parse_listeners
-from .config_keys import GIB, KIB, MIB, Scalar, keys_of, nearest, read_file, split_overrides
+from .addresses import PLAINTEXT, Listener, parse_listeners, parse_networks
+from .config_keys import GIB, KIB, MIB, Scalar, keys_of, nearest, read_file, split_overrides, text_of
 from .disk_settings import Disk, Scrub
 from .errors import BadValue, InvalidSetting, UnknownKey
 from .kafka_settings import ACCEPTED
@@ -149,8 +149,24 @@ class Network(Struct, frozen=True):
     ] = 30_000
 
 
+WRITER_BYTES = 4 * MIB
+"""Memory of a writer process of its own, rounded up."""
+WRITERS_SHARE = 4
+"""Writers take at most a quarter of the memory, when ``writer.count_max`` is 0."""
+WRITERS_MIN = 16
+"""So many always run."""
+
+
 class Writer(Struct, frozen=True):
     idle_ms: Annotated[int, Meta(ge=100, description="a writer process that is idle this long ends")] = 60_000
+    count_max: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=100_000,
+            description="most writer processes, one per partition; 0 = as many as a quarter of memory holds",
+        ),
+    ] = 0
 
 
 class Producers(Struct, frozen=True):
@@ -210,6 +226,9 @@ class Metrics(Struct, frozen=True):
         str,
         Meta(description='"host:port" of /metrics for Prometheus, and of /live and /ready, by HTTP; "" = off'),
     ] = ""
+    hosts: Annotated[
+        str, Meta(description='names in the address that monitors ask at, beside addresses and localhost: "a,b"')
+    ] = ""
 
 
 class Console(Struct, frozen=True):
@@ -219,6 +238,14 @@ class Console(Struct, frozen=True):
     hosts: Annotated[
         str, Meta(description='names that browsers may call the page by, beside addresses and localhost: "a,b"')
     ] = ""
+    proxies: Annotated[
+        str,
+        Meta(description='proxies before the page, which say who a visitor is: "127.0.0.1,10.0.0.0/24"; "" = none'),
+    ] = ""
+    anonymous: Annotated[
+        bool,
+        Meta(description="who is not logged in sees what User:ANONYMOUS may, although clients have to log in"),
+    ] = False
 
 
 class Log(Struct, frozen=True):
@@ -230,7 +257,8 @@ _TOPIC_NAMES = {
     name.replace(".", "_"): name
     for name in (
         "retention.ms", "retention.bytes", "segment.bytes", "segment.ms", "max.message.bytes",
-        "flush.messages", "flush.ms", "flush.bytes", "message.timestamp.type", "index.interval.bytes",
+        "flush.messages", "flush.ms", "flush.bytes", "message.timestamp.type", "message.validate",
+        "index.interval.bytes",
     )
 }  # fmt: skip
 
@@ -276,6 +304,9 @@ class TopicSettings(Struct, frozen=True, kw_only=True, rename=_TOPIC_NAMES):
         Literal["CreateTime", "LogAppendTime"],
         Meta(description="timestamp of messages: the producer's time or the broker's"),
     ] = "CreateTime"
+    message_validate: Annotated[
+        bool, Meta(description="refuse batches whose records cannot be read; false: look at their headers only")
+    ] = False
     index_interval_bytes: Annotated[int, Meta(ge=256, le=MIB, description="bytes of log per index entry")] = 4096
 
     @staticmethod
@@ -320,7 +351,7 @@ class TopicSettings(Struct, frozen=True, kw_only=True, rename=_TOPIC_NAMES):
         return {name: values[name] if name in values else ACCEPTED[name].parse(given[name]) for name in sorted(given)}
 
     def as_kafka(self) -> dict[str, str]:
-        return {key.name: str(getattr(self, key.attribute)) for key in TOPIC_KEYS.values()}
+        return {key.name: text_of(getattr(self, key.attribute)) for key in TOPIC_KEYS.values()}
 
 
 class Topics(TopicSettings, frozen=True, kw_only=True):
@@ -366,6 +397,10 @@ class Config(Struct, frozen=True):
     def committed_max(self) -> int:
         """Largest number of committed offsets of all groups together."""
         return self.offsets.committed_max or FULL_GROUPS * self.topics.partitions_max
+
+    def writers_max(self, memory_bytes: int) -> int:
+        """Largest number of writers at a time, on a machine with so much memory."""
+        return self.writer.count_max or max(WRITERS_MIN, memory_bytes // WRITERS_SHARE // WRITER_BYTES)
 
     @property
     def heap_mb(self) -> int:
@@ -438,9 +473,15 @@ def _check_together(config: Config) -> None:
     ]
     for fault in faults_of(config.listeners, advertised, config.tls, config.security):
         raise BadValue(fault)
-    page = config.console.listen
-    if page and not config.security.allow_insecure and not is_loopback(Listener("console", PLAINTEXT, page)):
-        raise BadValue(
-            f"console.listen = {page}: other hosts reach this address, and passwords would come without TLS: must be"
-            " loopback, reached by `ssh -L` or a proxy with TLS; or set security.allow_insecure = true"
-        )
+    what_would_leak = {"console": "passwords would come", "metrics": "names of topics and groups would go"}
+    for table, what in what_would_leak.items():
+        page = str(config.value(f"{table}.listen"))
+        if page and not config.security.allow_insecure and not is_loopback(Listener(table, PLAINTEXT, page)):
+            raise BadValue(
+                f"{table}.listen = {page}: other hosts reach this address, and {what} without TLS: must be"
+                " loopback, reached by `ssh -L` or a proxy with TLS; or set security.allow_insecure = true"
+            )
+    try:
+        parse_networks(config.console.proxies)
+    except ValueError as error:
+        raise BadValue(f"console.proxies = {config.console.proxies}: {error}") from None

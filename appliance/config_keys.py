@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from .addresses import parse_addresses, parse_listeners
 from .errors import BadValue
+from .owners import acting_as_owner
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 PROTOCOLS = ("native", "kafka")
@@ -82,6 +83,11 @@ def _check_listeners(table: str, text: str, attribute: str) -> None:
         return
     if len({one.security for one in listeners}) < len(listeners) or any(one.unix for one in listeners):
         raise ValueError("must be one address for each protocol: clients get only one")
+
+
+def text_of(value: Scalar) -> str:
+    """A value as text that :meth:`Key.parse` takes."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _parse_bool(value: object) -> bool:
@@ -162,21 +168,40 @@ def read_toml(path: Path) -> dict[str, object]:
         OSError: it cannot be read.
     """
     try:
-        text = path.read_text()
+        with acting_as_owner(path):
+            text = path.read_text()
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise BadValue(f"{path}: not TOML: {error}{_line_of(error, text)}") from None
+        raise BadValue(f"{path}: {_explained(error, text)}") from None
     except UnicodeDecodeError as error:
         raise BadValue(f"{path}: not UTF-8 text: byte {error.start}") from None
 
 
-def _line_of(error: tomllib.TOMLDecodeError, text: str) -> str:
-    """The line that an error is about, for the end of its message; empty if that is the end of the file."""
-    found = re.search(r"\(at line (\d+),", str(error))
+def _explained(error: tomllib.TOMLDecodeError, text: str) -> str:
+    """What is wrong with a text that is not TOML, and in which line, if that is not its end."""
+    said = re.sub(r"\('([^)]*?)',?\)", lambda names: "[" + names[1].replace("', '", ".") + "]", str(error))
+    found = re.search(r"\(at line (\d+),", said)
     if not found:
-        return ""
-    line = text.split("\n")[int(found[1]) - 1]  # TOML knows no other ends of lines
-    return f": {line.strip()[:LINE_SHOWN_MAX]!r}"
+        return f"not TOML: {said}"
+    lines = [line.strip() for line in text.split("\n")]  # TOML knows no other ends of lines
+    number = int(found[1])
+    line, before = lines[number - 1], lines[: number - 1]
+    if "twice" in said and (heading := _heading(line)) in map(_heading, before):
+        at = 1 + list(map(_heading, before)).index(heading)
+        return f"line {number}: {heading} is in line {at} already: move its keys to there, and delete line {number}"
+    key = line.partition("=")[0].strip()
+    for at in range(len(before), 0, -1):
+        if _heading(before[at - 1]) or "overwrite" not in said:
+            break
+        if before[at - 1].partition("=")[0].strip() == key:
+            return f"line {number}: {key} has a value in line {at} already: delete one of them"
+    return f"not TOML: {said}: {line[:LINE_SHOWN_MAX]!r}"
+
+
+def _heading(line: str) -> str:
+    """``[table]`` without blanks and comment, if the line is one."""
+    found = re.match(r"(\[[^\[\]#]+\])\s*(#|$)", line)
+    return "".join(found[1].split()) if found else ""
 
 
 def _flatten(value: object, prefix: str = "") -> Iterator[tuple[str, object]]:

@@ -20,6 +20,10 @@ class Disk(Struct, frozen=True):
         int, Meta(ge=0, description="with less than this free on the disk, `status` and journal warn; 0 = off")
     ] = 2 * _GIB
     check_ms: Annotated[int, Meta(ge=100, description="how often retention is enforced")] = 30_000
+    clock_jump_hold_ms: Annotated[
+        int,
+        Meta(ge=0, description="how long a jump of the clock must last before anything is deleted by it; 0 = at once"),
+    ] = _DAY_MS
 
 
 class Scrub(Struct, frozen=True):

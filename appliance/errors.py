@@ -15,7 +15,9 @@
     │   ├── InvalidPartitions
     │   ├── InvalidSetting
     │   ├── OutOfOrderSequence
+    │   ├── DuplicateSequence
     │   ├── StaleProducerEpoch
+    │   ├── InvalidRecord
     │   ├── OffsetsFull
     │   ├── UnknownGroup
     │   ├── UnknownUser
@@ -45,11 +47,14 @@
     │   ├── OutOfResources
     │   └── DiskFull
     ├── StorageFault           the data on the disk cannot be trusted: take the partition offline
-    │   └── CorruptLog
+    │   ├── CorruptLog
+    │   │   └── SegmentMissing
+    │   └── UnreadableLog
     ├── ConfigFault            a person must change a file or an argument: name it and the change
     │   ├── UnknownKey
     │   ├── BadValue
     │   ├── NoDirectory
+    │   ├── OthersDirectory
     │   ├── AddressInUse
     │   └── AlreadyRunning
     └── ClientBroken           a client failed, its ``__cause__`` is the reason: make another one
@@ -138,8 +143,20 @@ class OutOfOrderSequence(ClientFault):
     code = 45
 
 
+class DuplicateSequence(ClientFault):
+    """The producer's batch is in the log, at an offset that is not known any more.  Only native clients get it."""
+
+    code = 46
+
+
 class StaleProducerEpoch(ClientFault):
     code = 47
+
+
+class InvalidRecord(ClientFault):
+    """A batch with a right checksum that no client could read.  Sent again it would be refused again."""
+
+    code = 87
 
 
 class OffsetsFull(ClientFault):
@@ -317,9 +334,29 @@ def _free(where: str | os.PathLike[str]) -> str:
 
 
 class CorruptLog(StorageFault):
+    """The bytes of a log at a position of a file are no whole batches."""
+
     def __init__(self, path: str, position: int, reason: str) -> None:
         super().__init__(f"{path}:{position}: {reason}")
         self.path, self.position, self.reason = path, position, reason
+
+
+class SegmentMissing(CorruptLog):
+    """There is no file for a segment that retention has not removed."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, 0, "the segment file is missing")
+
+
+class UnreadableLog(StorageFault):
+    """The system refuses to read a file of a log, from a position on: what the bytes are is not known.
+
+    Never a reason to truncate: they may be whole.
+    """
+
+    def __init__(self, path: str, position: int, error: OSError) -> None:
+        self.path, self.position, self.reason = path, position, f"cannot be read: {error.strerror}"
+        super().__init__(f"{path}:{position}: {self.reason}")
 
 
 class ConfigFault(ApplianceError):
@@ -336,6 +373,12 @@ class NoDirectory(ConfigFault):
     """A named directory is missing, or is not of the expected kind."""
 
     exit_status = 66
+
+
+class OthersDirectory(ConfigFault):
+    """Root would work in a directory of another user, who could exchange its files meanwhile."""
+
+    exit_status = 77  # EX_NOPERM
 
 
 class AddressInUse(ConfigFault):
@@ -382,14 +425,21 @@ def _classes(cls: type[ApplianceError] = ApplianceError) -> Iterator[type[Applia
 
 _BY_NAME = {cls.__name__: cls for cls in _classes()}
 _BY_CODE = {
-    cls.code: cls for cls in reversed(_BY_NAME.values()) if cls not in (StorageFault, CorruptLog, OutOfResources)
+    cls.code: cls
+    for cls in reversed(_BY_NAME.values())
+    if cls is not OutOfResources and not issubclass(cls, StorageFault)
 }
+
+
+def branch_codes(branch: type[ApplianceError]) -> frozenset[int]:
+    """The codes of all errors of a branch."""
+    return frozenset(cls.code for cls in _classes(branch) if cls.code > 0)
 
 
 def named(name: str, message: str) -> ApplianceError:
     """Make an exception from the name of its class, which another process of the appliance has sent."""
     cls = _BY_NAME[name]
-    if "__init__" in vars(cls):  # its constructor takes more than the message: use its base class
+    while "__init__" in vars(cls):  # its constructor takes more than the message: use its base class
         cls = cls.__mro__[1]
     return cls(message)
 
@@ -420,7 +470,9 @@ WORDS: dict[int, str] = {
     InvalidSetting.code: "the setting is not valid",
     InvalidRequest.code: "the request is not valid",
     OutOfOrderSequence.code: "a batch of the producer is missing before this one",
+    DuplicateSequence.code: "the batch is in the log already",
     StaleProducerEpoch.code: "a newer producer has this producer id",
+    InvalidRecord.code: "a batch cannot be read: its records contradict its header, or cannot be unpacked",
     StorageFault.code: "the partition is offline or its disk is full: `appliance status` says which, and why",
     UnknownGroup.code: "there is no such group",
     UnknownUser.code: "there is no such user",

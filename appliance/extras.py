@@ -1,11 +1,25 @@
-"""Says how the packages of an extra (a group of optional packages in pyproject.toml) are installed.
+"""What is beside the package: how the packages of an extra (a group of optional packages in pyproject.toml) are
+installed, and where this installation has its pages.
 
 The appliance is on no public package index, so its name alone is nothing that pip could find.
 """
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+from typing import Final
+
+PAGES: Final = Path("share/doc/appliance")
+"""Where a wheel has the pages, below its prefix, and Debian's package below /usr: laid out as in a checkout."""
+
 
 def install(extra: str) -> str:
     """What to type, as a part of a message: ``spark`` is installed from a checkout or from a wheel."""
     return f"`pip install '.[{extra}]'` in a checkout, or `pip install 'WHEEL[{extra}]'` with the file of a wheel"
+
+
+def page(name: str) -> str:
+    """Where this installation has a page, such as ``systemd/README.md``: in a checkout, with pip, or as a package."""
+    places = (Path(__file__).parent.parent, Path(sys.prefix) / PAGES, Path("/usr") / PAGES)
+    return str(next((place / name for place in places if (place / name).exists()), name))

@@ -16,6 +16,13 @@ from typing import Final, NamedTuple
 TEXT_CHARACTERS_MAX: Final = 1000
 INT_MAX, LONG_MAX = (1 << 31) - 1, (1 << 63) - 1
 
+OURS: Final = frozenset({"flush.bytes", "message.validate"})
+"""Settings of topics that Kafka does not have.  Kafka's tools see them only if they ask for them by name: they copy all
+others to a Kafka, which refuses names that it does not know.  What is not shown is not taken back by AlterConfigs.
+"""
+KAFKAS_WORD: Final[dict[tuple[str, str | None], str | None]] = {("flush.messages", "0"): str(LONG_MAX)}
+"""Values that Kafka says otherwise: it refuses a flush after 0 messages, which is never here."""
+
 
 class Kind(IntEnum):
     """Kafka's numbers for the type of a setting (``ConfigDef.Type``, as DescribeConfigs carries it)."""

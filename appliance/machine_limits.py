@@ -7,7 +7,9 @@
     open files     of the whole machine (fs.file-max)                    files            files
     disk           of the file system that has the data                  bytes            bytes
     /dev/shm       shared memory: segment tables and arenas              bytes            bytes
+    maps           of one process (vm.max_map_count)                     maps             maps
     network.connections_max, of one network worker                       connections      connections
+    writer.count_max                                                     processes        processes
 
 A value that cannot be found out is None.
 """
@@ -17,8 +19,8 @@ from __future__ import annotations
 import errno
 import os
 import resource
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 
 from .errors import DiskFull
@@ -30,7 +32,9 @@ OPEN_FILES: Final = "open files"
 DISK: Final = "disk"
 DISK_WARN: Final = "disk.free_bytes_warn"
 SHARED_MEMORY: Final = "/dev/shm"
+MAPS: Final = "maps"
 CONNECTIONS_MAX: Final = "network.connections_max"
+WRITERS_MAX: Final = "writer.count_max"
 PER_ADDRESS_MAX: Final = "network.connections_per_address_max"
 PER_USER_MAX: Final = "network.connections_per_user_max"
 
@@ -50,8 +54,16 @@ ADVICE: Final = {
     DISK: "make room, or keep less: `appliance topics alter NAME --setting retention.bytes=10GiB`",
     DISK_WARN: "make room in time, or keep less: `appliance topics alter NAME --setting retention.bytes=10GiB`",
     SHARED_MEMORY: "enlarge it, or lower network.arena_bytes or network.workers, or delete topics",
+    MAPS: "raise it: `sysctl -w vm.max_map_count=262144`",
     CONNECTIONS_MAX: "raise it, or network.workers",
+    WRITERS_MAX: "raise it if there is memory for that, or write to fewer partitions at a time",
 }
+CACHE_SHARE: Final = 8
+"""A cache of open files has at most this part of the descriptors that are granted."""
+DESCRIPTORS_KEPT: Final = 128
+"""Descriptors of a worker that are neither for connections nor for files, about."""
+MAPS_KEPT: Final = 2_000
+"""Maps that a process has beside those of partitions: code, libraries, heaps, stacks."""
 
 
 class Measure(NamedTuple):
@@ -78,6 +90,51 @@ def limit_of(error: BaseException | None) -> str:
     return ""
 
 
+def descriptors_granted() -> int:
+    """How many descriptors this process, and each that it forks, may have."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def open_files_max(most: int) -> int:
+    """How many files a cache may keep open: ``most``, or fewer where few descriptors are granted."""
+    return max(2, min(most, descriptors_granted() // CACHE_SHARE))
+
+
+def connections_granted() -> int:
+    """About how many connections a worker has descriptors for (:mod:`appliance.processes.network.accepting`)."""
+    granted = descriptors_granted()
+    return max(1, granted - min(DESCRIPTORS_KEPT, granted // 4) - granted // CACHE_SHARE)
+
+
+def descriptors_of(pid: int) -> Measure:
+    """What a process of this user may have, and has; unknown when it is gone, or another user's."""
+    try:
+        return Measure(resource.prlimit(pid, resource.RLIMIT_NOFILE)[0], _used_descriptors(pid))
+    except OSError:
+        return Measure(None, None)
+
+
+def memory_bytes() -> int:
+    """Memory that the service may use: that of its control group, of one above it, or of the machine."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([total, *_group_values("memory.max")])
+
+
+def partitions_mappable() -> int | None:
+    """How many partitions a process can map the tables of; None: not known."""
+    try:
+        return max(0, _maps_granted() - MAPS_KEPT)
+    except OSError:
+        return None
+
+
+def limit_of_map(error: OSError) -> str:
+    """The limit that kept a process from mapping something."""
+    maps = _maps()
+    near = maps.value is not None and maps.in_use is not None and maps.in_use >= maps.value - 1
+    return MAPS if error.errno == errno.ENOMEM and near else limit_of(error) or MEMORY
+
+
 def measure(limit: str, data_dir: Path) -> Measure:
     """What a limit is at the moment, for this process where it is one of each process."""
     look = _LOOKS.get(limit)
@@ -90,8 +147,22 @@ def measure(limit: str, data_dir: Path) -> Measure:
 
 
 def _descriptors() -> Measure:
-    used = sum(1 for _ in Path("/proc/self/fd").iterdir())
-    return Measure(resource.getrlimit(resource.RLIMIT_NOFILE)[0], used)
+    return Measure(descriptors_granted(), _used_descriptors(os.getpid()))
+
+
+def _used_descriptors(pid: int) -> int:
+    """The one that it takes to look is not counted."""
+    with os.scandir(f"/proc/{pid}/fd") as found:
+        return sum(1 for _ in found) - (pid == os.getpid())
+
+
+def _maps() -> Measure:
+    with Path("/proc/self/maps").open() as lines:
+        return Measure(_maps_granted(), sum(1 for _ in lines))
+
+
+def _maps_granted() -> int:
+    return int(Path("/proc/sys/vm/max_map_count").read_text())
 
 
 def _processes() -> Measure:
@@ -126,15 +197,30 @@ _LOOKS: Final[dict[str, Callable[[Path], Measure]]] = {
     OPEN_FILES: lambda _: _open_files(),
     DISK: _bytes_of,
     SHARED_MEMORY: lambda _: _bytes_of(Path(SHARED_MEMORY)),
+    MAPS: lambda _: _maps(),
 }
 """What measures each limit of the machine; it is given the data directory."""
 
 
 def _group(name: str) -> int | None:
     """A number of this process's control group; None where it has none, or no limit."""
-    try:
-        path = Path("/proc/self/cgroup").read_text().splitlines()[-1].rpartition(":")[2]
-        text = Path(f"/sys/fs/cgroup{path}/{name}").read_text().strip()
-    except (OSError, IndexError):
-        return None
+    text = next(_group_texts(name), "")
     return int(text) if text.isdecimal() else None
+
+
+def _group_values(name: str) -> list[int]:
+    """A number of this process's control group and of all above it, where they have one."""
+    return [int(text) for text in _group_texts(name) if text.isdecimal()]
+
+
+def _group_texts(name: str) -> Iterator[str]:
+    """A file of this process's control group, then those of the groups above it."""
+    try:
+        path = PurePosixPath(Path("/proc/self/cgroup").read_text().splitlines()[-1].rpartition(":")[2])
+    except (OSError, IndexError):
+        return
+    for group in (path, *path.parents):
+        try:
+            yield Path(f"/sys/fs/cgroup{group}", name).read_text().strip()
+        except OSError:
+            yield ""

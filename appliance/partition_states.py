@@ -11,8 +11,13 @@ DAMAGED: Final = "damaged"
 """Shown instead of the state while some offsets of the partition are not served."""
 
 
+def damage_rows(ranges: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
+    """The damaged ranges of a partition as objects: see ``status.py``."""
+    return [dict(zip(("start", "stop", "file", "position", "reason"), one, strict=True)) for one in ranges]
+
+
 def damage_text(ranges: Sequence[Sequence[Any]]) -> str:
-    """What is known of the damaged ranges of a partition (:class:`.log.scrub.DamagedRange`), of which one exists."""
+    """What is known of the damaged ranges of a partition, of which one exists: start, stop, file, position, reason."""
     (start, stop, file, position, reason), more = ranges[0], len(ranges) - 1
     text = f"{file}:{position}: {reason}: the offsets {start} to {stop} are not served"
     return f"{text}, and {more} more" if more else text

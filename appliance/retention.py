@@ -12,7 +12,8 @@ Three rules, in this order, each delete whole segments from the old end:
 If that is not enough, large active segments are rolled.  The next run can delete them and keep the newest messages.
 
 Sizes: ``bytes`` is the segment's part of the log, ``disk_bytes`` the space of its file (less if the file is sparse).  A
-segment's time is its file's modification time in ms: a sealed segment is never written again.
+segment's time is its file's modification time in ms, since a sealed segment is never written again; later, if the clock
+was behind then (``processes/coordinator/trusted_clock.py``, which also gives the time).
 """
 
 from __future__ import annotations
@@ -44,8 +45,11 @@ class PartitionUse(NamedTuple):
     retention_bytes: int
 
 
+REASONS: Final = ("age", "size", "room")
+
+
 class Deletion(NamedTuple):
-    """A deletion before ``offset``, where a segment starts or the log ends; ``reason``: age, size or room."""
+    """A deletion before ``offset``, where a segment starts or the log ends; ``reason``: one of REASONS."""
 
     topic: str
     partition: int
@@ -129,6 +133,19 @@ def _aged(use: PartitionUse, now_ms: int) -> int:
             break
         count += 1
     return count
+
+
+def aged_bytes(uses: Iterable[PartitionUse], now_ms: int) -> int:
+    """Bytes of the logs that are too old at this time."""
+    return sum(segment.bytes for use in uses for segment in use.segments[: _aged(use, now_ms)])
+
+
+def lost_bytes(committed: int | None, start: int) -> int:
+    """What a log that starts at this offset has lost before the group that committed the other one has read it.
+
+    It needs no memory of what was removed, and stays until the group commits an offset beyond.
+    """
+    return max(0, start - committed) if committed is not None and committed >= 0 else 0
 
 
 def _oversized(use: PartitionUse) -> int:

@@ -17,7 +17,11 @@ status needs no listener, no ZooKeeper and no free worker.  The object that :fun
      "restarts": {"network": 1}, "hangs": {"writer": 1},      by role; hangs: those that were killed because they hung
      "reload": {"count", "error", "changed", "needs_restart"},  of the last one; rows of [key, value before, after]
      "disk": {"bytes_max", "free_bytes_min"},     of the configuration
+     "clock": {"jump_ms", "believed", "kept_bytes"},       of a jump of the clock that is not believed; null without one
+     "retention": {"age": 0, "size": 0, "room": 0},  bytes that it has removed, by reason, since the coordinator's start
      "limits": [{"limit", "process", "value", "in_use", "since", "advice"}],         limits reached now
+     "low": [{"limit", "value", "allows", "advice"}],     of the machine, below what the configuration allows
+     "strays": ["web-0"],                         directories of partitions that belong to no topic
      "removals": [{"topic", "partitions", "whole"}],     deletions in progress; not whole: the topic stays
      "partitions": [{"topic", "partition", "start", "end", "bytes", "messages", "state", "reason"?,
                      "damaged"?: [{"start", "stop", "file", "position", "reason"}]}]}      offsets that are not served
@@ -25,7 +29,8 @@ status needs no listener, no ZooKeeper and no free worker.  The object that :fun
 ``start`` and ``end`` are offsets, so ``bytes`` is their difference.  ``messages`` is null when counting would need to
 read the log: the partition was not stopped cleanly and is not served.  ``limits``: :mod:`appliance.machine_limits` has
 names and units; ``process`` is empty for limits of the whole machine or service; unknown values of ``value``,
-``in_use`` and ``since`` are null.
+``in_use`` and ``since`` are null.  ``clock``: by how much it has jumped, when that is believed (seconds since 1970, by
+this clock), and the bytes of logs that are old only by it.
 """
 
 from __future__ import annotations
@@ -40,7 +45,7 @@ from .catalog import Catalog
 from .errors import NoDirectory, WriterGone
 from .log import FileCache, LogReader, peek
 from .machine_limits import ADVICE, DISK, measure
-from .partition_states import DAMAGED, DISK_FULL, OFFLINE, STATE_NAMES, damage_text
+from .partition_states import DAMAGED, DISK_FULL, OFFLINE, STATE_NAMES, damage_rows, damage_text
 from .shared import memory
 from .shared.table import SegmentTable, TableSnapshot
 
@@ -58,7 +63,11 @@ NOTHING: dict[str, Any] = {
     "processes": [],
     "refused": [],
     "limits": [],
+    "clock": None,
+    "retention": {},
+    "low": [],
     "refusals": {},
+    "strays": [],
     "version": None,
     "started": None,
 }
@@ -135,9 +144,8 @@ def collect(data_dir: Path) -> dict[str, Any]:
 
 
 def damage(ranges: list[list[Any]]) -> dict[str, Any]:
-    """What the row of a partition says about damaged ranges (:class:`.log.scrub.DamagedRange`), of which one exists."""
-    rows = [dict(zip(("start", "stop", "file", "position", "reason"), one, strict=True)) for one in ranges]
-    return {"state": DAMAGED, "reason": damage_text(ranges), "damaged": rows}
+    """What the row of a partition says about damaged ranges, of which one exists."""
+    return {"state": DAMAGED, "reason": damage_text(ranges), "damaged": damage_rows(ranges)}
 
 
 def disk_full(data_dir: Path, limits: list[dict[str, Any]], partitions: list[dict[str, Any]]) -> list[dict[str, Any]]:

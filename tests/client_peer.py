@@ -59,7 +59,9 @@ class Partition:
                 repeat = self.sequences.check(info.producer_id, info.producer_epoch, info.base_sequence, info.count)
                 if repeat is not None:
                     return repeat
-                self.sequences.record(info.producer_id, info.producer_epoch, info.base_sequence, info.count, base, end)
+                numbers = info.producer_id, info.producer_epoch, info.base_sequence, info.count
+                self.sequences.record(*numbers, base, end, info.max_timestamp)
+                self.sequences.commit()
             self.batches.append(len(self.data))
             placed = bytearray(records[at : at + info.size])
             batches.place(memoryview(placed), 0, len(self.data), info.size, info.count)

@@ -35,18 +35,19 @@ def own_log_handlers() -> Iterator[None]:
         logging.root.handlers[:], logging.root.level = handlers, level
 
 
-def run(*words: str, stdin: bytes = b"") -> Said:
-    """Exit status and streams of ``appliance <words>``."""
+def run(*words: str, stdin: bytes = b"", keep: tuple[str, ...] = ()) -> Said:
+    """Exit status and streams of ``appliance <words>``; without the variables of the environment that name an
+    appliance, but for those to ``keep``."""
     out, err = io.TextIOWrapper(io.BytesIO()), io.StringIO()
     with own_log_handlers(), pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.setattr(sys, "argv", ["appliance", *words])
         patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        patch.delenv("APPLIANCE_DATA", raising=False)
-        patch.delenv("APPLIANCE_CONNECT", raising=False)
+        for name in {"APPLIANCE_DATA", "APPLIANCE_CONNECT"} - set(keep):
+            patch.delenv(name, raising=False)
         with pytest.raises(SystemExit) as ended:
             cli.main()
     out.flush()
-    text = out.buffer.getvalue().decode()  # type: ignore[attr-defined]
+    text = out.buffer.getvalue().decode(errors="surrogateescape")  # type: ignore[attr-defined]
     return Said(int(ended.value.code or 0), text, err.getvalue())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import signal
 from collections.abc import Callable, Iterator
@@ -11,6 +12,9 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from appliance.log import Log
+
+from .derived import compare
 from .long import LONG
 from .server import Server
 from .zookeeper_fixture import ensemble, standalone
@@ -45,6 +49,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.xdist_group("spark" if session else str(item.path.relative_to(HERE))))
 
 
+def pytest_collection_finish() -> None:
+    """What is there before the first test stays: tests that collect garbage would look through all of it each time."""
+    gc.collect()
+    gc.freeze()
+
+
 class Failures:
     """Shows failures as they come: a run that somebody ends, or that hangs, shows no summary."""
 
@@ -64,6 +74,22 @@ def pytest_configure(config: pytest.Config) -> None:
     terminal = config.pluginmanager.get_plugin("terminalreporter")
     if terminal is not None and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Failures(terminal))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def logs_are_compared_at_each_close() -> Iterator[None]:
+    """Whatever a test has done to a log: when it is closed in order, what was derived of it is what its files give."""
+    close = Log.close
+
+    def compared(log: Log, clean: bool = True) -> None:
+        close(log, clean)
+        if clean:
+            differences = compare(log.path)
+            assert not differences, f"derived otherwise than recovered: {differences}"
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Log, "close", compared)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,6 @@ from appliance.partition_states import ONLINE
 from appliance.processes.coordinator.live_brokers import LiveBrokers
 from appliance.processes.coordinator.measuring import Measurements
 from appliance.processes.coordinator.partitions import Partitions
-from appliance.processes.coordinator.producer_ids import ProducerIds
 from appliance.processes.coordinator.registered_groups import RegisteredGroups
 from appliance.processes.coordinator.security_registry import SecurityRegistry
 from appliance.processes.coordinator.this_broker import ThisBroker
@@ -85,10 +84,7 @@ class Bench:
         sync = TopicSync(0, steps, self.partitions, registry, self.spawn, clock_ms)
         self.topics = Topics(config, steps, self.partitions, registry, sync.synchronise_one)
         self.security = SecurityRegistry(data_dir, registry, self.spawn)
-        ids = ProducerIds(data_dir, 0, lambda below: 0)
-        self.broker = ThisBroker(
-            config, data_dir, self.brokers, self.topics, self.partitions, registry, self.security, ids
-        )
+        self.broker = ThisBroker(config, data_dir, self.brokers, self.topics, self.partitions, registry, self.security)
         self.groups = RegisteredGroups(
             registry, self.brokers, self.broker.topics, self.spawn, clock_ms, offsets_max=config.committed_max
         )

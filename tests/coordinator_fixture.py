@@ -50,6 +50,7 @@ class Rig:
         self.cuts: list[tuple[str, int, int]] = []
         self.rolls: list[tuple[str, int]] = []
         self.zookeeper: dict[str, str] = {}
+        self.shown: dict[str, Any] = {}
         self.refusals: dict[tuple[str, int], tuple[str, str]] = {}
         self.silent = False  # a supervisor that has stopped answering
         self._names: dict[tuple[str, int], str] = {}
@@ -136,7 +137,7 @@ class Rig:
         match message:
             case ["create", token, rows]:
                 results = []
-                for topic, partition, topic_id, settings in rows:
+                for topic, partition, topic_id, settings, _new in rows:
                     error, text = self.refusals.get((topic, partition), ("", ""))
                     self.ids.add(topic_id)
                     if not error and (topic, partition) not in self.tables:
@@ -161,6 +162,8 @@ class Rig:
                 self.rolls.append((topic, partition))
             case ["zookeeper", state]:
                 self.zookeeper = state
+            case ["shown", key, value]:
+                self.shown[key] = value
             case ["published"]:
                 pass
             case _:

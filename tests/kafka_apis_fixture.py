@@ -21,7 +21,7 @@ from appliance.errors import (
 from appliance.groups.group_coordinator import GroupCoordinator
 from appliance.groups.messages import Limits
 from appliance.groups.store import Commit, RegisteredGroup, RegisteredMember
-from appliance.kafka_apis.appliance import Extent
+from appliance.kafka_apis.appliance import Extent, Producer
 from appliance.kafka_apis.handlers import KafkaApis
 from appliance.names import TopicPartition, check_topic
 from appliance.security.authorizer import Authorizer
@@ -61,7 +61,7 @@ class FakeCluster:
         self.revision = 0
         self.authorizes = False
         self.security = SecurityState()
-        self._producer_ids = count(100)
+        self.known_producers: dict[tuple[str, int], list[Producer]] = {}
 
     def add(self, name: str, partitions: int = 1, **settings: str) -> None:
         own = {key.replace("_", "."): value for key, value in settings.items()}
@@ -83,9 +83,9 @@ class FakeCluster:
     def disk_space(self) -> tuple[int, int]:
         return 1_000_000, 400_000
 
-    def producer_id(self) -> int:
-        self._reach()
-        return next(self._producer_ids)
+    async def producers(self, topic: str, partition: int) -> Sequence[Producer]:
+        self.extent(topic, partition)
+        return self.known_producers.get((topic, partition), [])
 
     def topics(self) -> Mapping[str, Topic]:
         return self.all

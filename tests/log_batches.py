@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
+
+from crc32c import crc32c
 
 from appliance.config import TopicSettings
 from appliance.log import Log
 from appliance.log.files import File
-from appliance.records.batch import BatchInfo, check, place
+from appliance.records.batch import ATTRIBUTES_AT, CRC_AT, MAX_TIMESTAMP_AT, BatchInfo, check, place
 from appliance.records.encode import encode_values
 from appliance.wire.requests import FileRange
 
@@ -71,3 +74,24 @@ def log_range(found: FileRange) -> tuple[int, int]:
 def contents(path: Path) -> bytes:
     """All bytes of the segment files, one after the other."""
     return b"".join(file.read_bytes() for file in sorted(path.glob("*.log")))
+
+
+def labelled(raw: bytes, *, largest: int | None = None, attributes: int = 0) -> bytes:
+    """A batch whose header says another largest timestamp, or more attributes, with a right checksum."""
+    changed = bytearray(raw)
+    if largest is not None:
+        changed[MAX_TIMESTAMP_AT : MAX_TIMESTAMP_AT + 8] = largest.to_bytes(8, "big", signed=True)
+    flags = int.from_bytes(changed[ATTRIBUTES_AT : ATTRIBUTES_AT + 2], "big") | attributes
+    changed[ATTRIBUTES_AT : ATTRIBUTES_AT + 2] = flags.to_bytes(2, "big")
+    changed[CRC_AT:ATTRIBUTES_AT] = crc32c(changed[ATTRIBUTES_AT:]).to_bytes(4, "big")
+    return bytes(changed)
+
+
+class Arena:
+    """A worker that has received produce requests."""
+
+    def __init__(self, size: int = 1 << 20) -> None:
+        self.arena = memoryview(bytearray(size))
+
+    def answer(self, answers: Any) -> None:
+        raise AssertionError("whoever asks the appender reads the answers itself")

@@ -5,6 +5,8 @@ POSIX promises, and no more:
 
 * Of a file, each sector of 512 bytes, and its length, is as it was after any of the calls since the last ``fdatasync``
   or ``fsync`` of it; bytes that were never written are zeros.  So writes are dropped, torn and reordered.
+* A sync that fails leaves the sectors that it should have written in memory, and says nothing of them any more: the
+  next one succeeds, and they are on the disk only if they were written again (:meth:`Disk.fail_sync`).
 * Of a directory, any of the calls since its last ``fsync`` have happened, in their order: a name that was made is
   there or not, a rename has happened wholly or not at all, a file that was unlinked is back or not.
 * A mapped file (the recovery point) is written back at any time: whatever it held at one of the calls.
@@ -36,12 +38,36 @@ Tree = dict[str, "bytes | Tree"]
 
 @dataclass
 class FileNode:
-    """``versions``: what is durable, then what it was after each call since."""
+    """``versions``: what is durable, then what it was after each call since.
+
+    ``forgotten``: sectors that no sync will write, unless they are written again.
+    """
 
     versions: list[bytes]
+    forgotten: set[int] = field(default_factory=set)
 
     def copy(self) -> FileNode:
-        return FileNode(list(self.versions))
+        return FileNode(list(self.versions), set(self.forgotten))
+
+    def synced(self) -> None:
+        """The disk has what a sync has written; of forgotten sectors what it had before."""
+        durable, now = self.versions[0], self.versions[-1]
+        written = bytearray(now)
+        for sector in self.forgotten:
+            at = sector * SECTOR_BYTES
+            here = slice(at, min(at + SECTOR_BYTES, len(now)))
+            written[here] = durable[here].ljust(len(now[here]), b"\0")
+        self.versions = [bytes(written)] if written == now else [bytes(written), now]
+
+    def fail_sync(self) -> None:
+        durable, now = self.versions[0], self.versions[-1]
+        for at in range(0, len(now), SECTOR_BYTES):
+            here = slice(at, at + SECTOR_BYTES)
+            if now[here] != durable[here]:
+                self.forgotten.add(at // SECTOR_BYTES)
+
+    def written(self, position: int, size: int) -> None:
+        self.forgotten -= set(range(position // SECTOR_BYTES, -(-(position + size) // SECTOR_BYTES)))
 
     def axes(self) -> list[list[bytes | int]]:
         """What may be chosen independently: the length, then each sector."""
@@ -177,6 +203,18 @@ class Disk:
             os.close(fd)
         self._pins.clear()
 
+    def settle(self) -> None:
+        """All that is there now is durable: somebody has changed and synced files without us."""
+        self.close()
+        self.__init__(self.root, self.observe)  # type: ignore[misc]
+
+    def fail_sync(self, fd: int) -> None:
+        """A sync of the file reports an error."""
+        node = self._nodes[self._number(fd)]
+        if isinstance(node, FileNode):
+            self._changed(self._number(fd))
+            node.fail_sync()
+
     def image(self) -> Image:
         self._look_at_mapped()
         return Image({number: node.copy() for number, node in self._nodes.items()})
@@ -252,16 +290,23 @@ class Disk:
         return fd
 
     def _writev(self, fd: int, views: Sequence[memoryview]) -> int:
+        position = os.fstat(fd).st_size
         written = os.write(fd, b"".join(views)[: self._allowance(sum(map(len, views)))])
-        self._changed(self._number(fd))
+        self._written(fd, position, written)
         self._done()
         return written
 
     def _pwrite(self, fd: int, data: bytes | memoryview, position: int) -> int:
         written = os.pwrite(fd, memoryview(data)[: self._allowance(len(data))], position)
-        self._changed(self._number(fd))
+        self._written(fd, position, written)
         self._done()
         return written
+
+    def _written(self, fd: int, position: int, size: int) -> None:
+        node = self._nodes[self._number(fd)]
+        assert isinstance(node, FileNode)
+        node.written(position, size)
+        self._changed(self._number(fd))
 
     def _ftruncate(self, fd: int, size: int) -> None:
         os.ftruncate(fd, size)
@@ -281,7 +326,7 @@ class Disk:
         node = self._nodes[number]
         if isinstance(node, FileNode):
             self._changed(number)
-            del node.versions[:-1]
+            node.synced()
         else:
             node.durable, node.pending = node.now, []
         self._done()

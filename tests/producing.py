@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from appliance.config import TopicSettings
-from appliance.errors import DiskFull, OutOfOrderSequence
+from appliance.errors import DiskFull, DuplicateSequence, OutOfOrderSequence
 from appliance.log import Log
 from appliance.log.files import System
 from appliance.processes.writer.delete_before import delete_before
@@ -112,7 +112,7 @@ class Partition:
         info: BatchInfo = check(view, 0, len(view), 1 << 24)
         assert sequences.check(producer, 0, sequence, count) is None
         start, end = log.end_offset, log.end_offset + info.size
-        sequences.record(producer, 0, sequence, count, end - count, end)
+        sequences.record(producer, 0, sequence, count, end - count, end, info.max_timestamp)
         place(view, 0, start, info.size, count)
         sent = Sent(producer, sequence, count, start, bytes(view))
         self.promises.other.append(sent)  # it may be on the disk as soon as it is written, or tried to
@@ -164,15 +164,15 @@ def check_promises(promises: Promises, reopened: Partition) -> None:
 
 
 def _check_producers(promises: Promises, reopened: Partition, there: set[tuple[int, int]]) -> None:
-    log, sequences = reopened.log, reopened.producers.sequences
+    log = reopened.log
     removed = {(batch.producer, batch.sequence) for batch in promises.batches if batch.end <= log.bases[0]}
     every = promises.batches + promises.other
     for batch in every:
         try:
-            repeat = sequences.check(batch.producer, 0, batch.sequence, batch.count)
+            known = _is_known(reopened, batch.producer, batch.sequence, batch.count)
         except OutOfOrderSequence:
             continue
-        if repeat is not None:
+        if known:
             assert (batch.producer, batch.sequence) in there | removed, f"never written, but a repeat: {batch}"
     for producer in {batch.producer for batch in every}:
         acknowledged = [b for b in promises.batches if b.producer == producer and b.end <= promises.flushed]
@@ -181,6 +181,14 @@ def _check_producers(promises: Promises, reopened: Partition, there: set[tuple[i
             last = acknowledged[-1]
             sequence = last.sequence + last.count
             if not promises.lacked_room:  # its answer may have got lost, so it may come again
-                assert sequences.check(producer, 0, last.sequence, last.count) is not None, "forgotten"
-        repeat = sequences.check(producer, 0, sequence, count_of(producer, sequence))  # raises: a live one is refused
-        assert repeat is None or (producer, sequence) in there
+                assert _is_known(reopened, producer, last.sequence, last.count), "forgotten"
+        known = _is_known(reopened, producer, sequence, count_of(producer, sequence))  # raises: a live one is refused
+        assert not known or (producer, sequence) in there
+
+
+def _is_known(reopened: Partition, producer: int, sequence: int, count: int) -> bool:
+    """Whether a batch is taken for a repeat; a producer with many in flight is told so by DuplicateSequence."""
+    try:
+        return reopened.producers.sequences.check(producer, 0, sequence, count) is not None
+    except DuplicateSequence:
+        return True

@@ -15,11 +15,13 @@ from typing import Any
 import msgspec
 
 from appliance.bench.local_appliance import LocalAppliance, NotServing
+from appliance.log.tools import is_partition
 from appliance.processes.supervisor.liveness import state_of
 from appliance.shared import memory
 from appliance.zookeeper.kazoo_link import kazoo_client
 from appliance.zookeeper.login import LOCAL_USER, SECRET_FILE, Login
 
+from .derived import compare
 from .zookeeper_fixture import QUICK_JAVA
 
 __all__ = ["NotServing", "Server", "runs", "stopped", "wait_for"]
@@ -76,6 +78,16 @@ class Server(LocalAppliance):
         if pid not in {row["pid"] for row in self.state["processes"]}:
             raise ProcessLookupError(f"process {pid} is not, or no longer, one of this appliance")
         os.kill(pid, number)
+
+    def stop(self) -> int:
+        """As of any appliance; and what it had derived of its logs is what their files give."""
+        status = super().stop()
+        if status == 0:
+            for directory in self.data_dir.iterdir():
+                if directory.is_dir() and is_partition(directory):
+                    differences = compare(directory)
+                    assert not differences, f"derived otherwise than recovered: {differences}"
+        return status
 
     def kill_supervisor(self) -> None:
         assert self.process is not None

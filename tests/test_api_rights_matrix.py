@@ -130,8 +130,8 @@ OTHERS: dict[tuple[str, ResourceType], dict[str, Any]] = {
     },
 }
 """Another request where an API asks different rights for different resources: it needs that right alone."""
-NEVER_GRANTED = {("FindCoordinator", ResourceType.TRANSACTIONAL_ID), ("InitProducerId", ResourceType.TRANSACTIONAL_ID)}
-"""There are no transactions: refused with the code of a missing right in any case."""
+NEVER_GRANTED = {("InitProducerId", ResourceType.TRANSACTIONAL_ID)}
+"""It needs the right to any producer id, too, since there are no transactions."""
 WITHOUT_GROUPS = {("OffsetFetch", ResourceType.TOPIC), ("OffsetDelete", ResourceType.TOPIC)}
 """This appliance has no ZooKeeper, so there are no groups to ask about topics of: see the tests of these APIs."""
 
@@ -141,6 +141,7 @@ VERBS: dict[str, dict[str, Any]] = {
     "alter_topic": {"name": TOPIC, "settings": {"retention.ms": "1000000"}, "partitions": 9},
     "delete_topic": {"name": "gone"},
     "repair": {"name": "gone", "partition": 0},
+    "report_damage": {"name": TOPIC, "partition": 0, "start": 0, "stop": 1},
     "delete_records": {"name": TOPIC, "partition": 0, "offset": 0},
     "topics": {"names": [TOPIC]},
     "init_producer": {},
@@ -154,6 +155,7 @@ VERBS: dict[str, dict[str, Any]] = {
     "put_user": {"name": "nobody", "verifiers": {"SCRAM-SHA-256": "wrong"}, "new": True},
     "delete_user": {"name": "nobody"},
     "zookeeper_login": {},
+    "accept_clock": {},
     "acls": {},
     "add_acls": {"acls": []},
     "delete_acls": {"name": "none", "dry_run": True},

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from appliance.broker.plan import PART_BYTES, PARTS_GIVEN_MAX, Lookup, fetch
+from appliance.broker.plan import PART_BYTES, PARTS_GIVEN_MAX, Lookup, fetch, offsets
 from appliance.config import TopicSettings
 from appliance.errors import StorageFault, UnknownPartition
 from appliance.log import FileCache, Log, LogReader
 from appliance.log.reader import QUESTION_BYTES, UNPACKED_BYTES_MAX
 from appliance.partition_states import ONLINE
+from appliance.records.encode import encode_batch
 from appliance.shared.table import TableSnapshot
 from appliance.wire.requests import (
     EARLIEST,
@@ -24,7 +25,7 @@ from appliance.wire.requests import (
     OffsetsResult,
 )
 
-from .log_batches import batch, filled
+from .log_batches import batch, filled, retire
 from .test_log_reader import times_batch
 
 
@@ -38,7 +39,7 @@ class Table:
         self.high_watermark = self.log_end_offset = log.end_offset
 
     def snapshot(self) -> TableSnapshot:
-        return TableSnapshot(tuple(self._log.bases), self._log.bases[0], self.high_watermark)
+        return TableSnapshot(tuple(self._log.bases), self._log.start, self.high_watermark)
 
 
 class Held:
@@ -110,6 +111,31 @@ def test_a_partition_that_is_deleted_between_two_slices_is_unknown(held: Held) -
     lookup.forget(held)
     lookup.look(1 << 40)
     assert [result.error for result in lookup.results] == [0, UnknownPartition.code, UnknownPartition.code]
+
+
+@pytest.mark.parametrize("interval", [256, 1 << 20])
+def test_deleted_messages_answer_no_question_about_times(tmp_path: Path, interval: int) -> None:
+    """Goal: a time is looked up among the messages that are there, also where the log starts in a segment or batch."""
+    late = 1_000_000
+    times = [[late], [10], [20], [30], [90, 15, 40], [80], [50], [60, 70]]
+    raws = [encode_batch([(None, b"x" * 90, (), time) for time in batch_times]) for batch_times in times]
+    log = filled(tmp_path, raws, TopicSettings(index_interval_bytes=interval))
+    records = [
+        (base + number, time)
+        for (_, base, _), batch_times in zip(log.headers(0), times, strict=True)
+        for number, time in enumerate(batch_times)
+    ]
+    held = Held(log, FileCache())
+    for start in [0, *(offset + step for offset, _ in records for step in (0, 1))]:
+        retire(log, start)
+        left = [(offset, time) for offset, time in records if offset >= start]
+        for asked in range(0, 100, 5):
+            result = offsets(OffsetsPart("t", 0, asked, -1), held)
+            first = next(((offset, time) for offset, time in left if time >= asked), (-1, -1))
+            assert (result.error, result.offset, result.timestamp) == (0, *first)
+        result = offsets(OffsetsPart("t", 0, MAX_TIMESTAMP, -1), held)
+        largest = max((time for _, time in left), default=-1)
+        assert (result.offset, result.timestamp) == next((one for one in left if one[1] == largest), (-1, -1))
 
 
 def test_damaged_ranges_are_not_served_and_all_else_is(tmp_path: Path) -> None:

@@ -66,6 +66,14 @@ GROUP = {
     "members": [{"id": "m", "client": "spark", "host": "10.0.0.7"}],
     "partitions": [{"topic": "web", "partition": 0, "lag_messages": 50_000, "lag_seconds": 90.0, "owner": "m"}],
 }
+LOSER = {
+    "group": "re ports",
+    "members": [],
+    "partitions": [
+        {"topic": "web", "partition": number, "lag_messages": 0, "lag_seconds": 0.0, "lost_bytes": 1024, "owner": ""}
+        for number in range(2)
+    ],
+}
 LIMIT = {"limit": "descriptors", "process": "network 0", "value": 100, "in_use": 99, "advice": "raise LimitNOFILE="}
 LOW = {"limit": "disk.free_bytes_warn", "process": "", "value": 100, "in_use": 99, "advice": "make room"}
 NODE = {"role": "zookeeper", "pid": 11, "started": 0.0, "restarts": 0}
@@ -90,6 +98,7 @@ RANGE = {"start": 5, "stop": 9, "file": "0.log", "position": 5, "reason": "CRC32
         ({"refusals": {"certificate": 3}}, "ClientsRefused", "clients are refused: certificate", 0),
         ({"insecure": ["kafka 0.0.0.0:9092"]}, "InsecureListener", "no TLS", 0),
         ({"groups": [GROUP]}, "GroupLags", "group reports lags by 50,000 messages, 90 s", 0),
+        ({"groups": [LOSER]}, "GroupLost", "2.0 KiB of web were removed before group re ports had read them", 0),
         ({"peers": Counter({"10.0.0.9": 900, "10.0.0.1": 1})}, "Flood", "10.0.0.9 floods", 0),
         ({"room": Room(100 * GIB, GIB, 0, 0, 0)}, "DiskFillsUp", "the disk is full soon", 0),
         ({"partitions": [partition("web", end=100 << 20)]}, "DiskFillsUp", "the disk is full in 9 min", 0),
@@ -148,7 +157,12 @@ def test_doctor_finds_what_is_broken(make_appliance: Callable[..., Server]) -> N
         found = doctor(server, 75)
         assert "network hangs" in {row["what"] for row in found}
     server.stop()
-    assert "the appliance does not run" in {row["what"] for row in doctor(server, 75)}
+    found = doctor(server, 75)
+    assert "the appliance does not run" in {row["what"] for row in found}
+    for row in found:
+        page, _, part = row["page"].partition("#")
+        headings = re.findall(r"^#+ (.+)$", Path(page).read_text(), re.MULTILINE)
+        assert part in {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
     server.start()
     assert run("doctor", "--data", "/nowhere").status == 66
     assert run("doctor", "--connect", "127.0.0.1:1").status == 75

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Iterator
 
 import pytest
 
 from appliance.cli.command_tree import tree
 from appliance.cli.interactive_shell import completions
-from appliance.client import GroupConsumer
+from appliance.client import Admin, GroupConsumer
 
 from .command_line import run, succeeding
 from .server import Server, wait_for
@@ -129,3 +131,33 @@ def test_without_zookeeper_groups_are_not_possible_for_now(appliance: Server, to
     assert said.status == 75 and "zookeeper.nodes" in said.err
     said = run("groups", "list", *at)
     assert said.status == 65 and "zookeeper.nodes" in said.err
+
+
+def test_what_goes_before_a_group_has_read_it_is_said_before_and_after(grouped: Server, topic: str) -> None:
+    """Before: by the commands that remove it.  After: as lost, which is not lag, until the group commits beyond."""
+    at = ("--data", str(grouped.data_dir))
+    succeeding("topics", "create", topic, "--partitions", "2", *at)
+    for partition in ("0", "1"):
+        succeeding("produce", topic, "--partition", partition, *at, stdin=b"a\nb\nc\n")
+    group = f"{topic} reports"
+    with Admin(grouped.native) as admin:
+        ends = {row["partition"]: row["end"] for row in admin.topics([topic])[0]["partitions"]}
+        admin.commit(group, {(topic, 0): 0, (topic, 1): ends[1]})
+    trim = ("topics", "trim", topic, "--before", "latest", "--partition", "0", "--partition", "1")
+    first, second = succeeding(*trim, "--dry-run", "--json", *at).json
+    assert (first["unread"], second["unread"]) == ({group: ends[0]}, {})
+    (row,) = succeeding("topics", "delete", topic, "--dry-run", "--json", *at).json
+    assert row["unread"] == {group: ends[0]}
+
+    succeeding(*trim, "--yes", *at)
+    about = f"of {topic} were removed before group {group} had read them"
+    lost = {row["partition"]: row for row in succeeding("groups", "describe", group, "--json", *at).json["partitions"]}
+    assert [lost[number]["lost_bytes"] for number in (0, 1)] == [ends[0], 0]
+    assert [lost[number]["lag_bytes"] for number in (0, 1)] == [0, 0]
+    doctor = succeeding("doctor", *at).out
+    assert about in doctor
+    (remedy,) = re.findall(r"it ends with (appliance groups reset .*?--to earliest)", doctor)
+    assert succeeding(*trim, "--dry-run", "--json", *at).json[0]["unread"] == {}, "it cannot be lost twice"
+    succeeding(*shlex.split(remedy)[1:], "--yes", *at)
+    assert about not in succeeding("doctor", *at).out
+    assert succeeding("groups", "describe", group, "--json", *at).json["partitions"][0]["lost_bytes"] == 0

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from appliance.client import Producer
+
 from .command_line import run, succeeding
+from .log_batches import batch, filled
 from .server import Server
 
 
@@ -18,10 +21,12 @@ def stopped(make_appliance: Callable[..., Server]) -> Iterator[Server]:
     """A stopped appliance with one topic of two partitions, five batches of lines in the first."""
     server = make_appliance()
     at = ("--data", str(server.data_dir))
-    succeeding("topics", "create", "web", "--partitions", "2", *at)
-    for number in range(5):
-        lines = b"".join(b"line %d of batch %d\n" % (line, number) for line in range(20))
-        succeeding("produce", "web", "--partition", "0", *at, stdin=lines)
+    succeeding("topics", "create", "web", "--partitions", "1", *at)
+    for number in range(5):  # send_many puts all into one batch, however loaded the machine is
+        lines = [b"line %d of batch %d" % (line, number) for line in range(20)]
+        with Producer(server.native) as producer:
+            producer.send_many("web", lines)
+    succeeding("topics", "alter", "web", "--partitions", "2", *at)
     server.stop()
     yield server
 
@@ -81,6 +86,24 @@ def test_verify_names_file_and_position_and_repair_mends(stopped: Server) -> Non
     assert len(said.out.splitlines()) == sum(row["messages"] for row in before if row != before[2])
 
 
+@pytest.mark.parametrize("value_bytes", [0, 1, 4, 17, 100])
+def test_a_hole_of_any_size_says_which_bytes_are_missing(tmp_path: Path, value_bytes: int) -> None:
+    """The smallest has no room for a reason at all."""
+    path = tmp_path / "web-0"
+    raws = [batch([b"before"]), batch([b"x" * value_bytes]), batch([b"behind"])]
+    filled(path, raws).close()
+    start, size = len(raws[0]), len(raws[1])
+    file = path / f"{0:020d}.log"
+    data = bytearray(file.read_bytes())
+    data[start + 62 : start + 64] = b"??"
+    file.write_bytes(data)
+    succeeding("log", "repair", str(path))
+    said = succeeding("log", "dump", str(path))
+    hole = f"{file}:{start}: a hole: {size} bytes at offset {start} are missing: "
+    assert said.err.startswith(hole) and said.err.removeprefix(hole).strip()
+    assert len(said.out.splitlines()) == 1 + 2
+
+
 def test_cut_ends_the_log_at_the_damage(stopped: Server) -> None:
     at = ("--data", str(stopped.data_dir))
     third = [json.loads(line) for line in succeeding("log", "dump", "web-0", "--json", *at).out.splitlines()][2]
@@ -130,6 +153,24 @@ def test_a_repair_says_who_has_the_lock_when_it_is_no_appliance(
         assert run("status", "--json", *at).json["state"] == "stopped"
     (done,) = succeeding("log", "repair", "web-0", "--json", *at).json
     assert done["hole_bytes"] == third["bytes"]
+
+
+def test_a_topic_is_all_of_its_partitions(stopped: Server, tmp_path: Path) -> None:
+    at = ("--data", str(stopped.data_dir))
+    for name in ("web", str(stopped.data_dir / "web")):
+        rows = succeeding("log", "verify", name, "--json", *at).json
+        assert [row["partition"] for row in rows] == ["web-0", "web-1"], name
+    assert succeeding("log", "repair", "web", "web-0", *at).out == "nothing to repair\n"
+    said = run("log", "dump", "web", *at)
+    assert said.status == 2 and "web has 2 partitions: name one, such as web-0" in said.err
+    for name, says in [
+        ("web-7", "web-7: no such partition or topic in"),
+        ("web-7", "web has 2, from web-0 on"),
+        ("wep", "did you mean 'web'?"),
+        ("zzz", "TOPIC-NUMBER, such as web-0"),
+    ]:
+        said = run("log", "verify", name, *at)
+        assert said.status == 66 and says in said.err, said
 
 
 @pytest.mark.parametrize("command", ["dump", "verify", "repair"])

@@ -21,7 +21,9 @@ NOW_MS = int(NOW.timestamp() * 1000)
     [
         ("earliest", OffsetSpec(timestamp=EARLIEST)),
         ("latest", OffsetSpec(timestamp=LATEST)),
+        ("now", OffsetSpec(timestamp=NOW_MS)),
         ("0", OffsetSpec(offset=0)),
+        (str(2**63 - 1), OffsetSpec(offset=2**63 - 1)),
         ("4711", OffsetSpec(offset=4711)),
         ("-15m", OffsetSpec(timestamp=NOW_MS - 15 * 60_000)),
         ("-7d", OffsetSpec(timestamp=NOW_MS - 7 * 86_400_000)),
@@ -40,12 +42,25 @@ def test_times_without_day_or_zone_are_of_here_and_today() -> None:
     assert parse_offset_spec("06:00", here).timestamp == wanted
     assert parse_offset_spec("6:00", here).timestamp == wanted
     assert parse_offset_spec("06:00:01", here).timestamp == wanted + 1000
+    assert parse_offset_spec("6:00:01", here).timestamp == wanted + 1000
     assert parse_offset_spec(f"{here:%Y-%m-%d}T06:00", here).timestamp == wanted
 
 
-@given(st.text())
-def test_anything_else_is_refused_with_the_forms(text: str) -> None:
+digits = st.from_regex(r"[0-9]{1,25}|\d{1,3}", fullmatch=True)  # \d: also those of other scripts
+
+
+@given(
+    st.text()
+    | digits
+    | st.builds("-{}{}".format, digits, st.sampled_from(["ms", "s", "m", "min", "h", "d", "w", "y"]))
+    | st.builds("{}:{}".format, digits, digits)
+    | st.datetimes().map(lambda moment: moment.isoformat())
+)
+def test_a_form_is_a_number_that_a_request_has_room_for_and_all_else_is_refused(text: str) -> None:
     try:
-        parse_offset_spec(text, NOW)
+        spec = parse_offset_spec(text, NOW)
     except BadParameter as error:
-        assert "earliest, latest" in str(error)
+        assert "earliest, latest, now" in str(error) or "the largest offset" in str(error)
+    else:
+        assert spec.timestamp in (EARLIEST, LATEST) or 0 <= spec.timestamp < 2**63
+        assert spec.offset is None or 0 <= spec.offset < 2**63

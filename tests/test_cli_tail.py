@@ -13,8 +13,10 @@ from collections.abc import Iterator
 import pytest
 
 from appliance.client import Producer
+from appliance.records.encode import encode_values
 
 from .command_line import run, succeeding
+from .native_peer import Peer
 from .ready import readable
 from .server import Server
 from .terminal import Terminal
@@ -105,6 +107,51 @@ def test_what_is_refused(logs: tuple[str, str]) -> None:
         said = run("tail", *words, *logs)
         assert (said.status, said.out) == (status, ""), said
         assert says in said.err, said
+
+
+def test_messages_without_a_time_stand_behind_the_one_before(appliance: Server, topic: str) -> None:
+    """Goal: they are shown wherever they are among others, alone, and beside a topic without any times."""
+    at = ("--connect", appliance.native)
+    timed, untimed = topic, f"{topic}-untimed"
+    succeeding("topics", "create", timed, *at)
+    succeeding("topics", "create", untimed, "--setting", "message.timestamp.type=CreateTime", *at)
+    with Peer(appliance.native) as peer:
+        for number, when in enumerate((-1, T0, -1, -1, T0 + HOUR_MS, -1)):
+            assert peer.produce(timed, encode_values([b"timed %d" % number], when))[0] == 0
+        for number in range(4):
+            assert peer.produce(untimed, encode_values([b"untimed %d" % number], -1))[0] == 0
+
+    def lines(*words: str) -> list[str]:
+        return succeeding("tail", *words, *at).out.splitlines()
+
+    all_timed = [f"timed {number}" for number in range(6)]
+    assert lines(timed) == all_timed
+    assert lines(timed, "-n", "2") == all_timed[-2:]
+    assert lines(untimed, "-n", "3") == ["untimed 1", "untimed 2", "untimed 3"]
+    assert lines(timed, "--until", "2023-11-14T22:30:00+00:00") == all_timed[:4]
+    assert lines(timed, "--since", "2023-11-14T22:30:00+00:00") == all_timed[4:]
+    assert (
+        lines(timed, "--since", "2023-11-14T22:00:00+00:00", "--until", "2023-11-14T22:30:00+00:00") == all_timed[1:4]
+    )
+    assert lines(timed, untimed, "-n", "4") == ["untimed 2", "untimed 3", *all_timed[-2:]]
+    assert lines(timed, untimed, "-n", "1") == ["untimed 3"]
+    assert sorted(lines(timed, untimed, "-n", "100")) == sorted([*all_timed, *(f"untimed {n}" for n in range(4))])
+    assert sorted(lines(timed, untimed, "--until", "now")) == sorted([*all_timed, *(f"untimed {n}" for n in range(4))])
+    with Terminal("tail", timed, "-n", "2", *at, environment={"NO_COLOR": "1"}) as terminal:
+        assert terminal.wait() == 0
+    assert [line.split()[0] == "--:--:--" for line in terminal.shown.splitlines()] == [False, True]
+
+
+def test_a_time_that_no_calendar_has_is_shown_as_none(appliance: Server, topic: str) -> None:
+    """Microseconds where milliseconds belong, and the largest number."""
+    at = ("--connect", appliance.native)
+    succeeding("topics", "create", topic, *at)
+    with Peer(appliance.native) as peer:
+        for when in (T0 * 1000, 2**62):
+            assert peer.produce(topic, encode_values([b"odd"], when))[0] == 0
+    with Terminal("tail", topic, *at, environment={"NO_COLOR": "1"}) as terminal:
+        assert terminal.wait() == 0
+    assert terminal.shown.splitlines() == ["--:--:-- odd", "--:--:-- odd"]
 
 
 def test_following_goes_on_until_it_is_ended(appliance: Server, topic: str) -> None:

@@ -33,7 +33,7 @@ def test_another_user_gets_the_listener_instead(
 
     server = make_appliance(**{"native.listen": "[::1]:0,127.0.0.1:0"})
     assert target.address(server.data_dir, None) == f"unix:{server.data_dir}/native.sock"
-    monkeypatch.setattr(target.os, "access", lambda path, mode: False)
+    monkeypatch.setattr(target.os, "access", lambda path, mode, **_: False)
     assert target.address(server.data_dir, None) == server.native and server.native.startswith("[::1]:")
 
 

@@ -102,6 +102,7 @@ CASES: dict[str, list[list[str]]] = {
     "status": [["--data", "{data}"], ["--data", "{data}", "--json"], ["--data", f"/nowhere/{HOSTILE}"]],
     "health": [["--data", "{data}"], ["--data", "{data}", "--json"], ["--data", f"/nowhere/{HOSTILE}"]],
     "reload": [["--data", f"/nowhere/{HOSTILE}"]],
+    "accept-clock": [["{at}"], ["--connect", HOSTILE]],
     "produce": [
         [HOSTILE, "{at}"],
         [TOPIC, f"/nowhere/{HOSTILE}", "{at}"],

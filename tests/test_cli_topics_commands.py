@@ -64,8 +64,8 @@ def test_trimming_deletes_what_is_before(appliance: Server, topic: str) -> None:
     trim = ("topics", "trim", topic, "--before")
     end = offsets["c"] + 1
     wanted = [
-        {"partition": 0, "start": 0, "before": end, "end": end, "bytes": end},
-        {"partition": 1, "start": 0, "before": 0, "end": 0, "bytes": 0},
+        {"partition": 0, "start": 0, "before": end, "end": end, "bytes": end, "unread": {}},
+        {"partition": 1, "start": 0, "before": 0, "end": 0, "bytes": 0, "unread": {}},
     ]
     assert succeeding(*trim, "latest", "--dry-run", "--json", *at).json == wanted
     refused = run(*trim, "latest", *at)

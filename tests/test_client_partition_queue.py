@@ -17,6 +17,7 @@ from appliance.errors import (
     ApplianceError,
     BrokerAway,
     ClientFault,
+    DuplicateSequence,
     InvalidTimestamp,
     OutOfOrderSequence,
     RequestTimedOut,
@@ -58,7 +59,8 @@ class Broker:
         if repeat is not None:
             return None, repeat[0]
         end = len(self.log) + 1
-        self.sequences.record(batch.producer_id, batch.epoch, batch.sequence, batch.count, end - 1, end)
+        self.sequences.record(batch.producer_id, batch.epoch, batch.sequence, batch.count, end - 1, end, 0)
+        self.sequences.commit()
         self.log.append(batch)
         return None, end - 1
 
@@ -105,8 +107,61 @@ def test_nothing_is_lost_doubled_or_overtaken(seed: int, window: int) -> None:
     assert sorted(settled, key=batches.index) == batches
 
 
-def test_after_a_failure_nothing_new_is_sent_until_all_in_flight_are_answered() -> None:
+def make_known_batch() -> Batch:
+    """The one batch that the queue of :func:`make_known_queue` has sent."""
+    batch = make_batch(b"first")
+    batch.encode("none", 7, 0, 0)
+    return batch
+
+
+def make_known_queue() -> PartitionQueue:
+    """A queue that the log knows: its first message has been acknowledged."""
     queue = make_queue()
+    queue.waiting.append(make_batch(b"first"))
+    queue.take(0, "none")
+    queue.on_reply(None, 0, 0)
+    return queue
+
+
+def test_the_first_batch_of_an_id_and_epoch_is_in_flight_alone() -> None:
+    queue = make_queue()
+    batches = [make_batch(b"%d" % number) for number in range(4)]
+    queue.waiting += batches
+    assert queue.take(0, "none") is batches[0]
+    assert queue.take(0, "none") is None and queue.waits_for_first
+    queue.on_reply(WriterGone(), -1, 0)
+    assert queue.take(BACKOFF_S, "none") is batches[0] and queue.take(BACKOFF_S, "none") is None
+    queue.on_reply(None, 0, BACKOFF_S)
+    assert [queue.take(BACKOFF_S, "none") for _ in range(2)] == batches[1:3] and not queue.waits_for_first
+    queue.on_reply(OutOfOrderSequence(), -1, BACKOFF_S)
+    queue.on_reply(OutOfOrderSequence(), -1, BACKOFF_S)
+    again_s = queue.resume_s
+    assert queue.epoch == 1 and queue.take(again_s, "none") is batches[1]
+    assert queue.take(again_s, "none") is None, "a new epoch"
+
+
+def test_a_repeat_at_an_unknown_offset_is_delivered_if_it_was_sent_before() -> None:
+    queue = make_known_queue()
+    batch = make_batch(b"a")
+    queue.waiting.append(batch)
+    queue.take(0, "none")
+    queue.on_connection_lost(0)
+    assert queue.take(BACKOFF_S, "none") is batch
+    assert queue.on_reply(DuplicateSequence(), -1, BACKOFF_S) == (batch, None, OFFSET_UNKNOWN)
+
+
+def test_a_repeat_of_what_was_never_sent_is_somebody_elses() -> None:
+    queue = make_known_queue()
+    batch = make_batch(b"a")
+    queue.waiting.append(batch)
+    queue.take(0, "none")
+    assert queue.on_reply(DuplicateSequence(), -1, 0) is None and queue.identity is Identity.WANTED
+    queue.identify(8, 0)
+    assert queue.take(BACKOFF_S, "none") is batch and (batch.producer_id, batch.sequence) == (8, 0)
+
+
+def test_after_a_failure_nothing_new_is_sent_until_all_in_flight_are_answered() -> None:
+    queue = make_known_queue()
     queue.waiting += [make_batch(b"a"), make_batch(b"b"), make_batch(b"c")]
     first, second = queue.take(0, "none"), queue.take(0, "none")
     assert queue.on_reply(WriterGone(), -1, 0) is None
@@ -114,7 +169,7 @@ def test_after_a_failure_nothing_new_is_sent_until_all_in_flight_are_answered() 
     assert queue.on_reply(OutOfOrderSequence(), -1, 0) is None
     assert queue.take(BACKOFF_S / 2, "none") is None, "backs off"
     assert [queue.take(BACKOFF_S, "none") for _ in range(2)] == [first, second]
-    assert (first.sequence, second.sequence) == (0, 1)
+    assert (first.sequence, second.sequence) == (1, 2)
 
 
 def test_back_off_doubles_to_its_bound_and_forgets_after_success() -> None:
@@ -136,7 +191,8 @@ def test_back_off_doubles_to_its_bound_and_forgets_after_success() -> None:
 
 
 def test_a_refused_batch_fails_and_those_behind_it_go_on_in_the_next_epoch() -> None:
-    queue, broker = make_queue(), Broker()
+    queue, broker = make_known_queue(), Broker()
+    broker.append(make_known_batch())
     bad, good = make_batch(b"bad"), make_batch(b"good")
     queue.waiting += [bad, good]
     queue.take(0, "none")
@@ -147,12 +203,13 @@ def test_a_refused_batch_fails_and_those_behind_it_go_on_in_the_next_epoch() -> 
     assert queue.on_reply(error, -1, 0) is None
     assert queue.take(BACKOFF_S, "none") is good
     assert (good.epoch, good.sequence) == (1, 0)
-    assert broker.append(good) == (None, 0)
+    assert broker.append(good) == (None, 1)
 
 
-def test_a_broker_that_forgot_our_numbers_gets_new_ones() -> None:
-    queue, broker = make_queue(), Broker()
-    queue.sequence = 40  # what was written under the numbers before is gone from its memory
+def test_a_broker_that_lacks_some_of_our_numbers_gets_new_ones() -> None:
+    queue, broker = make_known_queue(), Broker()
+    broker.append(make_known_batch())
+    queue.sequence = 40
     batch = make_batch(b"a")
     queue.waiting.append(batch)
     queue.take(0, "none")
@@ -160,7 +217,7 @@ def test_a_broker_that_forgot_our_numbers_gets_new_ones() -> None:
     assert isinstance(error, OutOfOrderSequence)
     assert queue.on_reply(error, -1, 0) is None
     assert queue.take(BACKOFF_S, "none") is batch
-    assert broker.append(batch) == (None, 0)
+    assert broker.append(batch) == (None, 1)
 
 
 def test_out_of_order_after_a_repeat_fails_rather_than_doubles() -> None:
@@ -192,7 +249,8 @@ def test_stale_epoch_and_used_up_epochs_ask_for_a_new_producer_id() -> None:
 
 def test_sequences_wrap_as_the_broker_expects() -> None:
     queue, broker = make_queue(), Broker()
-    broker.sequences.record(7, 0, 0x7FFF_FFFE, 1, 0, 1)
+    broker.sequences.record(7, 0, 0x7FFF_FFFE, 1, 0, 1, 0)
+    broker.sequences.commit()
     queue.sequence = 0x7FFF_FFFF
     for batch in (make_batch(b"a", b"b"), make_batch(b"c")):
         queue.waiting.append(batch)

@@ -189,13 +189,19 @@ def test_a_refusal_reaches_its_message_and_those_behind_it_are_delivered(peer: P
     assert peer.log("t", 0).values() == [b"%d" % i for i in range(10) if i != 1]
 
 
-def test_a_broker_that_lost_our_numbers_is_told_new_ones(peer: Peer) -> None:
+@pytest.mark.parametrize("knows", [True, False])
+def test_a_broker_that_lost_our_numbers(peer: Peer, knows: bool) -> None:
+    """One that knows nothing of us takes what comes; one that lacks some of it is told new ones."""
     with make(peer) as producer:
         producer.send("t", b"a").result(TIMEOUT_S)
-        peer.log("t", 0).sequences = type(peer.log("t", 0).sequences)(10)
+        log = peer.log("t", 0)
+        log.sequences = sequences = type(log.sequences)(10)
+        if knows:
+            sequences.record(HEADER.unpack_from(log.data)[9], 0, 100, 1, 0, 1, 0)
+            sequences.commit()
         producer.send("t", b"b").result(TIMEOUT_S)
-    epochs = [HEADER.unpack_from(peer.log("t", 0).data, at)[10] for at in peer.log("t", 0).batches]
-    assert epochs == [0, 1]
+    assert [HEADER.unpack_from(log.data, at)[10] for at in log.batches] == [0, int(knows)]
+    assert log.values() == [b"a", b"b"]
 
 
 def test_stale_epoch_gets_a_new_producer_id(peer: Peer) -> None:

@@ -100,6 +100,13 @@ def test_bad_value_names_key_value_and_what_would_be_right(wrong: str, says: str
     "text, says",
     [
         ("[network\n", "not TOML"),
+        (
+            "[metrics]\n#listen = 1\n[disk]\n[ metrics ] # mine\nlisten = 1\n",
+            r"line 4: \[metrics\] is in line 1 already",
+        ),
+        ("[disk]\nbytes_max = 1\n\nbytes_max = 2\n", "line 4: bytes_max has a value in line 2 already"),
+        ("disk.bytes_max = 1\n[disk]\nbytes_max = 2\n", r"Cannot declare \[disk\] twice"),
+        ("[disk]\nbytes_max = 1\nbytes_max.x = 2\n", "not TOML: .*line 3"),
         ("[disk]\nfree_bytes_min = much\n", "not TOML: .*line 2, column 18.*: 'free_bytes_min = much'"),
         ("[network]\nworkers = true\n", "whole number"),
         ("[native]\nlisten = 9091\n", "text in quotes"),

@@ -32,7 +32,8 @@ WIDE = (1280, 800)
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, standalone: Ensemble) -> Iterator[Server]:
     """An appliance with a topic, a group that is behind, and a user."""
-    settings = {"console.listen": "127.0.0.1:0", "zookeeper.connect": fresh_connect(standalone)} | ACCESS
+    page = {"console.listen": "127.0.0.1:0", "console.anonymous": True}
+    settings = {**page, "zookeeper.connect": fresh_connect(standalone)} | ACCESS
     with Server(tmp_path_factory.mktemp("console") / "data", **settings) as server, Admin(server.native) as admin:
         admin.create_topic("web", 2)
         admin.create_topic("quiet")

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,10 @@ from typing import Any
 import pytest
 
 from .booted import Machine
+from .debian import package
 from .server import wait_for
+
+__all__ = ["package"]  # a fixture
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -36,18 +39,6 @@ EXPOSURE_MAX = 14
 
 
 @pytest.fixture(scope="module")
-def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if named := os.environ.get("APPLIANCE_DEB"):
-        return Path(named)
-    if shutil.which("dpkg-deb") is None:
-        pytest.skip("there is no dpkg-deb")
-    out = tmp_path_factory.mktemp("dist")
-    subprocess.run([sys.executable, "-m", "systemd.debian", "--out", str(out)], check=True, cwd=ROOT)
-    (path,) = out.glob("appliance_*.deb")
-    return path
-
-
-@pytest.fixture(scope="module")
 def packages(package: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with old.deb, and new.deb: the same with a higher version."""
     directory = tmp_path_factory.mktemp("packages")
@@ -56,7 +47,7 @@ def packages(package: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run(["dpkg-deb", "--raw-extract", str(package), str(tree)], check=True)
     control = tree / "DEBIAN" / "control"
     control.write_text(control.read_text().replace("\nVersion: ", "\nVersion: 1:"))
-    packing = ["dpkg-deb", "--root-owner-group", "-Zgzip", "-z1", "--build", str(tree), str(directory / "new.deb")]
+    packing = ["dpkg-deb", "--root-owner-group", "-Zzstd", "-z1", "--build", str(tree), str(directory / "new.deb")]
     subprocess.run(packing, check=True, capture_output=True)
     shutil.rmtree(tree)
     return directory
@@ -134,6 +125,15 @@ def test_the_sandbox_is_tight_and_the_units_are_right(machine: Machine) -> None:
     assert not machine.said("find", "/opt/appliance", "/usr/bin/appliance", "-perm", "/022", "-not", "-type", "l")
 
 
+def test_the_page_that_the_doctor_names_is_there(machine: Machine) -> None:
+    machine.run("systemctl", "stop", "appliance")
+    done = machine.run("appliance", "doctor", "--json", "--data", DATA, check=False)
+    pages = {row["page"] for row in json.loads(done.stdout)}
+    assert pages and all(page.startswith("/usr/share/doc/appliance/systemd/README.md#") for page in pages)
+    machine.run("ls", *(page.partition("#")[0] for page in pages))
+    machine.run("systemctl", "start", "appliance")
+
+
 def test_manual_and_completion_are_there(machine: Machine) -> None:
     assert "appliance-topics(1)" in machine.said("man", "-P", "cat", "appliance")
     assert "kafka.listen" in machine.said("man", "-P", "cat", "appliance.toml")
@@ -168,6 +168,42 @@ def test_a_restart_through_the_sockets_refuses_no_connection(machine: Machine) -
             machine.run("systemctl", "restart", "appliance")
     assert_nothing_lost(machine, "restarted", result)
     assert result["refused"] == 0 and result["connections"] > 500 and result["gap_ms_max"] <= GAP_MS_MAX
+
+
+@contextmanager
+def shipping(machine: Machine) -> Iterator[Callable[[], list[str]]]:
+    """The package's set-up of rsyslog; yields a function that writes a hundred lines and returns all so far."""
+    if machine.run("test", "-e", "/usr/lib/x86_64-linux-gnu/rsyslog/omkafka.so", check=False).returncode:
+        pytest.skip("no rsyslog with omkafka: apt-get install rsyslog rsyslog-kafka")
+    directory = "/usr/share/doc/appliance/tests/clients/shippers"
+    machine.shell(f"mkdir -p /var/spool/rsyslog; sed s/HOST/127.0.0.1/ {directory}/rsyslog.conf > /root/rsyslog.conf")
+    machine.run("systemd-run", "--unit=shipper", "rsyslogd", "-n", "-f", "/root/rsyslog.conf", "-i", "/run/shipper.pid")
+    written: list[str] = []
+
+    def write() -> list[str]:
+        more = [f"line {number}" for number in range(len(written), len(written) + 100)]
+        machine.run("tee", "-a", "/var/log/app.log", stdin="".join(f"{line}\n" for line in more))
+        written.extend(more)
+        return written
+
+    yield write
+    machine.run("systemctl", "stop", "shipper")
+
+
+def test_a_shipper_loses_nothing_over_an_upgrade_and_restarts(machine: Machine) -> None:
+    """Goal: the set-up of the package, as it is.  Method: lines before, between and after each of them."""
+    with shipping(machine) as write:
+        for action in (
+            ("apt-get", "--yes", "--quiet", "install", "/packages/new.deb"),
+            ("systemctl", "restart", "appliance"),
+            ("apt-get", "--yes", "--quiet", "install", "--allow-downgrades", "/packages/old.deb"),
+        ):
+            write()
+            begun = subprocess.Popen(machine.command("env", "DEBIAN_FRONTEND=noninteractive", *action))
+            wait_for(lambda: write() and begun.poll() is not None, " ".join(action), 300)  # noqa: B023
+            assert begun.returncode == 0
+        written = write()
+        wait_for(lambda: set(lines(machine, "app-logs")) >= set(written), "all lines", 120)
 
 
 def test_an_upgrade_under_load_loses_nothing(machine: Machine) -> None:

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from appliance.groups.group_state import State
 from appliance.groups.members import Member
-from appliance.groups.membership import Membership
+from appliance.groups.membership import EMPTY_MS, Membership
 from appliance.groups.messages import Join, Joined, Limits, Metadata, Sync
 from appliance.wire.kafka.codes import Code
 
@@ -86,7 +86,7 @@ def test_an_unknown_group_answers_like_a_restarted_coordinator() -> None:
     assert members.leave("g", [("m", None), ("n", "i")], 0) == [Code.UNKNOWN_MEMBER_ID] * 2
     assert members.may_commit("g", "m", None, 3, 0) is Code.ILLEGAL_GENERATION
     assert members.may_commit("g", "", None, -1, 0) is Code.NONE
-    assert members.may_delete("g") is Code.GROUP_ID_NOT_FOUND
+    assert members.delete("g", 0) is Code.GROUP_ID_NOT_FOUND
     members.sync(1, "g", Sync("m", None, 3, None, None, ()), 0)
     assert members.take_replies()[0][1].error is Code.UNKNOWN_MEMBER_ID
 
@@ -109,10 +109,56 @@ def test_changes_are_told_once_they_can_be_shown() -> None:
 def test_dissolve_answers_and_forgets() -> None:
     members = membership()
     members.join(1, "g", a_join(), 0)
-    assert members.may_delete("g") is Code.NON_EMPTY_GROUP
+    assert members.delete("g", 0) is Code.NON_EMPTY_GROUP
     members.dissolve("g", Code.NOT_COORDINATOR)
     assert members.take_replies()[0][1].error is Code.NOT_COORDINATOR
-    assert members.names() == []
+    assert members.names() == [] and members.emptied(0) == {}
+
+
+def emptied_at(members: Membership, group: str, now_ms: int) -> None:
+    """Let a member join the group, and leave it at this time."""
+    members.join("t", group, a_join(), now_ms)
+    (member_id,) = members.get(group).members  # type: ignore[union-attr]
+    members.leave(group, [(member_id, None)], now_ms)
+    members.take_replies()
+
+
+def test_an_emptied_group_is_known_for_a_while() -> None:
+    members = membership()
+    emptied_at(members, "g", 100)
+    assert members.emptied(100 + EMPTY_MS - 1)["g"].protocol_type == "consumer" and members.names() == []
+    assert members.emptied(100 + EMPTY_MS) == {}
+    assert members.delete("g", 100 + EMPTY_MS) is Code.GROUP_ID_NOT_FOUND
+
+
+def test_an_emptied_group_can_be_joined_and_deleted() -> None:
+    members = membership()
+    emptied_at(members, "g", 0)
+    members.join("t", "g", a_join(), 1)
+    assert members.emptied(1) == {} and members.names() == ["g"]
+    emptied_at(members, "h", 1)
+    assert members.delete("h", 2) is Code.NONE and members.emptied(2) == {}
+
+
+def test_only_the_groups_emptied_last_are_known() -> None:
+    members = membership()
+    for number in range(LIMITS.groups_max + 2):
+        emptied_at(members, f"g{number}", number)
+    assert list(members.emptied(10)) == ["g2", "g3"]
+
+
+def test_a_refused_join_makes_no_group_known() -> None:
+    members = membership()
+    assert first_error(members, a_join(protocols=())) is Code.INCONSISTENT_GROUP_PROTOCOL
+    assert members.emptied(0) == {}
+
+
+def test_a_group_that_has_only_given_ids_can_be_deleted() -> None:
+    members = membership()
+    members.join("t", "g", a_join(id_wanted=True), 0)
+    ((_, given),) = members.take_replies()
+    assert members.delete("g", 1) is Code.NONE and members.names() == []
+    assert first_error(members, a_join(given.member_id)) is Code.UNKNOWN_MEMBER_ID
 
 
 class AnyInterleaving(RuleBasedStateMachine):

@@ -106,6 +106,13 @@ def test_certificates_are_watched(days: int, name: str, status: int) -> None:
     assert exit_status(found) == status and all("/a.pem" in one.text for one in found)
 
 
+def test_a_low_limit_of_the_machine_is_a_warning() -> None:
+    low = {"limit": "descriptors", "value": 100, "allows": "9 connections", "advice": "raise LimitNOFILE="}
+    (found,) = judge(seen(WELL | {"low": [low]}, {}))
+    assert (found.condition.name, found.condition.level, exit_status([found])) == ("LimitLow", WARNING, 0)
+    assert found.text == "few descriptors are granted: 100: they allow 9 connections" and found.todo == low["advice"]
+
+
 def test_new_files_of_certificates_that_cannot_be_used() -> None:
     (found,) = judge(Seen(WELL | {"tls": {"error": "tls.key has mode 0644", "files": []}}))
     assert found.condition.name == "CertificateUnusable" and "0644" in found.text

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from appliance.errors import StorageFault
 from appliance.wire.kafka.apis import APIS
 from appliance.wire.kafka.codes import Code
 
@@ -61,16 +60,8 @@ def test_nothing_is_being_moved() -> None:
     assert (reply.error_code, reply.error_message, reply.topics) == (0, None, [])
 
 
-def test_no_producer_has_a_transaction() -> None:
-    cluster = cluster_with_t()
-    cluster.extents["t", 1] = StorageFault("offline")
-    client = Client(cluster)
-    topics = [{"name": name, "partition_indexes": [0, 1, 2]} for name in ("t", "none", "a/b")]
-    reply = run(client.ask("DescribeProducers", topics=topics))
-    codes = [[part.error_code for part in topic.partitions] for topic in reply.topics]
-    assert codes == [[0, 56, UNKNOWN], [UNKNOWN] * 3, [Code.INVALID_TOPIC_EXCEPTION] * 3]
-    assert reply.topics[0].partitions[0].active_producers == []
-    reply = run(client.ask("DescribeTransactions", transactional_ids=["tx", ""]))
+def test_no_transaction_is_known() -> None:
+    reply = run(Client(cluster_with_t()).ask("DescribeTransactions", transactional_ids=["tx", ""]))
     codes = [each.error_code for each in reply.transaction_states]
     assert codes == [Code.TRANSACTIONAL_ID_NOT_FOUND, Code.INVALID_REQUEST]
 

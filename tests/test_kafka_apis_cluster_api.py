@@ -7,7 +7,8 @@ from uuid import UUID
 
 import pytest
 
-from appliance.errors import DiskFull, StorageFault
+from appliance.errors import StorageFault
+from appliance.kafka_apis.appliance import Producer
 from appliance.kafka_apis.cluster_api import CREATIONS_MAX
 from appliance.wire.kafka.apis import APIS
 from appliance.wire.kafka.codes import Code
@@ -232,18 +233,27 @@ def test_epochs_end_where_the_log_ends(version: int) -> None:
 def test_producer_ids_in_every_version(version: int) -> None:
     client = Client(FakeCluster())
     ids = [run(client.ask("InitProducerId", version, transactional_id=None)) for _ in range(2)]
-    assert [(each.error_code, each.producer_id, each.producer_epoch) for each in ids] == [(0, 100, 0), (0, 101, 0)]
+    assert [(each.error_code, each.producer_epoch) for each in ids] == [(0, 0)] * 2
+    assert ids[0].producer_id != ids[1].producer_id and all(0 <= each.producer_id < 2**62 for each in ids)
     assert run(client.ask("InitProducerId", version, transactional_id="")).error_code == Code.INVALID_REQUEST
     refused = run(client.ask("InitProducerId", version, transactional_id="tx"))
-    assert (refused.error_code, refused.producer_id) == (Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, -1)
+    assert (refused.error_code, refused.producer_id) == (Code.UNSUPPORTED_VERSION, -1)
 
 
-@pytest.mark.parametrize(
-    "error, code", [(DiskFull("full"), Code.COORDINATOR_LOAD_IN_PROGRESS), (StorageFault("broken"), 56)]
-)
-def test_no_producer_id_without_a_disk(error: Exception, code: int) -> None:
-    class Failing(FakeCluster):
-        def producer_id(self) -> int:
-            raise error
-
-    assert run(Client(Failing()).ask("InitProducerId", transactional_id=None)).error_code == code
+def test_the_producers_of_a_partition() -> None:
+    cluster = FakeCluster()
+    cluster.add("t", 3)
+    cluster.all["t"].partitions[2] = [9]
+    cluster.extents["t", 1] = StorageFault("offline")
+    cluster.known_producers["t", 0] = [Producer(2**62 - 1, 7, 2**31 - 1, 1_000), Producer(0, 0, 0, -1)]
+    topics = [{"name": name, "partition_indexes": [0, 1, 2, 3]} for name in ("t", "none", "a/b")]
+    reply = run(Client(cluster).ask("DescribeProducers", topics=topics))
+    unknown = Code.UNKNOWN_TOPIC_OR_PARTITION
+    codes = [[part.error_code for part in topic.partitions] for topic in reply.topics]
+    assert codes == [[0, 56, 6, unknown], [unknown] * 4, [Code.INVALID_TOPIC_EXCEPTION] * 4]
+    assert [bool(part.error_message) for part in reply.topics[0].partitions] == [False, True, True, True]
+    shown = [
+        (one.producer_id, one.producer_epoch, one.last_sequence, one.last_timestamp, one.current_txn_start_offset)
+        for one in reply.topics[0].partitions[0].active_producers
+    ]
+    assert shown == [(2**62 - 1, 7, 2**31 - 1, 1_000, -1), (0, 0, 0, -1, -1)]

@@ -8,7 +8,7 @@ import pytest
 
 from appliance.config import TOPIC_KEYS, load
 from appliance.kafka_apis.settings_api import Resource, Source
-from appliance.kafka_settings import ACCEPTED, Kind
+from appliance.kafka_settings import ACCEPTED, LONG_MAX, OURS, Kind
 from appliance.names import NOTE_BYTES_MAX
 from appliance.wire.kafka.apis import APIS
 from appliance.wire.kafka.codes import Code
@@ -17,6 +17,7 @@ from .kafka_apis_fixture import KEY, LISTENER, Client, FakeCluster, run
 
 BROKER, TOPIC, GROUP = Resource.BROKER, Resource.TOPIC, Resource.GROUP
 CURRENT = {name for name, accepted in ACCEPTED.items() if accepted.current}
+SHOWN = (TOPIC_KEYS.keys() | CURRENT) - OURS
 
 
 def cluster_with(name: str = "t", partitions: int = 2, **settings: str) -> FakeCluster:
@@ -47,7 +48,7 @@ def test_describe_settings_in_every_version(version: int) -> None:
     assert [each.error_code for each in reply.results] == codes
     assert [bool(each.error_message) for each in reply.results] == [code != 0 for code in codes]
     rows = {config.name: config for config in reply.results[0].configs}
-    assert rows.keys() == TOPIC_KEYS.keys() | CURRENT
+    assert rows.keys() == SHOWN
     assert (rows["retention.ms"].value, rows["retention.ms"].config_source) == ("3600000", Source.TOPIC)
     (logger,) = reply.results[8].configs
     assert (logger.name, logger.value, logger.read_only) == ("root", "INFO", True)
@@ -59,9 +60,25 @@ def test_only_what_is_asked_for_is_shown() -> None:
     assert [row.name for row in describe(cluster, TOPIC, "t", ["segment.bytes", "no.such"]).configs] == [
         "segment.bytes"
     ]
-    assert len(describe(cluster, TOPIC, "t", []).configs) == len(TOPIC_KEYS.keys() | CURRENT)
+    assert len(describe(cluster, TOPIC, "t", []).configs) == len(SHOWN)
     (row,) = describe(cluster, TOPIC, "t", ["segment.bytes"]).configs
     assert row.synonyms == [] and row.documentation is None
+
+
+def test_what_kafka_does_not_have_is_shown_by_name_only_and_not_taken_back() -> None:
+    cluster = cluster_with(flush_bytes="4096", retention_ms="5")
+    assert "flush.bytes" not in {row.name for row in describe(cluster, TOPIC, "t").configs}
+    (row,) = describe(cluster, TOPIC, "t", ["flush.bytes"]).configs
+    assert (row.value, row.config_source) == ("4096", Source.TOPIC)
+    given = [{"name": "segment.ms", "value": "7"}]
+    resource = {"resource_type": TOPIC, "resource_name": "t", "configs": given}
+    (answer,) = run(Client(cluster).ask("AlterConfigs", resources=[resource], validate_only=False)).responses
+    assert answer.error_code == 0 and cluster.all["t"].settings == {"flush.bytes": "4096", "segment.ms": "7"}
+
+
+def test_never_flushing_is_said_in_kafkas_words() -> None:
+    (row,) = describe(cluster_with(flush_messages="0"), TOPIC, "t", ["flush.messages"]).configs
+    assert row.value == str(LONG_MAX)
 
 
 def test_settings_say_where_they_come_from() -> None:

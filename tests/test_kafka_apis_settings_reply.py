@@ -17,7 +17,7 @@ from appliance.kafka_apis.settings_reply import (
     encode_new_topic,
     encode_settings,
     encode_topic,
-    topic_settings,
+    kafkas_settings,
 )
 from appliance.wire.kafka.apis import APIS, CREATE_TOPICS, DESCRIBE_CONFIGS
 from appliance.wire.kafka.reply import MESSAGE_CHARACTERS_MAX
@@ -49,7 +49,7 @@ def test_described_settings_are_read_by_others(version: int, synonyms: bool, doc
     heads = [(each.resource_type, each.resource_name, each.error_code, each.error_message) for each in reply.results]
     assert heads == [(2, "größer", 0, None), (4, "x" * 200, 42, "an error"), (32, "", 0, None)]
     assert reply.header.correlation_id == 7 and reply.results[1].configs == reply.results[2].configs == []
-    expected = topic_settings(OWN, BASE)
+    expected = kafkas_settings(OWN, BASE)
     assert len(reply.results[0].configs) == len(expected)
     for row, setting in zip(reply.results[0].configs, expected, strict=True):
         first = setting.synonyms[0]

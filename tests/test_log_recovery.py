@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import errno
 import os
+import random
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +14,7 @@ from typing import Any
 import pytest
 
 from appliance.config import TopicSettings
-from appliance.errors import CorruptLog
+from appliance.errors import CorruptLog, StorageFault
 from appliance.log import FileCache, Log, LogReader, files, peek, recovery
 from appliance.log.files import File, index_path, log_path
 from appliance.log.recovery import (
@@ -24,9 +27,11 @@ from appliance.log.recovery import (
     RecoveryPoint,
     boot_id,
 )
+from appliance.log.tools import verify
 from appliance.records.batch import LEADER_EPOCH_AT, MAGIC_AT
 
 from .log_batches import BOOT, SETTINGS, batch, contents, filled, open_log, place_all
+from .power_loss import Disk, plant
 
 MEMORY = Path("/dev/shm")
 RAWS = [batch([b"one", b"two"], 10), batch([b"three"], 30), batch([b"x" * 200], 20), batch([b"last"] * 3, 40)]
@@ -531,3 +536,47 @@ def test_a_recovery_point_of_the_wrong_size_is_made_anew(path: Path, size: int) 
 def test_boot_id_is_that_of_the_running_system() -> None:
     assert boot_id() == boot_id()
     assert all(0 <= half < 1 << 64 for half in boot_id())
+
+
+# ---- a flush that failed
+
+
+@pytest.mark.parametrize("rolled", [False, True])
+def test_what_is_kept_after_a_failed_flush_is_on_the_disk(path: Path, rolled: bool) -> None:
+    """Goal: recovery after a failed flush never calls durable what only the page cache has.
+
+    Method: a flush fails, after which the kernel says that all is written; the log recovers, is written to no more, and
+    loses power in every way that the disk allows.
+    """
+    root = path / "0"
+    root.mkdir()
+    disk = Disk(root)
+
+    def fdatasync(fd: int) -> None:
+        disk.fail_sync(fd)
+        raise OSError(errno.EIO, "Input/output error")
+
+    log = Log.open(root / "t-0", SETTINGS, lambda: 5000, boot=BOOT, system=disk.system())
+    log.append(place_all(0, RAWS))
+    log.flush()
+    raws = RAWS if not rolled else [batch([b"y" * 700]) for _ in range(6)]
+    log.append(place_all(log.end_offset, raws))
+    assert (len(log.bases) > 2) == rolled
+    failing = dataclasses.replace(disk.system(), fdatasync=fdatasync)
+    ticket = log.flush_begin()
+    ticket._system = failing
+    with pytest.raises(StorageFault):
+        ticket.sync()
+    log.close(clean=False)
+    log = Log.open(root / "t-0", SETTINGS, lambda: 5000, boot=BOOT, system=disk.system())
+    end, content = log.flushed, contents(log.path)
+    assert end == log.end_offset == len(content) == sum(map(len, [*RAWS, *raws]))
+    image = disk.image()
+    log.close(clean=False)
+    disk.close()
+    for number, tree in enumerate(image.states(random.Random(1), 50)):
+        plant(tree, path / f"after-{number}")
+        again = Log.open(path / f"after-{number}" / "t-0", SETTINGS, lambda: 5000, boot=(18, 4))
+        assert contents(again.path) == content
+        assert verify(again.path, again.derived, SETTINGS.index_interval_bytes).problems == []
+        again.close(clean=False)

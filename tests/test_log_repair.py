@@ -193,7 +193,7 @@ def test_a_hole_says_what_is_missing_and_why(path: Path) -> None:
     repaired = repair(path)
     assert repaired.hole_bytes == stop - start
     (reason,) = content(path).reasons
-    assert reason.startswith(f"{stop - start} bytes at offset {start} are missing: record batch of ")
+    assert reason.startswith("record batch of ")
     assert f"{log_path(path, 0)}: {stop - start} bytes at {start} become a hole: " in repaired.actions[0]
     assert log_path(path, 0).read_bytes()[:start] == whole[:start]
     assert log_path(path, 0).read_bytes()[stop:] == whole[stop:]
@@ -345,6 +345,18 @@ def test_a_wrong_index_is_built_again(path: Path, number: int) -> None:
     repaired = repair(path, SETTINGS.index_interval_bytes)
     assert verify(path).problems == [] and repaired.end == log.end_offset
     assert {base: index_path(path, base).read_bytes() for base in log.bases} == before
+
+
+@pytest.mark.parametrize("bits", [1, 9])
+def test_a_wrong_index_of_a_damaged_segment_is_built_again(path: Path, bits: int) -> None:
+    """Whether its batch is mended or becomes a hole: the index of such a segment is not compared before."""
+    log = filled(path, RAWS)
+    log.close(clean=False)
+    file = index_path(path, log.bases[0])
+    overwrite(file, file.stat().st_size - 16, b"\xfe")
+    overwrite(log_path(path, 0), 70, (b"0"[0] ^ bits).to_bytes(1, "big"))
+    repair(path, SETTINGS.index_interval_bytes)
+    assert verify(path).problems == []
 
 
 # ---- cut

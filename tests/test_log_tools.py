@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import tempfile
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from appliance.log.files import index_path, log_path
-from appliance.log.recovery import POINT_NAME
-from appliance.log.tools import CORRUPT, INDEX, TORN, Batch, Damage, dump, verify
+from appliance.log.index import ENTRY_BYTES
+from appliance.log.recovery import MARKER_NAME, POINT_NAME, Marker
+from appliance.log.repair import repair
+from appliance.log.tools import CORRUPT, DERIVED, INDEX, TORN, Batch, Damage, dump, verify
 
-from .log_batches import batch, contents, filled, open_log, place_all, retire
+from .log_batches import SETTINGS, batch, contents, filled, open_log, place_all, retire
 
 MEMORY = Path("/dev/shm")
 RAWS = [batch([b"%d" % number * 60] * (number % 3 + 1), number) for number in range(20)]
@@ -177,3 +181,55 @@ def test_verify_missing_segments(path: Path) -> None:
         assert CORRUPT in kinds(path)
         moved.rename(log_path(path, base))
     assert kinds(path) == []
+
+
+def test_verify_compares_what_was_known_at_the_last_stop(path: Path) -> None:
+    """As an earlier release left it, or a bug: the marker is believed at the next start, so it has to be right."""
+    log = filled(path, RAWS)
+    log.close()
+    marker = Marker.load(path)
+    assert marker is not None
+    wrong = marker.state._replace(timestamp=marker.state.timestamp + 5)
+    dataclasses.replace(marker, state=wrong).store(path)
+    (problem,) = verify(path).problems
+    assert (problem.kind, problem.path) == (DERIVED, path / MARKER_NAME) and "timestamp=" in problem.reason
+    repair(path)
+    assert verify(path).problems == [] and not (path / MARKER_NAME).exists()
+    log = open_log(path)
+    assert log.derived.state.timestamp == marker.state.timestamp
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"bases": (0,)}, "the segments are"),
+        ({"start": 1}, "start, high watermark"),
+        ({"high_watermark": 1}, "start, high watermark"),
+        ({"flushed": 7}, "flushed offset"),
+        ({"records": 1}, "the state is"),
+        ({"timestamp": 1}, "the state is"),
+        ({"end": 1}, "the state is"),
+        ({"last_entry": 0}, "the state is"),
+    ],
+    ids=lambda value: str(value),
+)
+def test_verify_names_what_a_writer_knows_otherwise(path: Path, change: dict[str, Any], says: str) -> None:
+    log = filled(path, RAWS)
+    known = log.derived
+    assert verify(path, known, SETTINGS.index_interval_bytes).problems == []
+    of_state = {name: value for name, value in change.items() if name in known.state._fields}
+    others = {name: value for name, value in change.items() if name not in of_state}
+    wrong = known._replace(state=known.state._replace(**of_state), **others)
+    problems = verify(path, wrong).problems
+    assert {problem.kind for problem in problems} == {DERIVED}
+    assert any(problem.reason.startswith(says) or says in problem.reason for problem in problems)
+
+
+def test_verify_misses_index_entries_when_it_knows_their_distance(path: Path) -> None:
+    log = filled(path, RAWS)
+    file = index_path(path, 0)
+    content = file.read_bytes()
+    file.write_bytes(content[:ENTRY_BYTES] + content[2 * ENTRY_BYTES :])
+    assert verify(path, log.derived).problems == []
+    (problem,) = verify(path, log.derived, SETTINGS.index_interval_bytes).problems
+    assert (problem.kind, problem.position) == (INDEX, ENTRY_BYTES)

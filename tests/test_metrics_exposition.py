@@ -32,6 +32,8 @@ STATE: dict[str, Any] = {
     "limits": [{"limit": "disk"}],
     "refused": [{"action": "start writers", "waiting": 3}],
     "refusals": {"throttled": 4},
+    "retention": {"size": 6},
+    "clock": {"jump_ms": -5_000, "believed": 9, "kept_bytes": 0},
     "tls": {"error": "bad mode", "files": [{"key": "tls.certificate", "file": "/a.pem", "expires": 7.0}]},
     "damaged": {"web-1-0": [[100, 150, "0.log", 100, "CRC32C"], [200, 210, "0.log", 200, "CRC32C"]]},
 }
@@ -59,7 +61,7 @@ def readings(topics: int = 1) -> Readings:
 
 
 def exposed(taken: Readings) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
-    lags = Lags({("readers", "topic-0000"): Lag(5, 50, 1.5)}, 0, 0)
+    lags = Lags({("readers", "topic-0000"): Lag(5, 50, 1.5, 7)}, 0, 0)
     text = Exposition().write(Snapshot(taken, Watched(lags, 2.0, 3_600.0, {"network": 0.5}))).decode()
     found: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
     for family in text_string_to_metric_families(text):
@@ -82,6 +84,10 @@ def test_numbers_arrive_under_their_names() -> None:
     assert found["appliance_topic_messages_total"][topic] == 7
     assert found["appliance_topic_unflushed_bytes"][topic] == 20
     assert found["appliance_group_lag_seconds"][(("group", "readers"), *topic)] == 1.5
+    assert found["appliance_group_lost_bytes"][(("group", "readers"), *topic)] == 7
+    removed = found["appliance_retention_removed_bytes_total"]
+    assert removed == {(("reason", reason),): count for reason, count in (("age", 0), ("size", 6), ("room", 0))}
+    assert found["appliance_clock_jump_seconds"] == {(): -5.0}
     assert found["appliance_process_restarts_total"][(("role", "network"),)] == 2
     assert found["appliance_process_restarts_total"][(("role", "coordinator"),)] == 0
     assert found["appliance_partitions"][(("state", "offline"),)] == 1

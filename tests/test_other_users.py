@@ -284,7 +284,7 @@ def test_names_of_others_in_shared_memory_keep_no_start_from_happening(beside: S
                 peer.create("t")
                 assert peer.produce("t", BATCH, acks=-1)[0] == 0
             ours = [name for name in service.leftovers() if name.count(".") == 3 and not name.endswith(".d")]
-            assert len(ours) == 7, "two arenas, a table, that of offline partitions, and three pages of counters"
+            assert len(ours) == 8, "its owner, two arenas, a table, that of offline ones, and three pages of counters"
             done = nobody("cd /dev/shm && cat $1; rm -f $1; : > $1; mv $1 x", ours[0])
             assert done.returncode != 0 and done.stdout == "" and (memory.SHM_DIR / ours[0]).exists()
     finally:

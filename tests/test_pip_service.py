@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -60,6 +61,10 @@ def test_the_steps_make_a_service_and_remove_it(machine: Machine) -> None:
     machine.run("appliance", "produce", "web", stdin="the first line\n")
     assert machine.said("appliance", "consume", "web", "--from", "earliest", "--max", "1") == "the first line\n"
     assert '"connected"' in machine.said("appliance", "status", "--json"), "no ZooKeeper"
+    machine.run("systemctl", "stop", "appliance")
+    said = machine.run("appliance", "doctor", "--json", "--data", "/var/lib/appliance", check=False).stdout
+    machine.run("ls", *{row["page"].partition("#")[0] for row in json.loads(said)})
+    machine.run("systemctl", "start", "appliance")
     for line in commands("Uninstall", after="What pip has installed"):
         machine.shell(line)
     assert not machine.said("find", "/opt", "/etc", "/var/lib", "/usr/local/bin", "-name", "appliance*")

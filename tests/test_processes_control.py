@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import select
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -161,6 +162,31 @@ def test_a_peer_that_does_not_take_its_messages_is_given_up(monkeypatch: pytest.
     left.send(["dropped"])
     left.close()
     right.close()
+
+
+def test_a_living_peer_that_is_given_up_is_told_and_not_listened_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: nobody does what cannot be answered, and whoever waits for an answer learns that none will come."""
+    monkeypatch.setattr(control, "QUEUE_BYTES_MAX", 100_000)
+    left, right = Channel.pair()
+    read_end, write_end = os.pipe()
+    for number in range(3):
+        right.send(["do", number], (write_end,))
+    os.close(write_end)
+    while not left.closed:
+        left.send([bytes(10_000)])
+    assert left.receive() == left.receive(rest=True) == [] and left.take() == (None, [])
+    poll = select.poll()
+    poll.register(left.fileno(), select.POLLIN)
+    assert not poll.poll(0), "a hang-up would say that the peer has ended"
+    assert os.read(read_end, 1) == b"", "no descriptor is left in the channel"
+    received = right.receive()
+    assert right.closed and all(message == [bytes(10_000)] for message, _ in received)
+    right.send(["too late"])
+    right.close()
+    assert poll.poll(0), "the loop wakes up when the peer has ended"
+    assert left.receive(rest=True) == [] and left.take() == (None, [])
+    left.close()
+    os.close(read_end)
 
 
 def test_the_last_words_of_a_peer_that_left_messages_unread_arrive() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from typing import Any
 
+import pytest
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AclBinding,
     AclBindingFilter,
@@ -19,6 +22,13 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     UserScramCredentialUpsertion,
 )
 
+from appliance.addresses import PLAINTEXT, Listener
+from appliance.errors import UnknownUser, ZooKeeperAway
+from appliance.processes.coordinator.change_log import KAFKA_CHANGES, NATIVE_CHANGES, ChangeLog
+from appliance.security.acls import Operation
+from appliance.security.api_rights import KAFKA_RIGHTS, NATIVE_RIGHTS
+from appliance.security.audit_log import Audit
+from appliance.security.principals import Origin
 from appliance.wire import native
 
 from .kafka_peer import KafkaPeer
@@ -46,10 +56,10 @@ def test_each_change_has_a_line_and_what_is_refused_has_none(make_appliance: Cal
     assert admin.delete_topics(["none"])["none"].exception(60) is not None
     assert admin.delete_topics(["logs"])["logs"].result(60) is None
     expected = [
-        "who=User:ANONYMOUS what=create_topic name=web",
-        "who=User:ANONYMOUS what=delete_topic name=web",
-        "who=User:ANONYMOUS what=CreateTopics names=logs done=1 refused=1",
-        "who=User:ANONYMOUS what=DeleteTopics names=logs done=1 refused=0",
+        "who=User:ANONYMOUS what=create_topic topic=web partitions=1 settings=retention.ms=1h",
+        "who=User:ANONYMOUS what=delete_topic topic=web",
+        "who=User:ANONYMOUS what=CreateTopics topic=logs partitions=2",
+        "who=User:ANONYMOUS what=DeleteTopics topic=logs",
     ]
     wait_for(lambda: len(changes(server)) >= len(expected), "the lines are written")
     assert changes(server) == expected
@@ -73,23 +83,174 @@ def test_changes_of_rules_users_and_quotas_over_kafka_have_lines(make_appliance:
         ops = [{"key": "producer_byte_rate", "value": 1024.0, "remove": False}]
         entry = {"entity": [{"entity_type": "user", "entity_name": "u"}], "ops": ops}
         assert peer.ask("AlterClientQuotas", entries=[entry], validate_only=False).entries[0].error_code == 0
+    rule_of_a = "permission=Allow principal=User:a host=* operation=Read resource=Topic pattern=Literal name=t"
     expected = [
-        'who=User:ANONYMOUS what=CreateAcls names="Allow User:a Read Topic t" done=1 refused=0',
-        'who=User:ANONYMOUS what=DeleteAcls names="Allow User:a Read Topic t" done=1 refused=0',
-        "who=User:ANONYMOUS what=AlterUserScramCredentials names=u done=1 refused=0",
-        "who=User:ANONYMOUS what=AlterClientQuotas names=u done=1 refused=0",
+        f"who=User:ANONYMOUS what=CreateAcls {rule_of_a}",
+        f"who=User:ANONYMOUS what=DeleteAcls {rule_of_a}",
+        "who=User:ANONYMOUS what=AlterUserScramCredentials user=u set=SCRAM-SHA-256 iterations=4096",
+        "who=User:ANONYMOUS what=AlterClientQuotas user=u producer_byte_rate=1024.0",
     ]
     rule = {"resource": "topic", "name": "n", "principal": "User:b", "operation": "Write"}
     with Peer(server.native) as peer:
-        peer.admin("add_acls", acls=[rule | {"pattern": "Literal", "host": "*", "permission": "Deny"}])
+        peer.admin("add_acls", acls=[rule | {"pattern": "Prefixed", "host": "10.0.0.7", "permission": "Deny"}])
         assert len(peer.admin("delete_acls", name="n", dry_run=True)) == 1
         peer.admin("delete_acls", name="n")
         peer.admin("add_acls", acls=[])
+    deny = "permission=Deny principal=User:b host=10.0.0.7 operation=Write"
     expected += [
-        'who=User:ANONYMOUS what=add_acls names="Deny User:b Write topic n"',
-        'who=User:ANONYMOUS what=delete_acls names="Deny User:b Write Topic n"',
-        'who=User:ANONYMOUS what=add_acls names=""',
+        f"who=User:ANONYMOUS what=add_acls {deny} resource=topic pattern=Prefixed name=n",
+        f"who=User:ANONYMOUS what=delete_acls {deny} resource=Topic pattern=Prefixed name=n",
     ]
     wait_for(lambda: len(changes(server)) >= len(expected), "the lines are written")
     assert changes(server) == expected
     assert "secret" not in server.log()
+
+
+def line_of(server: Server, *words: str) -> str:
+    """The line of the audit log with all of these words, as soon as it is there."""
+
+    def found() -> list[str]:
+        return [line for line in changes(server) if set(words) <= set(line.split(" "))]
+
+    lines: list[str] = wait_for(found, f"a line with {words}")
+    assert len(lines) == 1, lines
+    return lines[0]
+
+
+NAMES = [letter * 240 for letter in "abcdefghijklm"] + ["victim"]
+"""Long ones first."""
+
+
+def test_topics_do_not_take_the_room_of_others(make_appliance: Callable[..., Server]) -> None:
+    """Each of many topics that one request changes has a line, with all of the change."""
+    server = make_appliance()
+    configs = [{"name": "retention.bytes", "value": "1"}, {"name": "segment.ms", "value": "5000"}]
+    new = [{"name": name, "num_partitions": 1, "replication_factor": 1, "configs": configs} for name in NAMES]
+    ops = [
+        {"name": "retention.bytes", "config_operation": 0, "value": "7"},
+        {"name": "segment.ms", "config_operation": 1, "value": None},
+    ]
+    everything = [{"partition_index": 2, "offset": -1}]
+    with KafkaPeer(server.kafka) as peer, Peer(server.native) as native_peer:
+        peer.ask("CreateTopics", topics=new, timeout_ms=60_000)
+        resources = [{"resource_type": 2, "resource_name": name, "configs": ops} for name in NAMES]
+        peer.ask("IncrementalAlterConfigs", resources=resources)
+        whole = [{"resource_type": 2, "resource_name": name, "configs": configs[:1]} for name in NAMES]
+        peer.ask("AlterConfigs", resources=whole)
+        peer.ask("CreatePartitions", topics=[{"name": name, "count": 3} for name in NAMES], timeout_ms=60_000)
+        peer.ask("DeleteRecords", topics=[{"name": name, "partitions": everything} for name in NAMES])
+        native_peer.admin("alter_topic", name="victim", settings={"retention.bytes": "1", "retention.ms": None})
+        native_peer.admin("delete_records", name="victim", partition=1, offset=0)
+        peer.ask("DeleteTopics", 5, topic_names=NAMES, timeout_ms=60_000)
+    for name in (NAMES[0], "victim"):
+        one = f"topic={name}"
+        line_of(server, "what=CreateTopics", one, "partitions=1", 'settings="retention.bytes=1', 'segment.ms=5000"')
+        line_of(server, "what=IncrementalAlterConfigs", one, 'settings="retention.bytes=7', 'segment.ms=default"')
+        line_of(server, "what=AlterConfigs", one, "settings=retention.bytes=1", "others=default")
+        line_of(server, "what=CreatePartitions", one, "partitions=3")
+        line_of(server, "what=DeleteRecords", one, "partition=2", "before=0")
+        line_of(server, "what=DeleteTopics", one)
+    line_of(server, "what=alter_topic", "topic=victim", 'settings="retention.bytes=1', 'retention.ms=default"')
+    line_of(server, "what=delete_records", "topic=victim", "partition=1", "offset=0")
+
+
+def test_rules_and_limits_do_not_take_the_room_of_others(make_appliance: Callable[..., Server]) -> None:
+    server = make_appliance(**{"security.authorizer": "acl", "security.super_users": "User:ANONYMOUS"})
+    rule = {"resource": "Topic", "operation": "All", "host": "10.0.0.7", "pattern": "Prefixed"}
+    ops = [
+        {"key": "producer_byte_rate", "value": 5.0, "remove": False},
+        {"key": "request_rate", "value": 0.0, "remove": True},
+    ]
+    entities = [
+        [{"entity_type": "user", "entity_name": name}, {"entity_type": "client-id", "entity_name": None}]
+        for name in NAMES
+    ]
+    with KafkaPeer(server.kafka) as peer, Peer(server.native) as native_peer:
+        native_peer.admin("add_acls", acls=[{**rule, "name": name, "principal": f"User:{name}"} for name in NAMES])
+        native_peer.admin("delete_acls", principal="User:victim")
+        entries = [{"entity": entity, "ops": ops} for entity in entities]
+        peer.ask("AlterClientQuotas", entries=entries, validate_only=False)
+    for name in (NAMES[0], "victim"):
+        shown = ("host=10.0.0.7", "operation=All", "pattern=Prefixed", f"name={name}")
+        line_of(server, "what=add_acls", f"principal=User:{name}", *shown)
+        limits = ("producer_byte_rate=5.0", "request_rate=none")
+        line_of(server, "what=AlterClientQuotas", f"user={name}", 'client-id="<default>"', *limits)
+    line_of(server, "what=delete_acls", "principal=User:victim", "host=10.0.0.7")
+
+
+def test_topics_that_are_made_on_demand_have_a_line(make_appliance: Callable[..., Server]) -> None:
+    """Once, when they are made."""
+    server = make_appliance()
+    asked = [{"name": "by-kafka", "topic_id": None}]
+    with KafkaPeer(server.kafka) as peer, Peer(server.native) as native_peer:
+        for _ in range(2):
+            peer.ask("Metadata", topics=asked, allow_auto_topic_creation=True)
+            native_peer.admin("ensure_topic", name="by-native")
+        peer.ask("Metadata", topics=asked, allow_auto_topic_creation=False)
+        native_peer.admin("create_topic", name="last")
+    line_of(server, "what=create_topic", "topic=last")
+    for name in ("by-kafka", "by-native"):
+        line_of(server, 'what="create', "topic", "on", 'demand"', f"topic={name}", "partitions=1")
+
+
+CHANGING = {Operation.CREATE, Operation.DELETE, Operation.ALTER, Operation.ALTER_CONFIGS}
+WITHOUT_EFFECT = {"ElectLeaders", "AlterPartitionReassignments"}
+
+
+def test_whatever_needs_a_right_to_change_something_has_lines() -> None:
+    """Method: the table of rights says what changes something."""
+    for rights, changes_of, without in (
+        (KAFKA_RIGHTS, KAFKA_CHANGES, WITHOUT_EFFECT),
+        (NATIVE_RIGHTS, NATIVE_CHANGES, set()),
+    ):
+        changing = {name for name, row in rights.items() if CHANGING & {right.operation for right in row}}
+        assert changing - without <= changes_of.keys()
+
+
+@pytest.mark.parametrize(
+    ("verb", "given", "result", "expected"),
+    [
+        (
+            "repair",
+            {"name": "web", "partition": 1, "cut": True},
+            {"actions": [], "start": 0, "end": 5, "hole_bytes": 6, "cut_bytes": 7},
+            ["topic=web partition=1 cut=yes end=5 hole_bytes=6 cut_bytes=7"],
+        ),
+        (
+            "commit",
+            {"group": "g", "offsets": [["web", 0, 5], ["web", 1, 6]]},
+            None,
+            ["group=g topic=web partition=0 offset=5", "group=g topic=web partition=1 offset=6"],
+        ),
+        ("delete_offsets", {"group": "g"}, None, ["group=g partitions=all"]),
+        ("delete_offsets", {"group": "g", "partitions": [["web", 0]]}, None, ["group=g topic=web partition=0"]),
+        (
+            "put_user",
+            {"name": "u", "verifiers": {"SCRAM-SHA-512": "the verifier"}, "new": True},
+            None,
+            ["user=u set=SCRAM-SHA-512 new=yes"],
+        ),
+        ("delete_user", {"name": "u"}, None, ["user=u"]),
+        ("zookeeper_login", {}, {"user": "x", "password": "y"}, [""]),
+        ("zookeeper_login", {}, {"local": "/x"}, []),
+    ],
+)
+def test_the_lines_of_verbs(
+    verb: str, given: dict[str, Any], result: Any, expected: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "appliance.audit")
+    frame = native.encode_frame([native.ADMIN, 1, verb, given])[4:]
+    origin = Origin(Listener("native", PLAINTEXT, "127.0.0.1:1"), "10.0.0.7:5", "User:a")
+    ChangeLog(Audit(lambda: 0)).on_native(origin, frame, native.encode_frame([1, 0, "", result]))
+    start = f"changed: who=User:a from=10.0.0.7:5 what={verb}"
+    assert caplog.messages == [f"{start} {line}".rstrip() for line in expected]
+
+
+@pytest.mark.parametrize(("code", "lines"), [(ZooKeeperAway.code, 1), (UnknownUser.code, 0)])
+def test_what_may_have_been_done_has_a_line(code: int, lines: int, caplog: pytest.LogCaptureFixture) -> None:
+    """A reply that did not come in time does not say that nothing was done."""
+    caplog.set_level(logging.INFO, "appliance.audit")
+    frame = native.encode_frame([native.ADMIN, 1, "delete_user", {"name": "u"}])[4:]
+    origin = Origin(Listener("native", PLAINTEXT, "127.0.0.1:1"), "10.0.0.7:5", "User:a")
+    ChangeLog(Audit(lambda: 0)).on_native(origin, frame, native.encode_frame([1, code, "away", None]))
+    assert [f"error={code}" in line for line in caplog.messages] == [True] * lines

@@ -323,6 +323,7 @@ def test_a_topic_registered_by_hand_is_made_here(tmp_path: Path, connect: str) -
         ask_zookeeper(connect, ask([create(f"{TOPICS}/logs", encode_topic(info))]))
         rig.until(lambda: ("logs", 0) in rig.tables)
         assert rig.settings["logs", 0]["retention.ms"] == "5"
+        rig.until(lambda: rig.metadata()["topics"])
         (known,) = rig.metadata()["topics"]
         assert known["partitions"] == [[0, 3], [1, -1]]
 

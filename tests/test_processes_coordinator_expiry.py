@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any
 
+import pytest
+
 from appliance.processes.coordinator.expiry import CHECK_MS, Expiry
+from appliance.processes.coordinator.trusted_clock import Now, TrustedClock
 from appliance.zookeeper.group_registry import GroupRegistry
 from appliance.zookeeper.operations import Operation, ask, create
 from appliance.zookeeper.paths import CommittedOffset, Subscription, group, offset
@@ -15,6 +19,7 @@ from .test_processes_coordinator_committed_offsets import OTHER, PART, Broker
 from .zookeeper_fixture import Tree
 
 RETENTION_MS = 800_000
+DAY_MS, HOLD_MS = 86_400_000, 86_400_000
 
 
 class Bench(Broker):
@@ -25,7 +30,10 @@ class Bench(Broker):
         self.tree = tree
         self.offsets._clock_ms = lambda: tree.clock_ms
         coordinates = lambda group: group not in self.elsewhere  # noqa: E731
-        self.expiry = Expiry(self.zookeeper, self.offsets, coordinates, lambda: tree.clock_ms)
+        clocks = lambda: Now(tree.clock_ms, tree.clock_ms, "b")  # noqa: E731
+        self.clock = TrustedClock(Path("/nonexistent"), lambda report: None, clocks)
+        self.clock.begin(0, HOLD_MS)
+        self.expiry = Expiry(self.zookeeper, self.offsets, coordinates, self.clock)
 
     async def look(self) -> None:
         await self.expiry.look(RETENTION_MS)
@@ -59,6 +67,36 @@ def test_a_groups_time_counts_from_when_it_became_empty() -> None:
         bench.later(200)
         await bench.look()
         assert await bench.groups() == [], "and nothing stays of it"
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("days", [-10, 10])
+def test_a_jump_of_the_clock_expires_nothing(days: int) -> None:
+    """Neither what was committed before it, nor what is committed while the clock is wrong."""
+
+    async def scenario() -> None:
+        bench = Bench(Tree())
+        skew_ms = [0]
+        bench.clock._clocks = lambda: Now(bench.tree.clock_ms, bench.tree.clock_ms - skew_ms[0], "b")
+        bench.clock.begin(0, HOLD_MS)
+        await bench.commit(1, PART)
+        skew_ms[0] = days * DAY_MS
+        bench.later(days * DAY_MS)
+        bench.clock.look(HOLD_MS)
+        await bench.commit(2, OTHER)
+        await bench.look()
+        assert await bench.stored() == {PART: 1, OTHER: 2}
+        skew_ms[0] = 0
+        bench.later(-days * DAY_MS)
+        bench.clock.look(HOLD_MS)
+        await bench.look()
+        assert await bench.stored() == {PART: 1, OTHER: 2}
+        bench.later(RETENTION_MS + 1_000)
+        bench.clock.look(HOLD_MS)
+        await bench.look()
+        assert OTHER not in await bench.stored() or days > 0, "one with a time in the future is kept longer"
+        assert PART not in await bench.stored()
 
     run(scenario())
 

@@ -39,7 +39,7 @@ def test_a_long_order_is_cut_into_messages_and_answered_as_one() -> None:
     supervisor = Supervisor(lambda partition: ("", ""))
     asyncio.run(supervisor.partitions.create(keys(2 * ORDER_ROWS_MAX + 1), ID, {"retention.ms": "1"}))
     assert [len(message[2]) for message in supervisor.messages] == [ORDER_ROWS_MAX, ORDER_ROWS_MAX, 1]
-    assert supervisor.messages[0][2][0] == ["logs", 0, ID, {"retention.ms": "1"}]
+    assert supervisor.messages[0][2][0] == ["logs", 0, ID, {"retention.ms": "1"}, True]
 
 
 ERRORS = [StorageFault("rotten"), DiskFull("full"), OutOfResources("no room"), RequestTimedOut("slow")]

@@ -88,3 +88,15 @@ def test_limits_follow_a_reload_and_an_altered_topic(tmp_path: Path) -> None:
         assert rig.settings["logs", 0]["retention.ms"] == "120000"
         assert rig.settings["other", 0]["retention.ms"] == "3600000"
         assert rig.metadata("logs")["topics"][0]["settings"]["retention.ms"] == "120000"
+
+
+def test_what_was_removed_is_counted_once_by_reason(tmp_path: Path) -> None:
+    """An order that is repeated, because the writer has not followed it yet, is not counted again."""
+    with start(tmp_path, "topics.retention.ms=1h") as rig:
+        rig.admin("create_topic", name="old")
+        fill(rig, "old", [1000, 500, 0], [7200, 7200, 0])
+        rig.until(lambda: rig.cuts)
+        rig.admin("create_topic", name="large", settings={"retention.bytes": "4KiB"})
+        fill(rig, "large", [4096, 4096, 4096])
+        rig.until(lambda: rig.cuts.count(("old", 0, 1500)) > 2 and ("large", 0, 8192) in rig.cuts)
+        assert rig.shown["retention"] == {"age": 1500, "size": 8192, "room": 0}

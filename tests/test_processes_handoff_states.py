@@ -150,6 +150,8 @@ class Bench:
 
     def _start_writer(self, topic: str) -> None:
         arguments = WriterArguments(CONFIG, self.path, topic, 0, SETTINGS, self._tables[topic], [self._doorbell])
+        if not arguments.path.exists():  # as the opener does
+            Log.open(arguments.path, arguments.topic_settings, lambda: 0).close()
 
         def make(control: Channel) -> Callable[[], None]:
             writer = Writer(arguments, control)

@@ -13,6 +13,7 @@ import pytest
 
 from appliance.errors import (
     CorruptBatch,
+    InvalidRecord,
     InvalidTimestamp,
     MessageTooLarge,
     OffsetOutOfRange,
@@ -154,7 +155,7 @@ def spoilt(position: int, layout: str, value: int) -> bytes:
         (BATCH[:-1] + b"?", CorruptBatch, "CRC32C"),
         (BATCH[:40], CorruptBatch, "header"),
         (BATCH[:-5], CorruptBatch, "only"),
-        (b"", CorruptBatch, "without record batches"),
+        (b"", InvalidRecord, "without record batches"),
         (spoilt(16, ">b", 1), UnsupportedVersion, "magic 1"),
         (encode_values([os.urandom(2_000_000)], 1_000), MessageTooLarge, "max.message.bytes"),
         (encode_values([b"x"], -5), InvalidTimestamp, "-5 ms"),

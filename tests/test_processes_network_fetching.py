@@ -41,7 +41,7 @@ class Steps:
         self.table = tables[0]
         link = SimpleNamespace(ask_for_flush=lambda written, now: self.asked.append(now))
         self.partitions = [
-            Partition(TopicPartition("t", number), table, cast(Any, None), cast(Any, link))
+            Partition(TopicPartition("t", number), table, cast(Any, None), cast(Any, link), lambda *_: None)
             for number, table in enumerate(tables)
         ]
 

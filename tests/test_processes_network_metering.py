@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
 
 from appliance.records.encode import encode_values
+from appliance.security.quotas import THROTTLE_MS_MAX
 from appliance.security.scram import ITERATIONS_MIN, ScramClient, salted_password
 from appliance.wire import native
 
@@ -128,6 +131,93 @@ def test_connections_share_a_limit_whichever_worker_has_them(server: Server) -> 
         thread.join()
     took = time.monotonic() - begun
     assert sum(counts) * len(BATCH) <= RATE * (1 + 2 * took) + 24 * len(BATCH), (counts, took)
+
+
+def at_once(server: Server, count: int, ask: Callable[[KafkaPeer], Any], seconds: float) -> int:
+    """How often ``ask`` was answered on so many connections, of which each is closed after its answer."""
+    answered: list[Any] = []
+    ended = time.monotonic() + seconds
+
+    def run() -> None:
+        while (left_s := ended - time.monotonic()) > 0:
+            with fresh(server) as peer, contextlib.suppress(TimeoutError):
+                peer.sock.settimeout(left_s)
+                answered.append(ask(peer))
+
+    threads = [threading.Thread(target=run) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return len(answered)
+
+
+def fetch(peer: KafkaPeer, client_id: str) -> Any:
+    part = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1 << 20}
+    return peer.ask("Fetch", client_id=client_id, max_bytes=1 << 20, topics=[{"topic": "t", "partitions": [part]}])
+
+
+@pytest.mark.parametrize("count", [1, 8])
+@pytest.mark.parametrize(
+    ("key", "rate", "ask"),
+    [
+        ("producer_byte_rate", 1_000.0, produce),
+        ("consumer_byte_rate", 1_000.0, fetch),
+        ("request_rate", 0.1, lambda peer, name: peer.ask("Metadata", client_id=name, topics=[])),
+    ],
+)
+def test_who_connects_again_finds_the_debt(
+    server: Server, key: str, rate: float, ask: Callable[[KafkaPeer, str], Any], count: int
+) -> None:
+    """One connection for each request, after each other or many at once: each worker gives at most one in advance.
+
+    What is owed after the first one is more than the test takes.
+    """
+    name = f"again-{key}-{count}"
+    with fresh(server) as peer:
+        produce(peer, "filler")
+    limit(server, name, **{key: rate})
+    first = at_once(server, count, lambda peer: ask(peer, name), 1.5)
+    assert 1 <= first <= 2, "one of each worker"
+    assert first + at_once(server, count, lambda peer: ask(peer, name), 0.5) <= 2, "and later ones find it, too"
+    with fresh(server) as peer:
+        limit(server, "another", producer_byte_rate=RATE)
+        peer.ask("Metadata", topics=[])
+    assert first + at_once(server, count, lambda peer: ask(peer, name), 0.5) <= 2, "also after a change of others"
+    limit(server, name, **{key: None})
+    limit(server, "another", producer_byte_rate=None)
+
+
+def test_what_takes_nothing_goes_on(server: Server) -> None:
+    """A producer's debt does not stop its other connections: members of groups would lose their partitions."""
+    limit(server, "both", producer_byte_rate=100.0)
+    with fresh(server) as peer, fresh(server) as other, fresh(server) as third:
+        assert produce(peer, "both") > 0.9 * THROTTLE_MS_MAX
+        assert other.ask("Metadata", client_id="both", topics=[]).throttle_time_ms == 0
+        assert fetch(third, "both").throttle_time_ms == 0
+    limit(server, "both", producer_byte_rate=None)
+
+
+def test_requests_of_who_is_throttled_take_no_memory_from_others(make_appliance: Callable[..., Server]) -> None:
+    """They wait in memory, whole, for a minute; when others need it, their connections are closed."""
+    mib = 1 << 20
+    small = {"network.arena_bytes": mib, "network.frame_bytes_max": mib // 2, "topics.max.message.bytes": 500_000}
+    server = make_appliance(**{"network.workers": 1, **small})
+    with Peer(server.native) as peer:
+        peer.create("t")
+    limit(server, "greedy", producer_byte_rate=100.0)
+    batch = encode_values([b"x" * 400_000], 1_000)
+    data = [{"name": "t", "partition_data": [{"index": 0, "records": batch}]}]
+    values = {"transactional_id": None, "acks": 1, "timeout_ms": 9_000, "topic_data": data}
+    with contextlib.ExitStack() as stack:
+        peers = [stack.enter_context(KafkaPeer(server.kafka)) for _ in range(12)]
+        for peer in peers:
+            peer.send("Produce", client_id="greedy", **values)
+        with KafkaPeer(server.kafka) as other:
+            for _ in range(3):
+                reply = other.ask("Produce", client_id="other", **values)
+                assert reply.responses[0].partition_responses[0].error_code == 0
+    assert "it is throttled, and its requests keep memory" in server.log()
 
 
 def test_librdkafka_is_throttled_and_loses_nothing(server: Server) -> None:

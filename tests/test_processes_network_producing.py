@@ -10,10 +10,13 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from appliance.addresses import PLAINTEXT, Listener
 from appliance.config import Config, Network
 from appliance.errors import WriterGone
+from appliance.partition_states import ONLINE
 from appliance.processes.control import Channel
 from appliance.processes.handoff import BUFFER_BYTES_MIN, PIECE_BYTES
 from appliance.processes.network.client_session import ClientSession
@@ -23,16 +26,19 @@ from appliance.processes.network.handing_over import SETTLING_MS_MAX, HandingOve
 from appliance.processes.network.inbox import Buffers, Inbox
 from appliance.processes.network.known_partitions import KnownPartitions
 from appliance.processes.network.places import Places
-from appliance.processes.network.producing import Producing, _runs
+from appliance.processes.network.producing import ASKED_MS, NEEDED_MAX, Producing, WriterNeeds, _runs
 from appliance.processes.network.relaying import Relaying
 from appliance.processes.network.turn import Turn
-from appliance.processes.network.writer_link import HandedOver, WriterLink
+from appliance.processes.network.writer_link import WRITER_WAIT_MS_MAX, WRITER_WAIT_MS_MIN, HandedOver, WriterLink
+from appliance.records.encode import encode_values
 from appliance.wire.frames import SIZE_BYTES
 from appliance.wire.listener_codecs import codec_of
 from appliance.wire.requests import Produce, ProducePart
 from appliance.wire.transport import PlainTransport
 
 ARENA_BYTES = 1 << 19
+PLAIN = encode_values([b"plain"], 1_000)
+NUMBERED = encode_values([b"numbered"], 1_000, producer_id=7, producer_epoch=0, base_sequence=0)
 
 
 @dataclass(eq=False)
@@ -48,11 +54,13 @@ class Rig:
     Half of the arena is taken, so a connection waits while the writer has ``in_hand_bytes_max`` in hand.
     """
 
-    def __init__(self, in_hand_bytes_max: int = 0) -> None:
+    def __init__(self, in_hand_bytes_max: int = 0, arena_bytes: int = ARENA_BYTES) -> None:
         self.turn = turn = Turn()
         epoll = select.epoll()
-        self.buffers = Buffers(memoryview(bytearray(ARENA_BYTES)), ARENA_BYTES)
-        assert self.buffers.arena.allocate(ARENA_BYTES // 2) is not None
+        self.buffers = Buffers(memoryview(bytearray(arena_bytes)), arena_bytes)
+        assert self.buffers.arena.allocate(arena_bytes // 2) is not None
+        self.buffers.memory[: len(PLAIN)] = PLAIN
+        self.buffers.memory[len(PLAIN) : len(PLAIN) + len(NUMBERED)] = NUMBERED
         self.link = WriterLink("t-0", in_hand_bytes_max, epoll)
         table = SimpleNamespace(start=0, state=0, flushes_at_once=True)
         self.partition = cast(Any, KnownPartition(self.link, table))
@@ -65,7 +73,9 @@ class Rig:
         self.handing_over = handing_over
         known = cast(KnownPartitions, partitions)
         self.producing = Producing(turn, self.connections, known, handing_over, self.buffers, lambda key: None)
-        self.connections.connect({}, handing_over.hand_over, self.producing.ask_for_room, self.producing.forget)
+        self.connections.connect(
+            {}, handing_over.hand_over, self.producing.ask_for_room, self.producing.forget, lambda piece: None
+        )
         self._epoll = epoll
         self._sockets: list[socket.socket] = []
 
@@ -82,9 +92,20 @@ class Rig:
         self._sockets += [ours, theirs]
         return ours, theirs
 
-    def produce(self, connection: Connection) -> bool:
-        request = Produce([1], 1, 0, [ProducePart("t", 0, 0, 10)])
+    def produce(self, connection: Connection, *, numbered: bool = False, timeout_ms: int = 0) -> bool:
+        """Start a produce request with a batch of an idempotent producer, or another one."""
+        start, stop = (len(PLAIN), len(PLAIN) + len(NUMBERED)) if numbered else (0, len(PLAIN))
+        request = Produce([1], 1, timeout_ms, [ProducePart("t", 0, start, stop)])
         return self.producing.start(connection, request, 0, memoryview(b""))
+
+    def end_turn(self) -> None:
+        self.producing.send_all()
+        self.connections.advance_touched()
+
+    def appended(self) -> list[int]:
+        """The positions of all batches that the writer has been sent."""
+        messages = [message for message, _ in self.writer.receive()]
+        return [position for message in messages for append in message for position in append[2][::2]]
 
     def join_writer(self) -> None:
         left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -256,6 +277,132 @@ def test_what_a_writer_answered_before_it_died_is_not_failed(joined: Rig, notice
         joined.producing.on_event(joined.partition, select.EPOLLIN | select.EPOLLHUP)
     errors = [one.results[0].error for one in pending]
     assert errors == [0, 0, WriterGone.code]
+
+
+def connections_at(joined: Rig, count: int) -> list[Connection]:
+    connections = [joined.connection() for _ in range(count)]
+    for connection in connections:
+        read_with_extent(connection)
+    return connections
+
+
+def test_when_a_writer_dies_idempotent_producers_lose_their_connections_and_others_get_an_error() -> None:
+    """Goal: nothing of an idempotent producer is appended behind a batch that died with a writer.
+
+    Method: more of each client waits for the next writer when the first one's death is noticed.
+    """
+    rig = Rig(ARENA_BYTES, 4 * ARENA_BYTES)
+    rig.join_writer()
+    numbered, plain, late = connections_at(rig, 3)
+    for connection, is_numbered in ((numbered, True), (plain, False)):
+        assert rig.produce(connection, numbered=is_numbered)
+    rig.end_turn()
+    rig.producing.retire_writer(rig.partition)
+    for connection, is_numbered in ((numbered, True), (plain, False), (late, True)):
+        assert rig.produce(connection, numbered=is_numbered)
+        rig.end_turn()
+    assert numbered.started == 2 and len(rig.link.waiting) == 3
+    errors = [pending for pending in plain.requests]
+    rig.writer.close()
+    rig.producing.on_event(rig.partition, select.EPOLLIN | select.EPOLLHUP)
+    assert numbered.closed and not plain.closed and not late.closed
+    assert [pending.results[0].error for pending in errors] == [WriterGone.code] * 2
+    rig.join_writer()
+    rig.end_turn()
+    assert rig.appended() == [len(PLAIN)] and late.started == 1
+    rig.close()
+
+
+def test_what_waits_behind_an_expired_batch_of_the_same_client_expires_too() -> None:
+    rig = Rig(ARENA_BYTES)
+    first, second = connections_at(rig, 2)
+    for connection, timeout_ms in ((first, 0), (second, WRITER_WAIT_MS_MAX), (first, WRITER_WAIT_MS_MAX)):
+        assert rig.produce(connection, numbered=True, timeout_ms=timeout_ms)
+        rig.end_turn()
+    rig.pass_time(WRITER_WAIT_MS_MIN)
+    rig.producing.check_timeouts()
+    assert first.started == 0 and second.started == 1 and not first.closed
+    rig.join_writer()
+    rig.end_turn()
+    assert rig.appended() == [len(PLAIN)] and second.started == 1
+    rig.close()
+
+
+def test_a_writer_that_retires_gets_what_has_waited_for_it(joined: Rig) -> None:
+    """Else one that is started and retires for another one would be started again for the same request, and so on."""
+    joined.producing.retire_writer(joined.partition)
+    connection = joined.connection()
+    read_with_extent(connection)
+    assert joined.produce(connection)
+    joined.producing.send_all()
+    assert joined.producing.waiting == 1
+    joined.join_writer()
+    joined.producing.retire_writer(joined.partition)
+    assert joined.producing.waiting == 0
+    ((message, _),) = joined.writer.receive()
+    joined.writer.send([(message[0][0], [0, 0, 1], {}, -1)])
+    joined.producing.on_event(joined.partition, select.EPOLLIN)
+    assert not connection.requests[0].missing and joined.link.channel is None
+
+
+def partition_numbered(number: int) -> Any:
+    table = SimpleNamespace(state=ONLINE)
+    return KnownPartition(cast(Any, None), table, cast(Any, SimpleNamespace(partition=number)))
+
+
+class Asked(list[Any]):
+    """Partitions that the supervisor was asked for a writer of, and those that have not come yet."""
+
+    def __init__(self) -> None:
+        self.turn = Turn()
+        self.needs = WriterNeeds(self.turn, lambda key: self.append(key.partition))
+        self.partitions: dict[int, Any] = {}
+
+    def need(self, number: int, connection: Any) -> None:
+        partition = self.partitions.setdefault(number, partition_numbered(number))
+        self.needs.add(partition, connection)
+
+    def come(self, number: int) -> None:
+        self.needs.remove(self.partitions.pop(number))
+
+    @property
+    def outstanding(self) -> list[int]:
+        return [number for number in self if number in self.partitions]
+
+
+@given(wanted=st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 60)), max_size=80))
+def test_writers_are_asked_for_few_at_a_time_and_for_each_connection_in_turn(wanted: list[tuple[str, int]]) -> None:
+    """Goal: the n-th need of a connection is not behind the n+1st of another; none is forgotten, none asked twice."""
+    asked = Asked()
+    for number in range(1_000, 1_000 + NEEDED_MAX):
+        asked.need(number, "before")
+    rounds: dict[int, int] = {}
+    counts = dict.fromkeys("abcd", 0)
+    for connection, number in wanted:
+        asked.need(number, connection)
+        if number not in rounds:
+            rounds[number] = counts[connection]
+            counts[connection] += 1
+    assert len(asked) == NEEDED_MAX
+    while asked.outstanding:
+        asked.come(asked.outstanding[0])
+        assert len(asked.outstanding) <= NEEDED_MAX
+    later = [rounds[number] for number in asked[NEEDED_MAX:]]
+    assert later == sorted(later) and len(later) == len(rounds) == len(set(asked)) - NEEDED_MAX
+
+
+def test_one_that_needs_one_writer_waits_for_few_of_another() -> None:
+    asked = Asked()
+    for number in range(10_000):
+        asked.need(number, "greedy")
+    assert len(asked) == NEEDED_MAX
+    asked.need(10_000, "modest")
+    asked.come(asked[0])
+    asked.come(asked[1])
+    assert 10_000 in asked
+    asked.turn.now_ms += ASKED_MS
+    asked.needs.check_timeouts()
+    assert len(asked) == 2 * NEEDED_MAX + 2, "those that do not come keep nobody waiting"
 
 
 def test_a_descriptor_is_open_until_the_turn_ends(joined: Rig) -> None:

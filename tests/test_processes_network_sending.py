@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -19,12 +20,12 @@ from appliance.addresses import PLAINTEXT, Listener
 from appliance.config import Config, Network
 from appliance.processes.network import connection_state
 from appliance.processes.network.client_session import ClientSession
-from appliance.processes.network.connection_state import ENDS_EARLY, JOINED_BYTES_MAX, Connection
+from appliance.processes.network.connection_state import JOINED_BYTES_MAX, Connection, FileFault, Pending
 from appliance.processes.network.connections import Connections
 from appliance.processes.network.inbox import Buffers, Inbox
 from appliance.processes.network.turn import Turn
 from appliance.wire.listener_codecs import codec_of
-from appliance.wire.requests import FileRange
+from appliance.wire.requests import Fetch, FileRange, Produce
 from appliance.wire.transport import PlainTransport, Transport
 
 from .certificates import make_certificates
@@ -148,7 +149,7 @@ def test_a_segment_that_is_too_short_ends_the_connection(segment: tuple[SimpleNa
     pair = Plain()
     sender = connection(pair.transport)
     sender.put(FileRange(segment[0], FILE_BYTES - 10, size))
-    with pytest.raises(OSError, match=ENDS_EARLY):
+    with pytest.raises(FileFault):
         for _ in range(2):
             sender.send()
             pair.to_client(1 << 20)
@@ -161,7 +162,7 @@ def test_what_is_whole_is_sent_before_a_segment_that_is_too_short(segment: tuple
     sender = connection(pair.transport)
     for piece in (b"acknowledged", FileRange(segment[0], 0, 100), b"header", FileRange(segment[0], FILE_BYTES, 1)):
         sender.put(piece)
-    with pytest.raises(OSError, match=ENDS_EARLY):
+    with pytest.raises(FileFault):
         sender.send()
     pair.to_client(1 << 20)
     assert pair.read() == b"acknowledged" + segment[1][:100] + b"header"
@@ -203,3 +204,37 @@ def test_nothing_is_read_for_a_socket_that_is_full(
     assert got + pair.read() == 10 * segment[1][:JOINED_BYTES_MAX]
     epoll.close()
     pair.close()
+
+
+REPLIES = st.lists(
+    st.one_of(
+        st.tuples(st.sampled_from([Produce, Fetch]), st.integers(0, 5_000), st.integers(0, 5_000)),
+        st.tuples(st.just("read"), st.integers(1, 20_000), st.just(0)),
+    ),
+    max_size=30,
+)
+
+
+@given(steps=REPLIES)
+def test_an_acknowledgement_is_owed_until_its_last_byte_is_sent(steps: list[tuple[Any, int, int]]) -> None:
+    """Whatever replies are before and behind it: an ordered stop waits for no other."""
+    pair = Plain()
+    sender = connection(pair.transport)
+    stream: list[bool] = []  # of each byte: whether it is of an answer to a produce request
+    sent = 0
+    try:
+        for step, first, second in steps:
+            if step == "read":
+                pair.to_client(first)
+            else:
+                pending = Pending(sender, step.__new__(step))
+                sender.requests.append(pending)
+                assert sender.owes_acknowledgement == (step is Produce or any(stream[sent:]))
+                pending.reply = [bytes(first), bytes(second)]
+                stream += [step is Produce] * (first + second)
+                sender.unanswered += 1
+                sender.collect()
+            sent += sender.send()
+            assert sender.owes_acknowledgement == any(stream[sent:])
+    finally:
+        pair.close()

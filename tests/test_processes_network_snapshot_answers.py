@@ -11,8 +11,6 @@ import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
-from appliance.processes.coordinator.producer_ids import PRODUCER_IDS_PER_BLOCK
-from appliance.processes.snapshot import PRODUCER_IDS_LOW
 from appliance.wire import native
 
 from .native_peer import Peer
@@ -131,7 +129,6 @@ def test_idempotent_producers_do_not_notice_a_coordinator_that_hangs(make_applia
     server = make_appliance(**{"network.workers": 1}, **HANGS)
     with Peer(server.native) as peer:
         peer.create("t")
-        peer.admin("init_producer")  # the worker's ids have come before this reply, whoever has made it
         coordinator = server.pid_of("coordinator")
         with stopped(coordinator):
             producer = Producer({"bootstrap.servers": server.kafka, "enable.idempotence": True, "linger.ms": 0})
@@ -140,28 +137,13 @@ def test_idempotent_producers_do_not_notice_a_coordinator_that_hangs(make_applia
             assert peer.admin("init_producer")["epoch"] == 0
 
 
-def test_a_worker_without_producer_ids_waits_for_the_coordinator(make_appliance: Callable[..., Server]) -> None:
-    """Method: more requests at once than it has ids; they are answered in their order, so those that wait are last."""
-    server = make_appliance(**{"network.workers": 1})
-    count = 2 * PRODUCER_IDS_PER_BLOCK
-    with Peer(server.native) as peer:
-        first = peer.admin("init_producer")["producer_id"]
-        coordinator = server.pid_of("coordinator")
-        with stopped(coordinator):
-            for _ in range(count):
-                peer.send([native.ADMIN, 1, "init_producer", {}])
-            ids = [peer.receive()[0][3]["producer_id"] for _ in range(PRODUCER_IDS_LOW - 1)]
-        ids += [peer.receive()[0][3]["producer_id"] for _ in range(count - len(ids))]
-        assert len({first, *ids}) == count + 1
-
-
 def test_no_producer_id_is_given_twice_whatever_dies(make_appliance: Callable[..., Server]) -> None:
-    """Method: more ids than a block has, over several connections, while workers and coordinator are killed in turn."""
+    """Method: over several connections, while workers and coordinator are killed in turn."""
     server = make_appliance(**{"network.workers": 2})
     ids: list[int] = []
     for role in ("coordinator", "network", "coordinator", "network", ""):
         peers = [Peer(server.native) for _ in range(6)]
-        for _ in range(PRODUCER_IDS_PER_BLOCK // 4):
+        for _ in range(64):
             ids += [peer.admin("init_producer")["producer_id"] for peer in peers]
         if role:
             killed = server.pids(role)

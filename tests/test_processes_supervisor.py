@@ -106,12 +106,15 @@ def test_what_a_killed_instance_left_is_cleaned_up_at_the_next_start(tmp_path: P
     server = Server(tmp_path / "data").start()
     with Peer(server.native) as peer:
         peer.create("t")
+    instance = memory.instance_of(server.data_dir)
+    owner_fd = memory.own(instance)  # else an appliance of another test may remove it all before the next start here
     server.kill_supervisor()
     assert server.leftovers()
-    stale, _ = memory.create(memory.instance_of(server.data_dir), "arena9", 4096)
+    stale, _ = memory.create(instance, "arena9", 4096)
     with Server(tmp_path / "data") as again:
         assert stale[1:] not in again.leftovers()
         assert "removed shared memory" in again.log()
+    os.close(owner_fd)
     assert again.leftovers() == []
 
 

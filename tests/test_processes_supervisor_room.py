@@ -248,7 +248,7 @@ def test_names_of_others_are_left_where_they_are(tmp_path: Path, make_appliance:
             peer.create("t")
             assert peer.produce("t", BATCH, acks=-1)[0] == 0
         ours = [name for name in server.leftovers() if name != foreign.name]
-        assert len(ours) == 7, "two arenas, a table, that of offline partitions, and three pages of counters"
+        assert len(ours) == 8, "its owner, two arenas, a table, that of offline partitions, and three pages of counters"
         assert {(memory.SHM_DIR / name).stat().st_mode & 0o777 for name in ours} == {0o600}
         assert len({name.rsplit(".", 1)[1] for name in ours}) == len(ours), "nobody can know the next name"
         assert server.stop() == 0

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from appliance.log.files import log_path
-from appliance.log.scrub import DamagedRange
-from appliance.processes.supervisor.scrubber import FILE_NAME, RANGES_MAX, merged
+from appliance.errors import StorageFault
+from appliance.log.files import index_path, log_path
+from appliance.processes.supervisor.scrubber import FILE_NAME
+from appliance.records.encode import encode_values
+from appliance.wire import native
 
 from .command_line import run, succeeding
+from .native_peer import Peer
 from .server import Server, wait_for
 
 LINES = [b"line %d\n" % number for number in range(100)]
@@ -93,8 +97,56 @@ def test_a_scrubber_that_dies_is_started_again(server: Server) -> None:
     assert server.stop() == 0 and server.leftovers() == []
 
 
-def test_many_ranges_become_few() -> None:
-    ranges = [DamagedRange(100 * number, 100 * number + 50, "f", 100 * number, "why") for number in range(40)]
-    few = merged(ranges)
-    assert len(few) == RANGES_MAX and few[:-1] == ranges[: RANGES_MAX - 1]
-    assert (few[-1].start, few[-1].stop) == (ranges[RANGES_MAX - 1].start, ranges[-1].stop)
+def test_a_wrong_index_is_mended_and_readers_look_again(tmp_path: Path) -> None:
+    """Goal: what an index says wrong of the times of messages ends with the scrubber's next round.
+
+    Method: the index of a sealed segment forgets its largest time; a worker is asked before and after.
+    """
+    config = tmp_path / "a.toml"
+    config.write_text("[scrub]\nevery_ms = 3_600_000\n")
+    with Server(tmp_path / "data", config) as server, Peer(server.native) as peer:
+        peer.create("web", segment_bytes=1024)
+        for number in range(8):
+            assert peer.produce("web", encode_values([b"x" * 400], 1_000 + number))[0] == 0
+        path = index_path(server.data_dir / "web-0", 0)
+        right = path.read_bytes()
+        first_ms, last_ms = 1_000, int.from_bytes(right[-16:-8], "little")
+
+        def asked() -> int:
+            header, _ = peer.call([native.OFFSETS, 4, [["web", 0, last_ms, -1]]])
+            return int(header[2][0][2])
+
+        path.write_bytes(right[:-16] + first_ms.to_bytes(8, "little") + right[-8:])
+        assert asked() > last_ms, "a message of the next segment"
+        config.write_text("[scrub]\nevery_ms = 100\n")
+        succeeding("reload", "--data", str(server.data_dir))
+        wait_for(lambda: f"an index was wrong, and is made anew from its segment: {path}:" in server.log(), "a round")
+        assert path.read_bytes() == right
+        wait_for(lambda: asked() == last_ms, "the worker looks again")
+        assert run("status", "--data", str(server.data_dir)).status == 0, "it is no damage"
+
+
+def test_what_verify_finds_is_served_no_more(make_appliance: Callable[..., Server]) -> None:
+    """Goal: the appliance need not find by itself what somebody else has.
+
+    Method: a byte changes under it, without a trace in size and time, and nothing is scrubbed.
+    """
+    server = make_appliance(**{"scrub.bytes_per_second": 0})
+    with Peer(server.native) as peer:
+        peer.create("web", segment_bytes=1024)
+        for number in range(8):
+            assert peer.produce("web", encode_values([b"x" * 400], 1_000 + number), acks=-1)[0] == 0
+        path = log_path(server.data_dir / "web-0", 0)
+        before, data = path.stat(), bytearray(path.read_bytes())
+        data[300] ^= 0xFF
+        with path.open("r+b") as file:
+            file.write(data)
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        said = run("log", "verify", "--data", str(server.data_dir))
+        assert said.status == 74 and "could not be told" not in said.err
+        assert server.state["damaged"]["web-0"][0][2:4] == [path.name, 0]
+        wait_for(lambda: peer.fetch("web", 0)[0][0] == StorageFault.code, "the workers to know")
+        assert peer.produce("web", encode_values([b"more"], 1_000), acks=-1)[0] == 0
+        succeeding("log", "repair", "web", "--data", str(server.data_dir))
+        wait_for(lambda: not server.state["damaged"], "it to be served again")
+        assert peer.fetch("web", 0)[0][0] == 0

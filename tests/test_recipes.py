@@ -29,6 +29,7 @@ from appliance.wire import native
 
 from .certificates import SCRIPT
 from .clients.adapters import java
+from .clients.shipper_files import STATE_DIRS, Security, on_page
 from .clients.test_shippers import OMKAFKA, RSYSLOG, running
 from .native_peer import Peer
 from .server import Server, wait_for
@@ -87,6 +88,8 @@ class Recipe:
         password = self.place / "root/shipper.password"
         if password.exists():
             text = text.replace("PASSWORD", password.read_text().strip())
+        for state_dir in STATE_DIRS:
+            text = text.replace(state_dir, f"{self.place}/shipper")
         return re.sub(r"^(\s*)appliance ", rf"\1{COMMAND} ", text, flags=re.MULTILINE)
 
     def set_up(self) -> None:
@@ -161,7 +164,6 @@ def send_by_rsyslog(recipe: Recipe, line: str) -> None:
         pytest.skip("no rsyslog with omkafka: apt-get install rsyslog rsyslog-kafka")
     (recipe.place / "app.log").write_text(line + "\n")
     conf = recipe.client_file("rsyslog.conf")
-    conf.write_text(f'global(workDirectory="{recipe.place}")\n' + conf.read_text())
     command = [RSYSLOG, "-n", "-f", str(conf), "-i", str(recipe.place / "rsyslog.pid")]
     with running(command, recipe.place):
         wait_for(lambda: line.encode() in lines_of(recipe.server), "the line", WAIT_S)
@@ -218,6 +220,17 @@ def assert_refused(recipe: Recipe, options: dict[str, str]) -> None:
     client = AdminClient({"bootstrap.servers": f"localhost:{recipe.port}", **options})
     with pytest.raises(KafkaException):
         client.list_topics(timeout=3)
+
+
+@pytest.mark.parametrize("name", ["rsyslog.conf", "fluent-bit.conf"])
+@pytest.mark.parametrize(
+    "security, heading",
+    [("scram", "Passwords for other hosts (TLS and SCRAM)"), ("mtls", "Certificates of clients (mTLS)")],
+)
+def test_the_shippers_of_the_page_are_those_that_lose_nothing(heading: str, security: Security, name: str) -> None:
+    """Goal: what is copied from the page is what ``clients/test_shippers.py`` restarts and fills disks with."""
+    (block,) = [block for block in section(heading) if block.file == f"/etc/shipper/{name}"]
+    assert block.code == on_page(name, security)
 
 
 @pytest.mark.parametrize("client", CLIENTS)

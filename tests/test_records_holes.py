@@ -26,10 +26,9 @@ def test_a_hole_of_any_size(size: int, offset: int, reason: str) -> None:
     assert info is not None and (len(batch), info.size) == (size, size)
     assert int.from_bytes(batch[:8], "big") + info.count == offset + size
     assert info.count == (size >= HOLE_BYTES_MIN)
-    whole = f"{size} bytes at offset {offset} are missing: {reason}"
-    assert whole.startswith(reason_of(batch)[:-3])
+    assert reason.startswith(reason_of(batch))
     if size > 1000:
-        assert reason_of(batch) == whole
+        assert reason_of(batch) == reason
     with pytest.raises(InvalidRequest):
         check(batch, 0, size, 1 << 20)  # from a client
     for decode in (decode_batch, decode_values):

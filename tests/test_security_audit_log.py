@@ -10,7 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.security.audit_log import REFUSED_MAX, VALUE_CHARACTERS_MAX, WINDOW_MS, Audit, Reason, _line
+from appliance.security.acls import HOST_CHARACTERS_MAX, NAME_CHARACTERS_MAX, PRINCIPAL_CHARACTERS_MAX
+from appliance.security.audit_log import (
+    READS_MAX,
+    READS_WINDOW_MS,
+    REFUSED_MAX,
+    REFUSED_OF_ONE_MAX,
+    VALUE_CHARACTERS_MAX,
+    WINDOW_MS,
+    Audit,
+    Reason,
+    _line,
+)
+from appliance.security.principals import USER_CHARACTERS_MAX
 
 FIELD = re.compile(r'([a-z_]+)=("(?:[^"\\]|\\.)*"|[^\s"]+)(?: |$)')
 
@@ -42,6 +54,46 @@ def test_no_name_can_forge_a_line_or_a_field(who: str, topic: str) -> None:
         assert shown == (value if len(value) <= VALUE_CHARACTERS_MAX else value[:VALUE_CHARACTERS_MAX] + "…")
 
 
+def test_no_name_that_is_accepted_is_cut() -> None:
+    """So that nothing can take the room of something else."""
+    assert (
+        len("User:") + max(PRINCIPAL_CHARACTERS_MAX, USER_CHARACTERS_MAX, NAME_CHARACTERS_MAX, HOST_CHARACTERS_MAX)
+        <= VALUE_CHARACTERS_MAX
+    )
+
+
+def test_a_flood_from_one_side_does_not_hide_another(caplog: pytest.LogCaptureFixture) -> None:
+    audit = Audit(lambda: 0)
+    for number in range(1_000):
+        audit.refused(Reason.DENIED, "User:bob", f"10.0.0.9:{number}", what="Produce decoy")
+    audit.refused(Reason.DENIED, "User:bob", "10.0.0.8:1", what="Produce secret")
+    audit.refused(Reason.DENIED, "User:eve", "10.0.0.9:1", what="Produce secret")
+    assert len(caplog.messages) == REFUSED_OF_ONE_MAX + 2
+
+
+def test_reads_are_written_once_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    """However often somebody reads one thing, the next thing that he reads has its line."""
+    caplog.set_level(logging.INFO, "appliance.audit")
+    now = [READS_WINDOW_MS]
+    audit = Audit(lambda: now[0])
+    for number in range(500):
+        audit.read("User:a", f"10.0.0.7:{number}", "console", topic="decoy")
+    audit.read("User:a", "10.0.0.7:1", "console", topic="secret")
+    audit.read("User:b", "10.0.0.7:1", "console", topic="decoy")
+    first, second = "read: who=User:a from=10.0.0.7:0", "read: who=User:a from=10.0.0.7:1"
+    expected = [f"{first} what=console topic=decoy", f"{second} what=console topic=secret"]
+    expected += ["read: who=User:b from=10.0.0.7:1 what=console topic=decoy"]
+    assert caplog.messages == expected
+    now[0] += READS_WINDOW_MS
+    audit.take_counts()
+    assert caplog.messages[3:] == ["read: who=User:a from=10.0.0.7 again=499 what=console topic=decoy"]
+    for number in range(READS_MAX + 3):
+        audit.read("User:a", "10.0.0.7:1", "console", topic=f"t{number}")
+    now[0] += READS_WINDOW_MS
+    audit.take_counts()
+    assert len(caplog.messages) == 4 + READS_MAX + 1 and caplog.messages[-1].startswith("3 more reads")
+
+
 def test_a_flood_of_refusals_is_counted_and_not_written(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "appliance.audit")
     now, pending = [10_000], [0]
@@ -51,7 +103,7 @@ def test_a_flood_of_refusals_is_counted_and_not_written(caplog: pytest.LogCaptur
 
     audit = Audit(lambda: now[0], on_pending)
     for number in range(1_000):
-        audit.refused(Reason.TIMEOUT, "", f"10.0.0.9:{number}")
+        audit.refused(Reason.TIMEOUT, "", f"10.0.0.{number % 9}:{number}")
     assert len(caplog.messages) == REFUSED_MAX and pending == [1] and audit.pending
     audit.refused(Reason.BAD_CREDENTIALS, "User:bob", "10.0.0.9:1")  # not hidden by the others
     audit.changed("User:admin", "unix", "delete topic")  # never left out
@@ -60,7 +112,7 @@ def test_a_flood_of_refusals_is_counted_and_not_written(caplog: pytest.LogCaptur
     assert caplog.messages[REFUSED_MAX].startswith('refused: reason="bad credentials"')
     assert caplog.messages[REFUSED_MAX + 1].startswith("changed:")
     assert (
-        caplog.messages[-1] == f"{1_000 - REFUSED_MAX} more refusals (timeout) were not written (at most 20 per second)"
+        caplog.messages[-1] == f"{1_000 - REFUSED_MAX} more refusals (timeout) were not written (at most 40 per second)"
     )
     audit.refused(Reason.TIMEOUT, "", "10.0.0.9:1")
     assert caplog.messages[-1].startswith("refused: reason=timeout") and pending == [2]

@@ -12,6 +12,7 @@ from appliance.security.quotas import (
     BURST_MS,
     BYTES_IN,
     BYTES_OUT,
+    DEBT_MS_MAX,
     REQUESTS,
     THROTTLE_MS_MAX,
     Bucket,
@@ -39,6 +40,10 @@ def quota(entity: dict[str, str | None], **limits: float) -> Quota:
     return Quota(check_entity(entity.items()), tuple(sorted(limits.items())))
 
 
+def bucket_of(rate: float, now_ms: int = 0) -> Bucket:
+    return Bucket(Limit(Sharers(BYTES_IN, "ann", ""), rate), now_ms)
+
+
 def test_the_most_specific_entity_holds() -> None:
     every = [quota(entity, producer_byte_rate=number + 1) for number, (entity, _) in enumerate(ORDER)]
     for first, (_, shared) in enumerate(ORDER):
@@ -62,29 +67,50 @@ def test_each_key_has_its_own_entity() -> None:
 def test_a_client_that_waits_as_told_uses_the_rate(rate: int, steps: list[tuple[int, int]]) -> None:
     """In all it has used at most what the rate and one burst bring, and its last request."""
     now = 0
-    bucket = Bucket(rate, now)
+    bucket = bucket_of(rate)
     used = 0
     for amount, pause_ms in steps:
         now += pause_ms
-        amount = min(amount, rate * THROTTLE_MS_MAX // 1000)  # a larger one is forgiven what is above the bound
+        amount = min(amount, rate * DEBT_MS_MAX // 1000)  # a larger one is forgiven what is above the bound
         assert used <= rate * (now + BURST_MS) / 1000 + 1e-6
         now += bucket.take(amount, now)
         used += amount
+        while owed_ms := bucket.take_for_others(0, now):
+            now += owed_ms
     assert bucket.report() == used
     assert bucket.report() == 0
 
 
 def test_what_others_have_used_is_taken_but_not_reported() -> None:
-    bucket = Bucket(1_000, 0)
+    bucket = bucket_of(1_000)
     assert bucket.take_for_others(1_500, 0) == 501
     assert bucket.report() == 0
     assert bucket.take(0, 501) == 0
 
 
 def test_a_debt_is_bounded() -> None:
-    bucket = Bucket(10, 0)
-    assert bucket.take(10**9, 0) == THROTTLE_MS_MAX + 1
-    assert bucket.take(0, THROTTLE_MS_MAX + 1) == 0
+    bucket = bucket_of(10)
+    assert bucket.take(10**9, 0) == THROTTLE_MS_MAX
+    assert bucket.take(0, DEBT_MS_MAX - THROTTLE_MS_MAX // 2) == THROTTLE_MS_MAX // 2 + 1
+    assert bucket.take(0, DEBT_MS_MAX + 1) == 0
+
+
+@given(st.integers(1, 10**6), st.integers(0, 10**7), st.integers(0, 10**6))
+def test_a_bucket_is_full_when_it_says_so(rate: int, amount: int, later_ms: int) -> None:
+    """Until then it differs from a new one, afterwards not: whoever forgets it then forgives nothing."""
+    bucket = bucket_of(rate)
+    bucket.take(amount, 0)
+    now = max(0, bucket.full_ms(0)) + later_ms
+    assert bucket.full_ms(now) <= 0
+    assert bucket.take(rate, now) == bucket_of(rate, now).take(rate, now) == 0
+    assert bucket.take(rate, now) == bucket_of(rate, now).take(2 * rate, now)
+
+
+def test_what_is_owed_stays_owed_at_another_rate() -> None:
+    bucket = bucket_of(10)
+    assert bucket.take(110, 0) == 10_001
+    bucket.set_rate(100, 0)
+    assert (bucket.take(0, 0), bucket.take(0, 1_001)) == (1_001, 0)
 
 
 def test_changes_set_and_remove_limits() -> None:

@@ -18,6 +18,7 @@ from appliance.status import collect, holder, read_state, removals
 from .command_line import run, succeeding
 from .server import Server, wait_for
 
+ROLES = {"supervisor", "nursery", "network", "coordinator", "inspector", "scrubber", "writer"}
 ROW = ("topic", "partition", "start", "end", "bytes", "messages")
 
 
@@ -29,9 +30,7 @@ def settled(seen: dict[str, Any]) -> dict[str, Any] | None:
     """The status once the state file, which follows within 0.2 s, shows the writer and no opener."""
     roles = {row["role"] for row in seen["processes"]}
     online = {row["state"] for row in seen["partitions"]} == {"online"}
-    return (
-        seen if online and roles == {"supervisor", "nursery", "network", "coordinator", "scrubber", "writer"} else None
-    )
+    return seen if online and roles == ROLES else None
 
 
 def test_running_stopped_killed(make_appliance: Callable[..., Server]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from appliance.config import Config
-from appliance.errors import CorruptBatch, ProtocolFault, UnknownPartition
+from appliance.errors import InvalidRecord, ProtocolFault, UnknownPartition
 from appliance.wire.bounds import Limits
 from appliance.wire.kafka.apis import PRODUCE
 from appliance.wire.kafka.codec import KafkaCodec
@@ -77,7 +77,7 @@ def test_internal_topics_take_messages_of_kafkas_tools_only(version: int) -> Non
     for _ in range(2):
         _, request = decoded(version, values)
         assert [(part.topic, part.stop - part.start) for part in request.parts] == [("logs", 4), (INTERNAL, 0)]
-        written, empty = ProduceResult(0, 9, 10, 0), ProduceResult(CorruptBatch.code, -1, -1, -1, "nothing")
+        written, empty = ProduceResult(0, 9, 10, 0), ProduceResult(InvalidRecord.code, -1, -1, -1, "nothing")
         reply = decode_response(PRODUCE, version, CODEC.encode_produce(request, [written, empty]))
         assert [topic.partition_responses[0].error_code for topic in reply.responses] == [0, 17]
         unknown = ProduceResult(UnknownPartition.code, -1, -1, -1)

@@ -117,7 +117,7 @@ def test_a_restarted_broker_takes_its_registration_over_and_leaves_anothers() ->
     value, ours = kept.nodes[path]
     assert not tree.run(hold_ephemeral(path, value, 3, ours), 3)
     assert tree.run(BrokerRegistry().brokers()) == {5: info}
-    tree.run(BrokerRegistry().deregister(5))
+    tree.expire(2)
     assert tree.run(BrokerRegistry().brokers()) == {}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
@@ -160,6 +161,24 @@ def test_one_node_grows_to_three_and_keeps_its_data(tmp_path: Path) -> None:
         opened.open().call(written("/a", b"1"))
     with running(tmp_path, 3) as own, sessions(own.connect) as opened:
         assert opened.open().call(read("/a")) == b"1"
+
+
+def test_an_ensemble_that_is_said_to_have_grown_keeps_what_its_nodes_have(tmp_path: Path) -> None:
+    """``ensemble.json`` names one node, restored or written by mistake, and the others have data."""
+    with running(tmp_path, 1) as own, sessions(own.connect) as opened:
+        opened.open().call(written("/a", b"1"))
+    data = tmp_path / "zookeeper" / "node-2" / "data" / "version-2"
+    for content in ("once", "twice"):
+        data.mkdir(parents=True, exist_ok=True)
+        (data / "log.1").write_text(content)
+        path = tmp_path / "zookeeper" / "ensemble.json"
+        path.write_text(json.dumps({"ports": json.loads(path.read_text())["ports"][:1]}))
+        prepared(tmp_path, 3)
+    kept = [data.with_name(f"version-2.before{number}") / "log.1" for number in ("", "-2")]
+    assert [path.read_text() for path in kept] == ["once", "twice"]
+    assert sorted(path.name for path in data.iterdir()) == sorted(
+        path.name for path in (tmp_path / "zookeeper/node-1/data/version-2").iterdir()
+    )
 
 
 def test_nodes_end_with_their_supervisor_and_a_leftover_is_ended_at_the_next_start(tmp_path: Path) -> None:

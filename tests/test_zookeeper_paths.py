@@ -137,7 +137,6 @@ def test_brokers_and_topics_return() -> None:
 @pytest.mark.parametrize(
     "decode, value",
     [
-        (paths.decode_offset, b"-1"),
         (paths.decode_offset, b"12x"),
         (paths.decode_offset, b'{"metadata": "m"}'),
         (paths.decode_owner, b"nobody"),

@@ -11,7 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from appliance.config import Config
+from appliance.config import Config, TopicSettings
+from appliance.log import Log
 from appliance.processes.control import Channel
 from appliance.processes.writer.writer import Writer, WriterArguments
 from appliance.shared import memory
@@ -32,6 +33,8 @@ class Rig:
         table_name, table = memory.create(f"test{os.getpid()}", "rig", table_bytes)
         arena_name, arena = memory.create(f"test{os.getpid()}", "rig", ARENA_BYTES)
         self._names = [table_name, arena_name]
+        if not (path / "t-0").exists():  # as the opener does, which comes before the first writer
+            Log.open(path / "t-0", TopicSettings(), lambda: 0).close()
         self.table = SegmentTable(memoryview(table).cast("Q"))
         self._arena = memoryview(arena)
         named = {name.replace("_", "."): str(value) for name, value in settings.items()}

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import PurePath
 from typing import Final, Protocol
 
 from ..errors import (
     ApplianceError,
-    CorruptBatch,
+    CorruptLog,
+    InvalidRecord,
     InvalidTimestamp,
     OffsetOutOfRange,
     StorageFault,
     TopicNotPermitted,
     UnknownPartition,
+    UnreadableLog,
     WriterGone,
 )
+from ..log.files import LOG_SUFFIX, base_of
 from ..log.reader import Found
 from ..partition_states import OFFLINE, OPENING
 from ..shared.table import SegmentTable, TableSnapshot
@@ -35,7 +39,7 @@ PARTS_GIVEN_MAX: Final = 500
 """Largest number of parts of a fetch that get data: finding it takes some 20 ms."""
 PART_BYTES: Final = 1024
 """Added for each part of a request about offsets to the bytes looked at."""
-EMPTY_BATCH = CorruptBatch("a produce request without record batches")
+EMPTY_BATCH = InvalidRecord("a produce request without record batches")
 
 
 class Reader(Protocol):
@@ -45,13 +49,15 @@ class Reader(Protocol):
 
     def locate(self, bases: tuple[int, ...], end: int, offset: int, bytes_max: int) -> FileRange | None: ...
 
-    def by_time(self, bases: tuple[int, ...], end: int, timestamp: int) -> Found | None: ...
+    def by_time(self, bases: tuple[int, ...], end: int, timestamp: int, start: int) -> Found | None: ...
 
-    def max_timestamp(self, bases: tuple[int, ...], end: int) -> Found | None: ...
+    def max_timestamp(self, bases: tuple[int, ...], end: int, start: int) -> Found | None: ...
 
-    def first_record(self, bases: tuple[int, ...], end: int, batch: Found, timestamp: int) -> Found: ...
+    def first_record(self, bases: tuple[int, ...], end: int, batch: Found, timestamp: int, start: int) -> Found: ...
 
     def at(self, bases: tuple[int, ...], end: int, offset: int) -> tuple[int, int]: ...
+
+    def has(self, found: FileRange) -> bool: ...
 
 
 class Readable(Protocol):
@@ -65,6 +71,8 @@ class Readable(Protocol):
 
     @property
     def damaged(self) -> Sequence[tuple[int, int]]: ...
+
+    def suspect(self, start: int, stop: int) -> None: ...
 
 
 def snapshot_of(partition: Readable | None, name: str) -> TableSnapshot:
@@ -129,10 +137,21 @@ def _fetch_part(part: FetchPart, partition: Readable | None, left: int, first: b
         limit = sound_end(partition.damaged, offset, end) if partition.damaged else end
         found = partition.reader.locate(bases, limit, offset, max(bytes_max, 1))
     except ApplianceError as error:
+        _report(error, partition)
         return FetchResult(error.code, start, end, 0, ())
     if found is None or (found.count > left and not first):
         return FetchResult(0, start, end, 0, ())
+    if partition.table.state == OFFLINE and not partition.reader.has(found):
+        return FetchResult(StorageFault.code, start, end, 0, ())
     return FetchResult(0, start, end, found.count, (found,))
+
+
+def _report(error: ApplianceError, partition: Readable) -> None:
+    """Report what cannot be read, so that somebody looks at it."""
+    if isinstance(error, CorruptLog | UnreadableLog):
+        base = base_of(PurePath(error.path).name, LOG_SUFFIX)
+        if base is not None:
+            partition.suspect(base + error.position, base + error.position + 1)
 
 
 def sound_end(damaged: Sequence[tuple[int, int]], offset: int, end: int) -> int:
@@ -195,6 +214,8 @@ def offsets(part: OffsetsPart, partition: Readable | None, counted: bool = True)
         assert partition is not None
         return _offsets(part, snapshot, partition, counted)
     except ApplianceError as error:
+        if partition is not None:
+            _report(error, partition)
         return OffsetsResult(error.code, -1, -1, -1)
 
 
@@ -210,13 +231,12 @@ def _offsets(part: OffsetsPart, snapshot: TableSnapshot, partition: Readable, co
     if part.timestamp == EARLIEST:
         return OffsetsResult(0, start, -1, reader.at(bases, end, start)[1] if counted else -1)
     if part.timestamp == MAX_TIMESTAMP:
-        found = reader.max_timestamp(bases, end)
+        found = reader.max_timestamp(bases, end, start)
     elif part.timestamp >= 0:
-        found = reader.by_time(bases, end, part.timestamp)
+        found = reader.by_time(bases, end, part.timestamp, start)
     else:
         raise InvalidTimestamp(f"timestamp {part.timestamp}: must be ms >= 0, or -1 latest, -2 earliest, -3 largest")
     if found is None:  # no record is that recent: Kafka answers without an offset
         return OffsetsResult(0, -1, -1, -1)
     wanted = part.timestamp if part.timestamp >= 0 else found.timestamp
-    offset, timestamp, records = reader.first_record(bases, end, found, wanted)
-    return OffsetsResult(0, max(offset, start), timestamp, records)
+    return OffsetsResult(0, *reader.first_record(bases, end, found, wanted, start))

@@ -37,7 +37,7 @@ def backup(
     source = data_dir(data)
     if source is None:
         raise typer.BadParameter("name the data directory with --data, or in APPLIANCE_DATA")
-    made = back_up(source, target)
+    made = back_up(source, target.resolve())  # of `.` the name, too
     if as_json:
         output.print_json(
             {

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import Unavailable
+from ..owners import refuse_others_directory
 from . import ending, output
 from .target import Json
 
@@ -101,6 +102,8 @@ def bench(
     _among("question", questions or [], runner.QUESTIONS)
     options = _options(directory, peers or [], client, rounds, only, settings or [], smoke=smoke, large=large)
     wanted = questions or runner.QUESTIONS
+    for place in filter(None, (options.directory, results)):
+        refuse_others_directory(place)
     output.remark(_estimate(wanted, options, results))
     found: list[Result] = []
 

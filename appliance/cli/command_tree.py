@@ -18,7 +18,7 @@ from .invocation import Commands
 
 MODULES: Final = {
     "service_commands": ("start", "status"),
-    "health_commands": ("health", "reload"),
+    "health_commands": ("health", "reload", "accept-clock"),
     "data_commands": ("produce", "consume"),
     "messages.tail_command": ("tail",),
     "topics_commands": ("topics",),

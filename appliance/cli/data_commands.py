@@ -1,7 +1,8 @@
 """``appliance produce`` and ``appliance consume``: lines in, lines out.
 
 ``produce`` sends lines at once (it reads pipes as they fill, so ``tail -F`` works) and waits at the end until all are
-delivered.  It ends at the first line that is not delivered, and reports how many were not.  ``consume`` flushes its
+delivered.  It ends at the first line that is not delivered, and reports how many were not.  ``--long-lines`` says what
+becomes of a line that no message has room for.  ``consume`` flushes its
 output before it commits, so that a group never skips a message that was not printed.
 
 While a partition, a disk or an appliance is away, both continue with the others and report it (``waiting.py``).  Both
@@ -10,21 +11,34 @@ end in order on SIGINT, SIGTERM, a closed terminal and a closed pipe (``ending.p
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
 from .. import units
-from ..errors import ApplianceError, MessageTooLarge, Unavailable
+from ..errors import ApplianceError, Unavailable
+from ..owners import open_as_owner
 from ..wire.requests import EARLIEST, LATEST
 from . import ending, output
+from .invocation import any_bytes
 from .live_names import complete_groups, complete_topics
-from .messages.line_input import Outgoing, make_parse, parse_headers
+from .messages.line_input import (
+    LINE_BYTES_MAX,
+    Headers,
+    LineReader,
+    LongLines,
+    Outgoing,
+    Treatment,
+    details_bytes,
+    make_parse,
+    parse_headers,
+)
 from .messages.message_text import MessageWriter
 from .offset_spec import OffsetSpec, parse_offset_spec, resolve
 from .target import Connect, Data, Json, address, cluster
@@ -33,20 +47,40 @@ from .waiting import Watch
 if TYPE_CHECKING:
     from ..client import Producer
 
-READ_BYTES = 1 << 20
-LINE_BYTES_MAX = 64 << 20
 BATCH_MAX = 1000
 JOIN_S_MAX = 10.0
 """How long --timeout waits until the group has assigned partitions to this member."""
 CLOSE_S = 5.0
 """How long ``produce`` continues to deliver after it was ended or has failed."""
+Files = Annotated[
+    list[Path] | None, typer.Argument(metavar="[FILE]...", readable=False, help="Files; standard input if none.")
+]
+KeyBefore = Annotated[
+    str | None,
+    typer.Option(
+        "--key-separator", metavar="TEXT", callback=any_bytes, help="What stands before it in a line is the key."
+    ),
+]
+Key = Annotated[str | None, typer.Option("--key", metavar="TEXT", callback=any_bytes, help="The key of all messages.")]
+Acks = Annotated[
+    Literal["all", "1", "0"], typer.Option("--acks", help="A line counts as sent when flushed, written, gone.")
+]
+Codec = Annotated[Literal["none", "gzip", "snappy", "lz4", "zstd"], typer.Option("--codec", help="Compress batches.")]
 HeaderOptions = Annotated[
     list[str] | None,
-    typer.Option("--header", metavar="NAME=VALUE", help="A header of all messages; repeatable."),
+    typer.Option("--header", metavar="NAME=VALUE", callback=any_bytes, help="A header of all messages; repeatable."),
 ]
 InputForm = Annotated[
     Literal["lines", "json"],
     typer.Option("--input", help="What a line is: a value, or an object as consume --json prints."),
+]
+LongLinesOption = Annotated[
+    Treatment,
+    typer.Option(
+        "--long-lines",
+        help="Of a line for which a message has no room (max.message.bytes): end with 65, leave it out, "
+        "leave its end out, or send it in pieces.  All but refuse are counted, told, and end with 0.",
+    ),
 ]
 Group = Annotated[
     str | None,
@@ -70,28 +104,20 @@ From = Annotated[
 
 def produce(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", autocompletion=complete_topics, help="Topic to send to.")],
-    files: Annotated[
-        list[Path] | None, typer.Argument(metavar="[FILE]...", readable=False, help="Files; standard input if none.")
-    ] = None,
-    key_separator: Annotated[
-        str | None,
-        typer.Option("--key-separator", metavar="TEXT", help="What stands before it in a line is the key."),
-    ] = None,
-    key: Annotated[str | None, typer.Option("--key", metavar="TEXT", help="The key of all messages.")] = None,
+    files: Files = None,
+    key_separator: KeyBefore = None,
+    key: Key = None,
     headers: HeaderOptions = None,
     form: InputForm = "lines",
+    long_lines: LongLinesOption = "refuse",
     partition: Annotated[int | None, typer.Option("--partition", min=0, help="To this partition only.")] = None,
-    acks: Annotated[
-        Literal["all", "1", "0"], typer.Option("--acks", help="A line counts as sent when flushed, written, gone.")
-    ] = "all",
-    codec: Annotated[
-        Literal["none", "gzip", "snappy", "lz4", "zstd"], typer.Option("--codec", help="Compress batches.")
-    ] = "none",
+    acks: Acks = "all",
+    codec: Codec = "none",
     data: Data = None,
     connect: Connect = None,
     as_json: Json = False,
 ) -> None:
-    """Send lines of files or of standard input, each as one message, without its line break.
+    """Send lines of files or of standard input, each as one message, without its line break (LF or CR LF).
 
     With --input json a line is an object with value, key, headers, timestamp and partition, all optional.
 
@@ -99,7 +125,7 @@ def produce(
 
         appliance produce web /var/log/nginx/access.log --data /tmp/box
 
-        tail -F app.log | appliance produce app --key-separator ' ' --acks 1
+        tail -F app.log | appliance produce app --key-separator ' ' --acks 1 --long-lines cut
 
         echo done | appliance produce jobs --key 4711 --header source=web-1 --header level=info
 
@@ -107,35 +133,58 @@ def produce(
 
         echo '{"a": 1}' | appliance produce events --connect logs.example.net:9091 --json
     """
-    if key_separator == "":
-        raise typer.BadParameter("--key-separator: must not be empty")
-    if key_separator is not None and form == "json":
-        raise typer.BadParameter("--key-separator: an object of --input json has its own key")
-    parse = make_parse(form, key, key_separator, parse_headers(headers or []))
+    general = parse_headers(headers or [])
+    parse = _parse_of(form, long_lines, key, key_separator, general)
     for path in files or []:
-        path.open("rb").close()  # all or none: a missing file is found before the first line is sent
+        open_as_owner(path).close()  # all or none: a missing file is found before the first line is sent
     listener = address(data, connect)
     with cluster(None, listener) as asked:  # fails at once when nobody is there; a producer would go on trying
         asked.refresh([topic])
-        asked.topic(topic)
+        message_bytes_max = int(asked.topic(topic).settings["max.message.bytes"])
+    long = LongLines(long_lines, message_bytes_max, details_bytes(None if key is None else os.fsencode(key), general))
+    if form == "json" or (long_lines == "refuse" and (codec != "none" or key_separator is not None)):
+        long.bytes_max = LINE_BYTES_MAX  # the message is refused, not the line
     from ..client import Producer
 
     begun = time.monotonic()
     producer = Producer(listener, acks=acks, codec=codec, client_name="appliance-produce")
-    with ending.in_order(), _Sending(producer, listener, topic, partition, parse) as sending:
-        for source in _sources(files or []):
+    with ending.in_order(), _Sending(producer, listener, topic, partition, parse, long) as sending:
+        for source in _sources(files or [], long):
             sending.send(source)
         sending.finish()
-    _summarize(topic, sending, time.monotonic() - begun, as_json=as_json)
+    _summarize(topic, sending, long, time.monotonic() - begun, as_json=as_json)
 
 
-def _summarize(topic: str, sending: _Sending, seconds: float, *, as_json: bool) -> None:
+def _parse_of(
+    form: str, long_lines: str, key: str | None, key_separator: str | None, general: Headers
+) -> Callable[[bytes], Outgoing] | None:
+    """What makes a message of a line.
+
+    Raises:
+        BadParameter: options that contradict each other.
+    """
+    if key_separator == "":
+        raise typer.BadParameter("--key-separator: must not be empty")
+    if key_separator is not None and form == "json":
+        raise typer.BadParameter("--key-separator: an object of --input json has its own key")
+    if form == "json" and long_lines in ("cut", "split"):
+        raise typer.BadParameter(f"--long-lines {long_lines}: a part of an object is none; give skip or refuse")
+    if key_separator is not None and long_lines == "split":
+        raise typer.BadParameter(
+            "--long-lines split: only the first piece would have its key; give cut, skip or refuse"
+        )
+    return make_parse(form, key, key_separator, general)
+
+
+def _summarize(topic: str, sending: _Sending, long: LongLines, seconds: float, *, as_json: bool) -> None:
     summary = {"topic": topic, "messages": sending.count, "bytes": sending.size, "seconds": round(seconds, 3)}
     if as_json:
-        output.print_json(summary)
-    else:
-        rate = sending.count / max(seconds, 1e-9)
-        output.remark(f"{sending.count:,} messages, {units.size(sending.size)}, {rate:,.0f} messages/s")
+        output.print_json({**summary, "long_lines": long.count, "left_out_bytes": long.left_out_bytes})
+        return
+    rate = sending.count / max(seconds, 1e-9)
+    output.remark(f"{sending.count:,} messages, {units.size(sending.size)}, {rate:,.0f} messages/s")
+    if long.count:
+        output.remark(f"{long.count:,} long lines ({long.treatment}), {units.size(long.left_out_bytes)} left out")
 
 
 class _Sending:
@@ -152,11 +201,13 @@ class _Sending:
         topic: str,
         partition: int | None,
         parse: Callable[[bytes], Outgoing] | None,
+        long: LongLines,
     ) -> None:
         self._producer = producer
         self._topic = topic
         self._partition = partition
         self._parse = parse
+        self._long = long
         self._watch = Watch(listener, producer.troubles, lambda: f"{self.left:,} lines on their way")
         self.count = 0
         self.size = 0
@@ -195,6 +246,10 @@ class _Sending:
         self._check()
 
     def _send_one(self, message: Outgoing) -> None:
+        size = len(message.value or b"") + details_bytes(message.key, message.headers)
+        if self._long.treatment == "skip" and size > self._long.message_bytes_max:  # an object: its line is no measure
+            self._long.add("--input json", self.count + self._long.count + 1, size, size)
+            return
         partition = message.partition if self._partition is None else self._partition
         self.count += 1
         self.size += len(message.value or b"")
@@ -222,41 +277,21 @@ def _root(error: ApplianceError) -> ApplianceError:
     return error.__cause__ if isinstance(error.__cause__, ApplianceError) else error
 
 
-def _sources(files: list[Path]) -> Iterator[list[bytes]]:
+def _sources(files: list[Path], long: LongLines) -> Iterator[list[bytes]]:
     """Yields the lines of all files, or of standard input, in lists, as they can be read."""
     if not files:
-        yield from lines_of(sys.stdin.buffer, "standard input")
+        yield from LineReader(sys.stdin.buffer, "standard input", long)
         return
-    total = sum(path.stat().st_size for path in files)
+    total = 0
+    for path in files:
+        with open_as_owner(path) as file:
+            total += os.fstat(file.fileno()).st_size
     with output.progress("sending", total) as advance:
         for path in files:
-            with path.open("rb") as file:
-                for lines in lines_of(file, str(path)):
+            with open_as_owner(path) as file:
+                for lines in LineReader(file, str(path), long):
                     yield lines
                     advance(sum(map(len, lines)) + len(lines))
-
-
-def lines_of(file: BinaryIO, name: str) -> Iterator[list[bytes]]:
-    """Yields lists of lines, without line breaks, as soon as they can be read.
-
-    Raises:
-        MessageTooLarge: a line is longer than LINE_BYTES_MAX.
-    """
-    rest, count = b"", 0
-    read = getattr(file, "read1", file.read)
-    while piece := read(READ_BYTES):
-        first, found, tail = piece.partition(b"\n")
-        if not found:
-            rest += piece
-        else:
-            lines = [rest + first, *tail.split(b"\n")]
-            rest = lines.pop()
-            count += len(lines)
-            yield lines
-        if len(rest) > LINE_BYTES_MAX:
-            raise MessageTooLarge(f"{name}: line {count + 1} is longer than {units.size(LINE_BYTES_MAX)}")
-    if rest:
-        yield [rest]
 
 
 def consume(
@@ -272,7 +307,8 @@ def consume(
         typer.Option("--timeout", min=0, metavar="S", help="End when nothing has come for S seconds."),
     ] = None,
     key_separator: Annotated[
-        str | None, typer.Option("--key-separator", metavar="TEXT", help="Print keys, with this behind them.")
+        str | None,
+        typer.Option("--key-separator", metavar="TEXT", callback=any_bytes, help="Print keys, with this behind them."),
     ] = None,
     raw: Annotated[
         bool, typer.Option("--raw", help="Write values as they are, also to a terminal, which they may change.")

@@ -48,7 +48,7 @@ def describe(
     connect: Connect = None,
     as_json: Json = False,
 ) -> None:
-    """Show members, offsets and lag (messages, bytes and seconds) of a group.
+    """Show members, offsets and lag (messages, bytes and seconds) of a group, and what was removed before it read it.
 
     [b]Examples[/b]
 
@@ -72,7 +72,7 @@ def describe(
         output.print_rows(members, ["id", "client", "host", "partitions"], title="Members")
     output.print_rows(
         found["partitions"],
-        ["topic", "partition", "offset", "end", "lag_messages", "lag_bytes", "lag_seconds", "owner"],
+        ["topic", "partition", "offset", "end", "lag_messages", "lag_bytes", "lag_seconds", "lost_bytes", "owner"],
         title="Partitions",
     )
 

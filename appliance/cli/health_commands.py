@@ -1,4 +1,4 @@
-"""``appliance health`` and ``appliance reload``: one answer for scripts, one command for service managers."""
+"""``appliance health``, ``reload`` and ``accept-clock``: one answer for scripts, and what a running one is told."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import BadValue, BrokerAway, RequestTimedOut, Unavailable
+from ..owners import acting_as_owner, keeper_of
 from ..processes.clock import now_ms, wall_s
+from ..units import duration, size
 from . import output
+from .asking import DryRun, Yes, confirm
 from .target import Connect, Data, Json, cluster, data_dir
 
 RELOAD_MS_MAX = 20_000
@@ -62,7 +65,8 @@ def _seen(data: Path | None, connect: str | None) -> dict[str, Any] | None:
     if directory is not None:
         from ..status import collect
 
-        return collect(directory)
+        with acting_as_owner(directory):
+            return collect(directory)
     try:
         with cluster(None, connect) as asked:
             found: dict[str, Any] = asked.admin("status", {})
@@ -85,15 +89,13 @@ def reload(data: Data = None, as_json: Json = False) -> None:
     directory = data_dir(data)
     if directory is None:
         raise typer.BadParameter("--data DIR: name the data directory of a running appliance")
-    from ..status import read_state
-
-    state = read_state(directory)
+    state = _state(directory)
     if state is None or state.get("state") != "serving":
         raise BrokerAway(f"no appliance serves {directory}")
     before = state["reload"]["count"]
-    os.kill(state["pid"], signal.SIGHUP)
+    _ask_to_reload(directory, state["pid"])
     deadline_ms = now_ms() + RELOAD_MS_MAX
-    while (last := (read_state(directory) or state)["reload"])["count"] == before:
+    while (last := (_state(directory) or state)["reload"])["count"] == before:
         if now_ms() > deadline_ms:
             raise RequestTimedOut(f"the appliance has not reloaded within {RELOAD_MS_MAX // 1000} s: see its log")
         time.sleep(LOOK_S)
@@ -110,6 +112,79 @@ def reload(data: Data = None, as_json: Json = False) -> None:
         output.say(f"needs a restart: {key}: {was} -> {now}")
 
 
+def accept_clock(
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    data: Data = None,
+    connect: Connect = None,
+    as_json: Json = False,
+) -> None:
+    """Believe the clock of the machine after it has jumped: messages that are old by it are deleted.
+
+    A jump deletes nothing by itself before it has lasted for disk.clock_jump_hold_ms.  Say this when the clock is right
+    now, such as after a machine was paused or off for days.
+
+    [b]Examples[/b]
+
+        appliance accept-clock --dry-run --data /var/lib/appliance
+
+        appliance accept-clock --yes --data /var/lib/appliance
+    """
+    with cluster(data, connect) as asked:
+        clock = asked.admin("status", {})["clock"]
+        row = {"jump_ms": clock["jump_ms"], "kept_bytes": clock["kept_bytes"]} if clock else None
+        if row is not None and not dry_run:
+            text = f"{'ahead' if row['jump_ms'] > 0 else 'back'} by {duration(abs(row['jump_ms']) / 1000)}"
+            lost = f"{size(row['kept_bytes'])} of messages are old by it, and go"
+            confirm([lost], f"The clock has jumped {text}: believe it?", yes=yes)
+            asked.admin("accept_clock", {})
+    if as_json:
+        output.print_json(row)
+    elif row is None:
+        output.say("the clock has not jumped")
+    else:
+        output.print_rows([row], ["jump_ms", "kept_bytes"], as_json=False)
+
+
+def _state(directory: Path) -> dict[str, Any] | None:
+    from ..status import read_state
+
+    with acting_as_owner(directory):
+        return read_state(directory)
+
+
+def _ask_to_reload(directory: Path, pid: int) -> None:
+    """Send SIGHUP to the supervisor.
+
+    Raises:
+        BrokerAway: it has ended, or the process is not one of the directory's owner, who may write any number there.
+    """
+    try:
+        process = os.pidfd_open(pid)
+    except OSError:
+        raise BrokerAway(f"no appliance serves {directory}") from None
+    try:
+        owner = keeper_of(directory).uid
+        # Looked up while the process is held: its number cannot have become another's before the signal.
+        if os.geteuid() == 0 and owner and _user_of_process(pid) != owner:
+            raise BrokerAway(f"{directory} names process {pid}, which is not one of its owner")
+        signal.pidfd_send_signal(process, signal.SIGHUP)
+    except ProcessLookupError:
+        raise BrokerAway(f"no appliance serves {directory}") from None
+    finally:
+        os.close(process)
+
+
+def _user_of_process(pid: int) -> int:
+    """The user who runs a process, as proc(5) has it.  Raises ProcessLookupError."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        raise ProcessLookupError(pid) from None
+    return next(int(line.split()[1]) for line in lines if line.startswith("Uid:"))
+
+
 def register(app: typer.Typer) -> None:
     app.command(rich_help_panel="Running one")(health)
     app.command(rich_help_panel="Running one")(reload)
+    app.command(rich_help_panel="Running one")(accept_clock)

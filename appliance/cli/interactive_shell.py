@@ -18,6 +18,8 @@ import typer
 from typer._click.shell_completion import ShellComplete
 from typer.main import get_command
 
+from ..errors import OthersDirectory
+from ..owners import refuse_others_directory
 from . import output
 from .invocation import run
 from .target import Connect, Data, address
@@ -55,12 +57,9 @@ def shell(data: Data = None, connect: Connect = None) -> None:
 
 def _read_lines(app: typer.Typer, listener: str) -> None:
     from prompt_toolkit import PromptSession
-    from prompt_toolkit.history import FileHistory
 
     # Only Tab completes: not every key is worth a request.
-    session: Any = PromptSession(
-        history=FileHistory(_history_file()), completer=_completer(app), complete_while_typing=False
-    )
+    session: Any = PromptSession(history=history(), completer=_completer(app), complete_while_typing=False)
     output.say(f"{listener}: Tab completes, help lists the commands, Ctrl-D leaves")
     status = 0
     while True:
@@ -102,13 +101,22 @@ def execute(app: typer.Typer, words: list[str]) -> int:
         return 130
 
 
-def _history_file() -> str:
-    """The file of the history, for its owner only: lines may have names that others must not read."""
+def history() -> Any:
+    """The history, in a file for its owner only: lines may have names that others must not read.
+
+    Root with the home directory of another user (``sudo -E``) has one in memory.
+    """
+    from prompt_toolkit.history import FileHistory, InMemoryHistory
+
     state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
     path = state / HISTORY
+    try:
+        refuse_others_directory(path)
+    except OthersDirectory:
+        return InMemoryHistory()
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.touch(0o600)
-    return str(path)
+    return FileHistory(str(path))
 
 
 def completions(app: typer.Typer, before: str) -> Iterator[tuple[str, str, int]]:

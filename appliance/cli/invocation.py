@@ -1,11 +1,17 @@
 """Runs one command line and returns its exit status; :mod:`.faults` has the table of exit statuses.
 
-Usage errors are the library's; with ``--json`` they become objects, as all other errors.
+On a terminal, usage errors are drawn by the library.  Elsewhere they are lines that nothing wraps or cuts, and with
+``--json`` objects, as all other errors.
+
+Arguments are bytes to the system.  Those that are names, numbers and times must be UTF-8, else they are a usage error;
+options that take any bytes have :func:`any_bytes` as their callback, and paths are the system's own.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -20,6 +26,8 @@ from .faults import Fault, report, show
 
 USAGE_ERROR: Final = "UsageError"
 ANSWERED_NO: Final = 1
+SECONDS_MAX: Final = 1_000_000_000
+"""Largest number with a fraction: all of them are seconds, and the system waits no longer than this."""
 
 
 @contextlib.contextmanager
@@ -33,8 +41,39 @@ def _shown_safely() -> Iterator[None]:
         raise
 
 
+def any_bytes(value: Any) -> Any:
+    """The callback of an option whose value need not be UTF-8: ``os.fsencode`` of it gives the bytes."""
+    return value
+
+
+def _usual(ctx: Any, param: Any, value: Any) -> Any:
+    """The value of an argument or option, if everything that gets it can work with it."""
+    for each in value if isinstance(value, list | tuple) else [value]:
+        wrong = ""
+        if isinstance(each, str) and any("\udc80" <= character <= "\udcff" for character in each):
+            wrong = f"{output.safe(os.fsencode(each))} is not UTF-8"
+        elif isinstance(each, float) and not abs(each) <= SECONDS_MAX:  # nan, too
+            wrong = f"{each} is not a number up to {SECONDS_MAX}"
+        elif isinstance(each, int) and not -(2**63) <= each < 2**63:
+            wrong = "more than a number of 64 bits"
+        if wrong:
+            raise typer.BadParameter(wrong, ctx=ctx, param=param)
+    return value
+
+
+def _parameters(group: Any) -> Iterator[Any]:
+    for command in group.commands.values():
+        yield from _parameters(command) if hasattr(command, "commands") else command.params
+
+
 class Commands(typer.core.TyperGroup):
     """The root of the commands: shows arguments safely, and notices when nobody reads the results any more."""
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        for param in _parameters(self):
+            if param.callback is None:
+                param.callback = _usual
 
     def make_context(self, *given: Any, **options: Any) -> Any:
         with _shown_safely():
@@ -49,16 +88,21 @@ def run(app: typer.Typer, words: Sequence[str]) -> int:
     """Run a command line and print its errors.  Returns the exit status."""
     options = words[: words.index("--")] if "--" in words else words
     as_json = "--json" in options
+    drawn = not as_json and sys.stderr.isatty()
     try:
-        return int(app(list(words), prog_name="appliance", standalone_mode=not as_json) or 0)
+        return int(app(list(words), prog_name="appliance", standalone_mode=drawn) or 0)
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except Ended as ended:
         return ended.status
     except typer.exceptions.TyperException as error:
-        fault = Fault(USAGE_ERROR, error.format_message(), "add --help for examples", error.exit_code)
-        return show(fault, as_json=True)
+        message = error.format_message()
+        if not message.strip():  # of a group without a command: its help has been printed
+            return error.exit_code
+        context = getattr(error, "ctx", None)
+        command = "appliance" if context is None else context.command_path
+        return show(Fault(USAGE_ERROR, message, f"`{command} --help` has examples", error.exit_code), as_json=as_json)
     except typer.Abort:
-        return show(Fault("Abort", "the answer was no", "", ANSWERED_NO), as_json=True)
+        return show(Fault("Abort", "the answer was no", "", ANSWERED_NO), as_json=as_json)
     except (ApplianceError, OSError) as error:
         return report(error, as_json=as_json)

@@ -1,29 +1,33 @@
 """``appliance log``: prints, verifies and repairs the files of partitions.
 
-A partition is named by its directory (``/tmp/box/web-0``) or, with ``--data``, by its name (``web-0``).  Dump and
+A partition is named by its directory (``/tmp/box/web-0``) or, with ``--data``, by its name (``web-0``); the name of a
+topic (``web``) stands for all of its partitions here.  Dump and
 verify only read, and work while the appliance serves.  Repair then lets the appliance do it, because only one process
 may write a partition's files.
 """
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from .. import units
-from ..errors import AlreadyRunning, NoDirectory
+from ..errors import AlreadyRunning, NoDirectory, UnknownPartition
+from ..owners import acting_as_owner
 from . import output
 from .asking import DryRun, Yes, confirm, how_many
 from .faults import STORAGE
 from .target import Data, Json, address, data_dir
 
 if TYPE_CHECKING:
+    from ..log.repair import Repaired
     from ..log.tools import Batch, Report
 
 REPAIR_MS_MAX = 3_600_000
@@ -36,21 +40,25 @@ BATCH_COLUMNS = (
     *("producer_id", "epoch", "sequence"),
 )
 RECORD_COLUMNS = ("offset", "timestamp", "key", "value", "headers")
+REPORTED_MAX: Final = 100
+"""Places of a partition that a running appliance is told: it finds what is beside them."""
 
 Partitions = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[PARTITION]...", help="Directories, or with --data names such as web-0; all if none."),
+    typer.Argument(
+        metavar="[PARTITION]...", help="Directories, or with --data names: web-0, or all of web; all if none."
+    ),
 ]
 
 
 def directories(names: list[str] | None, data: Path | None) -> list[Path]:
-    """The directories of the partitions named on the command line; of all partitions if none is.
+    """The directories of the partitions named on the command line, a topic being all of its; of all if none is.
 
     Raises:
         FileNotFoundError: a directory does not exist.
+        UnknownPartition: the data directory has no such partition or topic.
         NoDirectory: a directory is no partition's, or no appliance has used the data directory.
     """
-    from ..log.partition_directory import DELETED_SUFFIX
     from ..log.tools import is_partition
     from ..status import LOCK_FILE
 
@@ -58,22 +66,53 @@ def directories(names: list[str] | None, data: Path | None) -> list[Path]:
     if not names:
         if root is None:
             raise typer.BadParameter("name partitions, or a data directory with --data")
-        if not root.is_dir():
-            raise FileNotFoundError(2, "No such file or directory", str(root))
-        if not (root / LOCK_FILE).exists():
-            raise NoDirectory(f"{root}: no appliance has been started here")
-        found_here = (path.parent.name for path in root.glob("*/*.log") if path.stem.isdecimal())
-        names = sorted(name for name in found_here if not name.endswith(DELETED_SUFFIX))
-        return [root / name for name in dict.fromkeys(names)]
-    found = []
+        with acting_as_owner(root):
+            if not root.is_dir():
+                raise FileNotFoundError(2, "No such file or directory", str(root))
+            if not (root / LOCK_FILE).exists():
+                raise NoDirectory(f"{root}: no appliance has been started here")
+            return _partitions(root)
+    found: list[Path] = []
     for name in names:
         path = root / name if root is not None and "/" not in name else Path(name)
-        if not path.is_dir():
-            raise FileNotFoundError(2, "No such file or directory", str(path))
-        if not is_partition(path):
-            raise NoDirectory(f"{path}: no partition's directory: it has neither segments nor a recovery point")
-        found.append(path)
-    return found
+        with acting_as_owner(path):
+            paths = [path] if path.is_dir() else _of_topic(path)
+            if not paths and root is not None and "/" not in name:
+                raise UnknownPartition(f"{name}: no such partition or topic in {root}{_near(root, name)}")
+            if not paths:
+                raise FileNotFoundError(2, "No such file or directory", str(path))
+            for one in paths:
+                if not is_partition(one):
+                    raise NoDirectory(f"{one}: no partition's directory: it has neither segments nor a recovery point")
+        found += paths
+    return list(dict.fromkeys(found))
+
+
+def _partitions(root: Path) -> list[Path]:
+    from ..log.partition_directory import DELETED_SUFFIX
+
+    found_here = {path.parent for path in root.glob("*/*.log") if path.stem.isdecimal()}
+    return sorted(path for path in found_here if not path.name.endswith(DELETED_SUFFIX))
+
+
+def _of_topic(path: Path) -> list[Path]:
+    """The partitions of a topic, by what their directories are called without the number."""
+    numbered = [each for each in path.parent.glob("*-*") if each.name.rpartition("-")[0] == path.name]
+    return sorted(
+        (each for each in numbered if each.is_dir() and each.name.rpartition("-")[2].isdecimal()),
+        key=lambda each: int(each.name.rpartition("-")[2]),
+    )
+
+
+def _near(root: Path, name: str) -> str:
+    """The end of a message about a name that there is not."""
+    known = [path.name for path in _partitions(root)]
+    topics = {partition.rpartition("-")[0] for partition in known}
+    if topic := name.rpartition("-")[0] if name.rpartition("-")[0] in topics else "":
+        count = sum(partition.rpartition("-")[0] == topic for partition in known)
+        return f": {topic} has {count}, from {topic}-0 on"
+    near = difflib.get_close_matches(name, [*known, *topics], 1)
+    return f": did you mean {near[0]!r}?" if near else ": name a TOPIC, or a partition as TOPIC-NUMBER, such as web-0"
 
 
 @app.command()
@@ -100,41 +139,54 @@ def dump(
     from ..log import tools
     from ..records.holes import reason_of
 
-    (directory,) = directories([partition], data)
+    chosen = directories([partition], data)
+    if len(chosen) > 1:
+        raise typer.BadParameter(f"{partition} has {len(chosen)} partitions: name one, such as {chosen[0].name}")
+    (directory,) = chosen
     columns = RECORD_COLUMNS if records else BATCH_COLUMNS
+    to_row = _record_rows if records else _batch_rows
     if not as_json:
         output.print_fields(columns)
-    for found in islice(tools.dump(directory, start), count_max):
-        if isinstance(found, tools.Damage):
-            output.remark(f"{found.path}:{found.position}: {found.stop - found.position} bytes: {found.reason}")
-            continue
-        if found.is_hole:
-            output.remark(f"{found.path}:{found.position}: a hole: {reason_of(found.data)}")
-            continue
-        for row in _record_rows(found) if records else [_batch_row(found)]:
-            if as_json:
-                output.say(output.json_text(row))
-            else:
-                output.print_fields([output.field(row[column]) for column in columns])
+    with acting_as_owner(directory):
+        for found in islice(tools.dump(directory, start), count_max):
+            if isinstance(found, tools.Damage):
+                output.remark(f"{found.path}:{found.position}: {found.stop - found.position} bytes: {found.reason}")
+                continue
+            if found.is_hole:
+                # Size and offset are those of the hole itself: a small one has no room for more than a word of the
+                # reason.
+                at = int(found.path.stem) + found.position
+                why = reason_of(found.data) or "there was no room for the reason"
+                output.remark(
+                    f"{found.path}:{found.position}: a hole: {found.info.size} bytes at offset {at} are missing: {why}"
+                )
+                continue
+            for row in to_row(found):
+                if as_json:
+                    output.say(output.json_text(row))
+                else:
+                    output.print_fields([output.field(row[column]) for column in columns])
 
 
-def _batch_row(batch: Batch) -> dict[str, Any]:
+def _batch_rows(batch: Batch) -> list[dict[str, Any]]:
     from ..records.batch import CODEC_MASK, CODECS
 
     info = batch.info
-    return {
-        "offset": batch.offset,
-        "file": batch.path.name,
-        "position": batch.position,
-        "bytes": info.size,
-        "messages": info.count,
-        "first_timestamp": info.first_timestamp,
-        "max_timestamp": info.max_timestamp,
-        "codec": CODECS[info.attributes & CODEC_MASK],
-        "producer_id": info.producer_id,
-        "epoch": info.producer_epoch,
-        "sequence": info.base_sequence,
-    }
+    return [
+        {
+            "offset": batch.offset,
+            "file": batch.path.name,
+            "position": batch.position,
+            "bytes": info.size,
+            "messages": info.count,
+            "first_timestamp": info.first_timestamp,
+            "max_timestamp": info.max_timestamp,
+            "codec": CODECS[info.attributes & CODEC_MASK],
+            "producer_id": info.producer_id,
+            "epoch": info.producer_epoch,
+            "sequence": info.base_sequence,
+        }
+    ]
 
 
 def _record_rows(batch: Batch) -> list[dict[str, Any]]:
@@ -161,15 +213,22 @@ def _text(value: bytes | None) -> str | None:
 def verify(partitions: Partitions = None, data: Data = None, as_json: Json = False) -> None:
     """Check every byte of partitions: batches, checksums, offsets, indexes.  Exit status 74 when one is damaged.
 
+    A running appliance is told, looks itself, and serves what is damaged no more.
+
     [b]Examples[/b]
 
         appliance log verify --data /tmp/box
+
+        appliance log verify web --data /tmp/box
 
         appliance log verify /tmp/box/web-0 --json
     """
     from ..log import tools
 
-    reports = [tools.verify(directory) for directory in directories(partitions, data)]
+    reports = []
+    for directory in directories(partitions, data):
+        with acting_as_owner(directory):
+            reports.append(tools.verify(directory))
     rows = [_report_row(report) for report in reports]
     columns = ["partition", "segments", "start", "end", "batches", "messages", "holes", "state"]
     output.print_rows(rows, columns, as_json=as_json)
@@ -177,8 +236,33 @@ def verify(partitions: Partitions = None, data: Data = None, as_json: Json = Fal
         for problem in report.problems:
             output.remark(f"{problem.path}:{problem.position}: {problem.kind}: {problem.reason}")
     if not all(report.sound for report in reports):
+        for report in reports:
+            _report_damage(report)
         output.remark("`appliance log repair` keeps all that is not damaged; --dry-run shows what it does")
         raise typer.Exit(STORAGE)
+
+
+def _report_damage(report: Report) -> None:
+    """Tell the appliance that serves a partition, if one does, which offsets could not be read."""
+    from ..client.admin import Admin
+    from ..errors import ApplianceError
+    from ..log.files import LOG_SUFFIX, base_of
+    from ..log.tools import CORRUPT
+    from ..status import LOCK_FILE, holder
+
+    root, (topic, _, number) = report.path.parent, report.path.name.rpartition("-")
+    bases = [(base_of(problem.path.name, LOG_SUFFIX), problem) for problem in report.problems]
+    offsets = [base + problem.position for base, problem in bases if base is not None and problem.kind == CORRUPT]
+    with acting_as_owner(root):
+        served = bool(offsets) and (root / LOCK_FILE).exists() and bool(holder(root))
+    if not served:
+        return
+    try:
+        with Admin(address(root, None)) as admin:
+            for offset in offsets[:REPORTED_MAX]:
+                admin.report_damage(topic, int(number), offset, offset + 1)
+    except ApplianceError as error:
+        output.remark(f"{report.path.name}: the appliance could not be told: {error}")
 
 
 def _report_row(report: Report) -> dict[str, Any]:
@@ -213,7 +297,8 @@ def repair(
 
     Flipped bits are put back.  What cannot be mended becomes a hole: consumers step over it.  The damaged bytes are
     kept beside the segment (.damaged-POSITION).  A partition of a running appliance is out of service meanwhile, all
-    others serve.  Sound partitions are not changed.
+    others serve.  Sound partitions are not changed.  Of one whose whole log is gone an empty one begins, where the lost
+    one ended as far as that is known; a running appliance does it, and asks.
 
     [b]Examples[/b]
 
@@ -223,16 +308,18 @@ def repair(
 
         appliance log repair web-0 --data /var/lib/appliance --cut --dry-run
     """
-    from ..log import tools
-    from ..log.repair import repair as repaired
-
-    damaged = [one for one in directories(partitions, data) if not tools.verify(one).sound]
-    planned = {one: repaired(one, cut=cut, dry_run=True) for one in damaged if cut or dry_run}
+    gone = _gone(partitions or [], data_dir(data))
+    named = [name for name in partitions or [] if name not in {one.name for one in gone}]
+    chosen = directories(named or None, data) if named or not partitions else []
+    damaged, planned = _damaged(chosen, plan=cut or dry_run, cut=cut)
+    planned |= gone
     if any(plan.cut_bytes for plan in planned.values()) and not dry_run:
         lost = [f"{one.name}: {units.size(plan.cut_bytes)} from offset {plan.end} on" for one, plan in planned.items()]
         confirm(lost, f"End {how_many(len(lost), 'log')} there?", yes=yes)
+    if gone and not dry_run:
+        confirm([one.name for one in gone], "All messages of these are gone: begin empty logs?", yes=yes)
     rows = []
-    for one in damaged:
+    for one in [*damaged, *gone]:
         rows.append({"partition": one.name, **(planned[one]._asdict() if dry_run else _repair(one, cut))})
     if as_json:
         output.print_json(rows)
@@ -245,38 +332,61 @@ def repair(
         output.say("nothing to repair")
 
 
+def _gone(names: list[str], root: Path | None) -> dict[Path, Repaired]:
+    """The partitions of a running appliance of which nothing is left, of those that are named, or of all; and what
+    repairing them would do.
+    """
+    from ..log.recovery import loss_of
+    from ..log.repair import Repaired
+    from ..status import holder, read_state
+
+    gone: dict[Path, Repaired] = {}
+    if root is None:
+        return gone
+    with acting_as_owner(root):
+        state = read_state(root) if holder(root) else None
+        for name in sorted(state["offline"]) if state else ():
+            if (not names or name in names) and (loss := loss_of(root / name)):
+                action = f"{root / name}: {loss}: all its messages are lost; an empty log begins where it ended"
+                gone[root / name] = Repaired([action], 0, 0, 0, 0)
+    return gone
+
+
+def _damaged(chosen: list[Path], *, plan: bool, cut: bool) -> tuple[list[Path], dict[Path, Repaired]]:
+    """The partitions that are damaged; with ``plan`` also what a repair of each would do."""
+    from ..log import tools
+    from ..log.repair import repair
+
+    damaged, planned = [], {}
+    for directory in chosen:
+        with acting_as_owner(directory):
+            if tools.verify(directory).sound:
+                continue
+            damaged.append(directory)
+            if plan:
+                planned[directory] = repair(directory, cut=cut, dry_run=True)
+    return damaged, planned
+
+
 def _repair(directory: Path, cut: bool) -> dict[str, Any]:
     """Repair a partition: in this process, or in the appliance that serves it."""
     from ..log.repair import repair
     from ..status import holder
 
     try:
+        # Files that root made could not be opened by the appliance.
         with exclusive(directory.parent), acting_as_owner(directory):
             return repair(directory, cut=cut)._asdict()
     except AlreadyRunning:
-        if not holder(directory.parent):
+        with acting_as_owner(directory.parent):
+            served = bool(holder(directory.parent))
+        if not served:
             raise
         from ..client.admin import Admin
 
         topic, _, number = directory.name.rpartition("-")
         with Admin(address(directory.parent, None), request_timeout_ms=REPAIR_MS_MAX) as admin:
             return admin.repair_partition(topic, int(number), cut=cut)
-
-
-@contextmanager
-def acting_as_owner(directory: Path) -> Iterator[None]:
-    """Lets root change files as the user whose log it is: files that root made could not be opened by the appliance."""
-    owner = directory.stat()
-    if os.geteuid() != 0 or owner.st_uid == 0:
-        yield
-        return
-    os.setegid(owner.st_gid)
-    os.seteuid(owner.st_uid)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-        os.setegid(0)
 
 
 @contextmanager

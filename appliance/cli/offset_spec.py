@@ -1,4 +1,4 @@
-"""Parses the start of a read: ``earliest``, ``latest``, an offset, a time or an age."""
+"""Parses the start of a read: ``earliest``, ``latest``, ``now``, an offset, a time or an age."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from ..wire.requests import EARLIEST, LATEST
 if TYPE_CHECKING:
     from ..client.cluster_client import Cluster
 
-FORMS = "earliest, latest, an offset (4711), a time (2026-11-20T06:00, 06:00 today) or an age (-15m, -2h, -7d)"
+FORMS = "earliest, latest, now, an offset (4711), a time (2026-11-20T06:00, 06:00 today) or an age (-15m, -2h, -7d)"
+OFFSET_MAX = 2**63 - 1
 
 
 class OffsetSpec(NamedTuple):
@@ -33,17 +34,21 @@ def parse_offset_spec(text: str, now: datetime) -> OffsetSpec:
     """
     if text in ("earliest", "latest"):
         return OffsetSpec(timestamp=EARLIEST if text == "earliest" else LATEST)
-    if text.isdecimal():
+    if text == "now":
+        return OffsetSpec(timestamp=_ms(now))
+    if re.fullmatch("[0-9]+", text):
+        if len(text) > 19 or int(text) > OFFSET_MAX:  # Python refuses to convert thousands of digits
+            raise BadParameter(f"{text!r}: the largest offset is {OFFSET_MAX}")
         return OffsetSpec(offset=int(text))
-    age = re.fullmatch(r"-(\d+)(ms|s|m|min|h|d|w)", text)
+    age = re.fullmatch(r"-([0-9]{1,18})(ms|s|m|min|h|d|w)", text)
     if age:
         return OffsetSpec(timestamp=max(0, _ms(now) - int(age[1]) * DURATIONS_MS[age[2]]))
-    clock = re.fullmatch(r"\d{1,2}:\d\d(:\d\d)?", text)
+    clock = re.fullmatch(r"([0-9]{1,2})(:[0-9]{2}(?::[0-9]{2})?)", text)
     try:
-        moment = datetime.fromisoformat(f"{now:%Y-%m-%d}T{text.zfill(5)}" if clock else text)
-    except ValueError:
+        moment = datetime.fromisoformat(f"{now:%Y-%m-%d}T{clock[1]:0>2}{clock[2]}" if clock else text)
+        return OffsetSpec(timestamp=max(0, _ms(moment if moment.tzinfo else moment.astimezone())))
+    except (ValueError, OverflowError):  # 0001-01-01 is outside of what the time zone can be found for
         raise BadParameter(f"{text!r}: give {FORMS}") from None
-    return OffsetSpec(timestamp=max(0, _ms(moment if moment.tzinfo else moment.astimezone())))
 
 
 def _ms(moment: datetime) -> int:

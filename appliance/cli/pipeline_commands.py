@@ -17,6 +17,7 @@ import typer
 
 from .. import extras, units
 from ..errors import ConfigFault
+from ..owners import refuse_others_directory
 from . import output, target
 from .target import Connect, Data, Json
 
@@ -168,6 +169,7 @@ def report(
         appliance pipeline report web.toml --zone Europe/Berlin
     """
     settings = load(config, None, None)
+    refuse_others_directory(directory or settings.state_dir)
     from ..spark.pipeline.report import write, zone_of
 
     page, picture = write(settings, directory or settings.state_dir, zone=zone_of(zone))
@@ -195,6 +197,9 @@ def load(config: Path, data: Path | None, connect: str | None) -> Settings:
         settings = load_file(config)
     except ConfigFault as error:
         raise type(error)(f"{error}\n  `appliance pipeline example` shows what there is") from None
+    for directory in (settings.state_dir, settings.output.path):
+        if "://" not in str(directory):  # not in an object store
+            refuse_others_directory(Path(directory))
     if data is None and connect is None:
         return settings
     pipeline = msgspec.structs.replace(settings.pipeline, bootstrap=target.address(data, connect))

@@ -6,16 +6,20 @@ import sys
 import time
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from .. import units
 from ..config import KEYS
 from ..health.findings import exit_status, seen_in, wrong
+from ..owners import acting_as_owner
 from ..processes.clock import wall_s
 from . import ending, output, starting
-from .target import Connect, Data, Json, cluster, data_dir
+from .target import Connect, Data, Json, cluster, data_dir, directory_path
+
+if TYPE_CHECKING:
+    from ..metrics.readings import Readings
 
 
 def _complete_key(incomplete: str) -> list[str]:
@@ -41,7 +45,10 @@ Overrides = Annotated[
 
 def start(
     data: Annotated[
-        Path, typer.Option("--data", metavar="DIR", readable=False, help="Where logs are kept; made if need be.")
+        Path,
+        typer.Option(
+            "--data", metavar="DIR", readable=False, parser=directory_path, help="Where logs are kept; made if need be."
+        ),
     ],
     config: ConfigFile = None,
     settings: Overrides = None,
@@ -106,7 +113,8 @@ def _show_status(directory: Path | None, connect: str | None, meter: Meter, as_j
     if directory is not None:
         from ..status import collect
 
-        seen = collect(directory)
+        with acting_as_owner(directory):
+            seen = collect(directory)
     else:
         with cluster(None, connect) as asked:
             seen = asked.admin("status", {})
@@ -127,8 +135,9 @@ class Meter:
     def __init__(self, directory: Path | None) -> None:
         from ..metrics.readings import Reader
 
+        self._directory = directory
         self._reader = Reader(directory) if directory is not None else None
-        self._before = self._after = self._reader.read() if self._reader else None
+        self._before = self._after = self._read()
 
     @property
     def reads(self) -> bool:
@@ -139,7 +148,13 @@ class Meter:
         """Wait, then read again."""
         time.sleep(seconds)
         if self._reader is not None:
-            self._before, self._after = self._after, self._reader.read()
+            self._before, self._after = self._after, self._read()
+
+    def _read(self) -> Readings | None:
+        if self._reader is None or self._directory is None:
+            return None
+        with acting_as_owner(self._directory):
+            return self._reader.read()
 
     def rates(self) -> dict[str, float]:
         """Per second, by their names; nothing before there are two readings."""

@@ -38,7 +38,7 @@ def plain_options(words: Sequence[str]) -> Options | None:
     """The options, if all of them are ``--name value`` and right; None for any other words."""
     given: dict[str, list[str]] = {"--data": [], "--config": [], "--set": []}
     for name, value in zip(words[::2], words[1::2], strict=False):
-        if name not in given or not value or value.startswith("-"):
+        if name not in given or not value or value.startswith("-") or not value.isprintable():
             return None
         given[name].append(value)
     data, config, settings = given.values()

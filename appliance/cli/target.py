@@ -1,7 +1,8 @@
 """Chooses the appliance for a command: ``--data DIR``, ``--connect HOST:PORT``, or the default listener.
 
 ``--data`` connects to the Unix socket in that directory, where the appliance sees which user of the system runs the
-command.  A user who may not open that socket is connected to the native listener; its address is in
+command.  Root reads the directory as its owner does (``owners``).  A user who may not open that socket is connected to
+the native listener; its address is in
 ``<data>/state.json``, which the supervisor writes while it runs.  Raises :class:`BrokerAway` when nothing serves there.
 """
 
@@ -15,9 +16,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..addresses import PLAINTEXT, address_text, first_with, parse_addresses, parse_listeners, unix_path
+from ..addresses import PLAINTEXT, UNIX, address_text, first_with, parse_addresses, parse_listeners
 from ..config import KEYS, TopicSettings
 from ..errors import ApplianceError, BrokerAway, ProtocolFault, UnknownGroup, UnknownPartition, UnknownUser
+from ..owners import acting_as_owner
+from ..wire.sockets import LOCAL_SOCKET
 
 if TYPE_CHECKING:
     from ..client.cluster_client import Cluster
@@ -27,12 +30,29 @@ def _complete_settings(incomplete: str) -> list[str]:
     return [f"{name}=" for name in TopicSettings().as_kafka() if name.startswith(incomplete)]
 
 
+def directory_path(text: str) -> Path:
+    """The path of a data directory.
+
+    Raises:
+        BadParameter: nothing, as from a variable that is not set, which would be the working directory; or not UTF-8,
+            which state.json and the configuration of ZooKeeper are.
+    """
+    if not text:
+        raise typer.BadParameter("name a directory; the working directory is .")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise typer.BadParameter(f"{text!r} is not UTF-8") from None
+    return Path(text)
+
+
 Data = Annotated[
     Path | None,
     typer.Option(
         "--data",
         metavar="DIR",
         readable=False,
+        parser=directory_path,
         help="Data directory of an appliance on this host [dim](or APPLIANCE_DATA)[/dim].",
     ),
 ]
@@ -60,7 +80,7 @@ Settings = Annotated[
 def data_dir(data: Path | None) -> Path | None:
     """The data directory from the command line or the environment."""
     named = os.environ.get("APPLIANCE_DATA")
-    return data or (Path(named) if named else None)
+    return data or (directory_path(named) if named else None)
 
 
 _VERBS: dict[type[ApplianceError], str] = {UnknownPartition: "topics", UnknownGroup: "groups", UnknownUser: "users"}
@@ -90,12 +110,15 @@ def address(data: Path | None, connect: str | None) -> str:
         return str(KEYS["native.listen"].default)
     from ..status import read_state
 
-    state = read_state(data)
+    with acting_as_owner(data):
+        state = read_state(data)
+        # Where the file says, but in this directory: a program that may write the file may not send root elsewhere.
+        local = data.absolute() / LOCAL_SOCKET
+        open_to_us = os.access(local, os.R_OK | os.W_OK, effective_ids=True)
     if state is None:
         raise BrokerAway(f"no appliance serves {data}")
-    local = str(state["listeners"].get("local", ""))
-    if local and os.access(unix_path(local)[0], os.R_OK | os.W_OK):
-        return local
+    if open_to_us and state["listeners"].get("local"):
+        return f"{UNIX}{local}"
     listener = first_with(PLAINTEXT, parse_listeners("native", str(state["listeners"].get("native", ""))))
     if not listener:
         raise BrokerAway(

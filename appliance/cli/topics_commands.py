@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from .. import units
-from ..errors import UnknownPartition
+from ..errors import ClientFault, Unavailable, UnknownPartition
+from ..retention import lost_bytes
 from ..wire.requests import EARLIEST, LATEST
 from . import output
 from .asking import DryRun, Yes, confirm, how_many
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Create, list, describe, alter, trim and delete topics.")
 
 COLUMNS = ["name", "partitions", "messages", "bytes", "settings"]
+UNREAD_LINES_MAX = 5
+"""Groups that a question names for each topic or partition."""
 
 Name = Annotated[str, typer.Argument(metavar="NAME", autocompletion=complete_topics, help="Name of the topic.")]
 NewName = Annotated[str, typer.Argument(metavar="NAME", help="Name of the topic.")]
@@ -157,7 +162,8 @@ def trim(
 ) -> None:
     """Delete the oldest messages of a topic, at once.
 
-    Nothing reads them any more; files go by whole segments, so the disk may have room a little later.
+    Nothing reads them any more; files go by whole segments, so the disk may have room a little later.  Groups that have
+    not read all of them are shown with the bytes that they lose.
 
     [b]Examples[/b]
 
@@ -172,26 +178,73 @@ def trim(
         rows = _trimmed(asked, name, spec, partitions)
         if not dry_run:
             if any(row["bytes"] for row in rows):
-                lost = [f"{name}-{row['partition']}: {units.size(row['bytes'])}" for row in rows if row["bytes"]]
+                lost = [
+                    f"{name}-{row['partition']}: {units.size(row['bytes'])}{_unread_text(row['unread'])}"
+                    for row in rows
+                    if row["bytes"]
+                ]
                 confirm(lost, f"Delete the messages of {name} before {before}?", yes=yes)
             for row in rows:
                 at = {"name": name, "partition": row["partition"], "offset": row["before"]}
                 asked.admin("delete_records", at, broker_id=asked.leader(name, row["partition"]))
-    output.print_rows(rows, ["partition", "start", "before", "end", "bytes"], as_json=as_json)
+    output.print_rows(rows, ["partition", "start", "before", "end", "bytes", "unread"], as_json=as_json)
 
 
 def _trimmed(asked: Cluster, name: str, spec: OffsetSpec, chosen: list[int] | None) -> list[dict[str, Any]]:
-    """What a trim deletes: of each partition its extent, the new start and the bytes between the starts."""
+    """What a trim deletes: of each partition its extent, the new start, the bytes between the starts, and who had not
+    read them.
+    """
     asked.refresh([name])
     parts = [(name, partition) for partition in chosen or range(len(asked.topic(name).leaders))]
     starts = asked.offsets(dict.fromkeys(parts, EARLIEST))
     ends = asked.offsets(dict.fromkeys(parts, LATEST))
-    rows = []
-    for part, offset in resolve(asked, spec, parts).items():
-        before = min(max(offset, starts[part]), ends[part])
-        extent = {"start": starts[part], "before": before, "end": ends[part], "bytes": before - starts[part]}
-        rows.append({"partition": part[1], **extent})
-    return rows
+    spans = {
+        part: (starts[part], min(max(offset, starts[part]), ends[part]))
+        for part, offset in resolve(asked, spec, parts).items()
+    }
+    unread = _unread(asked, spans)
+    return [
+        {
+            "partition": part[1],
+            **{"start": start, "before": before, "end": ends[part], "bytes": before - start},
+            "unread": unread and unread.get(part, {}),
+        }
+        for part, (start, before) in spans.items()
+    ]
+
+
+def _unread(
+    asked: Cluster, spans: Mapping[tuple[str, int], tuple[int, int]]
+) -> dict[tuple[str, int], dict[str, int]] | None:
+    """Of each partition the groups that have not read all between two offsets, with the bytes that they have not read.
+
+    Groups are those that the caller may see, with an offset committed.  None: they cannot be asked for.
+    """
+    found: dict[tuple[str, int], dict[str, int]] = {}
+    asked.refresh(sorted({topic for topic, _ in spans}))
+    if not asked.snapshot.zookeeper or all(start == stop for start, stop in spans.values()):
+        return found  # without ZooKeeper no group has committed anything
+    try:
+        for row in asked.admin("groups", {}):
+            for topic, number, committed in asked.admin("offsets", {"group": row["group"]}):
+                start, stop = spans.get((topic, number), (0, 0))
+                unread = lost_bytes(committed, stop) - lost_bytes(committed, start)
+                if unread:
+                    found.setdefault((topic, number), {})[row["group"]] = unread
+    except (ClientFault, Unavailable):
+        return None
+    return found
+
+
+def _unread_text(unread: Mapping[str, int] | None) -> str:
+    """What a question says of the groups that have not read what goes."""
+    if unread is None:
+        return "; which groups have not read them is not known"
+    worst = sorted(unread.items(), key=lambda row: (-row[1], row[0]))
+    named = [f"{group} has not read {units.size(count)}" for group, count in worst[:UNREAD_LINES_MAX]]
+    if len(worst) > UNREAD_LINES_MAX:
+        named.append(f"nor have {len(worst) - UNREAD_LINES_MAX} other groups read all")
+    return "".join(f"; {text}" for text in named)
 
 
 @app.command()
@@ -205,6 +258,8 @@ def delete(
 ) -> None:
     """Delete topics and all that is in them, at once.
 
+    Groups that have not read all of them are shown with the bytes that they lose.
+
     [b]Examples[/b]
 
         appliance topics delete web --dry-run
@@ -212,12 +267,21 @@ def delete(
         appliance topics delete web app --yes --data /tmp/box
     """
     with cluster(data, connect) as asked:
-        found = {topic["name"]: _summary(topic) for topic in asked.admin("topics", {"names": names})}
-        rows = [found[name] for name in dict.fromkeys(names)]
+        found = {topic["name"]: topic for topic in asked.admin("topics", {"names": names})}
+        spans = {
+            (name, part["partition"]): (part["start"] or 0, part["end"] or 0)
+            for name, topic in found.items()
+            for part in topic["partitions"]
+        }
+        unread = _unread(asked, spans)
+        rows = [{**_summary(found[name]), "unread": _of_topic(unread, name)} for name in dict.fromkeys(names)]
         if dry_run:
-            output.print_rows(rows, COLUMNS, as_json=as_json)
+            output.print_rows(rows, [*COLUMNS, "unread"], as_json=as_json)
             return
-        lost = [f"{row['name']}: {row['messages']:,} messages, {units.size(row['bytes'])}" for row in rows]
+        lost = [
+            f"{row['name']}: {row['messages']:,} messages, {units.size(row['bytes'])}{_unread_text(row['unread'])}"
+            for row in rows
+        ]
         confirm(lost, f"Delete {how_many(len(rows), 'topic')}?", yes=yes)
         for row in rows:
             asked.admin("delete_topic", {"name": row["name"]})
@@ -225,6 +289,17 @@ def delete(
                 output.say(f"deleted {row['name']}")
     if as_json:
         output.print_json(rows)
+
+
+def _of_topic(unread: Mapping[tuple[str, int], Mapping[str, int]] | None, name: str) -> dict[str, int] | None:
+    """What groups have not read of a whole topic."""
+    if unread is None:
+        return None
+    sums: Counter[str] = Counter()
+    for (topic, _), groups in unread.items():
+        if topic == name:
+            sums.update(groups)
+    return dict(sums)
 
 
 def _summary(topic: dict[str, Any]) -> dict[str, Any]:

@@ -97,11 +97,28 @@ class Admin:
         found: dict[str, Any] = self._ask("repair", name=topic, partition=partition, cut=cut)
         return found
 
+    def report_damage(self, topic: str, partition: int, start: int, stop: int) -> list[dict[str, Any]]:
+        """Report that the messages from offset ``start`` to ``stop`` could not be read; returns all known damage.
+
+        The appliance that has the partition reads them itself, and believes nobody.  See ``appliance status``.
+        """
+        self._cluster.refresh([topic])
+        arguments = {"name": topic, "partition": partition, "start": start, "stop": stop}
+        found: list[dict[str, Any]] = self._cluster.admin(
+            "report_damage", arguments, broker_id=self._cluster.leader(topic, partition)
+        )
+        return found
+
     # ---- the appliance
 
     def status(self) -> dict[str, Any]:
         """What ``appliance status --json`` prints."""
         found: dict[str, Any] = self._ask("status")
+        return found
+
+    def accept_clock(self) -> int:
+        """Believe the clock after a jump.  Returns by how many ms it had jumped; 0: not at all."""
+        found: int = self._ask("accept_clock")["jump_ms"]
         return found
 
     def init_producer(self) -> dict[str, int]:

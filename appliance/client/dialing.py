@@ -7,6 +7,7 @@ import socket
 from pathlib import Path
 
 from ..errors import BrokerAway
+from ..owners import acting_as_owner
 from ..wire.sockets import set_options, short_path
 
 
@@ -20,7 +21,7 @@ def _connect_unix(path: Path) -> socket.socket:
         sock = closed_on_failure.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         sock.setblocking(False)
         try:
-            with short_path(path) as short:
+            with acting_as_owner(path), short_path(path) as short:
                 sock.connect(short)
         except OSError as error:
             raise BrokerAway(f"no connection to the appliance at {path}: {error}") from None

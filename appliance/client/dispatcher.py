@@ -45,8 +45,6 @@ HEAD_BYTES_MAX: Final = 1024
 """Upper bound of a produce request's header."""
 CHECK_S: Final = 0.02
 """Interval of the checks for deadlines, timeouts and stalled queues."""
-DUPLICATE_SEQUENCE: Final = 46
-"""Kafka's code for a batch that was written before, at an offset that is no longer known.  It is delivered."""
 
 
 class Dispatcher:
@@ -191,7 +189,7 @@ class Dispatcher:
             del ready[queue]
             batch = queue.take(now_s, options.codec)
             if batch is None:
-                if queue.waiting and not queue.draining:
+                if queue.waiting and not queue.draining and not queue.waits_for_first:
                     self._stalled[queue] = None
                     self._background.wants_id = self._background.wants_id or queue.identity is Identity.WANTED
                 continue
@@ -247,13 +245,12 @@ class Dispatcher:
             self._on_reply(queue, from_code(code, message) if code else None, base, now_s)
 
     def _on_reply(self, queue: RoutedQueue, error: ApplianceError | None, base: int, now_s: float) -> None:
-        if error is not None:
-            if error.code == DUPLICATE_SEQUENCE:
-                error, base = None, OFFSET_UNKNOWN
-            elif isinstance(error, NotLeader | UnknownPartition | MessageTooLarge):
-                # Another broker leads the partition by now, or the topic's size limit was lowered.
-                self._background.stale_topics.add(queue.topic)
+        if isinstance(error, NotLeader | UnknownPartition | MessageTooLarge):
+            # Another broker leads the partition by now, or the topic's size limit was lowered.
+            self._background.stale_topics.add(queue.topic)
         troubled = error is not None or queue.draining
+        if queue.waits_for_first and queue.waiting and queue.link is not None:
+            queue.link.ready[queue] = None
         done = queue.on_reply(error, base, now_s)
         if done is not None:
             self._outstanding.complete(*done)

@@ -12,7 +12,8 @@ Example::
 
 A span is from an offset up to another one, which readers may read already.  Within a partition messages keep the order
 of the log, whatever their times; between partitions the one with the older next message comes first.  Messages that are
-followed come as they arrive: those that arrive together are sorted.
+followed come as they arrive: those that arrive together are sorted.  A message without a time (Kafka's -1) stands
+behind the one before it in its partition.
 
 Bounded memory: one batch of each partition is decoded, and the fetcher bounds what is not.  ``select`` decides by the
 values alone, so that a batch without a match is never decoded to messages.
@@ -27,7 +28,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 from ..errors import ApplianceError
@@ -39,6 +41,7 @@ from .troubles import Trouble
 TopicAndPartition = tuple[str, int]
 PATIENCE_S: Final = 3.0
 POLL_S: Final = 0.5
+NO_TIME: Final = -1
 MEBIBYTE: Final = 1024 * 1024
 OPTIONS: Final = FetchOptions(
     bytes_max=8 * MEBIBYTE,
@@ -70,11 +73,13 @@ class _Source:
         self.ready: Sequence[Message] = ()
         self.at = 0
         self.reached = span.start  # everything before is decoded
+        self._time = NO_TIME  # of the last message that had one
 
     @property
     def head(self) -> int:
-        """The time of the next message."""
-        return self.ready[self.at].timestamp
+        """The time of the next message, or of the one before it."""
+        own = self.ready[self.at].timestamp
+        return own if own >= 0 else self._time
 
     def take_until(self, timestamp: float) -> list[Message]:
         """The messages of the decoded batch up to the first one that is newer."""
@@ -83,6 +88,7 @@ class _Source:
         while end < len(ready) and ready[end].timestamp <= timestamp:
             end += 1
         self.at = end
+        self._time = next((each.timestamp for each in reversed(ready[start:end]) if each.timestamp >= 0), self._time)
         return list(ready[start:end])
 
 
@@ -135,7 +141,8 @@ class MergedReader:
     def last(self, count: int, spans: Mapping[TopicAndPartition, Span]) -> list[Message]:
         """The ``count`` newest selected messages of all spans together, the oldest first.
 
-        Looks from the ends backwards, farther each time, and reads nothing twice.
+        Partitions in which no message has a time get their share of ``count``: nothing says how old they are.  Looks
+        from the ends backwards, farther each time, and reads nothing twice.
         """
         kept: dict[TopicAndPartition, deque[Message]] = {part: deque(maxlen=count) for part in spans}
         left = {part: span for part, span in spans.items() if span.start < span.stop}
@@ -156,7 +163,7 @@ class MergedReader:
                 if looked[part].start > span.start and len(kept[part]) < count and part not in self.left_out
             }
             bytes_back *= 4
-        return sorted((message for found in kept.values() for message in found), key=_time)[-count:] if count else []
+        return _newest(count, [list(found) for found in kept.values() if found])
 
     def follow(self, starts: Mapping[TopicAndPartition, int]) -> Iterator[list[Message]]:
         """Yield what arrives from these offsets on, for ever; an empty list when nothing has come for POLL_S."""
@@ -167,7 +174,7 @@ class MergedReader:
                 while (messages := self._decoder.messages(chunk)) is not None:
                     arrived += messages
                 chunk.release()
-            yield sorted(arrived, key=_time)
+            yield _by_time(arrived)
 
     def also_follow(self, part: TopicAndPartition, start: int) -> None:
         """Follow one more partition."""
@@ -217,5 +224,27 @@ class MergedReader:
         return False
 
 
-def _time(message: Message) -> int:
-    return message.timestamp
+def _by_time(messages: Iterable[Message]) -> list[Message]:
+    known: dict[TopicAndPartition, int] = {}
+    with_times: list[tuple[int, Message]] = []
+    for message in messages:
+        part = message[:2]
+        time_ms = known[part] = message.timestamp if message.timestamp >= 0 else known.get(part, NO_TIME)
+        with_times.append((time_ms, message))
+    with_times.sort(key=itemgetter(0))
+    return [message for _, message in with_times]
+
+
+def _newest(count: int, partitions: list[list[Message]]) -> list[Message]:
+    """The newest of what each partition has; see :meth:`MergedReader.last`."""
+    timed: list[list[Message]] = []
+    untimed: list[list[Message]] = []
+    for found in partitions:
+        (timed if any(message.timestamp >= 0 for message in found) else untimed).append(found)
+    newest = _by_time(message for found in timed for message in found)
+    if untimed:  # at least one place is theirs
+        room = count - min(len(newest), count * len(timed) // len(partitions))
+        share = -(-room // len(untimed))
+        without = [message for found in untimed for message in found[-share:]][-room:]
+        return [*without, *newest[len(newest) - max(0, count - len(without)) :]]
+    return newest[-count:] if count else []

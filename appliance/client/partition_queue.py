@@ -16,11 +16,13 @@ Rules:
    the batches behind the failed one (OutOfOrderSequence, because a number is missing), so none overtakes it.
 3. An idempotent queue numbers records consecutively for each producer id and epoch.  A batch keeps its numbers when it
    is sent again, so the broker recognises batches that it has written already, and nothing is duplicated.
-4. When a numbered batch is given up, its numbers are missing for ever.  When the broker refuses the first batch in
+4. The first batch of a producer id and epoch is in flight alone.  A log that does not know a producer takes any number
+   from it, so a second batch could enter before a first one that fails.
+5. When a numbered batch is given up, its numbers are missing for ever.  When the broker refuses the first batch in
    flight as out of order, it has lost our numbers.  In both cases the queue continues in the next epoch from number 0
    (as Kafka's producer does, KIP-360).  A batch that is refused this way after an earlier attempt may be in the log or
-   not: it fails with OutOfOrderSequence, because a retry could double it.  A stale epoch means that somebody else
-   writes under our producer id: the queue continues in the same way, under a new id.
+   not: it fails with OutOfOrderSequence, because a retry could double it.  A stale epoch, and a duplicate that was sent
+   once, mean that somebody else writes under our producer id: the queue continues in the same way, under a new id.
 
 Without idempotence rule 2 still holds, but batches behind a failed one may be written before it.
 """
@@ -36,6 +38,7 @@ from ..errors import (
     ApplianceError,
     ClientFault,
     CorruptBatch,
+    DuplicateSequence,
     OutOfOrderSequence,
     RequestTimedOut,
     StaleProducerEpoch,
@@ -50,7 +53,9 @@ BACKOFF_DOUBLINGS_MAX: Final = 10
 RETRIABLE = (UnknownPartition, CorruptBatch)
 """Errors that pass: a topic is being created or moved, a batch was damaged in transit."""
 
-OUT_OF_STEP = (OutOfOrderSequence, StaleProducerEpoch)
+OUT_OF_STEP = (OutOfOrderSequence, StaleProducerEpoch, DuplicateSequence)
+TAKEN = (StaleProducerEpoch, DuplicateSequence)
+"""Somebody else writes under our producer id."""
 
 Done = tuple[Batch, ApplianceError | None, int]
 """A batch that is delivered or has failed: the batch, its error or None, the offset of its first record."""
@@ -87,6 +92,8 @@ class PartitionQueue:
         self.epoch = -1
         self.sequence = -1
         self._failed: list[Batch] = []
+        self._known = not idempotent
+        """Whether the log knows the producer id and epoch: it has acknowledged a batch with them."""
         self._renew = False
         self._new_id = False
         self._failures = 0
@@ -106,15 +113,23 @@ class PartitionQueue:
         """Whether nothing more is sent until everything in flight is answered."""
         return bool(self._failed) or self._renew
 
+    @property
+    def waits_for_first(self) -> bool:
+        """Whether nothing is sent before the one batch in flight is answered: rule 4."""
+        return not self._known and bool(self.in_flight)
+
     def identify(self, producer_id: int, epoch: int) -> None:
         """Number from 0 under this producer id.  Batches with another id get new numbers when they are sent."""
         assert not self.in_flight and self.identity is not Identity.NONE
         self.identity = Identity.KNOWN
         self.producer_id, self.epoch, self.sequence = producer_id, epoch, 0
+        self._known = False
 
     def take(self, now_s: float, codec: str) -> Batch | None:
         """The batch to send now, encoded and numbered; None if there is none.  From then on it is in flight."""
         if self.draining or not self.waiting or self.identity is Identity.WANTED or now_s < self.resume_s:
+            return None
+        if self.waits_for_first:
             return None
         batch = self.waiting.popleft()
         if self.identity is Identity.NONE:
@@ -141,14 +156,17 @@ class PartitionQueue:
         """
         batch = self.in_flight.popleft()
         done: Done | None = None
+        if isinstance(error, DuplicateSequence) and batch.sends > 1:  # written at an earlier attempt
+            error, base = None, OFFSET_UNKNOWN
         if error is None:
             self._failures = 0
+            self._known = True
             done = batch, None, base
         elif isinstance(error, OUT_OF_STEP) and self.identity is Identity.KNOWN:
             behind_failed = self.draining
-            if not behind_failed or isinstance(error, StaleProducerEpoch):
+            if not behind_failed or isinstance(error, TAKEN):
                 self._renew = True
-                self._new_id = self._new_id or isinstance(error, StaleProducerEpoch)
+                self._new_id = self._new_id or isinstance(error, TAKEN)
             if behind_failed or batch.sends == 1:
                 self._failed.append(batch)
             else:

@@ -29,6 +29,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ..addresses import address_text
 from ..errors import (
     ApplianceError,
     BadCredentials,
@@ -44,7 +45,7 @@ from ..errors import (
 )
 from ..security.acls import Operation, ResourceType
 from .changes import NewMessage, NewOffsets, move_offsets, produce
-from .live_events import STREAMS_MAX, LiveEvents
+from .live_events import LiveEvents, StreamPlaces
 from .message_search import ConsumedLog, Query, Search, shown
 from .observer import Observer, own_address
 from .page_files import PageFiles
@@ -54,6 +55,8 @@ BODY_BYTES_MAX: Final = 2 * 1024 * 1024
 BODY_S_MAX: Final = 10.0
 SEARCHES_MAX: Final = 2
 SEARCHES_WAITING_MAX: Final = 16
+SEARCHES_WAITING_RESERVED: Final = 8
+"""Of them for visitors who are logged in."""
 PREVIEW_BYTES_MAX: Final = 2 * 1024
 MESSAGE_BYTES_MAX: Final = 1024 * 1024
 FAILED_LOGIN_S: Final = 0.1
@@ -107,6 +110,7 @@ class Console:
         self.stopping = asyncio.Event()
         self._data_dir, self._observer, self._visitors = data_dir, observer, visitors
         self._clock, self._cookie = clock, cookie
+        self._streams = StreamPlaces()
         self._searches = asyncio.Semaphore(SEARCHES_MAX)
         self._waiting = 0
 
@@ -153,7 +157,9 @@ class Console:
         """Raises LoginOutOfOrder: nothing may be seen before a login."""
         found = self._visitors.find(self._token(request), _peer(request))
         if found is None:
-            raise LoginOutOfOrder("log in first: this address can be reached by other hosts")
+            raise LoginOutOfOrder("log in first")
+        if found.session is not None and (connection := getattr(request.state, "connection", None)) is not None:
+            connection.logged_in = True
         return found
 
     def _changing(self, request: Request) -> Visitor:
@@ -185,7 +191,8 @@ class Console:
             raise
         self._visitors.log_out(self._token(request))
         answer = reply({})
-        secure = request.url.scheme == "https"
+        # The page's own origin, which the guard has compared, also tells where a proxy does not.
+        secure = request.url.scheme == "https" or request.headers.get("origin", "").startswith("https://")
         answer.set_cookie(self._cookie, token, httponly=True, samesite="strict", secure=secure, path="/")
         return answer
 
@@ -200,21 +207,21 @@ class Console:
 
     async def _events(self, request: Request) -> Any:
         try:
-            self._visitor(request)
-            if self._observer.watchers >= STREAMS_MAX:
-                raise BufferFull(f"{STREAMS_MAX} pages are open already: close one")
+            place = self._streams.take(self._visitor(request))
         except ApplianceError as error:
             return fault_reply(error)
         topic, group = (request.query_params.get(name, "")[:1_000] for name in ("topic", "group"))
         token, peer = self._token(request), _peer(request)
         return LiveEvents(
-            self._observer, lambda: self._visitors.find(token, peer), topic, group, self._clock, self.stopping
+            self._observer, lambda: self._visitors.find(token, peer), topic, group, self._clock, self.stopping, place
         )
 
     async def _messages(self, request: Request) -> Response:
         query = _query(request, Query)
-        self._visitor(request).check_see(Operation.READ, ResourceType.TOPIC, query.topic)
-        found = await self._search(query)
+        visitor = self._visitor(request)
+        visitor.check_see(Operation.READ, ResourceType.TOPIC, query.topic)
+        self._visitors.audit.read(visitor.access.principal, visitor.peer, "console", topic=query.topic)
+        found = await self._search(query, visitor)
         return reply(
             {
                 **found._asdict(),
@@ -224,19 +231,22 @@ class Console:
 
     async def _message(self, request: Request) -> Response:
         query = _query(request, Query)
-        self._visitor(request).check_see(Operation.READ, ResourceType.TOPIC, query.topic)
-        found = await self._search(msgspec.structs.replace(query, order="oldest", limit=1, key="", text="", cursor=""))
+        visitor = self._visitor(request)
+        visitor.check_see(Operation.READ, ResourceType.TOPIC, query.topic)
+        self._visitors.audit.read(visitor.access.principal, visitor.peer, "console", topic=query.topic)
+        one = msgspec.structs.replace(query, order="oldest", limit=1, key="", text="", cursor="")
+        found = await self._search(one, visitor)
         if not found.messages or found.messages[0].offset != query.offset:
             raise UnknownPartition("there is no message at this offset any more")
         return reply(shown(found.messages[0], MESSAGE_BYTES_MAX))
 
-    async def _search(self, query: Query) -> Any:
+    async def _search(self, query: Query, visitor: Visitor) -> Any:
         """One step of a search, in a thread.
 
         Raises:
             BufferFull: too many searches wait already.
         """
-        if self._waiting >= SEARCHES_WAITING_MAX:
+        if self._waiting >= SEARCHES_WAITING_MAX - (0 if visitor.session else SEARCHES_WAITING_RESERVED):
             raise BufferFull("too many searches: try again")
         self._waiting += 1
         try:
@@ -267,7 +277,7 @@ async def _not_found(request: Request, _: Exception) -> Response:
 
 
 def _peer(request: Request) -> str:
-    return f"{request.client.host}:{request.client.port}" if request.client else "unknown:0"
+    return address_text(request.client) if request.client else "unknown:0"
 
 
 def _query(request: Request, kind: type[T]) -> T:

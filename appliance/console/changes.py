@@ -100,9 +100,9 @@ def move_offsets(wanted: NewOffsets, address: str, visitor: Visitor, audit: Audi
         offsets = cluster.offsets({(wanted.topic, partition): whens[wanted.to] for partition in range(count)})
         rows = [[*part, offset] for part, offset in sorted(offsets.items())]
         cluster.admin("commit", {"group": wanted.group, "offsets": rows})
-    audit.changed(
-        visitor.access.principal, visitor.peer, "move offsets", group=wanted.group, topic=wanted.topic, to=wanted.to
-    )
+    for topic, partition, offset in rows:
+        place = {"group": wanted.group, "topic": topic, "partition": partition, "offset": offset}
+        audit.changed(visitor.access.principal, visitor.peer, "move offsets", **place)
     return {"partitions": len(rows)}
 
 

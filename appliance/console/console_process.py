@@ -10,8 +10,11 @@ import asyncio
 import logging
 import time
 from pathlib import Path
+from typing import Any, Final
 
-from ..addresses import PLAINTEXT, Listener, address_text
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
+
+from ..addresses import PLAINTEXT, Listener, address_text, host_names, parse_networks
 from ..config import Config
 from ..processes.clock import now_ms, wall_s
 from ..processes.supervisor.side_processes import SideArguments
@@ -25,39 +28,53 @@ from .observer import Look, Observer
 from .visitors import Visitors
 from .web_server import serve_until
 
+REFUSALS_S: Final = 1
+"""How long refusals are counted before the supervisor gets their numbers."""
+
 
 def serve(arguments: SideArguments) -> None:
     """Run the process."""
     logging.getLogger("uvicorn").setLevel(logging.ERROR)  # else any client could fill the log
-    asyncio.run(_serve(arguments))
+    # Not asyncio.run(), which waits for threads: a search, or a poll that the coordinator does not answer any more,
+    # would delay a stop.  They end with the process.
+    asyncio.new_event_loop().run_until_complete(_serve(arguments))
 
 
 async def _serve(arguments: SideArguments) -> None:
     config, data_dir, sock, channel, heart, _ = arguments
-    audit = Audit(now_ms)
+    loop = asyncio.get_running_loop()
+    audit = Audit(now_ms, lambda: loop.call_later(REFUSALS_S, send_refusals))
     console = make_console(config, data_dir, address_text(sock.getsockname()), audit)
-    names = [config.broker.host, *config.console.hosts.split(",")]
-    app = Guard(console.application(), {name.strip().lower() for name in names} - {""})
+    guarded: Any = Guard(console.application(), host_names(config.console.hosts, config.broker.host))
+    proxies = parse_networks(config.console.proxies)
+    app: Any = ProxyHeadersMiddleware(guarded, [str(one) for one in proxies])
 
     def read() -> None:
         if ["stop"] in [message for message, _ in channel.receive()] or channel.closed:
             console.stopping.set()
             loop.remove_reader(channel.fileno())
 
+    def send_refusals() -> None:
+        channel.send(["refusals", audit.take_counts()])
+
     async def beat() -> None:
         while True:
             heart.beat()
-            if counts := audit.take_counts():
-                channel.send(["refusals", counts])
-            await asyncio.sleep(min(1.0, heart.beat_ms / 1000))
+            await asyncio.sleep(heart.beat_ms / 1000)
 
-    loop = asyncio.get_running_loop()
     loop.add_reader(channel.fileno(), read)
     beating = asyncio.create_task(beat())
     try:
-        await serve_until(console.stopping, app, [sock])
+        await serve_until(console.stopping, app, [sock], proxies)
     finally:
         beating.cancel()
+
+
+def _has_logins(config: Config) -> bool:
+    """Whether some clients have to say who they are, or visitors come from other hosts."""
+    certificates = config.tls.client_auth == "required"
+    listeners = any(one.sasl or (one.tls and certificates) for one in config.listeners)
+    return listeners or bool(config.console.hosts or config.console.proxies)
 
 
 def make_console(config: Config, data_dir: Path, address: str, audit: Audit) -> Console:
@@ -66,8 +83,10 @@ def make_console(config: Config, data_dir: Path, address: str, audit: Audit) -> 
     listener = Listener("console", PLAINTEXT, address)
     sessions = Sessions(clock, config.security.sessions_ms_max / 1000 or SESSION_S_DEFAULT)
     visitors = Visitors(
-        *(listener, config.security, data_dir / security_file.FILE_NAME), sessions, Attempts(clock), audit
+        *(listener, config.security, data_dir / security_file.FILE_NAME),
+        *(sessions, Attempts(clock), audit),
+        login_first=not is_loopback(listener) or (_has_logins(config) and not config.console.anonymous),
+        anonymous=config.console.anonymous,
     )
-    visitors.login_first = not is_loopback(listener)
     observer = Observer(Look(data_dir, config.broker.id, clock, wall_s), time.thread_time)
     return Console(data_dir, observer, visitors, clock, f"appliance_console_{address.rpartition(':')[2]}")

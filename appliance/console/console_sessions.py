@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from ..addresses import site_of
 from ..security.scram import Verifier
 
 SESSIONS_MAX: Final = 1_000
@@ -25,10 +26,11 @@ SESSION_S_DEFAULT: Final = 12 * 3_600
 TOKEN_BYTES: Final = 32
 
 ATTEMPTS_S: Final = 60.0
-ATTEMPTS_OF_ADDRESS_MAX: Final = 10
-ATTEMPTS_MAX: Final = 100
-"""Logins per ATTEMPTS_S, from one address and from all."""
-ADDRESSES_MAX: Final = 1_000
+FAILURES_MAX: Final = 10
+FAILURES_OF_ADDRESS_MAX: Final = 30
+"""Failed logins per ATTEMPTS_S from one address: of one user, of all together."""
+COUNTED_MAX: Final = 10_000
+KNOWN_MAX: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,23 +85,46 @@ def _hash(token: str) -> bytes:
 
 
 class Attempts:
-    """Counts logins by address, in windows of ATTEMPTS_S; success counts, too, since it costs as much."""
+    """Counts failed logins in windows of ATTEMPTS_S, by user and address: who guesses keeps nobody else out.
+
+    A user who has logged in from an address is known there: such a login waits before all others.
+
+    Bounds: COUNTED_MAX counts and KNOWN_MAX known pairs; the oldest are forgotten.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._since_s = clock()
-        self._counts: OrderedDict[str, int] = OrderedDict()
-        self._total = 0
+        self._failures: OrderedDict[tuple[str, str], int] = OrderedDict()
+        """By address and user; with the user "" those of an address together."""
+        self._known: OrderedDict[tuple[str, str], None] = OrderedDict()
 
-    def admit(self, address: str) -> float:
-        """Count an attempt; 0 if it may be made, else how long to wait, in seconds."""
-        now_s = self._clock()
+    def wait_s(self, user: str, address: str) -> float:
+        """How long this login has to wait, in seconds; 0 if it may be tried."""
+        now_s, site = self._clock(), site_of(address)
         if now_s - self._since_s >= ATTEMPTS_S:
-            self._since_s, self._total = now_s, 0
-            self._counts.clear()
-        count = self._counts.get(address, 0)
-        if count >= ATTEMPTS_OF_ADDRESS_MAX or self._total >= ATTEMPTS_MAX or len(self._counts) >= ADDRESSES_MAX:
-            return self._since_s + ATTEMPTS_S - now_s
-        self._counts[address] = count + 1
-        self._total += 1
-        return 0.0
+            self._since_s = now_s
+            self._failures.clear()
+        of_user, of_address = self._failures.get((site, user), 0), self._failures.get((site, ""), 0)
+        if of_user < FAILURES_MAX and (of_address < FAILURES_OF_ADDRESS_MAX or self.is_known(user, address)):
+            return 0.0
+        return self._since_s + ATTEMPTS_S - now_s
+
+    def is_known(self, user: str, address: str) -> bool:
+        return (site_of(address), user) in self._known
+
+    def failed(self, user: str, address: str) -> None:
+        site = site_of(address)
+        for key in ((site, user), (site, "")):
+            self._failures[key] = self._failures.get(key, 0) + 1
+            self._failures.move_to_end(key)
+        while len(self._failures) > COUNTED_MAX:
+            self._failures.popitem(last=False)
+
+    def succeeded(self, user: str, address: str) -> None:
+        key = site_of(address), user
+        self._failures.pop(key, None)
+        self._known[key] = None
+        self._known.move_to_end(key)
+        while len(self._known) > KNOWN_MAX:
+            self._known.popitem(last=False)

@@ -10,14 +10,14 @@
 
 from __future__ import annotations
 
-import ipaddress
-import re
 from collections.abc import Collection
 from typing import Final
 
 import msgspec
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ..addresses import host_of, is_own_host
 
 POLICY: Final = "; ".join(
     (
@@ -43,22 +43,6 @@ HEADERS: Final = (
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"permissions-policy", b"camera=(), geolocation=(), microphone=(), payment=(), usb=()"),
 )
-_HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253})(:\d{1,5})?")
-
-
-def host_of(text: str) -> str:
-    """The name in a Host header, without port and brackets; "" if it is none."""
-    match = _HOST.fullmatch(text)
-    return match[1].strip("[]").lower().rstrip(".") if match else ""
-
-
-def is_allowed(host: str, names: Collection[str]) -> bool:
-    """Whether a host cannot have been made to point here by somebody else."""
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return host == "localhost" or host in names
-    return True
 
 
 class Guard:
@@ -89,7 +73,7 @@ class Guard:
 
     def _fault_of(self, method: str, headers: Headers) -> tuple[int, str] | None:
         host = headers.get("host", "")
-        if len(headers.getlist("host")) != 1 or not is_allowed(host_of(host), self._names):
+        if len(headers.getlist("host")) != 1 or not is_own_host(host_of(host), self._names):
             return 421, "this name is not one of the console's: add it to console.hosts, or use the address"
         if method in ("GET", "HEAD"):
             return None

@@ -9,6 +9,9 @@ An event is one JSON object::
 The sections: ``appliance`` and ``alerts`` (one key, ""), ``topics``, ``groups``, and of what the page shows
 ``partitions`` (of a topic) and ``group`` ("").  The first event has everything.
 
+Places: a page has one of STREAMS_MAX, of which STREAMS_RESERVED are for those who are logged in; one address of others,
+and one session, has at most STREAMS_OF_ONE_MAX.
+
 No queue: a page that is slow gets the next state when it has taken the last one.  One that takes nothing for SEND_S_MAX
 is dropped.  A stream ends after STREAM_S_MAX; pages connect again by themselves.
 """
@@ -16,17 +19,22 @@ is dropped.  A stream ends after STREAM_S_MAX; pages connect again by themselves
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from ..addresses import site_of
+from ..errors import BufferFull
 from ..security.acls import Operation, ResourceType
 from .observer import Observer, Snapshot
 from .visitors import Visitor
 
 STREAMS_MAX: Final = 32
+STREAMS_RESERVED: Final = 16
+STREAMS_OF_ONE_MAX: Final = 8
 STREAM_S_MAX: Final = 3_600.0
 SEND_S_MAX: Final = 20.0
 BEAT_S: Final = 15.0
@@ -71,8 +79,39 @@ def changes(before: Sections, after: Sections) -> dict[str, Any]:
     return changed
 
 
+class StreamPlaces:
+    """Counts the pages that are shown live."""
+
+    def __init__(self) -> None:
+        self._taken: Counter[str] = Counter()
+
+    def take(self, visitor: Visitor) -> StreamPlace:
+        """A place for one more page.
+
+        Raises:
+            BufferFull: there is none.
+        """
+        host = visitor.peer.rpartition(":")[0].strip("[]")
+        whose = visitor.session.csrf if visitor.session else site_of(host)
+        places = STREAMS_MAX - (0 if visitor.session else STREAMS_RESERVED)
+        if self._taken.total() >= places or self._taken[whose] >= STREAMS_OF_ONE_MAX:
+            raise BufferFull(f"{self._taken.total()} pages are open already: close one, or log in")
+        self._taken[whose] += 1
+        return StreamPlace(self._taken, whose)
+
+
+class StreamPlace(NamedTuple):
+    taken: Counter[str]
+    whose: str
+
+    def give_back(self) -> None:
+        self.taken.subtract([self.whose])
+        if not self.taken[self.whose]:
+            del self.taken[self.whose]
+
+
 class LiveEvents:
-    """The answer to one page: an ASGI application.
+    """The answer to one page: an ASGI application.  It gives ``place`` back at its end.
 
     ``visitor`` returns who is asking, as of now; None when the session is over or may not see anything any more.
     """
@@ -85,11 +124,19 @@ class LiveEvents:
         group: str,
         clock: Callable[[], float],
         stopping: asyncio.Event,
+        place: StreamPlace,
     ) -> None:
         self._observer, self._visitor, self._clock, self._stopping = observer, visitor, clock, stopping
+        self._place = place
         self._topic, self._group = topic, group
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._answer(receive, send)
+        finally:
+            self._place.give_back()
+
+    async def _answer(self, receive: Receive, send: Send) -> None:
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"x-accel-buffering", b"no")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         ends = [asyncio.ensure_future(one) for one in (_disconnect(receive), self._stopping.wait())]

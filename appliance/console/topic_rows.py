@@ -14,6 +14,7 @@ from typing import Any, Final
 from ..catalog import FILE_NAME, Catalog, Topic
 from ..errors import OffsetOutOfRange, StorageFault, WriterGone
 from ..log import FileCache, LogReader
+from ..machine_limits import open_files_max
 from ..metrics.readings import Reader, Readings
 from ..names import TopicPartition
 from ..partition_states import OPENING, STATE_NAMES
@@ -33,7 +34,7 @@ class TopicRows:
     def __init__(self, data_dir: Path, broker_id: int, reader: Reader, ask: Ask) -> None:
         self._data_dir, self._broker_id = data_dir.absolute(), broker_id
         self._reader, self._ask = reader, ask
-        self._files = FileCache(FILES_MAX)
+        self._files = FileCache(open_files_max(FILES_MAX))
         self._stamp: tuple[int, int, int] | None = None
         self._topics: dict[str, Topic] = {}
         self._known: dict[TopicPartition, tuple[TableCounts, tuple[str, str], Row]] = {}

@@ -1,10 +1,15 @@
 """Finds out who sent a request, and what this visitor may see and change::
 
-    visitor          console.listen is             sees                           changes
-    not logged in    loopback                      what User:ANONYMOUS may see    nothing
-    not logged in    reached by other hosts        nothing                        nothing
+    visitor          where clients                 sees                           changes
+    not logged in    need not log in               what User:ANONYMOUS may see    nothing
+    not logged in    have to, or could             nothing                        nothing
     logged in        either                        what the user may see          what the user may change, with the
                                                                                   CSRF token of the session
+
+Clients have to log in, or could, where a listener asks for a login or a certificate, where there are users, or where
+the page is meant for other hosts: ``console.hosts`` or ``console.proxies`` name some, or its address is not loopback.
+From where a visitor really comes cannot be seen: a proxy, like a tunnel, makes everybody a visitor of this host.  With
+``console.anonymous`` visitors who are not logged in see what User:ANONYMOUS may all the same, on loopback.
 
 What a user may do is decided by the access rules of ``security.authorizer``, for the console as for a listener.
 Without an authorizer there are no rules: all visitors who see anything see everything, and those who are logged in
@@ -18,12 +23,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from ..addresses import Listener
+from ..addresses import Listener, site_of
 from ..errors import BadCredentials, BufferFull, ClusterNotPermitted, LoginOutOfOrder, StorageFault
+from ..processes.child import lower_priority_of_thread
 from ..security import security_file
 from ..security.acls import CLUSTER_NAME, Access, Operation, ResourceType, word
 from ..security.audit_log import Audit, Reason
@@ -39,8 +47,12 @@ from .console_sessions import Attempts, Session, Sessions, is_csrf
 logger = logging.getLogger(__name__)
 
 CHECKS_MAX: Final = 2
-"""Passwords that are compared at a time: each takes some milliseconds of a core."""
+"""Passwords that are compared at a time: each takes some milliseconds of a core, of which others have no need."""
+NICENESS: Final = 10
 WAITING_MAX: Final = 16
+WAITING_RESERVED: Final = 8
+"""Of them for users at addresses from which they have logged in before."""
+WAITING_OF_ADDRESS_MAX: Final = 2
 
 
 class Visitor(NamedTuple):
@@ -72,11 +84,25 @@ class Visitors:
     """Knows the users, their sessions and their rights."""
 
     def __init__(
-        self, listener: Listener, security: Security, path: Path, sessions: Sessions, attempts: Attempts, audit: Audit
+        self,
+        listener: Listener,
+        security: Security,
+        path: Path,
+        sessions: Sessions,
+        attempts: Attempts,
+        audit: Audit,
+        *,
+        login_first: bool,
+        anonymous: bool,
     ) -> None:
-        """``path``: the file of users and rules.  ``listener``: where visitors come from."""
-        self.login_first = False
-        """Whether nothing may be seen before a login."""
+        """
+        Args:
+            listener: where visitors come from.
+            path: the file of users and rules.
+            login_first: nothing may be seen before a login.
+            anonymous: otherwise something may be seen also when there are users.
+        """
+        self._login_first, self._anonymous = login_first, anonymous
         self._listener, self._path = listener, path
         self._sessions, self._attempts, self.audit = sessions, attempts, audit
         self._authorizer = Authorizer(
@@ -85,8 +111,9 @@ class Visitors:
         self._state = SecurityState()
         self._credentials = Credentials({}, b"")
         self._stamp: tuple[int, int, int] | None = None
-        self._checks = asyncio.Semaphore(CHECKS_MAX)
-        self._waiting = 0
+        self._checks = ThreadPoolExecutor(CHECKS_MAX, "passwords", lower_priority_of_thread, (NICENESS,))
+        self._waiting: Counter[str] = Counter()
+        """Passwords that wait or are compared, by address."""
 
     @property
     def has_users(self) -> bool:
@@ -98,7 +125,7 @@ class Visitors:
         """Who is asking, by the token of the cookie; None for who may not see anything before a login."""
         self._refresh()
         session = self._sessions.find(token, self._verifiers_of) if token else None
-        if session is None and self.login_first:
+        if session is None and (self._login_first or (self._state.users and not self._anonymous)):
             return None
         principal = principal_of(session.user) if session else ANONYMOUS
         return Visitor(self._authorizer.access(Origin(self._listener, peer, principal)), peer, session)
@@ -110,26 +137,35 @@ class Visitors:
             BadCredentials: wrong password or unknown user.
             BufferFull: too many passwords are tried; the message says when to try again.
         """
-        wait_s = self._attempts.admit(peer.rpartition(":")[0])
-        if wait_s or self._waiting >= WAITING_MAX:
-            self.audit.refused(Reason.THROTTLED, "", peer, what="console")
-            raise BufferFull(f"too many logins: try again in {round(wait_s) or 1} s")
         secret = password.encode("utf-8", "replace")
         if not 0 < len(user) <= USER_CHARACTERS_MAX or not 0 < len(secret) <= PASSWORD_BYTES_MAX:
             raise BadCredentials("a login has a user and a password")
+        address = peer.rpartition(":")[0].strip("[]")
+        wait_s = self._attempts.wait_s(user, address)
+        if wait_s or not self._has_room(user, address):
+            self.audit.refused(Reason.THROTTLED, principal_of(user), peer, what="console")
+            raise BufferFull(f"too many logins: try again in {round(wait_s) or 1} s")
         self._refresh()
         check = PlainCheck(user, secret, *self._credentials.find_any(user))
-        self._waiting += 1
+        self._waiting[site_of(address)] += 1
         try:
-            async with self._checks:
-                right = await asyncio.to_thread(check.run)
+            right = await asyncio.get_running_loop().run_in_executor(self._checks, check.run)
         finally:
-            self._waiting -= 1
+            self._waiting -= Counter([site_of(address)])
         if not right:
+            self._attempts.failed(user, address)
             self.audit.refused(Reason.BAD_CREDENTIALS, principal_of(user), peer, what="console")
             raise BadCredentials("wrong password or unknown user")
+        self._attempts.succeeded(user, address)
         self.audit.logged_in(principal_of(user), peer, listener="console", mechanism=check.mechanism)
         return self._sessions.begin(user, self._verifiers_of(user))[0]
+
+    def _has_room(self, user: str, address: str) -> bool:
+        """Whether one more password may wait."""
+        waiting = self._waiting.total()
+        if self._attempts.is_known(user, address):
+            return waiting < WAITING_MAX
+        return waiting < WAITING_MAX - WAITING_RESERVED and self._waiting[site_of(address)] < WAITING_OF_ADDRESS_MAX
 
     def log_out(self, token: str) -> None:
         self._sessions.end(token)

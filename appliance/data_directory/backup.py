@@ -14,6 +14,10 @@ is copied in an order that recovery can use:
 
 A sealed segment never changes, so the link and the log can share it.  Indexes of active segments are left out: recovery
 rebuilds them.  The backup has another name (``.partial``) until all of it is on the disk.
+
+Root makes backups of directories of another user.  It makes and names the new directory in a directory of its own.
+All else, reading and writing, it does as that user, to whom the new directory is given: both may be changed by programs
+of that user meanwhile, and these gain nothing by it.
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ from ..errors import BadValue, NoDirectory, disk_fault
 from ..log.files import DIRECTORY_MODE, FILE_MODE, index_path, log_path, sizes, sync_directory
 from ..log.partition_directory import METADATA_NAME, directory_of
 from ..log.recovery import POINT_NAME
+from ..owners import Owner, acting_as_owner, keeper_of, refuse_others_directory
 from ..reserve import RESERVE_NAME
 from ..status import LOCK_FILE, STATE_FILE
 from .data_format import check_format
@@ -60,31 +65,51 @@ def back_up(data_dir: Path, target: Path) -> Backup:
 
     Raises:
         BadValue: ``target`` exists, or is inside of the data directory.
+        OthersDirectory: it would be in a directory of somebody who is neither root nor the owner of the data.
         ConfigFault: the data directory has a newer format.
         DiskFull, StorageFault: the disk of the target has no room, or fails; nothing is left of the backup.
         NoDirectory: no appliance has used the data directory.
     """
-    if not (data_dir / LOCK_FILE).exists():
-        raise NoDirectory(f"{data_dir}: no appliance has been started here")
-    check_format(data_dir)
+    with acting_as_owner(data_dir):
+        if not (data_dir / LOCK_FILE).exists():
+            raise NoDirectory(f"{data_dir}: no appliance has been started here")
+        check_format(data_dir)
+        source = data_dir.resolve()
+    owner = keeper_of(data_dir)
+    if keeper_of(target) != owner:
+        refuse_others_directory(target)
     partial = target.with_name(target.name + PARTIAL_SUFFIX)
-    for path in (target, partial):
-        if path.exists():
-            raise BadValue(f"{path} exists: name a new directory, or delete it first")
-    if target.resolve().is_relative_to(data_dir.resolve()):
-        raise BadValue(f"{target} is inside of the data directory: name a directory beside it")
+    with acting_as_owner(target):  # changes something only where that is the owner of the data, too
+        for path in (target, partial):
+            if path.exists():
+                raise BadValue(f"{path} exists: name a new directory, or delete it first")
+        if target.resolve().is_relative_to(source):
+            raise BadValue(f"{target} is inside of the data directory: name a directory beside it")
+        try:
+            return _make(data_dir, partial, target, owner)
+        except OSError as error:
+            raise disk_fault(error, partial) from error
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)  # there only if something failed
+
+
+def _make(data_dir: Path, partial: Path, target: Path, owner: Owner) -> Backup:
+    """Raises OSError: nothing of the backup has its final name."""
+    partial.mkdir(DIRECTORY_MODE, parents=True)
+    given = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    through = f"/proc/self/fd/{given}"  # the owner of the data may not be able to come there by its path
     try:
-        partial.mkdir(DIRECTORY_MODE, parents=True)
+        if os.geteuid() == 0 and owner.uid:
+            os.fchown(given, owner.uid, owner.gid)
+        with acting_as_owner(data_dir):
+            made = _Copy(data_dir, Path(through), Backup(target)).make()
     except OSError as error:
-        raise disk_fault(error, partial) from error
-    try:
-        made = _Copy(data_dir, partial, Backup(target)).make()
-        partial.rename(target)
-        sync_directory(target.parent)
-    except OSError as error:
-        raise disk_fault(error, partial) from error
+        error.filename = str(error.filename or partial).replace(through, str(partial))
+        raise
     finally:
-        shutil.rmtree(partial, ignore_errors=True)  # there only if something failed
+        os.close(given)
+    partial.rename(target)
+    sync_directory(target.parent)
     return made
 
 
@@ -95,7 +120,6 @@ class _Copy:
         self._source, self._target, self._made = source, target, made
 
     def make(self) -> Backup:
-        _own_as(self._source, self._target)
         self._copy_ensemble()
         self._copy(CATALOG_NAME, missing_ok=True)
         self._copy_each(path.name for path in sorted(self._source.iterdir()) if _is_state(path))
@@ -156,7 +180,6 @@ class _Copy:
 
     def _mkdir(self, name: str) -> None:
         (self._target / name).mkdir(DIRECTORY_MODE)
-        _own_as(self._source, self._target / name)
 
     def _copy_each(self, names: Iterable[str]) -> None:
         for name in names:
@@ -176,7 +199,7 @@ class _Copy:
         return True
 
     def _copy(self, name: str | Path, *, missing_ok: bool) -> bool:
-        """Copy the bytes that a file has now, durably, with its owner and times; return whether it is there."""
+        """Copy the bytes that a file has now, durably, with its times; return whether it is there."""
         try:
             source = os.open(self._source / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError:
@@ -200,7 +223,6 @@ class _Copy:
         finally:
             os.close(source)
         os.utime(self._target / name, ns=(found.st_atime_ns, found.st_mtime_ns))
-        _own_as(self._source / name, self._target / name)
         self._made.copied_bytes += position
         return True
 
@@ -216,10 +238,3 @@ def _in_order(directory: Path, prefix: str) -> Iterator[str]:
     names = sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
     for kind in order:
         yield from (f"{prefix}/{name}" for name in names if name.startswith(kind) and not name.endswith(".tmp"))
-
-
-def _own_as(source: Path, target: Path) -> None:
-    """Give ``target`` the owner of ``source``: root makes backups of a directory of another user."""
-    found = source.stat()
-    if os.geteuid() == 0:
-        os.chown(target, found.st_uid, found.st_gid)

@@ -23,7 +23,7 @@ from ..wire.kafka.codes import Code
 from ..wire.kafka.metadata_reply import Broker
 from . import consumer_protocol
 from .group_state import Group
-from .membership import Membership
+from .membership import Emptied, Membership
 from .messages import Limits, Reply
 from .store import GroupStore, RegisteredMember
 
@@ -57,6 +57,10 @@ class GroupCoordinator:
     def groups(self) -> Mapping[str, Group]:
         """The groups that have members here; do not change them."""
         return {name: group for name in self.membership.names() if (group := self.membership.get(name))}
+
+    def emptied(self) -> Mapping[str, Emptied]:
+        """The groups here whose last member has left lately, by name."""
+        return self.membership.emptied(self.now_ms())
 
     def has_members(self, group: str) -> bool:
         """Whether the group has members, or expects some, at this listener."""
@@ -100,6 +104,12 @@ class GroupCoordinator:
         self._led = leads
         return leads
 
+    def delete(self, group: str) -> Code:
+        """Delete a group without members: see :meth:`Membership.delete`."""
+        code = self.membership.delete(group, self.now_ms())
+        self.carry_out()
+        return code
+
     def lose(self, group: str) -> None:
         """Dissolve a group that another broker coordinates: its members are answered NOT_COORDINATOR at once."""
         self.membership.dissolve(group, Code.NOT_COORDINATOR)
@@ -133,7 +143,7 @@ class GroupCoordinator:
             if not token.done():  # done: its request was cancelled, since the process is stopping
                 token.set_result(reply)
         for name in self.membership.take_changed():
-            self._store.register(name, functools.partial(self._registration, name))
+            self._store.register(name, functools.partial(self.registration, name))
         deadline_ms = self.membership.next_deadline_ms()
         loop = asyncio.get_running_loop()
         if self._alarm is not None and (deadline_ms is None or self._alarm.when() * 1000 > deadline_ms + 1):
@@ -152,7 +162,7 @@ class GroupCoordinator:
         finally:
             self.carry_out()
 
-    def _registration(self, name: str) -> list[RegisteredMember]:
+    def registration(self, name: str) -> list[RegisteredMember]:
         """A group's members as they are registered."""
         group = self.membership.get(name)
         if group is None:

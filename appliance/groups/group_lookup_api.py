@@ -1,8 +1,8 @@
 """Answers FindCoordinator, DescribeGroups, ListGroups and DeleteGroups.
 
-There are no transactions.  A transactional producer is refused at its first request, FindCoordinator (older clients:
-InitProducerId), with TRANSACTIONAL_ID_AUTHORIZATION_FAILED: at this code all clients give up at once instead of
-retrying for ever, and newer ones print our message.
+There are no transactions.  A transactional producer is refused at its first request, FindCoordinator, with
+UNSUPPORTED_VERSION: clients give up at once, and show a text that is true, Java's our message.  librdkafka, which asks
+in version 2, repeats every refusal but TRANSACTIONAL_ID_AUTHORIZATION_FAILED for ever; of that it shows our message.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from ..errors import ApplianceError
+from ..errors import ApplianceError, UnknownGroup
 from ..names import GROUP_CHARACTERS_MAX
 from ..security.acls import Operation, ResourceType
 from ..wire.kafka.call import Answer, Call, Handler, retriable
@@ -23,6 +23,7 @@ from .store import GroupStore, RegisteredGroup
 
 GROUP_KEY, TRANSACTION_KEY = 0, 1
 NO_TRANSACTIONS: Final = "transactions are not supported here: unset transactional.id (idempotence works without it)"
+VERSION_OF_LIBRDKAFKA: Final = 2
 GROUP_TYPE: Final = "classic"
 """Kafka's name for groups whose members compute the assignment, unlike those of the "consumer" protocol."""
 
@@ -57,7 +58,10 @@ class GroupLookupApi:
     def _found(self, call: Call, key: str, key_type: int, brokers: Sequence[Broker]) -> dict[str, Any]:
         error, message, broker = Code.NONE, None, Broker(-1, "", -1)
         if key_type == TRANSACTION_KEY:
-            error, message = Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, NO_TRANSACTIONS
+            may = call.may(Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, key)
+            repeats = call.version == VERSION_OF_LIBRDKAFKA
+            error = Code.UNSUPPORTED_VERSION if may and not repeats else Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+            message = NO_TRANSACTIONS
         elif key_type != GROUP_KEY:
             error, message = Code.INVALID_REQUEST, f"there are no coordinators of key type {key_type}"
         elif not call.may(Operation.DESCRIBE, ResourceType.GROUP, key):
@@ -97,9 +101,15 @@ class GroupLookupApi:
             registered = await self._store.group(name)
         except ApplianceError as fault:
             return {"error_code": retriable(fault, Code.COORDINATOR_LOAD_IN_PROGRESS), "group_state": ""}
-        if registered is None:
+        emptied = self._coordinator.emptied()
+        if registered is None and name not in emptied:
             return {"group_state": State.DEAD.value}
-        return _described_registered(registered)
+        if registered is not None and registered.native and registered.members:
+            return _described_natively(registered)
+        protocol_type = registered.protocol_type if registered is not None else ""
+        if name in emptied:
+            protocol_type = protocol_type or emptied[name].protocol_type
+        return {"group_state": State.EMPTY.value, "protocol_type": protocol_type}
 
     async def _list(self, call: Call) -> Answer:
         brokers = self._store.brokers(call.listener)
@@ -108,16 +118,19 @@ class GroupLookupApi:
             for name, group in self._coordinator.groups().items()
             if self._coordinator.coordinates(name, brokers)
         }
+        emptied = self._coordinator.emptied()
+        resting = {name: (one.protocol_type, State.EMPTY.value) for name, one in emptied.items()}
         error: int = Code.NONE
         try:
             for registered in await self._store.groups():
                 name = registered.name
-                if name not in rows and self._coordinator.coordinates(name, brokers):
-                    live = registered.native and registered.members
-                    resting = registered.protocol_type, State.EMPTY.value
-                    rows[name] = (consumer_protocol.TYPE, State.STABLE.value) if live else resting
+                if registered.native and registered.members:
+                    resting[name] = consumer_protocol.TYPE, State.STABLE.value
+                elif registered.protocol_type or name not in resting:
+                    resting[name] = registered.protocol_type, State.EMPTY.value
         except ApplianceError as fault:
             error = retriable(fault, Code.COORDINATOR_LOAD_IN_PROGRESS)
+        rows = {name: row for name, row in resting.items() if self._coordinator.coordinates(name, brokers)} | rows
         states = {state.lower() for state in call.request.states_filter or ()}
         types = {kind.lower() for kind in call.request.types_filter or ()}
         every = call.may(Operation.DESCRIBE, ResourceType.CLUSTER)
@@ -140,17 +153,18 @@ class GroupLookupApi:
         if not call.may(Operation.DELETE, ResourceType.GROUP, name):
             return Code.GROUP_AUTHORIZATION_FAILED
         error: int = self._coordinator.refuse(name, call.listener, nameless=True)
-        if not error and self._membership.may_delete(name) is Code.NON_EMPTY_GROUP:
-            error = Code.NON_EMPTY_GROUP
         if error:
             return error
         try:
             registered = await self._store.group(name)
-            if registered is None:
-                return Code.GROUP_ID_NOT_FOUND
-            if registered.native and registered.members:
+            if registered is not None and registered.native and registered.members:
                 return Code.NON_EMPTY_GROUP
+            known = self._coordinator.delete(name)
+            if known is Code.NON_EMPTY_GROUP or registered is None:
+                return known
             await self._store.forget(name)
+        except UnknownGroup:  # its last offset was deleted meanwhile
+            return known
         except ApplianceError as fault:
             return retriable(fault, Code.COORDINATOR_LOAD_IN_PROGRESS)
         return Code.NONE
@@ -177,10 +191,8 @@ def _described(group: Group) -> dict[str, Any]:
     }
 
 
-def _described_registered(group: RegisteredGroup) -> dict[str, Any]:
+def _described_natively(group: RegisteredGroup) -> dict[str, Any]:
     """Describe a native group in Kafka's terms, so that Kafka's tools show its members, partitions and lag."""
-    if not (group.native and group.members):
-        return {"group_state": State.EMPTY.value, "protocol_type": group.protocol_type}
     members = [
         {
             "member_id": member.id,

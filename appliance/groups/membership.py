@@ -7,6 +7,9 @@ A group exists here while it has members, or has given ids to clients.  Its comm
 nothing has to be restored after the coordinator has died: an unknown member is answered UNKNOWN_MEMBER_ID and joins
 again.  Member ids are never used twice, so a member of an older incarnation is never mistaken for a new one.
 
+An emptied group stays known for EMPTY_MS, also without committed offsets: Kafka's tools describe, list and delete it.
+At most ``groups_max`` are, those emptied last.
+
 Deadlines: the heap has one entry per group, plus one for each time that its next deadline came closer.  An entry that
 is out of date is dropped when its time comes.
 """
@@ -14,11 +17,23 @@ is out of date is dropped when its time comes.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, NamedTuple
 
 from ..wire.kafka.codes import Code
 from .group_state import Group
 from .messages import Join, Joined, Limits, Reply, Sync, Synced, Token, metadata_bytes
+
+EMPTY_MS: Final = 600_000
+"""As long as Kafka's offsets.retention.check.interval.ms, at which it forgets empty groups without offsets."""
+
+
+class Emptied(NamedTuple):
+    """A group whose last member has left, until it is forgotten."""
+
+    protocol_type: str
+    until_ms: int
 
 
 class Membership:
@@ -34,6 +49,8 @@ class Membership:
         self._alarm_of: dict[str, int] = {}
         self._replies: list[tuple[Token, Reply]] = []
         self._changed: set[str] = set()
+        self._emptied: OrderedDict[str, Emptied] = OrderedDict()
+        """The one emptied first comes first."""
 
     # -- reading --------------------------------------------------------------------------------------
 
@@ -43,6 +60,11 @@ class Membership:
 
     def names(self) -> list[str]:
         return list(self._groups)
+
+    def emptied(self, now_ms: int) -> Mapping[str, Emptied]:
+        """The groups whose last member has left; not a copy."""
+        self._forget_emptied(now_ms)
+        return self._emptied
 
     def next_deadline_ms(self) -> int | None:
         """When to call :meth:`tick` at the latest; calling it earlier does no harm."""
@@ -81,7 +103,7 @@ class Membership:
             group = Group(name, limits, self._answer, self._new_id)
         rebalance_ms = join.rebalance_ms if join.rebalance_ms > 0 else join.session_ms
         group.join(token, join._replace(rebalance_ms=min(rebalance_ms, limits.rebalance_ms_max)), now_ms)
-        self._on_changed(group)
+        self._on_changed(group, now_ms)
 
     def sync(self, token: Token, name: str, sync: Sync, now_ms: int) -> None:
         group = self._groups.get(name)
@@ -94,7 +116,7 @@ class Membership:
             self._replies.append((token, Synced(error)))
             return
         group.sync(token, sync, now_ms)
-        self._on_changed(group)
+        self._on_changed(group, now_ms)
 
     def heartbeat(self, name: str, member_id: str, instance: str | None, generation: int, now_ms: int) -> Code:
         group = self._groups.get(name)
@@ -108,7 +130,7 @@ class Membership:
         if group is None:
             return [Code.UNKNOWN_MEMBER_ID for _ in leaving]
         codes = [group.leave(member_id, instance, now_ms) for member_id, instance in leaving]
-        self._on_changed(group)
+        self._on_changed(group, now_ms)
         return codes
 
     def may_commit(self, name: str, member_id: str, instance: str | None, generation: int, now_ms: int) -> Code:
@@ -117,25 +139,29 @@ class Membership:
             return Code.ILLEGAL_GENERATION if generation >= 0 else Code.NONE
         return group.may_commit(member_id, instance, generation, now_ms)
 
-    def may_delete(self, name: str) -> Code:
-        """Whether the group may be deleted.  GROUP_ID_NOT_FOUND: it has no members here; look into the registry."""
+    def delete(self, name: str, now_ms: int) -> Code:
+        """Delete a group without members here.  GROUP_ID_NOT_FOUND: it is not known here; look into the registry."""
         group = self._groups.get(name)
-        if group is None:
+        if group is not None and group.members:
+            return Code.NON_EMPTY_GROUP
+        if group is None and name not in self.emptied(now_ms):
             return Code.GROUP_ID_NOT_FOUND
-        return Code.NON_EMPTY_GROUP if group.members else Code.NONE
+        self.dissolve(name, Code.UNKNOWN_MEMBER_ID)
+        return Code.NONE
 
     def dissolve(self, name: str, error: Code) -> None:
         """Forget the group, and answer its waiting requests with ``error``."""
         group = self._groups.get(name)
         if group is not None:
             group.dissolve(error)
-            self._on_changed(group)
+            self._on_changed(group, 0)
+        self._emptied.pop(name, None)
 
     def prolong(self, now_ms: int) -> None:
         """Put all deadlines of all groups off, because members could not be answered until now."""
         for group in list(self._groups.values()):
             group.prolong(now_ms)
-            self._on_changed(group)
+            self._on_changed(group, now_ms)
 
     def tick(self, now_ms: int) -> None:
         while self._alarms and self._alarms[0][0] <= now_ms:
@@ -144,14 +170,19 @@ class Membership:
                 del self._alarm_of[name]
                 group = self._groups[name]
                 group.tick(now_ms)
-                self._on_changed(group)
+                self._on_changed(group, now_ms)
 
     # -- after each change ----------------------------------------------------------------------------
 
     def _answer(self, token: Token, reply: Reply) -> None:
         self._replies.append((token, reply))
 
-    def _on_changed(self, group: Group) -> None:
+    def _forget_emptied(self, now_ms: int) -> None:
+        emptied = self._emptied
+        while emptied and (len(emptied) > self._limits.groups_max or next(iter(emptied.values())).until_ms <= now_ms):
+            emptied.popitem(last=False)
+
+    def _on_changed(self, group: Group, now_ms: int) -> None:
         """Update sizes, deadlines and the changed names after a change of a group."""
         name = group.name
         if not group.registered:
@@ -160,10 +191,13 @@ class Membership:
         size = group.size
         self._size += size - self._sizes.pop(name, 0)
         if group.idle:
-            self._groups.pop(name, None)
             self._alarm_of.pop(name, None)
+            if self._groups.pop(name, None) is not None:  # else nobody has ever been in it
+                self._emptied[name] = Emptied(group.protocol_type, now_ms + EMPTY_MS)
+                self._forget_emptied(now_ms)
             return
         self._groups[name] = group
+        self._emptied.pop(name, None)
         self._sizes[name] = size
         deadline_ms = group.next_deadline_ms()
         assert deadline_ms is not None, "a group with members always waits for something"

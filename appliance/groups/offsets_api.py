@@ -60,8 +60,6 @@ class OffsetsApi:
                     codes[key] = Code.UNKNOWN_TOPIC_OR_PARTITION
                 elif len(note.encode()) > NOTE_BYTES_MAX:
                     codes[key] = Code.OFFSET_METADATA_TOO_LARGE
-                elif each.committed_offset < 0:  # no committed offset: OffsetFetch answers -1 for that
-                    changes[key] = None
                 else:
                     changes[key] = Commit(each.committed_offset, note, max(-1, each.committed_leader_epoch))
         if changes:
@@ -154,13 +152,13 @@ class OffsetsApi:
                     subscribed.update(consumer_protocol.subscribed_topics(offer.data))
         try:
             registered = await self._store.group(name)
-            if registered is None and group is None:
+            if registered is None and group is None and name not in self._coordinator.emptied():
                 return {"error_code": Code.GROUP_ID_NOT_FOUND}
             if registered is not None and registered.native:
                 subscribed.update(topic for member in registered.members for topic in member.topics)
             may = call.access.readable
             free = [key for key in self._existing(keys) if key[0] not in subscribed and may[key[0]]]
-            if free:
+            if free and registered is not None:
                 for fault in (await self._store.commit(name, dict.fromkeys(free))).values():
                     raise fault
         except ApplianceError as fault:

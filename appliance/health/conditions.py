@@ -144,6 +144,20 @@ DISK_FILLS_UP = Condition(
         "{{ $labels.instance }} has room for {{ $value | humanizeDuration }} at the rate of the last day",
     ),
 )
+CLOCK_JUMPED = Condition(
+    *(
+        "ClockJumped",
+        WARNING,
+        "clock",
+        "set it if `date -u` is wrong: timedatectl set-ntp true; if it is right: appliance accept-clock",
+    ),
+    exit_status=NOT_NOW,
+    rule=Rule(
+        "appliance_clock_jump_seconds != 0",
+        "",
+        "the clock of {{ $labels.instance }} has jumped by {{ $value | humanizeDuration }}: ages go on as before",
+    ),
+)
 ZOOKEEPER_AWAY = Condition(
     *("ZooKeeperAway", CRITICAL, "faults", f"see the processes of appliance status; {JOURNAL} -g ZooKeeper"),
     exit_status=NOT_NOW,
@@ -162,6 +176,7 @@ LIMIT_REACHED = Condition(
         "{{ $labels.instance }} has reached a limit: {{ $labels.limit }}",
     ),
 )
+LIMIT_LOW = Condition("LimitLow", WARNING, "faults", "raise the limit of the machine, or lower the key")
 ACTION_REFUSED = Condition(
     *("ActionRefused", CRITICAL, "faults", "appliance status shows the limit that is reached; it is tried again"),
     exit_status=NOT_NOW,
@@ -203,6 +218,19 @@ GROUP_LAGS = Condition(
         f"appliance_group_lag_seconds > {LAG_ALERT_S} and appliance_group_lag_messages > 0",
         "5m",
         "group {{ $labels.group }} is {{ $value | humanizeDuration }} behind in {{ $labels.topic }}",
+    ),
+)
+GROUP_LOST = Condition(
+    *(
+        "GroupLost",
+        WARNING,
+        "groups",
+        "keep more; it ends with appliance groups reset GROUP --topic TOPIC --to earliest",
+    ),
+    rule=Rule(
+        "appliance_group_lost_bytes > 0",
+        "",
+        "{{ $value | humanize1024 }}B of {{ $labels.topic }} were removed unread by group {{ $labels.group }}",
     ),
 )
 GROUPS_UNKNOWN = Condition("GroupsUnknown", WARNING, "groups", "appliance groups list")
@@ -269,8 +297,8 @@ OTHERS = Condition("Others", WARNING, "look-at-it", "appliance status shows all 
 
 CONDITIONS: Final = (
     *(DOWN, NOT_SERVING, COORDINATOR_AWAY, PARTITION_OFFLINE, PARTITION_DAMAGED, PARTITION_OPENING),
-    *(DISK_FULL, DISK_LOW, DISK_FILLS_UP, ZOOKEEPER_AWAY, LIMIT_REACHED, ACTION_REFUSED),
+    *(DISK_FULL, DISK_LOW, DISK_FILLS_UP, CLOCK_JUMPED, ZOOKEEPER_AWAY, LIMIT_REACHED, LIMIT_LOW, ACTION_REFUSED),
     *(PROCESS_HANGS, PROCESS_RESTARTED, PROCESS_WAITS, PROCESS_BUSY, CLIENTS_REFUSED, FLOOD),
-    *(GROUP_LAGS, GROUPS_UNKNOWN, INSECURE, CERTIFICATE_EXPIRED, CERTIFICATE_EXPIRES, CERTIFICATE_UNUSABLE),
+    *(GROUP_LAGS, GROUP_LOST, GROUPS_UNKNOWN, INSECURE, CERTIFICATE_EXPIRED, CERTIFICATE_EXPIRES, CERTIFICATE_UNUSABLE),
     *(REQUEST_ERRORS, SLOW_FLUSHES, ARENA_NEARLY_FULL, OTHERS),
 )

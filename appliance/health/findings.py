@@ -10,6 +10,7 @@ Each rule is a function from what is seen to findings.  Pure, and bounded: of on
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -208,9 +209,25 @@ def _limits(seen: Seen) -> Iterator[Finding]:
             yield _finding(of.LIMIT_REACHED, f"limit reached: {row['limit']}{where}", why, row["advice"])
         elif not full:
             yield _finding(of.DISK_FULL, "the disk is full", f"{why} bytes in use" if why else "", row["advice"])
+    for row in seen.state.get("low", ()):
+        what = f"few {row['limit']} are granted: {row['value']:,}"
+        yield _finding(of.LIMIT_LOW, what, f"they allow {row['allows']}", row["advice"])
     for row in seen.state["refused"]:
         why = f"{row['reason']} ({row['attempts']} attempts)" if "attempts" in row else row["reason"]
         yield _finding(of.ACTION_REFUSED, f"the machine refuses to {row['action']}", why)
+
+
+def _clock(seen: Seen) -> Iterator[Finding]:
+    assert seen.state is not None
+    clock = seen.state.get("clock")
+    if not clock:
+        return
+    jump_ms, kept = clock["jump_ms"], clock["kept_bytes"]
+    span = duration(abs(jump_ms) / 1000)
+    when = f"believed in {duration(max(0, clock['believed'] - seen.now_s))}" if seen.now_s is not None else ""
+    why = f"{size(kept)} of messages that are old only by it are kept" if kept else "nothing is deleted by it"
+    what = f"the clock has jumped {'ahead' if jump_ms > 0 else 'back'} by {span}"
+    yield _finding(of.CLOCK_JUMPED, what, "; ".join(filter(None, (why, when))))
 
 
 def _zookeeper(seen: Seen) -> Iterator[Finding]:
@@ -339,9 +356,23 @@ def _groups(seen: Seen) -> Iterator[Finding]:
         yield _finding(of.GROUP_LAGS, what, why, of.GROUP_LAGS.todo.replace("GROUP", group["group"]))
 
 
+def _lost(seen: Seen) -> Iterator[Finding]:
+    for group in seen.groups:
+        lost: dict[str, int] = {}
+        for row in group["partitions"]:
+            if row.get("lost_bytes"):
+                lost[row["topic"]] = lost.get(row["topic"], 0) + row["lost_bytes"]
+        for topic, count in lost.items():
+            what = f"{size(count)} of {topic} were removed before group {group['group']} had read them"
+            why = "it has members: this ends when they commit" if group["members"] else "it has no members"
+            filled = {"GROUP": shlex.quote(group["group"]), "TOPIC": topic}
+            todo = " ".join(filled.get(word, word) for word in of.GROUP_LOST.todo.split(" "))
+            yield _finding(of.GROUP_LOST, what, why, todo)
+
+
 RULES: Final[tuple[Rule, ...]] = (
-    *(_state, _partitions, _limits, _disk, _zookeeper, _processes, _restarts),
-    *(_refusals, _floods, _groups, _insecure, _certificates),
+    *(_state, _partitions, _limits, _disk, _clock, _zookeeper, _processes, _restarts),
+    *(_refusals, _floods, _groups, _lost, _insecure, _certificates),
 )
 
 

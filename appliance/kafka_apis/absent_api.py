@@ -1,6 +1,6 @@
 """Answers APIs of absent features: reassignments, elections, transactions.
 
-Each partition is stored once, on a broker that does not change; producers are idempotent and have no transactions.
+Each partition is stored once, on a broker that does not change; producers have no transactions.
 Tools send such requests all the same.  The answers are those of a Kafka broker where nothing is set.  A request that
 would change nothing succeeds; any other is refused with the reason.
 """
@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from ..errors import ApplianceError, InvalidTopic
-from ..names import check_topic
 from ..security.acls import Operation, ResourceType
 from ..wire.kafka.call import Answer, Call, Handler
 from ..wire.kafka.codes import Code
@@ -39,7 +37,6 @@ class AbsentApi:
             "ElectLeaders": self._elect,
             "AlterPartitionReassignments": self._reassign,
             "ListPartitionReassignments": self._reassignments,
-            "DescribeProducers": self._producers,
             "ListTransactions": self._transactions,
             "DescribeTransactions": self._describe_transactions,
         }
@@ -103,36 +100,6 @@ class AbsentApi:
         return {"error_code": Code.NONE, "topics": []}
 
     # -- transactions ---------------------------------------------------------------------------------
-
-    async def _producers(self, call: Call) -> Answer:
-        """No producer has a transaction open, which is what is looked for."""
-        topics = [
-            {
-                "name": topic.name,
-                "partitions": [
-                    {"partition_index": number} | self._active(call, topic.name, number)
-                    for number in topic.partition_indexes
-                ],
-            }
-            for topic in call.request.topics
-        ]
-        return {"topics": topics}
-
-    def _active(self, call: Call, name: str, partition: int) -> Row:
-        if not call.may(Operation.READ, ResourceType.TOPIC, name):
-            return _fault(Code.TOPIC_AUTHORIZATION_FAILED, f"not permitted on topic {name!r}")
-        topic = self._appliance.topics().get(name)
-        try:
-            check_topic(name)
-        except InvalidTopic as error:
-            return _fault(error.code, str(error))
-        if topic is None or partition not in topic.partitions:
-            return _fault(Code.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {name}-{partition}")
-        try:
-            self._appliance.extent(name, partition)
-        except ApplianceError as error:
-            return _fault(error.code, str(error))
-        return {"error_code": Code.NONE, "active_producers": []}
 
     async def _transactions(self, call: Call) -> Answer:
         unknown = [state for state in call.request.state_filters if state not in TRANSACTION_STATES]

@@ -13,7 +13,7 @@ Offsets are logical byte offsets.  Names and values of settings are Kafka's, as 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from ..broker.metadata_answers import Directory
@@ -29,6 +29,15 @@ class Extent(NamedTuple):
 
     start: int
     end: int
+
+
+class Producer(NamedTuple):
+    """An idempotent producer of a partition: of its last batch the epoch, last sequence and largest timestamp."""
+
+    id: int
+    epoch: int
+    last_sequence: int
+    timestamp_ms: int
 
 
 class Appliance(Directory, Protocol):
@@ -49,9 +58,6 @@ class Appliance(Directory, Protocol):
     def disk_space(self) -> tuple[int, int]:
         """Bytes in all and bytes usable of the file system under ``data_dir``."""
 
-    def producer_id(self) -> int:
-        """A producer id that this cluster has never given out."""
-
     # -- users, access rules, quotas ------------------------------------------------------------------
 
     @property
@@ -71,6 +77,15 @@ class Appliance(Directory, Protocol):
 
     def extent(self, topic: str, partition: int) -> Extent:
         """Raises UnknownPartition (also when stored elsewhere), Unavailable, StorageFault (offline)."""
+
+    async def producers(self, topic: str, partition: int) -> Sequence[Producer]:
+        """The idempotent producers that a partition remembers.
+
+        Raises:
+            Unavailable: try again.
+            StorageFault: it is offline.
+            UnknownPartition: it is stored elsewhere, or nowhere.
+        """
 
     @property
     def auto_create(self) -> bool:

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from ..addresses import parse_listeners
 from ..config import KEYS, TOPIC_KEYS, Config, TopicSettings
-from ..config_keys import Key
+from ..config_keys import Key, text_of
 from ..groups.messages import Limits
 from ..kafka_settings import ACCEPTED, INT_MAX, Kind
 from ..names import NOTE_BYTES_MAX
@@ -75,11 +75,6 @@ def kind_of(key: Key) -> Kind:
     return Kind.INT if key.most is not None and key.most <= INT_MAX else Kind.LONG
 
 
-def text(value: object) -> str:
-    """Format a value as Kafka does."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
 def broker_settings(config: Config, data_dir: str, listening: str, advertised: str) -> Iterator[BrokerSetting]:
     """All settings of the broker, in no order.
 
@@ -98,7 +93,7 @@ def broker_settings(config: Config, data_dir: str, listening: str, advertised: s
     yield BrokerSetting("offsets.retention.minutes", Kind.INT, minutes, default, key.about)
     for name, ours in _KEYS:
         key = KEYS[ours]
-        yield BrokerSetting(name, kind_of(key), text(config.value(ours)), text(key.default), key.about)
+        yield BrokerSetting(name, kind_of(key), text_of(config.value(ours)), text_of(key.default), key.about)
     for name, kind, value, about in _FIXED:
         yield BrokerSetting(name, kind, value, value, about)
     values, defaults = config.topics.defaults.as_kafka(), TopicSettings().as_kafka()

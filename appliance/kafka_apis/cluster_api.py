@@ -1,4 +1,4 @@
-"""Answers requests for metadata, the cluster, log directories, leader epochs and producer ids.
+"""Answers requests for metadata, the cluster, log directories, leader epochs and producers.
 
 Metadata creates a missing topic, where that is configured, and waits for it: one round trip instead of
 LEADER_NOT_AVAILABLE and a retry 100 ms later.  Topics that cannot be created now are answered LEADER_NOT_AVAILABLE, and
@@ -10,33 +10,42 @@ There are no transactions: see :mod:`appliance.groups.group_lookup_api`.
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import Sequence
 from typing import Any, Final
 from uuid import UUID
 
 from ..broker.metadata_answers import MetadataAnswers, cluster_operations_of, why_missing
+from ..broker.sequences import new_producer_id
 from ..catalog import LEADER_EPOCH, Topic
 from ..errors import (
     ApplianceError,
     NotLeader,
     TopicExists,
+    TopicNotPermitted,
     Unavailable,
     UnknownPartition,
     UnsupportedVersion,
 )
-from ..names import INTERNAL_TOPICS, is_reserved, is_topic
+from ..names import INTERNAL_TOPICS, check_topic, is_reserved, is_topic
 from ..security.acls import Operation, ResourceType
 from ..wire.kafka.call import Answer, Call, Encoded, Handler
 from ..wire.kafka.codes import Code
 from ..wire.kafka.metadata_reply import NO_ID, NO_LEADER, operation_bits, topic_id
 from ..wire.kafka.primitives import epoch_refusal
-from .appliance import Appliance
+from ..wire.kafka.reply import Reply
+from .appliance import Appliance, Producer
 
 CREATIONS_MAX: Final = 64
 """Topics that one metadata request may have made; the client asks again for the rest."""
 PAGE_PARTITIONS_MAX: Final = 2_000
 """Partitions in one answer to DescribeTopicPartitions; as Kafka's max.request.partition.size.limit."""
 BROKER_ENDPOINTS: Final = 1
+NO_EPOCH, NO_TRANSACTION = -1, -1
+"""Of the transaction coordinator, and the offset where a transaction that is open has begun: there are none."""
+_NO_THROTTLE: Final = bytes(4)
+_PARTITION = struct.Struct(">ih")
+_PRODUCER = struct.Struct(">qiiqiqx")
 
 
 class ClusterApi:
@@ -53,6 +62,7 @@ class ClusterApi:
             "DescribeLogDirs": self._describe_log_dirs,
             "OffsetForLeaderEpoch": self._end_of_epoch,
             "InitProducerId": self._init_producer,
+            "DescribeProducers": self._describe_producers,
         }
 
     # -- metadata -------------------------------------------------------------------------------------
@@ -61,11 +71,13 @@ class ClusterApi:
         request = call.request
         wanted: list[str | UUID] | None = None
         errors: dict[str, int] = {}
+        made: dict[str, int] = {}
         if request.topics is not None and (call.version > 0 or request.topics):
             wanted = [topic.topic_id or NO_ID if topic.name is None else topic.name for topic in request.topics]
             if self._appliance.auto_create and (call.version < 4 or request.allow_auto_topic_creation):
-                errors = await self._create_missing(call, wanted)
+                errors, made = await self._create_missing(call, wanted)
         rows = [{"name": name, "error_code": code} for name, code in errors.items() if code]
+        rows += [{"name": name, "error_code": 0, "created": count} for name, count in made.items()]
         if hidden := self._answers.hidden(wanted, call.access):
             rows.append({"name": hidden, "error_code": Code.TOPIC_AUTHORIZATION_FAILED})
         frame = self._answers.kafka(
@@ -80,8 +92,12 @@ class ClusterApi:
         )
         return Encoded(frame, rows)
 
-    async def _create_missing(self, call: Call, wanted: Sequence[str | UUID]) -> dict[str, int]:
-        """Create missing topics that the client may see; return the codes of those that could not be created."""
+    async def _create_missing(self, call: Call, wanted: Sequence[str | UUID]) -> tuple[dict[str, int], dict[str, int]]:
+        """Create missing topics that the client may see.
+
+        Returns:
+            The codes of missing topics; the numbers of partitions of those that were created.
+        """
         known = self._appliance.topics()
         names = [name for name in dict.fromkeys(wanted) if isinstance(name, str) and call.access.describable[name]]
         missing = [name for name in names if name not in known and is_topic(name) and not is_reserved(name)]
@@ -91,9 +107,11 @@ class ClusterApi:
         for name in missing:
             del refused[name]
         errors: dict[str, int] = dict.fromkeys(missing[CREATIONS_MAX:], Code.LEADER_NOT_AVAILABLE)
-        made = missing[:CREATIONS_MAX]
-        codes = await asyncio.gather(*(self._create(name) for name in made))
-        return refused | errors | dict(zip(made, codes, strict=True))
+        tried = missing[:CREATIONS_MAX]
+        codes = dict(zip(tried, await asyncio.gather(*(self._create(name) for name in tried)), strict=True))
+        topics = self._appliance.topics()
+        made = {name: len(topics[name].partitions) for name, code in codes.items() if not code and name in topics}
+        return refused | errors | codes, made
 
     async def _create(self, name: str) -> int:
         try:
@@ -241,11 +259,42 @@ class ClusterApi:
         none = {"producer_id": -1, "producer_epoch": -1}
         transactional_id = call.request.transactional_id
         if transactional_id is not None:
-            refused = Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED if transactional_id else Code.INVALID_REQUEST
+            may = call.may(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, transactional_id)
+            refused = Code.UNSUPPORTED_VERSION if may else Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+            refused = refused if transactional_id else Code.INVALID_REQUEST
             return none | {"error_code": refused}
+        return {"error_code": Code.NONE, "producer_id": new_producer_id(), "producer_epoch": 0}
+
+    async def _describe_producers(self, call: Call) -> Answer:
+        """Encoded by hand: a partition remembers thousands of producers."""
+        r = Reply(flexible=True)
+        parts, refused = [_NO_THROTTLE, r.count(len(call.request.topics))], []
+        for topic in call.request.topics:
+            parts += [r.string(topic.name), r.count(len(topic.partition_indexes))]
+            for number in topic.partition_indexes:
+                error, message, producers = await self._producers_of(call, topic.name, number)
+                if error:
+                    refused.append({"name": topic.name, "error_code": error})
+                parts += [_PARTITION.pack(number, error), r.message(message), r.count(len(producers))]
+                parts += [
+                    _PRODUCER.pack(id, epoch, sequence, timestamp_ms, NO_EPOCH, NO_TRANSACTION)
+                    for id, epoch, sequence, timestamp_ms in producers
+                ]
+                parts.append(r.tags)
+            parts.append(r.tags)
+        return Encoded(r.frame(call.correlation_id, [*parts, r.tags]), refused)
+
+    async def _producers_of(self, call: Call, name: str, partition: int) -> tuple[int, str, Sequence[Producer]]:
+        """Error, message, producers."""
         try:
-            return {"error_code": Code.NONE, "producer_id": self._appliance.producer_id(), "producer_epoch": 0}
-        except Unavailable:
-            return none | {"error_code": Code.COORDINATOR_LOAD_IN_PROGRESS}
+            if not call.may(Operation.READ, ResourceType.TOPIC, name):
+                raise TopicNotPermitted(f"not permitted on topic {name!r}")
+            check_topic(name)
+            topic = self._appliance.topics().get(name)
+            if topic is None or partition not in topic.partitions:
+                raise UnknownPartition(f"there is no partition {name}-{partition}")
+            if self._appliance.leader(topic, partition) != self._appliance.broker_id:
+                raise NotLeader(f"{name}-{partition} is stored elsewhere")
+            return Code.NONE, "", await self._appliance.producers(name, partition)
         except ApplianceError as error:
-            return none | {"error_code": error.code}
+            return error.code, str(error), ()

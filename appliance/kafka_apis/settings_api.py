@@ -28,7 +28,7 @@ from ..errors import (
     UnknownPartition,
     UnsupportedVersion,
 )
-from ..kafka_settings import ACCEPTED, Kind
+from ..kafka_settings import ACCEPTED, OURS, Kind
 from ..names import check_topic
 from ..security.acls import CLUSTER_NAME, Operation, ResourceType
 from ..wire.kafka.call import Answer, Call, Encoded, Handler
@@ -162,7 +162,7 @@ class SettingsApi:
     # -- changing -------------------------------------------------------------------------------------
 
     async def _replace(self, call: Call) -> Answer:
-        """AlterConfigs: settings that are not given return to their defaults."""
+        """AlterConfigs: settings that are not given return to their defaults, except ours, which tools do not see."""
         return await self._change_all(call, replace=True)
 
     async def _alter(self, call: Call) -> Answer:
@@ -197,7 +197,7 @@ class SettingsApi:
         topic = self._topic(resource.resource_name)
         changes: dict[str, str | None] = {}
         if replace:
-            changes |= dict.fromkeys(topic.settings)
+            changes |= dict.fromkeys(topic.settings.keys() - OURS)
             changes |= _given(resource.configs)
         else:
             changes |= _operations(topic, self._appliance.default_settings(), resource.configs)

@@ -29,7 +29,7 @@ from typing import Final, NamedTuple
 from uuid import UUID
 
 from ..config import TOPIC_KEYS, TopicSettings
-from ..kafka_settings import ACCEPTED, Kind
+from ..kafka_settings import ACCEPTED, KAFKAS_WORD, OURS, Kind
 from ..wire.kafka.apis import APIS, CREATE_TOPICS, DESCRIBE_CONFIGS
 from ..wire.kafka.codes import Code
 from ..wire.kafka.metadata_reply import NO_ID
@@ -112,7 +112,7 @@ class Created(NamedTuple):
 
 
 def topic_settings(own: Settings, base: TopicSettings) -> list[Setting]:
-    """All settings of a topic by name: those that do something here, and those that are so anyway."""
+    """All settings of a topic by name, in Kafka's words: those that do something here, and those that are so anyway."""
     given, configured, built_in = dict(own), base.as_kafka(), TopicSettings().as_kafka()
     shown = []
     for name, key in TOPIC_KEYS.items():
@@ -129,13 +129,25 @@ def topic_settings(own: Settings, base: TopicSettings) -> list[Setting]:
         if setting.name in given:
             first = Synonym(setting.name, given[setting.name], Source.TOPIC)
             shown[place] = setting._replace(synonyms=(first, *setting.synonyms))
-    return sorted(shown)
+    return sorted(_in_kafkas_words(setting) for setting in shown)
+
+
+def _in_kafkas_words(setting: Setting) -> Setting:
+    name = setting.name
+    return setting._replace(
+        synonyms=tuple(one._replace(value=KAFKAS_WORD.get((name, one.value), one.value)) for one in setting.synonyms)
+    )
+
+
+def kafkas_settings(own: Settings, base: TopicSettings) -> list[Setting]:
+    """The settings of a topic that Kafka has, too."""
+    return [setting for setting in topic_settings(own, base) if setting.name not in OURS]
 
 
 @lru_cache(ENCODINGS_MAX)
 def encode_topic(own: Settings, base: TopicSettings, options: Options) -> bytes:
-    """The settings of a topic for DescribeConfigs."""
-    return encode_settings(topic_settings(own, base), options)
+    """The settings of a topic for DescribeConfigs that asks for all."""
+    return encode_settings(kafkas_settings(own, base), options)
 
 
 def encode_settings(settings: Sequence[Setting], options: Options) -> bytes:
@@ -167,7 +179,7 @@ def encode_described(correlation_id: int, version: int, results: Sequence[Descri
 @lru_cache(ENCODINGS_MAX)
 def encode_new_topic(own: Settings, base: TopicSettings) -> bytes:
     """The settings of a topic for CreateTopics, which shows them from version 5 on."""
-    r, settings = Reply(flexible=True), topic_settings(own, base)
+    r, settings = Reply(flexible=True), kafkas_settings(own, base)
     parts = [r.count(len(settings))]
     for setting in settings:
         _, value, source = setting.synonyms[0]

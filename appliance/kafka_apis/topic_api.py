@@ -72,6 +72,7 @@ class TopicApi:
         counts = Counter(wanted.name for wanted in call.request.topics)
         topics = {wanted.name: wanted for wanted in call.request.topics}
         of_all = call.may(Operation.CREATE, ResourceType.CLUSTER)
+        made_partitions: dict[str, int] = {}
 
         async def create(name: str) -> Created:
             try:
@@ -80,13 +81,16 @@ class TopicApi:
                 if not (of_all or call.may(Operation.CREATE, ResourceType.TOPIC, name)):
                     raise _not_permitted(name)
                 made = await self._create_one(topics[name], call.request.validate_only)
+                made_partitions[name] = made.partitions
                 shown = call.may(Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC, name)
                 return made if shown else made._replace(partitions=-1, replicas=-1, settings=HIDDEN)
             except ApplianceError as error:
                 return Created(name, _code_of(error), str(error))
 
         created = await _side_by_side(create, list(topics))
-        rows = [{"name": one.name, "error_code": one.error} for one in created]
+        rows = [
+            {"name": one.name, "error_code": one.error, "created": made_partitions.get(one.name)} for one in created
+        ]
         return Encoded(encode_created(call.correlation_id, call.version, created), rows)
 
     async def _create_one(self, wanted: Any, validate_only: bool) -> Created:

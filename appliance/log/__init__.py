@@ -28,6 +28,6 @@ the writer restarts.
 from .flush_ticket import FlushTicket
 from .log import Log
 from .reader import FileCache, LogReader
-from .recovery import LogSummary, peek
+from .recovery import LogSummary, check_kept, peek
 
-__all__ = ["FileCache", "FlushTicket", "Log", "LogReader", "LogSummary", "peek"]
+__all__ = ["FileCache", "FlushTicket", "Log", "LogReader", "LogSummary", "check_kept", "peek"]

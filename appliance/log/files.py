@@ -94,7 +94,10 @@ def base_of(name: str, suffix: str) -> int | None:
 
 
 def sizes(directory: Path) -> tuple[dict[int, int], dict[int, int]]:
-    """Sizes in bytes of the segment files and of the index files, by base, ascending.  Opens no file."""
+    """Sizes in bytes of the segment files and of the index files, by base, ascending.  Opens no file.
+
+    An index that is no file, such as a directory or a link that leads nowhere, has the size -1.
+    """
     logs: dict[int, int] = {}
     indexes: dict[int, int] = {}
     with os.scandir(directory) as entries:
@@ -102,8 +105,15 @@ def sizes(directory: Path) -> tuple[dict[int, int], dict[int, int]]:
             for suffix, found in ((LOG_SUFFIX, logs), (INDEX_SUFFIX, indexes)):
                 base = base_of(entry.name, suffix)
                 if base is not None:
-                    found[base] = entry.stat().st_size
+                    found[base] = entry.stat().st_size if found is logs or _is_file(entry) else -1
     return dict(sorted(logs.items())), dict(sorted(indexes.items()))
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_file()
+    except OSError:  # a link that leads to itself
+        return False
 
 
 def write_at(fd: int, data: bytes | memoryview, position: int, system: System = SYSTEM) -> None:

@@ -7,45 +7,51 @@ from collections.abc import Collection, Iterable
 from ..errors import StorageFault
 from .files import File, System
 from .recovery import RecoveryPoint
+from .segment import Segment
 
 
 class FlushTicket:
     """Lists the files to sync to have the log on the disk up to ``end``, the log end offset at that moment."""
 
-    __slots__ = ("_directory", "_files", "_point", "_system", "directory_changes", "end", "rolled")
+    __slots__ = ("_active", "_directory", "_point", "_system", "directory_changes", "end", "rolled")
 
     def __init__(
         self,
-        end: int,
-        active: tuple[File, ...],
+        active: Segment,
         rolled: tuple[File, ...],
         directory: File | None,
         directory_changes: int,
         point: RecoveryPoint,
         system: System,
     ) -> None:
-        self.end = end
+        self.end = active.end
         self.rolled = rolled
         self.directory_changes = directory_changes
-        self._files = rolled + active
+        self._active = active
         self._directory = directory
         self._point = point
         self._system = system
 
     def sync(self) -> None:
-        """Sync the files of the ticket.
+        """Sync the files of the ticket, and check that the active one is still the log's.
 
         Raises:
-            StorageFault: a sync failed.  Do not retry: the next one may succeed without the lost pages.
+            StorageFault: a sync failed, or the file has lost its name.  Do not retry: the next sync may succeed without
+                the lost pages.
         """
         try:
-            for file in self._files:
+            for file in self.rolled:
                 self._system.fdatasync(file.fd)
+            self._system.fdatasync(self._active.log.fd)
             if self._directory is not None:
                 self._system.fsync(self._directory.fd)
+            self._active.check_named(self.end)
         except OSError as error:
             self._point.set_faulted()
-            raise StorageFault(f"{self._files[-1].path}: cannot be flushed: {error.strerror}") from error
+            raise StorageFault(f"{self._active.log.path}: cannot be flushed: {error.strerror}") from error
+        except StorageFault:
+            self._point.set_faulted()
+            raise
 
 
 class Unsynced:
@@ -88,10 +94,10 @@ class Unsynced:
             if file not in kept:
                 self._files.pop(file, None)
 
-    def ticket(self, end: int, active: File, point: RecoveryPoint, system: System) -> FlushTicket:
-        """Make a ticket for the log up to ``end``, which lies in ``active``."""
+    def ticket(self, active: Segment, point: RecoveryPoint, system: System) -> FlushTicket:
+        """Make a ticket for the log up to its end, which lies in ``active``."""
         directory = self._directory if self._changes != self._synced else None
-        return FlushTicket(end, (active,), self.files(), directory, self._changes, point, system)
+        return FlushTicket(active, self.files(), directory, self._changes, point, system)
 
     def on_synced(self, ticket: FlushTicket) -> None:
         for file in ticket.rolled:

@@ -37,6 +37,8 @@ ENTRY_BYTES: Final = 24
 assert ENTRY.size == ENTRY_BYTES
 CELLS: Final = ENTRY_BYTES // 8
 
+ANY_INTERVAL: Final = 1 << 62
+"""An interval that asks for no entries but the first and the closing one: others are compared, and none is missing."""
 BLOCK_ENTRIES: Final = 1024
 """Entries that a reader keeps of each index: a sequential consumer reads the file once every few MiB."""
 
@@ -49,6 +51,12 @@ class Entry(NamedTuple):
 
 def pack(entries: Iterable[Entry]) -> bytes:
     return b"".join(ENTRY.pack(*entry) for entry in entries)
+
+
+def entry_in(index: bytes, position: int) -> Entry | None:
+    """The entry at a position of an index; None at its end, or when only a part is there."""
+    data = index[position : position + ENTRY_BYTES]
+    return Entry(*ENTRY.unpack(data)) if len(data) == ENTRY_BYTES else None
 
 
 def ends(path: Path) -> tuple[Entry, Entry] | None:
@@ -90,6 +98,11 @@ class Builder:
         """First position at which the file differs from the index built; None when they are equal."""
         return 8 * self._kept if self._new or 8 * self._kept != self._old_bytes else None
 
+    @property
+    def rest(self) -> bytes:
+        """What belongs from ``wrong_at`` on."""
+        return self._new.tobytes()
+
     def batch(self, size: int, count: int, max_timestamp: int) -> None:
         """Add the next batch, of ``size`` bytes and ``count`` records."""
         if self.offset >= self._look:
@@ -126,17 +139,22 @@ class Builder:
         if self._kept < len(self._old):
             self._look = min(self._due, self._old[self._kept])
 
-    def store(self, path: Path, system: System = SYSTEM) -> None:
-        """Write the index to its file."""
+    def store(self, path: Path, system: System = SYSTEM, *, whole: bool = False) -> None:
+        """Write the index to its file: what is wrong there, or, so that it is flushed, the ``whole``."""
         position = 8 * self._kept
         file = File(path, os.O_RDWR | os.O_CREAT, system)
         if self._old_bytes > position:
             system.ftruncate(file.fd, position)
-        write_at(file.fd, self._new.tobytes(), position, system)
+        if whole:
+            write_at(file.fd, self._old.tobytes(), 0, system)
+        write_at(file.fd, self.rest, position, system)
 
 
 class IndexFile(File):
-    """Reads an index file.  ``end`` is the high watermark: entries above it are neither used nor kept."""
+    """Reads an index file.  ``end`` is the high watermark: entries above it are neither used nor kept.
+
+    Its methods raise :class:`CorruptLog` when the file cannot be used; the log itself may be whole.
+    """
 
     __slots__ = ("_block", "_block_first")
 
@@ -149,10 +167,17 @@ class IndexFile(File):
         return os.fstat(self.fd).st_size // ENTRY_BYTES
 
     def entry(self, number: int) -> Entry:
-        data = os.pread(self.fd, ENTRY_BYTES, number * ENTRY_BYTES)
+        data = self._read(ENTRY_BYTES, number)
         if len(data) < ENTRY_BYTES:
             raise CorruptLog(str(self.path), number * ENTRY_BYTES, "the index became shorter while being read")
         return Entry(*ENTRY.unpack(data))
+
+    def _read(self, size: int, number: int) -> bytes:
+        """Up to ``size`` bytes from entry ``number`` on."""
+        try:
+            return os.pread(self.fd, size, number * ENTRY_BYTES)
+        except OSError as error:
+            raise CorruptLog(str(self.path), number * ENTRY_BYTES, f"cannot be read: {error.strerror}") from error
 
     def floor(self, offset: int, end: int) -> tuple[int, int]:
         """Number and offset of the last entry at or below ``offset``; number -1 when there is none."""
@@ -181,7 +206,7 @@ class IndexFile(File):
 
     def _load(self, first: int, end: int, offset: int) -> bool:
         """Load the block from entry ``first`` on.  Returns whether the last entry at or below ``offset`` is in it."""
-        data = os.pread(self.fd, BLOCK_ENTRIES * ENTRY_BYTES, first * ENTRY_BYTES)
+        data = self._read(BLOCK_ENTRIES * ENTRY_BYTES, first)
         cells = array("Q", data[: len(data) - len(data) % ENTRY_BYTES])
         offsets = cells[::CELLS]
         complete = len(offsets) < BLOCK_ENTRIES

@@ -14,6 +14,9 @@ A ticket covers everything that is written but not known to be flushed.  So a la
 synced.  A failed sync is never tried again: the kernel may have dropped the pages and would then report success.  The
 recovery point records the failure, so that recovery reads the disk and not the page cache.
 
+A descriptor outlives the name of its file.  So each flush, after its sync, looks whether the path of the active segment
+still leads to the file that was written, with all its bytes: nothing is acknowledged into a file that nobody will find.
+
 Appending is all or nothing, also across a roll.  A full disk (:class:`DiskFull`) or a lack of descriptors for a roll
 (:class:`OutOfResources`) leaves the log unchanged: try again later.  Any other failure of the disk is a
 :class:`StorageFault`: this process writes no more to the log.
@@ -49,9 +52,9 @@ from ..records.batch import BatchInfo
 from . import files
 from .files import SYSTEM, File, System, index_path, log_path, remove
 from .flush_ticket import FlushTicket, Unsynced
-from .recovery import MARKER_NAME, Boot, Marker, RecoveryPoint, boot_id, recover
+from .recovery import MARKER_NAME, Boot, Derived, Marker, RecoveryPoint, boot_id, check_kept, recover
 from .segment import Batches, Segment
-from .segment_list import SegmentList
+from .segment_list import SegmentList, headers_from
 
 logger = logging.getLogger(__name__)
 
@@ -94,11 +97,14 @@ class Log:
         clock_ms: Callable[[], int],
         segments_max: int = SEGMENTS_MAX,
         *,
+        may_make: bool = True,
         steady_ms: Callable[[], int] | None = None,
         boot: Boot | None = None,
         system: System = SYSTEM,
     ) -> Log:
         """Open for writing, or make, the log in directory ``path``; whatever it then holds is on the disk.
+
+        A log is made once: where it has been open before, a directory without one has lost it (``may_make=False``).
 
         Args:
             clock_ms: the time of day.
@@ -108,10 +114,12 @@ class Log:
 
         Raises:
             CorruptLog: data below the high watermark, or flushed data, is damaged.
-            StorageFault: the disk fails.
+            StorageFault: the disk fails, or the log is lost.
             DiskFull: there is no room for the little that opening writes.
         """
         try:
+            if not may_make:
+                check_kept(path)
             if not path.is_dir():
                 system.mkdir(path, files.DIRECTORY_MODE)
             point = RecoveryPoint(path, system)
@@ -129,12 +137,13 @@ class Log:
         # Stays open: a lack of descriptors must not look like a failed flush.
         self._directory = File(self.path, os.O_RDONLY | os.O_DIRECTORY, self._system)
         marker = Marker.load(self.path)
-        if marker is not None:
+        if marker is not None and marker.fits(self.path):
             bases, self.start, state = marker.bases, marker.start, marker.state
             self._marked = True
         else:
-            self._remove_marker()
-            found = recover(self.path, point, boot, self.settings.index_interval_bytes, self._clock_ms(), self._system)
+            interval_bytes = self.settings.index_interval_bytes
+            found = recover(self.path, point, boot, interval_bytes, self._clock_ms(), self._system, marker)
+            self._remove_marker()  # not before: a log that cannot be recovered keeps what says how it was
             for file in found.touched:
                 self._system.fdatasync(file.fd)
             self._system.fsync(self._directory.fd)
@@ -170,6 +179,12 @@ class Log:
     def records(self) -> int:
         """Number of records written over the life of the log."""
         return self._segments.active.state.records
+
+    @property
+    def derived(self) -> Derived:
+        """What this process knows of the log beside its batches."""
+        state = self._segments.active.state
+        return Derived(tuple(self.bases), self.start, self.high_watermark, self.flushed, state, tuple(self._retired))
 
     # ---- writing
 
@@ -253,8 +268,7 @@ class Log:
 
     def flush_begin(self) -> FlushTicket:
         """Make a ticket for everything written so far; any thread may sync it."""
-        active = self._segments.active
-        return self._unsynced.ticket(active.end, active.log, self._point, self._system)
+        return self._unsynced.ticket(self._segments.active, self._point, self._system)
 
     def flush_done(self, ticket: FlushTicket) -> None:
         """Raise the flushed offset: ``ticket`` has been synced."""
@@ -272,6 +286,20 @@ class Log:
             self.state = OFFLINE
             raise
         self.flush_done(ticket)
+
+    def check_named(self) -> None:
+        """Check that what is written goes into the log's file, without waiting for a flush, which checks it, too.
+
+        Raises:
+            StorageFault: the file was removed, renamed, replaced or truncated: acknowledge nothing more.
+        """
+        active = self._segments.active
+        try:
+            active.check_named(active.end)
+        except StorageFault:
+            self.state = OFFLINE
+            self._point.set_faulted()
+            raise
 
     def raise_high_watermark(self, end: int) -> None:
         """Set the high watermark to ``end``; call it before readers see it."""
@@ -292,17 +320,18 @@ class Log:
         that it can be removed too.  Without room for a new segment it stays and only the start moves.  Publish the new
         start to readers, then call :meth:`unlink_retired`.
         """
-        start = min(offset, self.high_watermark, self.flushed)
-        if start <= self.start:
-            return
-        with self._disk():
-            self._remove_marker()
-            if start == self._segments.active.end:
-                self._roll_if_room()
-            self.start = start
-            self._point.set_start(start)
-            # Before files are unlinked: recovery must not take a missing segment for a lost one.
-            self._point.sync()
+        start = max(self.start, min(offset, self.high_watermark, self.flushed))
+        active = self._segments.active
+        all_goes = offset >= start == active.end > active.base  # also when there was no room for that the last time
+        if start > self.start or all_goes:
+            with self._disk():
+                self._remove_marker()
+                if all_goes:
+                    self._roll_if_room()
+                self.start = start
+                self._point.set_start(start)
+                # Before files are unlinked: recovery must not take a missing segment for a lost one.
+                self._point.sync()
         while len(self.bases) > 1 and self.bases[1] <= start:
             self._retired.append(self.bases.pop(0))
 
@@ -335,7 +364,7 @@ class Log:
 
     def headers(self, offset: int) -> Iterator[tuple[BatchInfo, int, int]]:
         """Yields header, base offset and end offset of each batch, from the one that contains ``offset`` on."""
-        return self._segments.headers(offset)
+        return headers_from(self.path, self.bases, self.end_offset, offset)
 
     def close(self, clean: bool = True) -> None:
         """Flush and store the marker that lets the next open skip recovery; ``clean=False`` only closes the files."""
@@ -348,11 +377,11 @@ class Log:
         self._point.close()
 
     def _store_marker(self) -> None:
-        logs, indexes = files.sizes(self.path)
-        if not list(logs) == list(indexes) == self.bases:
-            return  # retired segments were not unlinked: recovery will do that
-        marker = Marker(self.bases, list(indexes.values()), self.start, self._segments.active.state)
         try:
+            logs, indexes = files.sizes(self.path)
+            if not list(logs) == list(indexes) == self.bases:
+                return  # retired segments were not unlinked: recovery will do that
+            marker = Marker(self.bases, list(indexes.values()), self.start, self._segments.active.state)
             self._system.fdatasync(self._segments.active.index.fd)
             marker.store(self.path, self._system)
         except OSError as error:  # the next open is slower: it recovers

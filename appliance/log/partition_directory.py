@@ -38,6 +38,11 @@ def deleted_directory(data_dir: Path, topic_id: str, partition: int) -> Path:
     return data_dir / f"{check_id(topic_id)}-{partition}{DELETED_SUFFIX}"
 
 
+def exist_in(data_dir: Path) -> bool:
+    """Whether a data directory has directories of partitions, of any topic."""
+    return next(data_dir.glob(f"*-*/{METADATA_NAME}"), None) is not None
+
+
 def topic_id_of(directory: Path) -> str:
     """The id of the topic whose log is in a directory; "" without the file.
 

@@ -6,11 +6,13 @@ batch may hold forged batches.  So the reader searches only from offsets at whic
 a segment, a published end, the end of an earlier range, or an index entry.  These *boundaries* are final.  The reader
 keeps some of them, so a consumer that reads on needs no index for its start.
 
-An offset from an index is checked against the batch header in the log.  A wrong or missing index only makes fetching
-slower: the search begins at an earlier entry, or at the base of the segment.  Times and counts of records are not
-checked here; recovery checks them.
+An offset from an index is checked against the batch header in the log.  An index that is wrong, missing or unreadable
+only makes fetching slower: the search begins at an earlier entry, or at the base of the segment.  Times and counts of
+records are not checked here; recovery and scrubbing check them (``index_check``).
 
-When retention has just unlinked a segment, the reader raises :class:`OffsetOutOfRange`, as it would a moment later.
+A segment file that is not there has been removed by retention, if the recovery point has its end behind the log start
+offset: that is stored before files are unlinked.  Then the reader raises :class:`OffsetOutOfRange`, as it would a
+moment later.  Else the file is lost, and it raises :class:`SegmentMissing`.
 
 The cost of a look-up depends on how much of the log it reads, not on the size of the request.  Each reader counts these
 bytes (:attr:`LogReader.looked_bytes`), so that a process with many clients can pause a long look-up.
@@ -18,18 +20,21 @@ bytes (:attr:`LogReader.looked_bytes`), so that a process with many clients can 
 
 from __future__ import annotations
 
+import errno
 import os
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
-from ..errors import ClientFault, OffsetOutOfRange, StorageFault
+from ..errors import ClientFault, CorruptLog, OffsetOutOfRange, SegmentMissing, StorageFault
 from ..wire.requests import FileRange
 from .files import INDEX_SUFFIX, LOG_SUFFIX, NAME_DIGITS, File
 from .index import Entry, IndexFile
+from .recovery import is_retired
 from .segment import has_header, headers
 
 FILES_MAX: Final = 1024
@@ -80,7 +85,7 @@ class FileCache:
             self._files.move_to_end(path)
         else:
             try:
-                file = kind(path)
+                file = self._open(path, kind)
             except FileNotFoundError:
                 raise
             except OSError as error:
@@ -91,6 +96,22 @@ class FileCache:
                 self._files.popitem(last=False)
         assert isinstance(file, kind)
         return file
+
+    def _open(self, path: str, kind: type[AnyFile]) -> AnyFile:
+        """Open a file, if need be in the place of half of the others: they can be opened again.
+
+        Raises:
+            OSError: it cannot be opened.
+        """
+        while True:
+            try:
+                return kind(path)
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE) or not self._files:
+                    raise
+            for _ in range(len(self._files) // 2 + 1):
+                if self._files:
+                    self._files.popitem(last=False)
 
     def drop_unlinked(self) -> None:
         """Close the files that retention has unlinked, so that the disk can free their space."""
@@ -130,16 +151,18 @@ class LogReader:
     ``bases`` and ``end`` come from one consistent snapshot of the log, ``bases[0] <= end``.  Call :meth:`forget` when
     the log was repaired, or created again under the same name.
 
-    Every method may raise :class:`CorruptLog`, with file and position, and :class:`StorageFault`.
+    Every method may raise :class:`CorruptLog` and :class:`UnreadableLog`, with file and position, and
+    :class:`StorageFault`.
     """
 
     def __init__(self, path: Path | str, files: FileCache) -> None:
+        self._directory = Path(path)
         self._prefix = f"{path}/"
         self._files = files
         self._young: set[int] = set()
         self._old: set[int] = set()
-        self._peaks: dict[int, int] = {}
-        """Largest timestamps of sealed segments by base."""
+        self._peaks: dict[tuple[int, int], int] = {}
+        """Largest timestamps of sealed segments, by base and by the offset from which on messages count."""
         self.looked_bytes = 0
         """Bytes of the log that look-ups of offsets have read so far."""
 
@@ -173,7 +196,7 @@ class LogReader:
                 return None
             raise self._out_of_range(offset, bases, end)
         try:
-            log = self._log(base)
+            log = self._log(base, limit)
             if offset == base or offset in self._young or offset in self._old:
                 start = offset
             else:
@@ -185,6 +208,11 @@ class LogReader:
             self._remember(stop)
         return FileRange(log, start - base, stop - start)
 
+    def has(self, found: FileRange) -> bool:
+        """Whether the file is as long as a range of it: ask in an offline partition, whose files nobody looks at."""
+        assert isinstance(found.file, File)
+        return os.fstat(found.file.fd).st_size >= found.position + found.count
+
     def _out_of_range(self, offset: int, bases: Sequence[int], end: int) -> OffsetOutOfRange:
         return OffsetOutOfRange(f"offset {offset} is not in the log, which has {bases[0]} to {end}: seek")
 
@@ -193,13 +221,26 @@ class LogReader:
         if len(self._young) >= BOUNDARIES_MAX:
             self._old, self._young = self._young, set()
 
-    def _log(self, base: int) -> File:
-        return self._files.get(f"{self._prefix}{base:0{NAME_DIGITS}d}{LOG_SUFFIX}", File)
+    def _log(self, base: int, limit: int) -> File:
+        """The file of the segment [base, limit).
+
+        Raises:
+            FileNotFoundError: retention has removed it.
+            SegmentMissing: somebody else has.
+        """
+        path = f"{self._prefix}{base:0{NAME_DIGITS}d}{LOG_SUFFIX}"
+        try:
+            return self._files.get(path, File)
+        except FileNotFoundError:
+            if is_retired(self._directory, limit):
+                raise
+            raise SegmentMissing(path) from None
 
     def _index(self, base: int) -> IndexFile | None:
+        """The index of a segment; None without one that can be opened."""
         try:
             return self._files.get(f"{self._prefix}{base:0{NAME_DIGITS}d}{INDEX_SUFFIX}", IndexFile)
-        except FileNotFoundError:
+        except (FileNotFoundError, StorageFault):
             return None
 
     def _start(self, log: File, base: int, limit: int, offset: int) -> int:
@@ -215,62 +256,80 @@ class LogReader:
         """A boundary at most ``bytes_max`` bytes after ``start``, but not before the end of the first batch."""
         index = self._index(base)
         if index is not None:
-            _, stop = index.floor(start + bytes_max, limit)
+            try:
+                _, stop = index.floor(start + bytes_max, limit)
+            except CorruptLog:
+                stop = start
             if stop > start and (stop == limit or has_header(log, base, stop - base, limit - base)):
                 return stop
         stop = start
-        for position, info in headers(log, base, start - base, limit - base):
-            following = base + position + info.size
-            if following - start > bytes_max and stop > start:
-                break
-            stop = following
+        try:
+            for position, info in headers(log, base, start - base, limit - base):
+                following = base + position + info.size
+                if following - start > bytes_max and stop > start:
+                    break
+                stop = following
+        except StorageFault:
+            if stop == start:  # else what stands before the damage is served
+                raise
         return stop
 
     # ---- offsets by time and lag
 
-    def by_time(self, bases: Sequence[int], end: int, timestamp: int) -> Found | None:
-        """The first batch with a timestamp of at least ``timestamp`` ms; None without one."""
+    def by_time(self, bases: Sequence[int], end: int, timestamp: int, start: int = 0) -> Found | None:
+        """The first batch from offset ``start`` on with a timestamp of at least ``timestamp`` ms; None without one.
+
+        ``start`` may lie in a batch: then those of its records count that are not before it.
+        """
         self.looked_bytes += QUESTION_BYTES
         for base, limit in _segments(bases, end):
             try:
-                if self._peak(base, limit, sealed=limit in bases) < timestamp:
+                if limit <= start or self._peak(base, limit, base, sealed=limit in bases) < timestamp:
                     continue
-                found = self._search(base, limit, timestamp)
+                found = self._search(base, limit, timestamp, start)
             except FileNotFoundError:
                 continue  # just retired
             if found is not None:
                 return found
         return None
 
-    def max_timestamp(self, bases: Sequence[int], end: int) -> Found | None:
-        """The first batch with the largest timestamp of the log; None when the log is empty."""
+    def max_timestamp(self, bases: Sequence[int], end: int, start: int = 0) -> Found | None:
+        """The first batch from ``start`` on with the largest timestamp of all; None when there is no batch."""
         largest = None
         for base, limit in _segments(bases, end):
+            if limit <= start:
+                continue
             try:
-                peak = self._peak(base, limit, sealed=limit in bases)
+                peak = self._peak(base, limit, max(base, start), sealed=limit in bases)
             except FileNotFoundError:
                 continue
             largest = peak if largest is None else max(largest, peak)
-        return None if largest is None else self.by_time(bases, end, largest)
+        return None if largest is None else self.by_time(bases, end, largest, start)
 
-    def first_record(self, bases: Sequence[int], end: int, batch: Found, timestamp: int) -> Found:
-        """The first record with a timestamp of at least ``timestamp`` ms, in a batch that :meth:`by_time` found.
+    def first_record(self, bases: Sequence[int], end: int, batch: Found, timestamp: int, start: int = 0) -> Found:
+        """The first record from ``start`` on with at least ``timestamp`` ms, in a batch that :meth:`by_time` found.
 
-        Returns ``batch`` itself when it cannot be unpacked or is too large to unpack.
+        Returns the first one that counts when the batch cannot be unpacked or is too large to unpack.
         """
-        times = self._files.times(self._prefix, batch.offset)
-        if times is None:
-            piece = self.locate(bases, end, batch.offset, 1)
-            if piece is None:
-                return batch
-            times = self._times(piece)
-            self._files.remember_times(self._prefix, batch.offset, times)
+        skipped = max(0, start - batch.offset)
+        times = self._times_from(bases, end, batch.offset, skipped)
         number = bisect_left(times, timestamp)
-        if number == len(times):
-            return batch
-        return Found(batch.offset + number, times[number], batch.records + number)
+        time = times[number] if number < len(times) else batch.timestamp
+        number = skipped + (number if number < len(times) else 0)
+        return Found(batch.offset + number, time, batch.records + number)
 
-    def _times(self, piece: FileRange) -> array[int]:
+    def _times_from(self, bases: Sequence[int], end: int, offset: int, skipped: int) -> array[int]:
+        """As :func:`largest_times` for the batch at ``offset``, without its first records."""
+        times = self._files.times(self._prefix, offset + skipped)
+        if times is None:
+            piece = self.locate(bases, end, offset, 1)
+            if piece is None:
+                return array("q")
+            times = self._times(piece, skipped)
+            self._files.remember_times(self._prefix, offset + skipped, times)
+        return times
+
+    def _times(self, piece: FileRange, skipped: int) -> array[int]:
         """As :func:`largest_times` for the one batch in ``piece``; empty when it is not unpacked."""
         from ..records.timestamps import largest_times  # imports the codecs; a worker needs them only here
 
@@ -279,7 +338,9 @@ class LogReader:
         data = os.pread(piece.file.fd, piece.count, piece.position)
         self.looked_bytes += len(data)
         try:
-            times, unpacked_bytes = largest_times(data, bytes_max=UNPACKED_BYTES_MAX, records_max=RECORDS_MAX)
+            times, unpacked_bytes = largest_times(
+                data, bytes_max=UNPACKED_BYTES_MAX, records_max=RECORDS_MAX, skipped=skipped
+            )
         except ClientFault:
             self.looked_bytes += UNPACKED_BYTES_MAX  # at most: the exact number is not known
             return array("q")
@@ -301,7 +362,7 @@ class LogReader:
         base = bases[number]
         limit = min(bases[number + 1], end) if number + 1 < len(bases) else end
         try:
-            log = self._log(base)
+            log = self._log(base, limit)
             entry = self._entry(log, base, limit, offset)
             records = entry.records
             for position, info in headers(log, base, entry.offset - base, limit - base):
@@ -319,47 +380,88 @@ class LogReader:
     def _entry(self, log: File, base: int, limit: int, offset: int) -> Entry:
         """The last index entry at or below ``offset`` that is the start of a batch in the log."""
         index = self._index(base)
-        if index is None:
-            return Entry(base, -1, 0)
-        number, _ = index.floor(offset, limit)
-        for candidate in range(number, max(-1, number - STEPS_BACK_MAX), -1):
-            entry = index.entry(candidate)
-            if entry.offset == limit or has_header(log, base, entry.offset - base, limit - base):
-                return entry
-        first = index.entry(0) if number >= 0 else Entry(base, -1, 0)
-        return Entry(base, -1, first.records)
+        records = 0
+        if index is not None:
+            with suppress(CorruptLog):
+                number, _ = index.floor(offset, limit)
+                for candidate in range(number, max(-1, number - STEPS_BACK_MAX), -1):
+                    with suppress(CorruptLog):  # it was mended since its offsets were kept, and has fewer entries
+                        entry = index.entry(candidate)
+                        # Likewise the entry of this number may be another one now.
+                        if entry.offset <= offset and (
+                            entry.offset == limit or has_header(log, base, entry.offset - base, limit - base)
+                        ):
+                            return entry
+                records = index.entry(0).records if number >= 0 else 0
+        return Entry(base, -1, records)
 
-    def _peak(self, base: int, limit: int, sealed: bool) -> int:
-        """The largest timestamp in the segment below ``limit``."""
-        peak = self._peaks.get(base) if sealed else None
+    def _peak(self, base: int, limit: int, start: int, sealed: bool) -> int:
+        """The largest timestamp in the segment below ``limit``, of the messages from ``start`` on."""
+        peak = self._peaks.get((base, start)) if sealed else None
         if peak is not None:
             return peak
         self.looked_bytes += QUESTION_BYTES
-        log = self._log(base)
-        entry = self._entry(log, base, limit, limit)
-        peak = entry.timestamp
-        for _, info in headers(log, base, entry.offset - base, limit - base):
+        log = self._log(base, limit)
+        last = self._entry(log, base, limit, limit)
+        if start > base:
+            peak, position = self._peak_behind(log, base, limit, start, last)
+        else:
+            peak, position = last.timestamp, last.offset - base
+        for _, info in headers(log, base, position, limit - base):
             peak = max(peak, info.max_timestamp)
             self.looked_bytes += info.size
         if sealed:
             if len(self._peaks) >= 2 * FILES_MAX:
                 self._peaks.clear()
-            self._peaks[base] = peak
+            self._peaks[base, start] = peak
         return peak
 
-    def _search(self, base: int, limit: int, timestamp: int) -> Found | None:
-        """The first batch of the segment with at least ``timestamp``."""
-        log, index = self._log(base), self._index(base)
+    def _peak_behind(self, log: File, base: int, limit: int, start: int, last: Entry) -> tuple[int, int]:
+        """The largest timestamp from ``start``, inside the segment, up to a position; and that position.
+
+        The ``last`` entry of the index has the largest timestamp of all before it, of which a part is deleted.  So it
+        tells something only if nothing before ``start`` has as large a one.
+        """
+        entry = self._entry(log, base, limit, start)
+        gone = entry.timestamp
+        for position, info in headers(log, base, entry.offset - base, limit - base):
+            self.looked_bytes += info.size
+            stop = position + info.size
+            if base + stop > start:
+                break
+            gone = max(gone, info.max_timestamp)
+        peak, offset = info.max_timestamp, base + stop - info.count
+        if offset < start:
+            gone = max(gone, peak)
+            peak = self._largest(base, limit, offset, start - offset, peak)
+        if last.timestamp > gone and last.offset - base >= stop:
+            return max(peak, last.timestamp), last.offset - base
+        return peak, stop
+
+    def _largest(self, base: int, limit: int, offset: int, skipped: int, otherwise: int) -> int:
+        """The largest timestamp of the batch at ``offset`` without its first records, if it can be unpacked."""
+        times = self._times_from((base,), limit, offset, skipped)
+        return times[-1] if times else otherwise
+
+    def _search(self, base: int, limit: int, timestamp: int, start: int) -> Found | None:
+        """The first batch of the segment that has at least ``timestamp`` from ``start`` on."""
+        log, index = self._log(base, limit), self._index(base)
         entry = Entry(base, -1, 0)
         if index is not None:
-            reached = index.reached(timestamp, index.before(limit))
-            entry = self._entry(log, base, limit, index.entry(reached - 1).offset if reached else base)
+            with suppress(CorruptLog):
+                reached = index.reached(timestamp, index.before(limit))
+                offset = index.entry(reached - 1).offset if reached else base
+                entry = self._entry(log, base, limit, max(offset, start))
         records = entry.records
         for position, info in headers(log, base, entry.offset - base, limit - base):
             self.looked_bytes += info.size
-            if info.max_timestamp >= timestamp:
-                return Found(base + position + info.size - info.count, info.max_timestamp, records)
+            found = Found(base + position + info.size - info.count, info.max_timestamp, records)
             records += info.count
+            skipped = start - found.offset
+            if found.timestamp < timestamp or skipped >= info.count:
+                continue
+            if skipped <= 0 or self._largest(base, limit, found.offset, skipped, found.timestamp) >= timestamp:
+                return found
         return None
 
 

@@ -17,6 +17,10 @@ process.  It does not survive a power loss, which may restore any content since 
 means nothing, and FLUSHED may be too low.  The same holds after a failed flush: the page cache may hold data that the
 disk does not.  So the *trusted point* is max(FLUSHED, HIGH_WATERMARK) in the same boot without a fault, else FLUSHED.
 
+After a failed flush the kernel takes the pages for written, and the next flush would succeed without them.  So recovery
+writes all batches behind FLUSHED again, and the index files of their segments, before it flushes them.  It does not
+matter which of them are read from the page cache and which from the disk.
+
 The recovery point is synced when a log is opened, before the first append: without it, recovery could not distinguish a
 torn write from damage.  It is also synced when START moves, before files are unlinked.
 
@@ -26,7 +30,8 @@ it, so it is used only if its complement agrees.  Otherwise the log starts at it
 
 **Clean-shutdown marker** (``clean-shutdown``): one line of JSON with everything that opening needs, and a line with its
 CRC32C.  It is used only if the files have the names and sizes in it.  It is removed, durably, before the first change:
-a marker that came back after a power loss would undo a new START.
+a marker that came back after a power loss would undo a new START.  So where the files differ from it, somebody else has
+changed them, and recovery trusts it as it trusts the recovery point.
 
 **Recovery** runs when there is no valid marker.  It checks the first and last index entry of the sealed segments.  It
 reads the segments from the trusted point on, and always the active one, and checks them batch by batch.
@@ -58,9 +63,9 @@ from typing import Final, NamedTuple, Protocol
 import msgspec
 from crc32c import crc32c
 
-from ..errors import CorruptLog
+from ..errors import CorruptLog, StorageFault
 from . import files
-from .files import SYSTEM, File, System, index_path, log_path, remove
+from .files import LOG_SUFFIX, SYSTEM, File, System, base_of, index_path, log_path, remove
 from .index import Builder, Entry, ends
 from .segment import Segment, State, find_valid, headers, scan
 
@@ -73,6 +78,8 @@ MARKER_BYTES_MAX: Final = 1 << 20
 MAGIC_V1: Final = 0x31_56_43_45_52_4C_50_41  # b"APLRECV1", read little-endian
 MAGIC, BOOT_HIGH, BOOT_LOW, FLUSHED, HIGH_WATERMARK, START, START_CHECK, BORN_MS, FAULTED = range(9)
 CELL_MASK: Final = (1 << 64) - 1
+NOTHING: Final = 1 << 63
+"""An offset behind any log."""
 
 Boot = tuple[int, int]
 
@@ -132,6 +139,15 @@ class Point:
         return cls(array("Q", data if len(data) == POINT_BYTES else bytes(POINT_BYTES)))
 
 
+def is_retired(directory: Path, end: int) -> bool:
+    """Whether retention has removed the segment that ends at ``end``: the start is stored before files are unlinked."""
+    try:
+        start = Point.read(directory).start
+    except OSError:
+        return False
+    return start is not None and start >= end
+
+
 class RecoveryPoint(Point):
     """Stores the mapped cells.  Only the log's writer does, from both of its threads, one cell at a time."""
 
@@ -180,6 +196,20 @@ class RecoveryPoint(Point):
         self._map.close()
 
 
+class Derived(NamedTuple):
+    """All that is known of a log beside its batches.  It follows from them: recovery derives the same from the files.
+
+    ``retired``: bases of segments that are no part of the log any more, but whose files may be there.
+    """
+
+    bases: tuple[int, ...]
+    start: int
+    high_watermark: int
+    flushed: int
+    state: State
+    retired: tuple[int, ...] = ()
+
+
 class LogSummary(NamedTuple):
     """The extent of a cleanly stopped log."""
 
@@ -204,7 +234,7 @@ class Marker:
 
     @classmethod
     def load(cls, directory: Path) -> Marker | None:
-        """The marker; None if there is none, or if it does not match the files."""
+        """The marker, whole; None if there is none."""
         try:
             file = File(directory / MARKER_NAME)
         except FileNotFoundError:
@@ -213,10 +243,10 @@ class Marker:
         if checksum != b"%08x\n" % crc32c(body):
             return None
         fields = msgspec.json.decode(body)
-        marker = cls(fields.pop("bases"), fields.pop("index_sizes"), fields.pop("start"), State(**fields))
-        return marker if marker._fits(directory) else None
+        return cls(fields.pop("bases"), fields.pop("index_sizes"), fields.pop("start"), State(**fields))
 
-    def _fits(self, directory: Path) -> bool:
+    def fits(self, directory: Path) -> bool:
+        """Whether the files have the names and sizes that they had when the log was stopped."""
         logs, indexes = files.sizes(directory)
         stops = [*self.bases[1:], self.state.end]
         return logs == {base: stop - base for base, stop in zip(self.bases, stops, strict=True)} and indexes == dict(
@@ -228,11 +258,43 @@ def peek(directory: Path) -> LogSummary | None:
     """Summarize a cleanly stopped log, from its marker, names and sizes; None when it is in use or needs recovery."""
     try:
         marker = Marker.load(directory)
+        if marker is None or not marker.fits(directory):
+            return None
     except OSError:  # opening the log for writing will report it
         return None
-    if marker is None:
-        return None
     return LogSummary(tuple(marker.bases), marker.start, marker.state.end, marker.state.records)
+
+
+def loss_of(directory: Path) -> str:
+    """What is lost of a log that was opened in this directory, if it is the whole log; else "".
+
+    Raises:
+        OSError: the directory cannot be read.
+    """
+    try:
+        kept = any(base_of(name, LOG_SUFFIX) is not None for name in os.listdir(directory))  # noqa: PTH208 - names
+        return "" if kept or Point.read(directory).valid or Marker.load(directory) else "its log is missing"
+    except FileNotFoundError:
+        return "the directory is missing"
+    except NotADirectoryError:
+        return "is no directory"
+
+
+def check_kept(directory: Path) -> None:
+    """Check that a directory in which a log has been opened before still has files of one.
+
+    Raises:
+        StorageFault: it is lost; the message has what can be done.
+        OSError: the directory cannot be read.
+    """
+    if what := loss_of(directory):
+        raise StorageFault(
+            f"{directory}: {what}: put it back, or `appliance log repair {directory.name}` begins an empty log"
+        )
+
+
+DISPLACED_SUFFIX: Final = ".no-index"
+"""What stands in the place of an index and is no file gets this suffix."""
 
 
 class Recovered(NamedTuple):
@@ -243,9 +305,17 @@ class Recovered(NamedTuple):
 
 
 def recover(
-    directory: Path, point: RecoveryPoint, boot: Boot, interval_bytes: int, now_ms: int, system: System = SYSTEM
+    directory: Path,
+    point: RecoveryPoint,
+    boot: Boot,
+    interval_bytes: int,
+    now_ms: int,
+    system: System = SYSTEM,
+    stopped: Marker | None = None,
 ) -> Recovered:
     """Repair the files of a log that was not closed in order, so that it can be appended to.
+
+    ``stopped``: a marker that the files do not fit.
 
     Truncating needs no space on the disk.  Rebuilding an index and copying truncated bytes do: without space they raise
     OSError, and recovery may run again.
@@ -254,8 +324,11 @@ def recover(
         CorruptLog: data that was flushed, or that readers may have read, is missing or damaged.
         StorageFault: the disk fails.
     """
-    trusted = point.trusted(boot)
-    logs = _segments(directory, point.start, now_ms, trusted, system)
+    trusted, known_start = point.trusted(boot), point.start
+    if stopped is not None:
+        trusted = max(trusted or 0, stopped.state.end)
+        known_start = stopped.start if known_start is None else known_start
+    logs = _segments(directory, known_start, now_ms, trusted, system)
     bases = list(logs)
     first = len(bases) - 1
     if trusted is not None:
@@ -264,7 +337,7 @@ def recover(
         if logs[base] != following - base:
             path = str(log_path(directory, base))
             raise CorruptLog(path, logs[base], f"must have {following - base} bytes: the next segment starts there")
-    scanner = _Scanner(directory, trusted, point.faulted, interval_bytes, system)
+    scanner = _Scanner(directory, trusted, point.flushed if point.faulted else NOTHING, interval_bytes, system)
     records, rebuilt = _count_sealed(directory, bases[: first + 1], interval_bytes, system)
     for base, following in pairwise(bases[: first + 1]):
         if following > point.flushed or base in rebuilt:
@@ -284,7 +357,7 @@ def recover(
         raise CorruptLog(path, end - bases[-1], f"the log ends at offset {end}, but was valid up to {trusted}")
     born_ms = min(point.cells[BORN_MS], now_ms) if point.valid else now_ms
     state = State(builder.offset, builder.timestamp, builder.records, builder.size, builder.last, born_ms)
-    start = bases[0] if point.start is None else min(max(point.start, bases[0]), builder.offset)
+    start = bases[0] if known_start is None else min(max(known_start, bases[0]), builder.offset)
     return Recovered(bases, state, start, scanner.touched)
 
 
@@ -296,8 +369,12 @@ def truncated_path(directory: Path, base: int, position: int) -> Path:
 def _segments(directory: Path, start: int | None, now_ms: int, trusted: int | None, system: System) -> dict[int, int]:
     """Sizes of the segment files by base.  First completes an interrupted creation or removal of a segment."""
     logs, indexes = files.sizes(directory)
-    for base in indexes.keys() - logs.keys():
-        remove(index_path(directory, base), system)
+    for base, size in indexes.items():
+        index = index_path(directory, base)
+        if size < 0:  # it is made anew from the log; what stands there may be somebody's, and is kept
+            system.rename(index, index.with_name(f"{index.name}{DISPLACED_SUFFIX}"))
+        elif base not in logs:
+            remove(index, system)
     if not logs:
         if trusted:
             raise CorruptLog(str(directory), 0, f"its segment files are missing, it was valid up to {trusted}")
@@ -361,12 +438,18 @@ class _Scanner:
     """Checks segments in order, and truncates a torn tail."""
 
     def __init__(
-        self, directory: Path, trusted: int | None, faulted: bool, interval_bytes: int, system: System
+        self,
+        directory: Path,
+        trusted: int | None,
+        rewritten_from: int,
+        interval_bytes: int,
+        system: System,
     ) -> None:
+        """``rewritten_from``: the offset from which on all batches are written again, to be flushed."""
         self._system = system
         self._directory = directory
         self._trusted = trusted
-        self._faulted = faulted
+        self._rewritten_from = rewritten_from
         self._interval_bytes = interval_bytes
         self.touched: list[File] = []
         self.builder: Builder
@@ -375,13 +458,13 @@ class _Scanner:
     def segment(self, base: int, size: int, following: int | None, records: int) -> bool:
         """Check the segment at ``base``.  Returns False when it was truncated: then no segment may follow."""
         file = File(log_path(self._directory, base), os.O_RDWR, self._system)
-        if self._faulted:  # the page cache may hold data that the disk does not
-            os.posix_fadvise(file.fd, 0, 0, os.POSIX_FADV_DONTNEED)
         builder = self.builder = Builder(read_index(self._directory, base), base, records, self._interval_bytes)
         torn: CorruptLog | None = None
         try:
-            for _, info, _ in scan(file, base, 0, size):
+            for position, info, data in scan(file, base, 0, size):
                 builder.batch(info.size, info.count, info.max_timestamp)
+                if base + position >= self._rewritten_from:
+                    files.write_at(file.fd, data, position, self._system)
         except CorruptLog as error:
             torn = error
         if torn is None and following is not None and size != following - base:
@@ -391,7 +474,8 @@ class _Scanner:
         if torn is not None:
             self._truncate(file, base, size, torn, following is not None)
         builder.finish(sealed=following is not None and torn is None)
-        builder.store(index_path(self._directory, base), self._system)
+        whole = builder.offset > self._rewritten_from
+        builder.store(index_path(self._directory, base), self._system, whole=whole)
         self.touched += (file, File(index_path(self._directory, base)))
         return torn is None
 

@@ -32,7 +32,8 @@ from . import files
 from .files import File, System, index_path, log_path
 from .index import ENTRY_BYTES
 from .mending import mended
-from .recovery import BORN_MS, MARKER_NAME, Point, Recovered, RecoveryPoint, recover, truncated_path
+from .partition_directory import claim
+from .recovery import BORN_MS, MARKER_NAME, Point, Recovered, RecoveryPoint, loss_of, recover, truncated_path
 from .segment import Segment, read_into
 from .tools import INDEX, Damage, Report, go_through, is_torn, trusted_end, verify
 
@@ -71,6 +72,29 @@ def repair(
     if report.sound:
         raise InvalidRequest(f"{directory}: nothing to repair")
     return _Repair(directory, report, cut, dry_run).run(interval_bytes)
+
+
+def begin_again(directory: Path, topic_id: str, base: int, born_ms: int, *, dry_run: bool = False) -> Repaired:
+    """Make an empty log in the place of one that is lost as a whole (:func:`.recovery.loss_of`).
+
+    Args:
+        base: its first offset: not below the end that the lost one had, where that is known, so that no offset of a
+            reader leads to other messages.
+
+    Raises:
+        StorageFault, OSError: the disk fails.
+    """
+    before = f"all messages before offset {base}" if base else "all its messages"
+    action = f"{directory}: {loss_of(directory)}: {before} are lost; an empty log begins at offset {base}"
+    if not dry_run:
+        claim(directory, topic_id)
+        Segment.create(directory, base, 0, born_ms, System())
+        point = RecoveryPoint(directory)
+        point.begin(_NOWHERE, base, base, born_ms)
+        point.sync()
+        point.close()
+        files.sync_directory(directory)
+    return Repaired([action], base, base, 0, 0)
 
 
 class _Repair:
@@ -138,7 +162,7 @@ class _Repair:
         size = path.stat().st_size if path.exists() else 0  # a dry run has not made it
         stop = size if following is None else min(size, following - base)
         position = 0
-        for damage in self._damages(path, base, stop):
+        for damage in self._damages(path, base, stop) if stop else ():
             position = damage.position
             if is_torn(damage, base, stop, following, self._trusted):
                 return base + position
@@ -201,6 +225,8 @@ class _Repair:
                 if not self._dry_run:
                     self._keep(path, position, position + size, "damaged")
                     self._own(path)
+                    # Nobody has compared it: what it has to say was not sure while the segment was damaged.
+                    self._shorten_index(index_path(self._directory, base))
                     target = File(path, os.O_RDWR)
                     files.write_at(target.fd, data, position)
                     os.fsync(target.fd)

@@ -22,7 +22,7 @@ from pathlib import Path
 from struct import Struct
 from typing import Final, NamedTuple
 
-from ..errors import ClientFault, CorruptLog, StorageFault
+from ..errors import ClientFault, CorruptLog, StorageFault, UnreadableLog
 from ..records.batch import COUNT_AT, HEADER, HEADER_BYTES, LENGTH_END, MAGIC, MAGIC_AT, BatchInfo, check
 from ..records.holes import check_hole
 from .files import File, System, index_path, log_path, remove, write_at
@@ -57,7 +57,7 @@ class State(NamedTuple):
 class Segment:
     """Writes the active segment."""
 
-    __slots__ = ("_system", "base", "end", "index", "log", "state")
+    __slots__ = ("_identity", "_path", "_system", "base", "end", "index", "log", "state")
 
     def __init__(self, directory: Path, base: int, state: State, system: System) -> None:
         self.base = base
@@ -66,6 +66,9 @@ class Segment:
         self._system = system
         self.log = File(log_path(directory, base), os.O_RDWR | os.O_APPEND, system)
         self.index = File(index_path(directory, base), os.O_RDWR, system)
+        self._path = str(self.log.path)
+        found = os.fstat(self.log.fd)
+        self._identity = found.st_dev, found.st_ino
 
     @classmethod
     def create(cls, directory: Path, base: int, records: int, born_ms: int, system: System) -> Segment:
@@ -121,6 +124,22 @@ class Segment:
             while step >= len(views[0]):
                 step -= len(views.pop(0))
             views[0] = views[0][step:]
+
+    def check_named(self, end: int) -> None:
+        """Check that the path of the file leads to what this process has written up to ``end``.  Any thread may.
+
+        Raises:
+            StorageFault: somebody has removed, renamed, replaced or truncated the file.
+        """
+        try:
+            found = os.stat(self._path)  # noqa: PTH116 - twice as fast as a Path's
+        except OSError as error:
+            raise StorageFault(f"{self._path}: {error.strerror}: removed or renamed while it was written") from error
+        if (found.st_dev, found.st_ino) != self._identity:
+            raise StorageFault(f"{self._path}: another file is in its place: replaced while it was written")
+        if found.st_size < end - self.base:
+            size = end - self.base
+            raise StorageFault(f"{self._path}:{found.st_size}: has lost its end: {size} bytes were written")
 
     def seal(self) -> None:
         """Add the closing entry to the index, with the largest timestamp and the records up to the segment's end."""
@@ -188,14 +207,14 @@ def read_into(file: File, buffer: memoryview, position: int, stop: int) -> int:
     """Fill ``buffer`` from [position, stop) of the file.  Returns the number of bytes read.
 
     Raises:
-        StorageFault: the file cannot be read.
+        UnreadableLog: see there.
     """
     filled, size = 0, min(len(buffer), stop - position)
     while filled < size:
         try:
             step = os.preadv(file.fd, [buffer[filled:size]], position + filled)
         except OSError as error:
-            raise StorageFault(f"{file.path}:{position + filled}: cannot be read: {error.strerror}") from error
+            raise UnreadableLog(str(file.path), position + filled, error) from error
         if not step:
             break
         filled += step
@@ -209,7 +228,7 @@ def has_header(file: File, base: int, position: int, stop: int) -> bool:
     try:
         data = os.pread(file.fd, HEADER_BYTES, position)
     except OSError as error:
-        raise StorageFault(f"{file.path}:{position}: cannot be read: {error.strerror}") from error
+        raise UnreadableLog(str(file.path), position, error) from error
     if len(data) < HEADER_BYTES:
         return False
     stored, length = _BASE_AND_LENGTH.unpack_from(data)
@@ -239,7 +258,7 @@ def headers(file: File, base: int, position: int, stop: int) -> Iterator[tuple[i
             try:
                 data, at, start = os.pread(file.fd, window, position), position, 0
             except OSError as error:
-                raise StorageFault(f"{file.path}:{position}: cannot be read: {error.strerror}") from error
+                raise UnreadableLog(str(file.path), position, error) from error
             window = min(2 * window, HOP_BYTES_MAX)
             if len(data) < HEADER_BYTES:
                 raise CorruptLog(str(file.path), position, "the file ends inside a batch header")

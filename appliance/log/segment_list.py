@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from ..config import TopicSettings
@@ -124,14 +124,18 @@ class SegmentList:
         self._born_steady_ms = self._steady_ms()
         self._point.set_born_ms(born_ms)
 
-    def headers(self, offset: int) -> Iterator[tuple[BatchInfo, int, int]]:
-        """Yields header, base offset and end offset of each batch, from the one that contains ``offset`` on."""
-        offset = max(offset, self.bases[0])
-        found = LogReader(self._path, FileCache(2)).locate(self.bases, self.active.end, offset, 1)
-        first = 0 if found is None else found.position
-        for base, following in zip(self.bases, [*self.bases[1:], self.active.end], strict=True):
-            if following > offset:
-                file = File(log_path(self._path, base))
-                for position, info in headers(file, base, first if base <= offset else 0, following - base):
-                    end = base + position + info.size
-                    yield info, end - info.count, end
+
+def headers_from(path: Path, bases: Sequence[int], end: int, offset: int) -> Iterator[tuple[BatchInfo, int, int]]:
+    """Yields header, base offset and end offset of each batch of a log, from the one that contains ``offset`` on.
+
+    ``bases`` are those of its segments, ``end`` its log end offset.
+    """
+    offset = max(offset, bases[0])
+    found = LogReader(path, FileCache(2)).locate(bases, end, offset, 1)
+    first = 0 if found is None else found.position
+    for base, following in zip(bases, [*bases[1:], end], strict=True):
+        if following > offset:
+            file = File(log_path(path, base))
+            for position, info in headers(file, base, first if base <= offset else 0, following - base):
+                stop = base + position + info.size
+                yield info, stop - info.count, stop

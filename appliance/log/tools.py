@@ -15,14 +15,25 @@ from ..errors import CorruptLog
 from ..records.batch import CONTROL, BatchInfo
 from . import files
 from .files import File, index_path, log_path
-from .index import Builder, ends
+from .index import ANY_INTERVAL, Builder, ends
 from .reader import FileCache, LogReader
-from .recovery import MARKER_NAME, POINT_NAME, Marker, Point, boot_id, read_index
-from .segment import find_valid, scan
+from .recovery import (
+    BORN_MS,
+    HIGH_WATERMARK,
+    MARKER_NAME,
+    POINT_NAME,
+    Derived,
+    Marker,
+    Point,
+    boot_id,
+    read_index,
+)
+from .segment import State, find_valid, scan
 
 CORRUPT: Final = "corrupt"
 TORN: Final = "torn"
 INDEX: Final = "index"
+DERIVED: Final = "derived"
 
 
 class Batch(NamedTuple):
@@ -52,7 +63,8 @@ class Damage(NamedTuple):
 class Problem(NamedTuple):
     """A problem of a log.
 
-    ``kind``: CORRUPT: the log cannot be served; TORN: truncated at the next start; INDEX: rebuilt by repair.
+    ``kind``: CORRUPT: the log cannot be served; TORN: truncated at the next start; INDEX: rebuilt by repair; DERIVED:
+    what is known of the log contradicts its batches, and is derived again by repair.
     """
 
     kind: str
@@ -118,14 +130,21 @@ def is_partition(directory: Path) -> bool:
 # ---- verify
 
 
-def verify(directory: Path) -> Report:
-    """Check every byte of the log and of its index files.
+def verify(directory: Path, known: Derived | None = None, interval_bytes: int = ANY_INTERVAL) -> Report:
+    """Check every byte of the log and of its index files, and compare what is known of it with what its files give.
+
+    Args:
+        known: what the writer of the log knows of it, which writes nothing meanwhile; by default what the
+            clean-shutdown marker says, if there is one.
+        interval_bytes: the ``index.interval.bytes`` of all that was appended, if there was only one: then missing index
+            entries are noticed, too.
 
     Raises:
         FileNotFoundError: there is no such directory.
         StorageFault: a file cannot be read.
     """
-    bases = list(files.sizes(directory)[0])
+    retired = () if known is None else known.retired
+    bases = [base for base in files.sizes(directory)[0] if base not in retired]
     trusted = trusted_end(directory)
     start = Point.read(directory).start
     if start is None:
@@ -135,27 +154,64 @@ def verify(directory: Path) -> Report:
         problems.append(Problem(CORRUPT, log_path(directory, start), 0, "this segment is missing"))
     end, whole = bases[0] if bases else 0, True
     batches, records, holes, before = 0, 0, 0, 0
+    state: State | None = None
     for base, following in zip_longest(bases, bases[1:]):
         if not whole or base == bases[0]:
             first = ends(index_path(directory, base))
             before = first[0].records if base and first is not None and first[0].offset == base else before
-        seen = _verify_segment(directory, base, following, before, trusted)
+        seen = _verify_segment(directory, base, following, before, trusted, interval_bytes)
         problems += seen.problems
         batches, records, holes = batches + seen.batches, records + seen.records, holes + seen.holes
-        before += seen.counted
+        before, state = seen.state.records, seen.state
         if whole:
             end = seen.end
         whole = whole and seen.end == following
     if bases and trusted is not None and end < trusted and all(problem.kind != CORRUPT for problem in problems):
         reason = f"the log ends at offset {end}, but was valid up to {trusted}"
         problems.append(Problem(CORRUPT, log_path(directory, bases[-1]), end - bases[-1], reason))
+    if state is not None and not problems:
+        problems += _contradictions(directory, bases, state, known)
     return Report(directory, len(bases), min(max([start, *bases[:1]]), end), end, batches, records, holes, problems)
+
+
+def _contradictions(directory: Path, bases: list[int], state: State, known: Derived | None) -> Iterator[Problem]:
+    """Compare what is known of a log without other problems with ``bases`` and ``state``, which its files give."""
+    if known is None:
+        marker = Marker.load(directory)
+        if marker is None or marker.state.end != state.end:  # the log was written to meanwhile
+            return
+        if marker.state._replace(born_ms=0) != state:
+            reason = f"it says {marker.state}, but the batches say {state}"
+            yield Problem(DERIVED, directory / MARKER_NAME, 0, reason)
+        return
+    indexes = [base for base in files.sizes(directory)[1] if base not in known.retired]
+    point = Point.read(directory)
+    stored = point.start, point.cells[HIGH_WATERMARK], point.flushed, point.cells[BORN_MS]
+    for what, ours, theirs in (
+        ("the segments are", list(known.bases), bases),
+        ("the index files are", list(known.bases), indexes),
+        ("the state is", known.state._replace(born_ms=0), state),
+        (
+            "start, high watermark, flushed offset and creation are",
+            (known.start, known.high_watermark, known.flushed, known.state.born_ms),
+            stored,
+        ),
+        ("the log starts, is read up to, and ends at", *_in_order(bases[0], known)),
+    ):
+        if ours != theirs:
+            yield Problem(DERIVED, directory, 0, f"{what} {ours}, but {theirs} by the files")
+
+
+def _in_order(base: int, known: Derived) -> tuple[list[int], list[int]]:
+    """Offsets that must ascend, and the same sorted; the flushed offset may be anywhere below the end."""
+    offsets = [base, known.start, known.high_watermark, known.state.end]
+    return [*offsets, known.flushed], [*sorted(offsets), min(known.flushed, known.state.end)]
 
 
 def trusted_end(directory: Path) -> int | None:
     """Offset up to which the log must be valid; None when it is not known."""
-    marker = Marker.load(directory)
-    return marker.state.end if marker is not None else Point.read(directory).trusted(boot_id())
+    marker, trusted = Marker.load(directory), Point.read(directory).trusted(boot_id())
+    return trusted if marker is None else max(trusted or 0, marker.state.end)
 
 
 class _Seen(NamedTuple):
@@ -164,22 +220,23 @@ class _Seen(NamedTuple):
     batches: int
     records: int
     holes: int
-    counted: int  # records as the index counts them: a hole may be one
+    state: State  # that of an active segment with these batches; its records are counted as in indexes: also of holes
 
 
-def _verify_segment(directory: Path, base: int, following: int | None, before: int, trusted: int | None) -> _Seen:
+def _verify_segment(
+    directory: Path, base: int, following: int | None, before: int, trusted: int | None, interval_bytes: int
+) -> _Seen:
     """Check the segment at ``base``; ``before`` records come before it."""
     path = log_path(directory, base)
-    # The index is read before the log, so all its entries are in the log.  Only existing entries are checked.
-    builder = Builder(read_index(directory, base), base, before, 1 << 62)
+    # The index is read before the log, so all its entries are in the log.
+    builder = Builder(read_index(directory, base), base, before, interval_bytes)
     size = path.stat().st_size
     stop = size if following is None else min(size, following - base)
     problems: list[Problem] = []
-    batches = records = holes = counted = 0
+    batches = records = holes = 0
     for found in go_through(path, base, 0, stop):
         if isinstance(found, Batch):
             batches += 1
-            counted += found.info.count
             if found.is_hole:
                 holes += 1
             else:
@@ -198,7 +255,8 @@ def _verify_segment(directory: Path, base: int, following: int | None, before: i
         reason = f"the file has {size} bytes, but the next segment starts at {following - base}"
         torn = size == stop and trusted is not None and base + size >= trusted
         problems.append(Problem(TORN if torn else CORRUPT, path, stop, reason))
-    return _Seen(problems, end, batches, records, holes, counted)
+    state = State(builder.offset, builder.timestamp, builder.records, builder.size, builder.last, 0)
+    return _Seen(problems, end, batches, records, holes, state)
 
 
 def is_torn(damage: Damage, base: int, stop: int, following: int | None, trusted: int | None) -> bool:

@@ -21,6 +21,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from ..partition_states import DAMAGED, STATE_NAMES
+from ..retention import REASONS
 from ..shared.counters import BOUNDS_S, RequestCounts
 from .lag_watch import Lags
 from .readings import Readings, TopicReading
@@ -84,12 +85,21 @@ class Snapshot(Collector):
         about = "Time since the last beat of a process; the longest of a role."
         yield _gauge("process_heartbeat_age_seconds", about, ["role"], _by(self._watched.heartbeat_s))
         about = "1 for each limit of machine or configuration that is reached now."
-        yield _gauge("limit_reached", about, ["limit"], [([row["limit"]], 1) for row in state.get("limits", ())])
+        names = sorted({row["limit"] for row in state.get("limits", ())})  # several processes may have reached one
+        yield _gauge("limit_reached", about, ["limit"], [([name], 1) for name in names])
         about = "Steps that the machine refuses now."
         rows = [([row["action"]], row["waiting"]) for row in state.get("refused", ())]
         yield _gauge("actions_refused", about, ["action"], rows)
         about = "What was refused to clients: logins, rights, quotas, TLS."
         yield _counter("client_refusals", about, ["reason"], _by(state.get("refusals", {})))
+        about = (
+            "Bytes of logs that retention has removed: too old, beyond retention.bytes, or to make room on the disk."
+        )
+        removed = dict.fromkeys(REASONS, 0) | state.get("retention", {})
+        yield _counter("retention_removed_bytes", about, ["reason"], _by(removed))
+        about = "The wall clock minus the time by which ages are judged, while a jump is not believed; else 0."
+        rows = [([], ((state.get("clock") or {}).get("jump_ms", 0)) / 1000)]
+        yield _gauge("clock_jump_seconds", about, [], rows)
         about = "Listeners that other hosts reach without TLS and authentication."
         yield _gauge("insecure_listeners", about, [], [([], len(state.get("insecure", ())))])
 
@@ -159,6 +169,8 @@ class Snapshot(Collector):
             yield _gauge(
                 f"group_lag_{name}", about, ["group", "topic"], [(key, getattr(lag, name)) for key, lag in rows]
             )
+        about = "Bytes that were removed before the group has read them, until it commits an offset beyond."
+        yield _gauge("group_lost_bytes", about, ["group", "topic"], [(key, lag.lost_bytes) for key, lag in rows])
         about = "Time since lag was last measured."
         yield _gauge("group_lag_age_seconds", about, [], [([], self._watched.lag_age_s)] if self._watched.lags else [])
         about = "Groups whose lag is not measured, because there are too many."

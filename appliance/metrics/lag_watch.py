@@ -3,7 +3,7 @@
 Committed offsets come from the coordinator, over the Unix socket in the data directory, one group at a time; everything
 else from the tables and indexes.  A round is followed by a pause of at least PAUSE_S, and of PAUSE_RATIO times as long
 as the round took: so it costs less than 1 % of a core, however many groups and partitions there are.  A partition is
-measured again only when its committed offset or its end has changed.
+measured again only when its committed offset, its start or its end has changed.
 
 Each broker measures the partitions that it stores.  Bounds: GROUPS_MAX groups, those with the first names.
 """
@@ -19,8 +19,10 @@ from typing import Any, Final, NamedTuple
 from ..client.admin import Admin
 from ..errors import ApplianceError, OffsetOutOfRange, StorageFault, WriterGone
 from ..log import FileCache, LogReader
+from ..machine_limits import open_files_max
 from ..names import TopicPartition
 from ..processes.clock import now_ms, wall_ms
+from ..retention import lost_bytes
 from ..shared.table import SegmentTable
 from ..status import read_state
 from .readings import Reader
@@ -36,14 +38,23 @@ logger = logging.getLogger(__name__)
 
 
 class Lag(NamedTuple):
-    """How far a group is behind in a topic; ``seconds``: the age of the oldest message that it has not read."""
+    """How far a group is behind in a topic.
+
+    ``seconds``: the age of the oldest message that it has not read.  ``lost_bytes``: what was removed before that.
+    """
 
     messages: int = 0
     bytes: int = 0
     seconds: float = 0.0
+    lost_bytes: int = 0
 
     def with_partition(self, other: Lag) -> Lag:
-        return Lag(self.messages + other.messages, self.bytes + other.bytes, max(self.seconds, other.seconds))
+        return Lag(
+            self.messages + other.messages,
+            self.bytes + other.bytes,
+            max(self.seconds, other.seconds),
+            self.lost_bytes + other.lost_bytes,
+        )
 
 
 class Lags(NamedTuple):
@@ -54,14 +65,23 @@ class Lags(NamedTuple):
     left_out: int
 
 
+class _Known(NamedTuple):
+    """What was measured for (committed offset, log start offset, high watermark); the time is the next message's."""
+
+    of: tuple[int, int, int]
+    messages: int
+    bytes: int
+    timestamp_ms: int
+
+
 class LagWatch:
     """Measures again and again.  ``lags``: the last result, None before the first; another thread may read it."""
 
     def __init__(self, data_dir: Path) -> None:
         self._data_dir = data_dir
         self._reader = Reader(data_dir)
-        self._files = FileCache(FILES_MAX)
-        self._known: dict[tuple[str, TopicPartition], tuple[tuple[int, int], tuple[int, int, int]]] = {}
+        self._files = FileCache(open_files_max(FILES_MAX))
+        self._known: dict[tuple[str, TopicPartition], _Known] = {}
         self.lags: Lags | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lag", daemon=True)
@@ -92,7 +112,7 @@ class LagWatch:
             return Lags({}, now_ms(), 0)
         tables = self._reader.tables()
         found: dict[tuple[str, str], Lag] = {}
-        known: dict[tuple[str, TopicPartition], tuple[tuple[int, int], tuple[int, int, int]]] = {}
+        known: dict[tuple[str, TopicPartition], _Known] = {}
         with Admin(local, client_name="metrics", request_timeout_ms=ASK_MS) as admin:
             groups = sorted(row["group"] for row in admin.groups())
             for group in groups[:GROUPS_MAX]:
@@ -104,33 +124,33 @@ class LagWatch:
                     if measured is None:
                         continue
                     known[group, part] = measured
-                    messages, size, since_ms = measured[1]
-                    lag = Lag(messages, size, max(0, wall_ms() - since_ms) / 1000 if size else 0.0)
+                    (_, start, _), messages, size, since_ms = measured
+                    age_ms = max(0, wall_ms() - since_ms) if size and since_ms >= 0 else 0  # -1: it has no time
+                    lag = Lag(messages, size, age_ms / 1000, lost_bytes(offset, start))
                     found[group, topic] = found.get((group, topic), Lag()).with_partition(lag)
         self._known = known
         self._files.drop_unlinked()
         return Lags(found, now_ms(), max(0, len(groups) - GROUPS_MAX))
 
-    def _measure(
-        self, group: str, part: TopicPartition, table: SegmentTable, offset: int
-    ) -> tuple[tuple[int, int], tuple[int, int, int]] | None:
-        """((offset, end), (messages, bytes, time of the next message in ms)); None when the log cannot be read now."""
+    def _measure(self, group: str, part: TopicPartition, table: SegmentTable, offset: int) -> _Known | None:
+        """None when the log cannot be read now."""
         try:
             bases, start, end = table.snapshot()
             at = min(max(offset, start), end)
             before = self._known.get((group, part))
-            if before is not None and before[0] == (at, end):
+            of = (offset, start, end)
+            if before is not None and before.of == of:
                 return before
             if at >= end:
-                return (at, end), (0, 0, 0)
+                return _Known(of, 0, 0, 0)
             reader = LogReader(self._data_dir.absolute() / f"{part.topic}-{part.partition}", self._files)
             timestamp, records = reader.at(bases, end, at)
         except (WriterGone, StorageFault, OffsetOutOfRange, OSError):
             return None
-        return (at, end), (max(0, table.records - records), end - at, timestamp)
+        return _Known(of, max(0, table.records - records), end - at, timestamp)
 
 
 def as_json(lags: Lags | None) -> list[dict[str, Any]]:
-    """Rows for people: group, topic, messages, bytes, seconds."""
+    """Rows for people: group, topic, and the fields of :class:`Lag`."""
     rows = sorted((lags.by_group if lags else {}).items())
     return [{"group": group, "topic": topic, **lag._asdict()} for (group, topic), lag in rows]

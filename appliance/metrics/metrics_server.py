@@ -1,23 +1,33 @@
 """Serves /metrics, /live and /ready by HTTP, in the side process ``metrics``.
 
 Threads: the main thread accepts connections, sends heartbeats and reads the supervisor's messages; each connection has
-a thread.  Bounds: CONNECTIONS_MAX connections, further ones are closed; TIMEOUT_S for each read and each write; one
-answer per connection.
+a thread.  Bounds: CONNECTIONS_MAX connections; TIMEOUT_S for each read and each write; one answer per connection.  When
+there is no place for one more, the oldest gives way that has not sent its request yet, or without one it is closed.
+
+The Host header is an IP address, ``localhost``, the name of this host, or one of ``metrics.hosts``: a page of another
+site that makes its own name point here (DNS rebinding) reads nothing.  Monitors that send none are no browsers.
+
+Between two requests it wakes up for a beat, for a look at the others' hearts, and for the next round of ``lag_watch``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import selectors
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from socket import SHUT_RDWR
 from typing import Any, Final, NamedTuple
 
+from ..addresses import host_names, host_of, is_own_host
 from ..health.findings import Seen, wrong
 from ..processes.clock import now_ms
 from ..processes.supervisor.side_processes import SideArguments
-from ..status import read_state
+from ..status import STATE_FILE, read_state
 from .disk_forecast import SAMPLE_S, DiskForecast
 from .exposition import CONTENT_TYPE, Exposition, Snapshot, Watched
 from .heart_watch import HeartWatch
@@ -26,10 +36,10 @@ from .readings import Reader, Readings
 
 CONNECTIONS_MAX: Final = 16
 TIMEOUT_S: Final = 10
-TURN_S: Final = 0.5
-"""How long a stop waits at most for the main thread to notice."""
 LOOK_MS: Final = 2_000
-"""How often the heartbeats are looked at: state.json is read for that."""
+"""How often the heartbeats are looked at."""
+ACCEPT_PAUSE_S: Final = 1.0
+"""How long the listener is left alone after a connection that could not be accepted: it would be reported at once."""
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +66,9 @@ class Pages:
         self._forecast, self._exposition = DiskForecast(), Exposition()
         self._lock = threading.Lock()
         self._looked_ms, self._noted_ms = 0, now_ms() - SAMPLE_S * 1000
+        self._processes: Sequence[Mapping[str, Any]] = ()
+        self._read_at = (0, 0)
+        """Inode and time of the state.json that has them: with 10,000 partitions it takes 5 ms to read."""
 
     def _read(self) -> Readings:
         with self._lock:
@@ -68,9 +81,20 @@ class Pages:
         if now_ms() - self._looked_ms < LOOK_MS:
             return
         self._looked_ms = now_ms()
-        state = read_state(self._data_dir)
+        try:
+            self._look()
+        except OSError as error:  # no descriptor is left, for example: the next look may find one
+            logger.warning("heartbeats are not looked at: %s", error)
+
+    def _look(self) -> None:
+        """Raises OSError."""
+        status = (self._data_dir / STATE_FILE).stat()
+        if (status.st_ino, status.st_mtime_ns) != self._read_at:
+            self._read_at = status.st_ino, status.st_mtime_ns
+            state = read_state(self._data_dir)
+            self._processes = state["processes"] if state else ()
         with self._lock:
-            self._hearts.look(state["processes"] if state else (), now_ms())
+            self._hearts.look(self._processes, now_ms())
         if now_ms() - self._noted_ms >= SAMPLE_S * 1000:
             self._noted_ms = now_ms()
             self._read()
@@ -100,7 +124,7 @@ class Pages:
 
 
 class MetricsServer(ThreadingHTTPServer):
-    """Answers GET and HEAD of ``pages``; :meth:`serve` turns at least every TURN_S, and calls ``on_turn`` then."""
+    """Answers GET and HEAD of ``pages``; :meth:`serve` turns at least every LOOK_MS, and calls ``on_turn`` then."""
 
     daemon_threads = True
     block_on_close = False
@@ -113,34 +137,84 @@ class MetricsServer(ThreadingHTTPServer):
         self.socket = arguments.sock
         self.pages = pages
         self._arguments, self._on_turn = arguments, on_turn
-        self._room = threading.Semaphore(CONNECTIONS_MAX)
-        self._stopping = False
+        config = arguments.config
+        self._names = host_names(config.metrics.hosts, config.broker.host, os.uname().nodename)
+        self._lock = threading.Lock()
+        self._asking: dict[Any, None] = {}
+        """Connections that have not sent their request yet, the oldest first."""
+        self._answered = 0
+        """Connections that are answered now."""
+        self._refused = False
+        """The last connection could not be accepted: the machine has no descriptor for it."""
+
+    def get_request(self) -> tuple[Any, Any]:
+        try:
+            return super().get_request()
+        except BlockingIOError:  # it has gone
+            raise
+        except OSError:
+            self._refused = True
+            raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._room.acquire(blocking=False):
+        with self._lock:
+            full = len(self._asking) + self._answered >= CONNECTIONS_MAX
+            oldest = next(iter(self._asking), None) if full else None
+            if oldest is not None:
+                del self._asking[oldest]
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(SHUT_RDWR)  # its thread ends
+            if not full or oldest is not None:
+                self._asking[request] = None
+        if full and oldest is None:
             self.shutdown_request(request)
-            return
-        super().process_request(request, client_address)
+        else:
+            super().process_request(request, client_address)
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._room.release()
+    def begin_answer(self, request: Any) -> bool:
+        """Note that the request has come; False when its connection has given way meanwhile."""
+        with self._lock:
+            if request not in self._asking:
+                return False
+            del self._asking[request]
+            self._answered += 1
+            return True
+
+    def end_answer(self) -> None:
+        with self._lock:
+            self._answered -= 1
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._asking.pop(request, None)
+        super().shutdown_request(request)
+
+    def is_own_host(self, header: str | None) -> bool:
+        return header is None or is_own_host(host_of(header), self._names)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         logger.debug("connection of %s ended", client_address, exc_info=True)
 
     def serve(self) -> None:
         """Serve until the supervisor stops this process, or is gone."""
-        self.timeout = TURN_S
         channel, heart = self._arguments.channel, self._arguments.heart
-        while not self._stopping and not channel.closed:
-            heart.beat()
-            for message, _ in channel.receive():
-                self._stopping = self._stopping or message == ["stop"]
-            self._on_turn()
-            self.handle_request()
+        wait_s = min(heart.beat_ms, LOOK_MS) / 1000
+        with selectors.PollSelector() as selector:
+            selector.register(channel, selectors.EVENT_READ)
+            selector.register(self.socket, selectors.EVENT_READ)
+            while not channel.closed:
+                heart.beat()
+                self._on_turn()
+                ready = {key.fileobj for key, _ in selector.select(wait_s)}
+                if ["stop"] in [message for message, _ in channel.receive()]:
+                    return
+                if self.socket in ready:
+                    self.handle_request()
+                if self._refused:
+                    self._refused = False
+                    selector.unregister(self.socket)
+                    selector.select(ACCEPT_PAUSE_S)
+                    selector.register(self.socket, selectors.EVENT_READ)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -150,8 +224,21 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def do_GET(self) -> None:
+        if not self.server.begin_answer(self.request):
+            return
+        try:
+            self._answer()
+        finally:
+            self.server.end_answer()
+
+    def _answer(self) -> None:
         page = self.server.pages.get(self.path.partition("?")[0])
-        answer = text(404, "".join(f"{path}\n" for path in self.server.pages)) if page is None else page()
+        if not self.server.is_own_host(self.headers.get("host")):
+            answer = text(421, "this name is not one of metrics.hosts: add it, or use the address\n")
+        elif page is None:
+            answer = text(404, "".join(f"{path}\n" for path in self.server.pages))
+        else:
+            answer = page()
         self.send_response(answer.status)
         self.send_header("Content-Type", answer.content_type)
         self.send_header("Content-Length", str(len(answer.body)))

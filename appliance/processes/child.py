@@ -1,13 +1,22 @@
-"""Prepares a forked child: sets its name, ignores signals, and lets it end with its supervisor."""
+"""Prepares a forked child: sets its name, ignores signals, and lets it end with its supervisor.
+
+A fork has the command line of its parent, so ``ps`` and ``systemctl status`` would show a hundred times the same.  The
+kernel reads it from the memory of the process: what stands there can be written over.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import functools
 import gc
 import logging
 import os
 import platform
 import signal
+import sys
+import threading
+from pathlib import Path
 from typing import ClassVar, Final
 
 PR_SET_PDEATHSIG: Final = 1
@@ -39,12 +48,40 @@ class _SchedAttr(ctypes.Structure):
 
 
 def set_name(name: str) -> None:
-    """Set the name that ps shows, at most 15 bytes."""
+    """Set the name of this process, of which ``top`` shows 15 bytes, and its command line to it and its directory."""
     fd = os.open("/proc/self/comm", os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(fd, name.encode()[:15])
     finally:
         os.close(fd)
+    start, size = _arguments()
+    if size:
+        where = b"\0--data\0" + os.fsencode(_data_dir()) if _data_dir() else b""
+        title = f"appliance: {name}".encode()[: max(0, size - 1 - len(where))] + where
+        ctypes.memmove(start, title[: size - 1].ljust(size, b"\0"), size)
+
+
+@functools.cache
+def _arguments() -> tuple[int, int]:
+    """Where the kernel reads the arguments of this process and of its forks, and how many bytes; (0, 0): unknown."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end of proc(5), behind pid and name
+        shown = Path("/proc/self/cmdline").read_bytes()
+        if start and len(shown) == end - start and ctypes.string_at(start, end - start) == shown:
+            return start, end - start
+    return 0, 0
+
+
+def _data_dir() -> str:
+    """What the command line has behind ``--data``: who looks for the processes of a directory finds it there."""
+    words = sys.argv
+    for at, word in enumerate(words):
+        if word == "--data" and at + 1 < len(words):
+            return words[at + 1]
+        if word.startswith("--data="):
+            return word.removeprefix("--data=")
+    return ""
 
 
 def become_child(name: str, supervisor_pid: int) -> None:
@@ -54,7 +91,7 @@ def become_child(name: str, supervisor_pid: int) -> None:
     their control channels.
 
     Args:
-        name: shown by ps, at most 15 bytes.
+        name: see :func:`set_name`.
         supervisor_pid: the child exits at once when that process is already gone.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD):
@@ -66,6 +103,13 @@ def become_child(name: str, supervisor_pid: int) -> None:
     _take_short_turns()
     if os.getppid() != supervisor_pid:
         os._exit(0)
+
+
+def lower_priority_of_thread(niceness: int) -> None:
+    """Let this thread have what others leave of a busy core; never a higher priority than the process has."""
+    thread = threading.get_native_id()
+    with contextlib.suppress(PermissionError):  # a container may forbid it
+        os.setpriority(os.PRIO_PROCESS, thread, max(niceness, os.getpriority(os.PRIO_PROCESS, thread)))
 
 
 def set_log_level(level: str) -> None:

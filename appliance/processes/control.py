@@ -3,7 +3,8 @@
 A :class:`Channel` is one end of a ``SOCK_SEQPACKET`` socketpair.  One message is one msgpack array of at most
 ``MESSAGE_BYTES_MAX`` bytes, optionally with file descriptors (SCM_RIGHTS).  Neither end ever blocks: messages that the
 kernel does not take wait in a queue of at most ``QUEUE_BYTES_MAX`` bytes.  A dead peer is an EOF: ``closed`` becomes
-true.  When the queue is full, the peer counts as dead.
+true.  When the queue is full, the peer counts as dead, and learns it by an EOF: what it has sent and we have not
+received is dropped, since we could not answer.
 
 A receiver that has no room for the descriptors of a message gets ``["refused", *message]`` without descriptors, and
 sends that back.  A sender that has no room gets the OSError, and nothing is sent.
@@ -53,7 +54,7 @@ class Channel:
         self._socket = sock
         self._queue: deque[tuple[bytes, tuple[int, ...]]] = deque()
         self._queue_bytes = 0
-        self.closed = False
+        self.closed = self._is_cut = False
 
     @staticmethod
     def pair() -> tuple[Channel, Channel]:
@@ -113,7 +114,7 @@ class Channel:
         size = len(packed) + QUEUE_OVERHEAD_BYTES
         if self._queue_bytes + size > QUEUE_BYTES_MAX:
             logger.warning("a process does not take its messages: %d bytes wait for it; given up", self._queue_bytes)
-            self._give_up()
+            self._cut_off()
             return
         copies: list[int] = []
         try:
@@ -127,6 +128,8 @@ class Channel:
 
     def take(self) -> tuple[list[Any] | None, list[int]]:
         """Receive one message, at the least cost; None when none has come.  Else as :meth:`receive`."""
+        if self._is_cut:
+            return None, []
         try:
             size, ancillary, flags, _ = self._socket.recvmsg_into([_buffer], FDS_BYTES, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
@@ -150,7 +153,8 @@ class Channel:
     def receive(self, rest: bool = False) -> list[tuple[list[Any], list[int]]]:
         """Receive all messages that have arrived; set ``closed`` at EOF.  The caller owns the descriptors.
 
-        ``rest``: the peer has ended; receive its last messages also after a message to it has failed.
+        ``rest``: the peer has ended; receive its last messages also after a message to it has failed.  Those of a peer
+        that was given up are not received: it could not be answered.
         """
         messages: list[tuple[list[Any], list[int]]] = []
         while rest or not self.closed:
@@ -167,6 +171,16 @@ class Channel:
         self._give_up()
         with contextlib.suppress(OSError):
             self._socket.close()
+
+    def _cut_off(self) -> None:
+        """Give up a peer that may live: nothing goes to it or comes from it any more, and both ends see an EOF."""
+        self._give_up()
+        self._is_cut = True
+        with contextlib.suppress(OSError):
+            # Not SHUT_RDWR: epoll would show a hang-up, by which the supervisor knows that a process has ended.
+            self._socket.shutdown(socket.SHUT_WR)
+            while self._socket.recv(1):  # one message each; the kernel closes its descriptors
+                pass
 
     def _give_up(self) -> None:
         self.closed = True

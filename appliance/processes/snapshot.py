@@ -9,7 +9,6 @@ The coordinator sends each worker the changes, on the stream that also brings it
     [0, ["security", packed]]                   :class:`SecurityState`, all of it
     [0, ["end"]]
     [0, ["used", [[key, user, client id, amount] ...]]]     by clients of other workers; a worker sends [0, rows]
-    [0, ["producer ids", first, count]]     for the worker to give to clients; the worker asks for them with [0]
 
 (Tokens of answers begin at 1.)  A message has at most TOPICS_PER_MESSAGE topics, so that none is large.
 
@@ -36,7 +35,6 @@ while it is replaced.  The coordinator keeps references only.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any, Final
@@ -53,8 +51,6 @@ PROTOCOLS: Final = ("native", "kafka")
 SNAPSHOT: Final = 0
 """In place of an answer's token."""
 TOPICS_PER_MESSAGE: Final = 500
-PRODUCER_IDS_LOW: Final = 128
-"""A worker that has fewer producer ids asks for more."""
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -150,47 +146,6 @@ def _row(topic: Topic) -> list[Any]:
     return [topic.name, topic.id, list(topic.partitions.items()), topic.settings]
 
 
-class ProducerIdStock:
-    """Producer ids that a worker may give to clients.
-
-    No id is given twice: the coordinator gives each id to one worker once (``coordinator.producer_ids``), and a worker
-    takes it from the stock once.  The ids of a killed worker are lost.
-    """
-
-    def __init__(self) -> None:
-        self._blocks: deque[range] = deque()
-        self._count = 0
-        self._asked = False
-
-    def add(self, first: int, count: int) -> None:
-        """Add a block that the coordinator has sent; it is empty when the coordinator has none to give."""
-        self._asked = False
-        if count:
-            self._blocks.append(range(first, first + count))
-            self._count += count
-
-    def take(self) -> int | None:
-        """Take an id; None when none is left."""
-        if not self._blocks:
-            return None
-        block = self._blocks.popleft()
-        if len(block) > 1:
-            self._blocks.appendleft(block[1:])
-        self._count -= 1
-        return block[0]
-
-    def ask(self) -> bool:
-        """Whether to ask the coordinator for more now.  True is returned once until the coordinator has answered."""
-        if self._asked or self._count >= PRODUCER_IDS_LOW:
-            return False
-        self._asked = True
-        return True
-
-    def new_coordinator(self) -> None:
-        """The coordinator that was asked is gone: ask the new one."""
-        self._asked = False
-
-
 class Snapshot:
     """The snapshot in a worker: :class:`appliance.broker.metadata_answers.Directory` once it is :attr:`complete`."""
 
@@ -203,7 +158,6 @@ class Snapshot:
         """Called with each new state."""
         self.on_usage: Callable[[list[Any]], None] = lambda _: None
         """Called with what clients of other workers have taken from their limits."""
-        self.producer_ids = ProducerIdStock()
         self._facts = self._next_facts = Facts("", -1, False, "", {}, {}, TopicSettings())
         self._topics: dict[str, Topic] = {}
         self._next: dict[str, Topic] = self._topics
@@ -212,9 +166,6 @@ class Snapshot:
     def take(self, message: list[Any]) -> None:
         """Apply one message of the coordinator."""
         match message:
-            case ["producer ids", first, count]:
-                self.producer_ids.add(first, count)
-                return
             case ["used", rows]:
                 self.on_usage(rows)
                 return

@@ -10,12 +10,15 @@ as it is.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import ssl
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from ..errors import BadValue
+from ..owners import acting_as_owner
 from ..security.certificate_dates import expires_s
 from ..security.configuration import Tls
 from ..security.secret_files import check_secret_file
@@ -50,7 +53,8 @@ class TlsFiles:
         found: list[dict[str, Any]] = []
         for key, name in (("tls.certificate", self._config.certificate), ("tls.ca", self._config.ca)):
             try:
-                expires = expires_s(Path(name).read_text(errors="replace")) if name else None
+                with acting_as_owner(Path(name)):
+                    expires = expires_s(Path(name).read_text(errors="replace")) if name else None
             except (OSError, ValueError):  # it was replaced after it was loaded: the next look reports it
                 continue
             if expires is not None:
@@ -72,7 +76,8 @@ def _signature(config: Tls) -> list[Any]:
     found: list[Any] = []
     for name in (config.certificate, config.key, config.ca):
         try:
-            status = os.stat(name)  # noqa: PTH116 - a name may be empty
+            with acting_as_owner(Path(name)):
+                status = os.stat(name)  # noqa: PTH116 - a name may be empty
             found.append((status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_mode))
         except OSError:
             found.append(None)
@@ -86,7 +91,8 @@ def _context(config: Tls) -> ssl.SSLContext:
     context.num_tickets = 0
     check_secret_file(Path(config.key), "tls.key")
     try:
-        context.load_cert_chain(config.certificate, config.key, password=_refuse_password)
+        with _opened(config.certificate) as certificate, _opened(config.key) as key:
+            context.load_cert_chain(certificate, key, password=_refuse_password)
     except OSError as error:  # ssl.SSLError, too
         raise BadValue(
             f"tls.certificate = {config.certificate}, tls.key = {config.key}: {_why(error)}:"
@@ -94,14 +100,26 @@ def _context(config: Tls) -> ssl.SSLContext:
         ) from None
     if config.ca:
         try:
-            context.load_verify_locations(config.ca)
-            revocations = REVOCATIONS in Path(config.ca).read_bytes()
+            with _opened(config.ca) as authorities:
+                context.load_verify_locations(authorities)
+                revocations = REVOCATIONS in Path(authorities).read_bytes()
         except OSError as error:
             raise BadValue(f"tls.ca = {config.ca}: {_why(error)}: must be a PEM file of certificates") from None
         if revocations:
             context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
     context.verify_mode = _VERIFY[config.client_auth]
     return context
+
+
+@contextlib.contextmanager
+def _opened(name: str) -> Iterator[str]:
+    """A path by which OpenSSL opens the file that ``name`` leads to now, as its owner.  Raises OSError."""
+    with acting_as_owner(Path(name)):
+        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    try:
+        yield f"/proc/self/fd/{fd}"
+    finally:
+        os.close(fd)
 
 
 def _refuse_password() -> str:

@@ -10,10 +10,10 @@
     23   4    last offset delta         61        records, compressed as one if the codec is not 0
 
 All integers are big-endian.  Attributes: bits 0-2 codec, bit 3 LogAppendTime, bit 4 transactional, bit 5
-control batch, bit 6 delete horizon.  The CRC does not cover the base offset and the partition leader epoch, so
-:func:`place` can store them alone.  A batch of S bytes and N records at byte P of its log gets the base offset
-P + S - N.  Its last record has the offset P + S - 1, and the next batch starts at P + S.  That needs N <= S, which
-:func:`check` requires.
+control batch, bit 6 delete horizon; the others are unused.  The CRC does not cover the base offset and the partition
+leader epoch, so :func:`place` can store them alone.  A batch of S bytes and N records at byte P of its log gets the
+base offset P + S - N.  Its last record has the offset P + S - 1, and the next batch starts at P + S.  That needs
+N <= S, which :func:`check` requires.
 
 ``buffer[start:stop]`` holds one batch after another; ``start`` is an index into the buffer, ``position`` one into the
 log.  Errors are faults of the sender (:class:`~appliance.errors.ClientFault`).  An incomplete batch or a wrong checksum
@@ -30,7 +30,7 @@ from typing import Final, NamedTuple
 from crc32c import crc32c
 
 from ..catalog import LEADER_EPOCH
-from ..errors import CorruptBatch, InvalidRequest, MessageTooLarge, UnsupportedVersion
+from ..errors import CorruptBatch, InvalidRecord, InvalidRequest, MessageTooLarge, UnsupportedVersion
 
 HEADER = struct.Struct(">qiibIhiqqqhii")
 HEADER_BYTES = 61
@@ -65,6 +65,8 @@ TRANSACTIONAL = 0x10
 CONTROL = 0x20
 DELETE_HORIZON = 0x40
 _REFUSED = TRANSACTIONAL | CONTROL | DELETE_HORIZON
+NOT_FOR_CLIENTS: Final = 0xFFFF & ~CODEC_MASK
+"""The bits that a client must not set; a log may have them."""
 
 
 class BatchInfo(NamedTuple):
@@ -91,7 +93,8 @@ def check(buffer: memoryview, start: int, stop: int, bytes_max: int) -> BatchInf
         CorruptBatch: not a whole batch, or its checksum does not match.
         MessageTooLarge: more than ``bytes_max`` bytes.
         UnsupportedVersion: not magic 2, or an unknown codec.
-        InvalidRequest: its fields contradict each other, or it is a control or transactional batch.
+        InvalidRecord: its fields contradict each other.
+        InvalidRequest: it is a control or transactional batch.
     """
     if stop - start < HEADER_BYTES:
         raise CorruptBatch(f"{stop - start} bytes are no record batch: its header alone has {HEADER_BYTES}")
@@ -121,9 +124,14 @@ def check(buffer: memoryview, start: int, stop: int, bytes_max: int) -> BatchInf
     )  # fmt: skip
 
 
+def has_producer(buffer: memoryview, start: int) -> bool:
+    """Whether the unchecked batch at ``start`` has the id of an idempotent producer, which is not negative."""
+    return start + HEADER_BYTES <= len(buffer) and buffer[start + PRODUCER_ID_AT] < 0x80
+
+
 def _refuse(
     buffer: memoryview, start: int, stop: int, bytes_max: int
-) -> CorruptBatch | MessageTooLarge | UnsupportedVersion | InvalidRequest:
+) -> CorruptBatch | MessageTooLarge | UnsupportedVersion | InvalidRecord | InvalidRequest:
     """The error for a batch that :func:`check` refuses."""
     _, length, _, magic, crc, attributes, last_delta, *_, count = _unpack_header(buffer, start)
     size = length + LENGTH_END
@@ -146,10 +154,10 @@ def _refuse(
     if attributes & CODEC_MASK > CODEC_MAX:
         return UnsupportedVersion(f"codec {attributes & CODEC_MASK} is none of none, gzip, snappy, lz4, zstd")
     if count < 1:
-        return InvalidRequest(f"a record batch of {count} records")
+        return InvalidRecord(f"a record batch of {count} records")
     if count > size:
-        return InvalidRequest(f"{count} records in a batch of {size} bytes: offsets are bytes, so send it uncompressed")
-    return InvalidRequest(f"last offset delta {last_delta} in a batch of {count} records")
+        return InvalidRecord(f"{count} records in a batch of {size} bytes: offsets are bytes, so send it uncompressed")
+    return InvalidRecord(f"last offset delta {last_delta} in a batch of {count} records")
 
 
 _pack_place = struct.Struct(">qii").pack
@@ -168,12 +176,13 @@ _TIMESTAMP = struct.Struct(">q")
 _CRC = struct.Struct(">I")
 
 
-def stamp(buffer: memoryview, start: int, size: int, timestamp_ms: int) -> None:
-    """Set the timestamp of a checked batch to its append time (``message.timestamp.type=LogAppendTime``)."""
-    attributes = _ATTRIBUTES.unpack_from(buffer, start + ATTRIBUTES_AT)[0] | LOG_APPEND_TIME
+def restamp(buffer: memoryview, start: int, info: BatchInfo, timestamp_ms: int, attributes: int) -> BatchInfo:
+    """Store another largest timestamp and other attributes in a checked batch; return what its header says then."""
+    size = info.size
     _ATTRIBUTES.pack_into(buffer, start + ATTRIBUTES_AT, attributes)
     _TIMESTAMP.pack_into(buffer, start + MAX_TIMESTAMP_AT, timestamp_ms)
     _CRC.pack_into(buffer, start + CRC_AT, crc32c(buffer[start + ATTRIBUTES_AT : start + size]))
+    return info._replace(max_timestamp=timestamp_ms, attributes=attributes)
 
 
 _BASE_AND_LENGTH = struct.Struct(">qi")

@@ -5,7 +5,7 @@ stands in their place.  A hole is a control batch, which clients of Kafka have t
 application, with a type of ours::
 
     key     4 bytes: version 0, type HOLE_TYPE.  Clients ignore types of control records that they do not know
-    value   a text that says which bytes are missing and why, filled up with zeros
+    value   a text that says why the bytes are missing, filled up with zeros; cut where there is no room for all of it
 
 Less than HOLE_BYTES_MIN bytes have no room for such a record.  There the hole is a batch of 0 records, as Kafka's
 compaction leaves behind.  Its payload is skipped by clients that count records, and librdkafka, which reads as many
@@ -63,8 +63,7 @@ def holes(offset: int, size: int, reason: str) -> Iterator[bytes]:
 def hole(offset: int, size: int, reason: str) -> bytes:
     """One batch of ``size`` bytes at ``offset`` that says why it has no messages."""
     count = 1 if size >= HOLE_BYTES_MIN else 0
-    text = f"{size} bytes at offset {offset} are missing: {reason}".encode()
-    payload = _record(size - HEADER_BYTES, text) if count else _before(size - HEADER_BYTES)
+    payload = _record(size - HEADER_BYTES, reason.encode()) if count else _before(size - HEADER_BYTES)
     batch = bytearray(HEADER_BYTES) + payload
     HEADER.pack_into(batch, 0, 0, 0, 0, MAGIC, 0, CONTROL, count - 1, NO_TIME, NO_TIME, -1, -1, -1, count)
     place(memoryview(batch), 0, offset, size, count)
@@ -126,7 +125,7 @@ def check_hole(buffer: memoryview, start: int, stop: int) -> BatchInfo | None:
 
 
 def reason_of(batch: memoryview) -> str:
-    """The text in a hole; "" in one that has no room for it."""
+    """The text in a hole, as much of it as there was room for; "" in one that has none."""
     payload = bytes(batch[HEADER_BYTES:])
     at = payload.find(_KEY)
     if at < 0:
@@ -135,4 +134,4 @@ def reason_of(batch: memoryview) -> str:
         length, at = read_unsigned(payload, at + len(_KEY), 5, CorruptBatch)
     except IndexError:
         return ""
-    return payload[at : at + length // 2].rstrip(b"\0").decode(errors="replace")
+    return payload[at : at + length // 2].rstrip(b"\0").decode(errors="ignore")  # the last character may be cut

@@ -18,11 +18,11 @@ _VARINT_BYTES_MAX: Final = 10
 _I64_MIN, _I64_MAX = -(2**63), 2**63 - 1
 
 
-def largest_times(batch: bytes, *, bytes_max: int, records_max: int) -> tuple[array[int], int]:
+def largest_times(batch: bytes, *, bytes_max: int, records_max: int, skipped: int = 0) -> tuple[array[int], int]:
     """For each record of a batch, the largest timestamp (ms) up to it.  And the number of bytes unpacked.
 
-    The times never fall, so bisection finds the first record with at least a given time.  A batch that the broker
-    stamped has one time for all its records, and one entry.
+    The first ``skipped`` records do not count, and have no entry.  The times never fall, so bisection finds the first
+    record with at least a given time.  A batch that the broker stamped has one time for all its records, and one entry.
 
     Raises:
         ClientFault: the batch cannot be read, or is larger than allowed.
@@ -35,18 +35,18 @@ def largest_times(batch: bytes, *, bytes_max: int, records_max: int) -> tuple[ar
         raise MessageTooLarge(f"a batch of {info.count} records: at most {records_max} are looked into")
     payload = decompress(info.attributes & CODEC_MASK, batch[HEADER_BYTES : info.size], bytes_max)
     try:
-        return _scan(payload, info.count, info.first_timestamp), len(payload)
+        return _scan(payload, info.count, info.first_timestamp, skipped), len(payload)
     except IndexError:
         raise CorruptBatch(f"the records of a batch leave its {len(payload)} bytes") from None
 
 
-def _scan(payload: bytes, count: int, first_timestamp: int) -> array[int]:
+def _scan(payload: bytes, count: int, first_timestamp: int, skipped: int) -> array[int]:
     """Raises IndexError where a record leaves the payload."""
     times = array("q")
     append = times.append
     largest = _I64_MIN
     position = 0
-    for _ in range(count):
+    for index in range(count):
         length = payload[position]
         if length < 0x80:
             position += 1
@@ -58,8 +58,9 @@ def _scan(payload: bytes, count: int, first_timestamp: int) -> array[int]:
         if delta >= 0x80:
             delta, _ = read_unsigned(payload, position + 1, _VARINT_BYTES_MAX, CorruptBatch)
         time = first_timestamp + ((delta >> 1) ^ -(delta & 1))
-        if time > largest:
-            largest = time if time < _I64_MAX else _I64_MAX
-        append(largest)
+        if index >= skipped:
+            if time > largest:
+                largest = time if time < _I64_MAX else _I64_MAX
+            append(largest)
         position += length >> 1
     return times

@@ -4,15 +4,18 @@ One line per event, through the logger ``appliance.audit``, so that ``journalctl
 
     logged in: who=User:alice from=10.0.0.7:51234 listener=SASL_SSL mechanism=SCRAM-SHA-512
     refused: reason="bad credentials" who=User:alice from=10.0.0.7:51236 what=SCRAM-SHA-512
-    changed: who=User:admin from=unix what="create topic" name=web partitions=4
+    changed: who=User:admin from=unix:4711 what=create_topic topic=web partitions=4
+    read: who=User:alice from=10.0.0.7:51234 what=console topic=web
 
 A field with anything but plain characters is written as a JSON string in ASCII, at most VALUE_CHARACTERS_MAX
-characters of it.  So a name that a client chose can neither end a line nor pass for another field.  Passwords, keys and
-verifiers are never passed to this module.
+characters of it, which is more than any name has that is accepted.  So a name that a client chose can neither end a
+line, nor pass for another field, nor take the room of one.  Passwords, keys and verifiers are never passed to this
+module.
 
-Rates: at most REFUSED_MAX refusals of each reason and LOGINS_MAX logins are written per second and process, so that a
-flood of one kind does not hide another.  The others are counted, and one line says how many.  Administrative changes
-are always written.
+Rates: at most REFUSED_MAX refusals of each reason are written per second and process, REFUSED_OF_ONE_MAX of them of one
+host and user, and LOGINS_MAX logins, so that a flood of one kind or from one side does not hide another.  The others
+are counted, and one line says how many.  Administrative changes are always written.  Who reads what is written once in
+READS_WINDOW_MS for each user, host and thing that is read; its repeats are counted, and a line says how many.
 
 Each process has one :class:`Audit`.  It sends :meth:`Audit.take_counts` to the supervisor now and then, which adds them
 up for ``status``.
@@ -30,10 +33,14 @@ from typing import Final
 
 logger = logging.getLogger("appliance.audit")
 
-REFUSED_MAX: Final = 20
+REFUSED_MAX: Final = 40
+REFUSED_OF_ONE_MAX: Final = 20
 LOGINS_MAX: Final = 200
 WINDOW_MS: Final = 1_000
-VALUE_CHARACTERS_MAX: Final = 200
+READS_MAX: Final = 1_000
+"""Different things that somebody reads, in one window."""
+READS_WINDOW_MS: Final = 10_000
+VALUE_CHARACTERS_MAX: Final = 2_000
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_.:@/,=+*\[\]-]+")
 
 
@@ -59,19 +66,26 @@ class Reason(enum.StrEnum):
 class _Rate:
     """Counts the lines of one kind in the present second."""
 
-    def __init__(self, what: str, lines_max: int) -> None:
-        self.what, self.lines_max = what, lines_max
-        self.since_ms = self.count = 0
+    def __init__(self, what: str, lines_max: int, of_one_max: int) -> None:
+        self.what, self.lines_max, self._of_one_max = what, lines_max, of_one_max
+        self.since_ms = 0
+        self._written: Counter[str] = Counter()
+        self._left_out = 0
 
-    def admits(self) -> bool:
+    def admits(self, whose: str) -> bool:
         """Count one event; whether its line may be written."""
-        self.count += 1
-        return self.count <= self.lines_max
+        admitted = self._written.total() < self.lines_max and self._written[whose] < self._of_one_max
+        if admitted:
+            self._written[whose] += 1
+        else:
+            self._left_out += 1
+        return admitted
 
     def begin(self, now_ms: int) -> int:
         """Begin another second; how many lines the last one has left out."""
-        left_out = max(0, self.count - self.lines_max)
-        self.since_ms, self.count = now_ms, 0
+        left_out = self._left_out
+        self.since_ms, self._left_out = now_ms, 0
+        self._written.clear()
         return left_out
 
 
@@ -84,8 +98,14 @@ class Audit:
 
     def __init__(self, clock_ms: Callable[[], int], on_pending: Callable[[], object] = lambda: None) -> None:
         self._clock_ms, self._on_pending = clock_ms, on_pending
-        self._refusals = {reason: _Rate(f"refusals ({reason.value})", REFUSED_MAX) for reason in Reason}
-        self._logins = _Rate("logins", LOGINS_MAX)
+        self._refusals = {
+            reason: _Rate(f"refusals ({reason.value})", REFUSED_MAX, REFUSED_OF_ONE_MAX) for reason in Reason
+        }
+        self._logins = _Rate("logins", LOGINS_MAX, LOGINS_MAX)
+        self._reads: dict[tuple[str, str, str], int] = {}
+        """Who has read what in this window, and how often again: (who, host, the fields of the line)."""
+        self._reads_since_ms = 0
+        self._reads_left_out = 0
         self._counts: Counter[str] = Counter()
 
     def logged_in(self, who: str, peer: str, **details: object) -> None:
@@ -96,7 +116,7 @@ class Audit:
             peer: the address of the client, or ``unix``.
             details: further fields, such as ``listener`` and ``mechanism``.
         """
-        if self._may_write(self._logins):
+        if self._may_write(self._logins, who):
             logger.info("%s", _line("logged in", who=who, **{"from": peer}, **details))
 
     def refused(self, reason: Reason, who: str, peer: str, **details: object) -> None:
@@ -104,12 +124,24 @@ class Audit:
         if not self._counts:
             self._on_pending()
         self._counts[reason.value] += 1
-        if self._may_write(self._refusals[reason]):
+        if self._may_write(self._refusals[reason], f"{who} {_host(peer)}"):
             logger.warning("%s", _line("refused", reason=reason.value, who=who or "-", **{"from": peer}, **details))
 
     def changed(self, who: str, peer: str, what: str, **details: object) -> None:
         """Note an administrative change that was carried out: ``what`` in words, ``details`` its arguments."""
         logger.info("%s", _line("changed", who=who, **{"from": peer}, what=what, **details))
+
+    def read(self, who: str, peer: str, what: str, **details: object) -> None:
+        """Note that somebody has read something; arguments as :meth:`changed`."""
+        self._end_reads(READS_WINDOW_MS)
+        key = who, _host(peer), _fields(what=what, **details)
+        if key in self._reads:
+            self._reads[key] += 1
+        elif len(self._reads) >= READS_MAX:
+            self._reads_left_out += 1
+        else:
+            self._reads[key] = 0
+            logger.info("%s", _line("read", who=who, **{"from": peer}, what=what, **details))
 
     @property
     def pending(self) -> bool:
@@ -123,12 +155,24 @@ class Audit:
         """
         for rate in (*self._refusals.values(), self._logins):
             self._end_window(rate)
+        self._end_reads(READS_WINDOW_MS)
         taken, self._counts = dict(self._counts), Counter()
         return taken
 
-    def _may_write(self, rate: _Rate) -> bool:
+    def _may_write(self, rate: _Rate, whose: str) -> bool:
         self._end_window(rate)
-        return rate.admits()
+        return rate.admits(whose)
+
+    def _end_reads(self, window_ms: int) -> None:
+        """Write what was read again in a window that is over."""
+        if self._clock_ms() - self._reads_since_ms < window_ms:
+            return
+        for (who, host, fields), again in self._reads.items():
+            if again:
+                logger.info("%s %s", _line("read", who=who, **{"from": host}, again=again), fields)
+        if self._reads_left_out:
+            logger.warning("%d more reads were not written (at most %d at a time)", self._reads_left_out, READS_MAX)
+        self._reads, self._reads_left_out, self._reads_since_ms = {}, 0, self._clock_ms()
 
     def _end_window(self, rate: _Rate) -> None:
         now_ms = self._clock_ms()
@@ -137,7 +181,16 @@ class Audit:
 
 
 def _line(event: str, **fields: object) -> str:
-    return f"{event}: " + " ".join(f"{name}={_text(value)}" for name, value in fields.items())
+    return f"{event}: {_fields(**fields)}"
+
+
+def _fields(**fields: object) -> str:
+    return " ".join(f"{name}={_text(value)}" for name, value in fields.items())
+
+
+def _host(peer: str) -> str:
+    """The address of a client without its port."""
+    return peer.rpartition(":")[0]
 
 
 def _text(value: object) -> str:

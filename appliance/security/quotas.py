@@ -15,13 +15,13 @@ that have no quota of their own.  For each key, the first of these entities that
 
 Clients that share a limit share a :class:`Bucket` of tokens.  It is filled at the rate of the limit, up to what
 ``BURST_MS`` bring.  A request is never refused: it takes what it needs, and the debt is how long the client is
-throttled.
+throttled.  The debt belongs to the clients that share the limit, and not to the connection that made it.
 
 Several processes serve the clients of one appliance.  Each has its own bucket for a limit, and takes from it what the
 others have used, as soon as they report it (:meth:`Bucket.report`).  So a limit holds for all of them together, late
 by the time between two reports.
 
-Bounds: ``QUOTAS_MAX`` quotas; a debt of at most ``THROTTLE_MS_MAX``.
+Bounds: ``QUOTAS_MAX`` quotas; a debt of at most ``DEBT_MS_MAX``, of which a client is told ``THROTTLE_MS_MAX`` at once.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ RATE_MAX: Final = 2.0**53
 """Larger numbers are not exact."""
 BURST_MS: Final = 1_000
 THROTTLE_MS_MAX: Final = 60_000
+DEBT_MS_MAX: Final = 600_000
+"""A larger debt is forgiven: one request that was too large does not keep a client out for hours."""
 NAME_CHARACTERS_MAX: Final = 255
 
 EntityPart = tuple[str, str]
@@ -157,13 +159,13 @@ def _entities(user: str, client_id: str) -> Iterator[tuple[tuple[EntityPart, ...
 
 
 class Bucket:
-    """The tokens of one limit in one process.  ``rate``: per second.  Times are ms of a monotonic clock."""
+    """The tokens of one limit in one process.  Times are ms of a monotonic clock."""
 
-    __slots__ = ("__weakref__", "_level", "_rate", "_since_ms", "_unreported")
+    __slots__ = ("__weakref__", "_level", "_since_ms", "_unreported", "rate", "sharers")
 
-    def __init__(self, rate: float, now_ms: int) -> None:
-        self._rate = rate
-        self._level = rate * BURST_MS / 1000
+    def __init__(self, limit: Limit, now_ms: int) -> None:
+        self.sharers, self.rate = limit
+        self._level = self.rate * BURST_MS / 1000
         self._since_ms = now_ms
         self._unreported = 0
 
@@ -174,11 +176,21 @@ class Bucket:
 
     def take_for_others(self, amount: int, now_ms: int) -> int:
         """As :meth:`take`, for clients of other processes."""
-        rate = self._rate
+        rate = self.rate
         level = min(rate * BURST_MS / 1000, self._level + rate * (now_ms - self._since_ms) / 1000) - amount
-        self._level = max(level, -rate * THROTTLE_MS_MAX / 1000)
+        self._level = max(level, -rate * DEBT_MS_MAX / 1000)
         self._since_ms = now_ms
-        return 0 if self._level >= 0 else int(-self._level * 1000 / rate) + 1
+        return 0 if self._level >= 0 else min(int(-self._level * 1000 / rate) + 1, THROTTLE_MS_MAX)
+
+    def full_ms(self, now_ms: int) -> int:
+        """In how many ms the bucket is as full as a new one; at most 0 if it is."""
+        return int((self.rate * BURST_MS / 1000 - self._level) * 1000 / self.rate) + 1 - (now_ms - self._since_ms)
+
+    def set_rate(self, rate: float, now_ms: int) -> None:
+        """Another rate from now on.  What is owed stays owed."""
+        self.take_for_others(0, now_ms)
+        self.rate = rate
+        self.take_for_others(0, now_ms)
 
     def report(self) -> int:
         """How much the clients of this process have taken since the last report."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from ..errors import BadValue
+from ..owners import acting_as_owner
 
 MODE: Final = 0o600
 SECRET_BYTES: Final = 32
@@ -43,7 +44,8 @@ def read_secret_file(path: Path, what: str) -> bytes:
         BadValue: it is missing, too large, not a regular file, or others may read it; the message has the remedy.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        with acting_as_owner(path):
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:
         raise BadValue(f"{what} = {path}: {error.strerror}") from None
     with open(fd, "rb") as file:  # noqa: PTH123 - a descriptor
@@ -85,7 +87,8 @@ def read_given_password(path: Path, what: str) -> str:
         BadValue: as :func:`read_password`.
     """
     try:
-        path.open("rb").close()
+        with acting_as_owner(path):
+            path.open("rb").close()
     except (FileNotFoundError, NotADirectoryError) as error:
         raise NoSecretFile(f"{what} = {path}: {error.strerror}") from None
     except PermissionError as error:

@@ -1,12 +1,17 @@
 """Shows the supervisor that the loops of its children run: a child adds 1 to its cell in each turn.
 
+Beside it is a second one, in which a writer stores when it has served somebody last: the supervisor ends the one that
+is idle longest when there are too many.
+
 The cells have 8 bytes each.  The supervisor maps them before it forks, so they need no name and no room in /dev/shm,
 and are freed with the last process.  The loop of a child turns at least every :func:`beat_ms`.  The supervisor checks
 that the cell changes.
 
-Each cell has one storing process: its child.  Another child gets the cell only after that one has been reaped.  The
-value of a cell has no meaning; only its change has.  So with a stale load the supervisor sees a change later, and never
-one that did not happen.  Whole aligned cells are stored, so no half-finished store is visible.
+Each cell has one storing process: its child.  Another child gets the cell only after that one has been reaped; between
+the two the supervisor clears the second one.  The value of the first has no meaning; only its change has.  So with a
+stale load the supervisor sees a change later, and never one that did not happen.  A stale time of the second makes it
+choose another writer than the idlest, which costs that one a start.  Whole aligned cells are stored, so no
+half-finished store is visible.
 
 Long work in one piece, such as the recovery of a log, stops the loop.  It runs inside :meth:`Heart.working`, where a
 thread beats instead.  The supervisor still notices a process that is stopped, or stuck with the interpreter's lock.  It
@@ -25,6 +30,9 @@ from ..errors import OutOfResources
 
 BEATS_PER_TIMEOUT: Final = 4
 CELL_BYTES: Final = 8
+BEAT, SERVED = 0, 1
+CELLS: Final = 2
+"""Of each process: its beat, and when it has served last."""
 
 
 def beat_ms(timeout_ms: int) -> int:
@@ -41,7 +49,11 @@ class Heart:
         self.beat_ms = beat_ms(timeout_ms)
 
     def beat(self) -> None:
-        self._cells[self.index] += 1
+        self._cells[CELLS * self.index + BEAT] += 1
+
+    def note_service(self, now_ms: int) -> None:
+        """Note that the process serves somebody now; ``now_ms`` is of the monotonic clock."""
+        self._cells[CELLS * self.index + SERVED] = now_ms
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
@@ -64,7 +76,7 @@ class Heart:
 
 def alone() -> Heart:
     """Make a heart that is not watched, for a process without a supervisor."""
-    return Heart([0], 0, 60_000)
+    return Heart([0] * CELLS, 0, 60_000)
 
 
 class Heartbeats:
@@ -73,7 +85,8 @@ class Heartbeats:
     def __init__(self, count: int, timeout_ms: int) -> None:
         """Raises OSError: no memory."""
         self._timeout_ms = timeout_ms
-        self._cells: Any = memoryview(mmap.mmap(-1, count * CELL_BYTES)).cast("Q")
+        self._count = count
+        self._cells: Any = memoryview(mmap.mmap(-1, count * CELLS * CELL_BYTES)).cast("Q")
         self._taken = 0  # cells used so far
         self._free: list[int] = []  # of these
 
@@ -83,12 +96,14 @@ class Heartbeats:
         Raises:
             OutOfResources: all cells are in use.
         """
-        if self._free:
-            return Heart(self._cells, self._free.pop(), self._timeout_ms)
-        if self._taken == len(self._cells):
-            raise OutOfResources(f"{self._taken} processes run already, which is the maximum")
-        self._taken += 1
-        return Heart(self._cells, self._taken - 1, self._timeout_ms)
+        if not self._free:
+            if self._taken == self._count:
+                raise OutOfResources(f"{self._taken} processes run already, which is the maximum")
+            self._free.append(self._taken)
+            self._taken += 1
+        heart = self.heart_at(self._free.pop())
+        heart.note_service(0)
+        return heart
 
     def heart_at(self, index: int) -> Heart:
         """The heart with this index, which has been taken, also in a child that was forked before."""
@@ -104,4 +119,8 @@ class Heartbeats:
 
     def seen_at(self, index: int) -> int:
         """The value of the cell with this index, also in a child that was forked meanwhile."""
-        return int(self._cells[index])
+        return int(self._cells[CELLS * index + BEAT])
+
+    def served_ms(self, index: int) -> int:
+        """When the process with this index has served last; 0: never."""
+        return int(self._cells[CELLS * index + SERVED])

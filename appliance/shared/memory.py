@@ -1,24 +1,34 @@
 """Makes, maps and removes POSIX shared memory objects.  The supervisor makes them, and removes them when it stops.
 
 Names are ``/appliance.<instance>.<what>.<random>``.  ``instance`` identifies the data directory, so that a restart
-removes the objects of a killed instance of the same directory, and no others.  The random part is new for each object.
-Every user may make names in /dev/shm, so no other user may know a name before the object exists.  An object with such a
-name that belongs to another user is not removed.
+removes the objects of a killed instance of the same directory.  The random part is new for each object.  Every user may
+make names in /dev/shm, so no other user may know a name before the object exists.  An object with such a name that
+belongs to another user is not removed.
+
+A directory may be gone for ever, or be replaced by its backup, which is another instance.  So the first object of an
+instance is its *owner*, an empty one on which its supervisor holds a file lock: the kernel frees it with the process.
+Any start removes the objects of instances of the same user whose owners are free (:func:`sweep`).
 
 An object is created exclusively, readable only by its owner, and with its pages reserved.  So a full /dev/shm is an
 error here instead of a SIGBUS at the first store.
+
+A process maps a table for each partition, so an attached object takes no descriptor: ``vm.max_map_count`` is their
+bound, which is 65,530 by default.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import fcntl
 import hashlib
 import logging
 import mmap
 import os
+import re
 import secrets
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 import posix_ipc
 
@@ -31,6 +41,23 @@ NAMES_TRIED_MAX: Final = 10
 MODE: Final = 0o600
 
 logger = logging.getLogger(__name__)
+
+_mmap = ctypes.CDLL(None, use_errno=True).mmap
+_mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+_mmap.restype = ctypes.c_void_p
+MAP_FIXED: Final = 0x10
+
+
+class _Buffer(ctypes.Structure):
+    """``Py_buffer``, a part of the stable ABI."""
+
+    _fields_: ClassVar = [
+        ("address", ctypes.c_void_p),
+        ("owner", ctypes.c_void_p),
+        *((name, ctypes.c_ssize_t) for name in ("size", "item_size")),
+        *((name, ctypes.c_int) for name in ("readonly", "dimensions")),
+        *((name, ctypes.c_void_p) for name in ("format", "shape", "strides", "suboffsets", "internal")),
+    ]
 
 
 def instance_of(data_dir: Path) -> str:
@@ -81,7 +108,7 @@ def attach(name: str, *, writable: bool = True) -> mmap.mmap:
 
     Raises:
         FileNotFoundError: it has been unlinked.
-        OSError: it belongs to another user, or the machine has no descriptor or memory left.
+        OSError: it belongs to another user, or the machine has no descriptor or memory left, or maps no more.
     """
     try:
         memory = posix_ipc.SharedMemory(name)
@@ -90,10 +117,34 @@ def attach(name: str, *, writable: bool = True) -> mmap.mmap:
     except posix_ipc.PermissionsError as error:
         raise PermissionError(f"{name}: {error}") from None
     try:
-        access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
-        return mmap.mmap(memory.fd, os.fstat(memory.fd).st_size, access=access)
+        return _map(memory.fd, writable)
     finally:
         memory.close_fd()
+
+
+def _map(fd: int, writable: bool) -> mmap.mmap:
+    """Map an object that stays mapped when its descriptor is closed, as mmap(2) does.
+
+    Python's mmap keeps a copy of the descriptor (until 3.13, which has ``trackfd=False``).  So it maps anonymous
+    memory, in the place of which the object is mapped.
+
+    Raises:
+        OSError: no memory is left, or too much is mapped.
+    """
+    size, protection = os.fstat(fd).st_size, mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+    mapped = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=protection)
+    address = _address_of(mapped)
+    if _mmap(address, size, protection, mmap.MAP_SHARED | MAP_FIXED, fd, 0) != address:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return mapped
+
+
+def _address_of(mapped: mmap.mmap) -> int:
+    buffer = _Buffer()
+    ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(mapped), ctypes.byref(buffer), 0)
+    address = int(buffer.address)
+    ctypes.pythonapi.PyBuffer_Release(ctypes.byref(buffer))
+    return address
 
 
 def attach_elsewhere(name: str, pid: int) -> mmap.mmap:
@@ -111,7 +162,61 @@ def attach_elsewhere(name: str, pid: int) -> mmap.mmap:
     except OSError as error:
         raise FileNotFoundError(name) from error
     try:
-        return mmap.mmap(fd, os.fstat(fd).st_size, access=mmap.ACCESS_READ)
+        return _map(fd, writable=False)
+    finally:
+        os.close(fd)
+
+
+OWNER: Final = "owner"
+_OWNERS: Final = re.compile(r"appliance\.([0-9a-f]+)\.owner\.[0-9a-f]+")
+
+
+def own(instance: str) -> int:
+    """Make the owner object of an instance.  Returns a descriptor: the instance lives as long as it is open.
+
+    Raises:
+        OSError, posix_ipc.Error: no room in /dev/shm, or no descriptor.
+    """
+    for _ in range(NAMES_TRIED_MAX):
+        memory = _create_exclusively(name_of(instance, OWNER))
+        os.fchmod(memory.fd, MODE)
+        fcntl.flock(memory.fd, fcntl.LOCK_EX)
+        if os.fstat(memory.fd).st_nlink:
+            fd: int = memory.fd
+            return fd
+        memory.close_fd()  # another start has taken it for a dead one, before it was locked
+    raise posix_ipc.ExistentialError(f"{NAMES_TRIED_MAX} owners of {instance} were removed")
+
+
+def sweep() -> list[str]:
+    """Remove the objects of instances of this user that no supervisor owns any more.  Returns their names."""
+    names = [path.name for path in SHM_DIR.iterdir()]  # before any lock: a new instance makes its owner first
+    owners: dict[str, list[str]] = {}
+    for name in names:
+        if found := _OWNERS.fullmatch(name):
+            owners.setdefault(found[1], []).append(name)
+    stale: list[str] = []
+    for instance, own_names in owners.items():
+        if all(map(_is_free, own_names)):
+            prefix = name_of(instance, "")[1:]
+            stale += [f"/{name}" for name in names if name.startswith(prefix)]
+    return [name for name in stale if unlink(name)]
+
+
+def _is_free(owner: str) -> bool:
+    """Whether an owner object is ours, and its supervisor has ended."""
+    try:
+        fd = os.open(SHM_DIR / owner, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        if os.fstat(fd).st_uid != os.geteuid():
+            return False
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    else:
+        return True
     finally:
         os.close(fd)
 

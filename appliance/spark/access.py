@@ -38,6 +38,7 @@ from ..errors import (
 from ..log import FileCache, LogReader
 from ..log.files import LOG_SUFFIX, File, base_of, log_path, sizes
 from ..names import TopicPartition
+from ..owners import acting_as_owner
 from ..records.batch import walk
 from ..wire.native import FETCH, OFFSETS
 from ..wire.requests import EARLIEST
@@ -62,7 +63,8 @@ class Home(NamedTuple):
 
     def here(self) -> bool:
         """Whether this is the appliance's host: the process with this pid holds the lock of the directory."""
-        return status.holder(Path(self.data_dir)) == self.pid
+        with acting_as_owner(Path(self.data_dir)):
+            return status.holder(Path(self.data_dir)) == self.pid
 
 
 class Patience:
@@ -288,20 +290,23 @@ class Access:
         try:
             if not home.here():
                 return None
-            bases = [base for base in sizes(directory)[0] if base < wanted.log_end]
+            with acting_as_owner(directory):
+                bases = [base for base in sizes(directory)[0] if base < wanted.log_end]
+                if not bases or not os.access(log_path(directory, bases[-1]), os.R_OK, effective_ids=True):
+                    return None
         except OSError:
             return None
-        if not bases or not os.access(log_path(directory, bases[-1]), os.R_OK):
-            return None
-        return _segments(LogReader(directory, FileCache(4)), bases, wanted, position, bytes_max)
+        return _segments(directory, bases, wanted, position, bytes_max)
 
 
 def _segments(
-    log: LogReader, bases: Sequence[int], wanted: Range, position: int, bytes_max: int
+    directory: Path, bases: Sequence[int], wanted: Range, position: int, bytes_max: int
 ) -> Iterator[tuple[int, memoryview]]:
+    log = LogReader(directory, FileCache(4))
     buffer = memoryview(bytearray(bytes_max))
     while position < wanted.end:
-        found = log.locate(bases, wanted.log_end, position, bytes_max)
+        with acting_as_owner(directory):
+            found = log.locate(bases, wanted.log_end, position, bytes_max)
         if found is None:
             raise OffsetOutOfRange(f"{wanted.topic}-{wanted.partition} ends at {position}, before {wanted.end}")
         if found.count > len(buffer):

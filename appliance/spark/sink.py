@@ -28,7 +28,7 @@ import hashlib
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final
@@ -43,6 +43,7 @@ from ..errors import (
     ApplianceError,
     BadValue,
     ClientFault,
+    DuplicateSequence,
     MessageTooLarge,
     RequestTimedOut,
     Unavailable,
@@ -85,7 +86,7 @@ class Identity:
 def identity(query: str, task: int, batch: int) -> Identity:
     """The same for the same task of the same micro-batch, whichever process runs it."""
     digest = hashlib.blake2b(f"{query}/{task}/{batch // EPOCHS}".encode(), digest_size=8).digest()
-    # Ids given out by the cluster count up from 0; these lie far above them.
+    # Ids that a cluster gives out are below 2**62.
     return Identity((1 << 62) | int.from_bytes(digest, "big") >> 2, batch % EPOCHS)
 
 
@@ -133,6 +134,8 @@ class _PartitionQueue:
     waiting_bytes: int = 0
     sequence: int = 0
     unconfirmed: deque[bytes] = field(default_factory=deque)
+    known: bool = False
+    """Whether the log knows the task: it has confirmed a batch.  Until then it takes any numbers from it."""
 
 
 class TaskWriter:
@@ -160,7 +163,7 @@ class TaskWriter:
                 self._add(batch)
             for queue in self._queues.values():
                 self._seal(queue)
-            self._wait_for_confirmations(0)
+            self._wait_until(lambda: not self._posted_bytes)
         finally:
             self._access.close()
         return self.written
@@ -250,6 +253,8 @@ class TaskWriter:
                 f"{queue.key[0]}-{queue.key[1]}: a row makes a batch of {len(batch)} bytes, limit "
                 f"{queue.message_bytes_max}: raise the topic's max.message.bytes"
             )
+        if not queue.known and queue.unconfirmed:  # the second batch must not enter if the first one fails
+            self._wait_until(lambda: queue.known)
         queue.sequence += count
         queue.values, queue.records, queue.waiting_bytes = [], [], 0
         queue.unconfirmed.append(batch)
@@ -258,7 +263,7 @@ class TaskWriter:
             self._post(queue, batch)
         except Unavailable as error:
             self._resend(error, self._access.patience())
-        self._wait_for_confirmations(IN_FLIGHT_BYTES_MAX)
+        self._wait_until(lambda: self._posted_bytes <= IN_FLIGHT_BYTES_MAX)
 
     # ---- requests and replies
 
@@ -270,15 +275,15 @@ class TaskWriter:
         self._posted_bytes += len(batch)
         connection.flush()
 
-    def _wait_for_confirmations(self, bytes_max: int) -> None:
-        """Wait until at most ``bytes_max`` bytes are unconfirmed.
+    def _wait_until(self, enough: Callable[[], bool]) -> None:
+        """Process confirmations until there are enough.
 
         Raises:
             Unavailable: no confirmation for too long.
             ClientFault: a batch was refused for good.
         """
         patience = self._access.patience()
-        while self._posted_bytes > bytes_max:
+        while not enough():
             try:
                 self._receive()
                 patience.progress()
@@ -299,9 +304,10 @@ class TaskWriter:
         for reply in replies:
             queue = self._awaited[connection].popleft()
             code, message = reply.header[1], reply.header[5]
-            if code:
+            if code not in (0, DuplicateSequence.code):  # a row that is in the log already is confirmed
                 raise _refusal(code, message, queue.key)
             self._posted_bytes -= len(queue.unconfirmed.popleft())
+            queue.known = True
 
     def _resend(self, error: Unavailable, patience: Patience) -> None:
         """Send all unconfirmed batches again.  The broker recognises by their numbers those that it has."""

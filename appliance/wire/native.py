@@ -20,8 +20,9 @@ number out of bounds or with an unknown api number closes the connection: the by
 
 ``bytes_min`` is Kafka's: a fetch that finds less waits for more, for at most ``wait_ms_max``.
 ``acks``: 0 none, 1 written, -1 flushed to the disk.  ``base`` is the offset of the first record, ``end`` the offset
-after the last.  Errors are the numbers of :mod:`appliance.errors`; 0 is none.  The coordinator answers metadata and
-admin, or a worker does from its snapshot of metadata.
+after the last.  Errors are the numbers of :mod:`appliance.errors`; 0 is none.  46 says that a batch of an idempotent
+producer is in the log already, at an offset that is not kept.  The coordinator answers metadata and admin, or a worker
+does from its snapshot of metadata.
 
 What offsets asks for, by ``timestamp``, while ``offset`` is -1 (else: that offset itself, or the nearest in the log)::
 

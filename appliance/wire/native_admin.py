@@ -3,13 +3,16 @@
 ``wire/native.py`` specifies the frames.  The verbs, their arguments and results (JSON-like)::
 
     create_topic    {name, partitions?, settings?}        {name, partitions}
-    ensure_topic    {name}                                {name, partitions}; created if auto_create is on
+    ensure_topic    {name}                                {name, partitions, created}; made if auto_create is on
     alter_topic     {name, settings?, partitions?}        {name, partitions}; nil resets a setting
     delete_topic    {name}                                nil
     delete_records  {name, partition, offset}             nil; deletes what is before; only the leader does it
     topics          {names?}                              [{name, settings, own, partitions: [PARTITION]}]
     repair          {name, partition, cut?}               {actions: [text], start, end, hole_bytes, cut_bytes}; see
                                                           ``log/repair.py``: answered when the partition is back
+    report_damage   {name, partition, start, stop}        [{start, stop, file, position, reason}]; somebody has met
+                                                          damage in these offsets: the appliance looks itself, and
+                                                          answers all damage of the partition; only the leader does it
     init_producer   {}                                    {producer_id, epoch}
     status          {}                                    see :mod:`appliance.status`
     groups          {}                                    [{group, protocol, state, members: how many}]
@@ -24,6 +27,7 @@
     zookeeper_login {}                                    {scheme, user, password} for members of native groups, who
                                                           register in ZooKeeper themselves; {}: it is open;
                                                           {local: path}: only trusted clients get it, ask there
+    accept_clock    {}                                    {jump_ms}; believe the clock after a jump, 0: there is none
     acls            {FILTER}                              [ACL]; those that the filter selects
     add_acls        {acls: [ACL]}                         nil
     delete_acls     {FILTER, dry_run?}                    [ACL]; those that were deleted, or would be
@@ -32,7 +36,7 @@
     FILTER          as ACL, all optional; pattern "Match": rules about the resource ``name``
     PARTITION       {partition, leader, start, end, bytes, messages, state}
     MEMBER          {id, client, host, partitions: [[topic, partition]]}
-    COMMITTED       {topic, partition, offset, end, lag_messages, lag_bytes, lag_seconds, owner}
+    COMMITTED       {topic, partition, offset, end, lag_messages, lag_bytes, lag_seconds, lost_bytes, owner}
 
 Any broker accepts these requests.  It passes ``commit`` and ``delete_offsets`` on to the group's coordinator.
 ``forwarded`` marks a request that another broker has passed on.
@@ -40,7 +44,8 @@ Any broker accepts these requests.  It passes ``commit`` and ``delete_offsets`` 
 A topic's ``settings`` are those in force; ``own`` are those set for this topic.  A group's ``protocol`` is that of its
 members, native or kafka, "" without any; its ``state`` is stable, rebalancing or empty.  Values that are not known now
 (a partition is not readable, its broker does not answer) are nil.  An owned partition without a committed offset has
-the lag of its whole log.
+the lag of its whole log.  ``lost_bytes``: what was removed from the log before the group has read it, until the group
+commits an offset beyond it.
 
 ``verifiers``: mechanism → text, as Kafka keeps it (``security/scram.py``); the client computes it, so no password comes
 here.  ``new``: the user must not exist; else it must.
@@ -164,6 +169,13 @@ class RepairPartition(msgspec.Struct, forbid_unknown_fields=True):
     cut: bool = False
 
 
+class ReportDamage(msgspec.Struct, forbid_unknown_fields=True):
+    name: Name
+    partition: Partition
+    start: Offset
+    stop: Offset
+
+
 class Nothing(msgspec.Struct, forbid_unknown_fields=True):
     pass
 
@@ -176,6 +188,7 @@ VERBS: Final[dict[str, type[msgspec.Struct]]] = {
     "delete_records": DeleteRecords,
     "topics": ManyTopics,
     "repair": RepairPartition,
+    "report_damage": ReportDamage,
     "init_producer": Nothing,
     "status": Nothing,
     "groups": Nothing,
@@ -187,6 +200,7 @@ VERBS: Final[dict[str, type[msgspec.Struct]]] = {
     "put_user": PutUser,
     "delete_user": OneUser,
     "zookeeper_login": Nothing,
+    "accept_clock": Nothing,
     "acls": SelectAcls,
     "add_acls": AddAcls,
     "delete_acls": DeleteAcls,

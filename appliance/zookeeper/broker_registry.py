@@ -29,7 +29,6 @@ from .operations import (
     Refused,
     ask,
     create,
-    delete,
     get,
     list_children,
     read_children,
@@ -89,10 +88,6 @@ class BrokerRegistry:
             log.warning("broker %d is registered without its partitions: they take %d bytes", broker_id, len(value))
             value = paths.encode_broker(msgspec.structs.replace(info, partitions={}))
         keeper.keep(paths.broker(broker_id), value, ours)
-
-    def deregister(self, broker_id: int) -> Operation[None]:
-        """Delete the registration (after ``Session.unkeep``)."""
-        yield [delete(paths.broker(broker_id))]
 
     def brokers(self) -> Operation[dict[int, BrokerInfo]]:
         nodes = yield from read_children(paths.BROKER_IDS)

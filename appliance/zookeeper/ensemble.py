@@ -184,12 +184,24 @@ class Ensemble:
         raise ConfigFault(f"no {count} free ports were found on {LOOPBACK} for the local ZooKeeper ensemble")
 
     def _seed_new_nodes(self, present: int) -> None:
+        """Copy the first node's data to the new ones.  What a new one has already is kept under another name.
+
+        It may be of an ensemble that has grown, shrunk and grown: as two of three nodes with older data it would win.
+        Or ``ensemble.json`` is not the one that goes with the data: then it is the only copy.
+        """
         source = self._node_directory(0) / "data" / "version-2"
+        if not source.exists():
+            return
         for i in range(present, self.count):
             target = self._node_directory(i) / "data" / "version-2"
-            shutil.rmtree(target, ignore_errors=True)
-            if source.exists():
-                shutil.copytree(source, target)
+            copied = target.with_name("version-2.new")
+            shutil.rmtree(copied, ignore_errors=True)  # of a start that was interrupted here
+            shutil.copytree(source, copied)
+            if target.exists():
+                kept = _free_name(target.with_name("version-2.before"))
+                target.rename(kept)
+                log.warning("node %d of the ensemble begins with the data of the first; %s has its own", i + 1, kept)
+            copied.rename(target)
 
     # --- a node's files
 
@@ -205,10 +217,12 @@ class Ensemble:
         write(node / "jaas.conf", self._jaas)
         for name, text in LOGGING_FILES.items():
             write(node / name, text.format(file=node / "zookeeper.log", bytes=LOG_BYTES_MAX, files=LOG_FILES_MAX))
-        argv = [str(java), f"-Xmx{self._config.heap_mb or HEAP_MB_MIN}m", *JVM_FLAGS]
-        argv += [f"-XX:ErrorFile={node}/crash.log", f"-Djava.io.tmpdir={node}/tmp"]
-        argv += [f"-Djava.security.auth.login.config={node}/jaas.conf"]
-        argv += ["-cp", f"{node}:{classpath}", MAIN_CLASS, str(node / "zoo.cfg")]
+        options = [f"-Xmx{self._config.heap_mb or HEAP_MB_MIN}m", *JVM_FLAGS]
+        options += [f"-XX:ErrorFile={node}/crash.log", f"-Djava.io.tmpdir={node}/tmp"]
+        options += [f"-Djava.security.auth.login.config={node}/jaas.conf", "-cp", f"{node}:{classpath}"]
+        # In a file, because who looks at processes would see nothing but a class path of two kilobytes.
+        write(node / "java.options", "".join(f"{_quoted(option)}\n" for option in options))
+        argv = [str(java), f"@{node}/java.options", MAIN_CLASS, str(node / "zoo.cfg")]
         # Options meant for other Java programs would change this one's heap and agents.
         dropped = {"JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "CLASSPATH"}
         env = {key: value for key, value in self._environ.items() if key not in dropped}
@@ -300,6 +314,12 @@ class Ensemble:
                 os.close(descriptor)
 
 
+def _quoted(option: str) -> str:
+    """An option as the files for arguments of java(1) have it."""
+    escaped = option.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
 class _DieWith:
     """Runs in the child before exec: sets the umask; the kernel kills the child when the parent ends, or has ended."""
 
@@ -334,6 +354,14 @@ def probe(port: int, timeout_ms: int = 200) -> str | None:
         if line.startswith("Mode: "):
             return line.removeprefix("Mode: ").strip()
     return None
+
+
+def _free_name(path: Path) -> Path:
+    """This path, or the first with a number behind it that does not exist."""
+    name, number = path, 2
+    while name.exists():
+        name, number = path.with_name(f"{path.name}-{number}"), number + 1
+    return name
 
 
 def _is_free(port: int) -> bool:

@@ -103,12 +103,12 @@ class OffsetRegistry:
     def read(
         self, group: str, parts: Collection[TopicPartition] | None = None
     ) -> Operation[dict[TopicPartition, StoredOffset]]:
-        """As :func:`read_offsets`; also remembers the nodes' versions for later commits."""
+        """As :func:`read_offsets`, without negative ones; also remembers the nodes' versions for later commits."""
         wanted = (yield from _partitions(group)) if parts is None else sorted(parts)
         found = yield from _read_nodes(group, wanted)
         for part, node in found.nodes.items():
             self._known(group, part).version = node.version if isinstance(node, Node) else -1
-        return _current(group, found)
+        return {part: stored for part, stored in _current(group, found).items() if stored.offset >= 0}
 
     def commit(
         self, group: str, offsets: Mapping[TopicPartition, CommittedOffset], *, overwrite: bool = False

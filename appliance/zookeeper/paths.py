@@ -30,7 +30,7 @@ somebody else; it raises :class:`BadValue` with its path.
 from __future__ import annotations
 
 import json
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -225,6 +225,7 @@ def decode_subscription(path: str, value: bytes) -> Subscription:
 class CommittedOffset(NamedTuple):
     """The offset of the next message to read, with the fields that Kafka's clients may store with it.
 
+    ``offset``: negative ones, which Kafka's clients may store, too, mean nothing to native groups.
     ``topic_id``: the id of its topic; "" for a plain number, which holds for any topic of that name.
     ``leader_epoch``: of the last message read; -1 when it is not known.
     """
@@ -236,7 +237,7 @@ class CommittedOffset(NamedTuple):
 
 
 class _Offset(msgspec.Struct, omit_defaults=True):
-    offset: Annotated[int, msgspec.Meta(ge=0)]
+    offset: int
     metadata: str = ""
     topic_id: str = ""
     leader_epoch: int = -1
@@ -251,7 +252,7 @@ def encode_offset(committed: CommittedOffset) -> bytes:
 def decode_offset(path: str, value: bytes) -> CommittedOffset:
     try:
         if value[:1] != b"{":
-            return CommittedOffset(_at_least(0, int(value)))
+            return CommittedOffset(int(value))
         found = msgspec.json.decode(value, type=_Offset)
         return CommittedOffset(found.offset, found.metadata, found.topic_id, found.leader_epoch)
     except ValueError as error:  # msgspec's errors and UnicodeDecodeError are ValueErrors

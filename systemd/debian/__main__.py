@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 from appliance import __version__
+from appliance.extras import PAGES
 
 from . import control, documents, environment, manual_pages
 from .environment import ROOT, Refused
@@ -58,7 +59,8 @@ def build(staging: Path, python: str, version: str, out: Path) -> Path:
     print("packing ...", flush=True)
     out.mkdir(exist_ok=True)
     package = out / f"appliance_{version}_{made.architecture}.deb"
-    packing = ["dpkg-deb", "--root-owner-group", "-Zxz", "-z6", "--build", str(staging), str(package)]
+    # A tenth of the time of xz for a tenth more bytes.  dpkg reads it from 1.21.18 on: Debian 12, Ubuntu 18.04.
+    packing = ["dpkg-deb", "--root-owner-group", "-Zzstd", "-z12", "--build", str(staging), str(package)]
     subprocess.run(packing, check=True, stdout=subprocess.DEVNULL)
     return package
 
@@ -71,8 +73,12 @@ def _install_files(staging: Path) -> None:
     _install(source / "appliance.sysusers", staging / "usr/lib/sysusers.d/appliance.conf")
     _install(source / "appliance.tmpfiles", staging / "usr/lib/tmpfiles.d/appliance.conf")
     _install(source / "make-certificates", staging / "opt/appliance/make-certificates", 0o755)
-    for page in ("README.md", "FAULTS.md"):
-        _install(source / page, staging / "usr/share/doc/appliance" / page)
+    pages = staging / "usr" / PAGES
+    pages.parent.mkdir(parents=True)
+    shutil.move(staging / environment.PREFIX.relative_to("/") / PAGES, pages)
+    certificates = pages / "systemd/make-certificates"
+    certificates.unlink()
+    certificates.symlink_to("/opt/appliance/make-certificates")
     command = staging / "usr/bin/appliance"
     command.parent.mkdir(parents=True, exist_ok=True)
     command.symlink_to(environment.COMMAND)

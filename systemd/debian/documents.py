@@ -21,7 +21,7 @@ HEADER = """\
 #   systemctl reload appliance                                        limits, retention, defaults of topics
 #   systemctl restart appliance                                       everything else
 #
-# man appliance.toml describes all keys; /usr/share/doc/appliance/README.md has set-ups to copy.
+# man appliance.toml describes all keys; /usr/share/doc/appliance/systemd/README.md has set-ups to copy.
 
 """
 COMPLETIONS = {

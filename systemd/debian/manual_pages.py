@@ -24,7 +24,7 @@ from appliance.config_keys import Key
 FILES = {
     "/etc/appliance/appliance.toml": "configuration of the service, see appliance.toml(5)",
     "/var/lib/appliance": "its data: messages, topics, users, committed offsets",
-    "/usr/share/doc/appliance/README.md": "running it as a service, from installation to removal",
+    "/usr/share/doc/appliance/systemd/README.md": "running it as a service, from installation to removal",
 }
 ENVIRONMENT = {
     "APPLIANCE_DATA": "the data directory, instead of --data",

@@ -22,7 +22,7 @@ class Broker(Server):
 
     def start(self) -> Broker:
         super().start()
-        self.settings |= {"kafka.listen": self.kafka, "native.listen": self.native}
+        self.settings |= {f"{protocol}.listen": self.state["listeners"][protocol] for protocol in ("kafka", "native")}
         return self
 
 

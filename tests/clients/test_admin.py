@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import uuid
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiokafka import AIOKafkaProducer
+from aiokafka.errors import KafkaError as AioKafkaError
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaException, Producer
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
@@ -20,7 +23,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     NewTopic,
     ResourceType,
 )
+from kafka import KafkaProducer
 from kafka.admin import KafkaAdminClient
+from kafka.errors import KafkaError
 
 from ..server import Server
 from .adapters import (
@@ -164,7 +169,7 @@ def test_kafkas_admin_client_is_answered_at_once_whatever_it_asks(broker: Broker
         "incrementalAlterConfigs, brokers": "InvalidRequestException",
         "electLeaders": "ElectionNotNeededException",
         "describeAcls": "SecurityDisabledException",
-        "describeTransactions": "TransactionalIdAuthorizationException",
+        "describeTransactions": "UnsupportedVersionException",
         "describeMetadataQuorum": "UnsupportedVersionException",
     }
 
@@ -237,11 +242,55 @@ def test_producers_are_told_the_time_of_appending(admin: AdminClient, broker: Br
     assert told == [(TIMESTAMP_LOG_APPEND_TIME, int(time_ms)) for time_ms in found] and len(told) == 3
 
 
-def test_transactions_are_refused_with_a_clear_error(broker: Broker) -> None:
-    producer = Producer({"bootstrap.servers": broker.kafka, "transactional.id": "tx", "log_level": 0})
+def confluent_transaction(bootstrap: str) -> str:
+    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": "tx", "log_level": 0})
     with pytest.raises(KafkaException) as raised:
-        producer.init_transactions(10)
-    assert raised.value.args[0].fatal() or "ransaction" in raised.value.args[0].str()
+        producer.init_transactions(DEADLINE_S)
+    assert raised.value.args[0].fatal()
+    return str(raised.value.args[0].str())
+
+
+def kafka_python_transaction(bootstrap: str) -> str:
+    producer = KafkaProducer(bootstrap_servers=bootstrap, transactional_id="tx")
+    with pytest.raises(KafkaError) as raised:
+        producer.init_transactions()
+    producer.close(timeout=0)
+    return str(raised.value)
+
+
+def aiokafka_transaction(bootstrap: str) -> str:
+    async def run() -> str:
+        producer = AIOKafkaProducer(bootstrap_servers=bootstrap, transactional_id="tx")
+        with pytest.raises(AioKafkaError) as raised:
+            await asyncio.wait_for(producer.start(), DEADLINE_S)
+        await producer.stop()
+        return str(raised.value)
+
+    return asyncio.run(run())
+
+
+def java_transaction(bootstrap: str) -> str:
+    return java("Transactional", bootstrap)
+
+
+OUR_WORDS = "transactions are not supported"
+
+
+@pytest.mark.parametrize(
+    "begin, words",
+    [
+        (confluent_transaction, OUR_WORDS),
+        (java_transaction, OUR_WORDS),
+        (kafka_python_transaction, "UnsupportedVersionError"),
+        (aiokafka_transaction, "UnsupportedVersionError"),
+    ],
+)
+def test_a_transactional_producer_is_told_that_there_are_no_transactions(
+    broker: Broker, begin: Callable[[str], str], words: str
+) -> None:
+    """At once, as what it is: nobody repeats the request until a time-out, or looks for an access rule."""
+    said = begin(broker.kafka)
+    assert words in said, said
 
 
 def test_every_client_makes_a_topic_by_producing(broker: Broker) -> None:

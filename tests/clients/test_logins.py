@@ -37,7 +37,7 @@ from appliance.errors import BadCredentials, BadValue, LoginOutOfOrder
 from appliance.wire.native import FETCH
 
 from ..command_line import run
-from ..server import Server
+from ..server import Server, wait_for
 from .adapters import DEADLINE_S, java, new_topic
 
 PASSWORD, WRONG = "correct horse", "battery staple"
@@ -353,8 +353,12 @@ def test_a_session_ends_and_clients_log_in_again(
         assert int.from_bytes(reply[-8:]) == 1_500
         again = [line for line in _relogins(server)]
         assert again, "librdkafka has logged in again"
-        peer.send(METADATA, 1, struct.pack(">i", -1))
-        assert peer.ended, "its session is over"
+
+        def is_cut_off() -> bool:
+            peer.send(METADATA, 1, struct.pack(">i", -1))
+            return peer.ended
+
+        wait_for(is_cut_off, "its session to end", 10)
 
 
 def test_native_clients_log_in_again_before_their_session_ends(

@@ -157,7 +157,7 @@ def ensemble(directory: Path) -> Iterator[Run]:
 def small(directory: Path) -> Iterator[Run]:
     """Retention has nothing to do with it: it would make room on the disk by taking what is checked."""
     about = {"zookeeper.nodes": 1, "zookeeper.session_timeout_ms": SESSION_MS}
-    settings = LIVENESS | {"disk.free_bytes_min": 0} | about
+    settings = LIVENESS | {"disk.free_bytes_min": 0, "disk.check_ms": 1_000} | about
     clock = directory / "clock"
     clock.write_bytes(bytes(8))
     environment = {"PYTHONPATH": str(HERE / "skewed"), "SKEW_FILE": str(clock)}

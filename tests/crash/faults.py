@@ -35,7 +35,7 @@ from .workload import MEMBERS, TOPICS, persistently
 STOP_S: Final = 1.5 * max(SESSION_MS, MEMBER_SESSION_MS) / 1000
 """Longer than any session of this load."""
 MOMENT_S: Final = 2.0
-HOUR_NS: Final = 3_600 * 10**9
+TEN_DAYS_NS: Final = 10 * 86_400 * 10**9
 UP_S_MAX: Final = 60
 SPARE_DESCRIPTORS: Final = 4
 IDLE_CONNECTIONS: Final = 64
@@ -326,13 +326,22 @@ def slow_flush(run: Run) -> None:
     run.load.wait_progress()
 
 
-@fault("wall clock jumps", "small", "nobody notices but timestamps")
+def _jump_ms(run: Run) -> int:
+    return int((run.server.state.get("clock") or {"jump_ms": 0})["jump_ms"])
+
+
+def _sign(number: int) -> int:
+    return (number > 0) - (number < 0)
+
+
+@fault("wall clock jumps by ten days", "small", "it is told, nothing is deleted by it, and only timestamps show it")
 def jump_clock(run: Run) -> None:
     clock = Path(run.server.environment["SKEW_FILE"])
-    for skew_ns in (HOUR_NS, -HOUR_NS, 0):
+    for skew_ns in (TEN_DAYS_NS, -TEN_DAYS_NS, 0):
         with clock.open("r+b") as file:
             file.write(struct.pack("<q", skew_ns))
         run.injected += 1
+        wait_for(lambda wanted=skew_ns: _sign(_jump_ms(run)) == _sign(wanted), "the jump to be told", UP_S_MAX)
         run.load.wait_progress(least=20)
 
 

@@ -278,7 +278,7 @@ LEFT_OUT: dict[str, tuple[Callable[[Run], None], type, str, object]] = {
         retention, Producers, "covers", lambda *_: True,
     ),
     "sealed segments and directories are not synced": (
-        rolling, FlushTicket, "sync", lambda self: os.fdatasync(self._files[-1].fd),
+        rolling, FlushTicket, "sync", lambda self: os.fdatasync(self._active.log.fd),
     ),
 }  # fmt: skip
 

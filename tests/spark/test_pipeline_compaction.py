@@ -231,3 +231,27 @@ def test_a_file_system_that_cannot_exchange_is_named(
     with Compactor(settings.output, at_end=True):
         pass
     assert "cannot exchange directories" in caplog.text, "the pipeline goes on"
+
+
+@pytest.mark.parametrize("days", [10, -10])
+def test_nothing_old_is_removed_soon_after_the_clock_has_jumped(
+    make: Make, settings: Settings, monkeypatch: pytest.MonkeyPatch, days: int
+) -> None:
+    """What a micro-batch has written and not committed yet would look ten days old."""
+    fill(make, settings, 2)
+    vacuums: list[bool] = []
+    monkeypatch.setattr(
+        compaction, "compact", lambda *_, vacuum: vacuums.append(vacuum) or compaction.Compacted(0, 0, 0)
+    )
+    steady_s, wall_s = [1_000.0], [1_800_000_000.0]
+    monkeypatch.setattr(compaction.time, "monotonic", lambda: steady_s[0])
+    monkeypatch.setattr(compaction.time, "clock_gettime", lambda clock: steady_s[0])
+    monkeypatch.setattr(compaction.time, "time", lambda: wall_s[0] + steady_s[0])
+    compactor = Compactor(settings.output)
+    compactor._pass()
+    steady_s[0] += compaction.VACUUM_EVERY_S
+    wall_s[0] += days * 86_400
+    compactor._pass()
+    steady_s[0] += compaction.VACUUM_EVERY_S
+    compactor._pass()
+    assert vacuums == [True, False, True]

@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 from typer import BadParameter
 
+from ...owners import open_as_owner
+
 LOG_DIR = Path("/var/log")
 FILES_MAX = 200
 LINES_MAX = 1_500_000
@@ -47,18 +49,20 @@ def find(directory: Path = LOG_DIR) -> list[Path]:
     for folder, names, files in os.walk(directory, onerror=None):
         names.sort()
         for path in (Path(folder) / file for file in sorted(files)):
-            if not path.is_symlink() and _is_text(path):
-                found.append((path.stat().st_size, path))
+            if not path.is_symlink() and (size := _text_bytes(path)):
+                found.append((size, path))
     return [path for _, path in sorted(found)[-FILES_MAX:]]
 
 
-def _is_text(path: Path) -> bool:
+def _text_bytes(path: Path) -> int:
+    """The size of a text file; 0 for any other file, and for one that cannot be read."""
     try:
-        with path.open("rb") as file:
+        with open_as_owner(path) as file:
             head = file.read(PROBE_BYTES)
+            size = os.fstat(file.fileno()).st_size
     except OSError:
-        return False
-    return bool(head) and b"\0" not in head and _decodes(head)
+        return 0
+    return size if b"\0" not in head and _decodes(head) else 0
 
 
 def _decodes(head: bytes) -> bool:
@@ -79,7 +83,7 @@ def plan(files: Sequence[Path], lines_min: int) -> Plan:
     """
     given = list(files)
     for path in given:
-        path.open("rb").close()
+        open_as_owner(path).close()
     paths = given or find()
     counted = [(path, *_count(path)) for path in paths]
     lines, size = sum(row[1] for row in counted), sum(row[2] for row in counted)
@@ -118,7 +122,7 @@ def _count(path: Path) -> tuple[int, int]:
 
 def read_lines(path: Path) -> Iterator[bytes]:
     """Yields lines without their line break; a line longer than LINE_BYTES_MAX in pieces."""
-    with path.open("rb") as file:
+    with open_as_owner(path) as file:
         while line := file.readline(LINE_BYTES_MAX):
             yield line.removesuffix(b"\n")
 

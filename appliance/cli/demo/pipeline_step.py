@@ -6,10 +6,12 @@ directory that the next demo replaces.  Everything else, Spark's files included,
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
 import shutil
+import stat
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -71,8 +73,7 @@ def run(sandbox: Sandbox, bootstrap: str, topics: Sequence[str]) -> Tables:
     Raises:
         Unavailable: it failed; the message has the end of its log.
     """
-    tables = Path(tempfile.gettempdir()) / f"appliance-tables-{os.getuid()}"
-    shutil.rmtree(tables, ignore_errors=True)
+    tables = tables_directory()
     config = sandbox.path / "pipeline.toml"
     config.write_text(_config(sandbox.path, tables, bootstrap, topics))
     result = _run_command(sandbox, "run", str(config), "--once")
@@ -91,6 +92,23 @@ def run(sandbox: Sandbox, bootstrap: str, topics: Sequence[str]) -> Tables:
         events=result["events"],
         page=page,
     )
+
+
+def tables_directory() -> Path:
+    """An empty directory for the tables, in the place of that of the last demo; elsewhere if that is somebody else's.
+
+    Everybody may make such a name in /tmp; who made the directory could read and exchange what is in it.
+    """
+    usual = Path(tempfile.gettempdir()) / f"appliance-tables-{os.getuid()}"
+    with contextlib.suppress(FileNotFoundError):
+        seen = usual.lstat()
+        if stat.S_ISDIR(seen.st_mode) and seen.st_uid == os.geteuid():
+            shutil.rmtree(usual)
+    try:
+        usual.mkdir(0o700)
+    except FileExistsError:
+        return Path(tempfile.mkdtemp(prefix=f"{usual.name}-"))
+    return usual
 
 
 def _run_command(sandbox: Sandbox, *words: str) -> Any:

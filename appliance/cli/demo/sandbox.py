@@ -16,6 +16,7 @@ import fcntl
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import IO
 
 from ...errors import Unavailable
+from ...owners import refuse_others_directory
 from ...shared import memory
 
 PREFIX = "appliance-demo-"
@@ -40,6 +42,8 @@ class Sandbox:
     """The directory and the children of one demo; :meth:`close` removes them."""
 
     def __init__(self) -> None:
+        """Raises OthersDirectory: root's TMPDIR is in a directory of another user."""
+        refuse_others_directory(Path(tempfile.gettempdir()))
         self.path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getuid()}-"))
         self.data = self.path / DATA
         self.data.mkdir()
@@ -123,9 +127,12 @@ def clear_abandoned() -> list[str]:
     """Remove what killed demos of this user have left behind.  Returns what was found."""
     found: list[str] = []
     for directory in sorted(Path(tempfile.gettempdir()).glob(f"{PREFIX}{os.getuid()}-*")):
-        if time.time() - directory.stat().st_mtime < SETTLING_S:  # its demo may not have taken the lock yet
+        seen = directory.lstat()
+        if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.geteuid():  # everybody may make such names in /tmp
             continue
-        with contextlib.suppress(OSError), (directory / OWNER).open("a") as owner:
+        if time.time() - seen.st_mtime < SETTLING_S:  # its demo may not have taken the lock yet
+            continue
+        with contextlib.suppress(OSError), (directory / OWNER).open() as owner:
             fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails for a running demo, which is left alone
             instance = memory.instance_of(directory / DATA) if (directory / DATA).is_dir() else ""
             found += [str(directory), *clear(directory, instance or "none")]

@@ -7,6 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
+from ... import extras
 from .. import output
 from ..target import Connect, Data, Json, data_dir
 
@@ -42,13 +43,14 @@ def doctor(
     found = judge(seen(before, sampler.take()))
     if quiet:
         found = [finding for finding in found if finding.exit_status]
+    page = extras.page(PAGE)
     if as_json:
         rows = [{**finding.as_json(), "exit_status": finding.exit_status} for finding in found]
-        output.print_json([{**row, "page": f"{PAGE}#{row['page']}"} for row in rows])
+        output.print_json([{**row, "page": f"{page}#{row['page']}"} for row in rows])
     else:
         for finding in found:
             output.say(f"{finding.condition.level}: {finding.what}")
-            for name, text in (("why", finding.why), ("do", finding.todo), ("page", f"{PAGE}#{finding.page}")):
+            for name, text in (("why", finding.why), ("do", finding.todo), ("page", f"{page}#{finding.page}")):
                 if text:
                     output.say(f"  {name:4} {text}")
         if not found:

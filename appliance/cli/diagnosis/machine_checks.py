@@ -24,6 +24,7 @@ from ...addresses import parse_addresses, parse_listeners
 from ...config import Config
 from ...errors import ApplianceError
 from ...health.conditions import EXPIRES_WITHIN_S, RENEW
+from ...owners import acting_as_owner
 from ...shared.table import TABLE_BYTES
 
 OK: Final = "ok"
@@ -128,8 +129,10 @@ def _existing(directory: Path) -> Path:
 
 
 def _room(config: Config, directory: Path) -> Row:
-    usage = shutil.disk_usage(_existing(directory))
-    found = f"{units.size(usage.free)} of {units.size(usage.total)} free at {_existing(directory)}"
+    with acting_as_owner(directory):
+        place = _existing(directory)
+        usage = shutil.disk_usage(place)
+    found = f"{units.size(usage.free)} of {units.size(usage.total)} free at {place}"
     least = config.disk.free_bytes_min
     if usage.free < least:
         return Row("disk", WRONG, found, f"disk.free_bytes_min keeps {units.size(least)} free")
@@ -139,10 +142,9 @@ def _room(config: Config, directory: Path) -> Row:
 
 
 def _sync(config: Config, directory: Path) -> Row:
-    place = _existing(directory)
     times_ms = []
     try:
-        with tempfile.TemporaryFile(dir=place) as file:
+        with acting_as_owner(directory), tempfile.TemporaryFile(dir=_existing(directory)) as file:
             for _ in range(SYNCS):
                 file.write(bytes(4096))
                 file.flush()

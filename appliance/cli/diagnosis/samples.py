@@ -17,6 +17,7 @@ from ...addresses import parse_addresses, parse_listeners
 from ...errors import ApplianceError
 from ...health.findings import Disk, Process, Seen
 from ...metrics.readings import Reader, Readings, of_status
+from ...owners import acting_as_owner
 from ...processes.clock import wall_s
 from ...status import NOTHING, collect
 from ..target import cluster
@@ -74,9 +75,10 @@ class Sampler:
                 if with_groups:
                     groups, error = _groups(asked, readings.state)
             return Sample(readings, groups, error, {}, {}, Counter())
-        readings = self._reader.read()
-        if readings.state is None:
-            return Sample(of_status(collect(self._directory), wall_s()), [], None, {}, {}, Counter())
+        with acting_as_owner(self._directory):
+            readings = self._reader.read()
+            if readings.state is None:
+                return Sample(of_status(collect(self._directory), wall_s()), [], None, {}, {}, Counter())
         if with_groups:
             try:
                 with cluster(self._directory, None, timeout_ms=ANSWER_MS) as asked:

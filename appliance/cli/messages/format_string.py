@@ -10,6 +10,7 @@ A format string has text, escapes (``\\n \\r \\t \\\\ \\xXX``) and these fields:
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
@@ -58,7 +59,7 @@ def parse_format(text: str) -> Field:
     pieces: list[bytes | Field] = []
     for field, number, escape, plain in _PIECE.findall(text):
         if plain:
-            pieces.append(plain.encode())
+            pieces.append(os.fsencode(plain))
         elif number:
             pieces.append(bytes([int(number, 16)]))
         elif field in FIELDS:

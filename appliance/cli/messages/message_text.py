@@ -11,7 +11,7 @@ import sys
 from base64 import b64encode
 from collections.abc import Iterable
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from .. import output
 from .format_string import Field, headers_text
@@ -19,6 +19,9 @@ from .log_levels import DIM, PLAIN, colour
 
 if TYPE_CHECKING:
     from ...client import Message
+
+
+NO_CLOCK: Final = "--:--:--"
 
 
 class MessageWriter:
@@ -47,7 +50,7 @@ class MessageWriter:
         self._raw = raw or not terminal
         self._form = form
         self._headers = headers
-        self._separator = None if key_separator is None else key_separator.encode()
+        self._separator = None if key_separator is None else os.fsencode(key_separator)
         self._prefix = prefix if terminal and not raw else ""
         self._coloured = bool(self._prefix) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
         self._write = self._json if as_json else self._formatted if form else self._line
@@ -79,7 +82,7 @@ class MessageWriter:
     def _before(self, message: Message) -> str:
         if not self._prefix:
             return ""
-        before = f"{datetime.fromtimestamp(max(0, message.timestamp) / 1000):%H:%M:%S} "
+        before = f"{_clock(message.timestamp)} "
         if self._prefix == "partition":
             before += f"{message.topic}-{message.partition} "
         return f"{DIM}{before}{PLAIN}" if self._coloured else before
@@ -87,6 +90,14 @@ class MessageWriter:
     def _in_colour(self, value: bytes, text: str) -> str:
         begin = colour(value) if self._coloured else ""
         return f"{begin}{text}{PLAIN}" if begin else text
+
+
+def _clock(timestamp: int) -> str:
+    """The time of day; dashes for a message without a time, and for one that no calendar has."""
+    try:
+        return f"{datetime.fromtimestamp(timestamp / 1000):%H:%M:%S}" if timestamp >= 0 else NO_CLOCK
+    except (ValueError, OverflowError, OSError):  # microseconds where milliseconds belong: the year 50,000
+        return NO_CLOCK
 
 
 def json_row(message: Message) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import typer
 from ...errors import ApplianceError, UnknownPartition
 from ...wire.requests import EARLIEST, LATEST
 from .. import ending, output
+from ..invocation import any_bytes
 from ..live_names import complete_topics
 from ..offset_spec import OffsetSpec, parse_offset_spec
 from ..target import Connect, Data, Json, address
@@ -21,6 +22,7 @@ from .message_text import MessageWriter
 from .value_filter import make_select
 
 if TYPE_CHECKING:
+    from ...client import Message
     from ...client.merged_reader import MergedReader, Span
 
 TopicPartitions = list[tuple[str, int]]
@@ -34,13 +36,21 @@ Lines = Annotated[
 ]
 Since = Annotated[str | None, typer.Option("--since", metavar="TIME", help="From then: 10m, 2h, 7d, 06:00, …")]
 Until = Annotated[str | None, typer.Option("--until", metavar="TIME", help="Up to then.  Not with -f.")]
-Grep = Annotated[str | None, typer.Option("--grep", metavar="RE", help="Whose value has this.")]
+Grep = Annotated[str | None, typer.Option("--grep", metavar="RE", callback=any_bytes, help="Whose value has this.")]
 Fields = Annotated[
     list[str] | None,
-    typer.Option("--field", metavar="NAME=TEXT", help="Whose JSON or key=value text has this field; repeatable."),
+    typer.Option(
+        "--field",
+        metavar="NAME=TEXT",
+        callback=any_bytes,
+        help="Whose JSON or key=value text has this field; repeatable.",
+    ),
 ]
 Format = Annotated[
-    str | None, typer.Option("--format", metavar="TEXT", help="As kcat's -f: %t %p %o %T %k %s %h %S %K %R \\n")
+    str | None,
+    typer.Option(
+        "--format", metavar="TEXT", callback=any_bytes, help="As kcat's -f: %t %p %o %T %k %s %h %S %K %R \\n"
+    ),
 ]
 Partitions = Annotated[list[int] | None, typer.Option("--partition", min=0, help="Only this one; repeatable.")]
 
@@ -68,7 +78,7 @@ def tail(
     """Print the newest messages of topics in the order of their times, and with -f what follows.
 
     A terminal also shows times, partitions, and colours by level.  A pipe gets values, one on a line.  -n with --grep
-    or --field counts the messages that fit.
+    or --field counts the messages that fit.  A message without a time goes with the one before it in its partition.
 
     [b]Examples[/b]
 
@@ -176,9 +186,26 @@ def _print_past(
     end: int | None,
 ) -> None:
     lists = reader.between(spans) if count is None else iter([reader.last(count, spans)])
-    first, last = begin or 0, 2**63 if end is None else end
-    for messages in lists:  # times in a log need not grow: some of these may be older or newer
-        writer.write([message for message in messages if first <= message.timestamp < last])
+    within = _Within(begin, end)
+    for messages in lists:
+        writer.write(filter(within.has, messages))
+
+
+class _Within:
+    """Whether messages are of a time: times in a log need not grow, so some of a span may be older or newer.
+
+    A message without a time is where the one before it in its partition is.
+    """
+
+    def __init__(self, begin: int | None, end: int | None) -> None:
+        self._first, self._last = begin or 0, 2**63 if end is None else end
+        self._before: dict[tuple[str, int], bool] = {}
+
+    def has(self, message: Message) -> bool:
+        part = (message.topic, message.partition)
+        if message.timestamp >= 0:
+            self._before[part] = self._first <= message.timestamp < self._last
+        return self._before.get(part, True)
 
 
 def _follow(reader: MergedReader, writer: MessageWriter, starts: dict[tuple[str, int], int], topics: list[str]) -> None:

@@ -6,6 +6,7 @@ values that have the field's name and the wanted text somewhere.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -34,7 +35,7 @@ def make_select(
     tests = [_field_test(each) for each in fields]
     if pattern is not None:
         try:
-            compiled = re.compile(pattern.encode(), re.IGNORECASE if ignore_case else 0)
+            compiled = re.compile(os.fsencode(pattern), re.IGNORECASE if ignore_case else 0)
         except re.error as error:
             raise BadParameter(f"--grep {pattern!r}: no regular expression: {error}") from None
         tests.insert(0, compiled.search)
@@ -52,8 +53,8 @@ def _field_test(text: str) -> Test:
     name, equals, wanted = text.partition("=")
     if not name or not equals:
         raise BadParameter(f"--field {text}: must be NAME=TEXT, such as status=500 or http.method=GET")
-    key, path = name.encode(), name.split(".")
-    last = path[-1].encode()
+    key, path = os.fsencode(name), name.split(".")
+    last = os.fsencode(path[-1])
 
     def test(value: bytes) -> bool:
         if last not in value:
@@ -83,4 +84,4 @@ def _text(value: Any) -> str:
 
 def _logfmt_value(found: tuple[bytes, bytes, bytes]) -> str:
     _, quoted, plain = found
-    return (_ESCAPED.sub(rb"\1", quoted) or plain).decode(errors="replace")
+    return os.fsdecode(_ESCAPED.sub(rb"\1", quoted) or plain)

@@ -60,6 +60,7 @@ export function group(name) {
       { name: "end", label: "End", number: true, value: (row) => row.end, show: (row) => count(row.end) },
       { name: "lag", label: "Lag, messages", number: true, value: (row) => row.lag_messages, show: (row) => count(row.lag_messages) },
       { name: "bytes", label: "Lag, bytes", number: true, value: (row) => row.lag_bytes, show: (row) => size(row.lag_bytes) },
+      { name: "lost", label: "Removed unread", number: true, value: (row) => row.lost_bytes, show: (row) => size(row.lost_bytes) },
       { name: "seconds", label: "Behind", number: true, value: (row) => row.lag_seconds, show: (row) => duration(row.lag_seconds) },
     ],
   });

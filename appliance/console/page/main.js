@@ -44,7 +44,7 @@ function show(focus) {
   if (session.loginFirst) {
     const heading = el("h1", { tabindex: "-1", text: "Log in first" });
     const button = el("button", { type: "button", class: "primary", text: "Log in", on: { click: () => askLogin(started) } });
-    view = { element: el("div", {}, heading, empty("Other hosts reach this address, so nothing is shown before a login.", button)), heading, title: "Log in", update: () => {} };
+    view = { element: el("div", {}, heading, empty("Nothing is shown before a login.", button)), heading, title: "Log in", update: () => {} };
   } else {
     view = make(at);
     const [section, name = ""] = at.parts;

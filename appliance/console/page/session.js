@@ -31,7 +31,7 @@ export function askLogin(done) {
     el("label", { class: "field" }, el("span", { text: "Password" }), password),
     problem, none, el("p", { class: "actions" }, submit, cancel));
   const dialog = el("dialog", { "aria-labelledby": "login-title" }, el("h2", { id: "login-title", text: "Log in" }),
-    el("p", { class: "note", text: "With a user of the appliance. Without a login the console is read-only." }), form);
+    el("p", { class: "note", text: "With a user of the appliance." }), form);
   cancel.addEventListener("click", () => dialog.close());
   dialog.addEventListener("close", () => dialog.remove());
   form.addEventListener("submit", async (event) => {

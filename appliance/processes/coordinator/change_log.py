@@ -1,49 +1,275 @@
-"""Writes administrative changes of both listeners into the audit log: who, from where, what, and of what.
+"""Writes administrative changes of both listeners into the audit log: who, from where, what, of what, and how.
 
-A line is written for a request that has changed something.  What was refused of it is counted in the line; settings,
-verifiers and offsets are not shown.
+Each resource that a request has changed has a line of its own, with all that was changed of it: partitions, settings
+with their values, the whole access rule, limits.  So nothing that one request names can take the room of something
+else.  Topics that were made because a client asked for them have a line, too.  Verifiers of passwords are not shown.
+
+What was refused has no line here (``refusal_log``).  What may have been done, since an answer did not come in time, has
+one with ``error=`` and the code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import zip_longest
 from typing import Any, Final
 
 import msgspec
 
-from ...security.acls import Operation, Permission, ResourceType, word
+from ...errors import Unavailable, branch_codes
+from ...security.acls import Operation, PatternType, Permission, ResourceType, word
 from ...security.audit_log import Audit
 from ...security.principals import Origin
 from ...wire import native
 from ...wire.frames import SIZE_BYTES
 from ...wire.kafka.call import Call
 
-KAFKA_CHANGES: Final = frozenset(
-    {
-        *(
-            "CreateTopics",
-            "DeleteTopics",
-            "CreatePartitions",
-            "DeleteRecords",
-            "AlterConfigs",
-            "IncrementalAlterConfigs",
-        ),
-        *("DeleteGroups", "OffsetDelete", "AlterUserScramCredentials", "CreateAcls", "DeleteAcls", "AlterClientQuotas"),
+MAYBE_DONE: Final = branch_codes(Unavailable)
+AUTO_CREATE: Final = "create topic on demand"
+DEFAULT_ENTITY: Final = "<default>"
+RESOURCES: Final = {2: "topic", 4: "broker", 8: "broker-logger", 16: "client-metrics", 32: "group"}
+"""Kafka's ConfigResource.Type."""
+MECHANISMS: Final = {1: "SCRAM-SHA-256", 2: "SCRAM-SHA-512"}
+SET, DELETE, APPEND, SUBTRACT = range(4)
+"""Kafka's AlterConfigOp.OpType."""
+
+Change = tuple[int, dict[str, object]]
+"""The error code of a part of an answer, and the fields of its line."""
+Changes = Callable[[Any, Mapping[str, Any]], Iterator[Change]]
+"""Finds the changes in a request and its answer."""
+
+
+def _metadata(request: Any, answer: Mapping[str, Any]) -> Iterator[Change]:
+    for row in answer["rows"]:
+        if row.get("created"):
+            yield 0, {"topic": row["name"], "partitions": row["created"]}
+
+
+def _create_topics(request: Any, answer: Mapping[str, Any]) -> Iterator[Change]:
+    asked = {topic.name: topic for topic in request.topics}
+    for row in answer["rows"]:
+        settings = _settings((each.name, each.value) for each in asked[row["name"]].configs)
+        yield row["error_code"], {"topic": row["name"], "partitions": row.get("created", "-"), **settings}
+
+
+def _delete_topics(request: Any, answer: Mapping[str, Any]) -> Iterator[Change]:
+    for row in answer["responses"]:
+        yield row["error_code"], {"topic": row["name"] or row["topic_id"]}
+
+
+def _create_partitions(request: Any, answer: Mapping[str, Any]) -> Iterator[Change]:
+    counts = {topic.name: topic.count for topic in request.topics}
+    for row in answer["results"]:
+        yield row["error_code"], {"topic": row["name"], "partitions": counts[row["name"]]}
+
+
+def _delete_records(request: Any, answer: Mapping[str, Any]) -> Iterator[Change]:
+    for topic in answer["topics"]:
+        for row in topic["partitions"]:
+            place = {"topic": topic["name"], "partition": row["partition_index"]}
+            yield row["error_code"], {**place, "before": row["low_watermark"]}
+
+
+def _alter_configs(request: Any, answer: Mapping[str, Any]) -> Iterator[Change]:
+    """All settings of a resource are replaced by those that are named."""
+    asked = {(each.resource_type, each.resource_name): each for each in request.resources}
+    for row in answer["responses"]:
+        resource = asked[row["resource_type"], row["resource_name"]]
+        settings = _settings((each.name, each.value) for each in resource.configs)
+        yield row["error_code"], {**_resource(row), **(settings or {"settings": "none"}), "others": "default"}
+
+
+def _alter_some_configs(request: Any, answer: Mapping[str, Any]) -> Iterator[Change]:
+    asked = {(each.resource_type, each.resource_name): each for each in request.resources}
+    for row in answer["responses"]:
+        resource = asked[row["resource_type"], row["resource_name"]]
+        settings = [
+            (
+                each.name,
+                {SET: each.value, APPEND: f"+{each.value}", SUBTRACT: f"-{each.value}"}.get(each.config_operation),
+            )
+            for each in resource.configs
+        ]
+        yield row["error_code"], {**_resource(row), **_settings(settings)}
+
+
+def _delete_groups(request: Any, answer: Mapping[str, Any]) -> Iterator[Change]:
+    for row in answer["results"]:
+        yield row["error_code"], {"group": row["group_id"]}
+
+
+def _delete_group_offsets(request: Any, answer: Mapping[str, Any]) -> Iterator[Change]:
+    for topic in answer.get("topics", ()):  # a group that there is not has none
+        for row in topic["partitions"]:
+            place = {"topic": topic["name"], "partition": row["partition_index"]}
+            yield answer["error_code"] or row["error_code"], {"group": request.group_id, **place}
+
+
+def _alter_credentials(request: Any, answer: Mapping[str, Any]) -> Iterator[Change]:
+    for row in answer["results"]:
+        for each in request.deletions:
+            if each.name == row["user"]:
+                yield row["error_code"], {"user": each.name, "deleted": MECHANISMS.get(each.mechanism, each.mechanism)}
+        for each in request.upsertions:
+            if each.name == row["user"]:
+                mechanism = MECHANISMS.get(each.mechanism, each.mechanism)
+                yield row["error_code"], {"user": each.name, "set": mechanism, "iterations": each.iterations}
+
+
+def _create_acls(request: Any, answer: Mapping[str, Any]) -> Iterator[Change]:
+    for row, rule in zip_longest(answer["results"], request.creations):
+        fields = (rule.permission_type, rule.principal, rule.host, rule.operation, rule.resource_type)
+        yield row["error_code"], _rule(*fields, rule.resource_pattern_type, rule.resource_name)
+
+
+def _delete_acls(request: Any, answer: Mapping[str, Any]) -> Iterator[Change]:
+    for one in answer["filter_results"]:
+        for rule in one.get("matching_acls", ()):
+            fields = (
+                rule["permission_type"],
+                rule["principal"],
+                rule["host"],
+                rule["operation"],
+                rule["resource_type"],
+            )
+            yield one["error_code"] or rule["error_code"], _rule(*fields, rule["pattern_type"], rule["resource_name"])
+
+
+def _alter_quotas(request: Any, answer: Mapping[str, Any]) -> Iterator[Change]:
+    for row, entry in zip_longest(answer["entries"], request.entries):
+        entity = {part.entity_type: part.entity_name or DEFAULT_ENTITY for part in entry.entity}
+        limits = {each.key: "none" if each.remove else each.value for each in entry.ops}
+        yield row["error_code"], {**entity, **limits}
+
+
+KAFKA_CHANGES: Final[dict[str, Changes]] = {
+    "Metadata": _metadata,
+    "CreateTopics": _create_topics,
+    "DeleteTopics": _delete_topics,
+    "CreatePartitions": _create_partitions,
+    "DeleteRecords": _delete_records,
+    "AlterConfigs": _alter_configs,
+    "IncrementalAlterConfigs": _alter_some_configs,
+    "DeleteGroups": _delete_groups,
+    "OffsetDelete": _delete_group_offsets,
+    "AlterUserScramCredentials": _alter_credentials,
+    "CreateAcls": _create_acls,
+    "DeleteAcls": _delete_acls,
+    "AlterClientQuotas": _alter_quotas,
+}
+"""By API.  What a part of an answer says of a change is in the function."""
+
+
+def _resource(row: Mapping[str, Any]) -> dict[str, object]:
+    return {RESOURCES.get(row["resource_type"], str(row["resource_type"])): row["resource_name"]}
+
+
+def _settings(given: Any) -> dict[str, object]:
+    """``settings``: NAME=VALUE of each; None is the default.  Names and values of real settings have no blanks."""
+    texts = [f"{name}={'default' if value is None else str(value).strip()}" for name, value in given]
+    return {"settings": " ".join(texts)} if texts else {}
+
+
+def _word(kind: type[Permission | Operation | ResourceType | PatternType], number: int) -> str:
+    """As people write it; the number itself where it means nothing: then the rule was refused."""
+    try:
+        return word(kind(number))
+    except ValueError:
+        return str(number)
+
+
+def _rule(
+    permission: int, principal: str, host: str, operation: int, resource: int, pattern: int, name: str
+) -> dict[str, object]:
+    return {
+        "permission": _word(Permission, permission),
+        "principal": principal,
+        "host": host,
+        "operation": _word(Operation, operation),
+        "resource": _word(ResourceType, resource),
+        "pattern": _word(PatternType, pattern),
+        "name": name,
     }
-)
-NATIVE_CHANGES: Final = frozenset(
-    {
-        *("create_topic", "alter_topic", "delete_topic", "delete_records", "commit", "delete_offsets"),
-        *("put_user", "delete_user", "add_acls", "delete_acls", "zookeeper_login"),
-    }
-)
-NAMES: Final = ("name", "resource_name", "group_id", "user")
-"""The fields of a row of an answer that may say what the row is about."""
-NAMES_MAX: Final = 10
-RULES: Final = "matching_acls"
-WORDS: Final = ("permission", "principal", "operation", "resource", "name")
-"""The fields of access rules that are shown, over the native protocol and over Kafka's."""
-RULE: Final = ("permission_type", "principal", "operation", "resource_type", "resource_name")
+
+
+# ---- native
+
+
+def _rows_of(
+    name: str, fields: tuple[str, ...], shared: str
+) -> Callable[[dict[str, Any], Any], Iterator[dict[str, object]]]:
+    """The lines of a verb whose argument ``name`` has rows with these fields; ``shared`` is in all of them."""
+
+    def lines(given: dict[str, Any], result: Any) -> Iterator[dict[str, object]]:
+        rows = given.get(name)
+        if rows is None:
+            yield {shared: given[shared], name: "all"}
+        for row in rows or ():
+            yield {shared: given[shared], **dict(zip(fields, row, strict=True))}
+
+    return lines
+
+
+def _topic(given: dict[str, Any], result: Any) -> Iterator[dict[str, object]]:
+    more = {key: given[key] for key in ("partition", "offset", "partitions") if given.get(key) is not None}
+    if isinstance(result, dict) and "partitions" in result:
+        more["partitions"] = result["partitions"]
+    yield {"topic": given["name"], **more, **_settings(given.get("settings", {}).items())}
+
+
+def _ensured(given: dict[str, Any], result: Any) -> Iterator[dict[str, object]]:
+    if result is not None and result["created"]:
+        yield {"topic": given["name"], "partitions": result["partitions"]}
+
+
+def _repaired(given: dict[str, Any], result: Any) -> Iterator[dict[str, object]]:
+    done = {} if result is None else {key: result[key] for key in ("end", "hole_bytes", "cut_bytes")}
+    cut = {"cut": "yes" if given.get("cut") else "no"}
+    yield {"topic": given["name"], "partition": given["partition"], **cut, **done}
+
+
+def _user(given: dict[str, Any], result: Any) -> Iterator[dict[str, object]]:
+    sets = {"set": ",".join(sorted(given["verifiers"])), "new": "yes" if given["new"] else "no"}
+    yield {"user": given["name"], **(sets if "verifiers" in given else {})}
+
+
+def _deleted_user(given: dict[str, Any], result: Any) -> Iterator[dict[str, object]]:
+    yield {"user": given["name"]}
+
+
+def _ensemble_login(given: dict[str, Any], result: Any) -> Iterator[dict[str, object]]:
+    if result is not None and "password" in result:
+        yield {}
+
+
+RULE_FIELDS: Final = ("permission", "principal", "host", "operation", "resource", "pattern", "name")
+RULE_DEFAULTS: Final = {"permission": "Allow", "host": "*", "pattern": "Literal"}
+
+
+def _rules(rows: Any) -> Iterator[dict[str, object]]:
+    for rule in rows or ():
+        yield {field: (RULE_DEFAULTS | rule)[field] for field in RULE_FIELDS}
+
+
+NATIVE_CHANGES: Final[dict[str, Callable[[dict[str, Any], Any], Iterator[dict[str, object]]]]] = {
+    "create_topic": _topic,
+    "ensure_topic": _ensured,
+    "alter_topic": _topic,
+    "delete_topic": _topic,
+    "delete_records": _topic,
+    "repair": _repaired,
+    "commit": _rows_of("offsets", ("topic", "partition", "offset"), "group"),
+    "delete_offsets": _rows_of("partitions", ("topic", "partition"), "group"),
+    "put_user": _user,
+    "delete_user": _deleted_user,
+    "zookeeper_login": _ensemble_login,
+    "accept_clock": lambda _, __: iter([{}]),
+    "add_acls": lambda given, _: _rules(given["acls"]),
+    "delete_acls": lambda _, result: _rules(result),
+}
+"""By verb: the lines of its arguments and its result, which is None after an error."""
+NAMES_OF: Final = {"Metadata": AUTO_CREATE, "ensure_topic": AUTO_CREATE}
+"""What is written instead of the name of an API or verb."""
 
 
 class ChangeLog:
@@ -54,24 +280,10 @@ class ChangeLog:
 
     def on_kafka(self, api: str, call: Call, answer: Mapping[str, Any]) -> None:
         """Note the answer to a Kafka request, if it was a change."""
-        if api not in KAFKA_CHANGES or getattr(call.request, "validate_only", False):
-            return
-        rows = _rows(answer)
-        if api == "CreateAcls":  # its answer says nothing about the rules
-            rows = [
-                {**row, RULES: [{field: getattr(rule, field) for field in RULE}]}
-                for row, rule in zip(rows, call.request.creations, strict=False)
-            ]
-        done = [row for row in rows if not row.get("error_code") and not _refused_inside(row)]
-        if not done or answer.get("error_code"):
-            return
-        names = [name for row in done[:NAMES_MAX] for name in _names(row)]
-        self._audit.changed(
-            *(call.origin.principal, call.origin.peer, api),
-            names=",".join(names),
-            done=len(done),
-            refused=len(rows) - len(done),
-        )
+        changes = KAFKA_CHANGES.get(api)
+        if changes is not None and not getattr(call.request, "validate_only", False):
+            for code, fields in changes(call.request, answer):
+                self._note(call.origin, api, code, fields)
 
     def on_native(self, origin: Origin, frame: bytes, reply: bytes) -> None:
         """Note the reply to a native request, if it was a change."""
@@ -79,43 +291,15 @@ class ChangeLog:
         if not isinstance(request, native.AdminRequest) or request.verb not in NATIVE_CHANGES:
             return
         _, code, _, result = msgspec.msgpack.decode(memoryview(reply)[2 * SIZE_BYTES :])
-        if code or (request.verb == "zookeeper_login" and "password" not in result):
+        if code and code not in MAYBE_DONE:
             return
         given = msgspec.msgpack.decode(request.arguments)
-        if given.get("dry_run"):
+        if not given.get("dry_run"):
+            for fields in NATIVE_CHANGES[request.verb](given, result):
+                self._note(origin, request.verb, code, fields)
+
+    def _note(self, origin: Origin, what: str, code: int, fields: Mapping[str, object]) -> None:
+        if code and code not in MAYBE_DONE:
             return
-        shown = {name: given[name] for name in ("name", "group") if name in given}
-        if request.verb in ("add_acls", "delete_acls"):
-            rules = given.get("acls", ()) if request.verb == "add_acls" else result
-            shown = {
-                "names": ",".join(" ".join(rule.get(part, "Allow") for part in WORDS) for rule in rules[:NAMES_MAX])
-            }
-        self._audit.changed(origin.principal, origin.peer, request.verb, **shown)
-
-
-def _rows(answer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The rows of an answer: its only array."""
-    arrays = [value for value in answer.values() if isinstance(value, list)]
-    return arrays[0] if arrays else []
-
-
-def _names(row: Mapping[str, Any]) -> Iterator[str]:
-    """What a row is about: names, clients with quotas, access rules."""
-    yield from (str(row[name]) for name in NAMES if row.get(name))
-    yield from (part["entity_name"] or "<default>" for part in row.get("entity", ()))
-    for rule in row.get(RULES, ())[:NAMES_MAX]:
-        permission, principal, operation, resource, name = (rule[field] for field in RULE)
-        words = (
-            word(Permission(permission)),
-            principal,
-            word(Operation(operation)),
-            word(ResourceType(resource)),
-            name,
-        )
-        yield " ".join(words)
-
-
-def _refused_inside(row: Mapping[str, Any]) -> bool:
-    """Whether all that a row has, such as the partitions of a topic, was refused."""
-    inner = _rows(row)
-    return bool(inner) and all(isinstance(each, Mapping) and each.get("error_code") for each in inner)
+        error = {"error": code} if code else {}
+        self._audit.changed(origin.principal, origin.peer, NAMES_OF.get(what, what), **fields, **error)

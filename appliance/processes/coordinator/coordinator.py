@@ -8,8 +8,7 @@ loop polls (:mod:`.registry_session`).
 The loop serves the control channel to the supervisor (``child_events`` has the messages), and one stream per network
 worker (:mod:`.worker_stream`).
 
-When it dies, the supervisor forks a new one: topics come back from the catalog and ZooKeeper, and producer ids start a
-new generation.
+When it dies, the supervisor forks a new one: topics come back from the catalog and ZooKeeper.
 """
 
 from __future__ import annotations
@@ -17,9 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import random
 import socket
-import time
 from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -33,6 +30,8 @@ from ...errors import ApplianceError, ProtocolFault
 from ...groups.group_coordinator import GroupCoordinator
 from ...groups.messages import Limits as GroupLimits
 from ...kafka_apis.handlers import KafkaApis
+from ...log.partition_directory import directory_of
+from ...log.recovery import boot_id
 from ...security.audit_log import Audit
 from ...security.authorizer import Authorizer
 from ...security.principals import Origin
@@ -45,7 +44,7 @@ from ...wire.kafka.call import Call
 from ...zookeeper.login import login_of
 from ...zookeeper.session import SessionState
 from ..child import give_back_memory, set_log_level
-from ..clock import now_ms
+from ..clock import now_ms, wall_ms
 from ..control import Channel
 from .change_log import ChangeLog
 from .expiry import Expiry
@@ -53,7 +52,6 @@ from .live_brokers import LiveBrokers
 from .measuring import Measurements
 from .native_api import NativeApi
 from .partitions import Partitions
-from .producer_ids import ProducerIds
 from .refusal_log import RefusalLog
 from .registered_groups import RegisteredGroups
 from .registry_session import RegistrySession
@@ -63,16 +61,13 @@ from .this_broker import ThisBroker
 from .topic_steps import TopicSteps
 from .topic_sync import TopicSync
 from .topics import Topics
+from .trusted_clock import TrustedClock, newest_log_ms
 from .worker_stream import WorkerStream
 
 log = logging.getLogger(__name__)
 
 REFUSALS_S: Final = 1
 """How long refusals are counted before the supervisor gets their numbers."""
-
-
-def clock_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def run(
@@ -107,6 +102,17 @@ async def _beat(heart: Heart) -> None:
         await asyncio.sleep(heart.beat_ms / 1000)
 
 
+def owner_of(instance: str, config: Config, host: str, boot: tuple[int, int]) -> str:
+    """A name for the data directory with this ``instance``, by which this broker knows what it registered earlier.
+
+    Copies of one machine have the same inodes, and some the same host name: what such a one has registered in an
+    ensemble of others is not ours.  They were booted apart.  After a reboot of our own our earlier registration is a
+    stranger's, too, until its session is over.
+    """
+    booted = f"/{boot[0]:016x}{boot[1]:016x}" if config.zookeeper.connect else ""
+    return f"{instance}@{host}{booted}"
+
+
 class Coordinator:
     """Composes the parts of this process, and connects them with its sockets.
 
@@ -116,7 +122,7 @@ class Coordinator:
     def __init__(
         self, config: Config, data_dir: Path, instance: str, channel: Channel, counters: Counters | None = None
     ) -> None:
-        self._config = config
+        self._config, self._data_dir = config, data_dir
         self._counters = counters or Counters()
         self._channel = channel
         self._loop = asyncio.get_running_loop()
@@ -124,11 +130,12 @@ class Coordinator:
         self._bug: BaseException | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._workers: dict[int, WorkerStream] = {}
+        self._clock = TrustedClock(data_dir, lambda report: self._send(["shown", "clock", report]))
         self._audit = Audit(now_ms, lambda: self._loop.call_later(REFUSALS_S, self._send_refusals))
         self._partitions = Partitions(self._send)
         self._registry = RegistrySession(
             config,
-            f"{instance}@{socket.gethostname()}",  # inodes alone repeat between copies of one machine
+            owner_of(instance, config, socket.gethostname(), boot_id()),
             describe=lambda: self._brokers.registration(self._catalog.hosted(config.broker.id)),
             login=lambda: login_of(config.zookeeper, data_dir),
             on_state=self._on_zookeeper_state,
@@ -152,36 +159,36 @@ class Coordinator:
         broker_id, partitions, registry = config.broker.id, self._partitions, self._registry
         steps = TopicSteps(broker_id, self._catalog, partitions, registry, config.topics.defaults)
         steps.on_change = self._publish_soon
-        self._topic_sync = TopicSync(broker_id, steps, partitions, registry, self._spawn, clock_ms)
+        self._topic_sync = TopicSync(broker_id, steps, partitions, registry, self._spawn, self._clock.judging_ms)
         self._topics = Topics(config, steps, partitions, registry, self._topic_sync.synchronise_one)
 
     def _compose_apis(self, config: Config, data_dir: Path) -> None:
         topics, partitions, registry, brokers = self._topics, self._partitions, self._registry, self._brokers
-        self._producer_ids = ProducerIds(data_dir, config.broker.id, random.SystemRandom().randrange)
-        self._broker = ThisBroker(
-            config, data_dir, brokers, topics, partitions, registry, self._security, self._producer_ids
-        )
+        self._broker = ThisBroker(config, data_dir, brokers, topics, partitions, registry, self._security)
         self._groups = RegisteredGroups(
-            registry, brokers, self._broker.topics, self._spawn, clock_ms, offsets_max=config.committed_max
+            registry, brokers, self._broker.topics, self._spawn, self._clock.now_ms, offsets_max=config.committed_max
         )
         self._kafka_groups = GroupCoordinator(self._groups, GroupLimits(), lambda: uuid4().hex)
         claims = self._groups.offsets.claims
         claims.on_lost, claims.has_members = self._kafka_groups.lose, self._kafka_groups.has_members
         elements_max = forwarded.ELEMENTS_PER_PARTITION * Limits.of(config).parts_max
         self._kafka = KafkaApis(self._broker, self._kafka_groups, self._groups, self._authorizer, elements_max)
-        self._measurements = Measurements(data_dir, partitions, topics, brokers, clock_ms)
+        self._measurements = Measurements(data_dir, partitions, topics, brokers, wall_ms)
         self._native = NativeApi(
             self._broker,
             topics,
             partitions,
             self._measurements,
             self._groups,
-            self._kafka_groups.groups,
+            self._kafka_groups,
             self._authorizer,
+            self._clock,
         )
-        self._expiry = Expiry(registry, self._groups.offsets, brokers.coordinates, clock_ms)
+        self._expiry = Expiry(registry, self._groups.offsets, brokers.coordinates, self._clock)
         self._retention = RetentionEnforcer(
-            *(data_dir, topics, partitions, clock_ms), on_disk=lambda seen: self._send(["disk", seen])
+            *(data_dir, topics, partitions, self._clock),
+            on_disk=lambda seen: self._send(["disk", seen]),
+            on_removed=lambda removed: self._send(["shown", "retention", removed]),
         )
         self._change_log = ChangeLog(self._audit)
         self._refusal_log = RefusalLog(self._audit)
@@ -196,6 +203,7 @@ class Coordinator:
             self._registry.connect(self._config.zookeeper.connect)
         else:
             self._topic_sync.found_cluster()
+        self._spawn(self._look_at_clock())
         self._spawn(self._maintain())
         try:
             await self._stopped.wait()
@@ -206,6 +214,9 @@ class Coordinator:
             for task in list(self._tasks):
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+            if self._clock.begun:
+                self._clock.look(self._config.disk.clock_jump_hold_ms)
+                self._clock.save()
             self._kafka_groups.close()
             self._kafka.close()
             self._registry.close()
@@ -246,6 +257,8 @@ class Coordinator:
                 self._partitions.done(token, rows)
             case ["repaired", token, error, message, result]:
                 self._partitions.repaired(token, error, message, result)
+            case ["judged", token, error, message, rows]:
+                self._partitions.judged(token, error, message, rows)
             case ["worker", index]:
                 self._spawn(self._attach_worker(index, fds.pop(0)))
             case ["refused", *_]:  # no descriptor left for it: the supervisor sends it again
@@ -283,6 +296,7 @@ class Coordinator:
             self._measurements.forget_unlinked_files()
             give_back_memory()
             steps = (
+                self._look_at_clock,
                 self._topic_sync.reconcile,
                 self._security.repeat,
                 lambda: self._retention.run(self._config),
@@ -295,7 +309,19 @@ class Coordinator:
                 except ApplianceError as error:
                     log.error("%s", error)
 
+    async def _look_at_clock(self) -> None:
+        """Compare the wall clock with the trusted time, which nothing is deleted without."""
+        hold_ms = self._config.disk.clock_jump_hold_ms
+        if self._clock.begun:
+            self._clock.look(hold_ms)
+            return
+        hosted = [directory_of(self._data_dir, *key) for key in self._catalog.hosted(self._config.broker.id)]
+        newest_ms = await asyncio.to_thread(newest_log_ms, hosted)
+        if not self._clock.begun:
+            self._clock.begin(newest_ms, hold_ms)
+
     async def _expire(self) -> None:
+        await self._look_at_clock()
         await self._expiry.run(self._config.offsets.retention_ms, int(self._loop.time() * 1000))
 
     # ---- ZooKeeper
@@ -351,9 +377,7 @@ class Coordinator:
     async def _attach_worker(self, index: int, fd: int) -> None:
         """Connect a new incarnation of worker ``index``, and close the stream of the old one."""
         frame_bytes_max = Limits.of(self._config).forwarded_bytes_max
-        stream = WorkerStream(
-            self._answer, self._publish, self._producer_ids.take_block, self._on_usage, frame_bytes_max
-        )
+        stream = WorkerStream(self._answer, self._publish, self._on_usage, frame_bytes_max)
         await self._loop.create_unix_connection(lambda: stream, sock=socket.socket(fileno=fd))
         old = self._workers.pop(index, None)
         if old is not None:

@@ -10,7 +10,8 @@ Every CHECK_MS it reads all groups in ZooKeeper, one after the other, and counts
   without joining from each commit, as in Kafka.  An offset that is committed meanwhile stays.
 * A group without members and offsets (left by a crash, or made by hand) is removed.
 
-The clock is the wall clock, because ZooKeeper stamps nodes with it.
+ZooKeeper stamps nodes with the wall clock of its machine; the clock here does not follow its jumps at once
+(:mod:`.trusted_clock`), so a jump deletes nothing.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from ...zookeeper import claims
 from ...zookeeper.claims import Seen
 from .committed_offsets import CommittedOffsets
 from .group_claims import Asker
+from .trusted_clock import TrustedClock
 
 CHECK_MS: Final = 600_000
 NOTES_PER_RETENTION: Final = 8
@@ -40,10 +42,10 @@ class Expiry:
         registry: Asker,
         offsets: CommittedOffsets,
         coordinates: Callable[[str], bool],
-        clock_ms: Callable[[], int],
+        clock: TrustedClock,
     ) -> None:
         self._registry, self._offsets = registry, offsets
-        self._coordinates, self._clock_ms = coordinates, clock_ms
+        self._coordinates, self._clock = coordinates, clock
         self._due_ms = 0
 
     async def run(self, retention_ms: int, now_ms: int) -> None:
@@ -80,7 +82,7 @@ class Expiry:
         self._offsets.counted(sizes)
 
     async def _check(self, group: str, seen: Seen, retention_ms: int) -> None:
-        now_ms = self._clock_ms()
+        now_ms = self._clock.judging_ms()
         if seen.members or self._offsets.claims.has_members(group):
             if seen.nodes and now_ms - seen.info.active_ms > retention_ms // NOTES_PER_RETENTION:
                 await self._offsets.note_active(group)
@@ -88,7 +90,10 @@ class Expiry:
         if not seen.nodes:
             await self._offsets.left(group)
             return
-        since_ms = {part: max(seen.info.active_ms, node.modified_ms) for part, node in seen.nodes.items()}
+        since_ms = {
+            part: max(seen.info.active_ms, self._clock.written_ms(node.modified_ms))
+            for part, node in seen.nodes.items()
+        }
         old = {part: seen.nodes[part] for part, ms in since_ms.items() if now_ms - ms >= retention_ms}
         if old:
             gone = await self._offsets.expire(group, old)

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 from ...errors import OffsetOutOfRange, StorageFault, Unavailable
 from ...log.reader import FileCache, LogReader
+from ...machine_limits import open_files_max
 from ...names import TopicPartition
 from ...wire.kafka.metadata_reply import NO_LEADER
 from ...wire.requests import EARLIEST, LATEST, OffsetsPart
@@ -27,7 +28,7 @@ FLUSH_POLL_S: Final = 0.005
 class Lag(NamedTuple):
     """The distance of a committed offset from the high watermark; all 0 when there is nothing left to read.
 
-    ``seconds``: the age of the next message to be read, by its timestamp.
+    ``seconds``: the age of the next message to be read, by its timestamp; 0 when it has none (-1).
     """
 
     messages: int
@@ -55,7 +56,7 @@ class Measurements:
         self._topics = topics
         self._brokers = brokers
         self._clock_ms = clock_ms
-        self._files = FileCache(FILES_MAX)
+        self._files = FileCache(open_files_max(FILES_MAX))
 
     async def measure(self, offsets: Mapping[TopicPartition, int | None]) -> dict[TopicPartition, Measured]:
         """Measure partitions, wherever they are stored, and the lag of the given offsets.
@@ -126,7 +127,8 @@ class Measurements:
     def _lag(self, offset: int, end: int, messages: int, timestamp: int) -> Lag:
         if offset >= end:
             return Lag(0, 0, 0.0)
-        return Lag(messages, end - offset, max(0, self._clock_ms() - timestamp) / 1000)
+        age_ms = max(0, self._clock_ms() - timestamp) if timestamp >= 0 else 0
+        return Lag(messages, end - offset, age_ms / 1000)
 
     # ---- files that are kept open
 

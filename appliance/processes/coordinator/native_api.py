@@ -14,11 +14,15 @@ import msgspec
 
 from ... import status
 from ...broker.metadata_answers import MetadataAnswers
+from ...broker.sequences import new_producer_id
 from ...catalog import Topic
-from ...errors import ApplianceError, InvalidRequest, NotPermitted, UnknownGroup
-from ...groups.group_state import Group, State
+from ...errors import ApplianceError, InvalidRequest, NotPermitted, RequestTimedOut, UnknownGroup
+from ...groups.group_coordinator import GroupCoordinator
+from ...groups.group_state import State
 from ...groups.store import Commit, RegisteredGroup
 from ...names import TopicPartition
+from ...partition_states import damage_rows
+from ...retention import lost_bytes
 from ...security.acls import Access, Operation, ResourceType
 from ...security.authorizer import Authorizer
 from ...security.principals import Origin
@@ -26,6 +30,7 @@ from ...security.rule_changes import NO_AUTHORIZER, Deletion, added, filter_from
 from ...security.scram import decode_verifier
 from ...security.user_changes import drop_verifiers, set_verifiers
 from ...wire import native, native_admin
+from ...wire.kafka.codes import Code
 from ...wire.native_admin import (
     AddAcls,
     AlterTopic,
@@ -41,6 +46,7 @@ from ...wire.native_admin import (
     OneUser,
     PutUser,
     RepairPartition,
+    ReportDamage,
     SelectAcls,
 )
 from ...wire.requests import ADMIN_API
@@ -52,6 +58,7 @@ from .partitions import Partitions
 from .registered_groups import RegisteredGroups
 from .this_broker import ThisBroker
 from .topics import Topics
+from .trusted_clock import TrustedClock
 
 STATES = {
     State.EMPTY: "empty",
@@ -65,7 +72,7 @@ STATES = {
 class NativeApi:
     """Answers requests of all connections, side by side.
 
-    ``kafka_groups``: the groups with members that this coordinator keeps for the Kafka listener.
+    ``kafka_groups``: what this coordinator keeps of groups of the Kafka listener.
 
     It has more than 20 methods: one for each verb.
     """
@@ -77,10 +84,11 @@ class NativeApi:
         partitions: Partitions,
         measurements: Measurements,
         groups: RegisteredGroups,
-        kafka_groups: Callable[[], Mapping[str, Group]],
+        kafka_groups: GroupCoordinator,
         authorizer: Authorizer,
+        clock: TrustedClock,
     ) -> None:
-        self._broker = broker
+        self._broker, self._clock = broker, clock
         self._topics = topics
         self._partitions = partitions
         self._measurements = measurements
@@ -96,6 +104,7 @@ class NativeApi:
             "delete_records": self._delete_records,
             "topics": self._list_topics,
             "repair": self._repair,
+            "report_damage": self._report_damage,
             "init_producer": self._init_producer,
             "status": self._status,
             "groups": self._list_groups,
@@ -107,6 +116,7 @@ class NativeApi:
             "put_user": self._put_user,
             "delete_user": self._delete_user,
             "zookeeper_login": self._zookeeper_login,
+            "accept_clock": self._accept_clock,
             "acls": self._acls,
             "add_acls": self._add_acls,
             "delete_acls": self._delete_acls,
@@ -151,7 +161,8 @@ class NativeApi:
         return _brief(await self._topics.create(wanted.name, wanted.partitions, wanted.settings))
 
     async def _ensure_topic(self, wanted: OneTopic, access: Access) -> dict[str, Any]:
-        return _brief(await self._topics.ensure(wanted.name))
+        topic, created = await self._topics.ensure(wanted.name)
+        return {**_brief(topic), "created": created}
 
     async def _alter_topic(self, wanted: AlterTopic, access: Access) -> dict[str, Any]:
         return _brief(await self._topics.alter(wanted.name, wanted.settings, wanted.partitions))
@@ -175,6 +186,12 @@ class NativeApi:
     async def _repair(self, wanted: RepairPartition, access: Access) -> dict[str, Any]:
         return await self._partitions.repair(wanted.name, wanted.partition, wanted.cut)
 
+    async def _report_damage(self, wanted: ReportDamage, access: Access) -> list[dict[str, Any]]:
+        if not 0 <= wanted.start < wanted.stop:
+            raise InvalidRequest(f"offsets {wanted.start} to {wanted.stop}: must be ascending, and 0 or more")
+        rows = await self._partitions.report(wanted.name, wanted.partition, wanted.start, wanted.stop)
+        return damage_rows(rows)
+
     def _describe(self, topic: Topic, measured: Mapping[TopicPartition, Measured]) -> dict[str, Any]:
         rows = []
         for partition in sorted(topic.partitions):
@@ -191,10 +208,15 @@ class NativeApi:
         return {"name": topic.name, "settings": own, "own": topic.settings, "partitions": rows}
 
     async def _init_producer(self, wanted: Nothing, access: Access) -> dict[str, int]:
-        return {"producer_id": self._broker.producer_id(), "epoch": 0}
+        return {"producer_id": new_producer_id(), "epoch": 0}
 
     async def _status(self, wanted: Nothing, access: Access) -> dict[str, Any]:
         return await asyncio.to_thread(status.collect, Path(self._broker.data_dir))
+
+    async def _accept_clock(self, wanted: Nothing, access: Access) -> dict[str, int]:
+        if not self._clock.begun:
+            raise RequestTimedOut("the clock has not been looked at yet: try again")
+        return {"jump_ms": self._clock.believe(self._broker.config.disk.clock_jump_hold_ms)}
 
     async def _zookeeper_login(self, wanted: Nothing, access: Access) -> dict[str, str]:
         own = self._broker.zookeeper_login
@@ -226,17 +248,21 @@ class NativeApi:
 
     async def _list_groups(self, wanted: Nothing, access: Access) -> list[dict[str, Any]]:
         every = access.may(Operation.DESCRIBE, ResourceType.CLUSTER)
+        registered = {group.name: group for group in await self._groups.groups()}
+        names = registered.keys() | self._kafka_groups.emptied().keys() | self._kafka_groups.groups().keys()
+        groups = {name: self._of_both(name, registered.get(name)) for name in sorted(names)}
         return [
-            {"group": group.name, **self._standing(group), "members": len(group.members)}
-            for group in await self._groups.groups()
-            if every or access.may(Operation.DESCRIBE, ResourceType.GROUP, group.name)
+            {"group": name, **self._standing(group), "members": len(group.members)}
+            for name, group in groups.items()
+            if every or access.may(Operation.DESCRIBE, ResourceType.GROUP, name)
         ]
 
     async def _group(self, wanted: OneGroup, access: Access) -> dict[str, Any]:
-        group = await self._groups.group(wanted.group)
-        if group is None:
+        registered = await self._groups.group(wanted.group)
+        if registered is None and not self._is_kept(wanted.group):
             raise UnknownGroup(f"there is no group {wanted.group!r}")
-        committed = await self._groups.committed(wanted.group, None)
+        group = self._of_both(wanted.group, registered)
+        committed = await self._committed(wanted.group)
         owners = {part: member.id for member in group.members for part in member.partitions}
         members = [
             {"id": member.id, "client": member.client_id, "host": member.host, "partitions": member.partitions}
@@ -247,13 +273,34 @@ class NativeApi:
         measured = await self._measurements.measure({key: offset or 0 for key, offset in offsets.items()})
         rows = [
             {"topic": key.topic, "partition": key.partition, "offset": offset, "owner": owners.get(key, "")}
-            | _lag(measured.get(key))
+            | _lag(measured.get(key), offset)
             for key, offset in offsets.items()
         ]
         return {"group": group.name, **self._standing(group), "members": members, "partitions": rows}
 
+    def _is_kept(self, name: str) -> bool:
+        """Whether this coordinator knows the group as one of the Kafka listener."""
+        return self._kafka_groups.has_members(name) or name in self._kafka_groups.emptied()
+
+    def _of_both(self, name: str, registered: RegisteredGroup | None) -> RegisteredGroup:
+        """The group as this coordinator keeps it, whose registration follows; else as it is registered."""
+        if registered is not None and (registered.native or not self._is_kept(name)):
+            return registered
+        topics = self._broker.topics()
+        members = [  # without what a leader has invented, as in the registration
+            member._replace(
+                partitions=tuple(
+                    part
+                    for part in member.partitions
+                    if part.topic in topics and part[1] in topics[part.topic].partitions
+                )
+            )
+            for member in self._kafka_groups.registration(name)
+        ]
+        return RegisteredGroup(name, native=False, members=tuple(members))
+
     def _standing(self, group: RegisteredGroup) -> dict[str, str]:
-        kept = self._kafka_groups().get(group.name)
+        kept = self._kafka_groups.membership.get(group.name)
         if kept is not None:
             return {"protocol": "kafka", "state": STATES[kept.state]}
         if not group.members:
@@ -261,9 +308,14 @@ class NativeApi:
         return {"protocol": "native" if group.native else "kafka", "state": STATES[State.STABLE]}
 
     async def _offsets(self, wanted: OneGroup, access: Access) -> list[list[Any]]:
-        committed = await self._groups.committed(wanted.group, None)
+        committed = await self._committed(wanted.group)
         may = access.describable
         return [[*key, commit.offset] for key, commit in sorted(committed.items()) if may[key.topic]]
+
+    async def _committed(self, group: str) -> dict[TopicPartition, Commit]:
+        """The committed offsets of a group, without the negative ones that Kafka's clients may store."""
+        committed = await self._groups.committed(group, None)
+        return {key: commit for key, commit in committed.items() if commit.offset >= 0}
 
     async def _commit(self, wanted: CommitOffsets, access: Access) -> None:
         offsets: dict[TopicPartition, Commit | None] = {}
@@ -281,10 +333,26 @@ class NativeApi:
         if await self._groups.carried_out_elsewhere(wanted.group, "delete_offsets", arguments, wanted.forwarded):
             return
         if wanted.partitions is None:
-            await self._groups.forget(wanted.group)
+            await self._delete_group(wanted.group)
         else:
             dropped = [TopicPartition(*key) for key in wanted.partitions]
             await self._groups.commit(wanted.group, dict.fromkeys(dropped))
+
+    async def _delete_group(self, name: str) -> None:
+        """Delete a group with all its offsets.
+
+        Raises:
+            InvalidRequest: it has members.
+            UnknownGroup: there is no such group.
+        """
+        known = self._kafka_groups.delete(name)
+        if known is Code.NON_EMPTY_GROUP:
+            raise InvalidRequest(f"group {name!r} has live members; stop them first")
+        try:
+            await self._groups.forget(name)
+        except UnknownGroup:
+            if known is Code.GROUP_ID_NOT_FOUND:
+                raise
 
     # ---- access rules
 
@@ -323,7 +391,10 @@ def _extent(measured: Measured | None) -> dict[str, int | None]:
     return {"start": start, "end": end, "bytes": end - start, "messages": messages}
 
 
-def _lag(measured: Measured | None) -> dict[str, float | None]:
-    end: dict[str, float | None] = {"end": None if measured is None else measured.end}
+def _lag(measured: Measured | None, offset: int | None) -> dict[str, float | None]:
+    end: dict[str, float | None] = {
+        "end": None if measured is None else measured.end,
+        "lost_bytes": None if measured is None else lost_bytes(offset, measured.start),
+    }
     lag = (None, None, None) if measured is None or measured.lag is None else measured.lag
     return end | dict(zip(("lag_messages", "lag_bytes", "lag_seconds"), lag, strict=True))

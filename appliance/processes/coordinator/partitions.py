@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from ...errors import RequestTimedOut, StorageFault, UnknownPartition, named
 from ...kafka_apis.appliance import Extent
+from ...machine_limits import limit_of_map
 from ...names import TopicPartition
 from ...partition_states import OFFLINE, STATE_NAMES
 from ...shared import memory
@@ -39,6 +40,7 @@ class Partitions:
         self._tables: dict[TopicPartition, SegmentTable] = {}
         self._orders: dict[int, asyncio.Future[list[list[Any]]]] = {}
         self._repairs: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._reports: dict[int, asyncio.Future[list[list[Any]]]] = {}
         # Tokens differ between incarnations: an answer to an order of a killed coordinator is dropped.
         self._tokens = itertools.count(os.getpid() << 32)
 
@@ -50,8 +52,8 @@ class Partitions:
             mapped = memory.attach(name, writable=False)
         except FileNotFoundError:
             return
-        except OSError:
-            self._send(["refused", "table", topic, partition])
+        except OSError as error:
+            self._send(["refused", "table", topic, partition, limit_of_map(error)])
             return
         self._tables[TopicPartition(topic, partition)] = SegmentTable(memoryview(mapped).cast("Q"))
 
@@ -70,6 +72,14 @@ class Partitions:
                 repair.set_exception(named(error, message))
             else:
                 repair.set_result(result)
+
+    def judged(self, token: int, error: str, message: str, rows: list[list[Any]]) -> None:
+        report = self._reports.pop(token, None)
+        if report is not None and not report.done():
+            if error:
+                report.set_exception(named(error, message))
+            else:
+                report.set_result(rows)
 
     # ---- reading
 
@@ -106,13 +116,17 @@ class Partitions:
 
     # ---- orders
 
-    async def create(self, keys: Iterable[TopicPartition], topic_id: str, settings: Mapping[str, str]) -> None:
-        """Open partitions of the topic with this id, and create missing ones; one that is open is no error.
+    async def create(
+        self, keys: Iterable[TopicPartition], topic_id: str, settings: Mapping[str, str], *, new: bool = True
+    ) -> None:
+        """Open partitions of the topic with this id; one that is open is no error.
+
+        ``new``: make those that have no directory; else they have lost it.
 
         Raises:
             ApplianceError: the error of the first partition that could not be opened.
         """
-        await self._order("create", [[*key, topic_id, dict(settings)] for key in keys])
+        await self._order("create", [[*key, topic_id, dict(settings), new] for key in keys])
 
     async def delete(self, keys: Iterable[TopicPartition], topic_id: str) -> None:
         """Close partitions of the topic with this id, and free their names; one that is gone is no error.
@@ -137,8 +151,12 @@ class Partitions:
         """Seal the active segment, so that it can be removed."""
         self._send(["roll", topic, partition])
 
+    def store_producers(self, topic: str, partition: int) -> None:
+        """Store what the partition's writer knows of its producers now."""
+        self._send(["store_producers", topic, partition])
+
     async def repair(self, topic: str, partition: int, cut: bool) -> dict[str, Any]:
-        """Take a partition out of service, repair its log and let it come back; see ``supervisor/repairs.py``.
+        """Take a partition out of service, repair its log and let it come back; see ``supervisor/outages.py``.
 
         Returns:
             The fields of :class:`~appliance.log.repair.Repaired`.
@@ -158,6 +176,29 @@ class Partitions:
             raise RequestTimedOut(f"{topic}-{partition} is still being repaired: see `appliance status`") from None
         finally:
             self._repairs.pop(token, None)
+
+    async def report(self, topic: str, partition: int, start: int, stop: int) -> list[list[Any]]:
+        """Let the inspector read offsets in which somebody has met damage; see ``supervisor/inspection.py``.
+
+        Returns:
+            The damage of the partition: start, stop, file, position, reason.
+
+        Raises:
+            WriterGone, OutOfResources: try again.
+            StorageFault: the partition is offline.
+        """
+        self.table(topic, partition)
+        token = next(self._tokens)
+        answer: asyncio.Future[list[list[Any]]] = asyncio.get_running_loop().create_future()
+        self._reports[token] = answer
+        self._send(["report", token, topic, partition, start, stop])
+        try:
+            async with asyncio.timeout(ORDER_MS_MAX / 1000):
+                return await answer
+        except TimeoutError:
+            raise RequestTimedOut(f"{topic}-{partition} is still being looked at: see `appliance status`") from None
+        finally:
+            self._reports.pop(token, None)
 
     async def _order(self, verb: str, rows: list[list[Any]]) -> None:
         answers: list[asyncio.Future[list[list[Any]]]] = []

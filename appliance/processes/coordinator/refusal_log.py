@@ -1,4 +1,5 @@
-"""Writes into the audit log what the coordinator refuses for lack of a right: who, from where, and the first of it.
+"""Writes into the audit log what the coordinator refuses for lack of a right: who, from where, the first of it, and how
+much more there was.
 
 Workers write what they refuse themselves (``processes/network/admission.py``).  The reply decides: a client that gets a
 code of REFUSED has a line, one per request.  What a listing leaves out was not asked for, and has none.
@@ -6,7 +7,7 @@ code of REFUSED has a line, one per request.  What a listing leaves out was not 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from ...errors import ClusterNotPermitted, GroupNotPermitted, TopicNotPermitted, TransactionalIdNotPermitted
@@ -32,31 +33,31 @@ class RefusalLog:
 
     def on_kafka(self, api: str, call: Call, answer: Mapping[str, Any]) -> None:
         """Note the answer to a Kafka request, if it refuses something."""
-        found = None if call.access.unrestricted else _first_refused(answer)
-        if found is None:
+        found = [] if call.access.unrestricted else list(_refused(answer))
+        if not found:
             return
-        code, name = found
+        code, name = found[0]
         if code == ClusterNotPermitted.code:
             name = CLUSTER_NAME
         elif code != TopicNotPermitted.code:
             asked = (getattr(call.request, field, None) for field in ASKED)
             name = next((str(value) for value in asked if value), name)
-        self._audit.refused(Reason.DENIED, call.origin.principal, call.origin.peer, what=f"{api} {name}")
+        others = {"more": len(found) - 1} if len(found) > 1 else {}
+        self._audit.refused(Reason.DENIED, call.origin.principal, call.origin.peer, what=f"{api} {name}", **others)
 
     def on_native(self, origin: Origin, what: str) -> None:
         """Note a refused native request: its verb, and the name of what was refused."""
         self._audit.refused(Reason.DENIED, origin.principal, origin.peer, what=what)
 
 
-def _first_refused(answer: Mapping[str, Any], name: str = "") -> tuple[int, str] | None:
-    """The first code of REFUSED in an answer, at any depth, and what it is about."""
+def _refused(answer: Mapping[str, Any], name: str = "") -> Iterator[tuple[int, str]]:
+    """The codes of REFUSED in an answer, at any depth, and what each is about."""
     own = next((str(answer[field]) for field in NAMES if answer.get(field)), name)
     code = answer.get("error_code", 0)
     if code in REFUSED:
-        return int(code), own
+        yield int(code), own
+        return
     for value in answer.values():
         for row in value if isinstance(value, list) else ():
-            found = _first_refused(row, own) if isinstance(row, Mapping) else None
-            if found is not None:
-                return found
-    return None
+            if isinstance(row, Mapping):
+                yield from _refused(row, own)

@@ -20,10 +20,11 @@ from ...errors import Unavailable
 from ...log.files import log_path
 from ...names import TopicPartition
 from ...partition_states import OFFLINE
-from ...retention import PartitionUse, SegmentUse, plan
+from ...retention import REASONS, PartitionUse, SegmentUse, aged_bytes, plan
 from ...shared.table import TableSnapshot
 from .partitions import Partitions
 from .topics import Topics
+from .trusted_clock import TrustedClock
 
 ORDERS_MAX: Final = 100
 STATS_PER_TURN: Final = 500
@@ -35,7 +36,7 @@ class RetentionEnforcer:
     """Checks all partitions stored here, and the disk, in one :meth:`run`.
 
     ``on_disk`` is called with the size and the used bytes of the disk while less than ``disk.free_bytes_warn`` are
-    free, else with None.
+    free, else with None; ``on_removed`` with the bytes of logs that it has had removed since its start, by reason.
     """
 
     def __init__(
@@ -43,15 +44,22 @@ class RetentionEnforcer:
         data_dir: Path,
         topics: Topics,
         partitions: Partitions,
-        clock_ms: Callable[[], int],
+        clock: TrustedClock,
         on_disk: Callable[[tuple[int, int] | None], None],
+        on_removed: Callable[[dict[str, int]], None],
     ) -> None:
         self._data_dir = data_dir
         self._topics = topics
         self._partitions = partitions
-        self._clock_ms = clock_ms
+        self._clock = clock
         self._sealed: dict[TopicPartition, dict[int, SegmentUse]] = {}
-        self._on_disk = on_disk
+        self._ends: dict[TopicPartition, int] = {}
+        """Log end offsets at the last run, which was at ``_run_ms``."""
+        self._run_ms = 0
+        self._on_disk, self._on_removed = on_disk, on_removed
+        self._removed_bytes = dict.fromkeys(REASONS, 0)
+        self._ordered: dict[TopicPartition, int] = {}
+        """The last offset that each partition was told to delete before: an order may have to be repeated."""
         self._lacking = self._warned = False
 
     async def run(self, config: Config) -> None:
@@ -60,11 +68,20 @@ class RetentionEnforcer:
         self._watch_disk(disk.free_bytes_warn)
         uses = await self._uses()
         lacking = disk.free_bytes_min - _free_bytes(self._data_dir) if disk.free_bytes_min else 0
-        deletions, lacking, rolls = plan(uses, self._clock_ms(), bytes_max=disk.bytes_max, lacking_bytes=lacking)
+        now_ms = self._clock.judging_ms()
+        deletions, lacking, rolls = plan(uses, now_ms, bytes_max=disk.bytes_max, lacking_bytes=lacking)
+        self._ends = {key: end for key, end in self._ends.items() if key in self._sealed}
+        self._ordered = {key: offset for key, offset in self._ordered.items() if offset <= self._ends.get(key, -1)}
+        self._run_ms = now_ms
+        if self._clock.jump_ms:
+            self._clock.kept_bytes = max(0, aged_bytes(uses, self._clock.wall_ms()) - aged_bytes(uses, now_ms))
+            self._clock.report(disk.clock_jump_hold_ms)
+        starts = {(use.topic, use.partition): use.segments[0].base for use in uses}
         for deletion in sorted(deletions, key=lambda deletion: deletion.reason != "room")[:ORDERS_MAX]:
             topic, partition, offset, reason = deletion
             log.info("%s-%d: removing what lies before %d (%s)", topic, partition, offset, reason)
             self._partitions.delete_before(topic, partition, offset)
+            self._count(TopicPartition(topic, partition), starts[topic, partition], offset, reason)
         for topic, partition in rolls[:ORDERS_MAX]:
             self._partitions.roll(topic, partition)
         if lacking and not self._lacking:
@@ -75,6 +92,14 @@ class RetentionEnforcer:
                 self._data_dir,
             )
         self._lacking = bool(lacking)
+
+    def _count(self, key: TopicPartition, start: int, offset: int, reason: str) -> None:
+        """Count the bytes of a deletion, once."""
+        start = max(start, self._ordered.get(key, 0))
+        if offset > start:
+            self._ordered[key] = offset
+            self._removed_bytes[reason] += offset - start
+            self._on_removed(dict(self._removed_bytes))
 
     def _watch_disk(self, warn_bytes: int) -> None:
         """Warn early of a disk that fills up, and keep room for deletions while there is plenty."""
@@ -91,6 +116,20 @@ class RetentionEnforcer:
             log.warning("the disk of %s has %d bytes free again", self._data_dir, free)
         if self._warned or warned:
             self._on_disk((total, total - free) if self._warned else None)
+
+    def _note_growth(self, key: TopicPartition, segments: list[SegmentUse]) -> None:
+        """Correct the times of segments, whose files have them from the wall clock of that moment.
+
+        What has grown since the last run was not written before it, whatever the clock said for a moment.
+        """
+        before, sealed = self._ends.get(key), self._sealed[key]
+        for index, segment in enumerate(segments):
+            if before is not None and segment.base + segment.bytes > before and segment.modified_ms < self._run_ms:
+                segment = segment._replace(modified_ms=self._run_ms)
+                if segment.base in sealed:
+                    sealed[segment.base] = segment
+            segments[index] = segment._replace(modified_ms=self._clock.written_ms(segment.modified_ms))
+        self._ends[key] = segments[-1].base + segments[-1].bytes
 
     async def _uses(self) -> list[PartitionUse]:
         uses: list[PartitionUse] = []
@@ -111,6 +150,7 @@ class RetentionEnforcer:
             looked += len(view.bases) - len(sealed)
             segments = _segments(self._data_dir / f"{topic}-{partition}", view, table.log_end_offset, sealed)
             if segments:
+                self._note_growth(key, segments)
                 settings = self._topics.settings(self._topics.catalog.topics[topic])
                 uses.append(PartitionUse(topic, partition, segments, settings.retention_ms, settings.retention_bytes))
             if looked > STATS_PER_TURN:

@@ -1,4 +1,4 @@
-"""Gives the forwarded requests of both listeners this broker's topics, partitions, settings and producer ids.
+"""Gives the forwarded requests of both listeners this broker's topics, partitions and settings.
 
 :class:`ThisBroker` is the coordinator's ``kafka_apis.appliance.Appliance``.
 """
@@ -6,29 +6,48 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from ...addresses import Listener
+from ...broker.sequences import SNAPSHOT_NAME, Snapshot
 from ...catalog import Topic
 from ...config import Config, TopicSettings
-from ...errors import OffsetOutOfRange, RequestTimedOut
-from ...kafka_apis.appliance import Extent
+from ...errors import OffsetOutOfRange, RequestTimedOut, StorageFault
+from ...kafka_apis.appliance import Extent, Producer
+from ...records.batch import SEQUENCE_MASK
 from ...security.security_state import SecurityState
 from ...wire.kafka.metadata_reply import Broker
 from ...zookeeper.login import Login
 from .. import snapshot
 from .live_brokers import LiveBrokers
 from .partitions import Partitions
-from .producer_ids import ProducerIds
 from .registry_session import RegistrySession
 from .security_registry import Change, SecurityRegistry
 from .topics import Topics
 
 DELETE_RECORDS_MS_MAX: Final = 10_000
 DELETE_RECORDS_POLL_S: Final = 0.02
+PRODUCERS_MS_MAX: Final = 10_000
+PRODUCERS_POLL_S: Final = 0.02
+ORDER_EVERY: Final = 50
+"""Polls after which an order is repeated."""
+
+
+def _read_producers(path: Path) -> Snapshot | None:
+    """
+    Raises:
+        StorageFault: the file cannot be read.
+    """
+    try:
+        return Snapshot.decode(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StorageFault(f"{path}: {error.strerror}") from error
 
 
 class ThisBroker:
@@ -46,7 +65,6 @@ class ThisBroker:
         partitions: Partitions,
         registry: RegistrySession,
         security: SecurityRegistry,
-        producer_ids: ProducerIds,
     ) -> None:
         self._config = config
         self._data_dir = data_dir.absolute()
@@ -55,7 +73,6 @@ class ThisBroker:
         self._partitions = partitions
         self._registry = registry
         self._security = security
-        self._producer_ids = producer_ids
 
     def reload(self, config: Config) -> None:
         self._config = config
@@ -121,9 +138,6 @@ class ThisBroker:
         system = os.statvfs(self._data_dir)
         return system.f_blocks * system.f_frsize, system.f_bavail * system.f_frsize
 
-    def producer_id(self) -> int:
-        return self._producer_ids.take()
-
     # ---- users, access rules, quotas
 
     @property
@@ -175,6 +189,36 @@ class ThisBroker:
 
     async def add_partitions(self, name: str, count: int) -> None:
         await self._topics.alter(name, {}, count)
+
+    async def producers(self, topic: str, partition: int) -> list[Producer]:
+        """The idempotent producers of a partition stored here, from what its writer has stored up to the present end.
+
+        A writer is asked, and forked if there is none, only if the stored state is older.
+
+        Raises:
+            RequestTimedOut: it was not stored in time: the disk is full, or slow.
+        """
+        path = self._data_dir / f"{topic}-{partition}" / SNAPSHOT_NAME
+        end = self.extent(topic, partition).end
+        try:
+            async with asyncio.timeout(PRODUCERS_MS_MAX / 1000):
+                for attempt in itertools.count():
+                    stored = await asyncio.to_thread(_read_producers, path) if end else Snapshot(0, ())
+                    if stored is not None and stored.end >= end:
+                        break
+                    if attempt % ORDER_EVERY == 0:  # an order is lost with its writer
+                        self._partitions.store_producers(topic, partition)
+                    await asyncio.sleep(PRODUCERS_POLL_S)
+                    self.extent(topic, partition)
+        except TimeoutError:
+            raise RequestTimedOut(
+                f"the producers of {topic}-{partition} were not stored within {PRODUCERS_MS_MAX} ms: try again"
+            ) from None
+        assert stored is not None
+        return [
+            Producer(producer_id, epoch, (following - 1) & SEQUENCE_MASK, timestamp_ms)
+            for producer_id, (epoch, following, _, _, timestamp_ms) in stored.entries
+        ]
 
     async def delete_records(self, topic: str, partition: int, offset: int) -> int:
         """Delete the records before ``offset``; return the new log start offset, once readers have it.

@@ -115,24 +115,40 @@ class TopicSteps:
         )
         return place_partitions(partitions, live, hosted, prefer=[self._broker_id])
 
-    async def adopt(self, topic: Topic) -> None:
-        """Store ``topic`` in the catalog, then set and open its partitions here."""
+    async def adopt(self, topic: Topic, *, new: bool = True) -> None:
+        """Open the partitions of ``topic`` here, and store it in the catalog.
+
+        They are opened first: at a start, a partition of the catalog without a directory is one that is lost.
+
+        ``new``: partitions without a directory are made.
+
+        Raises:
+            ApplianceError: the topic is stored all the same, unless that has failed.
+        """
         old = self.catalog.topics.get(topic.name)
         if topic == old and all(key in self._partitions for key in self.hosted(topic)):
             return
+        failure: ApplianceError | None = None
+        try:
+            await self.open(topic, new=new)
+        except ApplianceError as error:
+            failure = error
         await self.commit(Change(put=topic))
         self.changed()
+        self._registry.announce()
         if old is not None:
             self.set_settings(old, topic)
-        await self.open(topic)
+        if failure is not None:
+            raise failure
 
     def set_settings(self, old: Topic, topic: Topic) -> None:
         if old.settings != topic.settings:
             self._partitions.set(self.hosted(topic), self.settings(topic).as_kafka())
 
-    async def open(self, topic: Topic) -> None:
+    async def open(self, topic: Topic, *, new: bool = True) -> None:
+        """Open the partitions of a topic here; ``new``: make those that have no directory."""
         missing = [key for key in self.hosted(topic) if key not in self._partitions]
-        await self._partitions.create(missing, topic.id, self.settings(topic).as_kafka())
+        await self._partitions.create(missing, topic.id, self.settings(topic).as_kafka(), new=new)
         self._registry.announce()
 
     @asynccontextmanager

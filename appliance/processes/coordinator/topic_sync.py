@@ -16,6 +16,7 @@ from typing import Any
 from uuid import uuid4
 
 from ...errors import ApplianceError, TopicExists, Unavailable, ZooKeeperAway
+from ...log import partition_directory
 from ...zookeeper import cluster_identity
 from ...zookeeper.paths import TopicInfo
 from ...zookeeper.session import SessionState
@@ -46,6 +47,8 @@ class TopicSync:
         self._registry = registry
         self._spawn = spawn
         self._clock_ms = clock_ms
+        self._lost = not self._catalog.path.exists() and partition_directory.exist_in(self._catalog.path.parent)
+        """The catalog is gone and logs are there: topics of the first comparison are not new here."""
         self._compared = False  # the catalog was compared with ZooKeeper at least once
         self._stale = registry.enabled  # the catalog has to be compared again
 
@@ -121,6 +124,7 @@ class TopicSync:
             mine, info = self._catalog.topics.get(name), found.get(name)
             if mine is None or info is None or info_of(mine) != info:
                 await self._try_synchronise(name)
+        self._lost = self._lost and self._stale
         await registry.ask(cluster_identity.drop_marks(self._clock_ms() - cluster_identity.MARK_MS))
 
     async def _try_synchronise(self, name: str) -> None:
@@ -153,4 +157,4 @@ class TopicSync:
                         " deleted: delete one of them"
                     )
             if info is not None:
-                await self._steps.adopt(topic_of(name, info))
+                await self._steps.adopt(topic_of(name, info), new=not self._lost)

@@ -145,20 +145,20 @@ class Topics:
             self._registry.announce()
             return topic
 
-    async def ensure(self, name: str) -> Topic:
-        """The topic of that name, created with the defaults if ``topics.auto_create`` is set.
+    async def ensure(self, name: str) -> tuple[Topic, bool]:
+        """The topic of that name, created with the defaults if ``topics.auto_create`` is set; whether it was created.
 
         Raises:
             UnknownPartition: there is none and it is not made; names that are reserved never are.
         """
         if name in self.catalog.topics or not self.auto_create or is_reserved(name):
-            return self.get(name)
+            return self.get(name), False
         try:
-            return await self.create(name)
+            return await self.create(name), True
         except TopicExists:  # another request was first, or ours was, and the answer of ZooKeeper was lost
             if name not in self.catalog.topics:
                 await self._look_up(name)
-            return self.get(name)
+            return self.get(name), False
 
     async def alter(self, name: str, settings: Mapping[str, str | int | None], partitions: int | None = None) -> Topic:
         """Set single settings, or (None) reset them; raise the number of partitions.

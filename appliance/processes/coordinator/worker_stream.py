@@ -2,7 +2,7 @@
 
 The worker sends ``[token, origin, frame]``; an origin is a :class:`~appliance.security.principals.Origin`.  The answer
 is ``[token, reply frame]`` or ``[token, nil]`` (close that connection).  ``[token]`` alone means that the connection is
-gone, ``[0]`` asks for producer ids, ``[0, rows]`` is what clients have taken from their limits, for the other workers.
+gone, ``[0, rows]`` is what clients have taken from their limits, for the other workers.
 The coordinator does not read from a worker that does not take its answers, or has REQUESTS_MAX unanswered requests.
 Between the answers it sends the worker's snapshot (``processes.snapshot``).
 """
@@ -18,7 +18,6 @@ import msgpack
 
 from ...addresses import Listener
 from ...catalog import Topic
-from ...errors import ApplianceError
 from ...security.principals import Origin
 from ...security.security_state import SecurityState
 from ..snapshot import SNAPSHOT, Facts, Publisher
@@ -41,7 +40,6 @@ class WorkerStream(asyncio.Protocol):
         self,
         answer: Answer,
         publish: Callable[[WorkerStream], None],
-        take_producer_ids: Callable[[], tuple[int, int]],
         on_usage: Callable[[WorkerStream, Sequence[Any]], None],
         frame_bytes_max: int,
     ) -> None:
@@ -50,7 +48,6 @@ class WorkerStream(asyncio.Protocol):
         Args:
             answer: answers one request.
             publish: called before each answer, so that the worker's snapshot has the changes of that request.
-            take_producer_ids: returns the first id and the size of a block; raises ApplianceError when there is none.
             on_usage: takes what the clients of this worker have taken from their limits.
             frame_bytes_max: of a request.
         """
@@ -58,7 +55,6 @@ class WorkerStream(asyncio.Protocol):
         self.congested = False
         self._answer = answer
         self._publish = publish
-        self._take_producer_ids = take_producer_ids
         self._on_usage = on_usage
         self._publisher = Publisher()
         self._tasks: set[asyncio.Task[bytes | None]] = set()
@@ -113,8 +109,6 @@ class WorkerStream(asyncio.Protocol):
             except StopIteration:
                 break
             if len(message) == 1:
-                if message[0] == SNAPSHOT:
-                    self._send_producer_ids()
                 continue
             if message[0] == SNAPSHOT:
                 self._on_usage(self, message[1])
@@ -123,15 +117,6 @@ class WorkerStream(asyncio.Protocol):
             token, (listener, *rest), frame = message
             self._serve(token, Origin(Listener(*listener), *rest), frame)
         self._throttle()
-
-    def _send_producer_ids(self) -> None:
-        """Send a block of ids, or an empty one: then the worker forwards requests for ids, and the replies say why."""
-        try:
-            first, count = self._take_producer_ids()
-        except ApplianceError:
-            first, count = 0, 0
-        if self._transport is not None:
-            self._transport.write(msgpack.packb([SNAPSHOT, ["producer ids", first, count]]))
 
     @property
     def _full(self) -> bool:

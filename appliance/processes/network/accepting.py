@@ -1,7 +1,16 @@
 """Accepts connections from the listeners, and refuses those for which there is no room.
 
-Bounds: ``network.connections_max`` connections, or fewer where the system grants fewer descriptors.  A worker that has
-to refuse a connection leaves its TCP listeners to other workers for ACCEPT_PAUSE_MS.
+Bounds: ``network.connections_max`` connections, or fewer where the system grants fewer descriptors::
+
+    of the descriptors that are granted       are for
+    what the worker has at its start          listeners, channels, doorbells
+    an eighth, at most OPEN_FILES_MAX         segment files
+    those that exist now                      links to writers, handshakes, relays
+    an eighth, at most SPARE_DESCRIPTORS      writers that are started next, files that slow readers hold
+    a sixteenth, at most RESERVED             administrators
+    all others                                connections
+
+A worker that has to refuse a connection leaves its TCP listeners to other workers for ACCEPT_PAUSE_MS.
 
 RESERVED more are for administrators alone: root, and the user of the service, who come through a Unix socket.  Whatever
 others do, the command line gets in.
@@ -12,7 +21,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import resource
 import select
 import socket
 import struct
@@ -20,7 +28,7 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from ...addresses import Listener, address_text
-from ...machine_limits import CONNECTIONS_MAX, DESCRIPTORS, limit_of
+from ...machine_limits import ADVICE, CONNECTIONS_MAX, DESCRIPTORS, descriptors_granted, descriptors_of, limit_of
 from ...security.local_users import is_administrator
 from ...wire.sockets import set_options
 from .turn import Turn
@@ -28,7 +36,9 @@ from .turn import Turn
 PEER_CREDENTIALS: Final = struct.Struct("iII")
 """pid, uid, gid: see unix(7)."""
 SPARE_DESCRIPTORS: Final = 64
-"""Descriptors that connections leave free: for channels to restarted processes, and for segments in use."""
+SPARE_SHARE: Final = 8
+RESERVED_SHARE: Final = 16
+"""Parts of what is granted, where that is little."""
 RESERVED: Final = 16
 """Connections of a worker, and their descriptors, for administrators."""
 ACCEPT_PAUSE_MS: Final = 100
@@ -81,14 +91,29 @@ class Accepting:
         self._lacking, self._lacking_until_ms = "", 0
         """The limit of the machine that a connection was refused for, and how long that counts."""
         self._spare = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+        self._at_start = 0
+        """Descriptors that the worker has before it serves anybody."""
         self._watch(True)
+
+    def count_descriptors(self) -> None:
+        """Note what the worker has open now, before it serves anybody."""
+        self._at_start = descriptors_of(os.getpid()).in_use or 0
+
+    def room(self, descriptors: int) -> int:
+        """How many connections the granted descriptors allow, besides those of administrators.
+
+        ``descriptors``: as :meth:`accept`.
+        """
+        granted = descriptors_granted()
+        spare = min(SPARE_DESCRIPTORS, granted // SPARE_SHARE) + min(RESERVED, granted // RESERVED_SHARE)
+        return max(1, granted - self._at_start - descriptors - spare)
 
     def accept(self, fd: int, connections: int, descriptors: int) -> Accepted | None:
         """Accept a connection from the listener ``fd``; None: it was refused, or is gone.
 
         Args:
             connections: how many this worker has.
-            descriptors: how many it keeps for other things.
+            descriptors: how many it has for other things that came since its start, and may have for files.
         """
         listener, listening = self.by_fd[fd]
         try:
@@ -103,9 +128,10 @@ class Accepting:
             sock.close()
             return None
         reserved = RESERVED if accepted.administrator else 0
-        if self._reached_by(connections, descriptors, reserved) is not None:
+        if reached := self._reached_by(connections, descriptors, reserved):
             self.refused += 1
-            self._turn.complain("connection of %s refused: network.connections_max reached", accepted.peer)
+            text = "connection of %s refused: %s reached: %s"
+            self._turn.complain(text, accepted.peer, reached, ADVICE[reached])
             sock.close()
             self._pause()
             return None
@@ -125,24 +151,22 @@ class Accepting:
     def limits(self, connections: int, descriptors: int) -> list[LimitReached]:
         """The limits that keep clients away now; arguments as :meth:`accept`."""
         reached = self._reached_by(connections, descriptors)
-        if reached is not None:
-            return [reached]
-        if self._lacking and self._turn.now_ms < self._lacking_until_ms:
-            return [LimitReached(self._lacking, None, None)]
-        return []
+        if not reached and self._turn.now_ms < self._lacking_until_ms:
+            reached = self._lacking
+        if not reached:
+            return []
+        if reached == CONNECTIONS_MAX:
+            return [LimitReached(reached, self._connections_max, connections)]
+        return [LimitReached(reached, *descriptors_of(os.getpid()) if reached == DESCRIPTORS else (None, None))]
 
-    def _reached_by(self, connections: int, descriptors: int, reserved: int = 0) -> LimitReached | None:
-        """The limit that so many connections have reached, None when there is room for one more.
+    def _reached_by(self, connections: int, descriptors: int, reserved: int = 0) -> str:
+        """The name of the limit that so many connections have reached, "" when there is room for one more.
 
         ``reserved``: places for it beside those for all.
         """
-        granted, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        kept = descriptors + SPARE_DESCRIPTORS + RESERVED
-        if connections < max(1, min(self._connections_max, granted - kept)) + reserved:
-            return None
-        if granted - kept < self._connections_max:
-            return LimitReached(DESCRIPTORS, granted, min(granted, kept + connections))
-        return LimitReached(CONNECTIONS_MAX, self._connections_max, connections)
+        if connections < min(self._connections_max, self.room(descriptors)) + reserved:
+            return ""
+        return CONNECTIONS_MAX if connections >= self._connections_max + reserved else DESCRIPTORS
 
     def _refuse_for_lack(self, listening: socket.socket, error: OSError) -> None:
         """Close a connection with the spare descriptor, so that its client knows at once."""
@@ -155,7 +179,8 @@ class Accepting:
         with contextlib.suppress(OSError):  # then the next shortage closes none
             self._spare = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
         self._lacking, self._lacking_until_ms = limit_of(error), self._turn.now_ms + LACKING_MS
-        self._turn.complain("connections are refused: %s: raise LimitNOFILE, or lower connections", str(error))
+        advice = ADVICE.get(self._lacking, "look at the machine")
+        self._turn.complain("connections are refused: %s: %s", str(error), advice)
         self._pause()
 
     def _pause(self) -> None:

@@ -80,6 +80,8 @@ class Admission:
                 return False
             if not self._quotas:
                 return handler(connection, request, start, frame)
+            if metering.must_wait(connection, request, frame):
+                return False
             if kind is Fetch:
                 metering.limit_fetch(connection, request, frame)
             if not handler(connection, request, start, frame):
@@ -165,11 +167,13 @@ class Admission:
         """Note the parts of a request that its client may not have."""
         denied = frozenset(index for index, part in enumerate(request.parts) if not decisions[part[0]])
         request.denied = denied
-        self.refuse(connection, f"{type(request).__name__} {request.parts[min(denied)][0]}")
+        names = dict.fromkeys(request.parts[index][0] for index in sorted(denied))
+        self.refuse(connection, f"{type(request).__name__} {next(iter(names))}", len(names) - 1)
 
-    def refuse(self, connection: Connection, what: str) -> None:
-        """Note a refusal: the request, and the first name in it that the client has no right to."""
-        self._turn.audit.refused(Reason.DENIED, connection.session.principal, connection.peer, what=what)
+    def refuse(self, connection: Connection, what: str, more: int = 0) -> None:
+        """Note a refusal: the request, the first name in it that the client has no right to, and how many more."""
+        others = {"more": more} if more else {}
+        self._turn.audit.refused(Reason.DENIED, connection.session.principal, connection.peer, what=what, **others)
 
     def forget(self, connection: Connection) -> None:
         """Forget a closed connection."""

@@ -13,6 +13,7 @@ a header and its batches in one TCP segment.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections import deque
 from itertools import takewhile
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ...addresses import Listener
 from ...security.principals import Origin
 from ...shared.counters import ListenerCounters
-from ...wire.requests import Codec, FileRange, Request
+from ...wire.requests import Codec, FileRange, Produce, Request
 from ...wire.transport import MORE, Transport
 from .client_session import ClientSession
 from .inbox import Inbox
@@ -37,12 +38,21 @@ JOINED_BYTES_MAX: Final = 1 << 16
 A range of a file that fits is read and joined, too: a header, sendfile and a trailer cost three system calls, and the
 client wakes up for each.
 """
-ENDS_EARLY: Final = "the segment file is shorter than its table says: only a fault of the disk can cause that"
+OF_DISKS: Final = frozenset({errno.EIO, errno.EISDIR, errno.EUCLEAN, errno.EBADMSG, errno.ENODATA, errno.ESTALE})
+"""Errors of sendfile(2) that a file causes, and not a socket."""
 TURNS_TO_HAND_OVER: Final = 32
 HANDOFF_WINDOW_MS: Final = 1_000
 """A connection is handed over after TURNS_TO_HAND_OVER turns in this time with produce requests and nothing else."""
 HANDOFF_RETRY_MS: Final = 30_000
 """When to try again with a connection that was not read for nothing, or whose frames do not fit a writer's buffer."""
+
+
+class FileFault(OSError):
+    """A part of a reply cannot be read from its segment file, or is not in it any more: ``piece``."""
+
+    def __init__(self, piece: FileRange) -> None:
+        super().__init__("the segment file cannot be read, or is shorter than its table says")
+        self.piece = piece
 
 
 class HandoffCount:
@@ -108,6 +118,7 @@ class Connection:
         "closed",
         "codec",
         "counters",
+        "cuttable_bytes",
         "delayed",
         "events",
         "hand_over_to",
@@ -161,6 +172,8 @@ class Connection:
         self.delayed: DelayedRequest | None = None
         self.out: deque[bytes | FileRange] = deque()
         self.out_bytes = 0
+        self.cuttable_bytes = 0
+        """Bytes put into the output since the last answer to a produce request."""
         self.events = 0
         """The events that epoll watches the socket for."""
         self.blocked = False
@@ -215,13 +228,22 @@ class Connection:
         while requests and requests[0].reply is not None:
             pending = requests.popleft()
             self.unanswered -= pending.count
+            before = self.out_bytes
             for piece in pending.reply or ():
                 self.put(piece)
+            self.cuttable_bytes = (
+                0 if type(pending.request) is Produce else self.cuttable_bytes + self.out_bytes - before
+            )
 
     def put(self, piece: bytes | FileRange) -> None:
         """Queue a part of a reply."""
         self.out.append(piece)
         self.out_bytes += len(piece) if isinstance(piece, bytes) else piece[2]
+
+    @property
+    def owes_acknowledgement(self) -> bool:
+        """Whether an answer to a produce request is not sent, or not made, yet."""
+        return self.out_bytes > self.cuttable_bytes or any(type(one.request) is Produce for one in self.requests)
 
     def give_up(self, kind: type) -> None:
         """Forget the first unanswered request of this kind, and all after it: their replies could not be sent."""
@@ -233,7 +255,8 @@ class Connection:
         """Send as much as the socket takes; return the number of bytes.
 
         Raises:
-            OSError: the connection is gone, or what is next cannot be read.
+            FileFault: what is next cannot be read.
+            OSError: the connection is gone.
         """
         before = self.out_bytes
         try:
@@ -279,9 +302,14 @@ class Connection:
         return sent == len(data)
 
     def _send_file(self, piece: FileRange) -> None:
-        sent = self.transport.send_file(piece.file.fd, piece.position, piece.count)
+        try:
+            sent = self.transport.send_file(piece.file.fd, piece.position, piece.count)
+        except OSError as error:
+            if error.errno in OF_DISKS:
+                raise FileFault(piece) from error
+            raise
         if sent == 0:
-            raise OSError(ENDS_EARLY)
+            raise FileFault(piece)
         self._remove(sent)
 
     def _remove(self, sent: int) -> None:
@@ -312,8 +340,11 @@ def _after(piece: FileRange, count: int) -> FileRange:
 
 
 def _read(piece: FileRange) -> bytes:
-    """Raises OSError: the disk fails."""
-    data = os.pread(piece.file.fd, piece.count, piece.position)
+    """Raises FileFault: the disk fails."""
+    try:
+        data = os.pread(piece.file.fd, piece.count, piece.position)
+    except OSError as error:
+        raise FileFault(piece) from error
     if len(data) < piece.count:
-        raise OSError(ENDS_EARLY)
+        raise FileFault(piece)
     return data

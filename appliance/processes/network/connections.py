@@ -24,7 +24,7 @@ from ...errors import ProtocolFault, TlsOnPlain
 from ...security.audit_log import Audit, Reason
 from ...shared.counters import Counters
 from ...wire.requests import FileRange, Local, Login, Produce, Request, decode_frames
-from .connection_state import Connection, Pending
+from .connection_state import Connection, FileFault, Pending
 from .inbox import Buffers
 from .starved import STARVED_MS_MAX, Starved
 from .turn import Turn
@@ -72,6 +72,7 @@ class Connections:
         hand_over: Callable[[Connection], bool],
         ask_for_room: Callable[[], None],
         on_close: Callable[[Connection], None],
+        on_unreadable: Callable[[FileRange], None],
     ) -> None:
         """Connect the other parts of the worker, before the first connection comes.
 
@@ -80,9 +81,11 @@ class Connections:
             hand_over: moves a connection with nothing outstanding to a writer, if possible.
             ask_for_room: asks all writers to flush, so that they release the arena.
             on_close: forgets the waiting requests of a connection.
+            on_unreadable: reports a part of a segment file that could not be sent.
         """
         self.handlers = {**handlers, Local: self._answer_local}
         self._hand_over, self._ask_for_room, self._on_close = hand_over, ask_for_room, on_close
+        self._on_unreadable = on_unreadable
 
     def add(self, connection: Connection) -> None:
         """Add a new connection."""
@@ -219,7 +222,14 @@ class Connections:
             self.watch(connection)
 
     def _close_slowest(self) -> None:
-        """Close the connection that has kept an unfinished request in memory longest, since others wait for memory."""
+        """Close the connection that has kept an unfinished request in memory longest, since others wait for memory.
+
+        First go those that are throttled and have sent requests all the same.
+        """
+        if held := [one for one in self.by_fd.values() if one.session.muted_until_ms and one.inbox]:
+            for connection in held:
+                self.disconnect(connection, "it is throttled, and its requests keep memory that others wait for")
+            return
         oldest = self._buffers.oldest
         if oldest is None or oldest.starved or self._turn.now_ms - oldest.frame_since_ms < STARVED_MS_MAX:
             return  # a starved oldest frame is whole, since it may always grow: it waits for writers, too
@@ -255,7 +265,9 @@ class Connections:
             if sent:
                 connection.active_ms = self._turn.now_ms
                 connection.counters.sent(sent)
-        except OSError:
+        except OSError as error:
+            if isinstance(error, FileFault):  # the header has promised these bytes: the client has to ask again
+                self._on_unreadable(error.piece)
             self.close(connection)
             return
         if connection.close_when_sent and not connection.out and not connection.requests:
@@ -333,6 +345,18 @@ class Connections:
             connection.close_when_sent = True
             connection.give_up(unanswered)
             self.touched[connection] = None
+
+    def close_unmoved(self, still_ms: int) -> None:
+        """Close the connections that an ordered stop does not wait for.
+
+        Those that are owed an answer to a produce request are kept: without it the client sends the batch again.  But
+        all are closed whose output has not moved for ``still_ms``.  A reply to a fetch can be cut: the client fetches
+        again.
+        """
+        for connection in list(self.by_fd.values()):
+            moves = not connection.out or self._turn.now_ms - connection.active_ms < still_ms
+            if not connection.owes_acknowledgement or not moves:
+                self.close(connection)
 
     def check_timeouts(self) -> None:
         """Close connections that are silent, or do not complete a frame."""

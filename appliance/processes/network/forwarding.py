@@ -118,12 +118,6 @@ class CoordinatorLink:
             self._enqueue(forwarded)
             self.flush()
 
-    def ask_for_producer_ids(self) -> None:
-        """Ask the coordinator for producer ids; it answers with a message of the snapshot."""
-        if self.sock is not None:
-            self._out += msgpack.packb([SNAPSHOT])
-            self.flush()
-
     def report(self, rows: Sequence[Any]) -> None:
         """Tell the other workers, through the coordinator, what clients have taken from their limits."""
         if self.sock is not None:
@@ -221,8 +215,6 @@ class Forwarding:
         given_up = self._link.connect(socket.socket(fileno=fd))
         self.fd, self._waits = fd, False
         self._epoll.register(fd, select.EPOLLIN)
-        self._answers.snapshot.producer_ids.new_coordinator()
-        self._ask_for_producer_ids()
         self._watch()
         for pending in given_up:
             if not pending.connection.closed:
@@ -251,19 +243,12 @@ class Forwarding:
         reply = self._answers.answer(question, connection.listener, access)
         if reply is not None and not access.unrestricted and (hidden := self._answers.hidden(question, access)):
             self._admission.refuse(connection, f"{METADATA} {hidden}")
-        self._ask_for_producer_ids()
         return reply
 
     def read_snapshot(self) -> None:
         """Read what the coordinator has sent."""
         if self._link.sock is not None:
             self.on_event(0)
-
-    def _ask_for_producer_ids(self) -> None:
-        """Ask for more producer ids when few are left."""
-        if self._link.sock is not None and self._answers.snapshot.producer_ids.ask():
-            self._link.ask_for_producer_ids()
-            self._watch()
 
     def report(self, rows: Sequence[Any]) -> None:
         """See :meth:`CoordinatorLink.report`."""

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import select
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from ...log import FileCache, LogReader
+from ...log.files import LOG_SUFFIX, File, base_of
+from ...machine_limits import open_files_max
 from ...names import TopicPartition
 from ...shared import memory
-from ...shared.table import SegmentTable
-from ...wire.requests import Fetch, Offsets, Produce
+from ...shared.table import TABLE_BYTES, SegmentTable
+from ...wire.requests import Fetch, FileRange, Offsets, Produce
+from ..clock import now_ms
 from .wait_lists import WaitList
 from .writer_link import WriterLink
 
+Suspect = Callable[[TopicPartition, int, int], None]
+
+SUSPECT_MS: Final = 1_000
+"""How often at most a worker reports that it cannot read a partition."""
 OPEN_FILES_MAX: Final = 512
-"""Segment files that a worker keeps open."""
+"""Segment files that a worker keeps open, where enough descriptors are granted."""
 WRITER_SHARE: Final = 4
 """Once half of the arena is taken, at most a quarter of the arena waits for one writer."""
 
@@ -27,15 +34,25 @@ class Partition:
     ``damaged``: ranges of offsets that are not served, ascending.
     """
 
-    __slots__ = ("damaged", "key", "link", "reader", "table", "wait_list")
+    __slots__ = ("_suspect", "_suspected_ms", "damaged", "key", "link", "reader", "table", "wait_list")
 
-    def __init__(self, key: TopicPartition, table: SegmentTable, reader: LogReader, link: WriterLink) -> None:
+    def __init__(
+        self, key: TopicPartition, table: SegmentTable, reader: LogReader, link: WriterLink, suspect: Suspect
+    ) -> None:
         self.key = key
+        self._suspect, self._suspected_ms = suspect, -SUSPECT_MS
         self.table = table
         self.reader = reader
         self.link = link
         self.damaged: list[tuple[int, int]] = []
         self.wait_list = WaitList(table)
+
+    def suspect(self, start: int, stop: int) -> None:
+        """Let the inspector look at offsets that cannot be read."""
+        now = now_ms()
+        if now - self._suspected_ms >= SUSPECT_MS:
+            self._suspected_ms = now
+            self._suspect(self.key, start, stop)
 
     def ask_for_flush(self, now: bool) -> None:
         """Ask the writer to flush messages above the high watermark: see :meth:`WriterLink.ask_for_flush`."""
@@ -47,32 +64,43 @@ class KnownPartitions:
     """All partitions of one worker, by topic and number.
 
     ``number``: the worker's.  ``arena_bytes``: the size of its arena; each writer may use a share of it.
+    ``suspect(key, start, stop)`` reports offsets that cannot be read.
     """
 
-    def __init__(self, data_dir: Path, number: int, arena_bytes: int, epoll: select.epoll) -> None:
-        self._data_dir, self.number, self._epoll = data_dir, number, epoll
+    def __init__(self, data_dir: Path, number: int, arena_bytes: int, epoll: select.epoll, suspect: Suspect) -> None:
+        self._data_dir, self.number, self._epoll, self._suspect = data_dir, number, epoll, suspect
         self._in_hand_bytes_max = arena_bytes // WRITER_SHARE
         self._by_key: dict[tuple[str, int], Partition] = {}  # requests look up with plain tuples
-        self.files = FileCache(OPEN_FILES_MAX)
+        self.open_files_max = open_files_max(OPEN_FILES_MAX)
+        self.files = FileCache(self.open_files_max)
         self.get = self._by_key.get
-
-    @property
-    def descriptors_max(self) -> int:
-        """Descriptors that segment files and links to writers may take."""
-        return OPEN_FILES_MAX + 2 * len(self._by_key)
 
     def add(self, key: TopicPartition, table_name: str) -> None:
         """Map the partition's table.
 
         Raises:
             FileNotFoundError: the partition was dropped meanwhile; that message follows.
-            OSError: the machine has no memory or descriptor for it now.
+            OSError: the machine has no memory or descriptor for it now.  Clients are told that it is being opened.
         """
-        table = SegmentTable(memoryview(memory.attach(table_name)).cast("Q"))
+        try:
+            table = SegmentTable(memoryview(memory.attach(table_name)).cast("Q"))
+        except FileNotFoundError:
+            raise
+        except OSError:
+            if key not in self._by_key:
+                self._put(key, SegmentTable(memoryview(bytearray(TABLE_BYTES)).cast("Q")))
+            raise
         table.set_wait(self.number, 0)  # a killed worker may have left its cell set
+        self._put(key, table)
+
+    def _put(self, key: TopicPartition, table: SegmentTable) -> None:
+        known = self._by_key.get(key)
+        if known is not None:  # it has its own table now: nobody waits at the one that it had before
+            known.table = known.wait_list.table = table
+            return
         name = f"{key.topic}-{key.partition}"
         link = WriterLink(name, self._in_hand_bytes_max, self._epoll)
-        self._by_key[key] = Partition(key, table, LogReader(self._data_dir / name, self.files), link)
+        self._by_key[key] = Partition(key, table, LogReader(self._data_dir / name, self.files), link, self._suspect)
 
     def remove(self, key: TopicPartition) -> Partition | None:
         """Forget a partition and its files: a new partition may get the same name."""
@@ -80,6 +108,16 @@ class KnownPartitions:
         if partition is not None:
             partition.reader.forget()
         return partition
+
+    def suspect_range(self, piece: FileRange) -> None:
+        """Report a part of a segment file that could not be sent."""
+        assert isinstance(piece.file, File)
+        path = Path(piece.file.path)
+        topic, _, number = path.parent.name.rpartition("-")
+        partition, base = self.get((topic, int(number))), base_of(path.name, LOG_SUFFIX)
+        if partition is not None and base is not None:
+            start = base + piece.position
+            partition.suspect(start, start + piece.count)
 
     def of(self, request: Produce | Fetch | Offsets) -> list[Partition | None]:
         """The partition of each part of a request; None: unknown, or not for this client.

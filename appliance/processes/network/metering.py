@@ -1,15 +1,22 @@
 """Meters what clients use, and throttles those that use more than their quotas.
 
 A limit has a bucket (:mod:`appliance.security.quotas`), which the clients that share it take from: requests, bytes that
-they produce, bytes that they fetch.  A request is served also when the bucket is empty.  Its reply tells the client for
-how long it is throttled, and its connection is *muted* for that long: it is not read, and no request of it starts.  So
-only the client waits, and the worker never does.
+they produce, bytes that they fetch.  A request is served also when it takes more than there is.  Its reply tells the
+client for how long it is throttled, and its connection is *muted* for that long: it is not read, and no request of it
+starts.  So only the client waits, and the worker never does.
 
-Workers tell each other what their clients have taken, every ``REPORT_MS``, through the coordinator.  While there is
-none, each worker counts its own clients alone.  Connections with a limit are not handed over to writers, which count
-nothing.  Unix sockets have no limits, so that the administrator gets in.
+The debt is that of all clients that share the limit, on whatever connection: a request that would add to it does not
+start, and its connection is muted, until it is over.  So connections of one client take turns, and whoever connects
+again finds the debt that it has left.  A debt is remembered when its last connection is gone, until the bucket is full
+again; a changed quota does not end it.  Requests that take nothing from an empty bucket go on.
 
-A change of the quotas begins with full buckets.
+Workers tell each other what their clients have taken, every ``REPORT_MS``, through the coordinator; each of them may
+give a client one request before it knows.  While there is no coordinator, each worker counts its own clients alone.  A
+worker that is started again has forgotten what its own clients owed, and begins with full buckets.  Connections with a
+limit are not handed over to writers, which count nothing.  Unix sockets have no limits, so that the administrator gets
+in.
+
+Bounds: ``OWING_MAX`` buckets without a connection; of more, those are forgotten that would be full soonest.
 """
 
 from __future__ import annotations
@@ -28,6 +35,9 @@ from .turn import Turn
 
 REPORT_MS: Final = 200
 """How often workers tell each other."""
+OWING_MAX: Final = 10_000
+KEPT_OF_OWING: Final = 9 * OWING_MAX // 10
+"""To find those that are forgotten takes some milliseconds: so they are a tenth at once."""
 
 
 class Meter(NamedTuple):
@@ -42,17 +52,19 @@ class Meter(NamedTuple):
 class Metering:
     """The buckets of one worker, and its muted connections.
 
-    ``report`` sends rows of :class:`Sharers` and what they have taken to the other workers.
+    ``report`` sends rows of :class:`Sharers`, their rate and what they have taken to the other workers.
     """
 
     def __init__(self, turn: Turn, connections: Connections, report: Callable[[Sequence[Any]], None]) -> None:
         self._turn, self._connections, self._report = turn, connections, report
         self._quotas = Quotas()
         self._buckets: WeakValueDictionary[Sharers, Bucket] = WeakValueDictionary()
+        self._owing: dict[Sharers, Bucket] = {}
+        """Those that are not full: they outlive the connections of their clients."""
         self._muted: dict[Connection, None] = {}
         self._report_ms = 0
         self.active = False
-        """Whether there is anything to do: quotas, or connections that are muted."""
+        """Whether there is anything to do: quotas, debts, or connections that are muted."""
 
     @property
     def muted(self) -> int:
@@ -62,24 +74,34 @@ class Metering:
     def take_quotas(self, quotas: Iterable[Quota]) -> None:
         """Take new quotas.  Muted connections stay so for as long as they were told."""
         self._quotas = Quotas(quotas)
-        self.active = bool(self._quotas) or bool(self._muted)
-        self._buckets = WeakValueDictionary()
+        self.active = bool(self._quotas or self._muted or self._owing)
         for connection in self._connections.by_fd.values():
             connection.session.meter = connection.session.metered = None
 
     # ---- requests
+
+    def must_wait(self, connection: Connection, request: Request, frame: memoryview) -> bool:
+        """Whether a request would add to a debt; its connection is muted then, and the request starts afterwards."""
+        meter = self._meter(connection, frame)
+        if meter is None:
+            return False
+        used = meter.bytes_in if isinstance(request, Produce) else meter.bytes_out if type(request) is Fetch else None
+        debts_ms = [bucket.take_for_others(0, self._turn.now_ms) for bucket in (meter.requests, used) if bucket]
+        owed_ms = max(debts_ms, default=0)
+        self._mute(connection, owed_ms)
+        return owed_ms > 0
 
     def charge(self, connection: Connection, request: Request, frame: memoryview) -> None:
         """Take what a request that has started uses from the buckets of its client."""
         meter = self._meter(connection, frame)
         if meter is None:
             return
-        now_ms, throttle_ms = self._turn.now_ms, 0
+        throttle_ms = 0
         if meter.requests is not None:
-            throttle_ms = meter.requests.take(request.count if isinstance(request, Produce) else 1, now_ms)
+            throttle_ms = self._take(meter.requests, request.count if isinstance(request, Produce) else 1)
         if meter.bytes_in is not None and isinstance(request, Produce):
             amount = sum(part.stop - part.start for part in request.parts)
-            throttle_ms = max(throttle_ms, meter.bytes_in.take(amount, now_ms))
+            throttle_ms = max(throttle_ms, self._take(meter.bytes_in, amount))
         self._mute(connection, throttle_ms)
 
     def limit_fetch(self, connection: Connection, request: Fetch, frame: memoryview) -> None:
@@ -94,7 +116,7 @@ class Metering:
         meter = connection.session.meter
         if meter is not None and meter.bytes_out is not None and type(request) is Fetch:
             amount = sum(len(piece) if isinstance(piece, bytes) else piece[2] for piece in reply)
-            self._mute(connection, meter.bytes_out.take(amount, self._turn.now_ms))
+            self._mute(connection, self._take(meter.bytes_out, amount))
         left_ms = connection.session.muted_until_ms - self._turn.now_ms
         if left_ms > 0 and reply and isinstance(reply[0], bytes):
             reply[0] = connection.codec.with_throttle(request, reply[0], left_ms)
@@ -125,8 +147,31 @@ class Metering:
             return None
         bucket = self._buckets.get(limit.sharers)
         if bucket is None:
-            bucket = self._buckets[limit.sharers] = Bucket(limit.rate, self._turn.now_ms)
+            bucket = self._buckets[limit.sharers] = Bucket(limit, self._turn.now_ms)
+        elif bucket.rate != limit.rate:
+            bucket.set_rate(limit.rate, self._turn.now_ms)
         return bucket
+
+    def _take(self, bucket: Bucket, amount: int) -> int:
+        """Take what a client of this worker uses; return for how many ms it is throttled."""
+        self._keep(bucket)
+        return bucket.take(amount, self._turn.now_ms)
+
+    def _keep(self, bucket: Bucket) -> None:
+        """Remember a bucket until it is full again."""
+        if len(self._owing) >= OWING_MAX and bucket.sharers not in self._owing:
+            now_ms = self._turn.now_ms
+            latest = sorted(self._owing.values(), key=lambda one: one.full_ms(now_ms), reverse=True)
+            self._owing = {one.sharers: one for one in latest[:KEPT_OF_OWING]}
+        self._owing[bucket.sharers] = bucket
+
+    def _report_usage(self) -> None:
+        """Tell the other workers what was taken here; forget the buckets that are full."""
+        self._report_ms = now_ms = self._turn.now_ms
+        taken = [(bucket, bucket.report()) for bucket in self._owing.values()]
+        if rows := [(*bucket.sharers, bucket.rate, amount) for bucket, amount in taken if amount]:
+            self._report(rows)
+        self._owing = {bucket.sharers: bucket for bucket, _ in taken if bucket.full_ms(now_ms) > 0}
 
     # ---- muted connections
 
@@ -151,23 +196,22 @@ class Metering:
             connection.session.muted_until_ms, connection.session.held = 0, False
             if not connection.closed:
                 self._connections.touched[connection] = None
-        self.active = bool(self._quotas) or bool(self._muted)
-        if now_ms - self._report_ms >= REPORT_MS:
-            self._report_ms = now_ms
-            rows = [(*sharers, amount) for sharers, bucket in self._buckets.items() if (amount := bucket.report())]
-            if rows:
-                self._report(rows)
+        self.active = bool(self._quotas or self._muted or self._owing)
+        if self._owing and now_ms - self._report_ms >= REPORT_MS:
+            self._report_usage()
 
     def next_ms(self, now_ms: int) -> int:
         """When :meth:`begin_turn` has something to do."""
         deadlines = [one.session.muted_until_ms for one in self._muted]
-        if self._buckets:
+        if self._owing:
             deadlines.append(max(now_ms, self._report_ms + REPORT_MS))
         return min(deadlines, default=now_ms + REPORT_MS * 1_000)
 
     def on_usage(self, rows: Iterable[Sequence[Any]]) -> None:
         """Take what the clients of other workers have taken."""
-        for *sharers, amount in rows:
-            bucket = self._buckets.get(Sharers(*sharers))
-            if bucket is not None:
-                bucket.take_for_others(amount, self._turn.now_ms)
+        for *names, rate, amount in rows:
+            limit = Limit(Sharers(*names), rate)
+            bucket = self._buckets.get(limit.sharers) or self._bucket(limit)
+            assert bucket is not None
+            bucket.take_for_others(amount, self._turn.now_ms)
+            self._keep(bucket)

@@ -11,7 +11,6 @@ remembered: each costs its sender a turn in the queue.
 
 from __future__ import annotations
 
-import contextlib
 import hmac
 import os
 import threading
@@ -20,6 +19,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from ...security.login_exchange import PlainCheck
+from ..child import lower_priority_of_thread
 
 WAITING_MAX: Final = 64
 NICENESS: Final = 10
@@ -76,9 +76,7 @@ class PlainChecks:
         return hmac.digest(self._key, check.verifier.salt + check.password, "sha256")
 
     def _run(self) -> None:
-        thread = threading.get_native_id()
-        with contextlib.suppress(PermissionError):  # a container may forbid it
-            os.setpriority(os.PRIO_PROCESS, thread, max(NICENESS, os.getpriority(os.PRIO_PROCESS, thread)))
+        lower_priority_of_thread(NICENESS)
         while True:
             self._wanted.acquire()
             check, token = self._waiting.popleft()

@@ -4,21 +4,33 @@
 append requests of their partitions.  At the end of the turn :meth:`Producing.send_all` sends these to the writers.
 When a writer answers, :meth:`Producing.on_event` fills in the results; the last one makes the reply.
 
-A worker asks the supervisor for a writer when it has something to append and there is none.  A request waits
-(``stalled``) while the partition's writer uses its share of the arena and half of the arena is taken.
+A worker asks the supervisor for a writer when it has something to append and there is none.  More partitions may need
+one than writers may run, so it asks for few at a time, for each connection in turn (:class:`WriterNeeds`): a client
+that produces to a thousand idle partitions delays others by the start of a few writers.
+
+While half of the arena is taken, a request waits (``stalled``) if the partition's writer uses its share of the arena,
+or has still to come while half of the arena waits for such writers already.
+
+When a writer dies, what it has not answered may be in the log or not, and its successor may get what the same clients
+have sent behind it.  An idempotent producer is promised that nothing overtakes and nothing is doubled.  So its
+connection ends, as all those to a leader that dies do in Kafka, and it sends everything again, in order.  Other clients
+are answered WriterGone.
 """
 
 from __future__ import annotations
 
 import select
 import socket
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from operator import ge
+from typing import Final
 
 from ...broker import plan
 from ...errors import ApplianceError, StorageFault, TopicNotPermitted, UnknownPartition, WriterGone
 from ...names import TopicPartition
-from ...partition_states import OFFLINE
+from ...partition_states import OFFLINE, OPENING
+from ...records.batch import has_producer
 from ...wire.requests import Produce, ProduceResult
 from ..answers import acks_0_failure
 from .connection_state import Connection, Pending
@@ -28,6 +40,69 @@ from .inbox import Buffers
 from .known_partitions import KnownPartitions, Partition
 from .turn import Turn
 from .writer_link import APPEND_PARTS_MAX, AppendRequest, Received, Target, WriterLink
+
+NEEDED_MAX: Final = 32
+"""Writers that a worker waits for at a time: those that may open their logs at a time, and as many behind them."""
+ASKED_MS: Final = 5_000
+
+
+class WriterNeeds:
+    """The partitions that need a writer, by the connection that has brought the first append request.
+
+    ``request_writer`` asks the supervisor for one.  Those that are asked for and do not come for ASKED_MS, since their
+    logs are recovered or something is lacking, are waited for no longer: others are asked for.
+    """
+
+    def __init__(self, turn: Turn, request_writer: Callable[[TopicPartition], None]) -> None:
+        self._turn, self._request_writer = turn, request_writer
+        self._asked: dict[Partition, int] = {}
+        """When the supervisor was asked for a writer of these, the earliest first."""
+        self._late: set[Partition] = set()
+        """Those that it was asked for long ago."""
+        self._queues: OrderedDict[Connection, OrderedDict[Partition, None]] = OrderedDict()
+        """Partitions to ask for later, by connection; the one whose turn is next first."""
+        self._queue_of: dict[Partition, OrderedDict[Partition, None]] = {}
+
+    def add(self, partition: Partition, connection: Connection) -> None:
+        """Ask for a writer of this partition, now or when it is its turn."""
+        if partition in self._asked or partition in self._late or partition in self._queue_of:
+            return
+        if partition.table.state == OPENING:  # the supervisor starts it once the log is open
+            self._late.add(partition)
+            self._request_writer(partition.key)
+            return
+        queue = self._queue_of[partition] = self._queues.setdefault(connection, OrderedDict())
+        queue[partition] = None
+        self._ask()
+
+    def remove(self, partition: Partition) -> None:
+        """It has a writer, or needs none any more."""
+        self._asked.pop(partition, None)
+        self._late.discard(partition)
+        if (queue := self._queue_of.pop(partition, None)) is not None:
+            queue.pop(partition)
+        self._ask()
+
+    def check_timeouts(self) -> None:
+        """Wait no longer for those that do not come."""
+        for partition, asked_ms in list(self._asked.items()):
+            if self._turn.now_ms - asked_ms < ASKED_MS:
+                break
+            del self._asked[partition]
+            self._late.add(partition)
+        self._ask()
+
+    def _ask(self) -> None:
+        while self._queues and len(self._asked) < NEEDED_MAX:
+            connection, queue = self._queues.popitem(last=False)
+            if not queue:
+                continue
+            partition, _ = queue.popitem(last=False)
+            del self._queue_of[partition]
+            if queue:
+                self._queues[connection] = queue  # behind the others
+            self._asked[partition] = self._turn.now_ms
+            self._request_writer(partition.key)
 
 
 class Producing:
@@ -50,13 +125,16 @@ class Producing:
         self._partitions = partitions
         self._handing_over = handing_over
         self._buffers = buffers
-        self._request_writer = request_writer
+        self._needs = WriterNeeds(turn, request_writer)
         self.by_fd: dict[int, Partition] = {}
         """The partitions that have a writer, by the descriptor of its channel."""
         self.to_send: dict[Partition, None] = {}
         """The partitions with append requests to send at the end of this turn."""
-        self._waiting: set[Partition] = set()
-        """The partitions whose append requests wait for a writer."""
+        self._waiting: dict[Partition, int] = {}
+        """The partitions whose append requests wait for a writer, and how many bytes of the arena these hold."""
+        self._waiting_bytes = 0
+        self._stalled: set[Partition] = set()
+        """The partitions without a writer that connections wait for with their next request."""
 
     @property
     def waiting(self) -> int:
@@ -76,10 +154,16 @@ class Producing:
         if self._connections.awaits_announcement(connection, partitions):
             return False
         for partition in partitions if self._buffers.crowded else ():
-            if partition is not None and partition.link.is_full:
-                partition.link.stalled[connection] = None
-                connection.stalled_by = partition.link
+            if partition is None:
+                continue
+            if partition.link.is_full:
+                self._stall(connection, partition.link)
                 partition.link.ask_for_room()
+                return False
+            if self._may_not_wait(partition):
+                self._stall(connection, partition.link)
+                self._stalled.add(partition)
+                self._needs.add(partition, connection)
                 return False
         pending = None
         if request.acks:
@@ -110,6 +194,18 @@ class Producing:
         self._handing_over.consider(connection, partition, request.acks, len(parts))
         return True
 
+    @staticmethod
+    def _stall(connection: Connection, link: WriterLink) -> None:
+        """Let the connection's next request wait for the link."""
+        link.stalled[connection] = None
+        connection.stalled_by = link
+
+    def _may_not_wait(self, partition: Partition) -> bool:
+        """Whether the partition has no writer, and what waits for writers takes half of the arena already."""
+        link = partition.link
+        much = 2 * self._waiting_bytes >= self._buffers.arena.size_bytes
+        return much and (link.channel is None or link.retiring) and partition.table.state != OFFLINE
+
     def _refuse_part(
         self, connection: Connection, pending: Pending | None, index: int, request: Produce, partition: Partition | None
     ) -> None:
@@ -138,14 +234,17 @@ class Producing:
         for partition in self.to_send:
             link = partition.link
             link.send()
-            if link.waiting:
-                self._waiting.add(partition)
-                if not link.requested and not link.retiring:
-                    link.requested = True
-                    self._request_writer(partition.key)
-            else:
-                self._waiting.discard(partition)
+            self._note_waiting(partition)
+            if link.waiting and not link.retiring:
+                self._needs.add(partition, link.waiting[0].targets[0][0])
         self.to_send.clear()
+
+    def _note_waiting(self, partition: Partition) -> None:
+        """Note how much waits for a writer of the partition now."""
+        self._waiting_bytes -= self._waiting.pop(partition, 0)
+        if partition.link.waiting:
+            self._waiting[partition] = partition.link.in_hand_bytes
+            self._waiting_bytes += partition.link.in_hand_bytes
 
     def ask_for_room(self) -> None:
         """Ask all writers to flush, so that they release the arena."""
@@ -240,12 +339,16 @@ class Producing:
     def check_timeouts(self) -> None:
         """Fail append requests that have waited too long for a writer; end settling that takes too long."""
         self._handing_over.check_timeouts()
+        self._needs.check_timeouts()
         for partition in list(self._waiting):
             link = partition.link
             error = WriterGone(f"{link.name} has no writer: it is being recovered, send again")
             self._fail(partition, link.take_expired(self._turn.now_ms), error)
+            self._note_waiting(partition)
             if not link.waiting:
-                self._waiting.discard(partition)
+                self._needs.remove(partition)
+        for partition in list(self._stalled):  # it may be offline by now; whoever has to wait on does
+            self._end_stall(partition)
 
     def recall_expired(self) -> None:
         """Take connections back from writers whose session is over."""
@@ -264,12 +367,19 @@ class Producing:
             self._lose_writer(partition)
         self.by_fd[sock.fileno()] = partition
         partition.link.connect(sock)
+        self._needs.remove(partition)
         self.to_send[partition] = None
+        self._end_stall(partition)
+
+    def _end_stall(self, partition: Partition) -> None:
+        self._stalled.discard(partition)
+        self._resume_stalled(partition.link)
 
     def retire_writer(self, partition: Partition) -> None:
         """Send nothing more to a writer, and close the channel once it has answered everything."""
         if partition.link.channel is not None:
-            partition.link.retiring = True
+            partition.link.retire()
+            self._note_waiting(partition)
             if partition.link.idle:
                 self._lose_writer(partition)
 
@@ -285,10 +395,25 @@ class Producing:
         appends, handed_over = link.disconnect(self._turn)
         for received in last:
             self._take(partition, received)
+        appends += link.take_behind(appends)
+        for connection in self._idempotent(appends):
+            self._connections.disconnect(connection, f"the writer of {link.name} has died with batches of it")
         self._fail(partition, appends, WriterGone(f"the writer of {link.name} is being restarted: send again"))
         for one in handed_over:
             self._handing_over.on_lost(one)
         self.to_send[partition] = None  # what waits needs another writer
+
+    def _idempotent(self, appends: Iterable[AppendRequest]) -> set[Connection]:
+        """The open connections with batches of idempotent producers in these append requests."""
+        memory, found = self._buffers.memory, set()
+        for append in appends:
+            at = 0
+            for connection, _, _, count in append.targets:
+                starts = append.positions[at : at + 2 * count : 2]
+                at += 2 * count
+                if not connection.closed and any(has_producer(memory, start) for start in starts):
+                    found.add(connection)
+        return found
 
     def on_deleted(self, partition: Partition) -> None:
         """Fail the append requests that wait for a writer, and retire the one that is connected.
@@ -297,7 +422,8 @@ class Producing:
         """
         error = UnknownPartition(f"{partition.link.name} has been deleted")
         self._fail(partition, partition.link.take_waiting(), error)
-        self._waiting.discard(partition)
+        self._note_waiting(partition)
+        self._needs.remove(partition)
         self.retire_writer(partition)
 
 

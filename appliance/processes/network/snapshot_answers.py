@@ -3,8 +3,8 @@
 It answers Metadata and requests for a producer id of both listeners, and FindCoordinator if this broker is the only
 one.  So producers, idempotent or not, and consumers with manually assigned partitions do not need the coordinator,
 which may hang or be replaced meanwhile.  For all others it returns None, and they go to the coordinator: topics that
-are to be created, transactional ids, groups of several brokers, malformed requests, all requests before the first
-snapshot has come, and requests for producer ids when the worker has none left.
+are to be created, transactional ids, groups of several brokers, malformed requests, and all requests before the first
+snapshot has come.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Final
 
 from ...addresses import Listener
 from ...broker.metadata_answers import MetadataAnswers
+from ...broker.sequences import new_producer_id
 from ...errors import ProtocolFault
 from ...names import is_reserved, is_topic
 from ...security.acls import Access, Operation, ResourceType
@@ -66,13 +67,10 @@ class SnapshotAnswers:
                 reply = self._answers.native(question.topics, listener, access)
                 return native.encode_frame([question.correlation, 0, reply])
             case native.AdminRequest():
-                producer_id = self.snapshot.producer_ids.take()
-                if producer_id is None:
-                    return None
-                return native.encode_frame([question.correlation, 0, "", {"producer_id": producer_id, "epoch": 0}])
+                producer = {"producer_id": new_producer_id(), "epoch": 0}
+                return native.encode_frame([question.correlation, 0, "", producer])
             case kafka.ProducerQuestion():
-                producer_id = self.snapshot.producer_ids.take()
-                return kafka.encode_producer(question, producer_id) if producer_id is not None else None
+                return kafka.encode_producer(question, new_producer_id())
             case kafka.MetadataQuestion():
                 return self._metadata(question, listener, access)
             case kafka.CoordinatorQuestion():

@@ -36,6 +36,7 @@ import msgspec
 from ...addresses import Listener
 from ...config import Config
 from ...errors import BadValue
+from ...machine_limits import limit_of_map
 from ...names import TopicPartition
 from ...security.authorizer import Authorizer
 from ...security.configuration import Tls
@@ -75,12 +76,16 @@ from .turn import Turn
 from .wait_lists import WaitLists
 
 CHECK_MS: Final = 1_000
-"""How often time limits are checked while there are clients or open files."""
+"""How often time limits are checked while something happens."""
+REST_MS: Final = 2_500
+"""How often they are checked while nothing happens, but there are clients or open files: as often as a worker beats."""
 CONTROL_RETRY_MS: Final = 10
 """How soon queued messages to the supervisor are sent again."""
 GONE: Final = select.EPOLLHUP | select.EPOLLERR | select.EPOLLRDHUP
 """Events that end a connection."""
 STATS_MS: Final = 5_000
+STILL_MS: Final = 500
+"""How long an ordered stop waits for replies that can be cut, and for clients that do not take theirs."""
 MEMORY_MS: Final = 10_000
 """How often freed memory is given back to the system."""
 
@@ -101,6 +106,8 @@ class WorkerArguments(NamedTuple):
     page_name: str = ""
     """Of its counters; "": nobody reads them."""
     heart: Heart = alone()
+    tables: Sequence[list[Any]] = ()
+    """Messages about the partitions that exist: a worker answers for them from its first turn."""
     snapshot: Sequence[list[Any]] = ()
     """Messages of the snapshot to begin with."""
 
@@ -108,7 +115,8 @@ class WorkerArguments(NamedTuple):
 def run(arguments: WorkerArguments, control: Channel, supervisor_pid: int) -> int:
     """Run the worker process, from fork to exit; return its exit status."""
     become_child(f"net {arguments.number}", supervisor_pid)
-    worker = NetworkWorker(arguments, control)
+    with arguments.heart.working():  # it maps a table for each partition
+        worker = NetworkWorker(arguments, control)
     worker.serve()
     worker.drain()
     return 0
@@ -125,7 +133,10 @@ class NetworkWorker:
         self._buffers = buffers = Buffers(arena, len(arena))
         self._epoll, self._turn = epoll, turn = select.epoll(), Turn()
         self._wait_lists = wait_lists = WaitLists(arguments.number)
-        self._partitions = partitions = KnownPartitions(arguments.data_dir, arguments.number, len(arena), epoll)
+        self._partitions = partitions = KnownPartitions(
+            *(arguments.data_dir, arguments.number, len(arena), epoll),
+            suspect=lambda key, start, stop: control.send(["suspect", *key, start, stop]),
+        )
         self._accepting = Accepting(arguments.listeners, limits.connections_max, epoll, turn)
         self._handshakes = Handshakes(turn, epoll, arguments.config.tls, self._add)
         self._counters = _counters(arguments.page_name)
@@ -155,16 +166,21 @@ class NetworkWorker:
             hand_over=self._handing_over.hand_over,
             ask_for_room=self._producing.ask_for_room,
             on_close=self._on_close,
+            on_unreadable=partitions.suspect_range,
         )
         producing, fetching, lookups = self._producing.start, self._fetching.start, self._lookups.start
         asked.guard({Produce: producing, Fetch: fetching, Offsets: lookups, Forwarded: self._forwarding.start})
         self._control_fd = control.fileno()
         epoll.register(self._control_fd, select.EPOLLIN)
         epoll.register(self._doorbell.fd, select.EPOLLIN)
+        self._accepting.count_descriptors()
         self._check_ms = self._stats_ms = self._memory_ms = turn.now_ms
+        self._checks_every_ms, self._heap_used = REST_MS, False
         self._stats, self._limits = (0, 0), list[LimitReached]()
         for message in arguments.snapshot:
             answers.snapshot.take(message)
+        for message in arguments.tables:
+            self._on_announcement(message, [])
 
     # ---- the loop
 
@@ -174,19 +190,29 @@ class NetworkWorker:
             self.turn(self._timeout_s())
 
     def drain(self) -> None:
-        """Answer started requests, then close; the supervisor limits the time for that."""
+        """Answer started requests, then close.
+
+        After STILL_MS only answers to produce requests are waited for, and only by clients that take them.  The
+        supervisor limits the time that writers may take for them.
+        """
         self._accepting.close()
         self._handshakes.close()
         self._wait_lists.answer_all()
         self._connections.close_when_sent(unanswered=Forwarded)
         self._producing.recall()
         self._finish_turn()
+        begun_ms = self._turn.now_ms
         while (self._connections.by_fd or self._handing_over.count) and not self._control.closed:
             self.turn(0 if self._lookups.unfinished else 0.1)
+            if self._turn.now_ms - begun_ms >= STILL_MS:
+                self._connections.close_unmoved(STILL_MS)
+                self._turn.end()
 
     def turn(self, timeout_s: float) -> None:
         """Wait for events, handle them, send append requests and replies."""
         events = self._epoll.poll(timeout_s)
+        if events:
+            self._checks_every_ms = CHECK_MS
         self._begin_turn()
         connections, producing = self._connections, self._producing
         for fd, event in events:
@@ -249,7 +275,7 @@ class NetworkWorker:
             self._connections.advance_touched()
         if self._connections.starved.waiting:
             self._connections.feed_starved()
-        if self._turn.now_ms - self._check_ms >= CHECK_MS:
+        if self._turn.now_ms - self._check_ms >= self._checks_every_ms:
             self._check_timeouts()
         self._turn.end()
 
@@ -268,7 +294,7 @@ class NetworkWorker:
         now = self._turn.now_ms
         next_ms = now + self._heart.beat_ms
         if connections.by_fd or self._handshakes.by_fd or len(self._partitions.files) or self._turn.audit.pending:
-            next_ms = min(next_ms, self._check_ms + CHECK_MS)
+            next_ms = min(next_ms, self._check_ms + self._checks_every_ms)
         for deadline_ms in (self._wait_lists.next_deadline_ms(), self._logging_in.due_ms):
             if deadline_ms is not None:
                 next_ms = min(next_ms, deadline_ms)
@@ -287,40 +313,43 @@ class NetworkWorker:
     def _read_announcements(self) -> None:
         """Read the supervisor's messages."""
         for message, fds in self._control.receive():
-            match message:
-                case ["table", topic, partition, name]:
-                    self._add_partition(TopicPartition(topic, partition), name)
-                case ["drop", topic, partition]:
-                    self._drop_partition(TopicPartition(topic, partition))
-                case ["damaged", topic, partition, ranges]:
-                    if (known := self._partitions.get((topic, partition))) is not None:
-                        known.damaged = [(start, stop) for start, stop in ranges]
-                case ["forget", topic, partition]:
-                    if (known := self._partitions.get((topic, partition))) is not None:
-                        known.reader.forget()
-                case ["writer", topic, partition]:
-                    self._producing.join_writer(TopicPartition(topic, partition), socket.socket(fileno=fds[0]))
-                case ["retire", topic, partition]:
-                    if (known := self._partitions.get((topic, partition))) is not None:
-                        self._producing.retire_writer(known)
-                case ["coordinator"]:
-                    self._forwarding.connect(fds[0])
-                case ["refused", *_]:  # no descriptor left for it: the supervisor sends it again
-                    self._control.send(message)
-                case ["tls", values]:
-                    self._load_tls(msgspec.convert(values, Tls))
-                case ["log_level", level]:
-                    set_log_level(level)
-                case ["stop"]:
-                    self._turn.stopping = True
+            self._on_announcement(message, fds)
+
+    def _on_announcement(self, message: list[Any], fds: list[int]) -> None:
+        match message:
+            case ["table", topic, partition, name]:
+                self._add_partition(TopicPartition(topic, partition), name)
+            case ["drop", topic, partition]:
+                self._drop_partition(TopicPartition(topic, partition))
+            case ["damaged", topic, partition, ranges]:
+                if (known := self._partitions.get((topic, partition))) is not None:
+                    known.damaged = [(start, stop) for start, stop in ranges]
+            case ["forget", topic, partition]:
+                if (known := self._partitions.get((topic, partition))) is not None:
+                    known.reader.forget()
+            case ["writer", topic, partition]:
+                self._producing.join_writer(TopicPartition(topic, partition), socket.socket(fileno=fds[0]))
+            case ["retire", topic, partition]:
+                if (known := self._partitions.get((topic, partition))) is not None:
+                    self._producing.retire_writer(known)
+            case ["coordinator"]:
+                self._forwarding.connect(fds[0])
+            case ["refused", *_]:  # no descriptor left for it: the supervisor sends it again
+                self._control.send(message)
+            case ["tls", values]:
+                self._load_tls(msgspec.convert(values, Tls))
+            case ["log_level", level]:
+                set_log_level(level)
+            case ["stop"]:
+                self._turn.stopping = True
 
     def _add_partition(self, key: TopicPartition, table_name: str) -> None:
         try:
             self._partitions.add(key, table_name)
         except FileNotFoundError:  # the partition was dropped since: the next message reports it
             return
-        except OSError:
-            self._control.send(["refused", "table", *key])
+        except OSError as error:
+            self._control.send(["refused", "table", *key, limit_of_map(error)])
 
     def _drop_partition(self, key: TopicPartition) -> None:
         partition = self._partitions.remove(key)
@@ -334,9 +363,7 @@ class NetworkWorker:
     # ---- clients come and go
 
     def _accept(self, fd: int) -> None:
-        count = len(self._connections.by_fd) + self._handing_over.count
-        descriptors = self._partitions.descriptors_max + len(self._handshakes.by_fd) + self._relaying.count
-        accepted = self._accepting.accept(fd, count, descriptors)
+        accepted = self._accepting.accept(fd, self._connection_count, self._descriptors)
         if accepted is None:
             return
         if not self._places.admits_address(accepted.host, accepted.peer, self._handshakes.by_address[accepted.host]):
@@ -384,19 +411,21 @@ class NetworkWorker:
         self._places.leave(connection.session)
 
     def _check_timeouts(self) -> None:
-        """Check time limits, and send numbers to the supervisor; once a second while there is anything to check."""
+        """Check time limits, and send numbers to the supervisor."""
         self._check_ms = now = self._turn.now_ms
+        self._heap_used = self._heap_used or self._checks_every_ms == CHECK_MS
+        self._checks_every_ms = REST_MS
         self._partitions.files.drop_unlinked()
-        if now - self._memory_ms >= MEMORY_MS:
-            self._memory_ms = now
+        if self._heap_used and now - self._memory_ms >= MEMORY_MS:
+            self._memory_ms, self._heap_used = now, False
             give_back_memory()
         self._connections.check_timeouts()
         self._handshakes.check_timeouts()
         self._producing.check_timeouts()
         self._producing.recall_expired()
         self._logging_in.check_timeouts()
-        count = len(self._connections.by_fd) + self._handing_over.count
-        limits = self._accepting.limits(count, self._partitions.descriptors_max + self._relaying.count)
+        count = self._connection_count
+        limits = self._accepting.limits(count, self._descriptors)
         if limits != self._limits:
             self._limits = limits
             self._control.send(["limits", limits])
@@ -407,6 +436,20 @@ class NetworkWorker:
         if stats != self._stats and now - self._stats_ms >= STATS_MS:
             self._stats, self._stats_ms = stats, now
             self._control.send(["stats", {"connections": stats[0], "refused": stats[1]}])
+
+    @property
+    def _connection_count(self) -> int:
+        return len(self._connections.by_fd) + self._handing_over.count
+
+    @property
+    def _descriptors(self) -> int:
+        """Descriptors for other things than connections: those that files may take, and those that are in use.
+
+        A connection that a writer serves has none here, unless it is relayed: then it has two.
+        """
+        elsewhere = 2 * self._relaying.count - self._handing_over.count
+        links, handshakes = len(self._producing.by_fd), len(self._handshakes.by_fd)
+        return self._partitions.open_files_max + links + handshakes + elsewhere
 
     def _gauges(self) -> list[int]:
         connections, buffers = self._connections, self._buffers

@@ -3,7 +3,8 @@
 An *append request* lists the positions of record batches in the arena.  All connections add to it; at most one is open
 per writer and acks in a turn of the loop.  It holds the extents of the arena with these positions until the writer has
 answered.  While there is no writer (not forked yet, retiring, killed) closed append requests wait.  When a writer dies,
-its unanswered append requests are answered with a retriable error, since they may have been written or not.
+its unanswered append requests fail, since they may have been written or not.  An append request that fails takes along
+those that wait behind it and have batches of the same connections: these must not take effect before it.
 
 Bounds: append requests by the arena, of which one partition gets a share (:attr:`WriterLink.is_full`); handed-over
 connections by ``handoff.CONNECTIONS_MAX``.
@@ -32,8 +33,10 @@ if TYPE_CHECKING:
     from .connection_state import Connection, Pending
 
 WRITER_WAIT_MS_MIN: Final = 1_000
-WRITER_WAIT_MS_MAX: Final = 15_000
-"""Bounds of the wait of a produce request for a writer to be forked and to recover, whatever its timeout."""
+WRITER_WAIT_MS_MAX: Final = 30_000
+WRITER_WAIT_SHARE: Final = 0.9
+"""Bounds of the wait of a produce request for a writer to be forked and to recover: most of its timeout, so that its
+client gets the answer in time.  Where more partitions are written to than writers may run, they are served in turn."""
 APPEND_PARTS_MAX: Final = 2_048
 """Parts in one append request: each has two numbers of 5 bytes, and three of up to 9 bytes in the answer."""
 POSITIONS_MAX: Final = 2 * APPEND_PARTS_MAX
@@ -109,8 +112,6 @@ class WriterLink:
         self.name = name
         self.channel: Channel | None = None
         self.retiring = False
-        self.requested = False
-        """The supervisor has been asked for a writer."""
         self.waiting: list[AppendRequest] = []
         """Closed append requests that were not sent yet."""
         self.stalled: dict[Connection, None] = {}
@@ -130,7 +131,7 @@ class WriterLink:
     def connect(self, sock: socket.socket) -> None:
         """Connect a new writer."""
         self.channel = Channel(sock)
-        self.requested = self.retiring = False
+        self.retiring = False
         self._epoll.register(sock.fileno(), select.EPOLLIN)
 
     def disconnect(self, turn: Turn) -> tuple[list[AppendRequest], list[HandedOver]]:
@@ -143,7 +144,6 @@ class WriterLink:
             turn.close_at_end(self.channel.close)
         self.channel = None
         self.retiring = False
-        self.requested = False
         self._flush_asked = (0, False)
         return lost
 
@@ -177,6 +177,16 @@ class WriterLink:
     def is_full(self) -> bool:
         return self._in_hand_bytes >= self._in_hand_bytes_max
 
+    @property
+    def in_hand_bytes(self) -> int:
+        """Bytes of the arena that its append requests hold."""
+        return self._in_hand_bytes
+
+    def retire(self) -> None:
+        """The writer is to end: send it what waits, for which it was perhaps started, and nothing after that."""
+        self.send()
+        self.retiring = True
+
     def add(
         self, acks: int, now_ms: int, timeout_ms: int, extent: Extent, positions: Sequence[int], target: Target
     ) -> None:
@@ -189,7 +199,7 @@ class WriterLink:
         if append is None or len(append.positions) + len(positions) > POSITIONS_MAX:
             self.waiting += self._open.values()
             self._open.clear()
-            wait_ms = min(max(timeout_ms, WRITER_WAIT_MS_MIN), WRITER_WAIT_MS_MAX)
+            wait_ms = min(max(int(timeout_ms * WRITER_WAIT_SHARE), WRITER_WAIT_MS_MIN), WRITER_WAIT_MS_MAX)
             append = self._open[acks] = AppendRequest(acks, now_ms + wait_ms)
         self._in_hand_bytes += append.add(extent, positions, target)
 
@@ -219,11 +229,24 @@ class WriterLink:
         self._in_hand_bytes -= append.bytes
 
     def take_expired(self, now_ms: int) -> list[AppendRequest]:
-        """Take the append requests that have waited too long for a writer."""
-        expired = [append for append in self.waiting if append.deadline_ms <= now_ms]
-        if expired:
-            self.waiting = [append for append in self.waiting if append.deadline_ms > now_ms]
-        return expired
+        """Take the append requests that have waited too long for a writer, and those behind them."""
+        first = next((append for append in self.waiting if append.deadline_ms <= now_ms), None)
+        return self.take_behind([first], now_ms) if first is not None else []
+
+    def take_behind(self, failed: Sequence[AppendRequest], now_ms: int = 0) -> list[AppendRequest]:
+        """Take the waiting append requests that have batches of the same connections as ``failed``, or have expired."""
+        connections = {target[0] for append in failed for target in append.targets}
+        taken, kept = [], []
+        for append in (*self.waiting, *self._open.values()):
+            own = {target[0] for target in append.targets}
+            if append.deadline_ms <= now_ms or not own.isdisjoint(connections):
+                connections |= own
+                taken.append(append)
+            else:
+                kept.append(append)
+        self.waiting = kept
+        self._open.clear()
+        return taken
 
     def take_waiting(self) -> list[AppendRequest]:
         """Take all append requests that were not sent: the partition is being deleted."""

@@ -10,56 +10,69 @@ Control messages (msgpack arrays; ``+fd`` travels with them)::
     from a worker      ["need", topic, partition]              ["stats", {name: number}]
                        ["limits", [[limit, value, in use] ...]]            all that are reached now
                        ["refusals", {reason: number}]    of clients since its last message; the coordinator, too
-    from any child     ["refused", ...]   a message of ours for which the child had no descriptors or memory
+                       ["suspect", topic, partition, start, stop]   offsets that cannot be read; the scrubber, too
+    from any child     ["refused", ...]   a message of ours for which the child had no descriptors
+                       ["refused", "table", topic, partition, limit]      or which it could not map
     to a side process  ["reload", {...}]                       ["stop"]
     to a writer        ["worker", arena name] +fd              ["settings", {...}]
                        ["delete_before", offset]               ["retire"]         ["roll"]
-                       ["reload", {...}]
+                       ["reload", {...}]                       ["store_producers"]
     to the nursery     see :mod:`.nursery`; for a writer it sends ["forked", pid] or ["lacking", reason, limit]
     from a writer      ["forked", pid]  (:mod:`.children`)     ["opened"]  ["idle"]  ["closed"]
                        ["offline", reason]                     ["lacking", reason, limit]
                        ["full", reason]        of the disk; "" when it has room again
     from an opener     ["opened", [[topic, partition, error, message] ...]]       ["lacking", reason, limit]
     from the remover   ["removed", [[topic, partition, error, message] ...]]
-    from the scrubber  ["damaged", topic, partition, [[start, stop, file, position, reason] ...]]
-    to it              ["reload", {...}]        ["stop"]
+    from the scrubber  ["mended", topic, partition]    index files: readers forget what they know of them
+    to it              ["reload", {...}]        ["stop"]       ["soon", topic, partition]
+    to the inspector   ["partition", [topic, partition, topic id, table, offline, away]]   known, or opened again
+                       ["drop", topic, partition]              ["away", topic, partition]
+                       ["report", token, topic, partition, start, stop]           ["stop"]
+    from it            ["damaged", topic, partition, topic id, [[start, stop, file, position, reason] ...]]
+                       ["gone", topic, partition, topic id, reason]   its files are not those that were opened
+                       ["back", topic, partition, topic id]           those of an offline one have changed
+                       ["files", topic, partition]                    some have changed    ["strays", [name ...]]
+                       ["judged", token, error, message, [[start, stop, file, position, reason] ...]]
     from the repairer  ["repaired", topic, partition, error, message, {what was done}]
     to the coordinator ["table" | "drop" | "forget", ...]         ["worker", index] +fd
                        ["listeners", {...}]  ["zookeeper", connect]
                        ["done", token, [[topic, partition, error, message] ...]]
                        ["repaired", token, error, message, {what was done}]
+                       ["judged", token, error, message, [[start, stop, file, position, reason] ...]]
                        ["reload", {...}]        ["stop"]
-    from it            ["create", token, [[topic, partition, topic id, settings] ...]]
+    from it            ["create", token, [[topic, partition, topic id, settings, new] ...]]
                        ["delete", token, [[topic, partition, topic id] ...]]
                        ["settings", [[topic, partition] ...], {...}]
                        ["delete_before", topic, partition, offset]        ["zookeeper", {...}]
                        ["published"]           a worker has its first snapshot
                        ["disk", [size, used] | nil]    less than disk.free_bytes_warn is free, or enough again
                        ["roll", topic, partition]             ["repair", token, topic, partition, cut]
+                       ["report", token, topic, partition, start, stop]
+                       ["store_producers", topic, partition]
 
 ``error`` is the name of a class of ``errors``, "" after success.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any, Final
 
+from ...machine_limits import DESCRIPTORS
 from ...names import TopicPartition
+from .children import Children
 from .coordinator_child import CoordinatorChild
 from .fork import Child
 from .hosted import Hosted
+from .inspection import Inspection
 from .opening import Opening, Outcome
 from .orders import Orders
+from .outages import Outages
 from .removal import Removals
-from .repairs import Repairs
 from .scrubbing import Scrubbing
 from .side_processes import SideProcesses
 from .workers import Workers
 from .writers import Writers
-
-logger = logging.getLogger(__name__)
 
 RECONNECT_MS: Final = 1_000
 """Delay before a message is sent again to a child that had no descriptor left."""
@@ -74,20 +87,23 @@ class ChildEvents:
     def __init__(
         self,
         hosted: Hosted,
+        children: Children,
         workers: Workers,
         coordinator: CoordinatorChild,
         writers: Writers,
         opening: Opening,
         removals: Removals,
-        repairs: Repairs,
+        outages: Outages,
+        inspection: Inspection,
         scrubbing: Scrubbing,
         sides: SideProcesses,
         on_change: Callable[[], None],
         on_refusals: Callable[[dict[str, int]], None],
     ) -> None:
-        self._hosted, self._workers, self._coordinator, self._writers = hosted, workers, coordinator, writers
-        self._opening, self._removals, self._repairs, self._sides = opening, removals, repairs, sides
-        self._scrubbing = scrubbing
+        self._hosted, self._children = hosted, children
+        self._workers, self._coordinator, self._writers = workers, coordinator, writers
+        self._opening, self._removals, self._outages, self._sides = opening, removals, outages, sides
+        self._inspection, self._scrubbing = inspection, scrubbing
         self._orders = Orders(hosted, opening, writers, removals, coordinator)
         self._on_change, self._on_refusals = on_change, on_refusals
 
@@ -118,27 +134,53 @@ class ChildEvents:
                 self._on_change()
             case ["offline", reason]:
                 self._writers.on_offline(child, reason)
+                self._outages.on_offline(child.key)
                 self._on_change()
             case ["opened", rows]:
                 self._on_opened(self._opening.on_opened(_outcomes(rows)))
             case ["removed", rows]:
                 self._on_removed(_outcomes(rows))
             case ["repaired", topic, number, error, message, result]:
-                self._repairs.on_repaired(TopicPartition(topic, number), error, message, result)
+                self._outages.on_repaired(TopicPartition(topic, number), error, message, result)
             case ["published"]:
                 self._coordinator.published = True
                 self._workers.snapshot = ()
+            case ["shown", key, value]:
+                self._coordinator.shown[key] = value
+                self._on_change()
             case ["disk", seen]:
                 self._coordinator.on_disk(seen)
                 self._on_change()
-            case ["damaged", topic, number, ranges]:
-                self._scrubbing.on_damaged(TopicPartition(topic, number), ranges)
-                self._on_change()
+            case ["suspect", topic, number, start, stop]:
+                self._inspection.suspect(TopicPartition(topic, number), start, stop)
+            case ["mended", topic, number]:
+                self._inspection.on_files(TopicPartition(topic, number))
             case ["zookeeper", state]:
                 self._coordinator.zookeeper = state
                 self._on_change()
             case ["refused", *refused]:
                 self._send_again(child, refused)
+            case _:
+                self._on_finding(message)
+
+    def _on_finding(self, message: list[Any]) -> None:
+        """Handle a message of the inspector."""
+        match message:
+            case ["damaged", topic, number, topic_id, ranges]:
+                self._inspection.on_damaged(TopicPartition(topic, number), topic_id, ranges)
+                self._on_change()
+            case ["gone", topic, number, topic_id, reason]:
+                self._outages.on_gone(TopicPartition(topic, number), topic_id, reason)
+                self._on_change()
+            case ["back", topic, number, topic_id]:
+                self._outages.on_back(TopicPartition(topic, number), topic_id)
+            case ["files", topic, number]:
+                self._inspection.on_files(TopicPartition(topic, number))
+            case ["judged", token, error, message, rows]:
+                self._inspection.on_judged(token, error, message, rows)
+            case ["strays", names]:
+                self._inspection.strays = names
+                self._on_change()
             case _:
                 self._on_order(message)
 
@@ -156,11 +198,13 @@ class ChildEvents:
                     self._set(TopicPartition(topic, number), settings)
             case ["delete_before", topic, number, offset]:
                 self._order_writer(TopicPartition(topic, number), ["delete_before", offset])
-            case ["roll", topic, number]:
-                self._order_writer(TopicPartition(topic, number), ["roll"])
+            case ["roll" | "store_producers" as order, topic, number]:
+                self._order_writer(TopicPartition(topic, number), [order])
             case ["repair", token, topic, number, cut]:
-                self._repairs.order(token, TopicPartition(topic, number), cut)
+                self._outages.repair(token, TopicPartition(topic, number), cut)
                 self._on_change()
+            case ["report", token, topic, number, start, stop]:
+                self._inspection.report(token, TopicPartition(topic, number), start, stop)
 
     def _set(self, partition: TopicPartition, settings: dict[str, str]) -> None:
         if partition in self._hosted:
@@ -174,7 +218,7 @@ class ChildEvents:
 
     def _on_opened(self, outcomes: list[Outcome]) -> None:
         self._orders.on_done(outcomes)
-        self._repairs.on_opened(outcomes)
+        self._outages.on_opened(outcomes)
         for partition, *_ in outcomes:
             self._writers.on_partition_opened(partition)
         self._on_change()
@@ -186,9 +230,11 @@ class ChildEvents:
 
     def _send_again(self, child: Child, refused: list[Any]) -> None:
         """Send a message again after RECONNECT_MS, because the child had no descriptor or memory for it."""
-        logger.warning("%s %s (pid %d) has no room for %s: sent again", child.role, child.key, child.pid, refused)
+        limit = refused.pop() if refused[0] == "table" else DESCRIPTORS
+        self._children.note_lack(child, limit, refused)
         match child.role, refused:
             case "network", ["writer", topic, number]:
+                self._writers.make_room_for_channel()
                 self._writers.connect(TopicPartition(topic, number), child.key, RECONNECT_MS)
             case "network", ["coordinator"]:
                 self._coordinator.connect(child.key, RECONNECT_MS)
@@ -222,10 +268,12 @@ class ChildEvents:
             case "remover":
                 self._on_removed(self._removals.on_remover_end())
             case "repairer":
-                self._repairs.on_repairer_end(child.key)
+                self._outages.on_repairer_end(child.key)
                 self._on_change()
             case "scrubber":
                 self._scrubbing.on_end(child)
+            case "inspector":
+                self._inspection.on_end(child)
             case "cleaner":
                 self._removals.on_cleaner_end(status)
             case role if role in self._sides:

@@ -14,10 +14,11 @@ import os
 import select
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from ...machine_limits import ADVICE, DESCRIPTORS, Measure, descriptors_of
 from ...shared.heartbeats import Heart, Heartbeats
-from ..clock import now_ms
+from ..clock import now_ms, wall_s
 from ..control import Channel
 from .actions import REFUSALS, Action, Actions, surviving
 from .fork import Child, Nursling, fork
@@ -28,6 +29,8 @@ logger = logging.getLogger(__name__)
 YOUNG_MS: Final = 10_000
 DELAY_MS_FIRST: Final = 100
 DELAY_MS_MAX: Final = 10_000
+LACK_MS: Final = 5_000
+"""How long a process counts as lacking room after it had none."""
 END_MS_MAX: Final = 5_000
 """How long killed processes may take to end."""
 PROCESSES_MAX: Final = 1 << 17
@@ -37,6 +40,14 @@ LISTENERS: Final = "listeners"
 """The listening sockets, which workers keep."""
 LOCK: Final = "lock"
 """The lock of the data directory, kept by children that change files: no other supervisor starts while one lives."""
+
+
+class Lack(NamedTuple):
+    """A limit that a process has reached: it had no room for what it was sent."""
+
+    limit: str
+    since_s: float
+    until_ms: int
 
 
 class Restarts:
@@ -95,6 +106,8 @@ class Children:
         self._heartbeats = Heartbeats(PROCESSES_MAX, timeout_ms)
         self._liveness = Liveness(self._heartbeats, timeout_ms, now_ms, state_of)
         self._check_hearts = actions.define("kill processes that hang", lambda _: self._kill_hanging())
+        self._lacks: dict[Child, Lack] = {}
+        self._end_lacks = actions.define("show what processes lack", lambda _: self._forget_lacks())
         self.restarts = Restarts()
         self.hangs: Counter[str] = Counter()
         """Processes that were killed because they hung, by role."""
@@ -108,6 +121,10 @@ class Children:
     def heart_of(self, child: Child) -> int:
         """The index of the cell in which a child beats."""
         return self._liveness.heart_of(child)
+
+    def served_ms(self, child: Child) -> int:
+        """When a child has served somebody last (:meth:`appliance.shared.heartbeats.Heart.note_service`); 0: never."""
+        return self._heartbeats.served_ms(self.heart_of(child))
 
     def seen(self, heart: int) -> int:
         """The value of a cell; a forked child sees the present one, too."""
@@ -212,6 +229,36 @@ class Children:
             raise
         return child
 
+    # ---- what they lack
+
+    def note_lack(self, child: Child, limit: str, what: Any) -> None:
+        """Note that a child had no room for a message, which is sent again: in the log once, and in :meth:`limits`."""
+        known = self._lacks.get(child)
+        if known is None or known.limit != limit:
+            text = "%s (pid %d) has no room for %s, and perhaps for others (%s: %s): they are sent again"
+            logger.warning(text, _name(child), child.pid, what, limit, ADVICE[limit])
+            known = None
+            self._on_change()
+        self._lacks[child] = Lack(limit, known.since_s if known else wall_s(), now_ms() + LACK_MS)
+        self._end_lacks.want(delay_ms=LACK_MS)
+
+    def _forget_lacks(self) -> None:
+        for child, lack in list(self._lacks.items()):
+            if lack.until_ms <= now_ms():
+                del self._lacks[child]
+                logger.info("%s (pid %d) has room again", _name(child), child.pid)
+        if self._lacks:
+            self._end_lacks.want(delay_ms=LACK_MS)
+        self._on_change()
+
+    def limits(self) -> list[dict[str, Any]]:
+        """For status: the limits that children have reached, measured."""
+        rows = []
+        for child, lack in self._lacks.items():
+            use = descriptors_of(child.pid) if lack.limit == DESCRIPTORS else Measure(None, None)
+            rows.append({"limit": lack.limit, "process": _name(child), **use._asdict(), "since": lack.since_s})
+        return rows
+
     # ---- messages and ends
 
     def send(self, child: Child | None, message: list[Any], fds: tuple[int, ...] = ()) -> None:
@@ -271,6 +318,7 @@ class Children:
         if not isinstance(child, Nursling):  # whose pid may be another's by now
             self._forked.discard(child.pid)
         self._liveness.forget(child)
+        self._lacks.pop(child, None)
         child.channel.close()
         self._on_change()
         if not child.stopping and not (child.ends_by_itself and status == 0):
@@ -317,6 +365,11 @@ class Children:
                     logger.error("%s %s (pid %d) has not ended yet", child.role, child.key, child.pid)
             child.channel.close()
         self._by_fd.clear()
+
+
+def _name(child: Child) -> str:
+    key = "-".join(map(str, child.key)) if isinstance(child.key, tuple) else child.key
+    return f"{child.role} {key}"
 
 
 def _close_runs(fds: Iterable[int]) -> None:

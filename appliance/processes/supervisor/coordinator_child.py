@@ -53,6 +53,8 @@ class CoordinatorChild:
             self.zookeeper = {"connect": config.zookeeper.connect, "state": "connecting"}
         self.disk: list[dict[str, Any]] = []
         """The row of a disk that fills up, for status."""
+        self.shown: dict[str, Any] = {"clock": None, "retention": {}}
+        """What it has sent for status, by its key there."""
         self.published = False
         """Whether a coordinator has sent the workers what they answer metadata from."""
         self._start = actions.define("start the coordinator", lambda _: self._fork())

@@ -12,6 +12,7 @@ from typing import Final
 
 from ...errors import AlreadyRunning
 from ...log.files import DIRECTORY_MODE, FILE_MODE
+from ...owners import refuse_others_directory
 from ...status import LOCK_FILE
 from ..clock import now_ms
 
@@ -26,7 +27,11 @@ def take_directory(data_dir: Path) -> None:
     """Make the data directory, close it to other users, and let nobody else read what this process makes.
 
     Files that an earlier release made for a group stay as they are: the directory hides them.
+
+    Raises:
+        OthersDirectory: root was to serve the directory of another user.
     """
+    refuse_others_directory(data_dir)
     data_dir.mkdir(DIRECTORY_MODE, parents=True, exist_ok=True)
     os.umask(UMASK)
     mode = stat.S_IMODE(data_dir.stat().st_mode)

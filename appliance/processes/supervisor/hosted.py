@@ -15,7 +15,7 @@ class HostedPartition:
 
     ``table`` is the name of its segment table in /dev/shm, "" while it has none.  ``offline`` is the reason why it
     cannot be written, "" when it can.  ``full``: what its writer says about the disk that has no room now, or "".
-    ``damaged``: ranges that are not served, as :mod:`.scrubber` reports them.
+    ``damaged``: ranges that are not served, as :mod:`.inspection` finds them: start, stop, file, position, reason.
     """
 
     __slots__ = ("damaged", "full", "offline", "settings", "table", "topic_id")
@@ -42,6 +42,15 @@ class Hosted(dict[TopicPartition, HostedPartition]):
     def tables(self) -> list[tuple[TopicPartition, str]]:
         """The partitions that have a table, and its name."""
         return [(partition, row.table) for partition, row in self.items() if row.table]
+
+    def announcements(self) -> list[list[Any]]:
+        """The messages that tell a worker of all partitions: tables, and offsets that it must not serve."""
+        messages: list[list[Any]] = []
+        for partition, table in self.tables():
+            messages.append(["table", *partition, table])
+            if self[partition].damaged:
+                messages.append(self[partition].damage_message(partition))
+        return messages
 
     def on_full(self, partition: TopicPartition, reason: str) -> None:
         """Note that the disk has no room for a log; "" when it has room again, or its writer has ended."""

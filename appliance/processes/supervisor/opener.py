@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ...config import Config, TopicSettings
 from ...errors import ApplianceError, OutOfResources, StorageFault, is_lack
-from ...log import Log, partition_directory, peek
+from ...log import Log, check_kept, partition_directory, peek
 from ...machine_limits import limit_of
 from ...partition_states import OFFLINE, ONLINE
 from ...shared import memory
@@ -34,6 +34,10 @@ class Job(NamedTuple):
     topic_id: str
     settings: dict[str, str]
     table_name: str
+    new: bool
+    """Nobody has opened it before: its directory may have to be made."""
+    known_fault: str
+    """Why it could not be opened before: is not logged again."""
 
 
 def run(config: Config, data_dir: Path, jobs: Sequence[Job], control: Channel, supervisor_pid: int) -> int:
@@ -51,7 +55,7 @@ def run(config: Config, data_dir: Path, jobs: Sequence[Job], control: Channel, s
             kind = OutOfResources if is_lack(error) else StorageFault
             if kind is OutOfResources:
                 control.send(["lacking", str(error), limit_of(error)])
-            else:  # the supervisor logs a lack, and tries again
+            elif str(error) != job.known_fault:  # the supervisor logs a lack, and tries again
                 logger.error("%s-%d is offline: %s", job.topic, job.partition, error)
             rows.append((job.topic, job.partition, kind.__name__, str(error)))
         if len(rows) >= ROWS_PER_MESSAGE:
@@ -71,6 +75,8 @@ def open_partition(config: Config, data_dir: Path, job: Job) -> None:
     with memory.attach(job.table_name) as mapped, memoryview(mapped) as view, view.cast("Q") as cells:
         table = SegmentTable(cells)
         try:
+            if not job.new:
+                check_kept(path)
             partition_directory.claim(path, job.topic_id)
             summary = peek(path)
             if summary is None:

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from ...config import Config
 from ...errors import OutOfResources, StorageFault
+from ...machine_limits import ADVICE, MAPS, partitions_mappable
 from ...names import TopicPartition
 from ...partition_states import OFFLINE
 from ...shared import memory
@@ -31,6 +32,7 @@ from .children import LOCK, Children
 from .coordinator_child import CoordinatorChild
 from .fork import Child
 from .hosted import Hosted, HostedPartition
+from .inspection import Inspection
 from .opener import Job
 from .workers import Workers
 
@@ -56,15 +58,18 @@ class Opening:
         actions: Actions,
         workers: Workers,
         coordinator: CoordinatorChild,
+        inspection: Inspection,
     ) -> None:
         self._config, self._data_dir, self._instance = config, data_dir, instance
         self._hosted, self._children = hosted, children
-        self._workers, self._coordinator = workers, coordinator
+        self._workers, self._coordinator, self._inspection = workers, coordinator, inspection
         self._pid = os.getpid()
         self._unplaced: set[TopicPartition] = set()
         """Partitions without a table of their own."""
         self._unshown: set[TopicPartition] = set()
         """New partitions: workers get the name of the table once it has been opened."""
+        self._unmade: set[TopicPartition] = set()
+        """Those of them that have never been opened: only their directories are made."""
         self._starting = False
         """Not all partitions of the catalog have been tried yet."""
         self._offline_table = ""
@@ -133,17 +138,24 @@ class Opening:
             row.table = self._offline_table
             self._send_all(["table", *partition, row.table])
 
-    def add(self, partition: TopicPartition, topic_id: str, settings: dict[str, str]) -> None:
-        """Add a new partition: give it a table, and let an opener open it.
+    def add(self, partition: TopicPartition, topic_id: str, settings: dict[str, str], new: bool) -> None:
+        """Add a partition: give it a table, and let an opener open it, or make it if it is ``new``.
 
         Raises:
-            OutOfResources: there is no room in /dev/shm; nothing is left of the partition.
+            OutOfResources: there is no room in /dev/shm, or no process could map its table; nothing is left of the
+                partition.
         """
+        if (mappable := partitions_mappable()) is not None and len(self._hosted) >= mappable:
+            text = f"a process can map the tables of {mappable:,} partitions, which there are already ({MAPS}): "
+            raise OutOfResources(text + ADVICE[MAPS])
         table = self._make_table()
         row = self._hosted[partition] = HostedPartition(topic_id, settings)
         row.table = table
         self._unshown.add(partition)
+        if new:
+            self._unmade.add(partition)
         self.open_all([partition])
+        self._inspection.look(partition)
 
     def drop(self, partition: TopicPartition) -> None:
         """Remove a partition and its table; the next attempt to place other partitions finds the freed room."""
@@ -152,7 +164,8 @@ class Opening:
             self._send_all(["drop", *partition])
             if row.table != self._offline_table:
                 memory.unlink(row.table)
-        for waiting in (self._unplaced, self._unshown, self._lacking):
+        self._inspection.drop(partition)
+        for waiting in (self._unplaced, self._unshown, self._unmade, self._lacking):
             waiting.discard(partition)
         if not self._unplaced:
             self._place_all.drop()
@@ -199,7 +212,8 @@ class Opening:
         for partition in partitions:
             row = self._hosted.get(partition)
             if row is not None and row.table:
-                jobs.append(Job(*partition, row.topic_id, row.settings, row.table))
+                new = partition in self._unmade
+                jobs.append(Job(*partition, row.topic_id, row.settings, row.table, new, row.offline))
         if jobs:
             run = partial(opener.run, self._config, self._data_dir, jobs, supervisor_pid=self._pid)
             self._children.fork("opener", partitions, lambda channel, _: run(channel), {LOCK}, work=True)
@@ -215,6 +229,8 @@ class Opening:
             if row is None:
                 continue
             row.offline = reason if error else ""
+            if not error:
+                self._unmade.discard(partition)
             if error == OutOfResources.__name__:
                 self._lacking.add(partition)
             if partition in self._unshown:

@@ -44,17 +44,17 @@ class Orders:
         self._removals, self._coordinator = removals, coordinator
         self._by_token: dict[int, Order] = {}
 
-    def create(self, token: int, rows: list[tuple[TopicPartition, str, dict[str, str]]]) -> None:
-        """Create and open partitions, each with the id and the settings of its topic."""
+    def create(self, token: int, rows: list[tuple[TopicPartition, str, dict[str, str], bool]]) -> None:
+        """Open partitions, each with the id and the settings of its topic, and make those that are new."""
         order = self._by_token[token] = Order(token, [partition for partition, *_ in rows])
-        for partition, topic_id, settings in rows:
+        for partition, topic_id, settings, new in rows:
             row = self._hosted.get(partition)
             if partition in self._removals or (row is not None and row.topic_id != topic_id):
                 text = "an earlier topic of this name is still being removed: try again"
                 order.finish(partition, WriterGone.__name__, text)
             elif row is None:
                 try:
-                    self._opening.add(partition, topic_id, settings)
+                    self._opening.add(partition, topic_id, settings, new)
                 except REFUSALS as error:
                     logger.warning("refused: making %s-%d: %s", *partition, reason_of(error))
                     order.finish(partition, OutOfResources.__name__, reason_of(error))

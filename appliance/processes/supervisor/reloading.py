@@ -19,7 +19,7 @@ from ..child import set_log_level
 logger = logging.getLogger(__name__)
 
 RELOADED: Final = (
-    "topics.", "disk.", "scrub.", "offsets.", "tls.", "writer.idle_ms", "native.advertised", "kafka.advertised",
+    "topics.", "disk.", "scrub.", "offsets.", "tls.", "writer.", "native.advertised", "kafka.advertised",
     "stop.timeout_ms", "log.level",
 )  # fmt: skip
 """Keys, and beginnings of keys."""

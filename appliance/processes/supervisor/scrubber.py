@@ -1,11 +1,12 @@
-"""The scrubber reads all logs slowly, round after round, and reports damage to the supervisor (:mod:`.scrubbing`).
+"""The scrubber reads all logs slowly, round after round, and reports damage, which the inspector then looks at.
 
 A round goes through the partitions by name.  It begins ``scrub.every_ms`` after the begin of the one before, or when
-that one has ended.  The rate is ``scrub.bytes_per_second`` over all partitions.  The scrubber has the lowest priority
-of processor and disk, reads only below the high watermark, and never writes to a log.
+that one has ended.  A partition in which anybody has found damage is read first: where one batch is damaged, more are.
+The rate is ``scrub.bytes_per_second`` over all partitions.  The scrubber has the lowest priority of processor and disk,
+and reads only below the high watermark.  It writes to nothing but index files of sealed segments that are wrong.  An
+index follows from its segment, so that is no damage, and its writer does not touch it any more.
 
-The file ``scrub.json`` in the data directory keeps where it is, so that a restart goes on there, and the damage that
-is known, which is looked at again at each start: so the appliance does not serve damaged ranges that it has found once.
+The file ``scrub.json`` in the data directory keeps where it is, so that a restart goes on there.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import os
 import platform
 import select
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -26,7 +27,8 @@ from ...catalog import replace_file
 from ...config import Config
 from ...disk_settings import Scrub
 from ...errors import ApplianceError, StorageFault, WriterGone
-from ...log.scrub import DamagedRange, scrub, still_damaged
+from ...log.index_check import IndexCheck, MendedIndex
+from ...log.scrub import scrub
 from ...shared import memory
 from ...shared.heartbeats import Heart
 from ...shared.table import SegmentTable, TableSnapshot
@@ -38,8 +40,6 @@ from ..control import Channel
 logger = logging.getLogger(__name__)
 
 FILE_NAME: Final = "scrub.json"
-RANGES_MAX: Final = 16
-"""Damaged ranges of a partition that are kept apart; more become one with the last of these."""
 IDLE_S: Final = 60.0
 """How long the scrubber waits for a message when it has nothing to read, before it looks at the clock."""
 SAVE_S: Final = 30.0
@@ -59,7 +59,6 @@ class Progress(msgspec.Struct):
     begun_s: float = 0.0
     name: str = ""
     offset: int = 0
-    damaged: dict[str, list[DamagedRange]] = {}
 
 
 def run(config: Config, data_dir: Path, control: Channel, heart: Heart, supervisor_pid: int) -> int:
@@ -88,6 +87,9 @@ class Scrubber:
         self._control = control
         self._clock_s = clock_s
         self._progress = _load(data_dir / FILE_NAME)
+        self._soon: dict[str, None] = {}
+        """Partitions to be read first."""
+        self._reads_soon = False
         self._saved_s = self._free_s = clock_s()
         self._poll = select.poll()
         self._poll.register(control.fileno(), select.POLLIN)
@@ -95,9 +97,8 @@ class Scrubber:
     def run(self) -> None:
         """Scrub until the supervisor says stop, or is gone."""
         try:
-            for name in sorted(self._progress.damaged):
-                self._look_again(name)
             while True:
+                self._read_soon()
                 if self._due_s() <= 0:
                     self._round()
                 self._wait(min(max(0.0, self._due_s()), IDLE_S))
@@ -110,7 +111,8 @@ class Scrubber:
             return IDLE_S
         if self._progress.name:
             return 0
-        return self._progress.begun_s + self._settings.every_ms / 1000 - wall_s()
+        every_s = self._settings.every_ms / 1000
+        return min(every_s, self._progress.begun_s + every_s - wall_s())  # the clock may have been ahead then
 
     def _round(self) -> None:
         """One round, or the rest of one that a restart has interrupted."""
@@ -121,6 +123,7 @@ class Scrubber:
             if name >= progress.name:
                 start = progress.offset if name == progress.name else 0
                 progress.name, progress.offset = name, start
+                self._read_soon()
                 self._partition(name, start)
         progress.name, progress.offset = "", 0
         self._save()
@@ -143,26 +146,48 @@ class Scrubber:
             return None
 
     def _partition(self, name: str, start: int) -> None:
-        directory = self._data_dir / name
-        if name in self._progress.damaged:
-            self._look_again(name)
         seen = self._snapshot(name)
         if seen is None:
             return
         if start < seen.bases[0] or start > seen.high_watermark:
             start = seen.bases[0]
         self._progress.offset = start
+        self._read(name, seen, start, self._go_on)
+
+    def _read(self, name: str, seen: TableSnapshot, start: int, pace: Callable[[int], None]) -> None:
+        """Read a partition from ``start`` on, mend its indexes, and report what is damaged."""
+        topic, _, partition = name.rpartition("-")
+        directory, end = self._data_dir / name, seen.high_watermark
+        check = IndexCheck(directory, seen.bases, lambda: self._snapshot(name) is not None, self._pace)
         try:
-            for found in scrub(directory, seen.bases, start, seen.high_watermark, self._pace):
-                now = self._snapshot(name)  # not while it is repaired
-                if now is not None and found.stop > now.start and still_damaged(directory, found):
-                    self._add(name, found)
+            for found in scrub(directory, seen.bases, end, start, end, pace, check.on_batch):
+                self._control.send(["suspect", topic, int(partition), found.start, found.stop])
+            check.finish()
         except (StorageFault, OSError) as error:
             logger.error("%s cannot be scrubbed: %s", name, error)
+        self._tell_mended(name, check.mended)
+
+    def _read_soon(self) -> None:
+        """Read the partitions that are to be read first, unless that is being done, or scrubbing is off."""
+        while self._soon and not self._reads_soon and self._settings.bytes_per_second:
+            name = next(iter(self._soon))
+            seen = self._snapshot(name)
+            self._reads_soon = True
+            try:
+                if seen is not None:
+                    self._read(name, seen, seen.start, self._pace)
+            finally:
+                self._reads_soon = False
+            self._soon.pop(name, None)
+
+    def _go_on(self, size: int) -> None:
+        """Note how far the round is, and wait until the rate allows to read on."""
+        self._progress.offset += size
+        self._pace(size)
+        self._read_soon()
 
     def _pace(self, size: int) -> None:
         """Wait until the rate allows to read on."""
-        self._progress.offset += size
         now_s = self._clock_s()
         self._free_s = max(self._free_s, now_s) + size / max(1, self._settings.bytes_per_second)
         self._wait(0)
@@ -178,33 +203,20 @@ class Scrubber:
             match message:
                 case ["reload", values]:
                     self._settings = msgspec.convert(values["scrub"], Scrub)
+                case ["soon", topic, number]:
+                    self._soon[f"{topic}-{number}"] = None
                 case ["stop"]:
                     raise _Stopped
         if self._control.closed:
             raise _Stopped
 
-    # ---- damage
-
-    def _add(self, name: str, found: DamagedRange) -> None:
-        known = [
-            one
-            for one in self._progress.damaged.get(name, [])
-            if one.start != found.start and still_damaged(self._data_dir / name, one)
-        ]
-        self._tell(name, merged(sorted([*known, found])))
-
-    def _look_again(self, name: str) -> None:
-        """Forget what was repaired, or removed."""
-        self._tell(name, [one for one in self._progress.damaged[name] if still_damaged(self._data_dir / name, one)])
-
-    def _tell(self, name: str, ranges: list[DamagedRange]) -> None:
-        if ranges:
-            self._progress.damaged[name] = ranges
-        else:
-            self._progress.damaged.pop(name, None)
-        topic, _, partition = name.rpartition("-")
-        self._control.send(["damaged", topic, int(partition), ranges])
-        self._save()
+    def _tell_mended(self, name: str, mended: Sequence[MendedIndex]) -> None:
+        """Readers forget what they remember of index files that were wrong."""
+        for one in mended:
+            logger.warning("%s: an index was wrong, and is made anew from its segment: %s", name, one)
+        if mended:
+            topic, _, partition = name.rpartition("-")
+            self._control.send(["mended", topic, int(partition)])
 
     def _save(self) -> None:
         self._saved_s = self._clock_s()
@@ -212,13 +224,6 @@ class Scrubber:
             replace_file(self._data_dir / FILE_NAME, msgspec.json.encode(self._progress))
         except ApplianceError as error:  # it begins again after a restart
             logger.warning("%s", error)
-
-
-def merged(ranges: list[DamagedRange]) -> list[DamagedRange]:
-    """At most RANGES_MAX ranges: the last one includes all that are behind it."""
-    if len(ranges) <= RANGES_MAX:
-        return ranges
-    return [*ranges[: RANGES_MAX - 1], ranges[RANGES_MAX - 1]._replace(stop=ranges[-1].stop)]
 
 
 def _load(path: Path) -> Progress:

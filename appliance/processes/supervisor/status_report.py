@@ -19,11 +19,13 @@ from .certificates import Certificates
 from .children import Children
 from .coordinator_child import CoordinatorChild
 from .hosted import Hosted
+from .inspection import Inspection
 from .nodes import Nodes
 from .reloading import Reloads
 from .state_file import StateFile
 from .systemd import Notifier
 from .workers import Workers
+from .writers import Writers
 
 WRITE_MS: Final = 200
 """state.json is written at most this often, and takes at most one part in RESTS + 1 of the time."""
@@ -41,16 +43,20 @@ class StatusReport:
         children: Children,
         actions: Actions,
         workers: Workers,
+        writers: Writers,
         coordinator: CoordinatorChild,
         nodes: Nodes,
         notifier: Notifier,
         reloads: Reloads,
         certificates: Certificates,
+        inspection: Inspection,
     ) -> None:
         self.state = "starting"
         self.listeners: dict[str, str] = {}
         self.disk = Disk()
         self.reloads = reloads
+        self.low: list[dict[str, Any]] = []
+        """Limits of the machine that are below what the configuration allows."""
         self.insecure: list[str] = []
         """Listeners that other hosts reach without TLS and authentication."""
         self._started_s = wall_s()
@@ -58,8 +64,8 @@ class StatusReport:
         self._file = StateFile(data_dir / "state.json")
         self._rests_until_ms = 0
         self._instance, self._hosted, self._children, self._actions = instance, hosted, children, actions
-        self._workers, self._coordinator, self._nodes = workers, coordinator, nodes
-        self._notifier, self._certificates = notifier, certificates
+        self._workers, self._writers, self._coordinator, self._nodes = workers, writers, coordinator, nodes
+        self._notifier, self._certificates, self._inspection = notifier, certificates, inspection
         self._refusals: Counter[str] = Counter()
         self._save = actions.define("write state.json", lambda _: self.write())
 
@@ -96,14 +102,17 @@ class StatusReport:
             "insecure": self.insecure,
             "tls": self._certificates.report,
             "zookeeper": self._coordinator.zookeeper,
+            **self._coordinator.shown,
             "processes": self._processes(),
             "restarts": dict(self._children.restarts.totals),
             "hangs": dict(self._children.hangs),
             "pages": self._workers.pages | ({"coordinator": page} if (page := self._coordinator.page) else {}),
             "reload": self.reloads.last,
             **self._partitions(),
+            "strays": self._inspection.strays,
             "refused": self._actions.rows(),
             "limits": self._limits(),
+            "low": self.low,
             "refusals": dict(self._refusals),
         }
         self._notifier.show(status_line(content, len(self._hosted), wall_s()))
@@ -124,8 +133,8 @@ class StatusReport:
         return found
 
     def _limits(self) -> list[dict[str, Any]]:
-        """The limits that are reached: those of the machine that cause refusals, and those of workers."""
-        rows = self._workers.limits() + self._coordinator.disk
+        """The limits that are reached: those of the machine that cause refusals, and those of processes."""
+        rows = [*self._workers.limits(), *self._writers.limits(), *self._children.limits(), *self._coordinator.disk]
         for limit, since_s in self._actions.limits().items():
             value, in_use = measure(limit, self._data_dir)
             rows.append({"limit": limit, "process": "", "value": value, "in_use": in_use, "since": since_s})

@@ -27,8 +27,9 @@ The parts::
     writers            a writer per partition that is in use; the nursery forks them
     hosted, opening    the partitions: their tables in /dev/shm, and the openers that open them
     orders, removal    orders of the coordinator: creating and deleting partitions
-    repairs            one partition is repaired while the others serve
-    scrubbing          the scrubber, which looks for damage, and the ranges that it has found
+    outages            partitions that are repaired, or whose files somebody has touched, and how they come back
+    inspection         the inspector, which looks whether files are there, and the damage that it has found
+    scrubbing          the scrubber, which looks for damage
     nodes              the local ZooKeeper
     orphans            reaps those whose parent has ended, in containers
     side_processes     servers beside the data path: metrics
@@ -54,7 +55,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -63,7 +64,7 @@ from ...catalog import Catalog
 from ...config import Config
 from ...data_directory import take_format
 from ...errors import BadValue, ConfigFault, OutOfResources, StorageFault
-from ...machine_limits import ADVICE, limit_of
+from ...machine_limits import ADVICE, DESCRIPTORS, connections_granted, descriptors_granted, limit_of
 from ...names import TopicPartition
 from ...security import security_file
 from ...shared import memory
@@ -77,14 +78,15 @@ from .children import LOCK, Children
 from .coordinator_child import CoordinatorChild
 from .directory_lock import lock, sign, take_directory
 from .hosted import Hosted, HostedPartition
+from .inspection import Inspection
 from .listeners import LOCAL, insecure, listen, remove_sockets, texts
 from .nodes import Nodes
 from .noted_signals import Signals
 from .opening import Opening
 from .orphans import Orphans
+from .outages import Outages
 from .reloading import Reloads
 from .removal import Removals
-from .repairs import Repairs
 from .scrubbing import Scrubbing
 from .side_processes import Serve, SideProcesses
 from .status_report import StatusReport
@@ -185,18 +187,17 @@ class Supervisor:
         self._workers = Workers(*common, on_started=lambda index: self._child_events.on_worker_started(index))
         self._certificates = Certificates(config, actions, self._workers, self._on_change)
         self._coordinator = CoordinatorChild(*common, self._workers)
-        self._opening = Opening(*common, self._workers, self._coordinator)
-        self._writers = Writers(config, data_dir, hosted, children, actions, self._workers)
+        self._scrubbing = Scrubbing(config, data_dir, children, actions)
+        among = (data_dir, hosted, children, actions, self._workers, self._coordinator, self._on_answer)
+        self._inspection = Inspection(*among, self._scrubbing)
+        self._opening = Opening(*common, self._workers, self._coordinator, self._inspection)
+        self._writers = Writers(config, data_dir, hosted, children, actions, self._workers, self._on_change)
         self._removals = Removals(data_dir, hosted, children, actions, self._writers)
-        self._scrubbing = Scrubbing(*(config, data_dir, hosted, children, actions), self._workers)
-        self._repairs = Repairs(
-            *(data_dir, hosted, children, actions, self._writers, self._opening, self._workers, self._coordinator),
-            before_answer=lambda: self._report.write_now(),
-        )
+        self._outages = Outages(*among, self._writers, self._opening, self._inspection)
         self._sides = SideProcesses(side_roles, config, data_dir, children, actions)
         self._child_events = ChildEvents(
-            *(hosted, self._workers, self._coordinator, self._writers, self._opening, self._removals),
-            *(self._repairs, self._scrubbing, self._sides),
+            *(hosted, children, self._workers, self._coordinator, self._writers, self._opening, self._removals),
+            *(self._outages, self._inspection, self._scrubbing, self._sides),
             on_change=self._on_change,
             on_refusals=lambda counts: self._report.add_refusals(counts),
         )
@@ -207,9 +208,9 @@ class Supervisor:
         self._report = StatusReport(
             data_dir,
             self._instance,
-            *(hosted, children, actions, self._workers, self._coordinator, self._nodes, self._notifier),
-            Reloads(config),
-            self._certificates,
+            *(hosted, children, actions, self._workers, self._writers, self._coordinator, self._nodes),
+            self._notifier,
+            *(Reloads(config), self._certificates, self._inspection),
         )
         children.close_in_child(lambda: os.close(lock_fd), LOCK)
         for mine in (self._signals.close, self._nodes.close_in_child, self._notifier.close):
@@ -217,6 +218,10 @@ class Supervisor:
 
     def _on_change(self) -> None:
         self._report.on_change()
+
+    def _on_answer(self) -> None:
+        """Let ``status`` show a change before somebody is told that it has been made."""
+        self._report.write_now()
 
     # ---- the program
 
@@ -226,9 +231,12 @@ class Supervisor:
         Raises:
             OSError, ConfigFault, StorageFault: see :func:`run`.
         """
-        with surviving("removing what a killed instance left in /dev/shm"):
-            for name in memory.unlink_all(self._instance):
+        with surviving("removing what killed instances left in /dev/shm"):
+            for name in memory.unlink_all(self._instance) + memory.sweep():
                 logger.info("removed shared memory of a killed instance: %s", name)
+        with surviving("marking our shared memory as ours"):
+            owner_fd = memory.own(self._instance)
+            self._children.close_in_child(lambda: os.close(owner_fd))
         _raise_file_limit()
         if self._config.zookeeper.connect:
             login_of(self._config.zookeeper, self._data_dir)
@@ -236,7 +244,7 @@ class Supervisor:
         self._listeners = listen(self._config, self._data_dir)
         self._certificates.prepare(any(one.tls for one, _ in self._listeners))
         self._sides.prepare()
-        self._report.disk = self._config.disk
+        self._report.disk, self._report.low = self._config.disk, _low_limits(self._config, self._writers.count_max)
         self._report.listeners = texts(self._listeners, self._data_dir) | self._sides.listeners
         self._report.insecure = insecure(self._listeners, self._config) + self._sides.insecure
         catalog = Catalog.load(self._data_dir)
@@ -286,6 +294,7 @@ class Supervisor:
 
     def _start_others(self) -> None:
         """Start what is not on the data path: its Javas would take the processors from those that are."""
+        self._inspection.start()
         self._nodes.start()
         self._coordinator.begin_wait()
         self._sides.start()
@@ -337,7 +346,7 @@ class Supervisor:
             self._signals.discard(signal.SIGCHLD)
             self._orphans.reap()
         self._removals.start_remover()
-        self._repairs.start()
+        self._outages.start()
 
     # ---- ZooKeeper and the configuration
 
@@ -392,9 +401,11 @@ class Supervisor:
         """
         self._others.drop()
         self._scrubbing.stop()
+        self._inspection.stop()
         self._sides.stop()
         self._coordinator.stop()
-        self._wait_until(lambda: self._sides.stopped and not self._coordinator.runs | self._scrubbing.runs, deadline_ms)
+        parts = (self._coordinator, self._scrubbing, self._inspection)
+        self._wait_until(lambda: self._sides.stopped and not any(part.runs for part in parts), deadline_ms)
         self._nodes.stop()
         self._wait_until(lambda: not self._nodes, deadline_ms)
 
@@ -417,6 +428,18 @@ class Supervisor:
         self._report.state = "stopped"
         with surviving("writing state.json"):
             self._report.write()
+
+
+def _low_limits(config: Config, writers_max: int) -> list[dict[str, Any]]:
+    """The limits of the machine that are below what the configuration allows."""
+    connections, connections_max = connections_granted(), config.network.connections_max
+    if connections >= connections_max:
+        return []
+    allows = (
+        f"about {connections:,} connections to each worker, where network.connections_max is {connections_max:,},"
+        f" and {writers_max:,} writers at a time"
+    )
+    return [{"limit": DESCRIPTORS, "value": descriptors_granted(), "allows": allows, "advice": ADVICE[DESCRIPTORS]}]
 
 
 def _raise_file_limit() -> None:

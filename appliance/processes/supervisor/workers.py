@@ -101,6 +101,7 @@ class Workers:
             self.doorbells[index],
             self._tls,
             self._pages[index],
+            tables=self._hosted.announcements(),
             snapshot=self.snapshot,
         )
         pid = self._pid
@@ -111,10 +112,6 @@ class Workers:
         worker = self._children.fork("network", index, target, {LISTENERS})
         self._unused_arenas.discard(index)
         self._by_index[index] = worker
-        for partition, table in self._hosted.tables():
-            self._children.send(worker, ["table", *partition, table])
-            if self._hosted[partition].damaged:
-                self._children.send(worker, self._hosted[partition].damage_message(partition))
         self._on_started(index)
 
     def _make_arena(self, index: int) -> None:

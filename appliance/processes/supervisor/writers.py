@@ -2,14 +2,19 @@
 
 Many writers may be needed at once, when a client produces to a thousand idle partitions.  At most OPENING_MAX of them
 open their logs at a time.  So the first ones have answered while others wait, and between two of them this process
-handles everything else.  States of a partition::
+handles everything else.  At most so many run at a time as memory and descriptors allow (:attr:`Writers.count_max`): for
+one more, the one that is idle longest retires, after it has served somebody.  The queue is in the order of the needs,
+and a worker asks for few at a time (:mod:`appliance.processes.network.producing`), so everybody is served in turn.
+States of a partition::
 
     state       until                                                       then
     no writer   a worker needs one, or the coordinator has an order         queued, or opening
     queued      one of those that open has opened its log, or has ended;    opening
+                fewer than count_max run;
                 the nursery (:mod:`.nursery`), which forks them, runs
     opening     it has opened its log, lacks a resource, is offline, ends   open, or no writer
-    open        it is idle, or ends                                         no writer
+    open        it is idle, or idle longest while others are queued         retiring
+    retiring    it has ended; what has come for it meanwhile needs another  no writer, or queued
 
 When a writer retires, the workers close their channels once it has answered them, so no message is on its way to it
 when it closes its log.
@@ -17,12 +22,17 @@ when it closes its log.
 
 from __future__ import annotations
 
+import heapq
+import os
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from ...config import Config
+from ...machine_limits import DESCRIPTORS, WRITERS_MAX, descriptors_granted, descriptors_of, memory_bytes
 from ...names import TopicPartition
+from ..clock import now_ms, wall_s
 from ..control import Channel
 from .actions import UNDER_WAY, Actions
 from .children import Children
@@ -33,14 +43,32 @@ from .workers import Workers
 
 OPENING_MAX: Final = 16
 """Writers that open their logs at a time: enough for their flushes to share the journal's."""
+TENURE_MS: Final = 1_000
+"""A writer that has served nobody keeps its place so long: what it was started for is on its way to it."""
+ROOM_RETRY_MS: Final = 50
+"""How soon to look again for one that can retire, while others are queued."""
+COUNT_MIN: Final = 4
+DESCRIPTORS_KEPT: Final = 64
+"""Of this process and of each worker, for other things than channels to writers, which get half of the others."""
+FULL_MS: Final = 5_000
+"""How long the limit is shown after a writer had to retire for another one."""
 
 
 class Writers:
     """All writers, by partition.  Most of its methods are events that take a partition from state to state."""
 
     def __init__(
-        self, config: Config, data_dir: Path, hosted: Hosted, children: Children, actions: Actions, workers: Workers
+        self,
+        config: Config,
+        data_dir: Path,
+        hosted: Hosted,
+        children: Children,
+        actions: Actions,
+        workers: Workers,
+        on_change: Callable[[], None],
     ) -> None:
+        """``on_change`` is called when :meth:`limits` has changed."""
+        self._on_change = on_change
         self._hosted, self._children, self._workers = hosted, children, workers
         self._nursery = NurseryChild(config, data_dir, children, actions, workers, self._start_queued)
         self._by_partition: dict[TopicPartition, Child] = {}
@@ -49,9 +77,14 @@ class Writers:
         self._opening: set[TopicPartition] = set()
         self._queued: dict[TopicPartition, None] = {}
         """Partitions whose writers are started when fewer are opening, in the order of their needs."""
+        self._retiring: set[Child] = set()
+        self._full_until_ms, self._full_since_s = 0, 0.0
         self._ends = False
         """All writers are retired, after the workers have drained: none is started any more."""
+        self._config, self._memory_bytes = config, memory_bytes()
         self._start = actions.define("start writers", self._fork)
+        self._make_room = actions.define("make room for writers", lambda _: self._retire_idlest())
+        self._show = actions.define("show the number of writers", lambda _: on_change())
         self._connect = actions.define("connect workers and writers", lambda pair: self._join(*pair))
 
     def __contains__(self, partition: TopicPartition) -> bool:
@@ -85,8 +118,9 @@ class Writers:
         """Start a writer, which reports whether it could open its log."""
         if self._ends or partition in self._by_partition or not self._hosted.is_writable(partition):
             return None
-        if not self._nursery.runs or len(self._opening) >= OPENING_MAX:
+        if not self._may_start:
             self._queued[partition] = None
+            self._retire_idlest()
             return UNDER_WAY
         self._needed.discard(partition)
         order = partial(self._nursery.order, partition, self._hosted[partition])
@@ -118,6 +152,69 @@ class Writers:
             workers_end.close()
             writers_end.close()
 
+    # ---- how many
+
+    @property
+    def count_max(self) -> int:
+        """Largest number of writers at a time: by the configuration, or memory, and by descriptors."""
+        return min(self._config.writers_max(self._memory_bytes), self._channels_max)
+
+    @property
+    def _channels_max(self) -> int:
+        return max(COUNT_MIN, (descriptors_granted() - DESCRIPTORS_KEPT) // 2)
+
+    @property
+    def _may_start(self) -> bool:
+        room = len(self._opening) < OPENING_MAX and len(self._by_partition) < self.count_max
+        return room and self._nursery.runs
+
+    def _retire_idlest(self) -> None:
+        """Retire as many writers as others are queued that could be opened then, the one that is idle longest first."""
+        waiting = min(len(self._queued), OPENING_MAX - len(self._opening))
+        missing = len(self._by_partition) + waiting - len(self._retiring) - self.count_max
+        if missing <= 0 or self._ends:
+            return
+        self._note_full()
+        self._retire(missing)
+        self._make_room.want(delay_ms=ROOM_RETRY_MS)
+
+    def make_room_for_channel(self) -> None:
+        """Retire the idlest writer: a worker has no descriptor for a channel to another one."""
+        if len(self._by_partition) > COUNT_MIN:
+            self._retire(1)
+
+    def _retire(self, count: int) -> None:
+        """Retire the writers that are idle longest, but none that may still have to serve those it was started for."""
+        now = now_ms()
+        idle_since = {
+            child: served_ms or child.started_ms
+            for partition, child in self._by_partition.items()
+            if not (child.stopping or partition in self._opening or self._awaits_channel(partition))
+            and ((served_ms := self._children.served_ms(child)) or now - child.started_ms >= TENURE_MS)
+        }
+        for child in heapq.nsmallest(count, idle_since, key=lambda child: idle_since[child]):
+            self.retire(child)
+
+    def _awaits_channel(self, partition: TopicPartition) -> bool:
+        return any((partition, index) in self._connect for index in self._workers)
+
+    def _note_full(self) -> None:
+        now = now_ms()
+        if now >= self._full_until_ms:
+            self._full_since_s = wall_s()
+            self._on_change()
+        self._full_until_ms = now + FULL_MS
+        self._show.want(delay_ms=FULL_MS)
+
+    def limits(self) -> list[dict[str, Any]]:
+        """For status: the limit that has let writers retire for others."""
+        if now_ms() >= self._full_until_ms:
+            return []
+        use: dict[str, Any] = {"limit": WRITERS_MAX, "value": self.count_max, "in_use": len(self._by_partition)}
+        if self.count_max == self._channels_max:
+            use = {"limit": DESCRIPTORS, **descriptors_of(os.getpid())._asdict()}
+        return [{**use, "process": "", "since": self._full_since_s}]
+
     # ---- events of a writer
 
     def on_opened(self, child: Child) -> None:
@@ -143,14 +240,16 @@ class Writers:
 
     def _start_queued(self) -> None:
         """Start as many of the queued writers as may open their logs now."""
-        while self._queued and self._nursery.runs and len(self._opening) < OPENING_MAX and not self._ends:
+        while self._queued and self._may_start and not self._ends:
             partition = next(iter(self._queued))
             del self._queued[partition]
             self.want(partition)
+        self._retire_idlest()
 
     def on_end(self, child: Child) -> None:
         partition: TopicPartition = child.key
         del self._by_partition[partition]
+        self._retiring.discard(child)
         self._nursery.reap(child.pid)
         self._on_opening_over(child)
         self._stop_nursery()
@@ -171,6 +270,7 @@ class Writers:
 
     def reload(self, config: Config, settings: Any) -> None:
         """``settings``: the configuration as plain values."""
+        self._config, self._memory_bytes = config, memory_bytes()
         self._nursery.reload(config, settings)
         for child in self._by_partition.values():
             self._children.send(child, ["reload", settings])
@@ -179,6 +279,7 @@ class Writers:
         if child.stopping:
             return
         child.stopping = True
+        self._retiring.add(child)
         self._workers.send_all(["retire", *child.key])
         self._children.send(child, ["retire"])
 

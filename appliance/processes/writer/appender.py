@@ -5,15 +5,18 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import Final
 
-from ...errors import ApplianceError, ClientFault, InvalidRequest, InvalidTimestamp
+from ...errors import ApplianceError, ClientFault, DuplicateSequence, InvalidRecord, InvalidRequest, InvalidTimestamp
 from ...log import Log
-from ...records.batch import BatchInfo, check, place, stamp
+from ...records.batch import LOG_APPEND_TIME, NOT_FOR_CLIENTS, BatchInfo, check, place, restamp
+from ...records.validation import check_records, unpacked_bytes_max
 from ...shared.table import COUNT_DUPLICATES, COUNT_REFUSED, SegmentTable
 from ..answers import FOR_ALL, Answer
 from ..clock import wall_ms
 from .producers import Producers
 from .worker_link import AppendRequest, ReadyAnswer, Source
 
+FUTURE_MS_MAX: Final = 3_600_000
+"""A header whose largest timestamp is further in the future is not believed without a look at the records."""
 TEXTS_MAX: Final = 32
 TEXT_CHARACTERS_MAX: Final = 400
 
@@ -32,6 +35,9 @@ class Appender:
         """The maximum size of a batch in this turn."""
         self._append_ms = -1
         """The timestamp of all batches of this turn with LogAppendTime, else -1."""
+        self._validates = True
+        """Whether the records of all batches of this turn are checked."""
+        self._future_ms = 0
 
     def check(self, arrived: list[tuple[Source, AppendRequest]]) -> list[ReadyAnswer]:
         """Check and place all batches that have arrived; return the answers, valid after :meth:`append`."""
@@ -42,7 +48,9 @@ class Appender:
         settings = self._log.settings
         position = self._log.end_offset
         self._bytes_max = settings.max_message_bytes
-        self._append_ms = wall_ms() if settings.message_timestamp_type == "LogAppendTime" else -1
+        now_ms = wall_ms()
+        self._append_ms = now_ms if settings.message_timestamp_type == "LogAppendTime" else -1
+        self._validates, self._future_ms = settings.message_validate, now_ms + FUTURE_MS_MAX
         for source, (token, acks, positions) in arrived:
             arena = source.arena
             parts += len(positions) // 2
@@ -53,7 +61,10 @@ class Appender:
                     base, end, position = self._admit(arena, positions[index], positions[index + 1], position, group)
                     results += (0, base, end)
                 except ClientFault as error:
-                    refused += 1
+                    if isinstance(error, DuplicateSequence):
+                        self._table.count(COUNT_DUPLICATES, 1)
+                    else:
+                        refused += 1
                     results += (error.code, -1, -1)
                     if len(messages) < TEXTS_MAX:
                         messages[index // 2] = str(error)[:TEXT_CHARACTERS_MAX]
@@ -106,22 +117,30 @@ class Appender:
             ClientFault: the request is refused.
         """
         info = check(arena, start, stop, self._bytes_max)
-        size, count, max_timestamp, _, producer_id, epoch, sequence, _ = info
+        size, count, max_timestamp, first_timestamp, producer_id, epoch, sequence, attributes = info
         end = position + size
         if size < stop - start:
             return self._admit_several(arena, start, stop, position, group)
-        if max_timestamp < -1:
-            raise InvalidTimestamp(f"largest timestamp is {max_timestamp} ms: must be -1 (none) or later")
+        if attributes & NOT_FOR_CLIENTS:
+            raise _unsettable(attributes)
         if producer_id >= 0:
             if sequence < 0:
-                raise InvalidRequest(f"producer {producer_id}: base sequence {sequence}")
+                raise InvalidRecord(f"producer {producer_id}: base sequence {sequence}")
             repeat = self._sequences.check(producer_id, epoch, sequence, count)
             if repeat is not None:
                 self._table.count(COUNT_DUPLICATES, 1)
                 return *repeat, position
-            self._sequences.record(producer_id, epoch, sequence, count, end - count, end)
+        if self._validates or not first_timestamp <= max_timestamp <= self._future_ms:
+            # Some clients leave the largest timestamp out (sarama).  Kafka corrects it, too.
+            max_timestamp = check_records(arena, start, info, unpacked_bytes_max(self._bytes_max))
+        if max_timestamp < -1:
+            raise InvalidTimestamp(f"largest timestamp is {max_timestamp} ms: must be -1 (none) or later")
         if self._append_ms >= 0:
-            stamp(arena, start, size, self._append_ms)
+            info = restamp(arena, start, info, self._append_ms, attributes | LOG_APPEND_TIME)
+        elif max_timestamp != info.max_timestamp:
+            info = restamp(arena, start, info, max_timestamp, attributes)
+        if producer_id >= 0:
+            self._sequences.record(producer_id, epoch, sequence, count, end - count, end, info.max_timestamp)
         place(arena, start, position, size, count)
         group.append((arena[start:stop], info))
         return end - count, end, end
@@ -149,3 +168,10 @@ class Appender:
         for base in bases[bisect_right(bases, self._last_base) :]:
             self._table.add_segment(base)
             self._last_base = base
+
+
+def _unsettable(attributes: int) -> InvalidTimestamp | InvalidRecord:
+    """The error for attributes of a batch that a client must not set."""
+    if attributes & LOG_APPEND_TIME:
+        return InvalidTimestamp("a batch with LogAppendTime, which only a broker may set: send it with CreateTime")
+    return InvalidRecord(f"a batch with attributes {attributes & 0xFFFF:#06x}, some of which mean nothing")

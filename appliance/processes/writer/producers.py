@@ -7,20 +7,18 @@ synced, renamed, and the directory synced.  So the disk never holds a snapshot o
 
 When a writer opens its partition, with ``base`` the first segment and ``written`` the log end offset::
 
-    snapshot                          base    state                                       unknown producers
-    --------------------------------  ------  ------------------------------------------  --------------------
-    base <= its end <= written        any     the snapshot, and the headers from its end  as the snapshot says
-    none, damaged, another version    0       the headers                                 start at sequence 0
-    none, damaged, another version    > 0     the headers                                 may start anywhere
-    its end > written: (a)            0       the headers                                 start at sequence 0
-    its end > written: (a)            > 0     the headers                                 may start anywhere
-    its end < base: (b)               > 0     the headers                                 may start anywhere
+    snapshot                          state
+    --------------------------------  ------------------------------------------
+    base <= its end <= written        the snapshot, and the headers from its end
+    none, damaged, another version    the headers
+    its end > written: (a)            the headers
+    its end < base: (b)               the headers
 
 (a) ``log repair`` has truncated the log.  The snapshot is removed before the log can grow up to its end.
 (b) There was no room to store a newer one.  The batches between may have changed any producer.
 
-Kafka's brokers also let an unknown producer start anywhere: a live producer whose state is gone must not fail.  In all
-cases a batch is acknowledged as a repeat only if the headers or the snapshot contain it (``broker.sequences``).
+A producer that neither has may go on anywhere: a live one whose state is gone must not fail.  In all cases a batch is
+acknowledged as a repeat only if the headers or the snapshot contain it (``broker.sequences``).
 
 A snapshot is due every ``SNAPSHOT_BYTES`` of log (so opening reads about that much), before retention removes a segment
 that the last one does not cover, and when the writer retires.  A snapshot that cannot be stored costs time at the next
@@ -32,16 +30,17 @@ Threads: the loop makes snapshots, the flusher stores them once the log is flush
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from ...broker.sequences import Sequences, Snapshot
+from ...broker.sequences import SNAPSHOT_NAME, Sequences, Snapshot
 from ...errors import StorageFault
 from ...log import Log, files
+from ...log.segment_list import headers_from
 
 logger = logging.getLogger(__name__)
 
-SNAPSHOT_NAME: Final = "producers"
 SNAPSHOT_BYTES: Final = 64 << 20
 
 
@@ -54,7 +53,8 @@ class Producers:
         Raises:
             StorageFault: the disk fails.
         """
-        self.sequences = Sequences(ids_max)
+        self.sequences: Sequences
+        self._ids_max = ids_max
         self._log = log
         self._path: Path = log.path / SNAPSHOT_NAME
         self._system = system
@@ -64,31 +64,16 @@ class Producers:
         self._restore()
 
     def _restore(self) -> None:
-        log, sequences = self._log, self.sequences
-        found = self._load()
-        if found is not None and log.bases[0] <= found.end <= log.end_offset:
-            sequences.restore(found)
-            self._stored_end = start = found.end
-        else:
-            start = log.bases[0]
-            sequences.forgotten = start > 0
-        for info, base, end in log.headers(start):
-            if info.producer_id >= 0:
-                sequences.record(info.producer_id, info.producer_epoch, info.base_sequence, info.count, base, end)
-        sequences.commit()
+        log = self._log
+        found = load(log.path)
+        self.sequences, start = recovered(log.path, log.bases, log.end_offset, found, self._ids_max)
+        if found is not None and start == found.end:
+            self._stored_end = start
         self._frozen_end = start
         if found is not None and found.end > log.end_offset:
             self._remove()
         if log.end_offset - start > SNAPSHOT_BYTES:
             self.store_all()
-
-    def _load(self) -> Snapshot | None:
-        try:
-            return Snapshot.decode(self._path.read_bytes())
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise StorageFault(f"{self._path}: {error.strerror}") from error
 
     def _remove(self) -> None:
         """Remove the snapshot durably: once the log is as long again, it would be restored, and be wrong."""
@@ -139,6 +124,48 @@ class Producers:
         self._frozen_end = self._log.end_offset
         self.store(self.sequences.snapshot(self._log.end_offset))
 
+    @property
+    def stored_end(self) -> int:
+        """The end of the snapshot on the disk; -1 without one."""
+        return self._stored_end
+
     def covers(self, base: int) -> bool:
         """Whether the snapshot on the disk covers all segments before the one at ``base``."""
         return self._stored_end >= base or base <= self._log.bases[0]
+
+
+def load(directory: Path) -> Snapshot | None:
+    """The snapshot in a partition's directory; None without a valid one.
+
+    Raises:
+        StorageFault: it cannot be read.
+    """
+    path = directory / SNAPSHOT_NAME
+    try:
+        return Snapshot.decode(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StorageFault(f"{path}: {error.strerror}") from error
+
+
+def recovered(
+    directory: Path, bases: Sequence[int], end: int, snapshot: Snapshot | None, ids_max: int
+) -> tuple[Sequences, int]:
+    """The state that follows from a log and the snapshot beside it; and the offset from which headers were read.
+
+    ``bases`` are those of the log's segments, ``end`` its log end offset.
+    """
+    sequences = Sequences(ids_max)
+    if snapshot is not None and bases[0] <= snapshot.end <= end:
+        sequences.restore(snapshot)
+        start = snapshot.end
+    else:
+        start = bases[0]
+    for info, base, stop in headers_from(directory, bases, end, start):
+        if info.producer_id >= 0:
+            sequences.record(
+                info.producer_id, info.producer_epoch, info.base_sequence, info.count, base, stop, info.max_timestamp
+            )
+            sequences.commit()
+    return sequences, start

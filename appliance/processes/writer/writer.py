@@ -51,6 +51,8 @@ from .worker_link import AppendRequest, Link, ReadyAnswer, Source
 
 logger = logging.getLogger(__name__)
 
+NAMED_MS: Final = 100
+"""How long the writer answers acks=1 before it looks again whether its file still has its name."""
 RETIRE_MS_MAX: Final = 2_000
 """How long a writer that retires waits for the workers to close their channels."""
 
@@ -125,6 +127,7 @@ class Writer:
             self._unflushed.lock,
             wake=self._alarm.ring,
         )
+        self._named_ms = 0  # when it has last seen that its file has its name
         self._full = False  # whether the disk has no room, as the table shows and the supervisor knows
         self._retire_ms: int | None = None  # when it was asked to
         self._now_ms = self._quiet_since_ms = now_ms()  # _now_ms: of the end of the last turn
@@ -138,7 +141,9 @@ class Writer:
             StorageFault: it cannot be trusted.
         """
         arguments, table = self._arguments, self._table
-        log = self._log = Log.open(arguments.path, arguments.topic_settings, wall_ms, SEGMENTS_MAX, steady_ms=now_ms)
+        settings = arguments.topic_settings
+        log = Log.open(arguments.path, settings, wall_ms, SEGMENTS_MAX, may_make=False, steady_ms=now_ms)
+        self._log = log
         self._producers = Producers(log, arguments.config.producers.ids_max)
         self._appender = Appender(log, self._producers, table)
         table.publish(log.bases, log.start, log.end_offset, log.records)
@@ -209,6 +214,7 @@ class Writer:
                 handed_over.give_back()
                 self._on_control()
         if arrived:
+            self._heart.note_service(began_ns // 1_000_000)
             self._write(arrived)
         self._now_ms = now = now_ms()
         unflushed.flush_if_due(now, bool(arrived))
@@ -237,10 +243,22 @@ class Writer:
             self._on_append_failed(error, self._appender.refuse(error, ready))
             return
         if size:
+            self._check_named(ready)
             self._unflushed.on_appended(size, records)
             if self._full:
                 self._show_full("")
         self._unflushed.answer(ready)
+
+    def _check_named(self, ready: list[ReadyAnswer]) -> None:
+        """Check that the log's file still has its name, where answers do not wait for a flush, which checks it, too.
+
+        Raises:
+            StorageFault: it has not; these answers are never sent.
+        """
+        unflushed_all = not self._log.settings.flush_messages and any(one.acks == -1 for one in ready)
+        if unflushed_all or self._now_ms - self._named_ms >= NAMED_MS:
+            self._named_ms = self._now_ms
+            self._log.check_named()
 
     def _on_append_failed(self, error: DiskFull | OutOfResources | StorageFault, refusals: list[ReadyAnswer]) -> None:
         """Refuse all append requests of the turn, none of which is in the log; go on unless the disk fails."""
@@ -322,6 +340,10 @@ class Writer:
                     self._delete_before(offset)
                 case ["roll"]:
                     self._roll()
+                case ["store_producers"]:
+                    with self._heart.working():
+                        self._unflushed.flush_and_wait()
+                        self._producers.store_all()
                 case ["retire"]:
                     self._retire_ms = now_ms()
                     self._handed_over.recall()

@@ -30,6 +30,8 @@ FILES_MIN: Final = 16
 GROUP_ROWS: Final = 131_072
 TIER_BYTES: Final = 4096
 VACUUM_EVERY_S: Final = 3600
+JUMP_S: Final = 600
+"""A wall clock that moves by more against the clock of the kernel has jumped."""
 log = logging.getLogger(__name__)
 
 
@@ -179,6 +181,7 @@ class Compactor:
         self._settings = settings
         self._at_end = at_end
         self._vacuumed_s = float("-inf")
+        self._ahead_s = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="compaction", daemon=True)
 
@@ -199,7 +202,15 @@ class Compactor:
         while not self._stop.wait(self._settings.compact_ms / 1000):
             self._pass()
 
+    def _jumped(self) -> bool:
+        """Whether the wall clock has jumped since the last pass."""
+        before_s, self._ahead_s = self._ahead_s, time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+        return abs(self._ahead_s - before_s) > JUMP_S
+
     def _pass(self) -> None:
+        if self._jumped():  # files of a micro-batch that is not committed yet would look old enough to be removed
+            log.warning("the clock has jumped: old files stay for another %d s", VACUUM_EVERY_S)
+            self._vacuumed_s = time.monotonic()
         vacuum = time.monotonic() - self._vacuumed_s >= VACUUM_EVERY_S
         try:
             found = compact(self._store, self._settings, vacuum=vacuum)

@@ -28,7 +28,15 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Final
 
-from ...errors import CorruptBatch, InvalidRequest, InvalidTopic, ProtocolFault, UnsupportedVersion
+from ...errors import (
+    DuplicateSequence,
+    InvalidRecord,
+    InvalidRequest,
+    InvalidTopic,
+    OutOfOrderSequence,
+    ProtocolFault,
+    UnsupportedVersion,
+)
 from ...names import INTERNAL_TOPICS
 from ...records.varints import unsigned
 from ..requests import Local, Produce, ProducePart, ProduceResult
@@ -253,9 +261,18 @@ def _is_admin(frame: memoryview) -> bool:
     return bytes(frame[start : start + max(size, 0)]) == ADMIN_CLIENT_ID
 
 
+def _as_kafka(result: ProduceResult) -> ProduceResult:
+    """The error that Kafka's brokers answer.
+
+    They do not know repeats beyond the last five batches.  DUPLICATE_SEQUENCE_NUMBER would be wrong: clients take it
+    for delivered, also a client whose producer id another one has.
+    """
+    return result._replace(error=OutOfOrderSequence.code) if result.error == DuplicateSequence.code else result
+
+
 def _refuse_internal(result: ProduceResult) -> ProduceResult:
     """Replace the error for missing batches by the one for internal topics: the batches were removed."""
-    if result.error != CorruptBatch.code:
+    if result.error != InvalidRecord.code:
         return result
     return ProduceResult(InvalidTopic.code, -1, -1, -1, "internal topics take no messages of clients")
 
@@ -280,14 +297,16 @@ def encode(request: Produce, results: list[ProduceResult]) -> bytes:
         pack = head.pack
         reply: list[bytes] = []
         for correlation_id, result in zip(correlations, results, strict=True):
-            row = encode_part(index, result)
+            row = encode_part(index, _as_kafka(result) if result[0] else result)
             reply += (pack(rest + len(row), correlation_id), front, row, end)
         return b"".join(reply)
     rows = zip(request.parts, results, strict=True)
     body = [topics]
     for prefix, count in groups:
         body.append(prefix)
-        body += [encode_part(part[1], result) for part, result in islice(rows, count)]
+        body += [
+            encode_part(part[1], _as_kafka(result) if result[0] else result) for part, result in islice(rows, count)
+        ]
         body.append(topic_end)
     body.append(end)
     size = sum(map(len, body))

@@ -1,0 +1,231 @@
+"""Takes partitions out of service for a while: to repair them, or because somebody has touched their files.
+
+Each comes back through an opener (:mod:`.opener`), which judges what is there, so all that is sound is served again
+without a restart.  One repairer (:mod:`.repairer`) runs at a time, so that reading whole logs takes one core and one
+queue of the disk at most.  The states of a partition that is out of service::
+
+    state      begins when                    its table    readers            writers         next
+    ordered    there is a cause (below)       as it was    served as before   the writer is   repairing, or opening,
+                                                                              retired         when the writer has ended
+    repairing  no process has the log open:   OFFLINE      served from what   none            opening
+               a repairer is forked                        is readable
+    opening    the repairer has ended,        from the     as at the start    none            online, or offline; an
+               however, or the writer has;    opener                                          order is answered
+               readers forget what they know
+               of the files
+
+Causes::
+
+    an order of the coordinator                             ``appliance log repair``
+    the inspector has found the log gone                    the opener finds what is left, and says what is lost
+    ... the files of an offline partition changed           somebody has put them back
+    a partition is offline                                  tried again after AGAIN_MS_MIN, then twice as late each
+                                                            time: a disk may have recovered
+
+The partition comes back by itself, whoever dies: a repairer that was killed is followed by the opener, which finds the
+log sound or offline; a supervisor that was killed by its successor, which opens all logs.  Repairing may be interrupted
+at any instruction (``log/repair.py``).  The answer to a coordinator that has died meanwhile is dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from ...errors import InvalidRequest, OutOfResources, StorageFault, UnknownPartition
+from ...names import TopicPartition
+from . import repairer
+from .actions import UNDER_WAY, Actions
+from .children import LOCK, Children
+from .coordinator_child import CoordinatorChild
+from .hosted import Hosted
+from .inspection import Inspection
+from .opening import Opening, Outcome
+from .workers import Workers
+from .writers import Writers
+
+logger = logging.getLogger(__name__)
+
+REASON: Final = "it is being repaired (appliance log repair)"
+INTERRUPTED: Final = "repairing was interrupted: try again"
+AGAIN_MS_MIN: Final = 2_000
+AGAIN_MS_MAX: Final = 600_000
+
+
+class Outage:
+    """One partition out of service.
+
+    ``repairs``: a repairer runs before the opener, for an order with ``token``.  ``was_offline``: also before.
+    """
+
+    def __init__(self, repairs: bool = False, token: int = 0, cut: bool = False, was_offline: bool = False) -> None:
+        self.repairs, self.token, self.cut, self.was_offline = repairs, token, cut, was_offline
+        self.opens = False
+        """No repairer is needed any more: the log is being opened."""
+        self.error, self.message = (StorageFault.__name__, INTERRUPTED) if repairs else ("", "")
+        self.result: dict[str, Any] = {}
+        """What the repairer has reported (:class:`~appliance.log.repair.Repaired`)."""
+
+
+class Outages:
+    """The partitions that are out of service and will be opened again."""
+
+    def __init__(
+        self,
+        data_dir: Path,
+        hosted: Hosted,
+        children: Children,
+        actions: Actions,
+        workers: Workers,
+        coordinator: CoordinatorChild,
+        before_answer: Callable[[], None],
+        writers: Writers,
+        opening: Opening,
+        inspection: Inspection,
+    ) -> None:
+        self._data_dir = data_dir
+        self._hosted, self._children, self._writers = hosted, children, writers
+        self._opening, self._workers, self._coordinator = opening, workers, coordinator
+        self._inspection = inspection
+        self._before_answer = before_answer
+        self._pid = os.getpid()
+        self._outages: dict[TopicPartition, Outage] = {}
+        self._delays_ms: dict[TopicPartition, int] = {}
+        """How late the last attempt to open an offline partition was made."""
+        self._repairs = False
+        """A repairer runs."""
+        self._start_repairer = actions.define("start the repair of a partition", self._fork)
+        self._try_again = actions.define("open an offline partition again", self._on_try_again)
+
+    # ---- causes
+
+    def repair(self, token: int, partition: TopicPartition, cut: bool) -> None:
+        """Take a partition out of service and repair it."""
+        row = self._hosted.get(partition)
+        name = f"{partition.topic}-{partition.partition}"
+        if row is None or not row.table:
+            self._answer(token, UnknownPartition.__name__, f"{name} is not stored on this broker", {})
+        elif partition in self._outages:
+            text = "repaired already" if self._outages[partition].repairs else "opened again"
+            self._answer(token, InvalidRequest.__name__, f"{name} is being {text}: try again", {})
+        else:
+            outage = Outage(True, token, cut, was_offline=bool(row.offline))
+            logger.info("%s: out of service, to be repaired", name)
+            self._begin(partition, outage, REASON)
+
+    def on_gone(self, partition: TopicPartition, topic_id: str, reason: str) -> None:
+        """Open a partition again whose files are not those that were opened."""
+        row = self._hosted.get(partition)
+        if row is not None and row.topic_id == topic_id and row.table and partition not in self._outages:
+            logger.error("%s-%d is opened again: %s", *partition, reason)
+            self._begin(partition, Outage(), reason)
+
+    def on_back(self, partition: TopicPartition, topic_id: str) -> None:
+        """Open an offline partition again: its files have changed."""
+        row = self._hosted.get(partition)
+        if row is not None and row.topic_id == topic_id:
+            self._delays_ms.pop(partition, None)
+            self._on_try_again(partition)
+
+    def on_offline(self, partition: TopicPartition) -> None:
+        """Note that a writer could not go on with a log: its disk may recover."""
+        if partition in self._hosted:
+            self._inspection.look(partition)
+            self._want_again(partition)
+
+    def _want_again(self, partition: TopicPartition) -> None:
+        delay_ms = min(2 * self._delays_ms.get(partition, AGAIN_MS_MIN // 2), AGAIN_MS_MAX)
+        self._delays_ms[partition] = delay_ms
+        self._try_again.want(partition, delay_ms)
+
+    def _on_try_again(self, partition: TopicPartition) -> None:
+        row = self._hosted.get(partition)
+        if row is None:
+            self._delays_ms.pop(partition, None)
+        elif row.offline and row.table and partition not in self._outages and partition not in self._hosted.opening:
+            self._begin(partition, Outage(), row.offline)
+
+    # ---- out of service
+
+    def _begin(self, partition: TopicPartition, outage: Outage, reason: str) -> None:
+        self._outages[partition] = outage
+        self._hosted[partition].offline = reason
+        self._inspection.leave(partition)
+        self._writers.drop(partition)
+
+    def start(self) -> None:
+        """Go on with the partitions that no process has open any more.  Called in every turn."""
+        if self._children.stopping:
+            return
+        for partition, outage in list(self._outages.items()):
+            if partition not in self._hosted:  # deleted meanwhile
+                if not (outage.repairs and self._repairs):
+                    self._end(partition)
+            elif not outage.opens and partition not in self._writers and partition not in self._hosted.opening:
+                if not outage.repairs:
+                    self._open(partition)
+                elif not self._repairs:
+                    self._repairs = True
+                    self._start_repairer.want(partition)
+
+    def _fork(self, partition: TopicPartition) -> object:
+        row = self._hosted.get(partition)
+        if row is None or self._children.stopping:
+            self._repairs = False
+            return None
+        outage = self._outages[partition]
+        job = repairer.Job(partition, row.topic_id, row.table, outage.cut, outage.was_offline)
+        run = partial(repairer.run, self._data_dir, job, supervisor_pid=self._pid)
+        self._children.fork("repairer", partition, lambda channel, _: run(channel), {LOCK}, work=True)
+        return UNDER_WAY
+
+    def on_repaired(self, partition: TopicPartition, error: str, message: str, result: dict[str, Any]) -> None:
+        """Note what the repairer has reported; it ends now."""
+        outage = self._outages[partition]
+        outage.error, outage.message, outage.result = error, message, result
+
+    def on_repairer_end(self, partition: TopicPartition) -> None:
+        """Let the partition come back, however the repairer has ended."""
+        self._repairs = False
+        self._start_repairer.done(partition)
+        if partition in self._hosted:
+            if not self._outages[partition].error:
+                self._hosted[partition].damaged = []
+                self._workers.send_all(self._hosted[partition].damage_message(partition))
+            self._open(partition)
+        else:
+            self._end(partition)
+
+    def _open(self, partition: TopicPartition) -> None:
+        self._outages[partition].opens = True
+        self._inspection.on_files(partition)
+        self._opening.open_all([partition])
+
+    def on_opened(self, outcomes: list[Outcome]) -> None:
+        """Answer the orders for partitions that an opener has tried to open, and try again what is offline."""
+        for partition, error, reason in outcomes:
+            if partition in self._hosted:
+                self._inspection.look(partition)
+            if not error:
+                self._delays_ms.pop(partition, None)
+            elif error != OutOfResources.__name__:  # which is tried again elsewhere
+                self._want_again(partition)
+            outage = self._outages.get(partition)
+            if outage is not None and outage.opens:
+                if error and not outage.error:
+                    outage.error, outage.message = error, f"repaired, but it does not open: {reason}"
+                self._end(partition)
+
+    def _end(self, partition: TopicPartition) -> None:
+        outage = self._outages.pop(partition)
+        if outage.repairs:
+            logger.info("%s-%d: repaired: %s", *partition, outage.message or outage.result)
+            self._before_answer()
+            self._answer(outage.token, outage.error, outage.message, outage.result)
+
+    def _answer(self, token: int, error: str, message: str, result: dict[str, Any]) -> None:
+        self._coordinator.send(["repaired", token, error, message, result])

@@ -1,0 +1,103 @@
+"""Compares what is derived of a partition with what its files give: derived is what recovery derives.
+
+:func:`compare` reads all batches.  The model of a partition calls it after each operation (``test_derived.py``), and
+every test that closes a log (``conftest.py``) or stops an appliance (``server.py``) in order does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from appliance.broker.sequences import Snapshot
+from appliance.log import FileCache, Log, LogReader
+from appliance.log.index import ANY_INTERVAL
+from appliance.log.recovery import Marker
+from appliance.log.segment_list import headers_from
+from appliance.log.tools import CORRUPT, verify
+from appliance.processes.writer.producers import Producers, load, recovered
+from appliance.records.batch import CONTROL
+from appliance.shared.table import SegmentTable
+
+
+class Opened(NamedTuple):
+    """A partition as its writer has it."""
+
+    log: Log
+    producers: Producers
+    table: SegmentTable
+
+
+def compare(
+    directory: Path,
+    opened: Opened | None = None,
+    *,
+    interval_bytes: int = ANY_INTERVAL,
+    ids_max: int | None = None,
+) -> list[str]:
+    """All that is derived otherwise than recovery derives it, of a partition that is open or was closed in order.
+
+    Nothing is compared where a log was not closed in order: what holds is what recovery will derive.
+
+    Args:
+        interval_bytes: the ``index.interval.bytes`` of all that was appended, if there was only one.
+        ids_max: ``producers.ids_max``; None: not known.
+    """
+    marker = Marker.load(directory)
+    if opened is not None:
+        known = opened.log.derived
+        report = verify(directory, known, interval_bytes)
+        bases, end = known.bases, known.state.end
+    elif marker is not None:
+        report = verify(directory, None, interval_bytes)
+        bases, end = tuple(marker.bases), marker.state.end
+    else:
+        return []
+    if opened is None and any(problem.kind == CORRUPT for problem in report.problems):
+        return []  # somebody has harmed it: that is for its test to see
+    found = [f"{problem.path}:{problem.position}: {problem.kind}: {problem.reason}" for problem in report.problems]
+    if found:  # the rest follows from it
+        return found
+    found += _of_producers(directory, bases, end, opened, ids_max)
+    if opened is not None:
+        found += _in_table(opened)
+    return found
+
+
+def _of_producers(
+    directory: Path, bases: tuple[int, ...], end: int, opened: Opened | None, ids_max: int | None
+) -> Iterator[str]:
+    """What is known of idempotent producers in memory, or, when the partition is closed, in the snapshot."""
+    stored = load(directory)
+    if opened is not None:
+        ours = opened.producers.sequences.snapshot(end)
+        stored_end = -1 if stored is None else stored.end
+        if stored_end < opened.producers.stored_end:  # a newer one may be there, if its name was not made durable
+            yield f"the snapshot of producers ends at {stored_end}, not {opened.producers.stored_end}"
+    elif stored is not None and stored.end == end:
+        ours = stored
+    else:
+        return  # an older one is right, too: what is behind it is in the log
+    if ids_max is None:
+        ids_max = max(len(ours.entries), 1)  # if one was ever forgotten, there are as many as there may be
+    sources: list[Snapshot | None] = []
+    if stored is not None and stored.end >= bases[0]:
+        sources.append(stored)
+    if bases[0] == 0 and not any(info.attributes & CONTROL for info, _, _ in headers_from(directory, bases, end, 0)):
+        sources.append(None)  # no batch is gone, and none is a hole: the log alone says all
+    for source in sources:
+        theirs = recovered(directory, bases, end, source, ids_max)[0].snapshot(end)
+        if ours != theirs:
+            yield f"the producers are {ours}, but {theirs} by {'their snapshot and ' if source else ''}the log"
+
+
+def _in_table(opened: Opened) -> Iterator[str]:
+    """What readers see."""
+    log, seen, counts = opened.log, opened.table.snapshot(), opened.table.counts()
+    high_watermark = log.high_watermark
+    _, records = LogReader(log.path, FileCache(2)).at(log.bases, high_watermark, high_watermark)
+    ours = (*seen, counts.log_end, counts.records)
+    theirs = (tuple(log.bases), log.start, high_watermark, log.end_offset, records)
+    if ours != theirs:
+        yield f"the table has bases, start, high watermark, end and records {ours}, the log {theirs}"

@@ -1,0 +1,145 @@
+"""Every place that unlinks, truncates or renames away a file, or deletes a node in ZooKeeper, with its evidence.
+
+An act that cannot be undone needs more than one reading that may be wrong: a clock, a name, a file or a node that is
+missing, an empty list.  A place that is not listed fails, and so does a row without a place.  A row says what the act
+takes, and what it has to know first.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+import pytest
+
+from .test_tidy import sources, tree
+
+METHODS = {"unlink", "rmtree", "rmdir", "removedirs", "rename", "renameat2", "truncate", "ftruncate"}
+FUNCTIONS = METHODS | {"remove", "delete"}
+"""``remove`` of ``log/files.py``, ``delete`` of ``zookeeper/operations.py``: called without a module's name."""
+
+OWN = "a temporary file of its own, in this call or after one that was interrupted"
+DERIVED = "is derived: rebuilt from the log"
+OURS = "our own node: it has our text, our session, or a name that only we have"
+VERSION = "only in the version that was read and judged"
+ACTS = {
+    # ---- logs
+    ("log/files.py", "remove"): "unlinks for its callers, which are listed",
+    ("log/files.py", "replace"): OWN,
+    ("log/index.py", "Builder.store"): DERIVED,
+    ("log/index_check.py", "IndexCheck._mend"): DERIVED,
+    ("log/log.py", "Log._remove_marker"): "the mark of a clean stop: without it more is checked",
+    ("log/log.py", "Log.unlink_retired"): "segments before the start that retention or a person has moved, after the"
+    " others are durable; ages are judged by the trusted time",
+    ("log/partition_directory.py", "discard"): "a directory that was set aside: its name has the id",
+    ("log/partition_directory.py", "set_aside"): "a log whose removal the catalog has noted, if it has the topic's id",
+    ("log/recovery.py", "RecoveryPoint.__init__"): "a file of the wrong size: without it more is checked",
+    ("log/recovery.py", "_Scanner._truncate"): "a torn write at the end that was never flushed; refused as damage where"
+    " something valid follows, or it was flushed. What followed is copied first",
+    ("log/recovery.py", "_segments"): "segments before the stored start; " + DERIVED + " (indexes)",
+    ("log/recovery.py", "recover"): "what follows a torn write is renamed, and kept",
+    ("log/repair.py", "_Repair._end"): "a person repairs; the bytes are kept under another name",
+    ("log/repair.py", "_Repair._fill"): "a person repairs; the file grows, and the bytes are kept under another name",
+    ("log/repair.py", "_Repair._own"): "a copy takes the place of a file that a backup shares",
+    ("log/repair.py", "_Repair._remove"): DERIVED,
+    ("log/repair.py", "_Repair._set_aside"): "a person has said --cut; the segment is kept under another name",
+    ("log/repair.py", "_Repair._shorten_index"): DERIVED,
+    ("log/repair.py", "_Repair._truncate"): "a person repairs; the bytes are kept under another name",
+    ("log/segment.py", "Segment.create"): "files that this call has made, and nobody has written to",
+    ("log/segment.py", "Segment.restore"): "a write that failed, and was acknowledged to nobody",
+    ("log/segment_list.py", "SegmentList._append_rolling"): "segments that this call has made for a write that failed",
+    # ---- files of the data directory
+    ("catalog.py", "replace_file"): OWN,
+    ("data_directory/backup.py", "_Copy._copy_partition"): "its own copy, which retention was faster than",
+    ("data_directory/backup.py", "_make"): OWN,
+    ("data_directory/backup.py", "back_up"): OWN,
+    ("reserve.py", "_spend"): "holds nothing but room",
+    ("reserve.py", "fill"): OWN,
+    ("security/secret_files.py", "write_secret_file"): OWN,
+    ("processes/supervisor/directory_lock.py", "lock"): "the file holds a process id; the lock on it is held",
+    ("processes/supervisor/listeners.py", "_remove_dead"): "a socket that refuses connections: nobody listens",
+    ("processes/supervisor/listeners.py", "remove_sockets"): "sockets that this process has bound",
+    ("processes/supervisor/state_file.py", "StateFile.replace"): "exchanges two files of its own",
+    # ---- shared memory
+    ("processes/supervisor/opening.py", "Opening.drop"): "the table of a partition: " + DERIVED,
+    ("processes/supervisor/workers.py", "Workers._make_arena"): "the arena of a worker that has ended",
+    ("shared/memory.py", "create"): "the object that this call has made, for lack of room",
+    ("shared/memory.py", "sweep"): "objects of this user's instances whose supervisors have ended: no lock is held",
+    ("shared/memory.py", "unlink_all"): "objects of this instance, whose directory lock is held",
+    # ---- ZooKeeper
+    ("processes/coordinator/member_registration.py", "_delete_own"): OURS,
+    ("zookeeper/claims.py", "_requests"): "an offset that a client deletes, under a claim on its group",
+    ("zookeeper/claims.py", "expire"): "offsets that are old by the trusted time, under a claim; " + VERSION,
+    ("zookeeper/claims.py", "release"): OURS,
+    ("zookeeper/claims.py", "take"): "claims of an earlier session of this broker and instance; " + VERSION,
+    ("zookeeper/claims.py", "withdraw"): OURS,
+    ("zookeeper/cluster_identity.py", "drop_marks"): "marks that are 90 days old by the trusted time; without one a"
+    " topic comes back, which a person can undo",
+    ("zookeeper/deletion.py", "_forget_offsets"): "offsets that have the id of a deleted topic; " + VERSION,
+    ("zookeeper/deletion.py", "_unregister"): "the registration that has the id of a deleted topic; " + VERSION,
+    ("zookeeper/ensemble.py", "Ensemble._seed_new_nodes"): OWN + "; what a node has is renamed, and kept",
+    ("zookeeper/group_registry.py", "GroupRegistry.leave"): OURS,
+    ("zookeeper/group_registry.py", "GroupRegistry.prune"): "empty nodes: ZooKeeper refuses others",
+    ("zookeeper/group_registry.py", "GroupRegistry.release"): OURS + "; " + VERSION,
+    ("zookeeper/node_files.py", "write"): OWN,
+    ("zookeeper/operations.py", "hold_ephemeral"): OURS + "; " + VERSION,
+    ("zookeeper/operations.py", "remove_tree"): "for its callers: tests",
+    ("zookeeper/security_nodes.py", "_changes"): "what a person has deleted; " + VERSION,
+    # ---- Spark, demo, benchmarks
+    ("bench/compiling.py", "_compiled"): OWN,
+    ("cli/demo/pipeline_step.py", "tables_directory"): "tables of an earlier demo, in a directory of ours that only"
+    " demos use",
+    ("cli/demo/sandbox.py", "clear"): "a demo's directory, whose lock nobody holds, or our own",
+    ("spark/pipeline/parquet_compaction.py", "ParquetEvents.swap"): "files whose rows are, durably, in the one that was"
+    " exchanged with them; refused when they are not those that were listed",
+    ("spark/pipeline/parquet_compaction.py", "ParquetEvents.vacuum"): OWN,
+    ("spark/pipeline/parquet_compaction.py", "exchange"): "exchanges two directories",
+    ("spark/pipeline/parquet_store.py", "ParquetStore._store"): "what is committed, and commits before the last ones",
+    ("spark/pipeline/parquet_store.py", "ParquetStore.prepare"): "what is not committed; the source reads it again",
+    ("spark/pipeline/state_directory.py", "PidLock.__enter__"): "the file holds a process id; the lock on it is held",
+    ("spark/pipeline/state_directory.py", "State.begin"): "Spark's scratch: the output itself has the offsets",
+    ("spark/pipeline/table_files.py", "store_text"): OWN,
+    ("spark/spark_session.py", "build_session"): "scratch of an earlier session, while the pipeline's lock is held",
+}  # fmt: skip
+"""(module, function) -> what it takes, and what it knows first."""
+
+
+def acts(node: ast.AST, inside: tuple[str, ...] = ()) -> Iterator[str]:
+    """The functions below a node that call one of these."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        inside = (*inside, node.name)
+    if isinstance(node, ast.Call):
+        called = node.func
+        by_name = isinstance(called, ast.Name) and called.id in FUNCTIONS
+        module = called.value.id if isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name) else ""
+        method = isinstance(called, ast.Attribute) and (
+            called.attr in METHODS or (module, called.attr) == ("os", "remove")
+        )
+        if by_name or method:
+            yield ".".join(inside)
+    for child in ast.iter_child_nodes(node):
+        yield from acts(child, inside)
+
+
+def found() -> set[tuple[str, str]]:
+    return {(module, function) for module, text in sources() for function in acts(tree(text))}
+
+
+def test_every_irreversible_act_is_listed_with_its_evidence() -> None:
+    assert found() - ACTS.keys() == set(), "say what it takes, and what it has to know before"
+    assert ACTS.keys() - found() == set(), "no such act any more"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "path.unlink()",
+        "shutil.rmtree(a)",
+        "remove(path, system)",
+        "os.remove(a)",
+        "system.ftruncate(1, 0)",
+        "delete(a)",
+    ],
+)
+def test_the_search_finds_each_kind_of_act(text: str) -> None:
+    assert list(acts(ast.parse(f"class A:\n def f(self): return {text}"))) == ["A.f"]
