@@ -9,7 +9,7 @@ the file, ``config.network.workers`` in the code.  The settings of topics carry 
 
 One struct for each table is the only source of name, default, bounds, and the text that ``appliance config show``
 prints.  Those of ``[disk]`` and ``[scrub]`` are in ``disk_settings.py``, those of ``[tls]`` and ``[security]`` in
-``security/configuration.py``, all others below.  :class:`Config` has a field for each table.  ``config_keys.py`` parses
+``security/configuration.py``, those of ``[inputs.NAME]`` in ``input_settings.py``, all others below.  :class:`Config` has a field for each table.  ``config_keys.py`` parses
 the values.
 
 Errors: :class:`UnknownKey` offers the nearest key.  :class:`BadValue` names the key, its value and the valid values.
@@ -27,9 +27,11 @@ import msgspec
 from msgspec import Meta, Struct
 
 from .addresses import PLAINTEXT, Listener, parse_listeners, parse_networks
-from .config_keys import GIB, KIB, MIB, Scalar, keys_of, nearest, read_file, split_overrides, text_of
+from .config_keys import GIB, KIB, MIB, Scalar, Value, keys_of, nearest, read_file, split_overrides, text_of
 from .disk_settings import Disk, Scrub
 from .errors import BadValue, InvalidSetting, UnknownKey
+from .input_settings import TABLE as INPUTS
+from .input_settings import InputSettings, flat_inputs, given_of, parse_inputs
 from .kafka_settings import ACCEPTED
 from .security.configuration import Security, Tls, faults_of, is_loopback
 
@@ -387,6 +389,8 @@ class Config(Struct, frozen=True):
     metrics: Metrics = Metrics()
     console: Console = Console()
     log: Log = Log()
+    inputs: dict[str, InputSettings] = {}
+    """By name.  Their keys depend on their type, so they are not in KEYS."""
 
     @property
     def listeners(self) -> list[Listener]:
@@ -413,12 +417,17 @@ class Config(Struct, frozen=True):
         value: Scalar = getattr(getattr(self, key.table), key.attribute)
         return value
 
-    def flat(self) -> dict[str, Scalar]:
-        return {name: self.value(name) for name in KEYS}
+    def flat(self) -> dict[str, Value]:
+        return {name: self.value(name) for name in KEYS} | flat_inputs(self.inputs)
 
 
 TOPIC_KEYS = {key.name: key for key in keys_of("", TopicSettings)}
-KEYS = {key.name: key for field in msgspec.structs.fields(Config) for key in keys_of(field.name, type(field.default))}
+KEYS = {
+    key.name: key
+    for field in msgspec.structs.fields(Config)
+    if field.name != INPUTS
+    for key in keys_of(field.name, type(field.default))
+}
 
 
 def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
@@ -431,8 +440,10 @@ def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
     given = [(name, value, f"{path}: ") for name, value in read_file(path)] if path else []
     given += [(name, value, "") for name, value in split_overrides(overrides)]
     tables: dict[str, dict[str, Scalar]] = {}
-    faults: list[UnknownKey | BadValue] = []
+    inputs, faults = parse_inputs(given_of(*one) for one in given if one[0].startswith(f"{INPUTS}."))
     for name, value, where in given:
+        if name.startswith(f"{INPUTS}."):
+            continue
         key = KEYS.get(name)
         if key is None:
             faults.append(UnknownKey(f"{where}unknown key {name!r}{nearest(name, KEYS)}"))
@@ -444,7 +455,7 @@ def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
     if faults:
         raise type(faults[0])("\n".join(map(str, faults)))
     sections = {table: type(getattr(Config(), table))(**values) for table, values in tables.items()}
-    config = Config(**sections)
+    config = Config(**sections, inputs=inputs)
     _check_together(config)
     return config
 

@@ -11,7 +11,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Struct
@@ -24,6 +24,7 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 PROTOCOLS = ("native", "kafka")
 """The tables whose ``listen`` has listeners; that of another table is one plain address."""
 Scalar = bool | int | str
+Value = Scalar | tuple[str, ...]
 LINE_SHOWN_MAX = 80
 """Characters of a line in a message."""
 
@@ -44,16 +45,18 @@ class Key(NamedTuple):
     least: int | None
     most: int | None
     unit: str
-    default: Scalar
+    default: Any
     about: str
 
-    def parse(self, value: object) -> Scalar:
-        """Parse and check a value from a file or a command line.
+    def parse(self, value: object) -> Any:
+        """Parse and check a value from a file or a command line: a :data:`Value` of its kind.
 
         Raises:
             ValueError: the message says which values are valid.
         """
         parsed: Scalar
+        if self.kind is tuple:
+            return _parse_list(value)
         if self.kind is bool:
             parsed = _parse_bool(value)
         elif self.kind is int:
@@ -85,8 +88,10 @@ def _check_listeners(table: str, text: str, attribute: str) -> None:
         raise ValueError("must be one address for each protocol: clients get only one")
 
 
-def text_of(value: Scalar) -> str:
+def text_of(value: Value) -> str:
     """A value as text that :meth:`Key.parse` takes."""
+    if isinstance(value, tuple):
+        return ",".join(value)
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -96,6 +101,15 @@ def _parse_bool(value: object) -> bool:
     if isinstance(value, str) and value.lower() in ("true", "false"):
         return value.lower() == "true"
     raise ValueError("must be true or false")
+
+
+def _parse_list(value: object) -> tuple[str, ...]:
+    """A list of texts; a command line has them in one text, with commas between."""
+    if isinstance(value, str):
+        return tuple(word.strip() for word in value.split(",") if word.strip())
+    if isinstance(value, list | tuple) and all(isinstance(one, str) for one in value):
+        return tuple(value)
+    raise ValueError('must be a list of texts, such as ["a", "b"]')
 
 
 def _parse_int(value: object, unit: str) -> int:
@@ -130,7 +144,7 @@ def keys_of(table: str, struct: type[Struct]) -> Iterator[Key]:
             name=f"{table}.{field.encode_name}" if table else field.encode_name,
             table=table,
             attribute=field.name,
-            kind=type(choices[0]) if choices else kind,
+            kind=type(choices[0]) if choices else get_origin(kind) or kind,
             choices=choices,
             least=meta.ge,
             most=meta.le,

@@ -8,6 +8,7 @@ import typer
 
 from ..config import KEYS, Config, load
 from ..config_keys import Key
+from ..input_settings import TABLE, TYPE_KEYS, kind_of, values_of
 from . import output
 from .service_commands import ConfigFile, Overrides
 from .target import Json
@@ -28,9 +29,9 @@ def show(config: ConfigFile = None, settings: Overrides = None, as_json: Json = 
     """
     chosen = load(config, settings or [])
     if as_json:
-        output.print_json([_row(key, chosen) for key in KEYS.values()])
+        output.print_json([*(_row(key, chosen) for key in KEYS.values()), *_input_rows(chosen)])
     else:
-        for line in _lines(chosen):
+        for line in (*_lines(chosen), *_input_lines(chosen)):
             for part in line.split("\n"):
                 output.say(part)
 
@@ -58,9 +59,13 @@ def check(config: ConfigFile = None, settings: Overrides = None, as_json: Json =
 
 
 def _row(key: Key, chosen: Config) -> dict[str, object]:
+    return _described(key, key.name, chosen.value(key.name))
+
+
+def _described(key: Key, name: str, value: object) -> dict[str, object]:
     return {
-        "key": key.name,
-        "value": chosen.value(key.name),
+        "key": name,
+        "value": value,
         "default": key.default,
         "unit": key.unit,
         "choices": list(key.choices),
@@ -78,11 +83,39 @@ def _lines(chosen: Config) -> Iterator[str]:
             table = key.table
             yield f"\n[{table}]" if name != next(iter(KEYS)) else f"[{table}]"
         value, inner = chosen.value(name), name.removeprefix(f"{table}.")
-        unit = {"bytes": "bytes: ", "ms": "ms: "}.get(key.unit, "")
-        choices = f" ({', '.join(map(str, key.choices))})" if len(key.choices) > 1 else ""
-        bounds = "" if choices else _bounds(key)
-        default = "" if value == key.default else f"; default {_toml(key.default)}"
-        yield f"{inner} = {_toml(value)}".ljust(TEXT_COLUMN) + f"  # {unit}{key.about}{choices}{bounds}{default}"
+        yield _line(key, inner, value)
+
+
+def _line(key: Key, name: str, value: object) -> str:
+    """One key; a changed value has the default in its comment."""
+    unit = {"bytes": "bytes: ", "ms": "ms: "}.get(key.unit, "")
+    choices = f" ({', '.join(map(str, key.choices))})" if len(key.choices) > 1 else ""
+    bounds = "" if choices else _bounds(key)
+    default = "" if value == key.default else f"; default {_toml(key.default)}"
+    return f"{name} = {_toml(value)}".ljust(TEXT_COLUMN) + f"  # {unit}{key.about}{choices}{bounds}{default}"
+
+
+def _input_lines(chosen: Config) -> Iterator[str]:
+    """The tables of the inputs; then, as comments, each type that none of them has, with its defaults."""
+    for name, settings in chosen.inputs.items():
+        (_, kind), *values = values_of(settings)
+        yield f"\n[{TABLE}.{name}]"
+        yield f"type = {_toml(kind)}"
+        yield from (_line(TYPE_KEYS[str(kind)][key], key, value) for key, value in values)
+    for kind in TYPE_KEYS.keys() - {kind_of(one) for one in chosen.inputs.values()}:
+        yield f"\n# [{TABLE}.NAME]"
+        yield f"# type = {_toml(kind)}"
+        yield from (f"# {_line(key, key.name, key.default)}" for key in TYPE_KEYS[kind].values())
+
+
+def _input_rows(chosen: Config) -> Iterator[dict[str, object]]:
+    for name, settings in chosen.inputs.items():
+        keys = TYPE_KEYS[kind_of(settings)]
+        yield from (
+            _described(keys[inner], f"{TABLE}.{name}.{inner}", value)
+            for inner, value in values_of(settings)
+            if inner in keys
+        )
 
 
 def _bounds(key: Key) -> str:
@@ -96,6 +129,8 @@ def _bounds(key: Key) -> str:
 def _toml(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_toml, value))}]"
     return str(value) if isinstance(value, int) else '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 

@@ -107,9 +107,7 @@ class Identity(NamedTuple):
         return _digest(head) == self.head and _digest(tail) == self.tail
 
     def encode(self) -> bytes:
-        return b" ".join(
-            part.hex().encode() if isinstance(part, bytes) else str(part).encode() for part in self
-        )
+        return b" ".join(part.hex().encode() if isinstance(part, bytes) else str(part).encode() for part in self)
 
     @classmethod
     def decode(cls, row: bytes) -> Identity:
@@ -493,8 +491,8 @@ class FilesInput:
             placed = future.result()
             generation.committed, generation.committed_line = block.stop, block.first_line + block.lines
             self._changed[generation.source] = generation.row(ended=False)._replace(identity=identity.encode())
-            if placed.count:
-                span = (placed.topic, placed.partition, placed.offset, placed.count, *block[1:5])
+            if placed.messages:
+                span = (placed.topic, placed.partition, placed.offset, placed.messages, *block[1:5])
                 self._spans.append(Span(generation.source, *span, self._ledger.minute()))
             done += 1
         del in_flight[:done]
@@ -585,7 +583,8 @@ def _is_rotation_of(path: str, base: str) -> bool:
     """Whether a name is one that rotation gives: ``app.log.1``, ``app.log-20261125``, ``app-20261125.log``."""
     stem, suffix = os.path.splitext(base)
     return path != base and (
-        path.startswith((f"{base}.", f"{base}-")) or (path.startswith((f"{stem}-", f"{stem}.")) and path.endswith(suffix))
+        path.startswith((f"{base}.", f"{base}-"))
+        or (path.startswith((f"{stem}-", f"{stem}.")) and path.endswith(suffix))
     )
 
 

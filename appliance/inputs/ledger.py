@@ -3,7 +3,8 @@
 Each input publishes, per source and minute, a row as a JSON message of the topic ``ledger.topic``, keyed by the
 source's name::
 
-    {"input": "disk", "host": "web-1", "source": "/var/log/syslog", "number": 7, "store": "4f1e...", "minute": 1795219200,
+    {"input": "disk", "host": "web-1", "source": "/var/log/syslog", "number": 7, "store": "4f1e...",
+     "minute": 1795219200,
      "lines": 120, "bytes": 18234, "messages": 120,
      "spans": [[topic, partition, offset, messages, start, stop, first line, lines], ...],
      "refused": {"reason": lines}, "gaps": [{"start": 10, "stop": 200 | null, "unit": "bytes", "reason": "..."}]}
@@ -21,7 +22,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Final
@@ -30,6 +30,7 @@ import msgspec
 
 from ..client import Consumer, Producer
 from ..errors import ApplianceError
+from ..processes.clock import now_ms, wall_s
 from ..wire.requests import LATEST
 from .positions import ORIGIN, Origin, PositionStore, Span, merged
 
@@ -90,7 +91,7 @@ class Ledger:
 
     @staticmethod
     def minute() -> int:
-        return int(time.time()) // 60
+        return int(wall_s()) // 60
 
     # ---- what happens
 
@@ -110,7 +111,7 @@ class Ledger:
 
     def trouble(self, number: int, source: str, reason: str) -> None:
         """What keeps a source waiting: a line in the log each minute, for each reason."""
-        now = time.monotonic()
+        now = now_ms() / 1000
         since, count = self._troubles.get(reason, (now - TROUBLE_S, 0))
         if now - since >= TROUBLE_S:
             again = f" ({count} times more in the last minute)" if count else ""
@@ -161,7 +162,16 @@ class Ledger:
                     bytes=sum(span.stop - span.start for span in spans),
                     messages=sum(span.messages for span in spans),
                     spans=[
-                        (one.topic, one.partition, one.offset, one.messages, one.start, one.stop, one.first_line, one.lines)
+                        (
+                            one.topic,
+                            one.partition,
+                            one.offset,
+                            one.messages,
+                            one.start,
+                            one.stop,
+                            one.first_line,
+                            one.lines,
+                        )
                         for one in spans
                     ],
                 )

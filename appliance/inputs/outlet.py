@@ -30,7 +30,7 @@ class Placed(NamedTuple):
     topic: str
     partition: int
     offset: int
-    count: int
+    messages: int
 
 
 class Outlet:

@@ -113,7 +113,9 @@ class PositionStore:
                     self._db.execute("insert into store values (?, ?)", (uuid.uuid4().hex[:12], FORMAT))
                 self.id, version = self._db.execute("select id, format from store").fetchone()
         except sqlite3.Error as error:
-            raise StorageFault(f"{path}: {error}: positions of an input; move it away to read everything anew") from error
+            raise StorageFault(
+                f"{path}: {error}: positions of an input; move it away to read everything anew"
+            ) from error
         if version != FORMAT:
             raise StorageFault(f"{path}: format {version}, this release knows {FORMAT}: use the release that wrote it")
 
@@ -128,7 +130,10 @@ class PositionStore:
     def sources(self) -> list[Source]:
         """All that have not ended."""
         rows = self._db.execute("select number, name, position, line, identity, ended from source where not ended")
-        return [Source(*row[:5], bool(row[5])) for row in rows]
+        return [
+            Source(number, name, position, line, identity, bool(ended))
+            for number, name, position, line, identity, ended in rows
+        ]
 
     def names(self) -> dict[int, str]:
         """The names of all sources, by number."""
@@ -176,9 +181,7 @@ class PositionStore:
 
     def spans(self, before_minute: int) -> list[Span]:
         """Those that the ledger has not published, of the minutes before this one, in the order of their sources."""
-        rows = self._db.execute(
-            "select * from span where minute < ? order by source, minute, start", (before_minute,)
-        )
+        rows = self._db.execute("select * from span where minute < ? order by source, minute, start", (before_minute,))
         return [Span(*row) for row in rows]
 
     def drop_spans(self, before_minute: int) -> None:

@@ -11,7 +11,9 @@ MESSAGE_BYTES_MAX = 16
 BLOCK_BYTES_MAX = 64
 RECORD_BYTES = 4
 
-_lines = st.lists(st.sampled_from(["", "a", "\r", "x\ry", "ERR one", "  at two", "ö€𝄞ü", "0123456789abcde", "z" * 40, "\0"]))
+_lines = st.lists(
+    st.sampled_from(["", "a", "\r", "x\ry", "ERR one", "  at two", "ö€𝄞ü", "0123456789abcde", "z" * 40, "\0"])
+)
 _breaks = st.sampled_from(["\n", "\r\n"])
 
 
@@ -89,7 +91,10 @@ def test_utf_16_becomes_utf_8_wherever_the_pieces_end(texts: list[str], encoding
     assert whole_lines(blocks) == [text.removesuffix("\r").encode() for text in texts]
 
 
-@given(st.lists(st.text(st.characters(max_codepoint=255, exclude_characters="\n\r"), max_size=20)), st.lists(st.integers(1, 9)))
+@given(
+    st.lists(st.text(st.characters(max_codepoint=255, exclude_characters="\n\r"), max_size=20)),
+    st.lists(st.integers(1, 9)),
+)
 def test_latin_1_becomes_utf_8(texts: list[str], pieces: list[int]) -> None:
     data = "".join(f"{text}\n" for text in texts).encode("latin-1")
     blocks = read(data, pieces, "latin-1")
@@ -113,7 +118,10 @@ def test_events_have_all_lines_and_begin_at_a_start(texts: list[str], line_break
 
 def test_nul_bytes_before_the_first_line_are_skipped_and_counted() -> None:
     blocks = read(b"\0" * 5 + b"a\n", [])
-    assert [(block.skipped, block.values, block.start, block.stop) for block in blocks] == [(5, [], 0, 5), (0, [b"a"], 5, 7)]
+    assert [(block.skipped, block.values, block.start, block.stop) for block in blocks] == [
+        (5, [], 0, 5),
+        (0, [b"a"], 5, 7),
+    ]
 
 
 def test_what_is_held_is_no_part_of_the_position() -> None:

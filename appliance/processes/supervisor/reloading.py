@@ -1,6 +1,6 @@
 """Compares configurations: what a reload changes while the appliance runs, and what waits for a restart.
 
-A reload takes all keys of RELOADED from the new file.  Other keys stay as they were at the start, and are named as
+A reload takes all keys of RELOADED, and the inputs, from the new file.  Other keys stay as they were at the start, and are named as
 long as the file says something else.
 """
 
@@ -13,7 +13,8 @@ from typing import Any, Final
 import msgspec
 
 from ...config import KEYS, Config
-from ...config_keys import Scalar
+from ...config_keys import Scalar, Value
+from ...config_keys import text_of as text_of_value
 from ..child import set_log_level
 
 logger = logging.getLogger(__name__)
@@ -64,12 +65,17 @@ def _merged(started: Config, wanted: Config) -> Config:
         if name.startswith(RELOADED):
             tables.setdefault(key.table, {})[key.attribute] = wanted.value(name)
     changed = {table: msgspec.structs.replace(getattr(started, table), **values) for table, values in tables.items()}
-    return msgspec.structs.replace(started, **changed)
+    return msgspec.structs.replace(started, inputs=wanted.inputs, **changed)
 
 
-def _differences(before: Mapping[str, Scalar], after: Mapping[str, Scalar]) -> list[list[Scalar]]:
-    """[key, value before, value after] of each key that differs."""
-    return [[key, before[key], after[key]] for key in before if before[key] != after[key]]
+def _differences(before: Mapping[str, Value], after: Mapping[str, Value]) -> list[list[Scalar]]:
+    """[key, value before, value after] of each key that differs; "" stands for that of an input that is not there."""
+    shown = [(key, before.get(key, ""), after.get(key, "")) for key in {**before, **after}]
+    return [[key, _shown(old), _shown(new)] for key, old, new in shown if old != new]
+
+
+def _shown(value: Value) -> Scalar:
+    return text_of_value(value) if isinstance(value, tuple) else value
 
 
 def text_of(rows: list[list[Scalar]]) -> str:

@@ -1,0 +1,164 @@
+"""The tables ``[inputs.NAME]`` of the configuration: one struct for each type of input, chosen by the key ``type``.
+
+A struct is described as those of other tables: name, default, bounds and text of each key.  :func:`parse_inputs` makes
+them from what a file says, :func:`fault_of` checks the keys of one against each other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Final, Literal, NamedTuple
+
+from msgspec import Meta, Struct
+
+from .config_keys import KIB, MIB, Key, Value, keys_of, nearest
+from .errors import BadValue, UnknownKey
+from .names import is_topic
+
+TABLE: Final = "inputs"
+INPUTS_MAX: Final = 100
+"""Each is a process."""
+NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,30}")
+TOPIC_FIELDS: Final = {"files": ("file", "directory")}
+"""What a template of ``topic`` may name, by type."""
+
+
+class Files(Struct, frozen=True, tag="files", tag_field="type"):
+    include: Annotated[
+        tuple[str, ...], Meta(description='patterns of paths, such as ["/var/log/*.log"]; ** is any')
+    ] = ()
+    exclude: Annotated[tuple[str, ...], Meta(description="patterns of paths or names of files that are left out")] = ()
+    topic: Annotated[str, Meta(description='topic, such as "disk" or "logs-{file}"; also {directory}')] = ""
+    topics_max: Annotated[int, Meta(ge=1, le=10_000, description="topics that a template may make; others wait")] = 100
+    start: Annotated[
+        Literal["beginning", "end"], Meta(description="where files begin that are there at the first start")
+    ] = "beginning"
+    encoding: Annotated[
+        Literal["utf-8", "utf-16", "latin-1"], Meta(description="of the files; utf-8 keeps every byte as it is")
+    ] = "utf-8"
+    message_bytes_max: Annotated[
+        int, Meta(ge=KIB, le=64 * MIB, description="longer lines become several messages, with a header part")
+    ] = 512 * KIB
+    scan_ms: Annotated[
+        int, Meta(ge=100, le=3_600_000, description="how often all files are looked at, beside what inotify says")
+    ] = 10_000
+    rotate_ms: Annotated[
+        int, Meta(ge=0, le=3_600_000, description="how long a file that was renamed or removed is read on")
+    ] = 5_000
+    files_max: Annotated[int, Meta(ge=1, le=100_000, description="files at a time; others are not read")] = 10_000
+
+
+InputSettings = Files
+"""Of any type; a further type makes it a union."""
+TYPES: Final[Mapping[str, type[InputSettings]]] = {"files": Files}
+TYPE_KEYS: Final = {kind: {key.name: key for key in keys_of("", struct)} for kind, struct in TYPES.items()}
+
+
+class Given(NamedTuple):
+    """A value that a file (``where``) or an option says for the key ``name`` of the input ``table``."""
+
+    table: str
+    name: str
+    value: object
+    where: str
+
+    @property
+    def full_name(self) -> str:
+        return f"{TABLE}.{self.table}.{self.name}" if self.name else f"{TABLE}.{self.table}"
+
+
+def given_of(name: str, value: object, where: str) -> Given:
+    """``name``: the dotted name of a key below ``inputs.``."""
+    table, _, inner = name.removeprefix(f"{TABLE}.").partition(".")
+    return Given(table, inner, value, where)
+
+
+def parse_inputs(given: Iterable[Given]) -> tuple[dict[str, InputSettings], list[UnknownKey | BadValue]]:
+    """The inputs by name, and what is wrong."""
+    tables: dict[str, list[Given]] = {}
+    for one in given:
+        tables.setdefault(one.table, []).append(one)
+    inputs: dict[str, InputSettings] = {}
+    faults: list[UnknownKey | BadValue] = []
+    for table, rows in tables.items():
+        where = rows[0].where
+        kind = next((row.value for row in reversed(rows) if row.name == "type"), None)
+        if not NAME.fullmatch(table):
+            wanted = "must be up to 31 of a-z, 0-9, _ and -, the first one a letter or digit"
+            faults.append(BadValue(f"{where}{TABLE}.{table}: the name of an input {wanted}"))
+        elif not isinstance(kind, str) or kind not in TYPES:
+            told = f"type = {kind!r}" if kind is not None else "type is missing"
+            faults.append(BadValue(f"{where}{TABLE}.{table}.{told}: must be one of {', '.join(TYPES)}"))
+        else:
+            values, wrong = _parse_table(rows, TYPE_KEYS[kind])
+            faults += wrong
+            if not wrong:
+                settings = TYPES[kind](**values)  # type: ignore[arg-type]  # each value was parsed by its key
+                if fault := fault_of(kind, settings):
+                    faults.append(BadValue(f"{where}{TABLE}.{table}.{fault}"))
+                inputs[table] = settings
+    if len(inputs) > INPUTS_MAX:
+        faults.append(BadValue(f"{TABLE}: {len(inputs)} of them: must be at most {INPUTS_MAX}"))
+    return inputs, faults
+
+
+def _parse_table(rows: list[Given], keys: Mapping[str, Key]) -> tuple[dict[str, Value], list[UnknownKey | BadValue]]:
+    values: dict[str, Value] = {}
+    faults: list[UnknownKey | BadValue] = []
+    for row in rows:
+        if row.name == "type":
+            continue
+        key = keys.get(row.name)
+        if key is None:
+            faults.append(UnknownKey(f"{row.where}unknown key {row.full_name!r}{nearest(row.name, keys)}"))
+            continue
+        try:
+            values[key.attribute] = key.parse(row.value)
+        except ValueError as error:
+            faults.append(BadValue(f"{row.where}{row.full_name} = {row.value!r}: {error}"))
+    return values, faults
+
+
+def fault_of(kind: str, settings: InputSettings) -> str:
+    """What is wrong with an input beyond single values, as ``key = value: what is right``; "" if all is well."""
+    if not settings.include:
+        return 'include is missing: must be a list of patterns, such as ["/var/log/*.log"]'
+    for pattern in (*settings.include, *settings.exclude):
+        if not pattern or "\0" in pattern:
+            return f"include = {pattern!r}: must be a pattern of paths"
+    relative = next((pattern for pattern in settings.include if not pattern.startswith("/")), "")
+    if relative:
+        return f"include = {relative!r}: must begin with /"
+    fields = TOPIC_FIELDS[kind]
+    sample = fill_topic(settings.topic, dict.fromkeys(fields, "x"))
+    if not is_topic(sample):
+        named = " and ".join(f"{{{field}}}" for field in fields)
+        return f"topic = {settings.topic!r}: must be the name of a topic, which may contain {named}"
+    return ""
+
+
+def fill_topic(template: str, fields: Mapping[str, str]) -> str:
+    """A template with the fields filled in; characters that no topic may have become ``_``.  Others stay as they are."""
+    return re.sub(
+        r"\{(\w+)\}",
+        lambda found: re.sub(r"[^A-Za-z0-9._-]", "_", fields[found[1]]) if found[1] in fields else found[0],
+        template,
+    )
+
+
+def flat_inputs(inputs: Mapping[str, InputSettings]) -> dict[str, Value]:
+    """Every key of every input by its dotted name, with its value."""
+    return {
+        f"{TABLE}.{name}.{inner}": value for name, settings in inputs.items() for inner, value in values_of(settings)
+    }
+
+
+def values_of(settings: InputSettings) -> list[tuple[str, Value]]:
+    """The keys of an input, ``type`` first, with their values."""
+    kind = kind_of(settings)
+    return [("type", kind), *((key.name, getattr(settings, key.attribute)) for key in TYPE_KEYS[kind].values())]
+
+
+def kind_of(settings: InputSettings) -> str:
+    return next(kind for kind, struct in TYPES.items() if type(settings) is struct)
