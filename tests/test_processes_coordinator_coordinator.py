@@ -27,6 +27,7 @@ from appliance.errors import (
     ZooKeeperAway,
 )
 from appliance.processes.coordinator.native_api import NativeApi
+from appliance.processes.messages import ConnectZooKeeper, WorkerStreamOpened
 from appliance.security.principals import Origin
 from appliance.wire import native
 from appliance.zookeeper import cluster_identity
@@ -191,7 +192,7 @@ def test_a_replaced_worker_is_served_and_the_old_one_costs_nothing(alone: Rig) -
     old = alone.stream
     alone.stream, child_end = socket.socketpair()
     alone.stream.setblocking(False)
-    alone.channel.send(["worker", 0], [child_end.fileno()])
+    alone.channel.send(WorkerStreamOpened(0), [child_end.fileno()])
     child_end.close()
     old.close()
     assert alone.metadata()["topics"] == []
@@ -246,7 +247,7 @@ def test_a_broker_with_an_ensemble_of_its_own_has_a_cluster_id_before_that_is_up
     with Rig(tmp_path, configs.load(overrides=["zookeeper.nodes=1"])) as rig:
         cluster = rig.metadata()["cluster"]
         assert cluster != ""
-        rig.channel.send(["zookeeper", connect])
+        rig.channel.send(ConnectZooKeeper(connect))
         rig.until(lambda: rig.zookeeper.get("state") == "connected")
         rig.admin("create_topic", name="logs")
         assert rig.metadata()["cluster"] == cluster

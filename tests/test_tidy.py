@@ -134,12 +134,6 @@ def test_banned_text(banned: str) -> None:
             assert not found, f"{name}: {found and found[0]!r}: {instead}"
 
 
-def test_no_two_modules_have_one_name() -> None:
-    """A line of a traceback, or of the log, says where it comes from."""
-    names = [name.split("/")[-1] for name, _ in sources() if not name.endswith(("__init__.py", "__main__.py"))]
-    assert sorted(names) == sorted(set(names))
-
-
 def test_functions_fit_on_a_screen() -> None:
     for name, text in sources():
         for node in ast.walk(tree(text)):

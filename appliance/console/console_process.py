@@ -1,4 +1,4 @@
-"""The side process ``console``: creates the application, and serves it until ["stop"] comes or the supervisor is gone.
+"""The side process ``console``: creates the application, and serves it until Stop comes or the supervisor is gone.
 
 The loop beats, reads the supervisor's messages, and sends it what was refused to visitors, for ``status``.  A changed
 configuration needs a restart of the appliance; users and access rules are read as they change.
@@ -17,6 +17,7 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from ..addresses import PLAINTEXT, Listener, address_text, host_names, parse_networks
 from ..config import Config
 from ..processes.clock import now_ms, wall_s
+from ..processes.messages import TO_SIDE_PROCESS, Refusals, Stop
 from ..processes.supervisor.side_processes import SideArguments
 from ..security import security_file
 from ..security.audit_log import Audit
@@ -50,12 +51,12 @@ async def _serve(arguments: SideArguments) -> None:
     app: Any = ProxyHeadersMiddleware(guarded, [str(one) for one in proxies])
 
     def read() -> None:
-        if ["stop"] in [message for message, _ in channel.receive()] or channel.closed:
+        if Stop() in [message for message, _ in channel.receive(TO_SIDE_PROCESS)] or channel.closed:
             console.stopping.set()
             loop.remove_reader(channel.fileno())
 
     def send_refusals() -> None:
-        channel.send(["refusals", audit.take_counts()])
+        channel.send(Refusals(audit.take_counts()))
 
     async def beat() -> None:
         while True:

@@ -26,6 +26,7 @@ from typing import Any, Final, NamedTuple
 from ..addresses import host_names, host_of, is_own_host
 from ..health.findings import Seen, wrong
 from ..processes.clock import now_ms
+from ..processes.messages import TO_SIDE_PROCESS, Stop
 from ..processes.supervisor.side_processes import SideArguments
 from ..status import STATE_FILE, read_state
 from .disk_forecast import SAMPLE_S, DiskForecast
@@ -206,7 +207,7 @@ class MetricsServer(ThreadingHTTPServer):
                 heart.beat()
                 self._on_turn()
                 ready = {key.fileobj for key, _ in selector.select(wait_s)}
-                if ["stop"] in [message for message, _ in channel.receive()]:
+                if Stop() in [message for message, _ in channel.receive(TO_SIDE_PROCESS)]:
                     return
                 if self.socket in ready:
                     self.handle_request()

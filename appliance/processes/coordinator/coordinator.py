@@ -15,14 +15,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
 from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, assert_never
 from uuid import uuid4
-
-import msgspec
 
 from ...catalog import Catalog
 from ...config import Config
@@ -46,6 +43,28 @@ from ...zookeeper.session import SessionState
 from ..child import give_back_memory, set_log_level
 from ..clock import now_ms, wall_ms
 from ..control import Channel
+from ..messages import (
+    TO_COORDINATOR,
+    ConnectZooKeeper,
+    DiskFillingUp,
+    FilesChanged,
+    Judged,
+    Listening,
+    OrderDone,
+    PartitionDropped,
+    PartitionTable,
+    Published,
+    Refusals,
+    Refused,
+    Reload,
+    RepairDone,
+    Shown,
+    Stop,
+    ToCoordinator,
+    ToSupervisor,
+    WorkerStreamOpened,
+    ZooKeeperState,
+)
 from .change_log import ChangeLog
 from .expiry import Expiry
 from .live_brokers import LiveBrokers
@@ -130,7 +149,7 @@ class Coordinator:
         self._bug: BaseException | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._workers: dict[int, WorkerStream] = {}
-        self._clock = TrustedClock(data_dir, lambda report: self._send(["shown", "clock", report]))
+        self._clock = TrustedClock(data_dir, lambda report: self._send(Shown("clock", report)))
         self._audit = Audit(now_ms, lambda: self._loop.call_later(REFUSALS_S, self._send_refusals))
         self._partitions = Partitions(self._send)
         self._registry = RegistrySession(
@@ -187,8 +206,8 @@ class Coordinator:
         self._expiry = Expiry(registry, self._groups.offsets, brokers.coordinates, self._clock)
         self._retention = RetentionEnforcer(
             *(data_dir, topics, partitions, self._clock),
-            on_disk=lambda seen: self._send(["disk", seen]),
-            on_removed=lambda removed: self._send(["shown", "retention", removed]),
+            on_disk=lambda size_and_used: self._send(DiskFillingUp(size_and_used)),
+            on_removed=lambda removed: self._send(Shown("retention", removed)),
         )
         self._change_log = ChangeLog(self._audit)
         self._refusal_log = RefusalLog(self._audit)
@@ -225,13 +244,13 @@ class Coordinator:
 
     # ---- the supervisor
 
-    def _send(self, message: Sequence[Any]) -> None:
+    def _send(self, message: ToSupervisor) -> None:
         self._channel.send(message)
         if self._channel.pending:
             self._loop.add_writer(self._channel.fileno(), self._flush_control)
 
     def _send_refusals(self) -> None:
-        self._send(["refusals", self._audit.take_counts()])
+        self._send(Refusals(self._audit.take_counts()))
 
     def _flush_control(self) -> None:
         self._channel.flush()
@@ -239,44 +258,42 @@ class Coordinator:
             self._loop.remove_writer(self._channel.fileno())
 
     def _on_control(self) -> None:
-        for message, fds in self._channel.receive():
+        for message, fds in self._channel.receive(TO_COORDINATOR):
             self._on_message(message, fds)
         if self._channel.closed:  # the supervisor is gone, and with it all other processes
             self._stopped.set()
 
-    def _on_message(self, message: list[Any], fds: list[int]) -> None:
+    def _on_message(self, message: ToCoordinator, fds: list[int]) -> None:
         match message:
-            case ["table", topic, partition, name]:
-                self._partitions.attach(topic, partition, name)
-            case ["drop", topic, partition]:
-                self._partitions.drop(topic, partition)
-                self._measurements.forget_files(topic, partition)
-            case ["forget", topic, partition]:
-                self._measurements.forget_files(topic, partition)
-            case ["done", token, rows]:
-                self._partitions.done(token, rows)
-            case ["repaired", token, error, message, result]:
-                self._partitions.repaired(token, error, message, result)
-            case ["judged", token, error, message, rows]:
-                self._partitions.judged(token, error, message, rows)
-            case ["worker", index]:
-                self._spawn(self._attach_worker(index, fds.pop(0)))
-            case ["refused", *_]:  # no descriptor left for it: the supervisor sends it again
+            case PartitionTable(partition, name):
+                self._partitions.attach(partition, name)
+            case PartitionDropped(partition):
+                self._partitions.drop(partition)
+                self._measurements.forget_files(*partition)
+            case FilesChanged(partition):
+                self._measurements.forget_files(*partition)
+            case OrderDone():
+                self._partitions.on_order_done(message)
+            case RepairDone():
+                self._partitions.on_repair_done(message)
+            case Judged():
+                self._partitions.on_judged(message)
+            case WorkerStreamOpened(index):
+                self._spawn(self._attach_worker(index, fds[0]))
+            case Refused():  # no descriptor left for it: the supervisor sends it again
                 self._send(message)
-            case ["listeners", listening]:  # comes after the tables: now the missing partitions are known
-                self._brokers.listening = listening
+            case Listening(listeners):  # comes after the tables: now the missing partitions are known
+                self._brokers.listening = listeners
                 self._registry.announce()
                 self._spawn(self._topic_sync.reconcile())
-            case ["zookeeper", connect]:
+            case ConnectZooKeeper(connect):
                 self._registry.connect(connect)
-            case ["reload", given]:
-                self._reload(msgspec.convert(given, Config))
-            case ["stop"]:
+            case Reload(config):
+                self._reload(config)
+            case Stop():
                 self._stopped.set()
             case _:
-                log.warning("unknown message from the supervisor: %.200r", message)
-        for fd in fds:
-            os.close(fd)
+                assert_never(message)
 
     def _reload(self, config: Config) -> None:
         """Take the settings that may change while running: topic defaults, disk limits, advertised addresses."""
@@ -329,7 +346,7 @@ class Coordinator:
     def _on_zookeeper_state(self, connect: str, state: str) -> None:
         """Report the state to the supervisor; CONNECTED only once the cluster id is known, since READY waits for it."""
         if state != SessionState.CONNECTED.value or self._broker.cluster_id:
-            self._send(["zookeeper", {"connect": connect, "state": state}])
+            self._send(ZooKeeperState(connect, state))
         self._publish_soon()
 
     def _on_connected(self) -> None:
@@ -351,7 +368,7 @@ class Coordinator:
             await self._topic_sync.synchronise()
         finally:
             if not known:
-                self._send(["zookeeper", {"connect": self._registry.connect_string, "state": self._registry.state}])
+                self._send(ZooKeeperState(self._registry.connect_string, self._registry.state))
         await self._groups.reconnected()
         await self._expire()
 
@@ -384,7 +401,7 @@ class Coordinator:
             old.close()
         self._workers[index] = stream
         self._publish()
-        self._send(["published"])
+        self._send(Published())
 
     def _on_usage(self, worker: WorkerStream, rows: Sequence[Any]) -> None:
         for stream in self._workers.values():

@@ -31,6 +31,7 @@ from ...addresses import Listener, address_text
 from ...machine_limits import ADVICE, CONNECTIONS_MAX, DESCRIPTORS, descriptors_granted, descriptors_of, limit_of
 from ...security.local_users import is_administrator
 from ...wire.sockets import set_options
+from ..messages import LimitReached
 from .turn import Turn
 
 PEER_CREDENTIALS: Final = struct.Struct("iII")
@@ -45,14 +46,6 @@ ACCEPT_PAUSE_MS: Final = 100
 LACKING_MS: Final = 5_000
 """How long a worker reports a limit of the machine after it had to refuse a connection for it."""
 SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-
-
-class LimitReached(NamedTuple):
-    """A limit: its name (:mod:`appliance.machine_limits`), its value, and how much is in use; None: not known."""
-
-    limit: str
-    value: int | None
-    in_use: int | None
 
 
 class Accepted(NamedTuple):
@@ -157,7 +150,7 @@ class Accepting:
             return []
         if reached == CONNECTIONS_MAX:
             return [LimitReached(reached, self._connections_max, connections)]
-        return [LimitReached(reached, *descriptors_of(os.getpid()) if reached == DESCRIPTORS else (None, None))]
+        return [LimitReached(reached, None, None)]  # the supervisor measures: this process may lack what that takes
 
     def _reached_by(self, connections: int, descriptors: int, reserved: int = 0) -> str:
         """The name of the limit that so many connections have reached, "" when there is room for one more.

@@ -20,6 +20,7 @@ from ...machine_limits import ADVICE, DESCRIPTORS, Measure, descriptors_of
 from ...shared.heartbeats import Heart, Heartbeats
 from ..clock import now_ms, wall_s
 from ..control import Channel
+from ..messages import TO_SUPERVISOR, Forked, FromChild, Message, UnknownMessage
 from .actions import REFUSALS, Action, Actions, surviving
 from .fork import Child, Nursling, fork
 from .liveness import Liveness, state_of
@@ -90,7 +91,7 @@ class Children:
         epoll: select.epoll,
         timeout_ms: int,
         actions: Actions,
-        on_message: Callable[[Child, list[Any]], None],
+        on_message: Callable[[Child, FromChild], None],
         on_end: Callable[[Child, int | None], None],
         on_change: Callable[[], None],
     ) -> None:
@@ -261,7 +262,7 @@ class Children:
 
     # ---- messages and ends
 
-    def send(self, child: Child | None, message: list[Any], fds: tuple[int, ...] = ()) -> None:
+    def send(self, child: Child | None, message: Message, fds: tuple[int, ...] = ()) -> None:
         """Send a control message; without a child, or to one that is gone, nothing is sent.
 
         Raises:
@@ -287,17 +288,25 @@ class Children:
                 self._unsent.discard(child)
                 if not child.channel.closed:
                     self._epoll.modify(child.channel.fileno(), select.EPOLLIN)
-        for message, _ in child.channel.receive(rest=child.has_ended(fd, event)):
-            if message[0] == "forked":
-                if not child.pid:  # the other message is of the process itself, or of the nursery
-                    child.pid = message[1]
-                    self._on_change()
-            else:
-                self._on_message(child, message)
+        try:
+            for message, _ in child.channel.receive(TO_SUPERVISOR, rest=child.has_ended(fd, event)):
+                if isinstance(message, Forked):
+                    self._on_forked(child, message.pid)
+                else:
+                    self._on_message(child, message)
+        except UnknownMessage as bug:  # one process is started again; this one must not end for it
+            logger.error("%s %s (pid %d): %s: killed", child.role, child.key, child.pid, bug)
+            child.kill()
         if child.has_ended(fd, event):
             self._reap(child)
         elif child.channel.closed:
             self._give_up(child)
+
+    def _on_forked(self, child: Child, pid: int) -> None:
+        """Take the pid of a writer, which both the nursery and the writer tell."""
+        if not child.pid:
+            child.pid = pid
+            self._on_change()
 
     def _give_up(self, child: Child) -> None:
         """Kill a child whose channel is closed: it does not take its messages, or has ended."""

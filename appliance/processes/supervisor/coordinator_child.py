@@ -16,6 +16,16 @@ from ...shared.heartbeats import Heart
 from ..child import become_child
 from ..clock import wall_s
 from ..control import Channel
+from ..messages import (
+    ConnectZooKeeper,
+    CoordinatorStreamOpened,
+    Listening,
+    PartitionTable,
+    Reload,
+    Stop,
+    ToCoordinator,
+    WorkerStreamOpened,
+)
 from .actions import Actions
 from .children import Children
 from .fork import Child
@@ -90,12 +100,12 @@ class CoordinatorChild:
         self._child = self._children.fork("coordinator", 0, target)
         for partition, table in self._hosted.tables():
             if partition not in self._hosted.opening:
-                self.send(["table", *partition, table])
+                self.send(PartitionTable(partition, table))
         for index in self._workers:
             self.connect(index)
         self.send_listeners()
         if self.zookeeper["connect"]:
-            self.send(["zookeeper", self.zookeeper["connect"]])
+            self.send(ConnectZooKeeper(self.zookeeper["connect"]))
 
     def connect(self, index: int, delay_ms: int = 0) -> None:
         """Connect it with a worker, now or after a delay."""
@@ -106,35 +116,34 @@ class CoordinatorChild:
             return
         workers_end, coordinators_end = socket.socketpair()
         with workers_end, coordinators_end:
-            self._workers.send(index, ["coordinator"], (workers_end.fileno(),))
-            self.send(["worker", index], (coordinators_end.fileno(),))
+            self._workers.send(index, CoordinatorStreamOpened(), (workers_end.fileno(),))
+            self.send(WorkerStreamOpened(index), (coordinators_end.fileno(),))
 
     def on_end(self, child: Child) -> None:
         self._child = None
         self._children.start_again(child, self._start)
 
-    def on_disk(self, seen: list[int] | None) -> None:
+    def on_disk(self, size_and_used: tuple[int, int] | None) -> None:
         """Note the size and the used bytes of a disk that fills up; None: it has room again."""
         since_s = self.disk[0]["since"] if self.disk else wall_s()
         self.disk = []
-        if seen is not None:
-            value, in_use = seen
+        if size_and_used is not None:
+            value, in_use = size_and_used
             self.disk = [{"limit": DISK_WARN, "process": "", "value": value, "in_use": in_use, "since": since_s}]
 
     # ---- messages
 
-    def send(self, message: list[Any], fds: tuple[int, ...] = ()) -> None:
+    def send(self, message: ToCoordinator, fds: tuple[int, ...] = ()) -> None:
         """Raises OSError: the descriptors could not be sent."""
         self._children.send(self._child, message, fds)
 
     def send_listeners(self) -> None:
         """Send the listeners, after the tables: now it registers this broker and orders missing partitions."""
-        self.send(["listeners", self._listeners])
+        self.send(Listening(self._listeners))
 
-    def reload(self, config: Config, settings: Any) -> None:
-        """``settings``: the configuration as plain values."""
+    def reload(self, config: Config) -> None:
         self._config = config
-        self.send(["reload", settings])
+        self.send(Reload(config))
 
     def stop(self) -> None:
         """Let it end its session with ZooKeeper, and end; workers keep what they would forward."""
@@ -142,14 +151,14 @@ class CoordinatorChild:
         self._give_up_waiting.drop()
         if self._child is not None:
             self._child.stopping = True
-            self.send(["stop"])
+            self.send(Stop())
 
     # ---- ZooKeeper
 
     def use_zookeeper(self, connect: str) -> None:
         """Send the addresses of the local ensemble."""
         self.zookeeper = {"connect": connect, "state": "connecting"}
-        self.send(["zookeeper", connect])
+        self.send(ConnectZooKeeper(connect))
 
     @property
     def awaits_zookeeper(self) -> bool:

@@ -10,7 +10,7 @@ on one process at a time has that end, and the supervisor knows by its closing t
     the writer is     its end is held by            the supervisor knows
     ordered           the message to the nursery    nothing
     being forked      the nursery, then both        nothing
-    forked            both, then the writer         its pid: both tell it as their first message, ["forked", pid], and
+    forked            both, then the writer         its pid: both tell it as their first message, Forked, and
                                                     the nursery before it closes the end.  So a writer that hangs
                                                     from its first instruction on can be killed
     ended             the nursery, then nobody      that it has ended: its own end reports a hang-up
@@ -26,14 +26,8 @@ One case is left: a nursery that dies between a fork and its message, and a writ
 is not killed, and its partition waits until it goes on.
 
 The supervisor starts another writer for a partition only after the hang-up, so no partition ever has two.  A killed
-nursery is started again.  Messages to the nursery::
-
-    ["fork", topic, partition, settings, table name, heart] +fd        heart: the index of the writer's cell
-    ["reap", pid]        its channel has reported a hang-up; it may take a while to end, or be an earlier nursery's
-    ["reload", {...}]    the configuration for later writers
-    ["stop"]             all channels have reported a hang-up: wait for the ends of the processes, and end
-
-When the machine has no process left, the nursery reports that on the writer's channel, in its place (``"lacking"``).
+nursery is started again.  Its last message is Stop, when all channels have reported a hang-up: it waits for the ends of
+the processes, and ends.  When the machine has no process left, it reports that on the writer's channel, in its place.
 """
 
 from __future__ import annotations
@@ -48,18 +42,18 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
-
-import msgspec
+from typing import Final, assert_never
 
 from ...config import Config
 from ...log.recovery import boot_id
 from ...machine_limits import limit_of
+from ...names import TopicPartition
 from ...shared.doorbell import Doorbell
 from ...shared.heartbeats import Heart
 from .. import writer
 from ..child import become_child, set_log_level
 from ..control import Channel, tell
+from ..messages import TO_NURSERY, Forked, ForkWriter, Lacking, Reap, Refused, Reload, Stop
 from .actions import reason_of
 from .fork import EXIT_BUG
 
@@ -88,8 +82,8 @@ class Nursery:
         """``heart_at(index)``: a writer's cell."""
         self._config, self._data_dir, self._doorbells = config, data_dir, doorbells
         self._heart_at, self._control, self._heart = heart_at, control, heart
-        self._partitions: dict[int, Sequence[Any]] = {}
-        """Topic and partition of the writers that have not been reaped, by pid."""
+        self._partitions: dict[int, TopicPartition] = {}
+        """The partitions of the writers that have not been reaped, by pid."""
         self._ending: set[int] = set()
         """Those that have closed their channels."""
         self._wait_ms = heart.beat_ms
@@ -111,43 +105,52 @@ class Nursery:
             if not poll.poll(self._wait_ms):
                 self._reap()
                 continue
-            match self._control.take():  # one at a time: no writer inherits an end of another's channel
-                case ["fork", *order], [fd]:
-                    self._fork(order, fd)
-                case ["reap", pid], _:
+            taken = self._control.take(TO_NURSERY)  # one at a time: no writer inherits an end of another's channel
+            if taken is None:
+                continue
+            message, fds = taken
+            match message:
+                case Refused():  # the kernel has closed the writer's end: the supervisor sees that it has ended, unborn
+                    pass
+                case ForkWriter():
+                    self._fork(message, fds[0])
+                case Reap(pid):  # it may take a while to end, or be an earlier nursery's
                     if pid in self._partitions:
                         self._ending.add(pid)
                         self._wait_ms = REAP_MS
                     self._reap()
-                case ["reload", config], _:
-                    self._config = msgspec.convert(config, Config)
-                    set_log_level(self._config.log.level)
-                case ["stop"], _:
+                case Reload(config):
+                    self._config = config
+                    set_log_level(config.log.level)
+                case Stop():
                     with self._heart.working():
                         self._reap(wait=True)  # so that whoever has stopped the appliance finds none of its processes
                     return
+                case _:
+                    assert_never(message)
 
-    def _fork(self, order: Sequence[Any], fd: int) -> None:
+    def _fork(self, order: ForkWriter, fd: int) -> None:
         """Fork a writer.  The less is done here and the more by the child, the fewer pages are copied twice."""
         pid = _libc.fork()
         if pid == 0:
             self._become_writer(order, fd)
         if pid > 0:
-            self._partitions[pid] = order[:2]
-            tell(fd, ["forked", pid])
+            self._partitions[pid] = order.partition
+            tell(fd, Forked(pid))
         else:
             error = OSError(ctypes.get_errno(), "no process for a writer")
-            tell(fd, ["lacking", reason_of(error), limit_of(error)])
+            tell(fd, Lacking(reason_of(error), limit_of(error)))
         os.close(fd)
 
-    def _become_writer(self, order: Sequence[Any], fd: int) -> None:
+    def _become_writer(self, order: ForkWriter, fd: int) -> None:
         """In the child: be a writer, and exit."""
-        topic, partition, settings, table, heart = order
+        topic, partition = order.partition
         status = EXIT_BUG
         try:
             os.close(self._control.fileno())
             arguments = writer.WriterArguments(
-                self._config, self._data_dir, topic, partition, settings, table, self._doorbells, self._heart_at(heart)
+                *(self._config, self._data_dir, topic, partition, order.settings, order.table),
+                *(self._doorbells, self._heart_at(order.heart)),
             )
             status = writer.run(arguments, Channel(socket.socket(fileno=fd)))
         except BaseException:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from ...config import Config
 from ...names import TopicPartition
 from ...shared.heartbeats import Heart
 from ..control import Channel
+from ..messages import ForkWriter, Reap, Reload, Stop
 from .actions import Actions
 from .children import LOCK, Children
 from .fork import Child
@@ -60,23 +60,22 @@ class NurseryChild:
         Raises:
             OSError: the descriptor could not be sent.
         """
-        self._children.send(self._child, ["fork", *partition, row.settings, row.table, cell], (fd,))
+        self._children.send(self._child, ForkWriter(partition, row.settings, row.table, cell), (fd,))
 
     def reap(self, pid: int) -> None:
         """Let it reap a writer that has ended."""
-        self._children.send(self._child, ["reap", pid])
+        self._children.send(self._child, Reap(pid))
 
-    def reload(self, config: Config, values: Any) -> None:
-        """``values``: the configuration as plain values."""
+    def reload(self, config: Config) -> None:
         self._config = config
-        self._children.send(self._child, ["reload", values])
+        self._children.send(self._child, Reload(config))
 
     def stop(self) -> None:
         """Stop it, and start no other."""
         self._start.drop()
         if self._child is not None and not self._child.stopping:
             self._child.stopping = True
-            self._children.send(self._child, ["stop"])
+            self._children.send(self._child, Stop())
 
     def on_end(self, child: Child) -> None:
         self._child = None

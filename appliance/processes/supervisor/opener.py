@@ -16,12 +16,14 @@ from ...config import Config, TopicSettings
 from ...errors import ApplianceError, OutOfResources, StorageFault, is_lack
 from ...log import Log, check_kept, partition_directory, peek
 from ...machine_limits import limit_of
+from ...names import TopicPartition
 from ...partition_states import OFFLINE, ONLINE
 from ...shared import memory
 from ...shared.table import SEGMENTS_MAX, SegmentTable
 from ..child import become_child
 from ..clock import wall_ms
 from ..control import Channel
+from ..messages import Lacking, Outcome, PartitionsOpened
 
 logger = logging.getLogger(__name__)
 
@@ -41,27 +43,28 @@ class Job(NamedTuple):
 
 
 def run(config: Config, data_dir: Path, jobs: Sequence[Job], control: Channel, supervisor_pid: int) -> int:
-    """Open every partition and report ``["opened", [[topic, partition, error, message] ...]]``.
+    """Open every partition and report what has become of it.
 
-    ``error`` is OutOfResources when a later attempt may succeed, for example after a full disk.
+    The error is OutOfResources when a later attempt may succeed, for example after a full disk.
     """
     become_child("opener", supervisor_pid)
-    rows: list[tuple[str, int, str, str]] = []
+    outcomes: list[Outcome] = []
     for job in jobs:
+        partition = TopicPartition(job.topic, job.partition)
         try:
             open_partition(config, data_dir, job)
-            rows.append((job.topic, job.partition, "", ""))
+            outcomes.append((partition, "", ""))
         except (ApplianceError, OSError) as error:
             kind = OutOfResources if is_lack(error) else StorageFault
             if kind is OutOfResources:
-                control.send(["lacking", str(error), limit_of(error)])
+                control.send(Lacking(str(error), limit_of(error)))
             elif str(error) != job.known_fault:  # the supervisor logs a lack, and tries again
                 logger.error("%s-%d is offline: %s", job.topic, job.partition, error)
-            rows.append((job.topic, job.partition, kind.__name__, str(error)))
-        if len(rows) >= ROWS_PER_MESSAGE:
-            control.send(["opened", rows])
-            rows = []
-    control.send(["opened", rows])
+            outcomes.append((partition, kind.__name__, str(error)))
+        if len(outcomes) >= ROWS_PER_MESSAGE:
+            control.send(PartitionsOpened(outcomes))
+            outcomes = []
+    control.send(PartitionsOpened(outcomes))
     return 0
 
 

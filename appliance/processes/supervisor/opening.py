@@ -17,7 +17,7 @@ import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from ...config import Config
 from ...errors import OutOfResources, StorageFault
@@ -26,6 +26,7 @@ from ...names import TopicPartition
 from ...partition_states import OFFLINE
 from ...shared import memory
 from ...shared.table import TABLE_BYTES, SegmentTable
+from ..messages import Outcome, PartitionDropped, PartitionTable
 from . import opener
 from .actions import REFUSALS, UNDER_WAY, Actions, reason_of
 from .children import LOCK, Children
@@ -40,9 +41,6 @@ logger = logging.getLogger(__name__)
 
 ATTEMPTS_MAX: Final = 3
 """Attempts to open a partition whose openers are killed."""
-
-Outcome = tuple[TopicPartition, str, str]
-"""The result of an order for a partition: name of the error's class, "" after success, and the error's message."""
 
 
 class Opening:
@@ -125,7 +123,7 @@ class Opening:
             self._unplaced -= set(placed)
             for partition in placed:
                 self._hosted[partition].offline = ""
-                self._workers.send_all(["table", *partition, self._hosted[partition].table])
+                self._workers.send_all(PartitionTable(partition, self._hosted[partition].table))
             for partition in self._unplaced:
                 self._show_as_offline(partition)
             if placed:
@@ -136,7 +134,7 @@ class Opening:
         row.offline = "no room for its table in /dev/shm: enlarge it, or delete topics"
         if self._offline_table and not row.table:
             row.table = self._offline_table
-            self._send_all(["table", *partition, row.table])
+            self._send_all(PartitionTable(partition, row.table))
 
     def add(self, partition: TopicPartition, topic_id: str, settings: dict[str, str], new: bool) -> None:
         """Add a partition: give it a table, and let an opener open it, or make it if it is ``new``.
@@ -161,7 +159,7 @@ class Opening:
         """Remove a partition and its table; the next attempt to place other partitions finds the freed room."""
         row = self._hosted.pop(partition, None)
         if row is not None and row.table:
-            self._send_all(["drop", *partition])
+            self._send_all(PartitionDropped(partition))
             if row.table != self._offline_table:
                 memory.unlink(row.table)
         self._inspection.drop(partition)
@@ -170,7 +168,7 @@ class Opening:
         if not self._unplaced:
             self._place_all.drop()
 
-    def _send_all(self, message: list[Any]) -> None:
+    def _send_all(self, message: PartitionTable | PartitionDropped) -> None:
         self._workers.send_all(message)
         self._coordinator.send(message)
 
@@ -182,7 +180,7 @@ class Opening:
         row = self._hosted.get(partition)
         if row is None or not row.table:
             return
-        message = ["table", *partition, row.table]
+        message = PartitionTable(partition, row.table)
         if role == "network":
             self._workers.send(index, message)
         else:
@@ -235,8 +233,8 @@ class Opening:
                 self._lacking.add(partition)
             if partition in self._unshown:
                 self._unshown.discard(partition)
-                self._workers.send_all(["table", *partition, row.table])
-            self._coordinator.send(["table", *partition, row.table])
+                self._workers.send_all(PartitionTable(partition, row.table))
+            self._coordinator.send(PartitionTable(partition, row.table))
             known.append((partition, error, reason))
         if not self._hosted.opening:
             self._report_lacking()

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import Any
 
 from ...errors import OutOfResources, WriterGone
 from ...names import TopicPartition
+from ..messages import NewPartition, OrderDone, Outcome
 from .actions import REFUSALS, reason_of
 from .coordinator_child import CoordinatorChild
 from .hosted import Hosted
-from .opening import Opening, Outcome
+from .opening import Opening
 from .removal import Removals
 from .writers import Writers
 
@@ -27,11 +27,11 @@ class Order:
     def __init__(self, token: int, left: Iterable[TopicPartition]) -> None:
         self.token = token
         self.left = set(left)
-        self.rows: list[list[Any]] = []
+        self.outcomes: list[Outcome] = []
 
     def finish(self, partition: TopicPartition, error: str, message: str) -> None:
         self.left.discard(partition)
-        self.rows.append([*partition, error, message])
+        self.outcomes.append((partition, error, message))
 
 
 class Orders:
@@ -44,7 +44,7 @@ class Orders:
         self._removals, self._coordinator = removals, coordinator
         self._by_token: dict[int, Order] = {}
 
-    def create(self, token: int, rows: list[tuple[TopicPartition, str, dict[str, str], bool]]) -> None:
+    def create(self, token: int, rows: list[NewPartition]) -> None:
         """Open partitions, each with the id and the settings of its topic, and make those that are new."""
         order = self._by_token[token] = Order(token, [partition for partition, *_ in rows])
         for partition, topic_id, settings, new in rows:
@@ -62,10 +62,10 @@ class Orders:
                 order.finish(partition, "", "")
         self._answer_if_done(order)
 
-    def delete(self, token: int, rows: dict[TopicPartition, str]) -> None:
-        """Close partitions and free their names, each if it belongs to the topic with the given id."""
-        order = self._by_token[token] = Order(token, rows)
-        for partition, topic_id in rows.items():
+    def delete(self, token: int, partitions: list[TopicPartition], topic_id: str) -> None:
+        """Close partitions and free their names, each if it belongs to the topic with this id."""
+        order = self._by_token[token] = Order(token, partitions)
+        for partition in partitions:
             if self._id_of(partition) not in ("", topic_id):  # a later topic has the name by now
                 order.finish(partition, "", "")
                 continue
@@ -91,4 +91,4 @@ class Orders:
     def _answer_if_done(self, order: Order) -> None:
         if not order.left:
             del self._by_token[order.token]
-            self._coordinator.send(["done", order.token, order.rows])
+            self._coordinator.send(OrderDone(order.token, order.outcomes))

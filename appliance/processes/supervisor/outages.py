@@ -38,13 +38,14 @@ from typing import Any, Final
 
 from ...errors import InvalidRequest, OutOfResources, StorageFault, UnknownPartition
 from ...names import TopicPartition
+from ..messages import Outcome, RepairDone
 from . import repairer
 from .actions import UNDER_WAY, Actions
 from .children import LOCK, Children
 from .coordinator_child import CoordinatorChild
 from .hosted import Hosted
 from .inspection import Inspection
-from .opening import Opening, Outcome
+from .opening import Opening
 from .workers import Workers
 from .writers import Writers
 
@@ -228,4 +229,4 @@ class Outages:
             self._answer(outage.token, outage.error, outage.message, outage.result)
 
     def _answer(self, token: int, error: str, message: str, result: dict[str, Any]) -> None:
-        self._coordinator.send(["repaired", token, error, message, result])
+        self._coordinator.send(RepairDone(token, error, message, result))

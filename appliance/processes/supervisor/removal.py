@@ -42,11 +42,11 @@ from typing import Final
 from ...errors import WriterGone
 from ...log import partition_directory
 from ...names import TopicPartition
+from ..messages import Outcome
 from . import remover
 from .actions import Actions
 from .children import LOCK, Children
 from .hosted import Hosted
-from .opening import Outcome
 from .writers import Writers
 
 CLEAN_AGAIN_MS: Final = 60_000

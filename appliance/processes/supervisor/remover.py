@@ -16,6 +16,7 @@ from ...log.files import sync_directory
 from ...names import TopicPartition
 from ..child import become_child
 from ..control import Channel
+from ..messages import Outcome, PartitionsRemoved
 
 logger = logging.getLogger(__name__)
 
@@ -25,14 +26,16 @@ ROWS_PER_MESSAGE: Final = 50
 def remove(data_dir: Path, partitions: dict[TopicPartition, str], control: Channel, supervisor_pid: int) -> int:
     """The remover: free the names of partitions whose writers have ended, and report like an opener."""
     become_child("remover", supervisor_pid)
-    rows = [[*partition, *_set_aside(data_dir, partition, topic_id)] for partition, topic_id in partitions.items()]
+    outcomes: list[Outcome] = [
+        (partition, *_set_aside(data_dir, partition, topic_id)) for partition, topic_id in partitions.items()
+    ]
     try:
         sync_directory(data_dir)
     except OSError as error:
         fault = disk_fault(error, data_dir)
-        rows = [[*row[:2], type(fault).__name__, str(fault)] for row in rows]
-    for start in range(0, len(rows), ROWS_PER_MESSAGE):
-        control.send(["removed", rows[start : start + ROWS_PER_MESSAGE]])
+        outcomes = [(partition, type(fault).__name__, str(fault)) for partition, *_ in outcomes]
+    for start in range(0, len(outcomes), ROWS_PER_MESSAGE):
+        control.send(PartitionsRemoved(outcomes[start : start + ROWS_PER_MESSAGE]))
     return 0
 
 

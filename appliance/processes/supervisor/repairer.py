@@ -16,6 +16,7 @@ from ...shared.table import SegmentTable
 from ..child import become_child
 from ..clock import wall_ms
 from ..control import Channel
+from ..messages import LogRepaired
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ class Job(NamedTuple):
 
 
 def run(data_dir: Path, job: Job, control: Channel, supervisor_pid: int) -> int:
-    """Repair the log and report ``["repaired", topic, partition, error, message, result]``."""
+    """Repair the log and report what was done."""
     become_child("repairer", supervisor_pid)
     with memory.attach(job.table_name) as mapped, memoryview(mapped) as view, view.cast("Q") as cells:
         table = SegmentTable(cells)
@@ -42,12 +43,12 @@ def run(data_dir: Path, job: Job, control: Channel, supervisor_pid: int) -> int:
         known_end = max(table.high_watermark, table.log_end_offset)
     path = partition_directory.directory_of(data_dir, *job.partition)
     try:
-        control.send(["repaired", *job.partition, "", "", _repair(path, job, known_end)])
+        control.send(LogRepaired(job.partition, "", "", _repair(path, job, known_end)))
     except ApplianceError as error:
-        control.send(["repaired", *job.partition, type(error).__name__, str(error), {}])
+        control.send(LogRepaired(job.partition, type(error).__name__, str(error), {}))
     except OSError as error:
         fault = disk_fault(error, path)
-        control.send(["repaired", *job.partition, type(fault).__name__, str(fault), {}])
+        control.send(LogRepaired(job.partition, type(fault).__name__, str(fault), {}))
     return 0
 
 

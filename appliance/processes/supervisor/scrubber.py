@@ -19,7 +19,7 @@ import select
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, assert_never
 
 import msgspec
 
@@ -29,6 +29,7 @@ from ...disk_settings import Scrub
 from ...errors import ApplianceError, StorageFault, WriterGone
 from ...log.index_check import IndexCheck, MendedIndex
 from ...log.scrub import scrub
+from ...names import TopicPartition
 from ...shared import memory
 from ...shared.heartbeats import Heart
 from ...shared.table import SegmentTable, TableSnapshot
@@ -36,6 +37,7 @@ from ...status import read_state
 from ..child import become_child
 from ..clock import wall_s
 from ..control import Channel
+from ..messages import TO_SCRUBBER, FilesChanged, Refused, Reload, ScrubSoon, Stop, Suspect
 
 logger = logging.getLogger(__name__)
 
@@ -161,7 +163,7 @@ class Scrubber:
         check = IndexCheck(directory, seen.bases, lambda: self._snapshot(name) is not None, self._pace)
         try:
             for found in scrub(directory, seen.bases, end, start, end, pace, check.on_batch):
-                self._control.send(["suspect", topic, int(partition), found.start, found.stop])
+                self._control.send(Suspect(TopicPartition(topic, int(partition)), found.start, found.stop))
             check.finish()
         except (StorageFault, OSError) as error:
             logger.error("%s cannot be scrubbed: %s", name, error)
@@ -199,14 +201,18 @@ class Scrubber:
     def _wait(self, seconds: float) -> None:
         """Handle messages of the supervisor, waiting for the first one."""
         self._poll.poll(seconds * 1000)
-        for message, _ in self._control.receive():
+        for message, _ in self._control.receive(TO_SCRUBBER):
             match message:
-                case ["reload", values]:
-                    self._settings = msgspec.convert(values["scrub"], Scrub)
-                case ["soon", topic, number]:
-                    self._soon[f"{topic}-{number}"] = None
-                case ["stop"]:
+                case Reload(config):
+                    self._settings = config.scrub
+                case ScrubSoon(partition):
+                    self._soon[f"{partition.topic}-{partition.partition}"] = None
+                case Stop():
                     raise _Stopped
+                case Refused():
+                    raise AssertionError(message)  # nothing for it has a descriptor
+                case _:
+                    assert_never(message)
         if self._control.closed:
             raise _Stopped
 
@@ -216,7 +222,7 @@ class Scrubber:
             logger.warning("%s: an index was wrong, and is made anew from its segment: %s", name, one)
         if mended:
             topic, _, partition = name.rpartition("-")
-            self._control.send(["mended", topic, int(partition)])
+            self._control.send(FilesChanged(TopicPartition(topic, int(partition))))
 
     def _save(self) -> None:
         self._saved_s = self._clock_s()

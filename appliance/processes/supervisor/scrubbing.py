@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from ...config import Config
 from ...names import TopicPartition
 from ...shared.heartbeats import Heart
 from ..control import Channel
+from ..messages import Reload, ScrubSoon, Stop
 from . import scrubber
 from .actions import Actions
 from .children import Children
@@ -50,15 +50,14 @@ class Scrubbing:
 
     def scrub_soon(self, partition: TopicPartition) -> None:
         """Let the scrubber read a partition before all others: some of it is damaged."""
-        self._children.send(self._child, ["soon", *partition])
+        self._children.send(self._child, ScrubSoon(partition))
 
-    def reload(self, config: Config, values: Any) -> None:
-        """``values``: the configuration as plain values."""
+    def reload(self, config: Config) -> None:
         self._config = config
-        self._children.send(self._child, ["reload", values])
+        self._children.send(self._child, Reload(config))
 
     def stop(self) -> None:
         self._start.drop()
         if self._child is not None:
             self._child.stopping = True
-            self._children.send(self._child, ["stop"])
+            self._children.send(self._child, Stop())

@@ -70,7 +70,8 @@ from ...security import security_file
 from ...shared import memory
 from ...zookeeper.login import login_of
 from ..clock import now_ms
-from ..snapshot import messages_at_start
+from ..messages import LogLevel
+from ..snapshot import changes_at_start
 from .actions import REFUSALS, Actions, reason_of, surviving
 from .certificates import Certificates
 from .child_events import ChildEvents
@@ -255,7 +256,7 @@ class Supervisor:
         with surviving("making the first snapshot of workers"):
             security = security_file.load(self._data_dir / security_file.FILE_NAME)
             connect = self._coordinator.zookeeper["connect"]
-            self._workers.snapshot = messages_at_start(self._config, catalog, security, connect)
+            self._workers.snapshot = changes_at_start(self._config, catalog, security, connect)
         self._signals.handle(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 
     def run(self) -> int:
@@ -367,15 +368,14 @@ class Supervisor:
         else:
             self._config = config = self._report.reloads.take(config)
             self._report.disk = config.disk
-            values = msgspec.to_builtins(config)
             self._workers.reload(config)
             self._certificates.reload(config)
             self._opening.reload(config)
-            self._coordinator.reload(config, values)
-            self._writers.reload(config, values)
-            self._sides.reload(config, values)
-            self._scrubbing.reload(config, values)
-            self._workers.send_all(["log_level", config.log.level])
+            self._coordinator.reload(config)
+            self._writers.reload(config)
+            self._sides.reload(config)
+            self._scrubbing.reload(config)
+            self._workers.send_all(LogLevel(config.log.level))
         self._report.write_now()
         self._notifier.send("READY=1")
 

@@ -12,8 +12,9 @@ from ...records.validation import check_records, unpacked_bytes_max
 from ...shared.table import COUNT_DUPLICATES, COUNT_REFUSED, SegmentTable
 from ..answers import FOR_ALL, Answer
 from ..clock import wall_ms
+from ..messages import AppendRow
 from .producers import Producers
-from .worker_link import AppendRequest, ReadyAnswer, Source
+from .worker_link import ReadyAnswer, Source
 
 FUTURE_MS_MAX: Final = 3_600_000
 """A header whose largest timestamp is further in the future is not believed without a look at the records."""
@@ -39,7 +40,7 @@ class Appender:
         """Whether the records of all batches of this turn are checked."""
         self._future_ms = 0
 
-    def check(self, arrived: list[tuple[Source, AppendRequest]]) -> list[ReadyAnswer]:
+    def check(self, arrived: list[tuple[Source, AppendRow]]) -> list[ReadyAnswer]:
         """Check and place all batches that have arrived; return the answers, valid after :meth:`append`."""
         group: list[tuple[memoryview, BatchInfo]] = []
         self._group = group

@@ -25,9 +25,7 @@ import select
 import socket
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
-
-import msgspec
+from typing import Final, NamedTuple, assert_never
 
 from ...config import Config, TopicSettings
 from ...errors import ApplianceError, DiskFull, OutOfResources, StorageFault, Unavailable, is_lack
@@ -42,12 +40,38 @@ from ...shared.table import COUNT_RETIRED, SEGMENTS_MAX, SegmentTable
 from ..child import set_log_level, set_name
 from ..clock import now_ms, now_ns, wall_ms
 from ..control import Channel
+from ..messages import (
+    FROM_WORKER,
+    TO_WRITER,
+    Append,
+    AppendRow,
+    ChangeSettings,
+    ConnectionLost,
+    DeleteBefore,
+    FlushNow,
+    FlushSoon,
+    Forked,
+    Handoff,
+    Idle,
+    Lacking,
+    LogClosed,
+    LogFull,
+    Offline,
+    Recall,
+    Refused,
+    Reload,
+    Retire,
+    Roll,
+    StoreProducers,
+    WorkerChannel,
+    WriterOpened,
+)
 from .appender import Appender
 from .delete_before import delete_before
 from .handed_over import CHECK_MS, HandedOverConnections
 from .producers import Producers
 from .unflushed import Unflushed
-from .worker_link import AppendRequest, Link, ReadyAnswer, Source
+from .worker_link import Link, ReadyAnswer, Source
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +109,7 @@ def run(arguments: WriterArguments, control: Channel) -> int:
     it is not killed when the supervisor dies: it closes its log in order, at the end of the control channel.
     """
     set_name(f"wr {arguments.topic}-{arguments.partition}")
-    control.send(["forked", os.getpid()])
+    control.send(Forked(os.getpid()))
     try:
         writer = Writer(arguments, control)
     except FileNotFoundError:  # its table is gone: the topic has been deleted meanwhile
@@ -153,25 +177,25 @@ class Writer:
         self._epoll.register(self._control.fileno(), select.EPOLLIN)
         self._epoll.register(self._alarm.fd, select.EPOLLIN)
         self._unflushed.open(log, self._producers)
-        self._control.send(["opened"])
+        self._control.send(WriterOpened())
 
     def close(self) -> None:
         """Flush, answer, mark the log clean."""
         self._unflushed.close()
         self._producers.store_all()
         self._log.close(clean=True)
-        self._control.send(["closed"])
+        self._control.send(LogClosed())
 
     def go_offline(self, error: StorageFault) -> None:
         """Set the partition offline and report the reason; the log can still be read."""
         logger.error("%s-%d is offline: %s", self._arguments.topic, self._arguments.partition, error)
         self._table.set_state(OFFLINE)
-        self._control.send(["offline", str(error)])
+        self._control.send(Offline(str(error)))
 
     def wait_for_room(self, error: ApplianceError | OSError) -> None:
         """Report which resource is lacking to open the log; the supervisor starts another writer later."""
         self._table.set_state(DISK_FULL)
-        self._control.send(["lacking", str(error), limit_of(error)])
+        self._control.send(Lacking(str(error), limit_of(error)))
 
     # ---- the loop: wait, take, write, answer
 
@@ -202,7 +226,7 @@ class Writer:
         if self._control.pending:
             self._control.flush()
         self._heart.beat()
-        arrived: list[tuple[Source, AppendRequest]] = []
+        arrived: list[tuple[Source, AppendRow]] = []
         for fd, event in events:
             if fd in handed_over:
                 arrived += handed_over.take(fd, began_ns)
@@ -223,7 +247,7 @@ class Writer:
             self._quiet_since_ms = now
         elif now - self._quiet_since_ms >= self._arguments.config.writer.idle_ms:
             self._quiet_since_ms = now
-            self._control.send(["idle"])
+            self._control.send(Idle())
 
     def _timeout_s(self) -> float:
         beat_ms = self._heart.beat_ms
@@ -234,7 +258,7 @@ class Writer:
             wait_ms = min(wait_ms, RETIRE_MS_MAX)
         return (min(wait_ms, CHECK_MS) if self._handed_over else wait_ms) / 1000
 
-    def _write(self, arrived: list[tuple[Source, AppendRequest]]) -> None:
+    def _write(self, arrived: list[tuple[Source, AppendRow]]) -> None:
         """Check, append and answer the append requests that have arrived."""
         ready = self._appender.check(arrived)
         try:
@@ -273,33 +297,42 @@ class Writer:
         """Report that the disk has no room for the log, and with "" that it has again."""
         self._full = bool(reason)
         self._table.set_state(DISK_FULL if reason else ONLINE)
-        self._control.send(["full", reason])
+        self._control.send(LogFull(reason))
 
     # ---- workers
 
-    def _take(self, fd: int, event: int) -> Iterable[tuple[Source, AppendRequest]]:
+    def _take(self, fd: int, event: int) -> Iterable[tuple[Source, AppendRow]]:
         """Take one message of a worker; return its append requests."""
         link = self._links[fd]
         if event & select.EPOLLOUT:
             with self._unflushed.lock:
                 link.flush()
-        message, fds = link.channel.take()
+        taken = link.channel.take(FROM_WORKER)
+        if taken is None:
+            if link.channel.closed:
+                self._on_worker_gone(fd, link)
+            return ()
+        message, fds = taken
         match message:
-            case None:
-                if link.channel.closed:
-                    self._on_worker_gone(fd, link)
-            case []:
+            case Append(requests):
+                return [(link, row) for row in requests]
+            case FlushSoon():
                 self._unflushed.ask(now=False)
-            case ["flush"]:
+            case FlushNow():
                 self._unflushed.ask(now=True)
-            case ["handoff", *terms] | ["refused", "handoff", *terms]:
-                self._handed_over.accept(link, terms, fds, now_ms())
+            case Handoff():
+                self._handed_over.accept(link, message, fds[0], now_ms())
                 if self._retire_ms is not None:
                     self._handed_over.recall()
-            case ["recall"]:
+            case Recall():
                 self._handed_over.recall(link)
+            case Refused(Handoff(token)):
+                with self._unflushed.lock:
+                    link.send(ConnectionLost(token))
+            case Refused():
+                raise AssertionError(message)  # nothing else from a worker has a descriptor
             case _:
-                return [(link, append) for append in message]
+                assert_never(message)
         return ()
 
     def _on_worker_gone(self, fd: int, link: Link) -> None:
@@ -319,34 +352,36 @@ class Writer:
             return
         except OSError:
             channel.close()
-            self._control.send(["refused", "worker", arena_name])
+            self._control.send(Refused(WorkerChannel(arena_name)))
             return
         self._links[fd] = Link(channel, arena, self._epoll)
 
     # ---- the supervisor
 
     def _on_control(self) -> None:
-        for message, fds in self._control.receive():
+        for message, fds in self._control.receive(TO_WRITER):
             match message:
-                case ["worker", arena_name]:
+                case WorkerChannel(arena_name):
                     self._join(fds[0], arena_name)
-                case ["refused", *_]:  # no descriptor left for it: the supervisor sends it again
+                case Refused():  # no descriptor left for it: the supervisor sends it again
                     self._control.send(message)
-                case ["settings", settings]:
+                case ChangeSettings(_, settings):
                     self._change(self._arguments._replace(settings=settings))
-                case ["reload", config]:
-                    self._change(self._arguments._replace(config=msgspec.convert(config, Config)))
-                case ["delete_before", offset]:
+                case Reload(config):
+                    self._change(self._arguments._replace(config=config))
+                case DeleteBefore(_, offset):
                     self._delete_before(offset)
-                case ["roll"]:
+                case Roll():
                     self._roll()
-                case ["store_producers"]:
+                case StoreProducers():
                     with self._heart.working():
                         self._unflushed.flush_and_wait()
                         self._producers.store_all()
-                case ["retire"]:
+                case Retire():
                     self._retire_ms = now_ms()
                     self._handed_over.recall()
+                case _:
+                    assert_never(message)
 
     def _change(self, arguments: WriterArguments) -> None:
         self._arguments = arguments
