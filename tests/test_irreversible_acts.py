@@ -60,6 +60,7 @@ ACTS = {
     ("processes/supervisor/listeners.py", "_remove_dead"): "a socket that refuses connections: nobody listens",
     ("processes/supervisor/listeners.py", "remove_sockets"): "sockets that this process has bound",
     ("processes/supervisor/state_file.py", "StateFile.replace"): "exchanges two files of its own",
+    ("status.py", "forget_failed_start"): "a note about a start that has failed: one has succeeded since",
     # ---- shared memory
     ("processes/supervisor/opening.py", "Opening.drop"): "the table of a partition: " + DERIVED,
     ("processes/supervisor/workers.py", "Workers._make_arena"): "the arena of a worker that has ended",

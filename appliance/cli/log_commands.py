@@ -70,7 +70,10 @@ def directories(names: list[str] | None, data: Path | None) -> list[Path]:
             if not root.is_dir():
                 raise FileNotFoundError(2, "No such file or directory", str(root))
             if not (root / LOCK_FILE).exists():
-                raise NoDirectory(f"{root}: no appliance has been started here")
+                raise NoDirectory(
+                    f"{root}: no appliance has been started here",
+                    remedy="name the directory of `appliance start --data DIR`",
+                )
             return _partitions(root)
     found: list[Path] = []
     for name in names:

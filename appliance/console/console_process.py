@@ -25,7 +25,7 @@ from ..security.configuration import is_loopback
 from .application import Console
 from .console_sessions import SESSION_S_DEFAULT, Attempts, Sessions
 from .guards import Guard
-from .observer import Look, Observer
+from .observer import Observer, Poller
 from .visitors import Visitors
 from .web_server import serve_until
 
@@ -89,5 +89,5 @@ def make_console(config: Config, data_dir: Path, address: str, audit: Audit) -> 
         login_first=not is_loopback(listener) or (_has_logins(config) and not config.console.anonymous),
         anonymous=config.console.anonymous,
     )
-    observer = Observer(Look(data_dir, config.broker.id, clock, wall_s), time.thread_time)
+    observer = Observer(Poller(data_dir, config.broker.id, clock, wall_s), time.thread_time)
     return Console(data_dir, observer, visitors, clock, f"appliance_console_{address.rpartition(':')[2]}")

@@ -42,6 +42,7 @@ a descriptor travels with it.
     LogFull              R → S            the disk has no room for the log; "": it has again
 
     ForkWriter +fd       S → N            fork a writer; the descriptor is its end of the channel to S
+    WriterEnded          N → S            it was killed, or ended by a bug: its exit status
     Reap                 S → N            this writer's channel has reported a hang-up: it has ended, or is about to
     PartitionsOpened     opener → S       what has become of partitions
     PartitionsRemoved    remover → S      likewise
@@ -64,7 +65,7 @@ a descriptor travels with it.
     RepairDone           S → C            what has become of it
     Published            C → S            a worker has its first snapshot
     Shown                C → S            a part of ``status``
-    DiskFillingUp        C → S            size and used bytes: less than ``disk.free_bytes_warn`` is free; nil: no more
+    CannotStart          C → S            why, and what to do; the process ends
     ZooKeeperState       C → S            the session
     WorkerStreamOpened +fd  S → C            the stream to a worker
     Listening            S → C            the addresses of the listeners; after the tables, so all partitions are known
@@ -271,6 +272,11 @@ class ForkWriter(Message):
     """The index of the cell in which the writer beats."""
 
 
+class WriterEnded(Message):
+    partition: TopicPartition
+    status: int
+
+
 class Reap(Message):
     pid: int
 
@@ -405,8 +411,9 @@ class Shown(Message):
     value: dict[str, Any] | None
 
 
-class DiskFillingUp(Message):
-    size_and_used: tuple[int, int] | None
+class CannotStart(Message):
+    reason: str
+    todo: str
 
 
 class ZooKeeperState(Message):
@@ -539,19 +546,20 @@ ToInspector = Inspect | PartitionDropped | LeaveAlone | LookAt | Stop
 ToSideProcess = Reload | Stop
 
 FromServer = (
-    WriterNeeded
-    | WorkerStats
-    | LimitsReached
-    | Refusals
-    | Suspect
-    | Published
-    | Shown
-    | DiskFillingUp
-    | (ZooKeeperState)
+    WriterNeeded | WorkerStats | LimitsReached | Refusals | Suspect | Published | Shown | CannotStart | (ZooKeeperState)
 )
 """Messages of workers, the coordinator and side processes about themselves."""
 FromLog = (
-    WriterOpened | Idle | LogClosed | Offline | Lacking | LogFull | PartitionsOpened | PartitionsRemoved | LogRepaired
+    WriterOpened
+    | WriterEnded
+    | Idle
+    | LogClosed
+    | Offline
+    | Lacking
+    | LogFull
+    | PartitionsOpened
+    | PartitionsRemoved
+    | LogRepaired
 )
 """Messages of processes that have logs open: writers, openers, removers, repairers."""
 FromInspector = Damaged | FilesGone | FilesBack | FilesChanged | Strays | Judged

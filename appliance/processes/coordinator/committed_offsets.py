@@ -46,6 +46,8 @@ class CommittedOffsets:
         self.count = OffsetCount(offsets_max)
         self.claims = GroupClaims(registry, claimant, self.count, spawn, coordinates, new_epoch)
         self._registry, self._spawn, self._clock_ms = registry, spawn, clock_ms
+        self._topics: dict[str, set[str]] = {}
+        """By group, the topics of its offsets at the last check of all groups."""
 
     # ---- requests of both listeners
 
@@ -143,7 +145,14 @@ class CommittedOffsets:
 
     def counted(self, sizes: Mapping[str, Mapping[TopicPartition, int]]) -> None:
         """Take the result of a check of all groups: the sizes of their offsets."""
+        self._topics = {group: {part.topic for part in offsets} for group, offsets in sizes.items() if offsets}
         self.count.replace(sizes, self.claims.held())
+
+    def topics(self) -> dict[str, set[str]]:
+        """The groups that have committed offsets, with their topics, as far as this broker knows."""
+        held = {group: {part.topic for part in claim.sizes} for group, claim in self.claims.held()}
+        known = {group: topics for group, topics in self._topics.items() if group in self.count}
+        return {group: topics for group, topics in (known | held).items() if topics}
 
     # ---- writing
 

@@ -23,7 +23,7 @@ from uuid import uuid4
 
 from ...catalog import Catalog
 from ...config import Config
-from ...errors import ApplianceError, ProtocolFault
+from ...errors import ApplianceError, ProtocolFault, Unavailable
 from ...groups.group_coordinator import GroupCoordinator
 from ...groups.messages import Limits as GroupLimits
 from ...kafka_apis.handlers import KafkaApis
@@ -38,15 +38,15 @@ from ...shared.heartbeats import Heart, alone
 from ...wire.bounds import Limits
 from ...wire.kafka import forwarded
 from ...wire.kafka.call import Call
+from ...zookeeper.cluster_identity import stored_cluster_id
 from ...zookeeper.login import login_of
 from ...zookeeper.session import SessionState
 from ..child import give_back_memory, set_log_level
-from ..clock import now_ms, wall_ms
+from ..clock import now_ms, wall_ms, wall_s
 from ..control import Channel
 from ..messages import (
     TO_COORDINATOR,
     ConnectZooKeeper,
-    DiskFillingUp,
     FilesChanged,
     Judged,
     Listening,
@@ -66,7 +66,9 @@ from ..messages import (
     ZooKeeperState,
 )
 from .change_log import ChangeLog
+from .cluster_watch import ClusterWatch
 from .expiry import Expiry
+from .known_groups import KnownGroups
 from .live_brokers import LiveBrokers
 from .measuring import Measurements
 from .native_api import NativeApi
@@ -162,7 +164,10 @@ class Coordinator:
             on_brokers=self._on_brokers,
             on_topic=lambda name, info: self._topic_sync.on_topic(name, info),
             on_security=lambda: self._security.on_changed(),
+            on_registered=lambda: self._spawn(self._connected()),
+            clock_s=wall_s,
         )
+        self._known_groups = KnownGroups(data_dir, wall_s)
         self._security = SecurityRegistry(data_dir, self._registry, self._spawn)
         self._security.on_change = self._on_security
         security = config.security
@@ -170,6 +175,10 @@ class Coordinator:
         self._authorizer.take(self._security.state.acls)
         self._brokers = LiveBrokers(config, self._registry, lambda: self._security.state.secret)
         self._catalog = Catalog.load(data_dir)
+        self._cluster_watch = ClusterWatch(
+            *(config.broker.id, self._catalog, self._registry, self._known_groups, wall_s),
+            send=lambda facts: self._send(Shown("cluster", facts)),
+        )
         self._publishing = False
         self._compose_topics(config)
         self._compose_apis(config, data_dir)
@@ -177,7 +186,7 @@ class Coordinator:
     def _compose_topics(self, config: Config) -> None:
         broker_id, partitions, registry = config.broker.id, self._partitions, self._registry
         steps = TopicSteps(broker_id, self._catalog, partitions, registry, config.topics.defaults)
-        steps.on_change = self._publish_soon
+        steps.on_change = self._on_topics
         self._topic_sync = TopicSync(broker_id, steps, partitions, registry, self._spawn, self._clock.judging_ms)
         self._topics = Topics(config, steps, partitions, registry, self._topic_sync.synchronise_one)
 
@@ -202,11 +211,11 @@ class Coordinator:
             self._kafka_groups,
             self._authorizer,
             self._clock,
+            self._known_groups,
         )
         self._expiry = Expiry(registry, self._groups.offsets, brokers.coordinates, self._clock)
         self._retention = RetentionEnforcer(
             *(data_dir, topics, partitions, self._clock),
-            on_disk=lambda size_and_used: self._send(DiskFillingUp(size_and_used)),
             on_removed=lambda removed: self._send(Shown("retention", removed)),
         )
         self._change_log = ChangeLog(self._audit)
@@ -238,6 +247,8 @@ class Coordinator:
                 self._clock.save()
             self._kafka_groups.close()
             self._kafka.close()
+            self._cluster_watch.close()
+            self._known_groups.note(self._broker.cluster_id, self._groups.offsets.topics())
             self._registry.close()
         if self._bug is not None:
             raise self._bug
@@ -340,6 +351,8 @@ class Coordinator:
     async def _expire(self) -> None:
         await self._look_at_clock()
         await self._expiry.run(self._config.offsets.retention_ms, int(self._loop.time() * 1000))
+        self._known_groups.note(self._broker.cluster_id, self._groups.offsets.topics())
+        self._cluster_watch.look_soon()
 
     # ---- ZooKeeper
 
@@ -351,11 +364,17 @@ class Coordinator:
 
     def _on_connected(self) -> None:
         self._groups.offsets.claims.new_session()  # before any answer: another broker may have our groups now
+        self._known_groups.begin()
         self._spawn(self._connected())
 
     def _on_brokers(self) -> None:
+        self._cluster_watch.look_soon()
         self._publish_soon()
         self._spawn(self._groups.offsets.claims.review())
+
+    def _on_topics(self) -> None:
+        self._cluster_watch.look_soon()
+        self._publish_soon()
 
     def _on_security(self) -> None:
         self._authorizer.take(self._security.state.acls)
@@ -365,6 +384,7 @@ class Coordinator:
         known = self._broker.cluster_id
         try:
             await self._security.synchronise()
+            self._known_groups.compare(await self._registry.ask(stored_cluster_id()))
             await self._topic_sync.synchronise()
         finally:
             if not known:
@@ -383,7 +403,9 @@ class Coordinator:
         if task.cancelled():
             return
         error = task.exception()
-        if isinstance(error, ApplianceError):
+        if isinstance(error, Unavailable):  # it is tried again
+            log.info("%s", error)
+        elif isinstance(error, ApplianceError):
             log.error("%s", error)
         elif error is not None:
             self._bug = self._bug or error

@@ -20,6 +20,7 @@ from ...errors import ApplianceError, InvalidRequest, NotPermitted, RequestTimed
 from ...groups.group_coordinator import GroupCoordinator
 from ...groups.group_state import State
 from ...groups.store import Commit, RegisteredGroup
+from ...health import host
 from ...names import TopicPartition
 from ...partition_states import damage_rows
 from ...retention import lost_bytes
@@ -52,6 +53,7 @@ from ...wire.native_admin import (
 from ...wire.requests import ADMIN_API
 from ...wire.sockets import LOCAL_SOCKET
 from ...zookeeper import login
+from .known_groups import KnownGroups
 from .measuring import Measured, Measurements
 from .native_rights import check_rights
 from .partitions import Partitions
@@ -87,8 +89,9 @@ class NativeApi:
         kafka_groups: GroupCoordinator,
         authorizer: Authorizer,
         clock: TrustedClock,
+        known_groups: KnownGroups,
     ) -> None:
-        self._broker, self._clock = broker, clock
+        self._broker, self._clock, self._known_groups = broker, clock, known_groups
         self._topics = topics
         self._partitions = partitions
         self._measurements = measurements
@@ -108,6 +111,7 @@ class NativeApi:
             "init_producer": self._init_producer,
             "status": self._status,
             "groups": self._list_groups,
+            "group_names": self._group_names,
             "group": self._group,
             "offsets": self._offsets,
             "commit": self._commit,
@@ -211,7 +215,7 @@ class NativeApi:
         return {"producer_id": new_producer_id(), "epoch": 0}
 
     async def _status(self, wanted: Nothing, access: Access) -> dict[str, Any]:
-        return await asyncio.to_thread(status.collect, Path(self._broker.data_dir))
+        return await asyncio.to_thread(_status_of, Path(self._broker.data_dir))
 
     async def _accept_clock(self, wanted: Nothing, access: Access) -> dict[str, int]:
         if not self._clock.begun:
@@ -256,6 +260,11 @@ class NativeApi:
             for name, group in groups.items()
             if every or access.may(Operation.DESCRIBE, ResourceType.GROUP, name)
         ]
+
+    async def _group_names(self, wanted: Nothing, access: Access) -> list[str]:
+        every = access.may(Operation.DESCRIBE, ResourceType.CLUSTER)
+        names = await self._groups.names()
+        return [name for name in names if every or access.may(Operation.DESCRIBE, ResourceType.GROUP, name)]
 
     async def _group(self, wanted: OneGroup, access: Access) -> dict[str, Any]:
         registered = await self._groups.group(wanted.group)
@@ -333,7 +342,12 @@ class NativeApi:
         if await self._groups.carried_out_elsewhere(wanted.group, "delete_offsets", arguments, wanted.forwarded):
             return
         if wanted.partitions is None:
-            await self._delete_group(wanted.group)
+            was_lost = self._known_groups.forget(wanted.group)
+            try:
+                await self._delete_group(wanted.group)
+            except UnknownGroup:
+                if not was_lost:
+                    raise
         else:
             dropped = [TopicPartition(*key) for key in wanted.partitions]
             await self._groups.commit(wanted.group, dict.fromkeys(dropped))
@@ -378,6 +392,12 @@ class NativeApi:
         """Raises InvalidRequest: nothing would enforce the rules."""
         if not self._broker.authorizes:
             raise InvalidRequest(NO_AUTHORIZER)
+
+
+def _status_of(data_dir: Path) -> dict[str, Any]:
+    """The status with what the machine says, so that whoever asks from another host judges by the same."""
+    found = status.collect(data_dir)
+    return found | {"host": host.look(data_dir, found).as_json()}
 
 
 def _brief(topic: Topic) -> dict[str, Any]:

@@ -82,17 +82,16 @@ class ChildEvents:
                 self._inspection.suspect(partition, start, stop)
                 return
             case messages.Published():
-                self._coordinator.published = True
+                self._coordinator.on_published()
                 self._workers.snapshot = ()
-                return
             case messages.WorkerStats():
                 self._workers.on_stats(child.key, message)
             case messages.LimitsReached(limits):
                 self._workers.on_limits(child.key, limits)
             case messages.Shown(key, value):
                 self._coordinator.shown[key] = value
-            case messages.DiskFillingUp(size_and_used):
-                self._coordinator.on_disk(size_and_used)
+            case messages.CannotStart(reason, todo):
+                self._coordinator.on_fault(reason, todo)
             case messages.ZooKeeperState(connect, state):
                 self._coordinator.zookeeper = {"connect": connect, "state": state}
             case _:
@@ -102,6 +101,9 @@ class ChildEvents:
     def _on_log(self, child: Child, message: messages.FromLog) -> None:
         """Handle a message of a process that has logs open."""
         match message:
+            case messages.WriterEnded(partition, status):
+                self._writers.on_status(partition, status)
+                return
             case messages.Idle():
                 self._writers.retire(child)
                 return

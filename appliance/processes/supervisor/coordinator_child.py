@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...config import Config
-from ...machine_limits import DISK_WARN
+from ...errors import StorageFault
 from ...shared import memory
 from ...shared.counters import PAGE_BYTES
 from ...shared.heartbeats import Heart
 from ..child import become_child
-from ..clock import wall_s
 from ..control import Channel
 from ..messages import (
+    CannotStart,
     ConnectZooKeeper,
     CoordinatorStreamOpened,
     Listening,
@@ -61,10 +61,10 @@ class CoordinatorChild:
         self.zookeeper = {"connect": "", "state": "off"}
         if config.zookeeper.connect or config.zookeeper.nodes:
             self.zookeeper = {"connect": config.zookeeper.connect, "state": "connecting"}
-        self.disk: list[dict[str, Any]] = []
-        """The row of a disk that fills up, for status."""
-        self.shown: dict[str, Any] = {"clock": None, "retention": {}}
+        self.shown: dict[str, Any] = {"clock": None, "retention": {}, "cluster": {}}
         """What it has sent for status, by its key there."""
+        self._fault: tuple[str, str] | None = None
+        """Why it could not start, and what to do."""
         self.published = False
         """Whether a coordinator has sent the workers what they answer metadata from."""
         self._start = actions.define("start the coordinator", lambda _: self._fork())
@@ -94,7 +94,12 @@ class CoordinatorChild:
             with heart.working():
                 from .. import coordinator  # asyncio, kazoo and codecs of forwarded requests: 25 MB, needed only here
 
-            coordinator.run(self._config, self._data_dir, self._instance, channel, heart, self.page)
+            try:
+                coordinator.run(self._config, self._data_dir, self._instance, channel, heart, self.page)
+            except StorageFault as error:
+                logger.error("the coordinator cannot start: %s", error)
+                channel.send(CannotStart(str(error), error.remedy))
+                return error.exit_status
             return 0
 
         self._child = self._children.fork("coordinator", 0, target)
@@ -106,6 +111,21 @@ class CoordinatorChild:
         self.send_listeners()
         if self.zookeeper["connect"]:
             self.send(ConnectZooKeeper(self.zookeeper["connect"]))
+
+    def on_fault(self, reason: str, todo: str) -> None:
+        """Note why it cannot start; it is tried again and again, until somebody has mended that."""
+        self._fault = (reason, todo)
+
+    def on_published(self) -> None:
+        """A worker has its first snapshot: it works."""
+        self.published, self._fault = True, None
+
+    def faults(self) -> list[dict[str, str]]:
+        """For status: why it cannot start."""
+        if self._fault is None:
+            return []
+        reason, todo = self._fault
+        return [{"role": "coordinator", "reason": reason, "todo": todo}]
 
     def connect(self, index: int, delay_ms: int = 0) -> None:
         """Connect it with a worker, now or after a delay."""
@@ -122,14 +142,6 @@ class CoordinatorChild:
     def on_end(self, child: Child) -> None:
         self._child = None
         self._children.start_again(child, self._start)
-
-    def on_disk(self, size_and_used: tuple[int, int] | None) -> None:
-        """Note the size and the used bytes of a disk that fills up; None: it has room again."""
-        since_s = self.disk[0]["since"] if self.disk else wall_s()
-        self.disk = []
-        if size_and_used is not None:
-            value, in_use = size_and_used
-            self.disk = [{"limit": DISK_WARN, "process": "", "value": value, "in_use": in_use, "since": since_s}]
 
     # ---- messages
 

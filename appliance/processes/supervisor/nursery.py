@@ -28,6 +28,7 @@ is not killed, and its partition waits until it goes on.
 The supervisor starts another writer for a partition only after the hang-up, so no partition ever has two.  A killed
 nursery is started again.  Its last message is Stop, when all channels have reported a hang-up: it waits for the ends of
 the processes, and ends.  When the machine has no process left, it reports that on the writer's channel, in its place.
+It tells the supervisor of a writer that was killed, or ended by a bug.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ from ...shared.heartbeats import Heart
 from .. import writer
 from ..child import become_child, set_log_level
 from ..control import Channel, tell
-from ..messages import TO_NURSERY, Forked, ForkWriter, Lacking, Reap, Refused, Reload, Stop
+from ..messages import TO_NURSERY, Forked, ForkWriter, Lacking, Reap, Refused, Reload, Stop, WriterEnded
 from .actions import reason_of
 from .fork import EXIT_BUG
 
@@ -179,3 +180,4 @@ class Nursery:
         exit_status = os.waitstatus_to_exitcode(status)
         if exit_status < 0 or exit_status == EXIT_BUG:
             logger.warning("writer %s-%d (pid %d) ended with status %d", topic, partition, pid, exit_status)
+            self._control.send(WriterEnded(TopicPartition(topic, partition), exit_status))

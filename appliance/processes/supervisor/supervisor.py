@@ -62,12 +62,13 @@ import msgspec
 from ...addresses import Listener
 from ...catalog import Catalog
 from ...config import Config
-from ...data_directory import take_format
+from ...data_directory import check_small_files, foreign_partitions, take_format
 from ...errors import BadValue, ConfigFault, OutOfResources, StorageFault
 from ...machine_limits import ADVICE, DESCRIPTORS, connections_granted, descriptors_granted, limit_of
 from ...names import TopicPartition
 from ...security import security_file
 from ...shared import memory
+from ...status import forget_failed_start
 from ...zookeeper.login import login_of
 from ..clock import now_ms
 from ..messages import LogLevel
@@ -120,7 +121,7 @@ def run(
         ConfigFault: an address, the ensemble or the machine cannot be used, or a newer release has changed the data
             directory; the message has what to change.
         OutOfResources: the machine lacks a resource for the start; the message has how to get more.
-        StorageFault: the catalog cannot be read.
+        StorageFault: a file at the top of the directory is damaged, is gone, or belongs to somebody else.
     """
     if platform.machine() not in ("x86_64", "AMD64"):
         raise BadValue(f"{platform.machine()}: shared tables rely on the store order of x86-64: run it on one")
@@ -128,7 +129,9 @@ def run(
         take_directory(data_dir)
         lock_fd = lock(data_dir)
         sign(lock_fd)
+        forget_failed_start(data_dir)
         take_format(data_dir)
+        check_small_files(data_dir, config)
         supervisor = Supervisor(config, data_dir, lock_fd, reload, side_roles or {})
     try:
         with _starting():
@@ -249,6 +252,7 @@ class Supervisor:
         self._report.listeners = texts(self._listeners, self._data_dir) | self._sides.listeners
         self._report.insecure = insecure(self._listeners, self._config) + self._sides.insecure
         catalog = Catalog.load(self._data_dir)
+        self._report.watch_foreign(foreign_partitions(self._data_dir, catalog, self._config.broker.id))
         for name, partition in catalog.hosted(self._config.broker.id):
             topic = catalog.topics[name]
             self._hosted[TopicPartition(name, partition)] = HostedPartition(topic.id, dict(topic.settings))

@@ -261,6 +261,10 @@ class Writers:
         elif partition in self._needed:
             self.want(partition)
 
+    def on_status(self, partition: TopicPartition, status: int) -> None:
+        """Note how a writer has ended, as the nursery says."""
+        self._children.restarts.note_status("writer", partition, status)
+
     def on_nursery_end(self, child: Child) -> None:
         self._nursery.on_end(child)
 

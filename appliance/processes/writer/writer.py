@@ -30,7 +30,8 @@ from typing import Final, NamedTuple, assert_never
 from ...config import Config, TopicSettings
 from ...errors import ApplianceError, DiskFull, OutOfResources, StorageFault, Unavailable, is_lack
 from ...log import Log
-from ...machine_limits import limit_of
+from ...log.files import has_room
+from ...machine_limits import DISK, limit_of
 from ...names import TopicPartition
 from ...partition_states import DISK_FULL, OFFLINE, ONLINE
 from ...shared import memory
@@ -77,6 +78,10 @@ logger = logging.getLogger(__name__)
 
 NAMED_MS: Final = 100
 """How long the writer answers acks=1 before it looks again whether its file still has its name."""
+ROOM_CHECK_MS: Final = 1_000
+"""How often a writer looks whether a full disk has room again, if nobody produces."""
+ROOM_BYTES: Final = 1 << 16
+"""The room that it looks for at least."""
 RETIRE_MS_MAX: Final = 2_000
 """How long a writer that retires waits for the workers to close their channels."""
 
@@ -153,6 +158,7 @@ class Writer:
         )
         self._named_ms = 0  # when it has last seen that its file has its name
         self._full = False  # whether the disk has no room, as the table shows and the supervisor knows
+        self._lacking_bytes = self._room_checked_ms = 0  # while it is full: what was refused last; the last look
         self._retire_ms: int | None = None  # when it was asked to
         self._now_ms = self._quiet_since_ms = now_ms()  # _now_ms: of the end of the last turn
 
@@ -184,6 +190,7 @@ class Writer:
         self._unflushed.close()
         self._producers.store_all()
         self._log.close(clean=True)
+        self._table.set_state(ONLINE)  # nobody looks any more whether the disk is full
         self._control.send(LogClosed())
 
     def go_offline(self, error: StorageFault) -> None:
@@ -194,8 +201,10 @@ class Writer:
 
     def wait_for_room(self, error: ApplianceError | OSError) -> None:
         """Report which resource is lacking to open the log; the supervisor starts another writer later."""
-        self._table.set_state(DISK_FULL)
-        self._control.send(Lacking(str(error), limit_of(error)))
+        limit = limit_of(error)
+        if limit == DISK:
+            self._table.set_state(DISK_FULL)
+        self._control.send(Lacking(str(error), limit))
 
     # ---- the loop: wait, take, write, answer
 
@@ -243,6 +252,8 @@ class Writer:
         self._now_ms = now = now_ms()
         unflushed.flush_if_due(now, bool(arrived))
         handed_over.check(now)
+        if self._full and now - self._room_checked_ms >= ROOM_CHECK_MS:
+            self._look_for_room()
         if events or not idle:
             self._quiet_since_ms = now
         elif now - self._quiet_since_ms >= self._arguments.config.writer.idle_ms:
@@ -253,7 +264,7 @@ class Writer:
         beat_ms = self._heart.beat_ms
         if self._unflushed.since_ms:
             return min(self._unflushed.due_in_ms(self._now_ms), beat_ms) / 1000
-        wait_ms = min(self._arguments.config.writer.idle_ms, beat_ms)
+        wait_ms = min(self._arguments.config.writer.idle_ms, beat_ms, ROOM_CHECK_MS if self._full else beat_ms)
         if self._retire_ms is not None:
             wait_ms = min(wait_ms, RETIRE_MS_MAX)
         return (min(wait_ms, CHECK_MS) if self._handed_over else wait_ms) / 1000
@@ -264,6 +275,7 @@ class Writer:
         try:
             size, records = self._appender.append()
         except (DiskFull, OutOfResources, StorageFault) as error:
+            self._lacking_bytes = sum(sum(positions[1::2]) - sum(positions[::2]) for _, (_, _, positions) in arrived)
             self._on_append_failed(error, self._appender.refuse(error, ready))
             return
         if size:
@@ -293,9 +305,16 @@ class Writer:
             logger.warning("%s: %s", self._arguments.path, error)
             self._show_full(str(error))
 
+    def _look_for_room(self) -> None:
+        """See whether what was refused last would find room now: the state ends with its cause."""
+        self._room_checked_ms = self._now_ms
+        if has_room(self._arguments.path, max(self._lacking_bytes, ROOM_BYTES)):
+            self._show_full("")
+
     def _show_full(self, reason: str) -> None:
         """Report that the disk has no room for the log, and with "" that it has again."""
         self._full = bool(reason)
+        self._room_checked_ms = now_ms()
         self._table.set_state(DISK_FULL if reason else ONLINE)
         self._control.send(LogFull(reason))
 
