@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from ..errors import ApplianceError, BrokerAway, ClientFault, NotLeader, RequestTimedOut, UnknownPartition, from_code
 from ..records.decode import decode_batch
@@ -26,6 +26,8 @@ from .client_security import ClientSecurity
 
 NO_BROKER = -1
 RETRY_S = 0.1
+LOOK_BYTES_MAX: Final = 16 * 1024 * 1024
+"""A batch that unpacks to more is not looked into for the first message of a time; its own first one is the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +231,7 @@ class Cluster:
         if error or not size:
             return offset
         try:
-            records = decode_batch(reply.payload)
+            records = decode_batch(reply.payload, bytes_max=LOOK_BYTES_MAX)
         except ClientFault:  # the reader of the batch gets the error
             return offset
         return next((record.offset for record in records if record.timestamp >= timestamp), offset)
