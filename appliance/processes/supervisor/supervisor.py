@@ -32,12 +32,12 @@ The parts::
     scrubbing          the scrubber, which looks for damage
     nodes              the local ZooKeeper
     orphans            reaps those whose parent has ended, in containers
-    side_processes     servers beside the data path: metrics
+    side_processes     servers beside the data path: console, metrics
     status_report      state.json, for ``status``
     reloading          what a reload changes
 
 The supervisor shares the data directory's lock with the writers: no other supervisor can start while a writer of a
-killed instance lives, so only one process writes a partition's files (I1).
+killed instance lives, so only one process writes a partition's files.
 """
 
 from __future__ import annotations
