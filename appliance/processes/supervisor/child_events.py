@@ -17,7 +17,7 @@ from .opening import Opening
 from .orders import Orders
 from .outages import Outages
 from .removal import Removals
-from .scrubbing import Scrubbing
+from .scrubber import Scrubbing
 from .side_processes import SideProcesses
 from .workers import Workers
 from .writers import Writers

@@ -82,7 +82,7 @@ from .children import Children
 from .coordinator_child import CoordinatorChild
 from .fork import Child
 from .hosted import Hosted, HostedPartition
-from .scrubbing import Scrubbing
+from .scrubber import Scrubbing
 from .workers import Workers
 
 logger = logging.getLogger(__name__)

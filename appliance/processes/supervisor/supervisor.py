@@ -89,7 +89,7 @@ from .orphans import Orphans
 from .outages import Outages
 from .reloading import Reloads
 from .removal import Removals
-from .scrubbing import Scrubbing
+from .scrubber import Scrubbing
 from .side_processes import Serve, SideProcesses
 from .status_report import StatusReport
 from .systemd import Notifier
