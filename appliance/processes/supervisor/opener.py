@@ -2,7 +2,7 @@
 
 At start the partitions of a data directory are divided among a few openers, so that a thousand quiet partitions cost
 a thousand tables and not a thousand processes.  A cleanly stopped log is published from its marker and file names; any
-other log is recovered.  :mod:`.remover` is the counterpart.
+other log is recovered.  :mod:`.removal` is the counterpart.
 """
 
 from __future__ import annotations
