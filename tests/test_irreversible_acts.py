@@ -59,7 +59,7 @@ ACTS = {
     ("processes/supervisor/directory_lock.py", "lock"): "the file holds a process id; the lock on it is held",
     ("processes/supervisor/listeners.py", "_remove_dead"): "a socket that refuses connections: nobody listens",
     ("processes/supervisor/listeners.py", "remove_sockets"): "sockets that this process has bound",
-    ("processes/supervisor/state_file.py", "StateFile.replace"): "exchanges two files of its own",
+    ("processes/supervisor/status_report.py", "StateFile.replace"): "exchanges two files of its own",
     ("status.py", "forget_failed_start"): "a note about a start that has failed: one has succeeded since",
     # ---- shared memory
     ("processes/supervisor/opening.py", "Opening.drop"): "the table of a partition: " + DERIVED,

@@ -77,8 +77,8 @@ USES = {
     ("processes/supervisor/fork.py", "Child.__init__"): SHOWN,
     ("processes/supervisor/inspection.py", "_mark"): "compared for being equal: has the file changed?",
     ("processes/supervisor/nodes.py", "Nodes._start_node"): SHOWN,
-    ("processes/supervisor/opener.py", "open_partition"): "the age of the active segment: it is rolled early or late",
-    ("processes/supervisor/repairer.py", "_repair"): "the age of an empty segment: it is rolled early or late",
+    ("processes/supervisor/opening.py", "open_partition"): "the age of the active segment: it is rolled early or late",
+    ("processes/supervisor/outages.py", "_repair"): "the age of an empty segment: it is rolled early or late",
     ("processes/supervisor/scrubber.py", "Scrubber._due_s"): "when all logs are read again: at once after a jump ahead,"
     " after one interval at most after one back",
     ("processes/supervisor/scrubber.py", "Scrubber._round"): "as _due_s",

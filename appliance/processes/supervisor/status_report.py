@@ -1,7 +1,13 @@
-"""Writes state.json, from which ``appliance status`` shows the running processes, and systemd's status line."""
+"""Writes state.json, from which ``appliance status`` shows the running processes, and systemd's status line.
+
+The file is replaced as a whole, also when the disk is full.  There are two files, each larger than its content (JSON may end in spaces).  The spare one is overwritten in place,
+which needs no new blocks, and then exchanges names with the other (renameat2 with RENAME_EXCHANGE): a reader sees the
+old state or the new one.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
@@ -24,7 +30,6 @@ from .hosted import Hosted
 from .inspection import Inspection
 from .nodes import Nodes
 from .reloading import Reloads
-from .state_file import StateFile
 from .systemd import Notifier
 from .workers import Workers
 from .writers import Writers
@@ -35,6 +40,11 @@ RESTS: Final = 20
 MINUTE_S: Final = 60
 FOREIGN_MS: Final = 2_000
 """How often to look whether partitions of other brokers are still here."""
+ROOM_BYTES: Final = 64 * 1024
+RENAME_EXCHANGE: Final = 2
+AT_FDCWD: Final = -100
+
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Refusals:
@@ -219,3 +229,36 @@ class StatusReport:
                 row |= self._workers.stats(child.key)
             rows.append(row)
         return rows + self._nodes.rows()
+
+
+class StateFile:
+    """``path`` and its spare.  They are not synced: after a crash of the machine the old state has no use."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._spare = path.with_name(path.name + ".spare")
+
+    def replace(self, content: bytes) -> None:
+        """Replace the content of state.json.
+
+        Raises:
+            OSError: the content is larger than the file, and the disk is full; the old content stays.
+        """
+        if not self._path.exists():
+            self._fill(self._spare, content)
+            self._spare.replace(self._path)
+        self._fill(self._spare, content)
+        old, new = os.fsencode(self._path), os.fsencode(self._spare)
+        if _libc.renameat2(AT_FDCWD, new, AT_FDCWD, old, RENAME_EXCHANGE):
+            self._spare.replace(self._path)  # a file system that cannot exchange
+
+    def _fill(self, path: Path, content: bytes) -> None:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            room = os.fstat(fd).st_size
+            if room < len(content):
+                room = -(-2 * len(content) // ROOM_BYTES) * ROOM_BYTES
+                os.posix_fallocate(fd, 0, room)
+            os.pwrite(fd, content.ljust(room), 0)
+        finally:
+            os.close(fd)

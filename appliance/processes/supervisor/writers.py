@@ -39,7 +39,7 @@ from .actions import UNDER_WAY, Actions
 from .children import Children
 from .fork import Child
 from .hosted import Hosted
-from .nursery_child import NurseryChild
+from .nursery import NurseryChild
 from .workers import Workers
 
 OPENING_MAX: Final = 16
