@@ -56,7 +56,7 @@ ACTS = {
     ("reserve.py", "_spend"): "holds nothing but room",
     ("reserve.py", "fill"): OWN,
     ("security/secret_files.py", "write_secret_file"): OWN,
-    ("processes/supervisor/directory_lock.py", "lock"): "the file holds a process id; the lock on it is held",
+    ("processes/supervisor/supervisor.py", "lock"): "the file holds a process id; the lock on it is held",
     ("processes/supervisor/listeners.py", "_remove_dead"): "a socket that refuses connections: nobody listens",
     ("processes/supervisor/listeners.py", "remove_sockets"): "sockets that this process has bound",
     ("processes/supervisor/status_report.py", "StateFile.replace"): "exchanges two files of its own",

@@ -20,13 +20,12 @@ from appliance.partition_states import ONLINE
 from appliance.processes.control import Channel
 from appliance.processes.handoff import BUFFER_BYTES_MIN, PIECE_BYTES
 from appliance.processes.messages import FROM_WORKER, Append, Appended, AppendRow, Handoff, Recall
-from appliance.processes.network.client_session import ClientSession
-from appliance.processes.network.connection_state import HANDOFF_RETRY_MS, TURNS_TO_HAND_OVER, Connection
+from appliance.processes.network.accepting import Places
+from appliance.processes.network.connection_state import HANDOFF_RETRY_MS, TURNS_TO_HAND_OVER, ClientSession, Connection
 from appliance.processes.network.connections import Connections
 from appliance.processes.network.handing_over import SETTLING_MS_MAX, HandingOver
 from appliance.processes.network.inbox import Buffers, Inbox
 from appliance.processes.network.known_partitions import KnownPartitions
-from appliance.processes.network.places import Places
 from appliance.processes.network.producing import ASKED_MS, NEEDED_MAX, Producing, WriterNeeds, _runs
 from appliance.processes.network.relaying import Relaying
 from appliance.processes.network.turn import Turn

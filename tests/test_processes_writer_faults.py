@@ -18,7 +18,7 @@ from appliance.names import TopicPartition
 from appliance.partition_states import ONLINE
 from appliance.processes.clock import wall_ms
 from appliance.processes.messages import FROM_WRITER, DeleteBefore, FlushNow, FlushSoon, Roll
-from appliance.processes.writer import appender, producers, unflushed, writer
+from appliance.processes.writer import producers, unflushed, writer
 from appliance.processes.writer.producers import Producers
 from appliance.processes.writer.unflushed import Unflushed
 from appliance.processes.writer.worker_link import ReadyAnswer, send_answers
@@ -48,7 +48,7 @@ def test_a_clock_that_jumps_delays_no_flush(
     """Goal: acks=all and acks=1 alike are flushed in time while somebody sets the clock to and fro."""
     ahead_ms = [0]
     monkeypatch.setattr(writer, "wall_ms", jumping(wall_ms, ahead_ms))
-    monkeypatch.setattr(appender, "wall_ms", jumping(wall_ms, ahead_ms))
+    monkeypatch.setattr(writer, "wall_ms", jumping(wall_ms, ahead_ms))
     with Rig(tmp_path, **settings) as rig:
         for number in range(6):
             token = rig.produce(BATCH, acks=-1 if number % 2 else 1)

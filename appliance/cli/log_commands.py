@@ -399,7 +399,7 @@ def exclusive(root: Path) -> Iterator[None]:
     Raises:
         AlreadyRunning: an appliance serves it, or a process that hangs has the lock; the message says what to do.
     """
-    from ..processes.supervisor.directory_lock import lock
+    from ..processes.supervisor.supervisor import lock
 
     with acting_as_owner(root):  # who can read and lock the file also later, if it is made here
         fd = lock(root)

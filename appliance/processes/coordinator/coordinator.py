@@ -65,7 +65,7 @@ from ..messages import (
     WorkerStreamOpened,
     ZooKeeperState,
 )
-from .change_log import ChangeLog
+from .change_log import ChangeLog, RefusalLog
 from .cluster_watch import ClusterWatch
 from .expiry import Expiry
 from .known_groups import KnownGroups
@@ -73,7 +73,6 @@ from .live_brokers import LiveBrokers
 from .measuring import Measurements
 from .native_api import NativeApi
 from .partitions import Partitions
-from .refusal_log import RefusalLog
 from .registered_groups import RegisteredGroups
 from .registry_session import RegistrySession
 from .retention_enforcer import RetentionEnforcer

@@ -74,10 +74,9 @@ from ..messages import (
 )
 from ..snapshot import SnapshotChange
 from ..tls_files import TlsFiles
-from .accepting import Accepted, Accepting
+from .accepting import Accepted, Accepting, Places
 from .admission import Admission
-from .client_session import ClientSession
-from .connection_state import Connection
+from .connection_state import ClientSession, Connection
 from .connections import Connections
 from .fetching import Fetching
 from .forwarding import Forwarding
@@ -88,7 +87,6 @@ from .known_partitions import KnownPartitions
 from .logging_in import LoggingIn
 from .metering import Metering
 from .offset_lookups import OffsetLookups
-from .places import Places
 from .producing import Producing
 from .relaying import Relaying
 from .snapshot_answers import SnapshotAnswers

@@ -42,7 +42,7 @@ from ..messages import (
     Refused,
     Unsent,
 )
-from .client_session import ClientSession
+from .connection_state import ClientSession
 from .relaying import Relay
 from .turn import Turn
 

@@ -1,8 +1,8 @@
 """Writes state.json, from which ``appliance status`` shows the running processes, and systemd's status line.
 
-The file is replaced as a whole, also when the disk is full.  There are two files, each larger than its content (JSON may end in spaces).  The spare one is overwritten in place,
-which needs no new blocks, and then exchanges names with the other (renameat2 with RENAME_EXCHANGE): a reader sees the
-old state or the new one.
+The file is replaced as a whole, also when the disk is full.  There are two files, each larger than its content (JSON
+may end in spaces).  The spare one is overwritten in place, which needs no new blocks, and then exchanges names with the
+other (renameat2 with RENAME_EXCHANGE): a reader sees the old state or the new one.
 """
 
 from __future__ import annotations

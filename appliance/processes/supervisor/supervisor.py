@@ -20,16 +20,16 @@ the first writer of the new ones, so all that can be done before or after that i
 The parts::
 
     children           forks, watches, sends to, reaps all children
-    child_events       handles their messages, and their ends
+    child_events       handles their messages, and their ends; carries out orders of the coordinator
     workers            network workers, their arenas and doorbells
     certificates       the files of the TLS listeners, loaded again when they change
     coordinator_child  the coordinator and the state of ZooKeeper
-    writers            a writer per partition that is in use; the nursery forks them
+    writers, nursery   a writer per partition that is in use; the nursery forks them
     hosted, opening    the partitions: their tables in /dev/shm, and the openers that open them
-    orders, removal    orders of the coordinator: creating and deleting partitions
+    removal            partitions that are deleted: their names, then their files
     outages            partitions that are repaired, or whose files somebody has touched, and how they come back
     inspection         the inspector, which looks whether files are there, and the damage that it has found
-    scrubbing          the scrubber, which looks for damage
+    scrubber           reads all logs slowly, to find damage
     nodes              the local ZooKeeper
     orphans            reaps those whose parent has ended, in containers
     side_processes     servers beside the data path: console, metrics
@@ -43,6 +43,7 @@ killed instance lives, so only one process writes a partition's files.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
 import logging
 import os
@@ -51,6 +52,7 @@ import resource
 import select
 import signal
 import socket
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -63,12 +65,14 @@ from ...addresses import Listener
 from ...catalog import Catalog
 from ...config import Config
 from ...data_directory import check_small_files, foreign_partitions, take_format
-from ...errors import BadValue, ConfigFault, OutOfResources, StorageFault
+from ...errors import AlreadyRunning, BadValue, ConfigFault, OutOfResources, StorageFault
+from ...log.files import DIRECTORY_MODE, FILE_MODE
 from ...machine_limits import ADVICE, DESCRIPTORS, connections_granted, descriptors_granted, limit_of
 from ...names import TopicPartition
+from ...owners import refuse_others_directory
 from ...security import security_file
 from ...shared import memory
-from ...status import forget_failed_start
+from ...status import LOCK_FILE, forget_failed_start
 from ...zookeeper.login import login_of
 from ..clock import now_ms
 from ..messages import LogLevel
@@ -78,12 +82,10 @@ from .certificates import Certificates
 from .child_events import ChildEvents
 from .children import LOCK, Children
 from .coordinator_child import CoordinatorChild
-from .directory_lock import lock, sign, take_directory
 from .hosted import Hosted, HostedPartition
 from .inspection import Inspection
 from .listeners import LOCAL, insecure, listen, remove_sockets, texts
 from .nodes import Nodes
-from .noted_signals import Signals
 from .opening import Opening
 from .orphans import Orphans
 from .outages import Outages
@@ -102,6 +104,96 @@ HEAD_START_MS: Final = 1_000
 """How long the others wait at most for what serves messages: a recovery may take minutes."""
 EVENT_REFUSED_S: Final = 0.1
 """How long the loop waits after a refusal, outside of any action, while handling an event."""
+UMASK: Final = 0o077
+LOCK_WAIT_MS: Final = 10_000
+"""How long a start waits for the last writers of a killed instance to end."""
+
+
+def take_directory(data_dir: Path) -> None:
+    """Make the data directory, close it to other users, and let nobody else read what this process makes.
+
+    Files that an earlier release made for a group stay as they are: the directory hides them.
+
+    Raises:
+        OthersDirectory: root was to serve the directory of another user.
+    """
+    refuse_others_directory(data_dir)
+    data_dir.mkdir(DIRECTORY_MODE, parents=True, exist_ok=True)
+    os.umask(UMASK)
+    mode = stat.S_IMODE(data_dir.stat().st_mode)
+    if mode & UMASK:
+        logger.warning("%s had mode %04o; it has %04o now, so that no other user can read it", data_dir, mode, 0o700)
+        data_dir.chmod(DIRECTORY_MODE)
+
+
+def lock(data_dir: Path) -> int:
+    """Lock the data directory, for a supervisor or a repair without one; return the descriptor that holds the lock.
+
+    It waits for the orphans of a killed supervisor to end.
+
+    Raises:
+        AlreadyRunning: another supervisor has it, or another process that does not end; the message says what to do.
+    """
+    fd = os.open(data_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+    deadline_ms = now_ms() + LOCK_WAIT_MS
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(fd, 0)  # it names a process that has ended, and perhaps another one that has its number now
+            return fd
+        except BlockingIOError:
+            pid = os.pread(fd, 32, 0).decode(errors="replace").strip()
+            reason = ""
+            if pid and Path(f"/proc/{pid}").exists():
+                reason = f"{data_dir} is in use by the appliance with pid {pid}: stop it, or give another --data"
+            elif now_ms() > deadline_ms:
+                file = data_dir / LOCK_FILE
+                reason = (
+                    f"{data_dir} is locked by a repair, by an appliance in another container, or by a process "
+                    f"of an appliance that was killed (pid {pid or 'unknown'}) which hangs: see which with "
+                    f"fuser -v {file}, wait for a repair, end what hangs with fuser --kill {file}, and try again"
+                )
+            if reason:
+                os.close(fd)
+                raise AlreadyRunning(reason) from None
+            time.sleep(0.05)
+
+
+def sign(lock_fd: int) -> None:
+    """Write into the lock file that this process serves the directory."""
+    os.pwrite(lock_fd, str(os.getpid()).encode(), 0)
+
+
+class Signals:
+    """Notes signals: the handlers only record them and wake the loop, through a socket."""
+
+    def __init__(self) -> None:
+        self._noted: set[int] = set()
+        self._reader, self._writer = socket.socketpair()
+        for end in (self._reader, self._writer):
+            end.setblocking(False)
+
+    def handle(self, *numbers: int) -> None:
+        signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        for number in numbers:
+            signal.signal(number, lambda number, _: self._noted.add(number))
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._noted
+
+    def discard(self, number: int) -> None:
+        self._noted.discard(number)
+
+    def fileno(self) -> int:
+        return self._reader.fileno()
+
+    def drain(self) -> None:
+        self._reader.recv(4096)
+
+    def close(self) -> None:
+        """In a forked child."""
+        self._reader.close()
+        self._writer.close()
 
 
 def run(
