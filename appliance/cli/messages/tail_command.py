@@ -231,7 +231,7 @@ def _report(reader: MergedReader, watch: Watch) -> ApplianceError | None:
         from ...records.decode import BYTES_MAX
 
         too_large = f"{reader.large_batches} batches that unpack to more than {units.size(UNPACKED_BYTES_MAX)}"
-        output.remark(f"{too_large} were left out: `appliance consume` reads up to {units.size(BYTES_MAX)}")
+        output.remark(f"{too_large} were left out: `appliance consume TOPIC` reads up to {units.size(BYTES_MAX)}")
     if reader.corrupt_batches:
         output.remark(f"{reader.corrupt_batches} damaged batches were left out: `appliance log verify` shows them")
     causes = [watch.cause(part, error) for part, error in reader.left_out.items()]
