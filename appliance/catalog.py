@@ -34,7 +34,7 @@ from uuid import uuid4
 
 import msgspec
 
-from .errors import ApplianceError, InvalidTopic, StorageFault, disk_fault
+from .errors import ApplianceError, InvalidTopic, damaged_file, disk_fault
 from .names import TopicPartition, check_topic
 from .reserve import with_reserve
 
@@ -131,13 +131,11 @@ class Catalog:
         except FileNotFoundError:
             return cls(path, {})
         except OSError as error:
-            raise StorageFault(f"{path}: {error.strerror}") from error
+            raise disk_fault(error, path) from error
         try:
             return cls._decode(path, content)
         except (msgspec.DecodeError, InvalidTopic, ValueError) as error:
-            raise StorageFault(
-                f"{path}: {error}; restore the file, or move it away to take the topics from ZooKeeper again"
-            ) from error
+            raise damaged_file(path, error) from error
 
     @classmethod
     def _decode(cls, path: Path, content: bytes) -> Catalog:

@@ -437,7 +437,7 @@ def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
         UnknownKey: one or more keys do not exist; the nearest ones are offered.
         BadValue: the file is not TOML, or values are of the wrong kind, out of bounds, or in contradiction.
     """
-    given = [(name, value, f"{path}: ") for name, value in read_file(path)] if path else []
+    given = [(name, value, f"{path}{_at(line)}: ") for name, value, line in read_file(path)] if path else []
     given += [(name, value, "") for name, value in split_overrides(overrides)]
     tables: dict[str, dict[str, Scalar]] = {}
     inputs, faults = parse_inputs(given_of(*one) for one in given if one[0].startswith(f"{INPUTS}."))
@@ -453,11 +453,15 @@ def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
         except ValueError as error:
             faults.append(BadValue(f"{where}{name} = {value!r}: {error}"))
     if faults:
-        raise type(faults[0])("\n".join(map(str, faults)))
+        raise type(faults[0])("\n".join(map(str, faults)), remedy="`appliance config show` documents every key")
     sections = {table: type(getattr(Config(), table))(**values) for table, values in tables.items()}
     config = Config(**sections, inputs=inputs)
     _check_together(config)
     return config
+
+
+def _at(line: int) -> str:
+    return f":{line}" if line else ""
 
 
 def _check_together(config: Config) -> None:

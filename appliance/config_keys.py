@@ -162,16 +162,31 @@ def nearest(name: str, known: Mapping[str, Key]) -> str:
     return f": did you mean {found[0]!r}?" if found else "; `appliance config show` lists all keys"
 
 
-def read_file(path: Path) -> Iterator[tuple[str, object]]:
-    """Yields the dotted names and the values of a TOML file.
+def read_file(path: Path) -> Iterator[tuple[str, object, int]]:
+    """Yields the dotted names and the values of a TOML file, with the line of each, 0 if it is not found.
 
     Raises:
         BadValue: it cannot be read, or is not TOML.
     """
     try:
-        return _flatten(read_toml(path))
+        values, text = _read_toml(path)
     except OSError as error:
         raise BadValue(f"{path}: cannot be read: {error.strerror}") from None
+    lines = _lines_of(text)
+    return ((name, value, lines.get(name, 0)) for name, value in _flatten(values))
+
+
+def _lines_of(text: str) -> dict[str, int]:
+    """The lines, from 1, on which dotted names get their values, as people write them: one on each line."""
+    found: dict[str, int] = {}
+    table = ""
+    for number, line in enumerate(text.split("\n"), 1):
+        if header := re.match(r"\s*\[([^\[\]]+)\]", line):
+            table = header[1].strip()
+        elif given := re.match(r"""\s*([\w.-]+|"[^"]+")\s*=""", line):
+            name = given[1].strip('"')
+            found.setdefault(f"{table}.{name}" if table else name, number)
+    return found
 
 
 def read_toml(path: Path) -> dict[str, object]:
@@ -181,10 +196,15 @@ def read_toml(path: Path) -> dict[str, object]:
         BadValue: it is not TOML; the message has the line.
         OSError: it cannot be read.
     """
+    return _read_toml(path)[0]
+
+
+def _read_toml(path: Path) -> tuple[dict[str, object], str]:
+    """What a TOML file holds, and its text, from one reading."""
     try:
         with acting_as_owner(path):
             text = path.read_text()
-        return tomllib.loads(text)
+        return tomllib.loads(text), text
     except tomllib.TOMLDecodeError as error:
         raise BadValue(f"{path}: {_explained(error, text)}") from None
     except UnicodeDecodeError as error:

@@ -47,6 +47,7 @@
     │   ├── OutOfResources
     │   └── DiskFull
     ├── StorageFault           the data on the disk cannot be trusted: take the partition offline
+    │   ├── FileNotPermitted
     │   ├── CorruptLog
     │   │   └── SegmentMissing
     │   └── UnreadableLog
@@ -69,14 +70,26 @@ from __future__ import annotations
 
 import errno
 import os
+import pwd
+import shlex
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar, Final
 
 
 class ApplianceError(Exception):
+    """``remedy``: what to do in this case, with commands in backticks; "" where the message says it.
+
+    ``about``: the partition or other thing that an error from another process is about, "" if it is not known.
+    """
+
     code: ClassVar[int] = -1
     exit_status: ClassVar[int] = 1
+
+    def __init__(self, message: object = "", *, remedy: str = "", about: str = "") -> None:
+        super().__init__(message)
+        self.remedy, self.about = remedy, about
 
     @property
     def retriable(self) -> bool:
@@ -194,9 +207,9 @@ class GroupTooLarge(ClientFault):
 class NotPermitted(ClientFault):
     exit_status = 77  # EX_NOPERM
 
-    def __init__(self, message: str, name: str = "") -> None:
+    def __init__(self, message: str, name: str = "", **known: str) -> None:
         """``name``: of the topic, group or other resource."""
-        super().__init__(message)
+        super().__init__(message, **known)
         self.name = name
 
 
@@ -306,6 +319,12 @@ class StorageFault(ApplianceError):
     exit_status = 74  # EX_IOERR
 
 
+class FileNotPermitted(StorageFault):
+    """A file belongs to somebody else: nothing is wrong with what is in it, and it cannot be used."""
+
+    exit_status = 77  # EX_NOPERM: starting again does not help
+
+
 class DiskFull(Unavailable):
     """No room on the disk.  Retriable: the service resumes when there is room."""
 
@@ -316,10 +335,57 @@ class DiskFull(Unavailable):
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
+NOT_PERMITTED: Final = frozenset({errno.EACCES, errno.EPERM})
+
+
 def disk_fault(error: OSError, where: str | os.PathLike[str]) -> DiskFull | StorageFault:
-    """Turn an operating system's error about a file or directory into DiskFull or StorageFault."""
+    """Turn an operating system's error about a file or directory into DiskFull, FileNotPermitted or StorageFault."""
+    if error.errno in NOT_PERMITTED:
+        return not_permitted(error.filename or where)
     text = f"{error.filename or where}: {error.strerror}"
     return DiskFull(text + _free(where)) if error.errno in NO_ROOM else StorageFault(text)
+
+
+ZOOKEEPER_DIRECTORY: Final = "zookeeper"
+"""Where a data directory has its local ensemble, if it has one."""
+
+
+def damaged_file(path: Path, reason: object) -> StorageFault:
+    """The error about a file of the data directory whose content is also in ZooKeeper, if there is one."""
+    quoted, name = shlex.quote(str(path)), shlex.quote(path.name)
+    if (path.parent / ZOOKEEPER_DIRECTORY).is_dir():
+        todo = f"`mv {quoted} {quoted}.damaged`, and start it: ZooKeeper has all that was in this file"
+    else:
+        todo = f"restore it: `cp -p BACKUP/{name} {quoted}`; what an ensemble of your own has may be moved away instead"
+    return StorageFault(f"{path}: damaged: {reason}", remedy=todo)
+
+
+def not_permitted(where: str | os.PathLike[str]) -> FileNotPermitted:
+    """The error about a file that may not be used: whose it is, or whose directory before it, and what helps.
+
+    The message has the remedy: as the reason why a partition is offline it goes through other processes.
+    """
+    path, me = Path(where).absolute(), os.geteuid()
+    place = next((above for above in reversed(path.parents) if not os.access(above, os.X_OK)), path)
+    text = f"{path}: not permitted to {_user(me)}"
+    try:
+        status, above = place.lstat(), place.parent.stat()
+    except OSError:
+        return FileNotPermitted(text)
+    what, owner, quoted = "it" if place == path else place, _user(status.st_uid), shlex.quote(str(place))
+    text += f": {what} belongs to {owner} (mode {stat.S_IMODE(status.st_mode):04o})"
+    if status.st_uid == me:
+        return FileNotPermitted(f"{text}: `chmod u+rwX {quoted}`")
+    if above.st_uid == me:  # a file of somebody else among ours: they have copied it, or made it
+        return FileNotPermitted(f"{text}: `chown -R {_user(me)}: {quoted}` as root, or run it as {owner}")
+    return FileNotPermitted(f"{text}: run it as {owner}: `sudo -u {owner} ...`")
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def _free(where: str | os.PathLike[str]) -> str:
@@ -337,7 +403,12 @@ class CorruptLog(StorageFault):
     """The bytes of a log at a position of a file are no whole batches."""
 
     def __init__(self, path: str, position: int, reason: str) -> None:
-        super().__init__(f"{path}:{position}: {reason}")
+        """``path``: of a file in the directory of the partition, or that directory."""
+        directory = path if not path.endswith((".log", ".index")) else os.path.dirname(path)  # noqa: PTH120
+        shows, mends = (f"`{shlex.join(['appliance', 'log', verb, directory])}`" for verb in ("verify", "repair"))
+        super().__init__(
+            f"{path}:{position}: {reason}", remedy=f"{shows} shows all damage, {mends} keeps all that is not damaged"
+        )
         self.path, self.position, self.reason = path, position, reason
 
 
@@ -497,4 +568,4 @@ def from_code(code: int, message: str = "", *, about: str = "") -> ApplianceErro
     words = (
         message or WORDS.get(code) or f"error {code}, which this client does not know: is it older than the appliance?"
     )
-    return cls(f"{about}: {words}" if about and about not in words else words)
+    return cls(f"{about}: {words}" if about and about not in words else words, about=about)

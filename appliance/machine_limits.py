@@ -30,7 +30,6 @@ PROCESSES: Final = "processes"
 MEMORY: Final = "memory"
 OPEN_FILES: Final = "open files"
 DISK: Final = "disk"
-DISK_WARN: Final = "disk.free_bytes_warn"
 SHARED_MEMORY: Final = "/dev/shm"
 MAPS: Final = "maps"
 CONNECTIONS_MAX: Final = "network.connections_max"
@@ -51,8 +50,7 @@ ADVICE: Final = {
     PROCESSES: "raise TasksMax= of the service, or `ulimit -u`",
     MEMORY: "raise MemoryMax= of the service, or give the machine more",
     OPEN_FILES: "raise fs.file-max",
-    DISK: "make room, or keep less: `appliance topics alter NAME --setting retention.bytes=10GiB`",
-    DISK_WARN: "make room in time, or keep less: `appliance topics alter NAME --setting retention.bytes=10GiB`",
+    DISK: "`appliance doctor` names the log that makes enough room",
     SHARED_MEMORY: "enlarge it, or lower network.arena_bytes or network.workers, or delete topics",
     MAPS: "raise it: `sysctl -w vm.max_map_count=262144`",
     CONNECTIONS_MAX: "raise it, or network.workers",

@@ -10,6 +10,7 @@ rights, and a server at the other end of a Unix socket still sees root.  Program
 
 from __future__ import annotations
 
+import codecs
 import errno
 import os
 import pwd
@@ -97,6 +98,7 @@ def acting_as_owner(path: Path) -> Iterator[None]:
         yield
         return
     library = _library()
+    codecs.lookup("idna")  # addresses need it, and Python reads a codec's file at its first use
     if library.setfsuid(-1) == keeper.uid:  # an invalid number: only asks
         yield
         return

@@ -7,6 +7,8 @@ from typing import Any, Final
 
 OPENING, ONLINE, OFFLINE, DISK_FULL = range(4)
 STATE_NAMES: Final = ("opening", "online", "offline", "disk full")
+ELSEWHERE: Final = "elsewhere"
+"""Shown of a partition that another broker stores."""
 DAMAGED: Final = "damaged"
 """Shown instead of the state while some offsets of the partition are not served."""
 

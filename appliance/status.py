@@ -10,19 +10,29 @@ status needs no listener, no ZooKeeper and no free worker.  The object that :fun
      "listeners": {"native": "127.0.0.1:9091", "kafka": "127.0.0.1:9092,SASL_SSL://10.0.0.1:9093",
                    "local": "unix:/var/lib/appliance/native.sock"},
      "insecure": ["kafka 10.0.0.1:9092"],         open to other hosts without TLS and authentication
+     "foreign": {"web-0": 1},                     partitions with a log here that another broker stores, and which
+     "faults": [{"role", "reason", "todo"}],      why a process cannot start, and what to do
      "zookeeper": {"connect": "…", "state": "connected"},
+     "cluster": {"leaderless": [{"broker", "host", "partitions", "names", "since"}], "rival": {...} or null,
+                 "offsets_lost": {"at", "count", "groups": {group: [topic]}, "local"} or null},     {} at first
      "tls": {"error", "files": [{"key", "file", "expires"}]},   certificates; error: why newer files are not used
      "processes": [{"role", "pid", "started", "restarts", "partition"?, "topic"?}],
-     "refused": [{"action", "waiting", "since", "attempts", "reason"}],   what the machine refuses now
+     "refused": [{"action", "waiting", "since", "attempts", "reason", "limit"}],   what the machine refuses now
      "restarts": {"network": 1}, "hangs": {"writer": 1},      by role; hangs: those that were killed because they hung
+     "deaths": [{"role", "times", "status", "topic"?, "partition"?, "node"?}],   of the last 10 minutes
+     "refusals": {"certificate": 3},                          to clients, by reason, since the start
+     "refusals_recent": {"certificate": {"count", "last"}},   in the 5 minutes before the last one
      "reload": {"count", "error", "changed", "needs_restart"},  of the last one; rows of [key, value before, after]
-     "disk": {"bytes_max", "free_bytes_min"},     of the configuration
+     "disk": {"bytes_max", "free_bytes_min", "free_bytes_warn"},     of the configuration
      "clock": {"jump_ms", "believed", "kept_bytes"},       of a jump of the clock that is not believed; null without one
      "retention": {"age": 0, "size": 0, "room": 0},  bytes that it has removed, by reason, since the coordinator's start
+     "host": {"disk": {"size", "free"}, "shm", "processes", "logs", ...},    :class:`.health.host.Host`; see there
      "limits": [{"limit", "process", "value", "in_use", "since", "advice"}],         limits reached now
      "low": [{"limit", "value", "allows", "advice"}],     of the machine, below what the configuration allows
      "strays": ["web-0"],                         directories of partitions that belong to no topic
      "removals": [{"topic", "partitions", "whole"}],     deletions in progress; not whole: the topic stays
+     "failed_start": {"at", "exit_status", "message", "remedy"},    null when it runs, or has ended in order
+     "killed": false,                             whether it has ended without stopping; false while it runs
      "partitions": [{"topic", "partition", "start", "end", "bytes", "messages", "state", "reason"?,
                      "damaged"?: [{"start", "stop", "file", "position", "reason"}]}]}      offsets that are not served
 
@@ -35,7 +45,9 @@ this clock), and the bytes of logs that are old only by it.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import os
 from pathlib import Path
 from typing import Any
 
@@ -44,22 +56,30 @@ import msgspec
 from .catalog import Catalog
 from .errors import NoDirectory, WriterGone
 from .log import FileCache, LogReader, peek
+from .log.files import FILE_MODE
 from .machine_limits import ADVICE, DISK, measure
-from .partition_states import DAMAGED, DISK_FULL, OFFLINE, STATE_NAMES, damage_rows, damage_text
+from .owners import acting_as_owner
+from .partition_states import DAMAGED, DISK_FULL, ELSEWHERE, OFFLINE, STATE_NAMES, damage_rows, damage_text
 from .shared import memory
 from .shared.table import SegmentTable, TableSnapshot
 
 STATE_FILE = "state.json"
+FAILED_START_FILE = "failed-start.json"
+"""Why the last start has failed; there is none while an appliance serves the directory."""
 LOCK_FILE = "lock"
 NOTHING: dict[str, Any] = {
     "listeners": {},
     "insecure": [],
+    "foreign": {},
+    "faults": [],
     "tls": {"error": "", "files": []},
     "disk": {},
     "reload": {"count": 0, "error": "", "changed": [], "needs_restart": []},
     "restarts": {},
     "hangs": {},
+    "deaths": [],
     "zookeeper": {},
+    "cluster": {},
     "processes": [],
     "refused": [],
     "limits": [],
@@ -68,6 +88,7 @@ NOTHING: dict[str, Any] = {
     "low": [],
     "refusals": {},
     "strays": [],
+    "refusals_recent": {},
     "version": None,
     "started": None,
 }
@@ -92,6 +113,46 @@ def read_state(data_dir: Path) -> dict[str, Any] | None:
     if state.get("pid") != pid:  # of an earlier instance: the one that holds the lock has not written yet
         state = {"pid": pid, "state": "starting"}
     return NOTHING | {"tables": {}, "pages": {}, "offline": {}, "full": {}, "damaged": {}} | state
+
+
+def note_failed_start(data_dir: Path, at_s: float, exit_status: int, message: str, remedy: str) -> None:
+    """Leave a note of a start that has failed, for ``doctor``; nowhere else is it known to whom did not see it.
+
+    No note is left in a directory that somebody else serves, or that belongs to somebody else.
+    """
+    note = {"at": at_s, "exit_status": exit_status, "message": message, "remedy": remedy}
+    temporary = data_dir / f"{FAILED_START_FILE}.{os.getpid()}"
+    with contextlib.suppress(OSError), acting_as_owner(data_dir):
+        if data_dir.stat().st_uid != os.geteuid() or holder(data_dir) not in (0, os.getpid()):
+            return
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(temporary, flags, FILE_MODE), "wb") as file:  # noqa: PTH123 - a descriptor
+            file.write(msgspec.json.encode(note))
+        temporary.replace(data_dir / FAILED_START_FILE)
+
+
+def forget_failed_start(data_dir: Path) -> None:
+    """An appliance serves the directory now."""
+    with contextlib.suppress(OSError):
+        (data_dir / FAILED_START_FILE).unlink()
+
+
+def failed_start(data_dir: Path) -> dict[str, Any] | None:
+    """What the last start that has failed has noted; None when none has since the last one that succeeded."""
+    try:
+        note: dict[str, Any] = msgspec.json.decode((data_dir / FAILED_START_FILE).read_bytes())
+    except (OSError, ValueError):
+        return None
+    return note if note.keys() == {"at", "exit_status", "message", "remedy"} else None
+
+
+def was_killed(data_dir: Path) -> bool:
+    """Whether the last appliance of a directory that nobody serves has ended without stopping in order."""
+    try:
+        state = msgspec.json.decode((data_dir / STATE_FILE).read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(state, dict) and state.get("state", "stopped") != "stopped"
 
 
 def holder(data_dir: Path) -> int:
@@ -130,6 +191,8 @@ def collect(data_dir: Path) -> dict[str, Any]:
         row = from_table(data_dir / name, tables[name], state["pid"]) if name in tables else None
         if row is None:
             row = from_files(data_dir / name) | ({"state": "opening"} if served else {})
+        if name in state.get("foreign", {}):
+            row |= {"state": ELSEWHERE}
         if name in offline:
             row |= {"state": STATE_NAMES[OFFLINE], "reason": offline[name]}
         elif name in full and row["state"] == STATE_NAMES[DISK_FULL]:
@@ -140,7 +203,8 @@ def collect(data_dir: Path) -> dict[str, Any]:
     zookeeper = {"connect": "", "state": "off" if served else "stopped"} | state["zookeeper"]
     limits = [*state["limits"], *disk_full(data_dir, state["limits"], partitions)]
     more = {"zookeeper": zookeeper, "limits": limits, "removals": removals(catalog, tables), "partitions": partitions}
-    return {**state, "data": str(data_dir), **more}
+    ended = {"failed_start": None if served else failed_start(data_dir), "killed": not served and was_killed(data_dir)}
+    return {**state, "data": str(data_dir), **ended, **more}
 
 
 def damage(ranges: list[list[Any]]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from appliance.processes.coordinator.this_broker import ThisBroker
 from appliance.processes.coordinator.topic_steps import TopicSteps
 from appliance.processes.coordinator.topic_sync import TopicSync
 from appliance.processes.coordinator.topics import Topics
+from appliance.processes.messages import DeletePartitions, OrderDone, ToSupervisor
 from appliance.shared.table import ROWS, SegmentTable
 from appliance.zookeeper.broker_registry import BrokerRegistry
 from appliance.zookeeper.group_registry import GroupRegistry
@@ -71,7 +72,7 @@ class Bench:
     """A cluster of one broker with one topic of two partitions, the first of them open."""
 
     def __init__(self, data_dir: Path, *settings: str) -> None:
-        self.sent: list[Any] = []
+        self.sent: list[ToSupervisor] = []
         self.spawned: list[Coroutine[Any, Any, None]] = []
         self.tasks: list[asyncio.Task[None]] = []
         self.registry = registry = dictionary_registry()
@@ -94,12 +95,12 @@ class Bench:
         self.table.set_state(ONLINE)
         self.partitions._tables["logs", 0] = self.table
 
-    def _take(self, message: Any) -> None:
+    def _take(self, message: ToSupervisor) -> None:
         """The supervisor: nothing of what is to be removed is here."""
         self.sent.append(message)
-        if message[0] == "delete":
-            rows = [[*row[:2], "", ""] for row in message[2]]
-            asyncio.get_running_loop().call_soon(self.partitions.done, message[1], rows)
+        if isinstance(message, DeletePartitions):
+            done = OrderDone(message.token, [(partition, "", "") for partition in message.partitions])
+            asyncio.get_running_loop().call_soon(self.partitions.on_order_done, done)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Beside what runs now, or with what runs next."""

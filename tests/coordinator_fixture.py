@@ -18,14 +18,35 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
+import msgspec
 
 from appliance.addresses import PLAINTEXT, Listener
 from appliance.catalog import Catalog
 from appliance.config import Config
+from appliance.names import TopicPartition
 from appliance.partition_states import ONLINE
 from appliance.processes import coordinator
 from appliance.processes.control import Channel
-from appliance.processes.snapshot import SNAPSHOT, Snapshot
+from appliance.processes.messages import (
+    TO_SUPERVISOR,
+    ChangeSettings,
+    CreatePartitions,
+    DeleteBefore,
+    DeletePartitions,
+    Listening,
+    OrderDone,
+    Outcome,
+    PartitionDropped,
+    PartitionTable,
+    Published,
+    Roll,
+    Shown,
+    Stop,
+    ToSupervisor,
+    WorkerStreamOpened,
+    ZooKeeperState,
+)
+from appliance.processes.snapshot import SNAPSHOT, Snapshot, SnapshotChange
 from appliance.security.principals import Origin
 from appliance.shared import memory
 from appliance.shared.table import TABLE_BYTES, SegmentTable
@@ -91,10 +112,10 @@ class Rig:
         self.stream.setblocking(False)
         self._unpacker = msgpack.Unpacker(max_buffer_size=1 << 26, strict_map_key=False)
         for (topic, partition), name in self._names.items():
-            self.channel.send(["table", topic, partition, name])
-        self.channel.send(["worker", 0], [child_stream.fileno()])
+            self.channel.send(PartitionTable(TopicPartition(topic, partition), name))
+        self.channel.send(WorkerStreamOpened(0), [child_stream.fileno()])
         child_stream.close()
-        self.channel.send(["listeners", listeners or {"native": LISTENER}])
+        self.channel.send(Listening(listeners or {"native": LISTENER}))
 
     def fork_again(self, listeners: dict[str, str]) -> None:
         self.kill()
@@ -104,7 +125,7 @@ class Rig:
         """Ordered stop; the exit status."""
         if not self.pid:
             return 0
-        self.channel.send(["stop"])
+        self.channel.send(Stop())
         deadline = time.monotonic() + WAIT_S
         while self.channel.pending and writable(self.channel, max(0, deadline - time.monotonic())):
             self.channel.flush()
@@ -133,38 +154,39 @@ class Rig:
         self.tables[topic, partition], self._names[topic, partition] = table, name
         (self.data_dir / f"{topic}-{partition}").mkdir(exist_ok=True)
 
-    def _on_message(self, message: list[Any]) -> None:
+    def _on_message(self, message: ToSupervisor) -> None:
         match message:
-            case ["create", token, rows]:
-                results = []
-                for topic, partition, topic_id, settings, _new in rows:
+            case CreatePartitions(token, rows):
+                outcomes: list[Outcome] = []
+                for (topic, partition), topic_id, settings, _new in rows:
                     error, text = self.refusals.get((topic, partition), ("", ""))
                     self.ids.add(topic_id)
                     if not error and (topic, partition) not in self.tables:
                         self._open(topic, partition)
                         self.settings[topic, partition] = settings
-                        self.channel.send(["table", topic, partition, self._names[topic, partition]])
-                    results.append([topic, partition, error, text])
-                self.channel.send(["done", token, results])
-            case ["delete", token, rows]:
-                for topic, partition, topic_id in rows:
-                    assert len(topic_id) == 32
-                    self.deleted.append((topic, partition))
-                    if self.tables.pop((topic, partition), None) is not None:
-                        memory.unlink(self._names.pop((topic, partition)))
-                        self.channel.send(["drop", topic, partition])
-                self.channel.send(["done", token, [[*row[:2], "", ""] for row in rows]])
-            case ["settings", rows, settings]:
-                self.settings.update({(topic, partition): settings for topic, partition in rows})
-            case ["delete_before", topic, partition, offset]:
+                        table = self._names[topic, partition]
+                        self.channel.send(PartitionTable(TopicPartition(topic, partition), table))
+                    outcomes.append((TopicPartition(topic, partition), error, text))
+                self.channel.send(OrderDone(token, outcomes))
+            case DeletePartitions(token, partitions, topic_id):
+                assert len(topic_id) == 32
+                for key in partitions:
+                    self.deleted.append(key)
+                    if self.tables.pop(key, None) is not None:
+                        memory.unlink(self._names.pop(key))
+                        self.channel.send(PartitionDropped(key))
+                self.channel.send(OrderDone(token, [(key, "", "") for key in partitions]))
+            case ChangeSettings(partitions, settings):
+                self.settings.update(dict.fromkeys(partitions, settings))
+            case DeleteBefore((topic, partition), offset):
                 self.cuts.append((topic, partition, offset))
-            case ["roll", topic, partition]:
-                self.rolls.append((topic, partition))
-            case ["zookeeper", state]:
-                self.zookeeper = state
-            case ["shown", key, value]:
+            case Roll(key):
+                self.rolls.append(key)
+            case ZooKeeperState(connect, state):
+                self.zookeeper = {"connect": connect, "state": state}
+            case Shown(key, value):
                 self.shown[key] = value
-            case ["published"]:
+            case Published():
                 pass
             case _:
                 raise AssertionError(message)
@@ -180,7 +202,7 @@ class Rig:
         ready = {fd for fd, _ in poll.poll(timeout_s * 1000)}
         self.channel.flush()
         if self.channel.fileno() in ready and not self.silent:
-            for message, _ in self.channel.receive():
+            for message, _ in self.channel.receive(TO_SUPERVISOR):
                 self._on_message(message)
         if self.stream.fileno() in ready:
             data = self.stream.recv(1 << 20)
@@ -188,7 +210,7 @@ class Rig:
             self._unpacker.feed(data)
             for token, reply in self._unpacker:
                 if token == SNAPSHOT:
-                    self.snapshot.take(reply)
+                    self.snapshot.take(msgspec.convert(reply, SnapshotChange))
                 else:
                     self.replies[token] = reply
 

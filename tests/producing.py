@@ -15,8 +15,8 @@ from appliance.config import TopicSettings
 from appliance.errors import DiskFull, DuplicateSequence, OutOfOrderSequence
 from appliance.log import Log
 from appliance.log.files import System
-from appliance.processes.writer.delete_before import delete_before
 from appliance.processes.writer.producers import Producers
+from appliance.processes.writer.writer import delete_before
 from appliance.records.batch import BatchInfo, check, place
 from appliance.records.encode import encode_batch
 

@@ -147,6 +147,7 @@ VERBS: dict[str, dict[str, Any]] = {
     "init_producer": {},
     "status": {},
     "groups": {},
+    "group_names": {},
     "group": {"group": GROUP},
     "offsets": {"group": GROUP},
     "commit": {"group": GROUP, "offsets": [[TOPIC, 0, 1]]},

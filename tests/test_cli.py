@@ -153,17 +153,6 @@ def test_faults_end_with_what_to_do(
     assert "Traceback" not in streams.err
 
 
-def test_every_remedy_is_one_line() -> None:
-    for kind, text in faults.REMEDIES.items():
-        assert "\n" not in text and len(text) < 120, kind
-
-
-def test_a_message_that_names_a_command_needs_no_second_line() -> None:
-    assert faults.remedy(errors.BrokerAway("gone")) == faults.REMEDIES[errors.BrokerAway]
-    assert faults.remedy(errors.BrokerAway("gone: `appliance status` says why")) == ""
-    assert faults.remedy(errors.MessageTooLarge("x")) == ""
-
-
 @pytest.mark.parametrize(
     "error, status",
     [(PermissionError(13, "no", "/x"), 77), (FileNotFoundError(2, "no", "/x"), 66), (OSError(5, "io"), 74)],

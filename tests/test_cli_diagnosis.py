@@ -5,21 +5,20 @@ from __future__ import annotations
 import json
 import re
 import socket
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from appliance.cli.diagnosis import machine_checks
-from appliance.cli.diagnosis.activity import activity
-from appliance.cli.diagnosis.samples import Sample, seen
+from appliance.cli.diagnosis.activity import Sample, activity
 from appliance.config import load
-from appliance.health.findings import Finding, judge
-from appliance.metrics.disk_forecast import Room
-from appliance.metrics.readings import of_status
+from appliance.health.findings import Finding, Groups, judge
+from appliance.health.host import Host, Process, Room
+from appliance.metrics.looks import of_other_host, seen
 from appliance.status import NOTHING
 
 from .command_line import run, succeeding
@@ -34,22 +33,35 @@ def partition(topic: str, end: int = 0, state: str = "online", **more: Any) -> d
     return {"topic": topic, "partition": 0, **sizes, "state": state} | more
 
 
+PROCESSES = {8: Process("S", 0.0), 10: Process("S", 0.0)}
+
+
 def sample(at_s: float = 0.0, **changes: Any) -> Sample:
-    """A healthy appliance with one worker, except for the changes of its status, or of the sample itself."""
+    """A healthy appliance with one worker, except for changes of its status, of its machine, or of the sample."""
     worker = {"role": "network", "pid": 10, "started": 0.0, "restarts": 0, "connections": 3}
     coordinator = {"role": "coordinator", "pid": 8, "started": 0.0, "restarts": 0}
     status: dict[str, Any] = NOTHING | {
         **{"state": "serving", "data": "/data", "pid": 9, "listeners": {}, "processes": [worker, coordinator]},
         **{"zookeeper": {"connect": "a:1", "state": "connected"}, "partitions": [partition("web")]},
     }
-    room = changes.pop("room", Room(100 * GIB, 50 * GIB, 0, 0, 0))
-    own = {name: changes.pop(name) for name in Sample._fields if name in changes}
-    readings = of_status(status | changes, at_s)._replace(room=room)
-    return Sample(readings, [], None, {10: 0.0}, {10: "S"}, Counter())._replace(**own)
+    groups, peers = changes.pop("groups", ()), changes.pop("peers", {})
+    machine = Host(Room(100 * GIB, 50 * GIB), Room(GIB, GIB), PROCESSES)
+    names = {
+        "room": "disk",
+        "host_processes": "processes",
+        "shm": "shm",
+        "synchronised": "synchronised",
+        "logs": "logs",
+    }
+    own = {field: changes.pop(name) for name, field in names.items() if name in changes}
+    host = msgspec.structs.replace(machine, **own)
+    look = of_other_host(status | changes | {"host": host.as_json()}, at_s)
+    return Sample(look._replace(peers=peers), groups)
 
 
 def judged(before: Sample, now: Sample) -> list[Finding]:
-    return judge(seen(before, now))
+    groups = Groups(now.groups, len(now.groups))
+    return judge(seen(now.look, ("--data", "/data"), NOW_S, before.look, groups))
 
 
 def only(before: Sample, now: Sample) -> Finding:
@@ -61,6 +73,7 @@ def test_a_healthy_appliance_has_no_findings() -> None:
     assert judged(sample(), sample(1.0)) == []
 
 
+NOW_S = 1_000_000.0
 GROUP = {
     "group": "reports",
     "members": [{"id": "m", "client": "spark", "host": "10.0.0.7"}],
@@ -75,9 +88,11 @@ LOSER = {
     ],
 }
 LIMIT = {"limit": "descriptors", "process": "network 0", "value": 100, "in_use": 99, "advice": "raise LimitNOFILE="}
-LOW = {"limit": "disk.free_bytes_warn", "process": "", "value": 100, "in_use": 99, "advice": "make room"}
 NODE = {"role": "zookeeper", "pid": 11, "started": 0.0, "restarts": 0}
 RANGE = {"start": 5, "stop": 9, "file": "0.log", "position": 5, "reason": "CRC32C"}
+REFUSED = {"certificate": {"count": 3, "last": NOW_S - 20}}
+BUSY = PROCESSES | {10: Process("S", 0.99)}
+STOPPED = PROCESSES | {10: Process("T", 0.0)}
 
 
 @pytest.mark.parametrize(
@@ -90,17 +105,20 @@ RANGE = {"start": 5, "stop": 9, "file": "0.log", "position": 5, "reason": "CRC32
         ({"partitions": [partition("web", state="opening")]}, "PartitionOpening", "web-0: being opened", 75),
         ({"partitions": [partition("web", state="disk full", reason="/d/web-0: full")]}, "DiskFull", "web-0", 75),
         ({"zookeeper": {"connect": "a:1", "state": "suspended"}}, "ZooKeeperAway", "no quorum", 75),
-        ({"states": {10: "T"}}, "ProcessHangs", "network hangs", 75),
-        ({"cpu_s": {10: 0.99}}, "ProcessBusy", "network is busy", 0),
+        ({"host_processes": STOPPED}, "ProcessHangs", "network hangs", 75),
+        ({"host_processes": BUSY}, "ProcessBusy", "network is busy", 0),
         ({"limits": [LIMIT]}, "LimitReached", "descriptors of network 0", 75),
-        ({"limits": [LOW]}, "DiskLow", "less than disk.free_bytes_warn", 75),
         ({"refused": [{"action": "start writer", "reason": "no memory", "attempts": 3}]}, "ActionRefused", "start", 75),
-        ({"refusals": {"certificate": 3}}, "ClientsRefused", "clients are refused: certificate", 0),
+        ({"refusals_recent": REFUSED}, "ClientsRefused", "clients are refused: certificate", 0),
         ({"insecure": ["kafka 0.0.0.0:9092"]}, "InsecureListener", "no TLS", 0),
         ({"groups": [GROUP]}, "GroupLags", "group reports lags by 50,000 messages, 90 s", 0),
         ({"groups": [LOSER]}, "GroupLost", "2.0 KiB of web were removed before group re ports had read them", 0),
         ({"peers": Counter({"10.0.0.9": 900, "10.0.0.1": 1})}, "Flood", "10.0.0.9 floods", 0),
-        ({"room": Room(100 * GIB, GIB, 0, 0, 0)}, "DiskFillsUp", "the disk is full soon", 0),
+        ({"room": Room(100 * GIB, GIB)}, "DiskFillsUp", "the disk is full soon", 0),
+        ({"room": Room(100 * GIB, 0)}, "DiskFull", "the disk is full", 75),
+        ({"room": Room(100 * GIB, 9 * GIB), "disk": {"free_bytes_warn": 10 * GIB}}, "DiskLow", "10.0 GiB", 75),
+        ({"shm": Room(GIB, 4096)}, "SharedMemoryFull", "/dev/shm is full", 75),
+        ({"synchronised": False}, "ClockNotSynchronised", "not synchronised", 0),
         ({"partitions": [partition("web", end=100 << 20)]}, "DiskFillsUp", "the disk is full in 9 min", 0),
     ],
 )
@@ -110,25 +128,44 @@ def test_each_rule(changes: dict[str, Any], condition: str, says: str, status: i
     assert found.todo and found.page
 
 
-def test_a_restart_is_a_warning_for_a_while() -> None:
-    rows = sample().state["processes"]
-    before = [rows[0], rows[1] | {"started": time.time() - 30, "restarts": 2}]
-    found = only(sample(), sample(1.0, processes=before))
-    assert found.what == "coordinator was started again" and "2 times" in found.why
-    assert judged(sample(), sample(1.0, processes=[rows[0], before[1] | {"started": time.time() - 3600}])) == []
+def test_a_death_is_a_warning_for_a_while_and_several_are_worse() -> None:
+    row = {"role": "writer", "topic": "web", "partition": 0, "status": -9, "times": [NOW_S - 700, NOW_S - 30]}
+    found = only(sample(), sample(1.0, deaths=[row]))
+    assert found.what == "writer of web-0 was started again" and "once" in found.why and "signal 9" in found.why
+    assert "Killed process" in found.todo
+    assert judged(sample(), sample(1.0, deaths=[row | {"times": [NOW_S - 700]}])) == []
+    worse = only(sample(), sample(1.0, deaths=[row | {"times": [NOW_S - 9, NOW_S - 6, NOW_S - 3]}]))
+    assert (worse.condition.name, worse.exit_status) == ("ProcessDies", 75) and "3 times" in worse.why
+
+
+def test_refusals_are_over_when_none_comes_any_more() -> None:
+    over = {"certificate": {"count": 3, "last": NOW_S - 301}}
+    assert judged(sample(), sample(1.0, refusals={"certificate": 3}, refusals_recent=over)) == []
 
 
 def test_nodes_that_stand_still_are_named() -> None:
-    rows = sample().state["processes"]
+    rows = sample().look.state["processes"]
     changes = {"zookeeper": {"connect": "a:1", "state": "lost"}, "processes": [*rows, NODE, NODE | {"pid": 12}]}
-    found = only(sample(), sample(1.0, states={11: "S", 12: "T"}, **changes))
-    assert "1 of 2 local nodes run, stopped are 12" in found.why
+    nodes = PROCESSES | {11: Process("S", 0.0), 12: Process("T", 0.0)}
+    found = only(sample(), sample(1.0, host_processes=nodes, **changes))
+    assert "1 of 2 local nodes run, stopped are 12" in found.why and found.todo == "`kill -CONT 12`"
+
+
+def test_groups_that_lag_are_one_finding() -> None:
+    small = GROUP["partitions"][0] | {"lag_messages": 20_000}  # type: ignore[index]
+    others = [GROUP | {"group": f"g{number}", "partitions": [small]} for number in range(12)]
+    found = only(sample(), sample(1.0, groups=[*others, GROUP]))
+    assert found.what == "13 groups lag, reports the most: by 50,000 messages, 90 s"
+    assert "then g0 by 20,000 messages, 90 s, g1" in found.why and "and 9 more" in found.why
+    assert found.todo.startswith("`appliance groups describe reports --data /data`")
 
 
 def test_activity_is_the_difference_of_two_samples() -> None:
     group = GROUP | {"partitions": [GROUP["partitions"][0] | {"lag_messages": 50_200}]}  # type: ignore[index]
     before = sample(groups=[GROUP], partitions=[partition("web", 1_000), partition("app", 0)])
-    now = sample(2.0, groups=[group], partitions=[partition("web", 5_000), partition("app", 0)], cpu_s={10: 0.5})
+    spent = PROCESSES | {10: Process("S", 0.5)}
+    two = [partition("web", 5_000), partition("app", 0)]
+    now = sample(2.0, groups=[group], partitions=two, host_processes=spent)
     found = activity(before, now)
     assert (found["bytes_per_s"], found["messages_per_s"], found["connections"]) == (2_000, 2_000, 3)
     assert [row["topic"] for row in found["topics"]] == ["web", "app"]

@@ -142,7 +142,7 @@ def test_a_repair_says_who_has_the_lock_when_it_is_no_appliance(
     stopped: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when the writer of a killed one hangs: the pid in the file is nobody's, so nobody can be asked."""
-    monkeypatch.setattr("appliance.processes.supervisor.directory_lock.LOCK_WAIT_MS", 0)
+    monkeypatch.setattr("appliance.processes.supervisor.supervisor.LOCK_WAIT_MS", 0)
     at = ("--data", str(stopped.data_dir))
     (third,) = [json.loads(line) for line in succeeding("log", "dump", "web-0", "--json", *at).out.splitlines()][2:3]
     damage(stopped, third["position"] + 62, 5)

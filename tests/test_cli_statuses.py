@@ -124,7 +124,7 @@ def taken(place: Place) -> int:
         address = f"127.0.0.1:{other.getsockname()[1]}"
         listening = ("--set", f"native.listen={address}", "--set", "kafka.listen=127.0.0.1:0")
         status, said = alone("start", "--data", str(place.path / "taken"), *listening, "--set", "zookeeper.nodes=0")
-    assert f"native.listen = {address}" in said, said
+    assert f"native.listen = {address}" in said and f"process {os.getpid()} (" in said, said
     return status
 
 

@@ -40,7 +40,7 @@ def test_what_is_refused(appliance: Server, topic: str) -> None:
     succeeding("topics", "create", topic, "--partitions", "2", *at)
     for words, status, says in [
         (("create", topic), 65, "already"),
-        (("create", "a/b"), 65, "characters"),
+        (("create", "a/b"), 65, "use only letters"),
         (("create", "x", "--setting", "retention.m=1"), 65, "did you mean 'retention.ms'"),
         (("create", "x", "--setting", "flush.ms=soon"), 65, "flush.ms = 'soon'"),
         (("create", "x", "--partitions", "1000000"), 65, "partitions"),

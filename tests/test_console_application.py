@@ -31,7 +31,7 @@ from appliance.console.console_sessions import (
     Sessions,
 )
 from appliance.console.live_events import STREAMS_OF_ONE_MAX
-from appliance.console.observer import Look
+from appliance.console.observer import Poller
 from appliance.console.web_server import CONNECTIONS_MAX
 from appliance.errors import BadValue
 from appliance.security import security_file
@@ -421,11 +421,11 @@ def test_a_snapshot_has_the_rows_the_coordinator_would_send(server: Server) -> N
         with Producer(server.state["listeners"]["local"]) as producer:
             offsets = [producer.send("trimmed", b"x" * 100).result(60).offset for _ in range(5)]
         cluster.admin("delete_records", {"name": "trimmed", "partition": 0, "offset": offsets[2]})
-        look = Look(server.data_dir, 0, time.monotonic, time.time)
+        look = Poller(server.data_dir, 0, time.monotonic, time.time)
 
         def agrees() -> bool:
             asked = {topic["name"]: topic for topic in cluster.admin("topics", {})}
-            snapshot = look.take([])
+            snapshot = look.take(look.look(), [])
             assert snapshot.topics.keys() == asked.keys()
             for name, topic in asked.items():
                 assert snapshot.topics[name]["own"] == topic["own"]

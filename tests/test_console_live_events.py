@@ -9,9 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.console.live_events import changes, visible
-from appliance.console.observer import Look, Observer, Snapshot
+from appliance.console.observer import Observer, Poller, Snapshot
 from appliance.console.visitors import Visitor
+from appliance.metrics.looks import Look
+from appliance.metrics.readings import of_status
 from appliance.security.acls import Acl, Operation, PatternType, Permission, ResourceType, Rights
+from appliance.status import NOTHING
 
 ROWS = st.dictionaries(st.sampled_from("abc"), st.integers(0, 2))
 SECTIONS = st.fixed_dictionaries({"topics": ROWS, "groups": ROWS})
@@ -58,14 +61,17 @@ def test_only_what_may_be_seen() -> None:
     assert seen["partitions"] == {"0": {}} and seen["group"][""]["partitions"] == [{"topic": "mine"}]
 
 
-class FakeLook(Look):
+class FakePoller(Poller):
     """Counts its looks."""
 
     def __init__(self) -> None:
         self.focus: list[Collection[str]] = []
         self.closed = 0
 
-    def take(self, focus: Collection[str]) -> Snapshot:
+    def look(self) -> Look:
+        return Look(of_status(NOTHING | {"pid": None, "partitions": []}, 0))
+
+    def take(self, look: Look, focus: Collection[str]) -> Snapshot:
         self.focus.append(focus)
         return Snapshot(len(self.focus), 0, {}, [], {}, {}, {}, {})
 
@@ -75,7 +81,7 @@ class FakeLook(Look):
 
 def test_nothing_is_done_while_nobody_watches() -> None:
     async def play() -> None:
-        look = FakeLook()
+        look = FakePoller()
         observer = Observer(look, lambda: 0.0)
         running = asyncio.create_task(observer.run())
         await asyncio.sleep(0)

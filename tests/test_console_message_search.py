@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 
 from appliance.client import EARLIEST, LATEST, Message
 from appliance.console import message_search
-from appliance.console.message_search import Found, Query, Search, cursor_text, parse_cursor, shown
+from appliance.console.message_search import (
+    UNPACKED_BYTES_MAX,
+    Batch,
+    Found,
+    Query,
+    Search,
+    cursor_text,
+    parse_cursor,
+    shown,
+)
 from appliance.errors import InvalidRequest, UnknownPartition, WriterGone
 
 GAP = 40
@@ -20,10 +29,13 @@ GAP = 40
 class FakeLog:
     """Partitions of (timestamp, value), one message a batch; those in ``broken`` cannot be read."""
 
-    damaged = 0
+    damaged = too_large = unpacked_bytes = 0
 
-    def __init__(self, *partitions: list[tuple[int, bytes]], broken: frozenset[int] = frozenset()) -> None:
-        self._broken = broken
+    def __init__(
+        self, *partitions: list[tuple[int, bytes]], broken: frozenset[int] = frozenset(), cost: int = 0
+    ) -> None:
+        """``cost``: what each message unpacks to."""
+        self._broken, self._cost = broken, cost
         self._messages = [
             [
                 Message("web", number, (at + 1) * GAP - 1, time, b"key", value, ())
@@ -44,11 +56,13 @@ class FakeLog:
             found[number] = {EARLIEST: 0, LATEST: end}.get(when, since)
         return found, {}
 
-    def read(self, topic: str, partition: int, start: int, stop: int) -> Iterator[list[Message]]:
+    def read(self, topic: str, partition: int, start: int, stop: int, *, newest_first: bool) -> Iterator[Batch]:
         if partition in self._broken:
             raise WriterGone("being restarted")
-        rows = [row for row in self._messages[partition] if row.offset >= start]
-        yield rows[: (stop - start) // GAP + 2]  # and some behind
+        rows = [row for row in self._messages[partition] if start <= row.offset and row.offset - GAP + 1 < stop]
+        for row in reversed(rows) if newest_first else rows:
+            self.unpacked_bytes += self._cost
+            yield Batch([row], row.offset - GAP + 1, row.offset + 1)
 
 
 def steps(log: FakeLog, **query: object) -> list[Found]:
@@ -66,15 +80,17 @@ logs = st.lists(
 
 
 @given(
-    logs, st.sampled_from(["newest", "oldest"]), st.integers(1, 7), st.sampled_from(["", "YES"]), st.integers(40, 500)
+    *(logs, st.sampled_from(["newest", "oldest"]), st.integers(1, 7), st.sampled_from(["", "YES"])),
+    *(st.integers(40, 500), st.integers(1, 5), st.sampled_from([0, UNPACKED_BYTES_MAX // 3, 2 * UNPACKED_BYTES_MAX])),
 )
 def test_every_message_is_found_once_and_in_order(
-    rows: list[list[tuple[int, bytes]]], order: str, limit: int, text: str, window: int
+    rows: list[list[tuple[int, bytes]]], order: str, limit: int, text: str, window: int, times: int, cost: int
 ) -> None:
-    """Also where timestamps go back, and where a window ends inside of a message."""
-    log = FakeLog(*rows)
+    """Also where timestamps go back, where a window ends inside of a message, and where messages unpack to much."""
+    log = FakeLog(*rows, cost=cost)
     before = message_search.WINDOW_BYTES_MIN, message_search.WINDOW_BYTES_MAX, message_search.FIRST_BYTES
-    message_search.WINDOW_BYTES_MIN = message_search.WINDOW_BYTES_MAX = message_search.FIRST_BYTES = window
+    message_search.WINDOW_BYTES_MIN = window
+    message_search.WINDOW_BYTES_MAX = message_search.FIRST_BYTES = window * times
     try:
         found = steps(log, order=order, limit=limit, text=text)
     finally:

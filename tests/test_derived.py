@@ -45,10 +45,9 @@ from appliance.log.repair import repair
 from appliance.log.scrub import scrub
 from appliance.log.tools import Batch, dump
 from appliance.partition_states import OFFLINE, ONLINE
-from appliance.processes.writer import appender as appender_module
-from appliance.processes.writer.appender import Appender
-from appliance.processes.writer.delete_before import delete_before
+from appliance.processes.writer import writer as appender_module
 from appliance.processes.writer.producers import Producers
+from appliance.processes.writer.writer import Appender, delete_before
 from appliance.records.batch import CODECS, HEADER_BYTES, LOG_APPEND_TIME
 from appliance.records.decode import decode_batch
 from appliance.records.encode import encode_batch

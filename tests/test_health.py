@@ -16,11 +16,13 @@ from appliance.partition_states import STATE_NAMES
 SYSTEMD = Path(__file__).parent.parent / "systemd"
 PROCESS: dict[str, Any] = {"pid": 1, "started": 0.0, "restarts": 0}
 WELL: dict[str, Any] = {
-    **{"state": "serving", "offline": {}, "limits": [], "refused": [], "insecure": []},
+    **{"state": "serving", "offline": {}, "limits": [], "refused": [], "insecure": [], "deaths": [], "disk": {}},
+    **{"refusals_recent": {}, "faults": [], "foreign": {}, "cluster": {}},
     "zookeeper": {"state": "connected"},
     "processes": [PROCESS | {"role": role} for role in ("supervisor", "network", "coordinator")],
 }
 LIMIT = {"limit": "descriptors", "process": "", "advice": "raise it"}
+NO_ROOM = {"action": "write state.json", "reason": "no room", "limit": "disk"}
 REFUSED = {"action": "start writers", "reason": "out of memory"}
 DAMAGE = {"t-1": [[5, 9, "0.log", 5, "CRC32C"]]}
 FULL = "/data/t-1/0.log: No space left on device, 0 bytes are free"
@@ -57,6 +59,13 @@ def test_all_is_well() -> None:
         ({"zookeeper": {"state": "lost"}}, {}, 75, False, "ZooKeeper is lost: groups and changes of topics wait"),
         ({"limits": [LIMIT]}, {}, 75, False, "limit reached: descriptors"),
         ({"limits": [LIMIT | {"limit": "disk"}]}, {}, 75, False, "the disk is full"),
+        (
+            {"limits": [LIMIT | {"limit": "disk"}], "refused": [NO_ROOM]},
+            {"t-0": "disk full"},
+            75,
+            False,
+            "is full: t-0",
+        ),
         ({"refused": [REFUSED]}, {}, 75, False, "refuses to start writers: out of memory"),
         ({}, {"t-0": "disk full"}, 75, False, "the disk is full: t-0: producers are refused"),
         (
@@ -122,7 +131,7 @@ def test_many_partitions_are_counted() -> None:
     offline = {f"t-{number:02}": "offline" for number in range(NAMED_MAX + 7)}
     texts = [one.text for one in judge(seen(WELL, offline))]
     assert texts[:2] == ["t-00 is offline", "t-01 is offline"] and len(texts) == NAMED_MAX + 1
-    assert texts[-1] == "7 more of these: PartitionOffline"
+    assert texts[-1] == "7 more partitions are offline: t-10 is offline, t-11 is offline, t-12 is offline and 4 more"
     (full,) = judge(seen(WELL, {f"t-{number}": STATE_NAMES[3] for number in range(5)}))
     assert "t-0, t-1, t-2 and 2 more" in full.text
 

@@ -14,6 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+from appliance.health import host
+from appliance.health.host import Host, Process
 from appliance.metrics.disk_forecast import DiskForecast, Room
 from appliance.metrics.exposition import DAMAGED_MAX, OTHERS, TOPICS_MAX, Exposition, Snapshot, Watched
 from appliance.metrics.heart_watch import HeartWatch
@@ -27,9 +29,11 @@ HERE = Path(__file__).parent.parent / "systemd" / "prometheus"
 PROMTOOL = shutil.which("promtool")
 STATE: dict[str, Any] = {
     **{"state": "serving", "version": "1", "started": 5.0, "insecure": [], "offline": {"t-1": "damaged"}},
-    "processes": [{"role": "network"}, {"role": "network"}, {"role": "coordinator"}],
+    "processes": [{"role": "network", "pid": 1}, {"role": "network", "pid": 2}, {"role": "coordinator", "pid": 3}],
     **{"restarts": {"network": 2}, "hangs": {"network": 1}, "zookeeper": {"state": "connected"}},
     "limits": [{"limit": "disk"}],
+    "faults": [{"role": "coordinator", "reason": "/a.json: damaged", "todo": "restore it"}],
+    "cluster": {"leaderless": [{"broker": 2, "partitions": 7}], "rival": None, "offsets_lost": {"count": 3}},
     "refused": [{"action": "start writers", "waiting": 3}],
     "refusals": {"throttled": 4},
     "retention": {"size": 6},
@@ -37,6 +41,7 @@ STATE: dict[str, Any] = {
     "tls": {"error": "bad mode", "files": [{"key": "tls.certificate", "file": "/a.pem", "expires": 7.0}]},
     "damaged": {"web-1-0": [[100, 150, "0.log", 100, "CRC32C"], [200, 210, "0.log", 200, "CRC32C"]]},
 }
+MACHINE = Host(shm=host.Room(1000, 400), processes={1: Process("S", 1.5), 2: Process("R", 2.0), 3: Process("S", 0.5)})
 ROOM = Room(size=1000, free=600, logs=300, cap=500, reserve=100)
 
 
@@ -62,7 +67,7 @@ def readings(topics: int = 1) -> Readings:
 
 def exposed(taken: Readings) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
     lags = Lags({("readers", "topic-0000"): Lag(5, 50, 1.5, 7)}, 0, 0)
-    text = Exposition().write(Snapshot(taken, Watched(lags, 2.0, 3_600.0, {"network": 0.5}))).decode()
+    text = Exposition().write(Snapshot(taken, Watched(lags, 2.0, 3_600.0, {"network": 0.5}, MACHINE))).decode()
     found: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -95,6 +100,11 @@ def test_numbers_arrive_under_their_names() -> None:
     assert found["appliance_disk_seconds_until_full"][()] == 3_600
     assert found["appliance_certificate_expiry_timestamp_seconds"] == {(("file", "/a.pem"),): 7.0}
     assert found["appliance_certificates_unusable"] == {(): 1}
+    assert found["appliance_process_cpu_seconds_total"][(("role", "network"),)] == 3.5
+    assert found["appliance_shared_memory_free_bytes"] == {(): 400}
+    assert found["appliance_partitions_without_leader"] == {(("broker", "2"),): 7}
+    assert (found["appliance_groups_without_offsets"], found["appliance_broker_id_taken"]) == ({(): 3}, {(): 0})
+    assert found["appliance_process_faults"] == {(("role", "coordinator"),): 1}
 
 
 def test_topics_are_bounded_and_nothing_is_lost() -> None:

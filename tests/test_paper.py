@@ -1,7 +1,7 @@
 """The paper on real parts: each test holds one statement of *Kafka: a Distributed Messaging System for Log Processing*.
 
-A docstring names its section first: "3.1, Simple storage" is a section of the paper (NetDB'11), "paper.md, Disk" one of
-the page of facts on its implementation (Kafka 0.7.2).  Then come what is stated, the goal and the method.  A "+" marks
+A docstring names its section first: "3.1, Simple storage" is a section of the paper (NetDB'11), "0.7.2, Disk" what its
+implementation, Kafka 0.7.2, does.  Then come what is stated, the goal and the method.  A "+" marks
 where this appliance does better than the system of the paper, and how.
 
 One appliance with one ZooKeeper node serves the module; who breaks things starts an appliance of its own.  Here a
@@ -180,7 +180,7 @@ def test_the_next_offset_is_this_one_plus_the_length(peer: Peer, topic: str) -> 
 
 
 def test_segments_are_rolled_by_size_and_named_by_their_first_offset(server: Server, peer: Peer, topic: str) -> None:
-    """3.1, Simple storage: "a log is implemented as a set of segment files of approximately the same size"; paper.md,
+    """3.1, Simple storage: "a log is implemented as a set of segment files of approximately the same size"; 0.7.2,
     Disk: the name is the offset of the first message, %020d.
 
     Goal: files follow on each other without gaps; only the last one is written.  Method: publish ten times the segment
@@ -265,7 +265,7 @@ def test_messages_are_flushed_and_exposed_after_a_time(peer: Peer, topic: str) -
 
 @needs_strace
 def test_what_cannot_be_flushed_is_never_exposed(server: Server, peer: Peer, topic: str, tmp_path: Path) -> None:
-    """3.1, Simple storage: "only exposed to the consumers after it is flushed"; paper.md, Disk: an I/O error on flush
+    """3.1, Simple storage: "only exposed to the consumers after it is flushed"; 0.7.2, Disk: an I/O error on flush
     stops the broker.
 
     Goal: exposure waits for the disk's word, not for the attempt.  Method: have fdatasync fail; the message lies in
@@ -311,7 +311,7 @@ def test_a_pull_names_an_offset_and_a_number_of_bytes(peer: Peer, topic: str) ->
 
     Goal: a pull brings many messages, and no more bytes than asked for.  Method: pull with several sizes.
     + Only whole batches come, and one that is larger than the size comes all the same: nobody is stuck in front of it
-    (paper.md, Consumer API: InvalidMessageSizeException).
+    (0.7.2, Consumer API: InvalidMessageSizeException).
     """
     peer.create(topic)
     batches = [encode_values([b"%d" % i * 100] * 20, 1_000) for i in range(30)]
@@ -327,7 +327,7 @@ def test_a_pull_names_an_offset_and_a_number_of_bytes(peer: Peer, topic: str) ->
 
 
 def test_one_request_pulls_from_several_partitions(peer: Peer, topic: str) -> None:
-    """paper.md, Wire: MultiFetch answers several fetches in one response.
+    """0.7.2, Wire: MultiFetch answers several fetches in one response.
 
     Method: ask for three partitions, one of which does not exist; each part has its own error and its own bytes.
     """
@@ -375,7 +375,7 @@ def test_segments_go_from_file_to_socket_by_sendfile(server: Server, peer: Peer,
 def test_batches_stay_compressed_from_producer_to_consumer(
     server: Server, admin: Admin, topic: str, codec: str
 ) -> None:
-    """paper.md, Wire: a compressed set travels and is stored as one message; the broker keeps it as it is.
+    """0.7.2, Wire: a compressed set travels and is stored as one message; the broker keeps it as it is.
 
     Goal: whoever compresses saves network and disk, and the broker no time on it.  Method: the log on the disk is
     smaller than its values and carries the codec's mark; the consumer gets back what was sent.
@@ -413,7 +413,7 @@ def test_a_message_costs_few_bytes_beside_its_payload(server: Server, admin: Adm
 
 
 def test_a_producer_publishes_a_set_of_messages_in_one_request(peer: Peer, topic: str) -> None:
-    """3: "For efficiency, the producer can send a set of messages in a single publish request"; paper.md, Wire:
+    """3: "For efficiency, the producer can send a set of messages in a single publish request"; 0.7.2, Wire:
     Produce has no response at all.
 
     Method: publish without acknowledgement, then ask something else on the connection: the answer to that is the
@@ -431,7 +431,7 @@ def test_a_producer_publishes_a_set_of_messages_in_one_request(peer: Peer, topic
 
 
 def test_the_asynchronous_producer_batches_by_number_and_by_time(server: Server, admin: Admin, topic: str) -> None:
-    """paper.md, Producer: async collects up to batch.size messages for up to queue.time.
+    """0.7.2, Producer: async collects up to batch.size messages for up to queue.time.
 
     Goal: a full batch leaves by its number, one that does not fill by its time; send waits for neither.  Method: send
     110 with 50 a batch, which nobody flushes or waits for: two full batches come at once, ten more after the linger.
@@ -496,7 +496,7 @@ def test_the_broker_keeps_nothing_about_consumers(server: Server, admin: Admin, 
 
 def test_messages_are_kept_for_a_time_whoever_has_read_them(make_appliance: Callable[..., Server]) -> None:
     """3.1, Stateless broker: "A message is automatically deleted if it has been retained in the broker longer than a
-    certain period, typically 7 days"; paper.md, Flush / retention: by the time of the segment file.
+    certain period, typically 7 days"; 0.7.2, Flush / retention: by the time of the segment file.
 
     Goal: age alone decides, by whole segments, the last one too.  Method: let some segment files of a stopped appliance
     look older than the period: they go, although nobody has read them; the younger ones stay.
@@ -561,7 +561,7 @@ def test_messages_are_spread_over_the_streams_of_a_consumer(server: Server, admi
 def test_a_consumer_subscribes_to_topics_by_a_filter(
     server: Server, admin: Admin, tree: KazooClient, topic: str
 ) -> None:
-    """paper.md, Consumer API: createMessageStreamsByFilter(Whitelist/Blacklist, n); ZooKeeper: ``*N*regex``.
+    """0.7.2, Consumer API: createMessageStreamsByFilter(Whitelist/Blacklist, n); ZooKeeper: ``*N*regex``.
 
     Method: subscribe to a pattern that one topic of two matches; another one that matches is created later.
     """
@@ -648,7 +648,7 @@ def owners(tree: KazooClient, group: str, topic: str) -> dict[int, str]:
 
 
 def test_range_assignment(server: Server, admin: Admin, tree: KazooClient, topic: str) -> None:
-    """3.2, Algorithm 1: partitions and consumers are sorted; consumer j of n gets a contiguous range; paper.md,
+    """3.2, Algorithm 1: partitions and consumers are sorted; consumer j of n gets a contiguous range; 0.7.2,
     Rebalance: by thread, the first P mod C of which get one partition more.
 
     Goal: what the consumers agree on through ZooKeeper is what the algorithm says.  Method: seven partitions among
@@ -691,7 +691,7 @@ def test_registries_have_the_papers_paths_and_kinds(
     server: Server, admin: Admin, tree: KazooClient, topic: str
 ) -> None:
     """3.2: "The paths created in Zookeeper are ephemeral for the broker registry, the consumer registry, and the
-    ownership registry, and persistent for the offset registry"; paper.md, ZooKeeper: paths and values.
+    ownership registry, and persistent for the offset registry"; 0.7.2, ZooKeeper: paths and values.
 
     Method: read all five from ZooKeeper while a consumer of two streams runs; then again when it has left.
     """
@@ -942,7 +942,7 @@ def test_damage_on_the_disk_is_noticed_by_the_consumer(server: Server, peer: Pee
 
 def test_recovery_removes_a_torn_tail_and_refuses_damage_before_it(make_appliance: Callable[..., Server]) -> None:
     """3.3: "If there is any I/O error on the broker, Kafka runs a recovery process to remove those messages with
-    inconsistent CRCs"; paper.md, Disk: without a clean shutdown the last segment is truncated at the first bad message.
+    inconsistent CRCs"; 0.7.2, Disk: without a clean shutdown the last segment is truncated at the first bad message.
 
     Method: kill the broker; write half a message set behind one log, change a byte in the middle of another.  After
     the restart the first goes on where its last whole set ends.  + The second had told its messages to consumers, so

@@ -3,27 +3,41 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import select
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import UnionType
+from typing import Final, get_args
 
 import pytest
+from msgspec.msgpack import Decoder
 
-from appliance.processes import control
+from appliance.config import Config
+from appliance.processes import control, messages
 from appliance.processes.control import FDS_MAX, MESSAGE_BYTES_MAX, Channel
+from appliance.processes.messages import Message, Refused, Reload, Stop, UnknownMessage
+
+
+class Words(Message):
+    text: str
+    data: bytes = b""
+
+
+TO_TEST: Final[Decoder[Words | Stop | Refused]] = Decoder(Words | Stop | Refused)
 
 
 def test_messages_and_descriptors_arrive_whole_and_in_order() -> None:
     left, right = Channel.pair()
     read_end, write_end = os.pipe()
-    left.send(["one", 1, {"two": 2}])
-    left.send(["with"], (read_end,))
-    (first, none), (second, (fd,)) = right.receive()
-    assert (first, none, second) == (["one", 1, {"two": 2}], [], ["with"])
+    left.send(Words("one", b"two"))
+    left.send(Stop(), (read_end,))
+    (first, none), (second, (fd,)) = right.receive(TO_TEST)
+    assert (first, none, second) == (Words("one", b"two"), [], Stop())
     os.write(write_end, b"x")
     assert os.read(fd, 1) == b"x"
-    assert right.receive() == []
+    assert right.receive(TO_TEST) == []
     for number in (fd, read_end, write_end):
         os.close(number)
     left.close()
@@ -32,14 +46,14 @@ def test_messages_and_descriptors_arrive_whole_and_in_order() -> None:
 
 def test_what_the_kernel_does_not_take_waits() -> None:
     left, right = Channel.pair()
-    sent = [[number, bytes(10_000)] for number in range(200)]
+    sent = [Words(str(number), bytes(10_000)) for number in range(200)]
     for message in sent:
         left.send(message)
     assert left.pending
-    received = [message for message, _ in right.receive()]
+    received = [message for message, _ in right.receive(TO_TEST)]
     while left.pending:
         left.flush()
-        received += [message for message, _ in right.receive()]
+        received += [message for message, _ in right.receive(TO_TEST)]
     assert received == sent
     left.close()
     right.close()
@@ -47,18 +61,18 @@ def test_what_the_kernel_does_not_take_waits() -> None:
 
 def test_a_dead_peer_is_an_eof_and_messages_to_it_are_dropped() -> None:
     left, right = Channel.pair()
-    left.send(["last words"])
+    left.send(Words("last words"))
     left.close()
-    assert [message for message, _ in right.receive()] == [["last words"]]
+    assert [message for message, _ in right.receive(TO_TEST)] == [Words("last words")]
     assert right.closed
-    right.send(["nobody listens"])
+    right.send(Words("nobody listens"))
     right.close()
 
 
 def test_a_message_that_is_too_large_is_a_bug() -> None:
     left, right = Channel.pair()
-    with pytest.raises(AssertionError, match="control message"):
-        left.send([bytes(MESSAGE_BYTES_MAX)])
+    with pytest.raises(AssertionError, match="Words of"):
+        left.send(Words("", bytes(MESSAGE_BYTES_MAX)))
     left.close()
     right.close()
 
@@ -67,8 +81,8 @@ def test_descriptors_of_unsent_messages_are_closed() -> None:
     left, right = Channel.pair()
     read_end, write_end = os.pipe()
     while not left.pending:
-        left.send([bytes(100_000)])
-    left.send(["never sent"], (write_end,))
+        left.send(Words("", bytes(100_000)))
+    left.send(Words("never sent"), (write_end,))
     os.close(write_end)
     left.close()
     assert os.read(read_end, 1) == b""  # the copy that waited is closed too
@@ -88,20 +102,20 @@ def no_descriptors() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("count", range(1, FDS_MAX + 1))
-@pytest.mark.parametrize("take", [Channel.take, lambda channel: channel.receive()[0]])
+@pytest.mark.parametrize("take", [lambda channel: channel.take(TO_TEST), lambda channel: channel.receive(TO_TEST)[0]])
 def test_descriptors_that_the_receiver_has_no_room_for_are_refused_by_name(
     count: int, take: Callable[[Channel], object]
 ) -> None:
     left, right = Channel.pair()
     read_end, write_end = os.pipe()
-    left.send(["writer", "t", 0], [write_end] * count)
+    left.send(Words("lent"), [write_end] * count)
     os.close(write_end)
     with no_descriptors():
-        assert take(right) == (["refused", "writer", "t", 0], [])
+        assert take(right) == (Refused(Words("lent")), [])
     assert os.read(read_end, 1) == b"", "no copy is left anywhere"
-    left.send(["writer", "t", 0], [read_end])
-    message, fds = right.receive()[0]
-    assert message == ["writer", "t", 0] and len(fds) == 1, "and later it arrives"
+    left.send(Words("lent"), [read_end])
+    message, fds = right.receive(TO_TEST)[0]
+    assert message == Words("lent") and len(fds) == 1, "and later it arrives"
     for fd in (read_end, *fds):
         os.close(fd)
     left.close()
@@ -112,13 +126,13 @@ def test_a_part_of_the_descriptors_is_none() -> None:
     left, right = Channel.pair()
     read_end, write_end = os.pipe()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    left.send(["lend"], [write_end, write_end])
+    left.send(Words("lend"), [write_end, write_end])
     os.close(write_end)
     probe = os.dup(read_end)  # the lowest free number: room for exactly one descriptor below the limit
     os.close(probe)
     resource.setrlimit(resource.RLIMIT_NOFILE, (probe + 1, hard))
     try:
-        assert right.take() == (["refused", "lend"], [])
+        assert right.take(TO_TEST) == (Refused(Words("lend")), [])
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert os.read(read_end, 1) == b""
@@ -131,19 +145,19 @@ def test_a_sender_without_descriptors_is_told_and_nothing_is_sent() -> None:
     left, right = Channel.pair()
     read_end, write_end = os.pipe()
     while not left.pending:
-        left.send([bytes(100_000)])
+        left.send(Words("", bytes(100_000)))
     with no_descriptors(), pytest.raises(OSError, match="Too many open files"):
-        left.send(["worker"], (read_end, write_end))
-    left.send(["after"])
+        left.send(Words("worker"), (read_end, write_end))
+    left.send(Words("after"))
     received = []
     while left.pending:
-        received += [message for message, _ in right.receive()]
+        received += [message for message, _ in right.receive(TO_TEST)]
         left.flush()
-    received += [message for message, _ in right.receive()]
-    assert ["worker"] not in received and received[-1] == ["after"]
+    received += [message for message, _ in right.receive(TO_TEST)]
+    assert Words("worker") not in received and received[-1] == Words("after")
     with no_descriptors():  # while the kernel takes it no copy is needed
-        left.send(["worker"], (read_end,))
-    assert right.receive()[0][0] == ["worker"]
+        left.send(Words("worker"), (read_end,))
+    assert right.receive(TO_TEST)[0][0] == Words("worker")
     left.close()
     right.close()
     for fd in (read_end, write_end):
@@ -155,11 +169,11 @@ def test_a_peer_that_does_not_take_its_messages_is_given_up(monkeypatch: pytest.
     left, right = Channel.pair()
     sent = 0
     while not left.closed:
-        left.send([bytes(10_000)])
+        left.send(Words("", bytes(10_000)))
         sent += 1
         assert sent < 1_000
     assert not left.pending
-    left.send(["dropped"])
+    left.send(Words("dropped"))
     left.close()
     right.close()
 
@@ -170,30 +184,55 @@ def test_a_living_peer_that_is_given_up_is_told_and_not_listened_to(monkeypatch:
     left, right = Channel.pair()
     read_end, write_end = os.pipe()
     for number in range(3):
-        right.send(["do", number], (write_end,))
+        right.send(Words(str(number)), (write_end,))
     os.close(write_end)
     while not left.closed:
-        left.send([bytes(10_000)])
-    assert left.receive() == left.receive(rest=True) == [] and left.take() == (None, [])
+        left.send(Words("", bytes(10_000)))
+    assert left.receive(TO_TEST) == left.receive(TO_TEST, rest=True) == [] and left.take(TO_TEST) is None
     poll = select.poll()
     poll.register(left.fileno(), select.POLLIN)
     assert not poll.poll(0), "a hang-up would say that the peer has ended"
     assert os.read(read_end, 1) == b"", "no descriptor is left in the channel"
-    received = right.receive()
-    assert right.closed and all(message == [bytes(10_000)] for message, _ in received)
-    right.send(["too late"])
+    received = right.receive(TO_TEST)
+    assert right.closed and all(message == Words("", bytes(10_000)) for message, _ in received)
+    right.send(Words("too late"))
     right.close()
     assert poll.poll(0), "the loop wakes up when the peer has ended"
-    assert left.receive(rest=True) == [] and left.take() == (None, [])
+    assert left.receive(TO_TEST, rest=True) == [] and left.take(TO_TEST) is None
     left.close()
     os.close(read_end)
 
 
 def test_the_last_words_of_a_peer_that_left_messages_unread_arrive() -> None:
     left, right = Channel.pair()
-    left.send(["unread"])
-    right.send(["last words"])
+    left.send(Words("unread"))
+    right.send(Words("last words"))
     right.close()
-    assert [message for message, _ in left.receive()] == [["last words"]]
+    assert [message for message, _ in left.receive(TO_TEST)] == [Words("last words")]
     assert left.closed
     left.close()
+
+
+def test_a_message_that_the_receiver_does_not_take_is_a_bug_and_is_named() -> None:
+    left, right = Channel.pair()
+    read_end, write_end = os.pipe()
+    left.send(Reload(Config()), (write_end,))
+    os.close(write_end)
+    with pytest.raises(UnknownMessage, match="Reload"):
+        right.take(TO_TEST)
+    assert os.read(read_end, 1) == b"", "its descriptors are closed"
+    os.close(read_end)
+    left.close()
+    right.close()
+
+
+def test_the_table_of_messages_is_complete_and_says_who_takes_each() -> None:
+    """Goal: the one definition of what processes say to each other is what they do say."""
+    text = str(messages.__doc__)
+    listed = set(re.findall(r"^    ([A-Z]\w+)(?: \+fd)?  ", text, re.MULTILINE))
+    structs = {cls.__name__ for cls in Message.__subclasses__() if cls.__module__ == messages.__name__}
+    assert listed == structs
+    unions = [one for one in vars(messages).values() if isinstance(one, UnionType)]
+    assert {cls.__name__ for one in unions for cls in get_args(one)} >= structs
+    with_fd = set(re.findall(r"^    (\w+) \+fd", text, re.MULTILINE))
+    assert with_fd | {"PartitionTable"} == {cls.__name__ for cls in get_args(messages.Refusable)}

@@ -12,10 +12,8 @@ import pytest
 
 from appliance.errors import ApplianceError, NotCoordinator, OffsetsFull, RequestTimedOut, ZooKeeperAway
 from appliance.names import TopicPartition
-from appliance.processes.coordinator import committed_offsets, group_claims
-from appliance.processes.coordinator.commit_queue import State
-from appliance.processes.coordinator.committed_offsets import CommittedOffsets
-from appliance.processes.coordinator.offset_count import UNIT_BYTES
+from appliance.processes.coordinator import committed_offsets
+from appliance.processes.coordinator.committed_offsets import UNIT_BYTES, CommittedOffsets, State
 from appliance.zookeeper import claims
 from appliance.zookeeper.claims import Claimant, GroupInfo
 from appliance.zookeeper.group_registry import GroupRegistry
@@ -229,7 +227,7 @@ def test_the_states_of_a_claim() -> None:
         one.members.clear()
         await one.offsets.claims.tidy()
         assert one.offsets.claims.state("g") is State.HELD
-        one.offsets.claims._groups["g"].used -= group_claims.CLAIM_IDLE_S
+        one.offsets.claims._groups["g"].used -= committed_offsets.CLAIM_IDLE_S
         await one.offsets.claims.tidy()
         assert one.offsets.claims.state("g") is State.UNCLAIMED and not one.offsets.claims._groups
         # HELD -> UNCLAIMED: nobody in it, and no positions
@@ -413,7 +411,7 @@ def test_what_others_have_is_counted_too() -> None:
 
 
 def test_claims_are_bounded_and_idle_ones_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_claims, "CLAIMS_MAX", 3)
+    monkeypatch.setattr(committed_offsets, "CLAIMS_MAX", 3)
 
     async def scenario() -> None:
         broker = Broker(Tree())

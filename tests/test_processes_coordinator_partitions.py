@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from appliance.errors import CorruptLog, DiskFull, OutOfResources, RequestTimedOut, StorageFault, UnknownPartition
+from appliance.names import TopicPartition
 from appliance.processes.coordinator import partitions as module
 from appliance.processes.coordinator.partitions import ORDER_ROWS_MAX, Partitions
+from appliance.processes.messages import CreatePartitions, DeletePartitions, OrderDone, ToSupervisor
 
 ID = "5f" * 16
 
@@ -19,27 +21,29 @@ class Supervisor:
     """Answers each order with what ``verdict`` says about a partition: (error, message)."""
 
     def __init__(self, verdict: Callable[[int], tuple[str, str]] | None) -> None:
-        self.messages: list[Any] = []
+        self.orders: list[CreatePartitions | DeletePartitions] = []
         self.verdict = verdict
         self.partitions = Partitions(self.take)
 
-    def take(self, message: Any) -> None:
-        self.messages.append(message)
-        if self.verdict is not None and message[0] in ("create", "delete"):
-            rows = [[topic, partition, *self.verdict(partition)] for topic, partition, *_ in message[2]]
-            token = message[1]
-            asyncio.get_running_loop().call_soon(lambda: self.partitions.done(token, rows))
+    def take(self, order: ToSupervisor) -> None:
+        assert isinstance(order, CreatePartitions | DeletePartitions)
+        self.orders.append(order)
+        if self.verdict is not None:
+            ordered = [row.partition for row in order.rows] if isinstance(order, CreatePartitions) else order.partitions
+            done = OrderDone(order.token, [(key, *self.verdict(key.partition)) for key in ordered])
+            asyncio.get_running_loop().call_soon(self.partitions.on_order_done, done)
 
 
-def keys(count: int) -> list[tuple[str, int]]:
-    return [("logs", partition) for partition in range(count)]
+def keys(count: int) -> list[TopicPartition]:
+    return [TopicPartition("logs", partition) for partition in range(count)]
 
 
 def test_a_long_order_is_cut_into_messages_and_answered_as_one() -> None:
     supervisor = Supervisor(lambda partition: ("", ""))
     asyncio.run(supervisor.partitions.create(keys(2 * ORDER_ROWS_MAX + 1), ID, {"retention.ms": "1"}))
-    assert [len(message[2]) for message in supervisor.messages] == [ORDER_ROWS_MAX, ORDER_ROWS_MAX, 1]
-    assert supervisor.messages[0][2][0] == ["logs", 0, ID, {"retention.ms": "1"}, True]
+    orders = [order for order in supervisor.orders if isinstance(order, CreatePartitions)]
+    assert [len(order.rows) for order in orders] == [ORDER_ROWS_MAX, ORDER_ROWS_MAX, 1]
+    assert orders[0].rows[0] == (("logs", 0), ID, {"retention.ms": "1"}, True)
 
 
 ERRORS = [StorageFault("rotten"), DiskFull("full"), OutOfResources("no room"), RequestTimedOut("slow")]
@@ -64,13 +68,15 @@ def test_an_order_that_nobody_answers_ends(monkeypatch: pytest.MonkeyPatch) -> N
     supervisor = Supervisor(None)
     with pytest.raises(RequestTimedOut, match="supervisor"):
         asyncio.run(supervisor.partitions.create(keys(3), ID, {}))
-    (token,) = [message[1] for message in supervisor.messages]
-    supervisor.partitions.done(token, [["logs", 0, "", ""]])  # an answer that comes too late is nobody's
+    (order,) = supervisor.orders
+    supervisor.partitions.on_order_done(
+        OrderDone(order.token, [(TopicPartition("logs", 0), "", "")])
+    )  # an answer that comes too late is nobody's
 
 
 def test_a_long_order_may_take_long_if_its_messages_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    messages: list[Any] = []
-    partitions = Partitions(messages.append)
+    orders: list[Any] = []
+    partitions = Partitions(orders.append)
 
     async def order() -> None:
         loop = asyncio.get_running_loop()
@@ -78,24 +84,24 @@ def test_a_long_order_may_take_long_if_its_messages_do_not(monkeypatch: pytest.M
         monkeypatch.setattr(loop, "time", lambda: now[0])
         creating = asyncio.create_task(partitions.create(keys(5 * ORDER_ROWS_MAX), ID, {}))
         await asyncio.sleep(0)
-        for _, token, _ in messages:
+        for sent in orders:
             now[0] += 0.9 * module.ORDER_MS_MAX / 1000
-            partitions.done(token, [])
+            partitions.on_order_done(OrderDone(sent.token, []))
             for _ in range(3):
                 await asyncio.sleep(0)
         await creating
 
     asyncio.run(order())
-    assert len(messages) == 5
+    assert len(orders) == 5
 
 
 def test_an_answer_to_an_earlier_coordinator_is_ignored() -> None:
-    Partitions(lambda message: None).done(1, [["logs", 0, 5, "x"]])
+    Partitions(lambda message: None).on_order_done(OrderDone(1, [(TopicPartition("logs", 0), "WriterGone", "x")]))
 
 
 def test_a_table_that_is_gone_already_is_no_error() -> None:
     partitions = Partitions(lambda message: None)
-    partitions.attach("logs", 0, "/appliance.nothing.table0")
-    partitions.drop("logs", 0)
+    partitions.attach(TopicPartition("logs", 0), "/appliance.nothing.table0")
+    partitions.drop(TopicPartition("logs", 0))
     with pytest.raises(UnknownPartition):
         partitions.extent("logs", 0)

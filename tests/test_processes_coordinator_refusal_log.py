@@ -1,4 +1,4 @@
-"""appliance.processes.coordinator.refusal_log: what the coordinator refuses for lack of a right is in the audit log."""
+"""appliance.processes.coordinator.change_log: what the coordinator refuses for lack of a right is in the audit log."""
 
 from __future__ import annotations
 

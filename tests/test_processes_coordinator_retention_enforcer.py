@@ -8,6 +8,7 @@ from pathlib import Path
 from appliance import config as configs
 from appliance.log.files import log_path
 from appliance.partition_states import OFFLINE
+from appliance.processes.messages import Reload
 
 from .coordinator_fixture import Rig
 
@@ -72,7 +73,6 @@ def test_an_offline_partition_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_limits_follow_a_reload_and_an_altered_topic(tmp_path: Path) -> None:
-    import msgspec
 
     with start(tmp_path) as rig:
         for name in ("logs", "other"):
@@ -83,7 +83,7 @@ def test_limits_follow_a_reload_and_an_altered_topic(tmp_path: Path) -> None:
         rig.until(lambda: rig.cuts)
         assert set(rig.cuts) == {("other", 0, 1000)}
         changed = configs.load(overrides=["zookeeper.nodes=0", "topics.retention.ms=2m", "disk.check_ms=100"])
-        rig.channel.send(["reload", msgspec.to_builtins(changed)])
+        rig.channel.send(Reload(changed))
         rig.until(lambda: ("logs", 0, 1000) in rig.cuts)
         assert rig.settings["logs", 0]["retention.ms"] == "120000"
         assert rig.settings["other", 0]["retention.ms"] == "3600000"

@@ -11,7 +11,9 @@ import pytest
 from appliance.addresses import PLAINTEXT, Listener, parse_listeners
 from appliance.config import Broker, Config, Kafka
 from appliance.errors import OffsetOutOfRange, UnknownPartition
+from appliance.names import TopicPartition
 from appliance.processes.coordinator.live_brokers import LiveBrokers
+from appliance.processes.messages import DeleteBefore
 from appliance.zookeeper.paths import BrokerInfo
 
 from .coordinator_bench import Bench
@@ -62,7 +64,7 @@ def test_deleting_records_waits_for_the_writer_and_says_where_the_log_starts_now
         asking = asyncio.ensure_future(bench.broker.delete_records("logs", 0, 150))
         while not bench.sent:
             await asyncio.sleep(0)
-        assert bench.sent == [["delete_before", "logs", 0, 150]]
+        assert bench.sent == [DeleteBefore(TopicPartition("logs", 0), 150)]
         bench.table.retire_before(150)
         return await asking
 
@@ -84,7 +86,7 @@ def test_what_acks_1_has_acknowledged_is_in_the_log_for_whoever_asks(bench: Benc
         asking = asyncio.ensure_future(bench.broker.delete_records("logs", 0, 300))
         while not bench.sent:
             await asyncio.sleep(0)
-        assert bench.sent == [["delete_before", "logs", 0, 300]]
+        assert bench.sent == [DeleteBefore(TopicPartition("logs", 0), 300)]
         bench.table.publish_high_watermark(300, 30)
         await asyncio.sleep(0)
         assert not asking.done(), "the start has not moved"

@@ -29,9 +29,11 @@ import pytest
 from appliance.addresses import PLAINTEXT, Listener
 from appliance.config import Config, Network, TopicSettings
 from appliance.log import Log
+from appliance.names import TopicPartition
 from appliance.processes import network
 from appliance.processes.clock import wall_ms
 from appliance.processes.control import Channel
+from appliance.processes.messages import TO_SUPERVISOR, PartitionTable, WorkerChannel, WriterChannel
 from appliance.processes.network import connection_state
 from appliance.processes.network.worker import NetworkWorker
 from appliance.processes.writer.writer import Writer, WriterArguments
@@ -63,7 +65,7 @@ class Stepped(NamedTuple):
     def turn(self) -> None:
         self.steps.send(b"t")
         assert self.steps.recv(1) == b"."
-        self.control.receive()  # what it tells its supervisor
+        self.control.receive(TO_SUPERVISOR)  # what it tells its supervisor
 
     def kill(self) -> None:
         os.kill(self.pid, signal.SIGKILL)
@@ -145,7 +147,7 @@ class Bench:
 
         worker = self.processes[WORKER] = start(make, (self.listener.fileno(), self._doorbell.fd))
         for topic, table in self._tables.items():
-            worker.control.send(["table", topic, 0, table])
+            worker.control.send(PartitionTable(TopicPartition(topic, 0), table))
             self._connect(topic)
 
     def _start_writer(self, topic: str) -> None:
@@ -162,8 +164,8 @@ class Bench:
 
     def _connect(self, topic: str) -> None:
         left, right = Channel.pair()
-        self.processes[WORKER].control.send(["writer", topic, 0], (left.fileno(),))
-        self.processes[topic].control.send(["worker", self._arena], (right.fileno(),))
+        self.processes[WORKER].control.send(WriterChannel(TopicPartition(topic, 0)), (left.fileno(),))
+        self.processes[topic].control.send(WorkerChannel(self._arena), (right.fileno(),))
         left.close()
         right.close()
 

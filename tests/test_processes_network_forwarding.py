@@ -9,7 +9,7 @@ from typing import Any
 import msgpack
 
 from appliance.addresses import PLAINTEXT, Listener
-from appliance.processes.network.client_session import ClientSession
+from appliance.processes.network.connection_state import ClientSession
 from appliance.processes.network.forwarding import CoordinatorLink
 from appliance.security.principals import Origin
 

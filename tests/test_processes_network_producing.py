@@ -19,13 +19,13 @@ from appliance.errors import WriterGone
 from appliance.partition_states import ONLINE
 from appliance.processes.control import Channel
 from appliance.processes.handoff import BUFFER_BYTES_MIN, PIECE_BYTES
-from appliance.processes.network.client_session import ClientSession
-from appliance.processes.network.connection_state import HANDOFF_RETRY_MS, TURNS_TO_HAND_OVER, Connection
+from appliance.processes.messages import FROM_WORKER, Append, Appended, AppendRow, Handoff, Recall
+from appliance.processes.network.accepting import Places
+from appliance.processes.network.connection_state import HANDOFF_RETRY_MS, TURNS_TO_HAND_OVER, ClientSession, Connection
 from appliance.processes.network.connections import Connections
 from appliance.processes.network.handing_over import SETTLING_MS_MAX, HandingOver
 from appliance.processes.network.inbox import Buffers, Inbox
 from appliance.processes.network.known_partitions import KnownPartitions
-from appliance.processes.network.places import Places
 from appliance.processes.network.producing import ASKED_MS, NEEDED_MAX, Producing, WriterNeeds, _runs
 from appliance.processes.network.relaying import Relaying
 from appliance.processes.network.turn import Turn
@@ -104,8 +104,12 @@ class Rig:
 
     def appended(self) -> list[int]:
         """The positions of all batches that the writer has been sent."""
-        messages = [message for message, _ in self.writer.receive()]
-        return [position for message in messages for append in message for position in append[2][::2]]
+        return [position for _, _, positions in self.requests() for position in positions[::2]]
+
+    def requests(self) -> list[AppendRow]:
+        """All append requests that the writer has been sent."""
+        messages = [message for message, _ in self.writer.receive(FROM_WORKER)]
+        return [row for message in messages if isinstance(message, Append) for row in message.requests]
 
     def join_writer(self) -> None:
         left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -219,10 +223,10 @@ def test_when_rights_change_all_are_read_and_those_elsewhere_called_back(joined:
     stays, leaves = busy(joined), busy(joined)
     leaves.started = 0
     leaves.requests.clear()
-    assert joined.handing_over.hand_over(leaves) and joined.writer.receive()[0][0][0] == "handoff"
+    assert joined.handing_over.hand_over(leaves) and isinstance(joined.writer.receive(FROM_WORKER)[0][0], Handoff)
     joined.producing.recall()
     assert joined.is_read(stays) and stays.hand_over_to is None
-    assert joined.writer.receive() == [(["recall"], [])]
+    assert joined.writer.receive(FROM_WORKER) == [(Recall(), [])]
 
 
 def test_it_is_left_unread_only_if_it_can_move(joined: Rig) -> None:
@@ -265,9 +269,9 @@ def test_what_a_writer_answered_before_it_died_is_not_failed(joined: Rig, notice
         assert joined.produce(connection)
         joined.producing.send_all()
     pending = [connection.requests[0] for connection in connections]
-    tokens = [append[0] for message, _ in joined.writer.receive() for append in message]
+    tokens = [token for token, _, _ in joined.requests()]
     for token in tokens[:2]:
-        joined.writer.send([(token, [0, token, token + 1], {}, -1)])
+        joined.writer.send(Appended([(token, [0, token, token + 1], {}, -1)]))
     joined.writer.close()
     joined.producing.ask_for_room()  # cannot be sent: the end is known before the answers are
     assert joined.link.channel is not None and joined.link.channel.closed
@@ -339,8 +343,8 @@ def test_a_writer_that_retires_gets_what_has_waited_for_it(joined: Rig) -> None:
     joined.join_writer()
     joined.producing.retire_writer(joined.partition)
     assert joined.producing.waiting == 0
-    ((message, _),) = joined.writer.receive()
-    joined.writer.send([(message[0][0], [0, 0, 1], {}, -1)])
+    ((token, _, _),) = joined.requests()
+    joined.writer.send(Appended([(token, [0, 0, 1], {}, -1)]))
     joined.producing.on_event(joined.partition, select.EPOLLIN)
     assert not connection.requests[0].missing and joined.link.channel is None
 

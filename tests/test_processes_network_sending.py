@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from appliance.addresses import PLAINTEXT, Listener
 from appliance.config import Config, Network
 from appliance.processes.network import connection_state
-from appliance.processes.network.client_session import ClientSession
-from appliance.processes.network.connection_state import JOINED_BYTES_MAX, Connection, FileFault, Pending
+from appliance.processes.network.connection_state import JOINED_BYTES_MAX, ClientSession, Connection, FileFault, Pending
 from appliance.processes.network.connections import Connections
 from appliance.processes.network.inbox import Buffers, Inbox
 from appliance.processes.network.turn import Turn

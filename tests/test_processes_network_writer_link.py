@@ -6,7 +6,7 @@ import msgpack
 
 from appliance.processes.control import MESSAGE_BYTES_MAX
 from appliance.processes.network import writer_link
-from appliance.processes.writer import appender, worker_link
+from appliance.processes.writer import worker_link, writer
 
 OFFSET_MAX = 2**63 - 1
 POSITION_MAX = 2**32 - 1
@@ -20,12 +20,12 @@ def test_the_largest_description_fits() -> None:
 
 
 def test_the_largest_answer_fits() -> None:
-    texts = {index: "x" * appender.TEXT_CHARACTERS_MAX for index in range(appender.TEXTS_MAX)}
+    texts = {index: "x" * writer.TEXT_CHARACTERS_MAX for index in range(writer.TEXTS_MAX)}
     full = [2**40, [90, OFFSET_MAX, OFFSET_MAX] * writer_link.APPEND_PARTS_MAX, texts, 2**41]
     small = [[2**40, [0, OFFSET_MAX, OFFSET_MAX], {}, 2**41]] * (
         worker_link.NUMBERS_PER_MESSAGE // (worker_link.APPEND_NUMBERS + 3)
     )
     assert len(msgpack.packb([*small, full])) < MESSAGE_BYTES_MAX
-    refused = [2**40, [2, -1, -1], {0: "x" * appender.TEXT_CHARACTERS_MAX}, -1]
+    refused = [2**40, [2, -1, -1], {0: "x" * writer.TEXT_CHARACTERS_MAX}, -1]
     count = worker_link.NUMBERS_PER_MESSAGE // (worker_link.APPEND_NUMBERS + 3) + 1
     assert len(msgpack.packb([refused] * count)) < MESSAGE_BYTES_MAX

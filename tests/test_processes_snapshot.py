@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgpack
+import msgspec
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -12,7 +11,7 @@ from appliance.addresses import PLAINTEXT, Listener
 from appliance.catalog import Topic, new_id
 from appliance.config import TopicSettings
 from appliance.processes import snapshot
-from appliance.processes.snapshot import Facts, Publisher, Snapshot
+from appliance.processes.snapshot import Facts, Publisher, Snapshot, SnapshotChange
 from appliance.security.scram import Verifier
 from appliance.security.security_state import SecurityState
 
@@ -22,18 +21,18 @@ FACTS = Facts("cluster", 1, True, "zk:2181", {"kafka": "", "native": ""}, {}, To
 NOBODY = SecurityState()
 
 
-def over_the_stream(message: list[Any]) -> list[Any]:
-    received: list[Any] = msgpack.unpackb(msgpack.packb(message), strict_map_key=False)
-    return received
+def over_the_stream(change: SnapshotChange) -> SnapshotChange:
+    received = msgpack.unpackb(msgspec.msgpack.encode(change), strict_map_key=False)
+    return msgspec.convert(received, SnapshotChange)
 
 
 class Worker:
     def __init__(self) -> None:
         self.publisher, self.snapshot = Publisher(), Snapshot()
-        self.told: list[list[Any]] = []
+        self.told: list[SnapshotChange] = []
 
     def tell(self, facts: Facts, topics: dict[str, Topic], security: SecurityState = NOBODY) -> None:
-        self.told += [over_the_stream(message) for message in self.publisher.changes(facts, topics, security)]
+        self.told += [over_the_stream(change) for change in self.publisher.changes(facts, topics, security)]
 
     def take(self, count: int) -> None:
         for _ in range(min(count, len(self.told))):
@@ -120,7 +119,13 @@ def test_nothing_is_told_when_nothing_has_changed() -> None:
     worker = Worker()
     topics = {"a": Topic("a", {0: [1]}, {}, new_id())}
     worker.tell(FACTS, topics)
-    assert [message[0] for message in worker.told] == ["begin", "facts", "security", "topics", "end"]
+    assert [type(change) for change in worker.told] == [
+        snapshot.SnapshotBegins,
+        snapshot.FactsChanged,
+        snapshot.SecurityChanged,
+        snapshot.TopicsChanged,
+        snapshot.SnapshotEnds,
+    ]
     worker.told.clear()
     worker.tell(FACTS, topics)
     worker.tell(Facts("cluster", 1, True, "zk:2181", {"kafka": "", "native": ""}, {}, TopicSettings()), topics)

@@ -16,7 +16,20 @@ import pytest
 
 from appliance.client import Admin, Producer
 from appliance.config import Config
+from appliance.names import TopicPartition
 from appliance.processes.control import Channel
+from appliance.processes.messages import (
+    TO_NURSERY,
+    ChangeSettings,
+    Forked,
+    ForkWriter,
+    Message,
+    Offline,
+    Reap,
+    Stop,
+    WorkerChannel,
+    WriterOpened,
+)
 from appliance.processes.supervisor.actions import Actions
 from appliance.processes.supervisor.children import Children
 from appliance.processes.supervisor.fork import Child
@@ -31,7 +44,7 @@ class Steps:
     """The supervisor's side of one writer, with the test in the place of the nursery and of the writer."""
 
     def __init__(self) -> None:
-        self.messages: list[list[object]] = []
+        self.messages: list[Message] = []
         self.ended: list[Child] = []
         self._epoll = select.epoll()
         self._ours, self.nursery = Channel.pair()
@@ -46,11 +59,13 @@ class Steps:
         self.writer = self.expect("writer")
 
     def expect(self, key: str) -> Child:
-        return self.children.expect("writer", key, lambda _, fd: self._ours.send(["fork"], (fd,)))
+        return self.children.expect("writer", key, lambda _, fd: self._ours.send(Reap(0), (fd,)))
 
     def take_order(self) -> Channel:
         """In the nursery: the writer's end of its channel."""
-        _, (fd,) = self.nursery.take()
+        order = self.nursery.take(TO_NURSERY)
+        assert order is not None
+        (fd,) = order[1]
         return Channel(socket.socket(fileno=fd))
 
     def turn(self) -> None:
@@ -86,15 +101,15 @@ class Hatchery:
 
     def order(self, partition: int) -> Child:
         def send(cell: int, fd: int) -> None:
-            self.children.send(self.nursery, ["fork", "t", partition, {}, "no table", cell], (fd,))
+            self.children.send(self.nursery, ForkWriter(TopicPartition("t", partition), {}, "no table", cell), (fd,))
 
         return self.children.expect("writer", ("t", partition), send)
 
     def reap(self, pid: int) -> None:
-        self.children.send(self.nursery, ["reap", pid])
+        self.children.send(self.nursery, Reap(pid))
 
     def stop(self) -> None:
-        self.children.send(self.nursery, ["stop"])
+        self.children.send(self.nursery, Stop())
 
     @property
     def beats(self) -> int:
@@ -138,28 +153,28 @@ def test_a_writer_that_is_forked_outlives_the_nursery_and_ends_by_itself(steps: 
     steps.nursery.close()
     steps.turn()
     assert not steps.ended
-    channel.send(["forked", os.getpid()])
-    channel.send(["opened"])
+    channel.send(Forked(os.getpid()))
+    channel.send(WriterOpened())
     steps.turn()
-    assert (steps.writer.pid, steps.messages, steps.ended) == (os.getpid(), [["opened"]], [])
-    steps.writer.channel.send(["worker", "unread"])
-    channel.send(["offline", "its last words"])
+    assert (steps.writer.pid, steps.messages, steps.ended) == (os.getpid(), [WriterOpened()], [])
+    steps.writer.channel.send(WorkerChannel("unread"))
+    channel.send(Offline("its last words"))
     channel.close()
     steps.turn()
-    assert steps.messages[1:] == [["offline", "its last words"]], "read although it had left a message unread"
+    assert steps.messages[1:] == [Offline("its last words")], "read although it had left a message unread"
     assert steps.ended == [steps.writer]
 
 
 def test_the_last_words_of_a_writer_are_read_although_a_message_to_it_has_failed(steps: Steps) -> None:
     """Else a log that cannot be trusted would be given to another writer."""
     channel = steps.take_order()
-    channel.send(["forked", os.getpid()])
-    channel.send(["offline", "its last words"])
+    channel.send(Forked(os.getpid()))
+    channel.send(Offline("its last words"))
     channel.close()
-    steps.children.send(steps.writer, ["settings", {}])
+    steps.children.send(steps.writer, ChangeSettings([], {}))
     assert steps.writer.channel.closed
     steps.turn()
-    assert (steps.messages, steps.ended) == ([["offline", "its last words"]], [steps.writer])
+    assert (steps.messages, steps.ended) == ([Offline("its last words")], [steps.writer])
 
 
 def standing_still() -> int:
@@ -198,17 +213,17 @@ def test_the_steps_after_a_fork_in_every_order(nursery_does: list[str], writer_d
         told = False
         for number, (who, what) in enumerate(merged):
             if what == "tell":
-                ends[who].send(["forked", 4_711])
+                ends[who].send(Forked(4_711))
                 told = True
             elif what == "opened":
-                ends[who].send(["opened"])
+                ends[who].send(WriterOpened())
             else:
                 ends[who].close()
             steps.turn()
             over = number == len(merged) - 1
             assert steps.writer.pid == (4_711 if told else 0), merged
             assert steps.ended == ([steps.writer] if over else []), merged
-        assert steps.messages == [["opened"]] * ("opened" in writer_does), merged
+        assert steps.messages == [WriterOpened()] * ("opened" in writer_does), merged
         steps.close()
 
 
@@ -230,7 +245,7 @@ def test_a_writer_is_killed_by_its_pid_only_while_its_channel_is_open(steps: Ste
     channel = steps.take_order()
     steps.writer.kill()  # its pid is not known
     pid = standing_still()
-    channel.send(["forked", pid])
+    channel.send(Forked(pid))
     steps.turn()
     channel.close()
     steps.writer.kill()
@@ -299,7 +314,7 @@ def test_all_that_are_left_are_killed_before_the_first_is_waited_for(
     ends = [steps.take_order(), steps.take_order()]
     pids = [standing_still(), standing_still()]
     for end, pid in zip(ends, pids, strict=True):
-        end.send(["forked", pid])
+        end.send(Forked(pid))
         end.close()
     steps.turn()
     assert sorted(child.pid for child in steps.children) == sorted(pids)
@@ -324,11 +339,11 @@ def test_a_writer_whose_messages_are_refused_is_killed_and_ends_once(
     monkeypatch.setattr("appliance.processes.control.QUEUE_BYTES_MAX", 1 << 20)
     channel = steps.take_order()
     pid = standing_still()
-    channel.send(["forked", pid])
+    channel.send(Forked(pid))
     channel.close()
     steps.turn()
     while not steps.writer.channel.closed:
-        steps.children.send(steps.writer, ["settings", "x" * 100_000])
+        steps.children.send(steps.writer, ChangeSettings([], {"x": "x" * 100_000}))
     os.waitpid(pid, 0)
     steps.turn()
     steps.turn()

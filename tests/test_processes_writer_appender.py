@@ -1,4 +1,4 @@
-"""appliance.processes.writer.appender: what is refused of produced batches, and what the others are stored with."""
+"""appliance.processes.writer.writer: what is refused of produced batches, and what the others are stored with."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 from appliance.config import TopicSettings
 from appliance.log import FileCache, Log, LogReader
 from appliance.log.tools import verify
-from appliance.processes.writer import appender as appender_module
-from appliance.processes.writer.appender import FUTURE_MS_MAX, Appender
+from appliance.processes.writer import writer as appender_module
 from appliance.processes.writer.producers import Producers
+from appliance.processes.writer.writer import FUTURE_MS_MAX, Appender
 from appliance.records.batch import CODECS, HEADER_BYTES, LOG_APPEND_TIME
 from appliance.records.decode import decode_batch
 from appliance.records.encode import encode_batch, encode_values

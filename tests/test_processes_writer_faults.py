@@ -14,9 +14,11 @@ from appliance.catalog import LEADER_EPOCH
 from appliance.errors import InvalidRecord, OutOfResources, StorageFault
 from appliance.log import FlushTicket, Log
 from appliance.log.files import System, begin_write_back
+from appliance.names import TopicPartition
 from appliance.partition_states import ONLINE
 from appliance.processes.clock import wall_ms
-from appliance.processes.writer import appender, producers, unflushed, writer
+from appliance.processes.messages import FROM_WRITER, DeleteBefore, FlushNow, FlushSoon, Roll
+from appliance.processes.writer import producers, unflushed, writer
 from appliance.processes.writer.producers import Producers
 from appliance.processes.writer.unflushed import Unflushed
 from appliance.processes.writer.worker_link import ReadyAnswer, send_answers
@@ -28,6 +30,8 @@ from .log_batches import BOOT, batch, place_all
 from .log_batches import SETTINGS as SMALL
 from .server import wait_for
 from .writer_rig import Rig, jumping
+
+PARTITION = TopicPartition("t", 0)
 
 BATCH = encode_values([b"one", b"two"], 1_000)
 HOUR_MS = 3_600_000
@@ -44,7 +48,7 @@ def test_a_clock_that_jumps_delays_no_flush(
     """Goal: acks=all and acks=1 alike are flushed in time while somebody sets the clock to and fro."""
     ahead_ms = [0]
     monkeypatch.setattr(writer, "wall_ms", jumping(wall_ms, ahead_ms))
-    monkeypatch.setattr(appender, "wall_ms", jumping(wall_ms, ahead_ms))
+    monkeypatch.setattr(writer, "wall_ms", jumping(wall_ms, ahead_ms))
     with Rig(tmp_path, **settings) as rig:
         for number in range(6):
             token = rig.produce(BATCH, acks=-1 if number % 2 else 1)
@@ -132,7 +136,7 @@ def test_a_failed_flush_is_not_tried_again(tmp_path: Path, here: bool, monkeypat
         monkeypatch.setattr(FlushTicket, "sync", fails_once)
         rig.produce(BATCH)
         assert isinstance(rig.ended(), StorageFault)
-        assert rig.table.high_watermark == published and not rig.worker.receive()
+        assert rig.table.high_watermark == published and not rig.worker.receive(FROM_WRITER)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +191,7 @@ def test_a_flush_that_fails_while_all_is_deleted_ends_the_writer(
     with Rig(tmp_path, flush_messages=1000, flush_ms=60_000) as rig:
         rig.answer(rig.produce(BATCH, acks=1))
         monkeypatch.setattr(FlushTicket, "sync", fails)
-        rig.order("delete_before", rig.table.log_end_offset)
+        rig.order(DeleteBefore(PARTITION, rig.table.log_end_offset))
         assert isinstance(rig.ended(), StorageFault)
         assert rig.table.start == 0
 
@@ -217,7 +221,7 @@ def test_little_is_flushed_for_a_reader_that_has_just_waited(tmp_path: Path, mon
         for _ in range(3):
             rig.answer(rig.produce(BATCH, acks=1))
         assert flushed() == 3 * len(BATCH), "flushed for nobody"
-        rig.worker.send([])
+        rig.worker.send(FlushSoon())
         wait_for(lambda: flushed() == 6 * len(BATCH), "a flush that a reader has asked for")
 
 
@@ -250,7 +254,7 @@ def test_the_disk_begins_with_little_for_a_reader_before_the_answer(
         guarded(rig)
         for _ in range(2):
             rig.answer(rig.produce(BATCH, acks=1))
-        rig.worker.send(["flush"])
+        rig.worker.send(FlushNow())
         wait_for(lambda: rig.table.high_watermark == 3 * size, "a flush")
         wait_for(lambda: rig.writer._unflushed._flusher.may_flush_here, "the thread to guard")
         assert not [call for call in calls if "begin" in call], "begun for nobody"
@@ -341,7 +345,7 @@ def test_deleting_up_to_the_end_with_as_many_segments_as_there_can_be(
             rig.answer(rig.produce(encode_values([b"x" * 900], 1_000)))
         end = rig.table.high_watermark
         assert len(rig.table.snapshot().bases) == rows - 1
-        rig.order("delete_before", end)
+        rig.order(DeleteBefore(PARTITION, end))
         wait_for(lambda: rig.table.start == end, "all to be deleted")
         wait_for(lambda: len(list(directory.glob("*.log"))) == 1, "the files to go")
         assert rig.answer(rig.produce(BATCH))[:3] == [0, end + len(BATCH) - 2, end + len(BATCH)]
@@ -355,7 +359,7 @@ def test_deleting_what_is_written_and_not_flushed_flushes_it_first(tmp_path: Pat
         token = rig.produce(BATCH, acks=-1)
         wait_for(lambda: rig.table.log_end_offset == 2 * len(BATCH), "both to be written")
         assert rig.table.high_watermark == 0
-        rig.order("delete_before", rig.table.log_end_offset + beyond)
+        rig.order(DeleteBefore(PARTITION, rig.table.log_end_offset + beyond))
         wait_for(lambda: rig.table.start == 2 * len(BATCH), "all to be deleted")
         assert rig.answer(token)[0] == 0
         assert rig.table.high_watermark == rig.table.log_end_offset == 2 * len(BATCH)
@@ -377,14 +381,14 @@ def test_deleting_all_on_a_full_disk_makes_room(tmp_path: Path, monkeypatch: pyt
             rig.answer(rig.produce(encode_values([b"x" * 900], 1_000)))
         end, bases = rig.table.high_watermark, rig.table.snapshot().bases
         full[0] = True
-        rig.order("delete_before", end)
+        rig.order(DeleteBefore(PARTITION, end))
         wait_for(lambda: rig.table.start == end, "the start to move")
         assert rig.table.snapshot().bases == bases[-1:]
         wait_for(lambda: len(list((tmp_path / "t-0").glob("*.log"))) == 1, "the other files to go")
         assert rig.answer(rig.produce(BATCH))[0] != 0
         full[0] = False
         assert rig.answer(rig.produce(BATCH))[0] == 0
-        rig.order("delete_before", rig.table.high_watermark)
+        rig.order(DeleteBefore(PARTITION, rig.table.high_watermark))
         wait_for(lambda: rig.table.snapshot().bases == (rig.table.high_watermark,), "the last one to go, too")
 
 
@@ -406,7 +410,7 @@ def test_a_lack_of_descriptors_is_refused_and_not_taken_for_a_failing_disk(
         lacking[0] = True
         assert rig.answer(rig.produce(large))[0] == OutOfResources.code
         assert rig.answer(rig.produce(encode_values([b"small"], 1_000)))[0] == 0  # needs no new segment
-        rig.order("delete_before", rig.table.high_watermark)
+        rig.order(DeleteBefore(PARTITION, rig.table.high_watermark))
         wait_for(lambda: rig.table.start == rig.table.high_watermark or rig.error, "the start to move")
         lacking[0] = False
         assert rig.answer(rig.produce(large))[0] == 0
@@ -418,10 +422,10 @@ def test_a_segment_that_is_sealed_on_order_can_go(tmp_path: Path) -> None:
         for _ in range(2):
             rig.answer(rig.produce(BATCH))
             end = rig.table.high_watermark
-            rig.order("roll")
+            rig.order(Roll(PARTITION))
             wait_for(lambda: rig.table.snapshot().bases[-1] == end, "a new segment")  # noqa: B023
-        rig.order("roll")  # an empty one stays
-        rig.order("delete_before", len(BATCH))
+        rig.order(Roll(PARTITION))  # an empty one stays
+        rig.order(DeleteBefore(PARTITION, len(BATCH)))
         wait_for(lambda: rig.table.snapshot().bases == (len(BATCH), 2 * len(BATCH)), "the first one to go")
         assert rig.answer(rig.produce(BATCH))[0] == 0
     Log.open(tmp_path / "t-0", SMALL, lambda: 0).close()
@@ -438,7 +442,7 @@ def test_a_producer_is_served_on_after_retention_has_taken_all_its_batches(tmp_p
 
     with Rig(tmp_path, segment_bytes=1024) as rig:
         placed = [rig.answer(rig.produce(batch_of(7, sequence))) for sequence in range(5)]
-        rig.order("delete_before", rig.table.high_watermark)
+        rig.order(DeleteBefore(PARTITION, rig.table.high_watermark))
         wait_for(lambda: rig.table.start == rig.table.high_watermark, "all to be deleted")
     with Rig(tmp_path, segment_bytes=1024) as rig:  # the first one was killed, as it were: not closed in order
         assert rig.answer(rig.produce(batch_of(7, 4))) == placed[4]

@@ -15,7 +15,7 @@ import pytest
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from appliance.errors import StorageFault
-from appliance.processes.writer.flusher import Flusher
+from appliance.processes.writer.unflushed import Flusher
 from appliance.records.encode import encode_values
 from appliance.shared.heartbeats import Heart
 

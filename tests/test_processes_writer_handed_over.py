@@ -16,8 +16,9 @@ from appliance.config import Config, Network
 from appliance.names import TopicPartition
 from appliance.processes.answers import Answer
 from appliance.processes.control import Channel
+from appliance.processes.messages import FROM_WRITER, AppendRow, GivenBack, Handoff, Received, Unsent
 from appliance.processes.writer.handed_over import CHECK_MS, TURNS_TO_KEEP, HandedOverConnections
-from appliance.processes.writer.worker_link import AppendRequest, Link, Source
+from appliance.processes.writer.worker_link import Link, Source
 from appliance.shared.counters import LISTENERS
 from appliance.shared.table import TABLE_BYTES, SegmentTable
 from appliance.wire import native
@@ -46,25 +47,25 @@ class Desk:
         self.client.setblocking(False)
         self.server.setblocking(False)
         self.fd = os.dup(self.server.fileno())
-        terms = (TOKEN, "native", LISTENERS.index("native"), acks, BUFFER_BYTES, already)
-        self.handoffs.accept(self.link, terms, [self.fd], now_ms=0)
+        handoff = Handoff(TOKEN, "native", LISTENERS.index("native"), acks, BUFFER_BYTES, already)
+        self.handoffs.accept(self.link, handoff, self.fd, now_ms=0)
 
     def _wake(self) -> None:
         self.woken += 1
 
-    def turns(self) -> list[tuple[Source, AppendRequest]]:
+    def turns(self) -> list[tuple[Source, AppendRow]]:
         """What the writer takes until there is nothing more to be read."""
         taken = []
         while any(fd == self.fd for fd, _ in self.epoll.poll(0)):
             taken += self.handoffs.take(self.fd, 0)
         return taken
 
-    def answer(self, taken: list[tuple[Source, AppendRequest]]) -> None:
+    def answer(self, taken: list[tuple[Source, AppendRow]]) -> None:
         with self.handoffs.lock:
             for source, (token, _, _) in taken:
                 source.answer([(token, Answer([0, 1, 2] * token[0].count, {}, -1))])
 
-    def batches(self, taken: list[tuple[Source, AppendRequest]]) -> list[bytes]:
+    def batches(self, taken: list[tuple[Source, AppendRow]]) -> list[bytes]:
         return [
             bytes(source.arena[start:stop])
             for source, (_, _, positions) in taken
@@ -78,14 +79,11 @@ class Desk:
 
     def given_back(self) -> tuple[bytes, bytes]:
         """(unsent replies, received bytes that nobody has taken), as the worker is told; nothing when it is not."""
-        messages = self.worker.receive()
-        assert [message for message, fds in messages if fds] == [["back", TOKEN]] == [messages[-1][0]]
+        messages = self.worker.receive(FROM_WRITER)
+        assert [message for message, fds in messages if fds] == [GivenBack(TOKEN)] == [messages[-1][0]]
         os.close(messages[-1][1][0])
-        joined = {
-            kind: b"".join(message[2] for message, _ in messages if message[0] == kind)
-            for kind in ("unsent", "received")
-        }
-        return joined["unsent"], joined["received"]
+        unsent = b"".join(message.data for message, _ in messages if isinstance(message, Unsent))
+        return unsent, b"".join(message.data for message, _ in messages if isinstance(message, Received))
 
     def close(self) -> None:
         with self.handoffs.lock:
@@ -231,4 +229,4 @@ def test_the_answers_of_a_lost_worker_go_nowhere() -> None:
             made.handoffs.lose(made.link)
         made.answer(taken)
         made.handoffs.give_back()
-        assert not made.handoffs and made.worker.receive() == []
+        assert not made.handoffs and made.worker.receive(FROM_WRITER) == []

@@ -81,23 +81,23 @@ def test_the_catalog_spends_it_for_removals_only(tmp_path: Path, monkeypatch: py
 
 
 def test_a_topic_is_deleted_on_a_full_disk_and_makes_room_at_once(tmp_path: Path) -> None:
-    with small_machine(tmp_path, disk="160m") as machine:
-        settings = {"disk.check_ms": 100, "disk.free_bytes_warn": 80 << 20}
-        with machine.server(tmp_path / "log", **settings) as server:
-            at = ("--data", str(server.data_dir))
-            for topic in ("big", "small"):
-                succeeding("topics", "create", topic, *at)
-                succeeding("produce", topic, *at, stdin=b"x" * 999 + b"\n" + (b"y" * 999 + b"\n") * 20_000)
-            wait_for(lambda: (server.data_dir / RESERVE_NAME).exists(), "the reserve")
-            fill(machine.path / "other")
-            wait_for(lambda: server.state["limits"], "the warning")
-            assert "disk.free_bytes_warn" in {row["limit"] for row in server.state["limits"]}
-            said = run("topics", "create", "more", *at)
-            assert said.status == 75
-            assert succeeding("topics", "list", "--json", *at).json[0]["name"] == "big"
-            succeeding("topics", "delete", "big", "--yes", *at)
-            assert not (server.data_dir / "big-0").exists()
-            names = [row["name"] for row in succeeding("topics", "list", "--json", *at).json]
-            assert names == ["small"]
-            wait_for(lambda: not list(server.data_dir.glob("*.deleted")), "the files to be deleted")
-            succeeding("produce", "small", *at, stdin=b"there is room\n")
+    with (
+        small_machine(tmp_path, disk="160m") as machine,
+        machine.server(tmp_path / "log", **{"disk.check_ms": 100}) as server,
+    ):
+        at = ("--data", str(server.data_dir))
+        for topic in ("big", "small"):
+            succeeding("topics", "create", topic, *at)
+            succeeding("produce", topic, *at, stdin=b"x" * 999 + b"\n" + (b"y" * 999 + b"\n") * 20_000)
+        wait_for(lambda: (server.data_dir / RESERVE_NAME).exists(), "the reserve")
+        fill(machine.path / "other")
+        assert "DiskFull" in {row["condition"] for row in run("doctor", "--json", *at).json}
+        said = run("topics", "create", "more", *at)
+        assert said.status == 75
+        assert succeeding("topics", "list", "--json", *at).json[0]["name"] == "big"
+        succeeding("topics", "delete", "big", "--yes", *at)
+        assert not (server.data_dir / "big-0").exists()
+        names = [row["name"] for row in succeeding("topics", "list", "--json", *at).json]
+        assert names == ["small"]
+        wait_for(lambda: not list(server.data_dir.glob("*.deleted")), "the files to be deleted")
+        succeeding("produce", "small", *at, stdin=b"there is room\n")

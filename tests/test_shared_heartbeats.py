@@ -44,7 +44,7 @@ def test_long_work_beats_from_a_thread_and_only_while_it_lasts() -> None:
         wait_for(lambda: beats.seen(heart) >= held + 3, "three beats")
     held = beats.seen(heart)
     select.select([], [], [], 5 * heart.beat_ms / 1000)
-    assert beats.seen(heart) == held
+    assert beats.seen(heart) <= held + 1  # the thread may have been on its way to a beat
     with pytest.raises(ValueError), heart.working():
         raise ValueError
 

@@ -129,7 +129,7 @@ def test_three_nodes_serve_on_loopback_within_their_memory(ensemble: Ensemble) -
         assert not list((command.cwd / "tmp").iterdir())
 
 
-@pytest.mark.parametrize("nodes", [1, 3])
+@pytest.mark.parametrize("nodes", [1, pytest.param(3, marks=pytest.mark.long)])
 def test_killed_nodes_come_back_with_their_data(tmp_path: Path, nodes: int) -> None:
     """Goal: kill -9 of one node interrupts for less than a session; of all of them, loses nothing."""
     with running(tmp_path, nodes) as own, sessions(own.connect) as opened:  # type: ignore[arg-type]

@@ -205,6 +205,7 @@ def test_a_group_of_the_kafka_listener_is_refused(group: Group) -> None:
     assert isinstance(group.failures[0], InvalidRequest)
 
 
+@pytest.mark.long
 def test_streams_go_on_while_zookeeper_changes_its_leader(tmp_path: Path) -> None:
     """Goal: kill -9 of any one node disturbs nobody; of all three, only until they are back.  Then offsets are kept."""
     with running(tmp_path, 3) as own, sessions(own.connect) as opened:

@@ -14,6 +14,7 @@ from typing import Any
 from appliance.config import Config, TopicSettings
 from appliance.log import Log
 from appliance.processes.control import Channel
+from appliance.processes.messages import FROM_WRITER, Append, Appended, ToWriter, WorkerChannel
 from appliance.processes.writer.writer import Writer, WriterArguments
 from appliance.shared import memory
 from appliance.shared.doorbell import Doorbell
@@ -49,7 +50,7 @@ class Rig:
 
     def __enter__(self) -> Rig:
         self.writer.open()
-        self.supervisor.send(["worker", self._names[1]], (self._theirs.fileno(),))
+        self.supervisor.send(WorkerChannel(self._names[1]), (self._theirs.fileno(),))
         if self._serves:
             self._thread.start()
         return self
@@ -91,7 +92,7 @@ class Rig:
         """Send one batch; returns its token.  One at a time: it stands at the front of the arena."""
         token = next(self._tokens)
         self._arena[: len(batch)] = batch
-        self.worker.send([[token, acks, [0, len(batch)]]])
+        self.worker.send(Append([(token, acks, [0, len(batch)])]))
         return token
 
     def answer(self, token: int, seconds_max: float = 10) -> list[int]:
@@ -100,13 +101,14 @@ class Rig:
         poll.register(self.worker.fileno(), select.POLLIN)
         while token not in self._answers:
             assert poll.poll(seconds_max * 1000), f"no answer within {seconds_max} s"
-            for message, _ in self.worker.receive():
-                self._answers |= {number: numbers for number, numbers, _, _ in message}
+            for message, _ in self.worker.receive(FROM_WRITER):
+                assert isinstance(message, Appended)
+                self._answers |= {number: numbers for number, numbers, _, _ in message.answers}
         return self._answers.pop(token)
 
-    def order(self, *message: Any) -> None:
+    def order(self, message: ToWriter) -> None:
         """What the supervisor says."""
-        self.supervisor.send(list(message))
+        self.supervisor.send(message)
 
 
 def jumping(clock: Callable[[], int], jump_ms: list[int]) -> Callable[[], int]:

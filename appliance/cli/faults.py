@@ -9,25 +9,21 @@ class has the status of its branch, or one of its own (``exit_status`` in ``erro
 
 from __future__ import annotations
 
+import os
+import shlex
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..errors import (
-    AddressInUse,
-    AlreadyRunning,
     ApplianceError,
     BrokerAway,
-    ClientBroken,
-    ConfigFault,
-    CorruptLog,
-    DiskFull,
-    InvalidTopic,
-    NoDirectory,
-    NotLeader,
     OffsetOutOfRange,
     StorageFault,
+    Unavailable,
     UnknownGroup,
     UnknownPartition,
-    ZooKeeperAway,
+    UnknownUser,
+    not_permitted,
 )
 from . import output
 
@@ -50,32 +46,53 @@ EXIT_STATUSES = {
 }
 NO_INPUT, STORAGE, NOT_PERMITTED = 66, 74, 77
 
-_DESCRIBE = "`appliance topics describe NAME`"
-_VERIFY = "`appliance log verify --data DIR`"
-REMEDIES: dict[type[ApplianceError], str] = {
-    BrokerAway: "start it with `appliance start --data DIR`, or name one with --data DIR or --connect HOST:PORT",
-    ZooKeeperAway: "groups and topic changes need ZooKeeper: see `appliance status`, then try again",
-    NotLeader: f"another appliance of this ensemble leads the partition: {_DESCRIBE} says which",
-    DiskFull: "make room, or keep less: `appliance topics alter NAME --setting retention.bytes=10GiB`",
-    UnknownPartition: "`appliance topics list` shows what there is",
-    UnknownGroup: "`appliance groups list` shows what there is",
-    OffsetOutOfRange: f"{_DESCRIBE} shows the first and the last offset of each partition",
-    InvalidTopic: "a name has 1 to 249 of the characters a-z A-Z 0-9 . _ -",
-    CorruptLog: f"look with {_VERIFY}; `appliance log repair` keeps all that is not damaged",
-    StorageFault: f"look with {_VERIFY}; the partition stays offline until it is repaired",
-    AlreadyRunning: "",  # its message has the remedy
-    AddressInUse: "",
-    NoDirectory: "name the directory that `appliance start --data DIR` was given",
-    ClientBroken: "a bug, or an error in a callback of the program: the cause is in the log above",
-    ConfigFault: "`appliance config show` documents every key",
-}
+At = tuple[str, ...]
+"""The options of a command that name an appliance, such as ``("--data", "/srv/logs")``."""
 
 
-def remedy(error: ApplianceError) -> str:
-    """What to do about the error; "" when its message says so itself."""
-    if "`" in str(error):
-        return ""
-    return next((REMEDIES[kind] for kind in type(error).__mro__ if kind in REMEDIES), "")
+def named_in(words: Sequence[str]) -> At:
+    """The appliance that a command line names, itself or by the environment; nothing for the default one."""
+    options = {"--data": "APPLIANCE_DATA", "--connect": "APPLIANCE_CONNECT"}
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        option, equals, value = word.partition("=")
+        if option in options and (value if equals else following):
+            return option, value if equals else following
+    known = ((option, os.environ.get(variable, "")) for option, variable in options.items())
+    return next((one for one in known if one[1]), ())
+
+
+def remedy(error: ApplianceError, at: At | None) -> str:
+    """What to do about the error; "" when its message says so itself.
+
+    Whoever raises it knows best (``error.remedy``).  Errors that only a running appliance can explain are left to its
+    doctor, and for a name that there is not the names that there are can be listed: both hold in every case.
+
+    Args:
+        at: the appliance that the command is about; None: it is about none that runs.
+    """
+    if error.remedy or "`" in str(error) or at is None:
+        return error.remedy
+
+    def command(*words: str) -> str:
+        return f"`{shlex.join(['appliance', *words, *at])}`"
+
+    match error:
+        case BrokerAway() if at[:1] == ("--data",):
+            return f"{command('doctor')} says whether it runs, and why not"
+        case BrokerAway():
+            return "start it with `appliance start --data DIR`, or name one with --data DIR or --connect HOST:PORT"
+        case UnknownPartition():
+            return f"{command('topics', 'list')} shows what there is"
+        case UnknownGroup():
+            return f"{command('groups', 'list')} shows what there is"
+        case UnknownUser():
+            return f"{command('users', 'list')} shows who there is"
+        case OffsetOutOfRange() if error.about:
+            topic = error.about.rpartition("-")[0]
+            return f"{command('topics', 'describe', topic)} shows the first and the last offset of each partition"
+        case Unavailable() | StorageFault():
+            return f"{command('doctor')} says why, and what to do"
+    return ""
 
 
 class Fault(NamedTuple):
@@ -87,13 +104,14 @@ class Fault(NamedTuple):
     exit_status: int
 
 
-def describe(error: ApplianceError | OSError) -> Fault:
-    """The message, remedy and exit status of an error."""
+def describe(error: ApplianceError | OSError, at: At | None = None) -> Fault:
+    """The message, remedy and exit status of an error; ``at`` as for :func:`remedy`."""
     kind = type(error).__name__
     if isinstance(error, ApplianceError):
-        return Fault(kind, str(error) or kind, remedy(error), error.exit_status)
+        return Fault(kind, str(error) or kind, remedy(error, at), error.exit_status)
     if isinstance(error, PermissionError):
-        return Fault(kind, f"{error.filename}: not permitted", "run it as the owner of the data", NOT_PERMITTED)
+        refused = not_permitted(error.filename or "")
+        return Fault(kind, str(refused), "", NOT_PERMITTED)
     if isinstance(error, FileExistsError | NotADirectoryError):
         return Fault(kind, f"{error.filename}: is no directory", "", NO_INPUT)
     if isinstance(error, IsADirectoryError):
@@ -114,6 +132,6 @@ def show(fault: Fault, *, as_json: bool) -> int:
     return fault.exit_status
 
 
-def report(error: ApplianceError | OSError, *, as_json: bool = False) -> int:
+def report(error: ApplianceError | OSError, *, at: At | None = None, as_json: bool = False) -> int:
     """Print the error and its remedy.  Returns the exit status."""
-    return show(describe(error), as_json=as_json)
+    return show(describe(error, at), as_json=as_json)

@@ -171,7 +171,7 @@ def delete(
     with cluster(data, connect) as asked:
         rows = []
         for group in dict.fromkeys(groups):
-            if not _resting(asked, group):
+            if not _resting(asked, group) and not _is_lost(asked, group):
                 raise UnknownGroup(f"there is no group {group!r}")
             offsets = _committed(asked, group)
             topics = sorted({topic for topic, _ in offsets})
@@ -192,10 +192,19 @@ def _resting(asked: Cluster, group: str) -> bool:
     Raises:
         InvalidRequest: it has members, which would commit their own offsets again.
     """
-    known = [row for row in asked.admin("groups", {}) if row["group"] == group]
-    if known and known[0]["members"]:
-        raise InvalidRequest(f"group {group!r} has {known[0]['members']} members running: stop them first")
-    return bool(known)
+    try:
+        members = asked.admin("group", {"group": group})["members"]
+    except UnknownGroup:
+        return False
+    if members:
+        raise InvalidRequest(f"group {group!r} has {len(members)} members running: stop them first")
+    return True
+
+
+def _is_lost(asked: Cluster, group: str) -> bool:
+    """Whether ZooKeeper has lost the offsets of this group: to delete it is to do without them."""
+    lost = asked.admin("status", {})["cluster"].get("offsets_lost")
+    return lost is not None and group in lost["groups"]
 
 
 def _committed(asked: Cluster, group: str) -> dict[tuple[str, int], int]:

@@ -12,10 +12,11 @@ import typer
 
 from ..errors import BadValue, BrokerAway, RequestTimedOut, Unavailable
 from ..owners import acting_as_owner, keeper_of
-from ..processes.clock import now_ms, wall_s
+from ..processes.clock import now_ms
 from ..units import duration, size
 from . import output
 from .asking import DryRun, Yes, confirm
+from .subject import Subject
 from .target import Connect, Data, Json, cluster, data_dir
 
 RELOAD_MS_MAX = 20_000
@@ -40,10 +41,13 @@ def health(
 
         appliance health -q --connect logs.example.net:9091 || echo look at it
     """
-    from ..health.findings import Seen, exit_status, seen_in, wrong
+    from ..health.findings import Seen, exit_status, wrong
 
-    status_seen = _seen(data, connect)
-    found = wrong(seen_in(status_seen, wall_s()) if status_seen else Seen(None))
+    subject = Subject(data, connect)
+    try:
+        found = wrong(subject.seen(subject.look()))
+    except Unavailable:  # nobody answers at the address
+        found = wrong(Seen(None))
     status = exit_status(found)
     if as_json:
         rows = [
@@ -55,24 +59,6 @@ def health(
         for line in [one.text for one in found] or ["all is well"]:
             output.say(output.safe(line))
     raise typer.Exit(status)
-
-
-def _seen(data: Path | None, connect: str | None) -> dict[str, Any] | None:
-    """The status; None when nobody serves."""
-    if data is not None and connect is not None:
-        raise typer.BadParameter("--data and --connect: give one of them")
-    directory = None if connect else data_dir(data)
-    if directory is not None:
-        from ..status import collect
-
-        with acting_as_owner(directory):
-            return collect(directory)
-    try:
-        with cluster(None, connect) as asked:
-            found: dict[str, Any] = asked.admin("status", {})
-            return found
-    except Unavailable:
-        return None
 
 
 def reload(data: Data = None, as_json: Json = False) -> None:

@@ -27,7 +27,7 @@ from .target import Connect, Data, address
 ENDINGS: Final = ("exit", "quit")
 NOT_HERE: Final = {
     "shell": "this is the shell",
-    "start": "an appliance needs a process of its own: run `appliance start` outside",
+    "start": "an appliance needs a process of its own: run `appliance start --data DIR` outside",
 }
 HISTORY: Final = "appliance/history"
 

@@ -22,7 +22,7 @@ import typer.exceptions
 from ..errors import ApplianceError
 from . import output
 from .ending import Ended, on_closed_pipe
-from .faults import Fault, report, show
+from .faults import Fault, named_in, report, show
 
 USAGE_ERROR: Final = "UsageError"
 ANSWERED_NO: Final = 1
@@ -105,4 +105,4 @@ def run(app: typer.Typer, words: Sequence[str]) -> int:
     except typer.Abort:
         return show(Fault("Abort", "the answer was no", "", ANSWERED_NO), as_json=as_json)
     except (ApplianceError, OSError) as error:
-        return report(error, as_json=as_json)
+        return report(error, at=named_in(words), as_json=as_json)

@@ -70,7 +70,10 @@ def directories(names: list[str] | None, data: Path | None) -> list[Path]:
             if not root.is_dir():
                 raise FileNotFoundError(2, "No such file or directory", str(root))
             if not (root / LOCK_FILE).exists():
-                raise NoDirectory(f"{root}: no appliance has been started here")
+                raise NoDirectory(
+                    f"{root}: no appliance has been started here",
+                    remedy="name the directory of `appliance start --data DIR`",
+                )
             return _partitions(root)
     found: list[Path] = []
     for name in names:
@@ -396,7 +399,7 @@ def exclusive(root: Path) -> Iterator[None]:
     Raises:
         AlreadyRunning: an appliance serves it, or a process that hangs has the lock; the message says what to do.
     """
-    from ..processes.supervisor.directory_lock import lock
+    from ..processes.supervisor.supervisor import lock
 
     with acting_as_owner(root):  # who can read and lock the file also later, if it is made here
         fd = lock(root)

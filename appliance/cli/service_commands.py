@@ -12,13 +12,14 @@ import typer
 
 from .. import units
 from ..config import KEYS
-from ..health.findings import exit_status, seen_in, wrong
-from ..owners import acting_as_owner
+from ..health.findings import exit_status, wrong
 from ..processes.clock import wall_s
 from . import ending, output, starting
-from .target import Connect, Data, Json, cluster, data_dir, directory_path
+from .subject import Subject
+from .target import Connect, Data, Json, directory_path
 
 if TYPE_CHECKING:
+    from ..health.findings import Finding
     from ..metrics.readings import Readings
 
 
@@ -90,39 +91,29 @@ def status(
 
         appliance status --data /var/lib/appliance --watch 2
     """
-    directory = None if connect else data_dir(data)
-    if data is not None and connect is not None:
-        raise typer.BadParameter("--data and --connect: give one of them")
-    meter = Meter(directory)
+    meter = Meter(Subject(data, connect))
     if watch is None:
         if meter.reads and not as_json:
             meter.measure(RATES_S)
-        seen = _show_status(directory, connect, meter, as_json)
-        raise typer.Exit(exit_status(wrong(seen_in(seen, wall_s()))))
+        raise typer.Exit(exit_status(_show_status(meter, as_json)))
     with ending.in_order():
         while True:
             if sys.stdout.isatty():
                 output.clear()
-            _show_status(directory, connect, meter, as_json)
+            _show_status(meter, as_json)
             sys.stdout.flush()
             meter.measure(watch)
 
 
-def _show_status(directory: Path | None, connect: str | None, meter: Meter, as_json: bool) -> dict[str, Any]:
-    """Print the status once, and return it."""
-    if directory is not None:
-        from ..status import collect
-
-        with acting_as_owner(directory):
-            seen = collect(directory)
-    else:
-        with cluster(None, connect) as asked:
-            seen = asked.admin("status", {})
+def _show_status(meter: Meter, as_json: bool) -> list[Finding]:
+    """Print the status once; return what is wrong."""
+    status, look = meter.subject.status()
+    found = wrong(meter.subject.seen(look))
     if as_json:
-        output.print_json(seen)
+        output.print_json(status)
     else:
-        _print_status(seen, meter.rates())
-    return seen
+        _print_status(status, found, meter.rates())
+    return found
 
 
 RATES_S = 0.25
@@ -132,12 +123,12 @@ RATES_S = 0.25
 class Meter:
     """Measures rates of an appliance on this host, between two readings of its counters."""
 
-    def __init__(self, directory: Path | None) -> None:
-        from ..metrics.readings import Reader
-
-        self._directory = directory
-        self._reader = Reader(directory) if directory is not None else None
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
         self._before = self._after = self._read()
+
+    def _read(self) -> Readings | None:
+        return self.subject.look().readings if self.subject.directory is not None else None
 
     @property
     def reads(self) -> bool:
@@ -147,14 +138,7 @@ class Meter:
     def measure(self, seconds: float) -> None:
         """Wait, then read again."""
         time.sleep(seconds)
-        if self._reader is not None:
-            self._before, self._after = self._after, self._read()
-
-    def _read(self) -> Readings | None:
-        if self._reader is None or self._directory is None:
-            return None
-        with acting_as_owner(self._directory):
-            return self._reader.read()
+        self._before, self._after = self._after, self._read()
 
     def rates(self) -> dict[str, float]:
         """Per second, by their names; nothing before there are two readings."""
@@ -165,7 +149,7 @@ class Meter:
         return {name: count / (after.at_s - before.at_s) for name, count in grown.items()}
 
 
-def _print_status(seen: dict[str, Any], rates: dict[str, float]) -> None:
+def _print_status(seen: dict[str, Any], found: list[Finding], rates: dict[str, float]) -> None:
     zookeeper = seen["zookeeper"]
     head = [("state", seen["state"]), ("data", seen["data"]), *seen["listeners"].items()]
     if seen["started"]:
@@ -174,8 +158,7 @@ def _print_status(seen: dict[str, Any], rates: dict[str, float]) -> None:
         sizes = (f"{units.size(int(rates[name]))}/s {what}" for name, what in _RATES_BYTES)
         numbers = (f"{rates[name]:.0f}/s {what}" for name, what in _RATES)
         head.append(("rates", ", ".join([*sizes, *numbers])))
-    for one in wrong(seen_in(seen, wall_s())):
-        head.append(("WRONG", one.text))
+    head += [("WRONG", one.text) for one in found]
     if waiting := seen["reload"]["needs_restart"]:
         changes = ", ".join(f"{key}: {was} -> {now}" for key, was, now in waiting)
         head.append(("reload", f"needs a restart: {changes}"))

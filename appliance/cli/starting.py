@@ -18,7 +18,7 @@ from ..config import Config, load
 from ..errors import ApplianceError, BadValue
 from . import event_log
 from .ending import Ended, on_closed_pipe
-from .faults import report
+from .faults import describe, report
 
 if TYPE_CHECKING:
     from ..processes.supervisor.side_processes import SideArguments
@@ -48,12 +48,23 @@ def plain_options(words: Sequence[str]) -> Options | None:
 
 
 def start(options: Options) -> int:
-    """Serve until SIGTERM or SIGINT; return the exit status.
+    """Serve until SIGTERM or SIGINT; return the exit status.  What ends it earlier is noted for ``doctor``.
 
     Raises:
         ApplianceError, OSError: see :func:`appliance.processes.supervisor.run`.
     """
+    try:
+        return _start(options)
+    except (ApplianceError, OSError) as error:
+        from ..processes.clock import wall_s
+        from ..status import note_failed_start
 
+        fault = describe(error)
+        note_failed_start(options.data, wall_s(), fault.exit_status, fault.message, fault.advice)
+        raise
+
+
+def _start(options: Options) -> int:
     def read() -> Config:
         chosen = load(options.config, options.settings)
         event_log.configure(chosen.log)

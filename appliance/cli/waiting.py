@@ -68,7 +68,7 @@ class Watch:
     def cause(self, subject: Subject, error: ApplianceError) -> ApplianceError:
         """The error; for a partition that cannot be used, one with the reason from the appliance."""
         name, text = _name(subject), str(error)
-        plain = type(error)(text if name in text else f"{name}: {text}")
+        plain = type(error)(text if name in text else f"{name}: {text}", remedy=error.remedy, about=name)
         if not isinstance(subject, tuple) or error.code != CODE_STORAGE:
             return plain
         known = self._causes.get(subject)

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from ..errors import ApplianceError, BrokerAway, ClientFault, NotLeader, RequestTimedOut, UnknownPartition, from_code
 from ..records.decode import decode_batch
@@ -26,6 +26,8 @@ from .client_security import ClientSecurity
 
 NO_BROKER = -1
 RETRY_S = 0.1
+LOOK_BYTES_MAX: Final = 16 * 1024 * 1024
+"""A batch that unpacks to more is not looked into for the first message of a time; its own first one is the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +145,16 @@ class Cluster:
         self.snapshot = ClusterSnapshot(str(body["cluster"]), body["zookeeper"], brokers, {**known, **fresh})
         return self.snapshot
 
-    def admin(self, verb: str, arguments: Mapping[str, Any], broker_id: int | None = None) -> Any:
-        """Carry out one admin verb.  Raises the error of the reply."""
-        reply = self._ask(ADMIN, verb, dict(arguments), broker_id=broker_id)
+    def admin(
+        self, verb: str, arguments: Mapping[str, Any], broker_id: int | None = None, timeout_ms: int | None = None
+    ) -> Any:
+        """Carry out one admin verb.  Raises the error of the reply.
+
+        Args:
+            timeout_ms: how long the answer may take; that of the client if not given.
+        """
+        timeout_s = None if timeout_ms is None else timeout_ms / 1000
+        reply = self._ask(ADMIN, verb, dict(arguments), broker_id=broker_id, timeout_s=timeout_s)
         _, error, message, result = reply.header
         if error:
             raise from_code(error, message, about="" if message else verb)
@@ -222,7 +231,7 @@ class Cluster:
         if error or not size:
             return offset
         try:
-            records = decode_batch(reply.payload)
+            records = decode_batch(reply.payload, bytes_max=LOOK_BYTES_MAX)
         except ClientFault:  # the reader of the batch gets the error
             return offset
         return next((record.offset for record in records if record.timestamp >= timestamp), offset)
@@ -247,7 +256,7 @@ class Cluster:
                 connection.close()
         return connection
 
-    def _ask(self, api: int, *arguments: Any, broker_id: int | None = None) -> Reply:
+    def _ask(self, api: int, *arguments: Any, broker_id: int | None = None, timeout_s: float | None = None) -> Reply:
         with self._lock:
             self._check_open()
             if broker_id is not None and (self._control is None or self._control.broker_id != broker_id):
@@ -255,20 +264,20 @@ class Cluster:
                 self._control = self.connect(self.address(broker_id))
             if self._control is not None:
                 try:
-                    return self._call(api, arguments)
+                    return self._call(api, arguments, timeout_s)
                 except BrokerAway:
                     pass  # it was idle; the appliance may have restarted since.  Try again on a new connection.
             self._control = self._connect_any()
-            return self._call(api, arguments)
+            return self._call(api, arguments, timeout_s)
 
-    def _call(self, api: int, arguments: tuple[Any, ...]) -> Reply:
+    def _call(self, api: int, arguments: tuple[Any, ...], timeout_s: float | None) -> Reply:
         """Make one request over the control connection.  After any failure the connection is dropped."""
         self._check_open()
         control = self._control
         assert control is not None
         answered = False
         try:
-            reply = control.call(api, *arguments, timeout_s=self._request_timeout_s)
+            reply = control.call(api, *arguments, timeout_s=self._request_timeout_s if timeout_s is None else timeout_s)
             answered = True
             return reply
         finally:

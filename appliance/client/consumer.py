@@ -15,10 +15,11 @@ grow by one within a batch, and by more at the start of a batch.  After a messag
 position.
 
 Every batch's checksum is verified (``check_crc``).  A damaged batch raises :class:`~appliance.errors.CorruptBatch`
-until the consumer seeks beyond it.  With ``on_corrupt="skip"`` it is skipped and counted in ``corrupt_batches``.
+until the consumer seeks beyond it, and so does one that unpacks to more than ``unpacked_bytes_max``.  With
+``on_corrupt="skip"`` it is skipped and counted in ``corrupt_batches`` or ``large_batches``.
 
 Fetched data that are not decoded yet are bounded by ``buffer_bytes_max`` for a partition and ``total_bytes_max`` in
-all: see ``fetcher.py``.
+all: see ``fetcher.py``.  What one call decodes is bounded by ``unpacked_bytes_max`` and one batch, and by its timeout.
 
 Not thread-safe, not fork-safe: make consumers after forking.
 """
@@ -32,6 +33,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from ..errors import ApplianceError, BadValue, CorruptBatch, InvalidRequest
+from ..records.decode import BYTES_MAX
 from ..wire.requests import EARLIEST, LATEST
 from .client_security import ClientSecurity
 from .cluster_client import Cluster
@@ -63,6 +65,7 @@ class Consumer:
         on_out_of_range: str = "earliest",
         on_corrupt: str = "raise",
         check_crc: bool = True,
+        unpacked_bytes_max: int = BYTES_MAX,
         security: ClientSecurity | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -81,7 +84,8 @@ class Consumer:
             reset=None if on_out_of_range == "raise" else on_out_of_range,
         )
         self._fetcher = Fetcher(self._cluster, options, clock=clock)
-        self._decoder = Decoder(check_crc=check_crc, on_corrupt=on_corrupt)
+        self._unpacked_bytes_max = unpacked_bytes_max
+        self._decoder = Decoder(check_crc=check_crc, on_corrupt=on_corrupt, unpacked_bytes_max=unpacked_bytes_max)
         self._positions: dict[tuple[str, int], int] = {}
         self._unresolved: dict[tuple[str, int], int] = {}  # start times whose offsets are not known yet
         self._resolve_s = 0.0
@@ -202,6 +206,16 @@ class Consumer:
         """Damaged batches that were skipped."""
         return self._decoder.corrupt_batches
 
+    @property
+    def large_batches(self) -> int:
+        """Batches that were skipped since they unpack to more than ``unpacked_bytes_max``."""
+        return self._decoder.large_batches
+
+    @property
+    def unpacked_bytes(self) -> int:
+        """What all batches so far have unpacked to, with what Python needs for each record."""
+        return self._decoder.unpacked_bytes
+
     # ---- reading
 
     def fetch_batches(self, timeout: float | None = None) -> list[Values]:
@@ -219,7 +233,10 @@ class Consumer:
                 while not any(values.values for values in moved):
                     if not self._chunks and not self._fetch(deadline_s):
                         break
-                    self._decode_values(moved)
+                    if self._chunks:
+                        self._decode_values(moved)
+                    if deadline_s is not None and self._clock() >= deadline_s:
+                        break
             except CorruptBatch:
                 if not moved:
                     raise
@@ -228,10 +245,13 @@ class Consumer:
             return [values for values in moved if values.values]
 
     def _decode_values(self, moved: list[Values]) -> None:
-        """Decode the first chunk."""
+        """Decode the first chunk, or as much of it as a call may."""
         chunk = self._chunks[0]
+        enough = self._decoder.unpacked_bytes + self._unpacked_bytes_max
         while not chunk.fetched.dropped and (values := self._decoder.values(chunk)) is not None:
             moved.append(values)
+            if self._decoder.unpacked_bytes >= enough:
+                return
         self._chunks.popleft()
         if not chunk.fetched.dropped:
             chunk.release()
@@ -248,12 +268,15 @@ class Consumer:
             return messages
 
     def messages(self, timeout: float | None = None) -> Iterator[Message]:
-        """Yields messages for ever, or until none has come for ``timeout`` seconds."""
+        """Yields messages for ever, or until nothing has come for ``timeout`` seconds."""
         while True:
             if not self._ready or self._closed:
+                before = self._decoder.unpacked_bytes
                 with self._step:
                     self._fill(timeout)
                 if not self._ready:
+                    if self._decoder.unpacked_bytes != before:  # its time went into batches that were stepped over
+                        continue
                     return
             ready = self._ready  # a seek replaces it
             message = ready.popleft()
@@ -266,16 +289,22 @@ class Consumer:
     def _fill(self, timeout: float | None) -> None:
         """Decode until there is a message, waiting up to ``timeout`` seconds."""
         deadline_s = None if timeout is None else self._clock() + timeout
+        looked = False
         while not self._ready:
             while self._chunks and not self._ready:
+                if deadline_s is not None and looked and self._clock() >= deadline_s:
+                    return
+                looked = True
                 chunk = self._chunks[0]
                 messages = None if chunk.fetched.dropped else self._decoder.messages(chunk)
                 if messages is None:
                     self._chunks.popleft().release()
                     if not chunk.fetched.dropped:  # batches without messages may be at its end
                         self._positions[chunk.fetched.topic_partition] = chunk.stop_offset
-                else:
+                elif messages:
                     self._ready += messages
+                else:  # it was stepped over
+                    self._positions[chunk.fetched.topic_partition] = chunk.start_offset + chunk.at
             if self._ready or not self._fetch(deadline_s):
                 return
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
-from ..errors import BadValue, ClientFault, CorruptBatch
+from ..errors import BadValue, ClientFault, CorruptBatch, MessageTooLarge
 from ..records.batch import COUNT_AT, HEADER_BYTES, LENGTH_AT, LENGTH_END
-from ..records.decode import Record, decode_batch, decode_values
+from ..records.decode import BYTES_MAX, Meter, Record, decode_batch, decode_values
 from ..records.holes import check_hole
 from .fetcher import Chunk
 
 T = TypeVar("T")
+U = TypeVar("U")
 Select = Callable[[Sequence[bytes | None]], Sequence[int]]
 """Which values of a batch are wanted, as indexes in ascending order."""
 
@@ -38,31 +39,43 @@ class Values(NamedTuple):
 
 
 class Decoder:
-    """Decodes chunks.  A damaged batch raises or, with ``on_corrupt="skip"``, is counted in ``corrupt_batches``.
+    """Decodes chunks, one batch in each step.
+
+    A damaged batch, or one that unpacks to more than ``unpacked_bytes_max``, raises; with ``on_corrupt="skip"`` it is
+    stepped over, and counted in ``corrupt_batches`` or ``large_batches``.
 
     With ``select``, :meth:`messages` returns the selected ones.  Only batches that have some are decoded to messages.
     """
 
-    def __init__(self, *, check_crc: bool, on_corrupt: str, select: Select | None = None) -> None:
+    def __init__(
+        self, *, check_crc: bool, on_corrupt: str, select: Select | None = None, unpacked_bytes_max: int = BYTES_MAX
+    ) -> None:
         if on_corrupt not in ("raise", "skip"):
             raise BadValue(f"on_corrupt={on_corrupt!r}: give 'raise' or 'skip'")
         self._check_crc = check_crc
         self._skip = on_corrupt == "skip"
         self._select = select
-        self.corrupt_batches = 0
+        self._bytes_max = unpacked_bytes_max
+        self._meter = Meter()
+        self.corrupt_batches = self.large_batches = 0
+
+    @property
+    def unpacked_bytes(self) -> int:
+        """What all batches so far have unpacked to, those that were stepped over, too."""
+        return self._meter.unpacked_bytes
 
     def values(self, chunk: Chunk) -> Values | None:
-        """The next batch of the chunk; None when there is none left."""
-        found = self._next(chunk, self._values)
+        """The next batch of the chunk, without values if it was stepped over; None when there is none left."""
+        found = self._next(chunk, self._values, ())
         if found is None:
             return None
-        values, next_offset = found
+        values, next_offset = found or ((), chunk.start_offset + chunk.at)
         unwanted = chunk.wanted - (next_offset - len(values))
         return Values(*chunk.fetched.topic_partition, values[unwanted:] if unwanted > 0 else values, next_offset)
 
     def messages(self, chunk: Chunk) -> list[Message] | None:
-        """The next batch of the chunk, [] if nothing in it is selected; None when there is none left."""
-        records = self._next(chunk, self._records if self._select is None else self._selected)
+        """The next batch of the chunk, [] if nothing in it is selected, or it was stepped over; None at the end."""
+        records = self._next(chunk, self._records if self._select is None else self._selected, [])
         if records is None:
             return None
         topic, partition = chunk.fetched.topic_partition
@@ -72,10 +85,14 @@ class Decoder:
         return [Message(topic, partition, *record) for record in records]
 
     def _values(self, chunk: Chunk) -> tuple[Sequence[bytes | None], int]:
-        return decode_values(chunk.data, chunk.at, check_crc=self._check_crc)
+        return decode_values(
+            chunk.data, chunk.at, check_crc=self._check_crc, bytes_max=self._bytes_max, meter=self._meter
+        )
 
     def _records(self, chunk: Chunk) -> list[Record]:
-        return decode_batch(chunk.data, chunk.at, check_crc=self._check_crc)
+        return decode_batch(
+            chunk.data, chunk.at, check_crc=self._check_crc, bytes_max=self._bytes_max, meter=self._meter
+        )
 
     def _selected(self, chunk: Chunk) -> list[Record]:
         assert self._select is not None
@@ -83,14 +100,15 @@ class Decoder:
         chosen = self._select(values)
         if not chosen:
             return []
-        records = decode_batch(chunk.data, chunk.at, check_crc=False)
+        records = decode_batch(chunk.data, chunk.at, check_crc=False, bytes_max=self._bytes_max, meter=self._meter)
         return [records[index] for index in chosen]
 
-    def _next(self, chunk: Chunk, decode: Callable[[Chunk], T]) -> T | None:
+    def _next(self, chunk: Chunk, decode: Callable[[Chunk], T], nothing: U) -> T | U | None:
+        """What is next in the chunk; ``nothing`` for a batch that was stepped over, so that the caller can stop."""
         data, stop = chunk.data, len(chunk.data)
         while chunk.at < stop:
             start = chunk.at
-            size = int.from_bytes(data[start + LENGTH_AT : start + LENGTH_END], "big") + LENGTH_END
+            size = _size_at(data, start)
             sane = HEADER_BYTES <= size <= stop - start
             try:
                 if not sane or not _in_place(chunk, start, size):
@@ -102,18 +120,41 @@ class Decoder:
                     continue
                 # A damaged header does not show where the next batch begins.
                 after = start + size if sane else stop
+                is_large = isinstance(error, MessageTooLarge)
                 if not self._skip:
                     topic, partition = chunk.fetched.topic_partition
+                    what, remedy = (
+                        ("batch", "give a larger unpacked_bytes_max, or ") if is_large else ("damaged batch", "")
+                    )
                     raise CorruptBatch(
-                        f"{topic}-{partition}: damaged batch at {chunk.start_offset + start}: {error}; "
-                        f"seek to {chunk.start_offset + after} to continue behind it"
+                        f"{topic}-{partition}: {what} at {chunk.start_offset + start}: {error}; "
+                        f"{remedy}seek to {chunk.start_offset + after} to continue behind it"
                     ) from None
-                self.corrupt_batches += 1
+                self.large_batches += is_large
+                self.corrupt_batches += not is_large
                 chunk.at = after
-                continue
+                return nothing
             chunk.at = start + size
             return decoded
         return None
+
+
+def single_batches(chunk: Chunk) -> Iterator[Chunk]:
+    """Yields each batch that is not decoded yet as a chunk, so that readers can choose their order.
+
+    Behind a damaged length the next batch is not found: the rest is one chunk.
+    """
+    start, stop = chunk.at, len(chunk.data)
+    while start < stop:
+        size = _size_at(chunk.data, start)
+        end = start + size if HEADER_BYTES <= size <= stop - start else stop
+        yield Chunk(chunk.fetched, chunk.data[start:end], chunk.wanted, chunk.start_offset + start)
+        start = end
+
+
+def _size_at(data: memoryview, start: int) -> int:
+    """The size that the header of the batch at ``start`` declares."""
+    return int.from_bytes(data[start + LENGTH_AT : start + LENGTH_END], "big") + LENGTH_END
 
 
 def _in_place(chunk: Chunk, start: int, size: int) -> bool:

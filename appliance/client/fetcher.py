@@ -353,7 +353,7 @@ class Fetcher:
             reset = self._options.reset
             text = f"{topic}-{partition}: offset {fetched.offset} is outside of {fetched.log_start}..{fetched.end}"
             if reset is None:
-                self._trouble = OffsetOutOfRange(f"{text}; seek to another one")
+                self._trouble = OffsetOutOfRange(f"{text}; seek to another one", about=f"{topic}-{partition}")
                 return
             fetched.offset = fetched.log_start if reset == "earliest" else fetched.end
             fetched.resume_s = now_s

@@ -41,6 +41,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ..errors import BadValue, ClientBroken, InvalidRequest, NotLeader, OutOfResources, ZooKeeperAway
 from ..names import TopicPartition
+from ..records.decode import BYTES_MAX
 from ..wire.requests import EARLIEST, LATEST
 from ..zookeeper import patterns
 from ..zookeeper.paths import STREAMS_MAX, Subscription
@@ -102,6 +103,7 @@ class GroupConsumer:
         request_timeout_ms: int = 30_000,
         on_corrupt: str = "raise",
         check_crc: bool = True,
+        unpacked_bytes_max: int = BYTES_MAX,
         security: ClientSecurity | None = None,
         clock_ms: Callable[[], int] = lambda: time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000,
     ) -> None:
@@ -124,7 +126,7 @@ class GroupConsumer:
             request_timeout_ms=request_timeout_ms,
             reset="latest" if self._start == LATEST else "earliest",
         )
-        self._decoder = Decoder(check_crc=check_crc, on_corrupt=on_corrupt)
+        self._decoder = Decoder(check_crc=check_crc, on_corrupt=on_corrupt, unpacked_bytes_max=unpacked_bytes_max)
         self._fetcher = Fetcher(self._cluster, options)
         self._owned = OwnedPartitions(self._alive)
         self._streams: dict[str | None, list[MessageStream]] = {}
@@ -247,6 +249,10 @@ class GroupConsumer:
     @property
     def corrupt_batches(self) -> int:
         return self._decoder.corrupt_batches
+
+    @property
+    def large_batches(self) -> int:
+        return self._decoder.large_batches
 
     # ---- called by the rebalance, in the membership thread
 

@@ -15,8 +15,9 @@ of the log, whatever their times; between partitions the one with the older next
 followed come as they arrive: those that arrive together are sorted.  A message without a time (Kafka's -1) stands
 behind the one before it in its partition.
 
-Bounded memory: one batch of each partition is decoded, and the fetcher bounds what is not.  ``select`` decides by the
-values alone, so that a batch without a match is never decoded to messages.
+Bounded memory: one batch of each partition is decoded, of at most UNPACKED_BYTES_MAX, and the fetcher bounds what is
+not; when messages are followed, as much of all of them together.  ``select`` decides by the values alone, so that a
+batch without a match is never decoded to messages.
 
 A partition that cannot be read for :data:`PATIENCE_S` is left out of a span, so that the others are read; ``left_out``
 has its error.  A damaged batch is skipped and counted.
@@ -53,6 +54,8 @@ OPTIONS: Final = FetchOptions(
     request_timeout_ms=30_000,
     reset="earliest",
 )
+UNPACKED_BYTES_MAX: Final = 16 * MEBIBYTE
+"""A batch that unpacks to more is skipped and counted, as a damaged one."""
 LAST_BYTES: Final = 64 * 1024
 """How far before the end of a span :meth:`MergedReader.last` looks first; then four times as far, and so on."""
 
@@ -107,7 +110,7 @@ class MergedReader:
         self.left_out: dict[TopicAndPartition, ApplianceError] = {}
         self._clock = clock
         self._fetcher = Fetcher(self.cluster, OPTIONS, clock=clock)
-        self._decoder = Decoder(check_crc=True, on_corrupt="skip", select=select)
+        self._decoder = Decoder(check_crc=True, on_corrupt="skip", select=select, unpacked_bytes_max=UNPACKED_BYTES_MAX)
         self._sources: dict[TopicAndPartition, _Source] = {}
 
     def __enter__(self) -> MergedReader:
@@ -121,6 +124,11 @@ class MergedReader:
     def corrupt_batches(self) -> int:
         """Damaged batches that were skipped."""
         return self._decoder.corrupt_batches
+
+    @property
+    def large_batches(self) -> int:
+        """Batches that were skipped since they unpack to more than UNPACKED_BYTES_MAX."""
+        return self._decoder.large_batches
 
     def troubles(self) -> list[Trouble]:
         """What this reader waits for at the moment."""
@@ -170,9 +178,14 @@ class MergedReader:
         self._begin({part: Span(start, 2**63) for part, start in starts.items()})
         while True:
             arrived: list[Message] = []
+            enough = self._decoder.unpacked_bytes + UNPACKED_BYTES_MAX
             for chunk in self._fetcher.poll(POLL_S):
                 while (messages := self._decoder.messages(chunk)) is not None:
                     arrived += messages
+                    if self._decoder.unpacked_bytes >= enough:
+                        enough = self._decoder.unpacked_bytes + UNPACKED_BYTES_MAX
+                        yield _by_time(arrived)
+                        arrived = []
                 chunk.release()
             yield _by_time(arrived)
 

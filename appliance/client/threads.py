@@ -95,6 +95,7 @@ def fresh(error: ApplianceError) -> ApplianceError:
 
 def broken(what: str, cause: BaseException) -> ClientBroken:
     """The error of a client that ended because of ``cause``."""
-    error = ClientBroken(f"{what}: {type(cause).__name__}: {cause}")
+    todo = "a bug, or an error in a callback of the program: the cause is in the log above"
+    error = ClientBroken(f"{what}: {type(cause).__name__}: {cause}", remedy=todo)
     error.__cause__ = cause
     return error

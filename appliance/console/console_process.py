@@ -1,4 +1,4 @@
-"""The side process ``console``: creates the application, and serves it until ["stop"] comes or the supervisor is gone.
+"""The side process ``console``: creates the application, and serves it until Stop comes or the supervisor is gone.
 
 The loop beats, reads the supervisor's messages, and sends it what was refused to visitors, for ``status``.  A changed
 configuration needs a restart of the appliance; users and access rules are read as they change.
@@ -17,6 +17,7 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from ..addresses import PLAINTEXT, Listener, address_text, host_names, parse_networks
 from ..config import Config
 from ..processes.clock import now_ms, wall_s
+from ..processes.messages import TO_SIDE_PROCESS, Refusals, Stop
 from ..processes.supervisor.side_processes import SideArguments
 from ..security import security_file
 from ..security.audit_log import Audit
@@ -24,7 +25,7 @@ from ..security.configuration import is_loopback
 from .application import Console
 from .console_sessions import SESSION_S_DEFAULT, Attempts, Sessions
 from .guards import Guard
-from .observer import Look, Observer
+from .observer import Observer, Poller
 from .visitors import Visitors
 from .web_server import serve_until
 
@@ -50,12 +51,12 @@ async def _serve(arguments: SideArguments) -> None:
     app: Any = ProxyHeadersMiddleware(guarded, [str(one) for one in proxies])
 
     def read() -> None:
-        if ["stop"] in [message for message, _ in channel.receive()] or channel.closed:
+        if Stop() in [message for message, _ in channel.receive(TO_SIDE_PROCESS)] or channel.closed:
             console.stopping.set()
             loop.remove_reader(channel.fileno())
 
     def send_refusals() -> None:
-        channel.send(["refusals", audit.take_counts()])
+        channel.send(Refusals(audit.take_counts()))
 
     async def beat() -> None:
         while True:
@@ -88,5 +89,5 @@ def make_console(config: Config, data_dir: Path, address: str, audit: Audit) -> 
         login_first=not is_loopback(listener) or (_has_logins(config) and not config.console.anonymous),
         anonymous=config.console.anonymous,
     )
-    observer = Observer(Look(data_dir, config.broker.id, clock, wall_s), time.thread_time)
+    observer = Observer(Poller(data_dir, config.broker.id, clock, wall_s), time.thread_time)
     return Console(data_dir, observer, visitors, clock, f"appliance_console_{address.rpartition(':')[2]}")

@@ -1,8 +1,10 @@
 """Looks for messages of a topic in bounded steps: newest or oldest first, by key and text, with a cursor to continue.
 
 Offsets count bytes, so a *window* of a log is a range of offsets of a known size.  A step reads windows of each
-partition, next to those of the step before, until it has found enough, has read STEP_BYTES_MAX, or STEP_S_MAX have
-passed.  A window is read as a whole or not at all.  The cursor has the offset of each partition that is not finished::
+partition, next to those of the step before, until it has found enough, has read STEP_BYTES_MAX, which have unpacked to
+UNPACKED_BYTES_MAX, or STEP_MS_MAX have passed.  The batches of a window are unpacked one by one, newest first from its
+end, so a step can stop behind any batch, and nothing is unpacked for nothing.  A batch that unpacks to more than
+BATCH_BYTES_MAX is stepped over and counted.  The cursor has the offset of each partition that is not finished::
 
     "n" newest first: messages below the offset are left      n.0-52811.3-901
     "o" oldest first: messages at or above it are left        o.1-4096
@@ -23,20 +25,36 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, Protocol
 
 from msgspec import Meta, Struct
 
-from ..client import EARLIEST, LATEST, Consumer, Message
+from ..client import EARLIEST, LATEST, Message
 from ..client.cluster_client import Cluster
+from ..client.decoder import Decoder, single_batches
+from ..client.fetcher import Chunk, Fetcher, FetchOptions
 from ..errors import ApplianceError, InvalidRequest, UnknownPartition
 from ..names import TOPIC_PATTERN
 
 KIB: Final = 1024
 STEP_BYTES_MAX: Final = 32 * KIB * KIB
-STEP_S_MAX: Final = 0.5
+STEP_MS_MAX: Final = 500
+BATCH_BYTES_MAX: Final = 16 * KIB * KIB
+"""What a batch may unpack to; others are stepped over."""
+UNPACKED_BYTES_MAX: Final = 32 * KIB * KIB
+"""Of one step, with what Python needs for each message; its last batch may go beyond it."""
 READ_S_MAX: Final = 2.0
 POLL_S: Final = 0.2
 REQUEST_MS_MAX: Final = 5_000
 CLIENT_NAME: Final = "appliance-console"
 WINDOW_BYTES_MIN: Final = 16 * KIB
 WINDOW_BYTES_MAX: Final = 1024 * KIB
+OPTIONS: Final = FetchOptions(
+    bytes_max=4 * WINDOW_BYTES_MAX,
+    partition_bytes_max=WINDOW_BYTES_MAX // 4,
+    buffer_bytes_max=2 * WINDOW_BYTES_MAX,
+    total_bytes_max=4 * WINDOW_BYTES_MAX,
+    wait_ms_max=100,
+    bytes_min=1,
+    request_timeout_ms=REQUEST_MS_MAX,
+    reset="earliest",
+)
 FIRST_BYTES: Final = 256 * KIB
 """Shared by the first windows of all partitions, when nothing is filtered."""
 PARTITIONS_MAX: Final = 512
@@ -74,7 +92,16 @@ class Found(NamedTuple):
     scanned_bytes: int
     reached_ms: int | None
     damaged: int
+    too_large: int
     unreadable: dict[int, str]
+
+
+class Batch(NamedTuple):
+    """The messages of a batch, none if it is stepped over, and its place in the log: ``start`` to ``stop``."""
+
+    messages: list[Message]
+    start: int
+    stop: int
 
 
 class Log(Protocol):
@@ -84,13 +111,25 @@ class Log(Protocol):
     def damaged(self) -> int:
         """Damaged batches that were skipped."""
 
+    @property
+    def too_large(self) -> int:
+        """Batches that were skipped since they unpack to more than BATCH_BYTES_MAX."""
+
+    @property
+    def unpacked_bytes(self) -> int:
+        """What has been unpacked so far."""
+
     def partitions(self, topic: str) -> int: ...
 
     def offsets(self, topic: str, partitions: list[int], when: int) -> tuple[dict[int, int], dict[int, str]]:
         """The offsets of EARLIEST, LATEST or a time; and why those of other partitions are not known."""
 
-    def read(self, topic: str, partition: int, start: int, stop: int) -> Iterator[list[Message]]:
-        """Yields messages from ``start`` to ``stop``, and perhaps some behind.  Raises ApplianceError."""
+    def read(self, topic: str, partition: int, start: int, stop: int, *, newest_first: bool) -> Iterator[Batch]:
+        """Yields the batches that have a part of ``start`` to ``stop``; each is unpacked when it is its turn.
+
+        Raises:
+            ApplianceError: the partition cannot be read.
+        """
 
 
 def parse_cursor(text: str) -> dict[int, int]:
@@ -121,6 +160,8 @@ class Search:
         self._scanned = self._bytes = 0
         self._reached_ms: int | None = None
         self._unreadable: dict[int, str] = {}
+        self._deadline_s = 0.0
+        self._enough = 0
 
     def step(self) -> Found:
         """Read until enough is found, or a bound is reached.
@@ -130,20 +171,29 @@ class Search:
             InvalidRequest: the query contradicts itself.
         """
         bounds, left = self._begin()
-        deadline_s = self._clock() + STEP_S_MAX
+        self._deadline_s = self._clock() + STEP_MS_MAX / 1000
+        self._enough = self._log.unpacked_bytes + UNPACKED_BYTES_MAX
         size = self._first_size(len(left))
-        while left and self._found < self._query.limit and self._bytes < STEP_BYTES_MAX and self._clock() < deadline_s:
+        while left and self._found < self._query.limit and self._bytes < STEP_BYTES_MAX:
             for partition in sorted(left):
-                if self._clock() >= deadline_s:
+                if self._bytes and self._is_over:
                     break
                 self._read_window(partition, left, bounds[partition], size)
+            if self._bytes and self._is_over:
+                break
             size = min(size * 2, WINDOW_BYTES_MAX)
         messages = self._first(left)
         return Found(
             messages,
             cursor_text(self._newest, left),
-            *(self._scanned, self._bytes, self._reached_ms, self._log.damaged, self._unreadable),
+            *(self._scanned, self._bytes, self._reached_ms),
+            *(self._log.damaged, self._log.too_large, self._unreadable),
         )
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether the step has taken what it may: time, or room for what it unpacks."""
+        return self._clock() >= self._deadline_s or self._log.unpacked_bytes >= self._enough
 
     @property
     def _found(self) -> int:
@@ -191,30 +241,36 @@ class Search:
         return max(FIRST_BYTES // max(1, count), WINDOW_BYTES_MIN)
 
     def _read_window(self, partition: int, left: dict[int, int], bounds: tuple[int, int], size: int) -> None:
-        """Read the next window of a partition, and move its place in ``left``; drop it there when it is finished."""
+        """Read on in a partition, batch by batch, for ``size`` bytes or until the step is over.
+
+        Moves the partition's place in ``left`` behind what is read, and drops it there when it is finished.
+        """
         first, end = bounds
         at = left[partition]
         start, stop = (max(first, at - size), at) if self._newest else (at, min(end, at + size))
-        found: list[Message] = []
-        count, reached = 0, list[int]()
+        lowest, above = (first, at) if self._newest else (at, end)
+        reached, target = at, start if self._newest else stop
         try:
-            for messages in self._log.read(self._query.topic, partition, start, stop):
-                inside = [message for message in messages if start <= message.offset < stop]
-                found += filter(self._fits, inside)
-                count += len(inside)
-                if inside and not (self._newest and reached):
-                    reached = [inside[0 if self._newest else -1].timestamp]
+            for batch in self._log.read(self._query.topic, partition, start, stop, newest_first=self._newest):
+                inside = [message for message in batch.messages if lowest <= message.offset < above]
+                self._scanned += len(inside)
+                if found := list(filter(self._fits, inside)):
+                    self._matches.setdefault(partition, []).extend(found)
+                if inside:
+                    self._reached_ms = inside[0 if self._newest else -1].timestamp
+                reached = batch.start if self._newest else batch.stop
+                if self._is_over:
+                    break
+            else:  # a batch may stand on both sides of the border, and there may be none
+                reached = min(reached, target) if self._newest else max(reached, target)
         except ApplianceError as error:
             self._unreadable[partition] = str(error)
             del left[partition]
             return
-        self._bytes += stop - start
-        self._scanned += count
-        self._reached_ms = reached[0] if reached else self._reached_ms
-        if found:
-            self._matches.setdefault(partition, []).extend(found)
-        left[partition] = start if self._newest else stop
-        if left[partition] == (first if self._newest else end):
+        reached = min(max(reached, first), end)
+        self._bytes += abs(reached - at)
+        left[partition] = reached
+        if reached == (first if self._newest else end):
             del left[partition]
 
     def _fits(self, message: Message) -> bool:
@@ -245,27 +301,27 @@ class ConsumedLog:
     def __init__(self, address: str, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._cluster = Cluster(address, client_name=CLIENT_NAME, request_timeout_ms=REQUEST_MS_MAX)
-        self._consumer = Consumer(
-            address,
-            client_name=CLIENT_NAME,
-            on_out_of_range="earliest",
-            on_corrupt="skip",
-            partition_bytes_max=WINDOW_BYTES_MAX // 4,
-            total_bytes_max=4 * WINDOW_BYTES_MAX,
-            wait_ms_max=100,
-            request_timeout_ms=REQUEST_MS_MAX,
-        )
+        self._fetcher = Fetcher(self._cluster, OPTIONS, clock=clock)
+        self._decoder = Decoder(check_crc=True, on_corrupt="skip", unpacked_bytes_max=BATCH_BYTES_MAX)
 
     def __enter__(self) -> ConsumedLog:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._consumer.close()
+        self._fetcher.close()
         self._cluster.close()
 
     @property
     def damaged(self) -> int:
-        return self._consumer.corrupt_batches
+        return self._decoder.corrupt_batches
+
+    @property
+    def too_large(self) -> int:
+        return self._decoder.large_batches
+
+    @property
+    def unpacked_bytes(self) -> int:
+        return self._decoder.unpacked_bytes
 
     def partitions(self, topic: str) -> int:
         self._cluster.refresh([topic])
@@ -276,19 +332,30 @@ class ConsumedLog:
         known = {partition: offset for (_, partition), offset in found.items()}
         return known, {partition: str(error) for (_, partition), error in failed.items()}
 
-    def read(self, topic: str, partition: int, start: int, stop: int) -> Iterator[list[Message]]:
-        consumer, part = self._consumer, (topic, partition)
-        consumer.assign({part: start})
+    def read(self, topic: str, partition: int, start: int, stop: int, *, newest_first: bool) -> Iterator[Batch]:
+        batches = self._fetch((topic, partition), start, stop)
+        for batch in reversed(batches) if newest_first else batches:
+            yield Batch(self._decoder.messages(batch) or [], batch.start_offset, batch.stop_offset)
+
+    def _fetch(self, part: tuple[str, int], start: int, stop: int) -> list[Chunk]:
+        """The batches from ``start`` to ``stop``, still packed, each as a chunk of its own."""
+        fetcher = self._fetcher
+        fetcher.assign({})
+        fetcher.assign({part: start})
+        batches: list[Chunk] = []
         silent_s = self._clock()
-        while consumer.positions().get(part, start) < stop:
-            messages = consumer.poll(POLL_S, POLLED_MAX)
-            if messages:
-                yield messages
+        while fetcher.next_offset(part) < stop:
+            chunks = fetcher.poll(POLL_S)
+            for chunk in chunks:
+                batches += single_batches(chunk)
+                chunk.release()
                 silent_s = self._clock()
-            elif self._clock() - silent_s > READ_S_MAX:
-                for trouble in consumer.troubles():
+            if not chunks and self._clock() - silent_s > READ_S_MAX:
+                for trouble in fetcher.troubles.current():
                     raise trouble.error
-                return  # the rest of the window has no messages
+                break  # the rest of the window has no messages
+        fetcher.assign({})
+        return [batch for batch in batches if batch.start_offset < stop]
 
 
 def shown(message: Message, bytes_max: int) -> dict[str, Any]:

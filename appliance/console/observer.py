@@ -1,17 +1,18 @@
 """Polls the state of the appliance while a page is open: topics, partitions, groups, lag, alerts, as one value.
 
-While no page is open, it does nothing.  Otherwise a poll (:class:`Look`) follows the last one after INTERVAL_S, or
+While no page is open, it does nothing.  Otherwise a poll (:class:`Poller`) follows the last one after INTERVAL_S, or
 later: after so much time that polling takes LOOKS_SHARE of a core, but after INTERVAL_S_MAX at the latest.  So with
 very many partitions it takes more.  A page that is opened ends the pause early, after a quarter of that time at the
 earliest.
 
-The processor time of a poll's thread is measured; all of it, with what the coordinator and the streams of the pages
-spend, is COST_FACTOR times as much.  Each poll asks for the lag of at most GROUPS_MAX groups, those that a page shows
-first, then those that were asked for the longest time ago.
+The processor time of a poll's thread is measured.  For the look at this host that is all; the rest, with what the
+coordinator and the streams of the pages spend, is COST_FACTOR times as much.  Each poll asks for the lag of at most
+GROUPS_MAX groups, those that a page shows first, then those that were asked for the longest time ago.
 
-A poll runs in a thread.  It reads shared memory and files (:mod:`appliance.metrics.readings`); only groups, and
+A poll runs in a thread.  It looks as ``health`` and ``doctor`` do (:mod:`appliance.metrics.looks`); only groups, and
 partitions of other brokers, are asked for.  What cannot be asked for now (ZooKeeper is away, the coordinator restarts)
-keeps its last value, and an alert says why.
+keeps its last value, and an alert says why.  What is known of a group says when it was asked for, and is forgotten with
+the last page: the next one shows nothing rather than what was.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ from typing import Any, Final, NamedTuple
 from .. import __version__
 from ..client.cluster_client import Cluster
 from ..errors import ApplianceError, BrokerAway
-from ..health.findings import Disk, Seen, judge
+from ..health.findings import Groups, judge
 from ..metrics.disk_forecast import DiskForecast
-from ..metrics.readings import Reader, Readings
+from ..metrics.looks import Look, Looker, at_directory, seen
+from ..metrics.readings import Readings
 from ..status import NOTHING, read_state
 from .topic_rows import TopicRows
 
@@ -70,36 +72,45 @@ class Totals(NamedTuple):
     messages: int
 
 
-class Look:
+class Poller:
     """Makes snapshots.  One thread at a time."""
 
     def __init__(self, data_dir: Path, broker_id: int, clock: Callable[[], float], wall_s: Callable[[], float]) -> None:
         self._data_dir = data_dir
         self._clock, self._wall_s = clock, wall_s
-        self._reader = Reader(data_dir)
-        self._rows = TopicRows(data_dir, broker_id, self._reader, lambda names: self._admin("topics", names=names))
+        self._looker = Looker(data_dir)
+        self._rows = TopicRows(
+            data_dir, broker_id, self._looker.reader, lambda names: self._admin("topics", names=names)
+        )
         self._forecast = DiskForecast()
         self._cluster: Cluster | None = None
         self._number = 0
         self._groups: dict[str, Row] = {}
         self._details: dict[str, Row] = {}
-        self._asked: dict[str, int] = {}
-        """The number of the poll that asked for a group's lag."""
+        self._asked_ms: dict[str, int] = {}
+        """When a group's lag was asked for, since 1970."""
         self._totals: dict[str, Totals] = {}
 
     def close(self) -> None:
+        """Forget what was polled: nobody looks any more."""
+        for known in (self._groups, self._details, self._asked_ms, self._totals):
+            known.clear()
         if self._cluster is not None:
             self._cluster.close()
             self._cluster = None
 
-    def take(self, focus: Collection[str]) -> Snapshot:
-        """Poll now.  ``focus``: the groups that pages show.
+    def look(self) -> Look:
+        """Read what is known on this host."""
+        return self._looker.take()
+
+    def take(self, look: Look, focus: Collection[str]) -> Snapshot:
+        """Ask for the rest now.  ``focus``: the groups that pages show.
 
         Raises:
             StorageFault: the catalog cannot be read.
         """
         self._number += 1
-        readings = self._reader.read()
+        readings = look.readings
         self._forecast.note(readings.at_s, readings.room)
         state = NOTHING | {"state": "stopped"} | dict(readings.state or {})
         unknown = []
@@ -119,27 +130,19 @@ class Look:
             self._number,
             round(self._wall_s() * 1000),
             _appliance_row(state, readings, topics),
-            self._alerts(readings, unknown),
+            self._alerts(look, unknown),
             topics,
             {topic["name"]: {str(row["partition"]): row for row in topic["partitions"]} for topic in rows},
             dict(self._groups),
             dict(self._details),
         )
 
-    def _alerts(self, readings: Readings, unknown: list[str]) -> list[Alert]:
+    def _alerts(self, look: Look, unknown: list[str]) -> list[Alert]:
         """What is wrong, the worst first."""
-        room = readings.room
-        full_s = self._forecast.seconds_until_full(readings.at_s, room)
-        seen = Seen(
-            readings.state,
-            readings.states,
-            now_s=self._wall_s(),
-            disk=Disk(room.size, room.free, full_s=full_s),
-            groups=list(self._details.values()),
-            unknown=unknown[0] if unknown else "",
-            arenas={name: (row["arena_used_bytes"], row["arena_bytes"]) for name, row in readings.gauges.items()},
-        )
-        return [finding.as_json() for finding in judge(seen)[:ALERTS_MAX]]
+        full_s = self._forecast.seconds_until_full(look.at_s, look.readings.room)
+        groups = Groups(list(self._details.values()), len(self._groups), unknown[0] if unknown else "")
+        known = seen(look, at_directory(self._data_dir), self._wall_s(), groups=groups, full_s=full_s)
+        return [finding.as_json() for finding in judge(known)[:ALERTS_MAX]]
 
     def _admin(self, verb: str, **arguments: Any) -> Any:
         """Raises ApplianceError."""
@@ -151,16 +154,28 @@ class Look:
     def _ask_groups(self, focus: Collection[str]) -> None:
         rows = {row["group"]: row for row in self._admin("groups")}
         known: dict[str, Any]
-        for known in (self._details, self._asked, self._groups):
+        for known in (self._details, self._asked_ms, self._groups):
             for name in known.keys() - rows.keys():
                 del known[name]
         for name, row in rows.items():
-            self._groups[name] = {**row, **_lag_row(self._details.get(name))}
-        due = sorted(rows, key=lambda name: (name not in focus, self._asked.get(name, 0)))
+            self._groups[name] = {**row, **self._lag_row(name)}
+        due = sorted(rows, key=lambda name: (name not in focus, self._asked_ms.get(name, 0)))
         for name in due[:GROUPS_MAX]:
             self._details[name] = self._admin("group", group=name)
-            self._asked[name] = self._number
-            self._groups[name] = {**rows[name], **_lag_row(self._details[name])}
+            self._asked_ms[name] = round(self._wall_s() * 1000)
+            self._groups[name] = {**rows[name], **self._lag_row(name)}
+
+    def _lag_row(self, name: str) -> Row:
+        """The lag of a group in all partitions, and since when; its seconds are those of the latest partition."""
+        rows = self._details[name]["partitions"] if name in self._details else []
+        seconds = [row["lag_seconds"] for row in rows if row["lag_seconds"] is not None]
+        return {
+            "lag_messages": _sum(rows, "lag_messages"),
+            "lag_bytes": _sum(rows, "lag_bytes"),
+            "lag_seconds": max(seconds, default=None),
+            "lag_asked_ms": self._asked_ms.get(name),
+            "topics": sorted({row["topic"] for row in rows}),
+        }
 
     def _rate(self, topic: Row) -> tuple[Totals, Row]:
         """Bytes and messages per second since the last poll; None at the first."""
@@ -204,20 +219,6 @@ def _topic_row(topic: Row, rate: Row) -> Row:
     }
 
 
-def _lag_row(detail: Row | None) -> Row:
-    """The lag of a group in all partitions; its seconds are those of the partition that is furthest behind."""
-    if detail is None:
-        return {"lag_messages": None, "lag_bytes": None, "lag_seconds": None, "topics": []}
-    rows = detail["partitions"]
-    seconds = [row["lag_seconds"] for row in rows if row["lag_seconds"] is not None]
-    return {
-        "lag_messages": _sum(rows, "lag_messages"),
-        "lag_bytes": _sum(rows, "lag_bytes"),
-        "lag_seconds": max(seconds, default=None),
-        "topics": sorted({row["topic"] for row in rows}),
-    }
-
-
 def _sum(rows: list[Row], name: str) -> float | None:
     known = [row[name] for row in rows if row[name] is not None]
     return sum(known) if known else None
@@ -246,9 +247,9 @@ def _total(topics: Mapping[str, Row], name: str) -> float | None:
 class Observer:
     """Shares snapshots among the open pages."""
 
-    def __init__(self, look: Look, cpu_s: Callable[[], float]) -> None:
+    def __init__(self, poller: Poller, cpu_s: Callable[[], float]) -> None:
         """``cpu_s``: processor time of the calling thread."""
-        self._look, self._cpu_s = look, cpu_s
+        self._poller, self._cpu_s = poller, cpu_s
         self._watchers: Counter[str] = Counter()
         """How many pages show each group; "" for those that show none."""
         self._wake = asyncio.Event()
@@ -288,12 +289,15 @@ class Observer:
                     self._changed.notify_all()
                 await self._pause(cost_s)
             self._last = None
-            await asyncio.to_thread(self._look.close)
+            await asyncio.to_thread(self._poller.close)
 
     def _take(self, focus: Collection[str]) -> tuple[Snapshot, float]:
         """A poll, and its processor time in seconds in all processes."""
         begun_s = self._cpu_s()
-        return self._look.take(focus), COST_FACTOR * (self._cpu_s() - begun_s)
+        look = self._poller.look()  # which this thread does alone
+        looked_s = self._cpu_s()
+        snapshot = self._poller.take(look, focus)
+        return snapshot, looked_s - begun_s + COST_FACTOR * (self._cpu_s() - looked_s)
 
     async def _pause(self, cost_s: float) -> None:
         pause_s = min(max(INTERVAL_S, cost_s / LOOKS_SHARE), INTERVAL_S_MAX)

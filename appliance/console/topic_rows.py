@@ -17,11 +17,10 @@ from ..log import FileCache, LogReader
 from ..machine_limits import open_files_max
 from ..metrics.readings import Reader, Readings
 from ..names import TopicPartition
-from ..partition_states import OPENING, STATE_NAMES
+from ..partition_states import ELSEWHERE, OPENING, STATE_NAMES
 from ..shared.table import TableCounts
 
 FILES_MAX: Final = 16
-ELSEWHERE: Final = "elsewhere"
 NOT_KNOWN: Final = dict.fromkeys(("start", "end", "bytes", "messages"))
 
 Row = dict[str, Any]

@@ -38,7 +38,7 @@ from ..log.partition_directory import METADATA_NAME, directory_of
 from ..log.recovery import POINT_NAME
 from ..owners import Owner, acting_as_owner, keeper_of, refuse_others_directory
 from ..reserve import RESERVE_NAME
-from ..status import LOCK_FILE, STATE_FILE
+from ..status import FAILED_START_FILE, LOCK_FILE, STATE_FILE
 from .data_format import check_format
 
 PARTIAL_SUFFIX: Final = ".partial"
@@ -46,7 +46,7 @@ ATTEMPTS_MAX: Final = 5
 """How often a partition is started over because retention removed a segment in the middle of the copy."""
 NO_LINK: Final = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP})
 ENSEMBLE: Final = "zookeeper"
-LEFT_OUT: Final = frozenset({LOCK_FILE, STATE_FILE, CATALOG_NAME, RESERVE_NAME})
+LEFT_OUT: Final = frozenset({LOCK_FILE, STATE_FILE, FAILED_START_FILE, CATALOG_NAME, RESERVE_NAME})
 
 
 @dataclass(slots=True)
@@ -72,7 +72,10 @@ def back_up(data_dir: Path, target: Path) -> Backup:
     """
     with acting_as_owner(data_dir):
         if not (data_dir / LOCK_FILE).exists():
-            raise NoDirectory(f"{data_dir}: no appliance has been started here")
+            raise NoDirectory(
+                f"{data_dir}: no appliance has been started here",
+                remedy="name the directory of `appliance start --data DIR`",
+            )
         check_format(data_dir)
         source = data_dir.resolve()
     owner = keeper_of(data_dir)

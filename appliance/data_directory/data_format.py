@@ -15,6 +15,7 @@ it runs before anything else reads them, and holds their lock.  Debian's package
 from __future__ import annotations
 
 import logging
+import shlex
 from pathlib import Path
 from typing import Final
 
@@ -22,7 +23,7 @@ import msgspec
 
 from .. import __version__
 from ..catalog import replace_file
-from ..errors import ConfigFault, DiskFull, StorageFault
+from ..errors import ConfigFault, DiskFull, StorageFault, disk_fault
 
 logger = logging.getLogger(__name__)
 
@@ -70,12 +71,11 @@ def _read(path: Path) -> _File | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise StorageFault(f"{path}: {error.strerror}") from error
+        raise disk_fault(error, path) from error
     except msgspec.DecodeError as error:
-        raise StorageFault(
-            f"{path}: {error}: restore the file, or delete it if no newer release than {__version__} has ever used"
-            " this directory"
-        ) from error
+        quoted = shlex.quote(str(path))
+        todo = f"`mv {quoted} {quoted}.damaged`, if no newer release than {__version__} has ever used this directory"
+        raise StorageFault(f"{path}: damaged: {error}", remedy=f"restore it from a backup, or {todo}") from error
 
 
 def _check(path: Path, found: _File | None) -> None:

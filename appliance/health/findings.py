@@ -1,30 +1,40 @@
-"""Finds which of the :mod:`.conditions` hold now, from what is known about an appliance.
+"""The judge: finds which of the :mod:`.conditions` hold now, from what is known about an appliance.
 
-:class:`Seen` has what is known.  All of it comes from ``state.json`` (:mod:`appliance.status`) and from the tables, but
-for what only its own host knows (processor, connections) or the coordinator (groups).  What is not known is left out,
-and nothing is found about it.  So the status line, ``health``, ``/ready``, ``doctor`` and the console say the same in
-the same words; some of them look at more.
+:class:`Seen` has what is known.  What a look of a moment knows decides alone what has an exit status, so ``health``,
+``status``, ``/ready``, the console and ``doctor`` agree.  ``doctor`` and the console know more: rates between two
+looks, and groups.  What is not known is left out, and nothing is found about it.
 
-Each rule is a function from what is seen to findings.  Pure, and bounded: of one condition at most NAMED_MAX are named.
+Each rule is a function from what is seen to findings.  Pure, and bounded: one cause is one finding, and of one
+condition at most NAMED_MAX are named.  The remedy is computed from the case, with the arguments of its commands.
 """
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from ..machine_limits import DISK, DISK_WARN
+from ..machine_limits import DISK
 from ..partition_states import DAMAGED, DISK_FULL, OFFLINE, OPENING, STATE_NAMES, damage_text
 from ..security.audit_log import Reason
 from ..units import duration, size
 from . import conditions as of
-from .conditions import CONDITIONS, CRITICAL, OTHERS, Condition
+from .conditions import CONDITIONS, CRITICAL, Condition
+from .host import Host, LogUse
 
 NAMED_MAX: Final = 10
 LISTED_MAX: Final = 3
-"""Partitions that one finding names."""
-HUNG: Final = ("T", "t")
+"""Names that one finding lists."""
+SEGMENTS_KEPT: Final = 4
+"""Files of a log that a proposed retention.bytes has room for: only whole ones are removed, and never the last."""
+FULL_BYTES: Final = 1 << 16
+"""A disk with less free than this is full, whether somebody writes or not."""
+SERVICE_DATA: Final = "/var/lib/appliance"
+"""The data directory of the service."""
+STANDS_STILL: Final = ("T", "t")
+IDLE_ROLES: Final = ("metrics", "console")
+"""Roles that rest while nobody looks."""
 _OF_CERTIFICATES: Final = (Reason.CERTIFICATE, Reason.TLS_HANDSHAKE, Reason.PLAIN_ON_TLS, Reason.TLS_ON_PLAIN)
 _OF_FLOODS: Final = (Reason.THROTTLED, Reason.CONNECTIONS_PER_ADDRESS, Reason.CONNECTIONS_PER_USER)
 
@@ -54,43 +64,56 @@ class Finding(NamedTuple):
         return {**named, "what": self.what, "why": self.why, "todo": self.todo, "page": self.page}
 
 
-class Process(NamedTuple):
-    """What the kernel knows of a process: its state as in /proc/PID/stat, now and before, and its share of a core."""
+class Rates(NamedTuple):
+    """What two looks show.  ``growth``: by how many bytes per second logs grow; ``full_s``: how long the room lasts.
 
-    state: str = "S"
-    before: str = "S"
-    busy: float = 0.0
+    ``busy``: the share of a core that each process uses, by pid; ``wanted``: what it would use if it had a core for
+    itself; ``waiting``: the processes that were in state D in the look before.
+    """
 
-
-class Disk(NamedTuple):
-    """The disk of the logs, in bytes; ``rate``: by how much they grow per second; ``largest``: the largest topic."""
-
-    size: int
-    free: int
-    rate: float = 0.0
+    growth: float = 0.0
     full_s: float | None = None
-    largest: str = "NAME"
+    busy: Mapping[int, float] = {}
+    wanted: Mapping[int, float] = {}
+    waiting: frozenset[int] = frozenset()
+
+
+class Groups(NamedTuple):
+    """What the coordinator says: some groups, as the admin verb ``group``, of how many, and why not of the others.
+
+    ``unknown`` is "" when only time was lacking for the others.
+    """
+
+    rows: Sequence[Mapping[str, Any]] = ()
+    total: int = 0
+    unknown: str = ""
 
 
 class Seen(NamedTuple):
     """What is known of an appliance.
 
-    ``state``: what the supervisor has written; None: nothing runs.  ``partitions``: state and reason by name, see
-    :func:`partitions_of`.  ``now_s``: since 1970, to judge restarts.  ``refused_before``: the refusals of an earlier
-    look.  ``groups``: as the admin verb ``group``.  ``unknown``: why these could not be asked for.  ``peers``: number
-    of connections by address.  ``arenas``: used and total bytes by worker.
+    ``state``: what the supervisor has written; None: nothing runs, and ``ended`` is the status.  ``partitions``: state
+    and reason by name, see :func:`partitions_of`.  ``now_s``: since 1970, to judge what was.  ``at``: the options that
+    commands about this appliance need, such as --data.  ``host``, ``rates``, ``groups``: None where they are not known.
+    ``peers``: number of connections by address.  ``largest``: the topic that has most, its bytes and its partitions.
+    ``arenas``: used and total bytes by worker.
     """
 
     state: Mapping[str, Any] | None
     partitions: Mapping[str, tuple[str, str]] = {}
     now_s: float | None = None
-    disk: Disk | None = None
-    processes: Mapping[int, Process] = {}
-    refused_before: Mapping[str, int] | None = None
-    groups: Sequence[Mapping[str, Any]] = ()
-    unknown: str = ""
+    at: Sequence[str] = ()
+    host: Host | None = None
+    rates: Rates | None = None
+    groups: Groups | None = None
     peers: Mapping[str, int] = {}
+    largest: tuple[str, int, int] | None = None
     arenas: Mapping[str, tuple[int, int]] = {}
+    ended: Mapping[str, Any] = {}
+
+    def command(self, *words: object) -> str:
+        """A command about this appliance, in backticks."""
+        return f"`{shlex.join(['appliance', *map(str, words), *self.at])}`"
 
 
 Rule = Callable[[Seen], Iterator[Finding]]
@@ -107,19 +130,30 @@ def partitions_of(state: Mapping[str, Any] | None, states: Mapping[str, str]) ->
     return found | {name: (STATE_NAMES[OFFLINE], reason) for name, reason in (state.get("offline") or {}).items()}
 
 
-def seen_in(status: Mapping[str, Any], now_s: float) -> Seen:
-    """What a whole status (:func:`appliance.status.collect`) says."""
-    rows = status["partitions"]
-    states = {f"{row['topic']}-{row['partition']}": (row["state"], row.get("reason", "")) for row in rows}
-    return Seen(status if status["pid"] is not None else None, states, now_s)
-
-
 def judge(seen: Seen) -> list[Finding]:
     """All that is wrong, the worst first; nothing when all is well."""
     if seen.state is None or seen.state.get("state") in (None, "stopped"):
-        return [_finding(of.DOWN, "the appliance does not run")]
-    found = [finding for rule in RULES for finding in _bounded(rule(seen))]
+        return [_down(seen)]
+    found = [finding for rule in RULES for finding in rule(seen)]
     return sorted(found, key=lambda one: (not one.condition.stops_all, one.exit_status or 100, not _critical(one)))
+
+
+def _down(seen: Seen) -> Finding:
+    """It does not run: why its last start has failed, or how it has ended."""
+    start = f"`{shlex.join(['appliance', 'start', *seen.at])}`"
+    if seen.at == ("--data", SERVICE_DATA) or not seen.at:
+        start = "`systemctl start appliance`"
+    if failed := seen.ended.get("failed_start"):
+        ago = f"{duration(max(0, seen.now_s - failed['at']))} ago, " if seen.now_s is not None else ""
+        why = f"its last start has failed ({ago}exit status {failed['exit_status']}): {failed['message']}"
+        todo = f"{failed['remedy'] or 'mend that'}; then {start}"
+        return _finding(of.DOWN, "the appliance does not run", why, todo)
+    if seen.ended.get("killed"):
+        why = "it was killed, or its machine has stopped: it has not ended in order"
+        todo = f"{start}; `journalctl -k -g 'Killed process'` says whether the kernel lacked memory"
+        return _finding(of.DOWN, "the appliance does not run", why, todo)
+    why = "it was stopped in order, or never started" if "killed" in seen.ended else ""
+    return _finding(of.DOWN, "the appliance does not run", why, start)
 
 
 def wrong(seen: Seen) -> list[Finding]:
@@ -149,17 +183,11 @@ def _finding(condition: Condition, what: str, why: str = "", todo: str = "", pag
     return Finding(condition, what, why, todo or condition.todo, page or condition.page)
 
 
-def _bounded(found: Iterable[Finding]) -> Iterator[Finding]:
-    """At most NAMED_MAX of each condition; the others are counted, as bad as they are."""
-    counts: dict[Condition, int] = {}
-    for finding in found:
-        counts[finding.condition] = counts.get(finding.condition, 0) + 1
-        if counts[finding.condition] <= NAMED_MAX:
-            yield finding
-    for condition, count in counts.items():
-        if count > NAMED_MAX:
-            what = f"{count - NAMED_MAX} more of these: {condition.name}"
-            yield Finding(condition, what, "", OTHERS.todo, OTHERS.page)
+def _bounded(found: Sequence[Finding], others: str) -> Iterator[Finding]:
+    """At most NAMED_MAX findings of one condition; the rest is counted, as bad as they are: "7 more OTHERS"."""
+    yield from found[:NAMED_MAX]
+    if rest := found[NAMED_MAX:]:
+        yield rest[0]._replace(what=f"{len(rest)} more {others}", why=_listed([one.what for one in rest]))
 
 
 # ---- rules: of what the supervisor has written
@@ -174,50 +202,105 @@ def _state(seen: Seen) -> Iterator[Finding]:
         return
     if "network" not in roles:
         yield _finding(of.NOT_SERVING, "no network worker runs", "clients are not answered")
-    if "coordinator" not in roles:
+    if faults := seen.state["faults"]:
+        for row in faults:
+            yield _finding(of.FILE_DAMAGED, f"the {row['role']} cannot start", row["reason"], row["todo"])
+    elif "coordinator" not in roles:
         why = "groups and changes of topics wait"
         yield _finding(of.COORDINATOR_AWAY, "the coordinator is being started again", why)
 
 
 def _partitions(seen: Seen) -> Iterator[Finding]:
-    by_state: dict[str, list[str]] = {}
-    for name, (state, reason) in sorted(seen.partitions.items()):
-        by_state.setdefault(state, []).append(name)
-        for bad, condition in ((STATE_NAMES[OFFLINE], of.PARTITION_OFFLINE), (DAMAGED, of.PARTITION_DAMAGED)):
-            if state == bad:
-                todo = condition.todo.replace("NAME", name)
-                yield _finding(condition, f"{name} is {state}", reason, todo)
-    if names := by_state.get(STATE_NAMES[DISK_FULL]):
-        reasons = [reason for name in names if (reason := seen.partitions[name][1])]
-        why = reasons[0] if reasons else "they can be read, not written"
-        yield _finding(of.DISK_FULL, f"the disk is full: {_listed(names)}: producers are refused", why)
-    if names := by_state.get(STATE_NAMES[OPENING]):
+    for bad, condition, others in (
+        (STATE_NAMES[OFFLINE], of.PARTITION_OFFLINE, "partitions are offline"),
+        (DAMAGED, of.PARTITION_DAMAGED, "partitions are damaged"),
+    ):
+        names = _in_state(seen, bad)
+        found = [_finding(condition, f"{name} is {bad}", seen.partitions[name][1], _mend(seen, name)) for name in names]
+        yield from _bounded(found, others)
+    if names := _in_state(seen, STATE_NAMES[OPENING]):
         yield _finding(of.PARTITION_OPENING, f"{_listed(names)}: being opened", "not served yet")
+
+
+def _in_state(seen: Seen, state: str) -> list[str]:
+    return sorted(name for name, (one, _) in seen.partitions.items() if one == state)
+
+
+def _mend(seen: Seen, name: str) -> str:
+    """What to do about the log of a partition that cannot be trusted, or whose reason says it."""
+    if own := re.search(r"`[^`]+`.*$", seen.partitions[name][1]):
+        return own[0]
+    shows, mends = seen.command("log", "verify", name), seen.command("log", "repair", name)
+    return (
+        f"{shows} shows the damage, {seen.command('log', 'repair', name, '--dry-run')} what can be kept, {mends} mends"
+    )
 
 
 def _limits(seen: Seen) -> Iterator[Finding]:
     assert seen.state is not None
-    full = any(state == STATE_NAMES[DISK_FULL] for state, _ in seen.partitions.values())
     for row in seen.state["limits"]:
-        use = "" if row.get("in_use") is None else f"{row['in_use']:,} of "
-        why = f"{use}{row['value']:,}" if row.get("value") is not None else ""
-        where = f" of {row['process']}" if row["process"] else ""
-        if row["limit"] == DISK_WARN:
-            free = f"{size(row['value'] - row['in_use'])} are free" if row.get("in_use") is not None else ""
-            yield _finding(of.DISK_LOW, "less than disk.free_bytes_warn is free on the disk", free, row["advice"])
-        elif row["limit"] != DISK:
+        if row["limit"] != DISK:
+            use = "" if row.get("in_use") is None else f"{row['in_use']:,} of "
+            why = f"{use}{row['value']:,}" if row.get("value") is not None else ""
+            where = f" of {row['process']}" if row["process"] else ""
             yield _finding(of.LIMIT_REACHED, f"limit reached: {row['limit']}{where}", why, row["advice"])
-        elif not full:
-            yield _finding(of.DISK_FULL, "the disk is full", f"{why} bytes in use" if why else "", row["advice"])
     for row in seen.state.get("low", ()):
         what = f"few {row['limit']} are granted: {row['value']:,}"
         yield _finding(of.LIMIT_LOW, what, f"they allow {row['allows']}", row["advice"])
     for row in seen.state["refused"]:
-        why = f"{row['reason']} ({row['attempts']} attempts)" if "attempts" in row else row["reason"]
-        yield _finding(of.ACTION_REFUSED, f"the machine refuses to {row['action']}", why)
+        if row.get("limit") != DISK:
+            why = f"{row['reason']} ({row['attempts']} attempts)" if "attempts" in row else row["reason"]
+            yield _finding(of.ACTION_REFUSED, f"the machine refuses to {row['action']}", why)
 
 
-def _clock(seen: Seen) -> Iterator[Finding]:
+def _cluster(seen: Seen) -> Iterator[Finding]:
+    """What the coordinator has found out about other brokers, and about what ZooKeeper should have."""
+    assert seen.state is not None
+    cluster = seen.state["cluster"]
+    if rival := cluster.get("rival"):
+        what = f"another appliance has broker.id = {rival['broker']}"
+        why = f"on {rival['host']} ({rival['native']}), for {_ago(seen, rival['since'])}"
+        todo = f"stop one of the two; or give it another id in [broker], and an empty directory: {rival['host']} has"
+        yield _finding(of.BROKER_ID_TAKEN, what, why, f"{todo} data of its own")
+    for row in cluster.get("leaderless", ()):
+        where = f" on {row['host']}" if row["host"] else ""
+        what = f"{row['partitions']:,} partitions have no leader: {_listed(row['names'], row['partitions'])}"
+        why = f"broker {row['broker']}{where} is away for {_ago(seen, row['since'])}"
+        todo = f"start the appliance with broker.id = {row['broker']}{where}; if its disk is lost, a backup of it"
+        yield _finding(of.LEADERS_AWAY, what, why, f"{todo}, with the same id")
+    if lost := cluster.get("offsets_lost"):
+        yield _offsets_lost(seen, lost)
+    if foreign := seen.state["foreign"]:
+        owner = min(foreign.values())
+        what = f"{len(foreign):,} partitions here are of broker {owner}: {_listed(sorted(foreign))}"
+        todo = f"move their directories to the appliance with broker.id = {owner}, or away"
+        yield _finding(of.PARTITIONS_FOREIGN, what, "nobody serves them", todo)
+
+
+def _offsets_lost(seen: Seen, lost: Mapping[str, Any]) -> Finding:
+    """ZooKeeper has lost the committed offsets of groups: which, and how they come back."""
+    groups = sorted(lost["groups"])
+    first, topics = groups[0], lost["groups"][groups[0]]
+    what = f"ZooKeeper has lost the committed offsets of {lost['count']:,} groups: {_listed(groups, lost['count'])}"
+    why = f"{_ago(seen, lost['at'])} ago its data were gone; {first} read {_listed(topics)}"
+    reset = seen.command(
+        "groups", "reset", first, "--topic", topics[0] if topics else "TOPIC", "--to", "latest", "--new"
+    )
+    delete = seen.command("groups", "delete", first)
+    if seen.at[:1] == ("--data",) and lost["local"]:
+        here = shlex.quote(f"{seen.at[1]}/zookeeper")
+        restore = f"stop it, `rm -r {here}`, `cp -a BACKUP/zookeeper {here}`, start it"
+    else:
+        restore = "restore the data of the ensemble, and start it again"
+    todo = f"{restore}; without a backup, of each group: {reset}, or {delete} if nobody needs it"
+    return _finding(of.OFFSETS_LOST, what, why, todo)
+
+
+def _ago(seen: Seen, at_s: float) -> str:
+    return duration(max(0, (seen.now_s or at_s) - at_s))
+
+
+def _clock_jump(seen: Seen) -> Iterator[Finding]:
     assert seen.state is not None
     clock = seen.state.get("clock")
     if not clock:
@@ -227,7 +310,8 @@ def _clock(seen: Seen) -> Iterator[Finding]:
     when = f"believed in {duration(max(0, clock['believed'] - seen.now_s))}" if seen.now_s is not None else ""
     why = f"{size(kept)} of messages that are old only by it are kept" if kept else "nothing is deleted by it"
     what = f"the clock has jumped {'ahead' if jump_ms > 0 else 'back'} by {span}"
-    yield _finding(of.CLOCK_JUMPED, what, "; ".join(filter(None, (why, when))))
+    todo = f"set it if `date -u` is wrong: `timedatectl set-ntp true`; if it is right: {seen.command('accept-clock')}"
+    yield _finding(of.CLOCK_JUMPED, what, "; ".join(filter(None, (why, when))), todo)
 
 
 def _zookeeper(seen: Seen) -> Iterator[Finding]:
@@ -236,23 +320,59 @@ def _zookeeper(seen: Seen) -> Iterator[Finding]:
     if zookeeper in ("off", "connected", "stopped"):
         return
     nodes = [row for row in seen.state["processes"] if row["role"] == "zookeeper"]
-    down = [row for row in nodes if not row.get("pid") or seen.processes.get(row["pid"], Process()).state in "TtZ"]
-    why = "groups and changes of topics wait"
+    down = [row for row in nodes if not row.get("pid") or _process_state(seen, row["pid"]) in "TtZ"]
+    why, todo = "groups and changes of topics wait", ""
     if nodes:
-        stopped = f", stopped are {' '.join(str(row['pid']) for row in down)}" if down else ""
-        why += f"; {len(nodes) - len(down)} of {len(nodes)} local nodes run{stopped}"
-    yield _finding(of.ZOOKEEPER_AWAY, f"no quorum: ZooKeeper is {zookeeper}", why)
+        pids = " ".join(str(row["pid"]) for row in down)
+        why += f"; {len(nodes) - len(down)} of {len(nodes)} local nodes run" + (f", stopped are {pids}" if down else "")
+        todo = f"`kill -CONT {pids}`" if down else ""
+    elif connect := seen.state["zookeeper"].get("connect"):
+        todo = f"look at the ensemble at {connect}: `echo srvr | nc HOST PORT` for each of its nodes"
+    yield _finding(of.ZOOKEEPER_AWAY, f"no quorum: ZooKeeper is {zookeeper}", why, todo)
 
 
-def _restarts(seen: Seen) -> Iterator[Finding]:
+def _process_state(seen: Seen, pid: int) -> str:
+    process = seen.host.processes.get(pid) if seen.host is not None else None
+    return process.state if process is not None else "S"
+
+
+def _deaths(seen: Seen) -> Iterator[Finding]:
+    """Processes that ended by themselves lately, once or again and again."""
     assert seen.state is not None
-    if seen.now_s is None:
+    now_s = seen.now_s
+    if now_s is None:
         return
-    for row in seen.state["processes"]:
-        ago_s = seen.now_s - row["started"]
-        if row["restarts"] and ago_s < of.RESTARTED_WITHIN_S:
-            why = f"{row['restarts']} times; the last time {duration(ago_s)} ago"
-            yield _finding(of.PROCESS_RESTARTED, f"{_name(row)} was started again", why)
+    again, once = [], []
+    explained = {row["role"] for row in seen.state["faults"]}
+    for row in seen.state["deaths"]:
+        if row["role"] in explained:
+            continue
+        times = [at_s for at_s in row["times"] if now_s - at_s < of.RESTARTED_WITHIN_S]
+        if not times:
+            continue
+        count = f"{len(times)} times in {duration(of.RESTARTED_WITHIN_S)}" if len(times) > 1 else "once"
+        why = f"{count}; the last time {duration(now_s - times[-1])} ago{_ending(row['status'])}"
+        if len(times) >= of.DIES_AGAIN:
+            again.append(_finding(of.PROCESS_DIES, f"{_name(row)} dies again and again", why, _after_death(row)))
+        else:
+            once.append(_finding(of.PROCESS_RESTARTED, f"{_name(row)} was started again", why, _after_death(row)))
+    yield from _bounded(again, "processes die again and again")
+    yield from _bounded(once, "processes were started again")
+
+
+def _ending(status: int | None) -> str:
+    if status is None:
+        return ""
+    return f", killed by signal {-status}" if status < 0 else f", with status {status}"
+
+
+def _after_death(row: Mapping[str, Any]) -> str:
+    role = row["role"] if row["role"] != "zookeeper" else "ZooKeeper"
+    if row["status"] == -9:
+        return (
+            f"`journalctl -k -g 'Killed process'` says whether the kernel lacked memory; else `{of.JOURNAL} -g {role}`"
+        )
+    return f"`{of.JOURNAL} -g {role}` says why it ended"
 
 
 def _insecure(seen: Seen) -> Iterator[Finding]:
@@ -270,55 +390,170 @@ def _certificates(seen: Seen) -> Iterator[Finding]:
     for row in tls["files"] if seen.now_s is not None else ():
         left_s = row["expires"] - (seen.now_s or 0)
         where = f"{row['key']} = {row['file']}"
+        todo = f"put a renewed one in the place of {row['file']}: it is taken within seconds, without a reload"
         if left_s <= 0:
-            yield _finding(of.CERTIFICATE_EXPIRED, f"a certificate expired {duration(-left_s)} ago", where)
+            yield _finding(of.CERTIFICATE_EXPIRED, f"a certificate expired {duration(-left_s)} ago", where, todo)
         elif left_s < of.EXPIRES_WITHIN_S:
-            yield _finding(of.CERTIFICATE_EXPIRES, f"a certificate expires in {duration(left_s)}", where)
+            yield _finding(of.CERTIFICATE_EXPIRES, f"a certificate expires in {duration(left_s)}", where, todo)
 
 
 def _refusals(seen: Seen) -> Iterator[Finding]:
+    """What was refused to clients lately: it ends when the refusals do."""
     assert seen.state is not None
-    if seen.refused_before is None:
-        return
-    for reason, count in seen.state["refusals"].items():
-        fresh = count - seen.refused_before.get(reason, 0)
-        why = f"{count:,} since the start" + (f", {fresh:,} in this second" if fresh else "")
-        todo, page = f"{of.JOURNAL} -g 'audit:.*{reason}' says who", ""
+    now_s = seen.now_s
+    for reason, row in seen.state["refusals_recent"].items() if now_s is not None else ():
+        assert now_s is not None
+        ago_s = max(0, now_s - row["last"])
+        if ago_s >= of.REFUSED_WITHIN_S:
+            continue
+        why = f"{row['count']:,} in {duration(of.REFUSED_WITHIN_S)}, the last one {duration(ago_s)} ago"
+        todo, page = f"`{of.JOURNAL} -g 'audit:.*{reason}'` says who", ""
         if reason in _OF_CERTIFICATES:
             page = "listeners-and-tls"
         elif reason in _OF_FLOODS:
-            todo, page = f"{todo}; appliance top shows how much", of.FLOOD.page
+            todo, page = f"{todo}; {seen.command('top')} shows how much", of.FLOOD.page
         yield _finding(of.CLIENTS_REFUSED, f"clients are refused: {reason}", why, todo, page)
 
 
-# ---- rules: of what its host, or its coordinator, knows besides
+# ---- rules: of what its host knows
 
 
 def _disk(seen: Seen) -> Iterator[Finding]:
-    disk = seen.disk
-    if disk is None or not disk.size:
-        return
-    full_s = disk.full_s if disk.full_s is not None else disk.free / disk.rate if disk.rate else float("inf")
-    soon = full_s < of.FULL_WITHIN_S
-    if soon or disk.free < of.FREE_SHARE * disk.size:
-        grows = f", logs grow by {size(int(disk.rate))}/s" if disk.rate else ""
-        until = f" in {duration(full_s)} at this rate" if soon else " soon"
-        why = f"{size(disk.free)} of {size(disk.size)} are free{grows}"
-        yield _finding(of.DISK_FILLS_UP, f"the disk is full{until}", why, of.ROOM.replace("NAME", disk.largest))
+    """The disk of the logs: full, low, or soon full, whichever is the worst."""
+    assert seen.state is not None
+    names = _in_state(seen, STATE_NAMES[DISK_FULL])
+    lacking = [row["reason"] for row in seen.state["refused"] if row.get("limit") == DISK]
+    lacking += [row["advice"] for row in seen.state["limits"] if row["limit"] == DISK]
+    disk = seen.host.disk if seen.host is not None else None
+    free = f"{size(disk.free)} of {size(disk.size)} are free" if disk is not None and disk.size else ""
+    warn = seen.state["disk"].get("free_bytes_warn", 0)
+    if disk is not None and disk.files and not disk.files_free:
+        why = f"all {disk.files:,} inodes are taken, {free}"
+        yield _finding(of.DISK_FULL, "the disk is full: it takes no more files", why, _make_files(seen))
+    elif names or lacking or (disk is not None and disk.size and disk.free < FULL_BYTES):
+        reasons = [reason for name in names if (reason := seen.partitions[name][1])]
+        what = f"the disk is full: {_listed(names)}: producers are refused" if names else "the disk is full"
+        why = reasons[0] if reasons else free or (lacking[0] if lacking else "they can be read, not written")
+        yield _finding(of.DISK_FULL, what, why, _make_room(seen))
+    elif disk is not None and disk.size and disk.free < warn:
+        what = f"less than disk.free_bytes_warn ({size(warn)}) is free on the disk"
+        yield _finding(of.DISK_LOW, what, free, _make_room(seen))
+    elif disk is not None and disk.size:
+        rates = seen.rates or Rates()
+        full_s = rates.full_s if rates.full_s is not None else float("inf")
+        if full_s < of.FULL_WITHIN_S or disk.free < of.FREE_SHARE * disk.size:
+            grows = f", logs grow by {size(int(rates.growth))}/s" if rates.growth else ""
+            until = f" in {duration(full_s)} at this rate" if full_s < of.FULL_WITHIN_S else " soon"
+            yield _finding(of.DISK_FILLS_UP, f"the disk is full{until}", free + grows, _make_room(seen))
+
+
+def _make_room(seen: Seen) -> str:
+    """Which log to trim, up to where, and what to keep from now on, so that the disk has room again."""
+    host, limits = seen.host, seen.state["disk"] if seen.state is not None else {}
+    if host is None or not host.disk.size:
+        return of.ROOM
+    wanted = max(limits.get("free_bytes_warn", 0), limits.get("free_bytes_min", 0), int(of.FREE_SHARE * host.disk.size))
+    lacking = wanted - host.disk.free
+    if lacking <= 0:  # it is not full yet
+        return _keep_less(seen, *seen.largest, -lacking) if seen.largest is not None else of.ROOM
+    if host.logs_size < lacking:
+        return (
+            f"all logs together have {size(host.logs_size)} of the {size(lacking)} that are lacking: something else"
+            " fills the disk; `du -xh --max-depth=2 / | sort -h | tail` shows what"
+        )
+    for log in host.logs:
+        if (offset := _boundary(log, lacking)) is not None:
+            freed = sum(count for base, count in log.segments if base < offset)
+            trim = seen.command("topics", "trim", log.topic, "--partition", log.partition, "--before", offset)
+            return f"{trim} frees {size(freed)}; {_keep_less(seen, *_topic(host, log.topic), -lacking)}"
+    topic, total, partitions = max((_topic(host, log.topic) for log in host.logs), key=lambda one: one[1])
+    more = "" if total >= lacking else f", of {size(lacking)} that are lacking"
+    trim = seen.command("topics", "trim", topic, "--before", "latest")
+    return f"{trim} frees {size(total)}{more}, all that it has; {_keep_less(seen, topic, total, partitions, -lacking)}"
+
+
+def _topic(host: Host, topic: str) -> tuple[str, int, int]:
+    """A topic, the bytes of its logs, and how many they are."""
+    logs = [log for log in host.logs if log.topic == topic]
+    return topic, sum(log.size for log in logs), len(logs)
+
+
+def _make_files(seen: Seen) -> str:
+    """Which log to trim, and how large its files should be, so that the disk takes more files."""
+    if seen.host is None or not seen.host.logs:
+        return of.ROOM
+    log = max(seen.host.logs, key=lambda one: len(one.segments))
+    last, bytes_each = log.segments[-1][0], 4 * max(log.size // len(log.segments), 16 << 20)
+    trim = seen.command("topics", "trim", log.topic, "--partition", log.partition, "--before", last)
+    alter = seen.command("topics", "alter", log.topic, "--setting", f"segment.bytes={bytes_each}")
+    return f"{trim} removes {len(log.segments) - 1} of its segments; {alter} makes fewer files from now on"
+
+
+def _boundary(log: LogUse, lacking: int) -> int | None:
+    """The first offset before which whole segments, not the last one, have so many bytes; None: there is none."""
+    freed = 0
+    for (_, count), (base, _) in zip(log.segments, log.segments[1:], strict=False):
+        freed += count
+        if freed >= lacking:
+            return base
+    return None
+
+
+def _keep_less(seen: Seen, topic: str, total: int, partitions: int, left: int) -> str:
+    """How much each partition of a topic may keep, so that the disk has room for all of them.
+
+    Args:
+        total: bytes that they have now.
+        left: bytes that the disk has besides, less than 0 for what it lacks.
+    """
+    keep = max((total + left) // partitions, SEGMENTS_KEPT << 20)
+    settings = (f"retention.bytes={keep}", f"segment.bytes={keep // SEGMENTS_KEPT}")
+    alter = seen.command("topics", "alter", topic, *(word for text in settings for word in ("--setting", text)))
+    return f"{alter} keeps {size(keep)} of each of its partitions from now on"
+
+
+def _shared_memory(seen: Seen) -> Iterator[Finding]:
+    if seen.host is not None and seen.host.shm.size and seen.host.shm.free < of.SHM_FREE_MIN:
+        shm = seen.host.shm
+        todo = f"`mount -o remount,size={2 * shm.size >> 20}m /dev/shm`, or delete topics, or lower network.arena_bytes"
+        why = f"{size(shm.free)} of {size(shm.size)} are free: no topic can be made"
+        yield _finding(of.SHM_FULL, "/dev/shm is full", why, todo)
 
 
 def _processes(seen: Seen) -> Iterator[Finding]:
     assert seen.state is not None
+    rates, found = seen.rates or Rates(), []
     for row in seen.state["processes"]:
-        pid, process = row["pid"], seen.processes.get(row["pid"], Process())
-        if process.state in HUNG and row["role"] != "zookeeper":
-            todo = f"kill -CONT {pid}, or kill -9 {pid}; it is killed and started again after liveness.timeout_ms"
+        pid, busy = row["pid"], rates.busy.get(row["pid"], 0.0)
+        state, uses = _process_state(seen, pid), f"process {pid} uses {busy:.0%} of a core"
+        if state in STANDS_STILL and row["role"] != "zookeeper":
+            todo = f"`kill -CONT {pid}`, or `kill -9 {pid}`; it is killed and started again after liveness.timeout_ms"
             why = f"process {pid} is stopped (SIGSTOP or a debugger)"
-            yield _finding(of.PROCESS_HANGS, f"{_name(row)} hangs", why, todo)
-        elif process.state == process.before == "D":
-            yield _finding(of.PROCESS_WAITS, f"{_name(row)} waits for a disk", f"process {pid} is in state D")
-        elif process.busy >= of.BUSY:
-            yield _finding(of.PROCESS_BUSY, f"{_name(row)} is busy", f"process {pid} uses {process.busy:.0%} of a core")
+            found.append(_finding(of.PROCESS_HANGS, f"{_name(row)} hangs", why, todo))
+        elif state == "D" and pid in rates.waiting:
+            found.append(_finding(of.PROCESS_WAITS, f"{_name(row)} waits for a disk", f"process {pid} is in state D"))
+        elif (wants := rates.wanted.get(pid, 0.0)) >= of.SPINS and row["role"] in IDLE_ROLES:
+            todo = f"`kill -9 {pid}`: it is started again, and clients do not notice; then report it"
+            found.append(
+                _finding(
+                    of.PROCESS_SPINS, f"{_name(row)} spins", f"{uses}, wants {wants:.0%}, and has little to do", todo
+                )
+            )
+        elif busy >= of.BUSY:
+            todo = f"{seen.command('top')} shows which topics"
+            found.append(_finding(of.PROCESS_BUSY, f"{_name(row)} is busy", uses, todo))
+    for condition, others in (
+        (of.PROCESS_HANGS, "processes hang"),
+        (of.PROCESS_WAITS, "processes wait for a disk"),
+        (of.PROCESS_SPINS, "processes spin"),
+        (of.PROCESS_BUSY, "processes are busy"),
+    ):
+        yield from _bounded([one for one in found if one.condition is condition], others)
+
+
+def _clock(seen: Seen) -> Iterator[Finding]:
+    if seen.host is not None and seen.host.synchronised is False:
+        yield _finding(of.CLOCK_FREE, "the clock is not synchronised", "timestamps and retention follow it")
 
 
 def _floods(seen: Seen) -> Iterator[Finding]:
@@ -333,31 +568,58 @@ def _floods(seen: Seen) -> Iterator[Finding]:
             yield _finding(of.ARENA_NEARLY_FULL, f"worker {worker} has hardly room for requests", why)
 
 
+# ---- rules: of what its coordinator knows
+
+
+class _Late(NamedTuple):
+    """A group that is late: where it is furthest behind, and how far in all."""
+
+    group: Mapping[str, Any]
+    worst: Mapping[str, Any]
+    messages: int
+    seconds: float
+
+    @property
+    def text(self) -> str:
+        return f"{self.messages:,} messages, {duration(self.seconds)}"
+
+
 def _groups(seen: Seen) -> Iterator[Finding]:
-    if seen.unknown:
-        yield _finding(of.GROUPS_UNKNOWN, "groups cannot be asked for", seen.unknown)
-    for group in seen.groups:
-        behind = [row for row in group["partitions"] if row["lag_messages"]]
-        late = [
-            row for row in behind if (row["lag_seconds"] or 0) >= of.LAG_S or row["lag_messages"] >= of.LAG_MESSAGES
-        ]
-        if not late:
-            continue
-        worst = max(late, key=lambda row: row["lag_messages"])
-        messages = sum(row["lag_messages"] for row in behind)
-        seconds = max(row["lag_seconds"] or 0 for row in late)
-        owner = next((each for each in group["members"] if each["id"] == worst["owner"]), None)
-        if owner is not None:
-            reader = f"read by {owner['client'] or owner['id']} at {owner['host']}"
-        else:
-            reader = "which no member reads" if group["members"] else "and it has no members"
-        what = f"group {group['group']} lags by {messages:,} messages, {duration(seconds)}"
-        why = f"most in {worst['topic']}-{worst['partition']}, {reader}"
-        yield _finding(of.GROUP_LAGS, what, why, of.GROUP_LAGS.todo.replace("GROUP", group["group"]))
+    if seen.groups is None:
+        return
+    if seen.groups.unknown:
+        yield _finding(of.GROUPS_UNKNOWN, "groups cannot be asked for", seen.groups.unknown)
+    late = sorted(filter(None, map(_late, seen.groups.rows)), key=lambda one: (-one.messages, -one.seconds))
+    if not late:
+        return
+    group, worst = late[0].group, late[0].worst
+    owner = next((each for each in group["members"] if each["id"] == worst["owner"]), None)
+    if owner is not None:
+        reader = f"read by {owner['client'] or owner['id']} at {owner['host']}"
+    else:
+        reader = "which no member reads" if group["members"] else "and it has no members"
+    what = f"group {group['group']} lags by {late[0].text}"
+    why = f"most in {worst['topic']}-{worst['partition']}, {reader}"
+    if len(late) > 1:
+        what = f"{len(late)} groups lag, {group['group']} the most: by {late[0].text}"
+        others = [f"{one.group['group']} by {one.text}" for one in late[1:]]
+        why += f"; then {_listed(others)}"
+    describe = seen.command("groups", "describe", group["group"])
+    yield _finding(of.GROUP_LAGS, what, why, f"{describe}: start members, or look at that one; all grow: add members")
+
+
+def _late(group: Mapping[str, Any]) -> _Late | None:
+    behind = [row for row in group["partitions"] if row["lag_messages"]]
+    late = [row for row in behind if (row["lag_seconds"] or 0) >= of.LAG_S or row["lag_messages"] >= of.LAG_MESSAGES]
+    if not late:
+        return None
+    worst = max(late, key=lambda row: row["lag_messages"])
+    seconds = max(row["lag_seconds"] or 0 for row in late)
+    return _Late(group, worst, sum(row["lag_messages"] for row in behind), seconds)
 
 
 def _lost(seen: Seen) -> Iterator[Finding]:
-    for group in seen.groups:
+    for group in seen.groups.rows if seen.groups is not None else ():
         lost: dict[str, int] = {}
         for row in group["partitions"]:
             if row.get("lost_bytes"):
@@ -365,21 +627,24 @@ def _lost(seen: Seen) -> Iterator[Finding]:
         for topic, count in lost.items():
             what = f"{size(count)} of {topic} were removed before group {group['group']} had read them"
             why = "it has members: this ends when they commit" if group["members"] else "it has no members"
-            filled = {"GROUP": shlex.quote(group["group"]), "TOPIC": topic}
-            todo = " ".join(filled.get(word, word) for word in of.GROUP_LOST.todo.split(" "))
-            yield _finding(of.GROUP_LOST, what, why, todo)
+            reset = seen.command("groups", "reset", group["group"], "--topic", topic, "--to", "earliest")
+            yield _finding(of.GROUP_LOST, what, why, f"keep more; it ends with {reset}")
 
 
 RULES: Final[tuple[Rule, ...]] = (
-    *(_state, _partitions, _limits, _disk, _clock, _zookeeper, _processes, _restarts),
-    *(_refusals, _floods, _groups, _lost, _insecure, _certificates),
+    *(_state, _cluster, _partitions, _limits, _disk, _shared_memory, _clock_jump, _zookeeper, _processes, _deaths),
+    *(_refusals, _floods, _groups, _lost, _insecure, _certificates, _clock),
 )
 
 
 def _name(row: Mapping[str, Any]) -> str:
+    if row["role"] == "zookeeper":
+        return f"ZooKeeper node {row['node']}" if "node" in row else "ZooKeeper"
     return f"writer of {row['topic']}-{row['partition']}" if row["role"] == "writer" else str(row["role"])
 
 
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - LISTED_MAX} more" if len(names) > LISTED_MAX else ""
+def _listed(names: Sequence[str], count: int = 0) -> str:
+    """Some of the names; ``count``: how many there are in all, if that is more."""
+    left = max(count, len(names)) - LISTED_MAX
+    more = f" and {left:,} more" if left > 0 else ""
     return ", ".join(names[:LISTED_MAX]) + more

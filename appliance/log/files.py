@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import mmap
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from ..errors import NO_ROOM
 
 LOG_SUFFIX: Final = ".log"
 INDEX_SUFFIX: Final = ".index"
@@ -75,6 +78,24 @@ class File:
     def __del__(self) -> None:
         if self.fd >= 0:
             os.close(self.fd)
+
+
+def has_room(directory: Path, size: int) -> bool:
+    """Whether the disk of a directory can take a file of so many bytes now, within any quota; leaves nothing there."""
+    try:
+        fd = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, FILE_MODE)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
+            return error.errno not in NO_ROOM
+        system = os.statvfs(directory)  # a file system without files that have no name
+        return system.f_bavail * system.f_frsize >= size
+    try:
+        os.posix_fallocate(fd, 0, size)
+    except OSError as error:
+        return error.errno not in NO_ROOM
+    finally:
+        os.close(fd)
+    return True
 
 
 def log_path(directory: Path, base: int) -> Path:

@@ -22,6 +22,7 @@ from typing import Final
 
 from ..catalog import check_id, replace_file
 from ..errors import StorageFault, disk_fault
+from ..names import is_topic
 from .files import DIRECTORY_MODE, sync_directory
 
 METADATA_NAME: Final = "partition.metadata"
@@ -32,6 +33,17 @@ _ID_KEY: Final = "topic_id: "
 
 def directory_of(data_dir: Path, topic: str, partition: int) -> Path:
     return data_dir / f"{topic}-{partition}"
+
+
+def partitions_in(data_dir: Path) -> list[str]:
+    """The names of the directories in a data directory that have, or had, the log of a partition."""
+    found = []
+    with os.scandir(data_dir) as entries:
+        for entry in entries:
+            topic, _, number = entry.name.rpartition("-")
+            if is_topic(topic) and number.isdecimal() and (Path(entry.path) / METADATA_NAME).exists():
+                found.append(entry.name)
+    return sorted(found)
 
 
 def deleted_directory(data_dir: Path, topic_id: str, partition: int) -> Path:
@@ -58,7 +70,7 @@ def topic_id_of(directory: Path) -> str:
     except FileNotFoundError:
         return ""
     except OSError as error:
-        raise StorageFault(f"{path}: {error.strerror}") from error
+        raise disk_fault(error, path) from error
     except ValueError as error:
         raise StorageFault(f"{path}: {error}: the file must hold the id of the topic") from error
 

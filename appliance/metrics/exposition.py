@@ -20,6 +20,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
+from ..health.host import Host, Room
 from ..partition_states import DAMAGED, STATE_NAMES
 from ..retention import REASONS
 from ..shared.counters import BOUNDS_S, RequestCounts
@@ -39,12 +40,13 @@ Samples = Iterable[tuple[Sequence[str], float]]
 
 
 class Watched(NamedTuple):
-    """What takes longer to know than a reading: lag with its age, the forecast of the disk, ages of beats by role."""
+    """What a reading does not have: lag with its age, the forecast of the disk, ages of beats by role, the machine."""
 
     lags: Lags | None = None
     lag_age_s: float = 0.0
     until_full_s: float | None = None
     heartbeat_s: Mapping[str, float] = {}
+    host: Host | None = None
 
 
 class Snapshot(Collector):
@@ -84,9 +86,11 @@ class Snapshot(Collector):
         yield _counter("process_hangs", about, ["role"], _by(dict.fromkeys(processes, 0) | state.get("hangs", {})))
         about = "Time since the last beat of a process; the longest of a role."
         yield _gauge("process_heartbeat_age_seconds", about, ["role"], _by(self._watched.heartbeat_s))
+        yield from self._processor_time(state.get("processes", ()))
         about = "1 for each limit of machine or configuration that is reached now."
         names = sorted({row["limit"] for row in state.get("limits", ())})  # several processes may have reached one
         yield _gauge("limit_reached", about, ["limit"], [([name], 1) for name in names])
+        yield from self._cluster(state)
         about = "Steps that the machine refuses now."
         rows = [([row["action"]], row["waiting"]) for row in state.get("refused", ())]
         yield _gauge("actions_refused", about, ["action"], rows)
@@ -109,6 +113,27 @@ class Snapshot(Collector):
         yield _gauge("certificate_expiry_timestamp_seconds", about, ["file"], rows)
         about = "1 while newer files of tls.* cannot be used."
         yield _gauge("certificates_unusable", about, [], [([], bool(tls["error"]))])
+
+    def _cluster(self, state: Mapping[str, Any]) -> Iterator[Metric]:
+        cluster = state.get("cluster", {})
+        about = "Partitions whose broker is away, by broker."
+        rows = [([str(row["broker"])], row["partitions"]) for row in cluster.get("leaderless", ())]
+        yield _gauge("partitions_without_leader", about, ["broker"], rows)
+        about = "1 while another appliance has the same broker.id."
+        yield _gauge("broker_id_taken", about, [], [([], cluster.get("rival") is not None)])
+        about = "Groups whose committed offsets ZooKeeper has lost."
+        lost = cluster.get("offsets_lost") or {"count": 0}
+        yield _gauge("groups_without_offsets", about, [], [([], lost["count"])])
+        about = "1 for each role that cannot start because a file is damaged."
+        yield _gauge("process_faults", about, ["role"], [([row["role"]], 1) for row in state.get("faults", ())])
+
+    def _processor_time(self, processes: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
+        host, spent = self._watched.host, dict[str, float]()
+        for row in processes if host is not None else ():
+            if (process := host.processes.get(row["pid"])) is not None:  # type: ignore[union-attr]
+                spent[row["role"]] = spent.get(row["role"], 0.0) + process.cpu_s
+        about = "Processor time of the processes that run, by role; it falls when one ends."
+        yield _counter("process_cpu_seconds", about, ["role"], _by(spent))
 
     def _requests(self) -> Iterator[Metric]:
         rows = sorted(self._readings.requests.items())
@@ -183,6 +208,11 @@ class Snapshot(Collector):
         yield _gauge("disk_log_bytes", "Bytes of all logs.", [], [([], room.logs)])
         yield _gauge("disk_log_max_bytes", "disk.bytes_max; absent when 0.", [], [([], room.cap)] if room.cap else [])
         yield _gauge("disk_reserve_bytes", "disk.free_bytes_min.", [], [([], room.reserve)])
+        warn = (self._readings.state or {}).get("disk", {}).get("free_bytes_warn", 0)
+        yield _gauge("disk_free_warn_bytes", "disk.free_bytes_warn.", [], [([], warn)])
+        shm = self._watched.host.shm if self._watched.host is not None else Room()
+        free: Samples = [([], shm.free)] if shm.size else []
+        yield _gauge("shared_memory_free_bytes", "Bytes free in its /dev/shm.", [], free)
         about = "How long the room lasts at the rate of the last 24 hours, until old segments go early; or +Inf."
         rows: Samples = [] if self._watched.until_full_s is None else [([], self._watched.until_full_s)]
         yield _gauge("disk_seconds_until_full", about, [], rows)

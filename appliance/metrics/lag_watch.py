@@ -114,7 +114,7 @@ class LagWatch:
         found: dict[tuple[str, str], Lag] = {}
         known: dict[tuple[str, TopicPartition], _Known] = {}
         with Admin(local, client_name="metrics", request_timeout_ms=ASK_MS) as admin:
-            groups = sorted(row["group"] for row in admin.groups())
+            groups = admin.group_names()
             for group in groups[:GROUPS_MAX]:
                 for (topic, number), offset in admin.offsets(group).items():
                     part = TopicPartition(topic, number)

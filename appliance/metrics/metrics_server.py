@@ -24,15 +24,16 @@ from socket import SHUT_RDWR
 from typing import Any, Final, NamedTuple
 
 from ..addresses import host_names, host_of, is_own_host
-from ..health.findings import Seen, wrong
+from ..health.findings import wrong
 from ..processes.clock import now_ms
+from ..processes.messages import TO_SIDE_PROCESS, Stop
 from ..processes.supervisor.side_processes import SideArguments
 from ..status import STATE_FILE, read_state
 from .disk_forecast import SAMPLE_S, DiskForecast
 from .exposition import CONTENT_TYPE, Exposition, Snapshot, Watched
 from .heart_watch import HeartWatch
 from .lag_watch import LagWatch
-from .readings import Reader, Readings
+from .looks import Look, Looker, at_directory, seen
 
 CONNECTIONS_MAX: Final = 16
 TIMEOUT_S: Final = 10
@@ -62,7 +63,7 @@ class Pages:
     def __init__(self, data_dir: Path, seen: Callable[[int], int]) -> None:
         self.lag_watch = LagWatch(data_dir)
         self._data_dir, self._hearts = data_dir, HeartWatch(seen)
-        self._reader = Reader(data_dir)
+        self._looker = Looker(data_dir)
         self._forecast, self._exposition = DiskForecast(), Exposition()
         self._lock = threading.Lock()
         self._looked_ms, self._noted_ms = 0, now_ms() - SAMPLE_S * 1000
@@ -70,11 +71,11 @@ class Pages:
         self._read_at = (0, 0)
         """Inode and time of the state.json that has them: with 10,000 partitions it takes 5 ms to read."""
 
-    def _read(self) -> Readings:
+    def _take(self) -> Look:
         with self._lock:
-            readings = self._reader.read()
-            self._forecast.note(readings.at_s, readings.room)
-        return readings
+            look = self._looker.take()
+            self._forecast.note(look.at_s, look.readings.room)
+        return look
 
     def look(self) -> None:
         """Look at the heartbeats, and once a minute at the disk."""
@@ -97,15 +98,16 @@ class Pages:
             self._hearts.look(self._processes, now_ms())
         if now_ms() - self._noted_ms >= SAMPLE_S * 1000:
             self._noted_ms = now_ms()
-            self._read()
+            self._take()
 
     def metrics(self) -> Page:
-        readings, lags = self._read(), self.lag_watch.lags
+        look, lags = self._take(), self.lag_watch.lags
+        readings = look.readings
         age_s = (now_ms() - lags.measured_ms) / 1000 if lags else 0.0
         until_full_s = self._forecast.seconds_until_full(readings.at_s, readings.room)
         with self._lock:
             hearts = self._hearts.ages_s(readings.state["processes"] if readings.state else (), now_ms())
-        watched = Watched(lags, age_s, until_full_s, hearts)
+        watched = Watched(lags, age_s, until_full_s, hearts, look.host)
         return Page(200, CONTENT_TYPE, self._exposition.write(Snapshot(readings, watched)))
 
     def live(self) -> Page:
@@ -114,8 +116,8 @@ class Pages:
 
     def ready(self) -> Page:
         """Ready: clients are served; what is wrong all the same is in the body."""
-        readings = self._read()
-        found = wrong(Seen(readings.state, readings.states, readings.at_s))
+        look = self._take()
+        found = wrong(seen(look, at_directory(self._data_dir), look.at_s))
         ready = not any(one.condition.stops_all for one in found)
         return text(
             200 if ready else 503,
@@ -206,7 +208,7 @@ class MetricsServer(ThreadingHTTPServer):
                 heart.beat()
                 self._on_turn()
                 ready = {key.fileobj for key, _ in selector.select(wait_s)}
-                if ["stop"] in [message for message, _ in channel.receive()]:
+                if Stop() in [message for message, _ in channel.receive(TO_SIDE_PROCESS)]:
                     return
                 if self.socket in ready:
                     self.handle_request()

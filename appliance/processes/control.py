@@ -1,12 +1,12 @@
 """Control messages between the supervisor and its children, and between workers and writers.
 
-A :class:`Channel` is one end of a ``SOCK_SEQPACKET`` socketpair.  One message is one msgpack array of at most
-``MESSAGE_BYTES_MAX`` bytes, optionally with file descriptors (SCM_RIGHTS).  Neither end ever blocks: messages that the
-kernel does not take wait in a queue of at most ``QUEUE_BYTES_MAX`` bytes.  A dead peer is an EOF: ``closed`` becomes
-true.  When the queue is full, the peer counts as dead, and learns it by an EOF: what it has sent and we have not
-received is dropped, since we could not answer.
+A :class:`Channel` is one end of a ``SOCK_SEQPACKET`` socketpair.  One message (:mod:`.messages`) is one msgpack array
+of at most ``MESSAGE_BYTES_MAX`` bytes, optionally with file descriptors (SCM_RIGHTS).  Neither end ever blocks:
+messages that the kernel does not take wait in a queue of at most ``QUEUE_BYTES_MAX`` bytes.  A dead peer is an EOF:
+``closed`` becomes true.  When the queue is full, the peer counts as dead, and learns it by an EOF: what it has sent and
+we have not received is dropped, since we could not answer.
 
-A receiver that has no room for the descriptors of a message gets ``["refused", *message]`` without descriptors, and
+A receiver that has no room for the descriptors of a message gets :class:`~.messages.Refused` with the message, and
 sends that back.  A sender that has no room gets the OSError, and nothing is sent.
 """
 
@@ -20,9 +20,12 @@ import socket
 from array import array
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final, TypeVar
 
-import msgpack
+from msgspec import ValidationError
+from msgspec.msgpack import Decoder, Encoder
+
+from .messages import Message, Refused, UnknownMessage
 
 MESSAGE_BYTES_MAX: Final = 128 * 1024
 """A sequenced packet must fit the socket buffer as a whole (net.core.wmem_default is 208 KiB)."""
@@ -36,14 +39,19 @@ FDS_BYTES: Final = socket.CMSG_SPACE(FDS_MAX * INT_BYTES)
 
 TRUNCATED: Final = int(socket.MSG_CTRUNC)
 """As a number: an operation of an enum's member takes longer than all else that receives a message."""
+SHOWN_BYTES: Final = 200
+"""Of a message that its receiver does not take, in the error."""
 NOT_NOW: Final = (errno.EAGAIN, errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS)
 """The kernel takes no message at the moment; any other error means that the peer is gone."""
 
 logger = logging.getLogger(__name__)
 
-_pack = msgpack.Packer().pack
+_encode = Encoder().encode
 _buffer = memoryview(bytearray(MESSAGE_BYTES_MAX))
 """Receives one message at a time; each forked child has its own copy."""
+
+T = TypeVar("T")
+"""What a process takes; see the unions of :mod:`.messages`."""
 
 
 class Channel:
@@ -69,7 +77,7 @@ class Channel:
     def pending(self) -> bool:
         return bool(self._queue)
 
-    def send(self, message: Sequence[Any], fds: Sequence[int] = ()) -> None:
+    def send(self, message: Message, fds: Sequence[int] = ()) -> None:
         """Send a message, or queue it if the kernel does not take it.  The caller may close its descriptors.
 
         A message to a closed channel is dropped: the peer is dead, and the reader of ``closed`` handles that.
@@ -79,8 +87,8 @@ class Channel:
         """
         if self.closed:
             return
-        packed = _pack(message)
-        assert len(packed) <= MESSAGE_BYTES_MAX, f"control message of {len(packed)} bytes"
+        packed = _encode(message)
+        assert len(packed) <= MESSAGE_BYTES_MAX, f"{type(message).__name__} of {len(packed)} bytes"
         if self._queue or not self._sent(packed, fds, may_raise=bool(fds)):
             self._enqueue(packed, fds)
 
@@ -126,42 +134,49 @@ class Channel:
         self._queue.append((packed, tuple(copies)))
         self._queue_bytes += size
 
-    def take(self) -> tuple[list[Any] | None, list[int]]:
+    def take(self, decoder: Decoder[T]) -> tuple[T, list[int]] | None:
         """Receive one message, at the least cost; None when none has come.  Else as :meth:`receive`."""
         if self._is_cut:
-            return None, []
+            return None
         try:
             size, ancillary, flags, _ = self._socket.recvmsg_into([_buffer], FDS_BYTES, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
-            return None, []
+            return None
         except ConnectionResetError:  # once, when the peer has closed with messages of ours unread: its own follow
-            return self.take()
+            return self.take(decoder)
         except OSError:
             size, ancillary, flags = 0, [], 0
         if not size:
             self._give_up()
-            return None, []
-        message: list[Any] = msgpack.unpackb(_buffer[:size], strict_map_key=False)
+            return None
         fds: list[int] = []
         for _, _, data in ancillary:
             fds += array("i", data[: len(data) - len(data) % INT_BYTES])
+        try:
+            message = decoder.decode(_buffer[:size])
+        except ValidationError as error:
+            _close_all(fds)
+            raise UnknownMessage(f"{bytes(_buffer[: min(size, SHOWN_BYTES)])!r}: {error}") from error
         if flags & TRUNCATED:
             _close_all(fds)
-            return ["refused", *message], []
+            return Refused(message), []  # type: ignore[arg-type, return-value]  # all unions of receivers have it
         return message, fds
 
-    def receive(self, rest: bool = False) -> list[tuple[list[Any], list[int]]]:
+    def receive(self, decoder: Decoder[T], rest: bool = False) -> list[tuple[T, list[int]]]:
         """Receive all messages that have arrived; set ``closed`` at EOF.  The caller owns the descriptors.
 
         ``rest``: the peer has ended; receive its last messages also after a message to it has failed.  Those of a peer
         that was given up are not received: it could not be answered.
+
+        Raises:
+            UnknownMessage: a bug.
         """
-        messages: list[tuple[list[Any], list[int]]] = []
+        messages: list[tuple[T, list[int]]] = []
         while rest or not self.closed:
-            message, fds = self.take()
-            if message is None:
+            taken = self.take(decoder)
+            if taken is None:
                 break
-            messages.append((message, fds))
+            messages.append(taken)
         return messages
 
     def detach(self) -> int:
@@ -190,13 +205,13 @@ class Channel:
             _close_all(fds)
 
 
-def tell(fd: int, message: Sequence[Any]) -> None:
+def tell(fd: int, message: Message) -> None:
     """Send one message on the descriptor of a channel, at the least cost.
 
     It is lost when the kernel does not take it, or the peer is gone.
     """
     try:
-        os.write(fd, _pack(message))
+        os.write(fd, _encode(message))
     except OSError:
         pass
 

@@ -36,17 +36,6 @@ moves is one end of a pair of Unix sockets, ``far``, and the worker passes the p
 When the connection comes back, the worker takes the bytes that are left in both Unix sockets.  When the writer dies,
 the client still gets the replies that are left in them, as it gets those in the socket of a plain connection.
 
-Messages, beside those of :mod:`appliance.processes.writer.worker_link`::
-
-    worker → writer   ["handoff", token, protocol, number of its kind of listener, acks,
-                       buffer bytes, received bytes] +fd
-                      ["recall"]                          give all connections back
-    writer → worker   ["received", token, bytes] ...      bytes received but not parsed, in order
-                      ["unsent", token, bytes] ...        bytes of replies not sent yet, in order
-                      ["failed", token, text]             a request with acks=0 has failed: to be closed when it is back
-                      ["back", token] +fd                 the connection itself, after its bytes
-                      ["gone", token]                     its descriptor did not arrive: the kernel has closed it
-
 Bounds: ``PIECE_BYTES`` a message; ``CONNECTIONS_MAX`` connections of one worker at one writer;
 ``network.handoff_bytes_max`` for the buffers of all connections that a worker has handed over.
 """
@@ -54,7 +43,7 @@ Bounds: ``PIECE_BYTES`` a message; ``CONNECTIONS_MAX`` connections of one worker
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 PIECE_BYTES: Final = 64 * 1024
 """Bytes of a stream in one message, which must fit a channel's packet."""
@@ -64,7 +53,7 @@ BUFFER_BYTES_MIN: Final = 256 * 1024
 """Smallest receive buffer of a writer: the requests of one recv are written and flushed together."""
 
 
-def pieces(what: str, token: int, data: bytes | memoryview) -> Iterator[tuple[Any, ...]]:
-    """Messages that carry ``data``, which may be of any size."""
+def pieces(data: bytes | memoryview) -> Iterator[bytes]:
+    """``data``, which may be of any size, in pieces that fit a message each."""
     for start in range(0, len(data), PIECE_BYTES):
-        yield what, token, bytes(data[start : start + PIECE_BYTES])
+        yield bytes(data[start : start + PIECE_BYTES])

@@ -1,19 +1,13 @@
 """The snapshot of brokers and topics.  Network workers answer from it without a request to the coordinator.
 
-The coordinator sends each worker the changes, on the stream that also brings its answers::
-
-    [0, ["begin"]]                              the messages up to "end" replace everything
-    [0, ["facts", {...}]]                       :class:`Facts`, all of them
-    [0, ["topics", [[name, id, [[partition, [broker ...]] ...], {setting: value}] ...]]]     new, or changed
-    [0, ["gone", [name ...]]]                   deleted
-    [0, ["security", packed]]                   :class:`SecurityState`, all of it
-    [0, ["end"]]
-    [0, ["used", [[key, user, client id, amount] ...]]]     by clients of other workers; a worker sends [0, rows]
+The coordinator sends each worker the changes, on the stream that also brings its answers, as ``[0, change]`` with one
+of the structs of :data:`SnapshotChange`.  From :class:`SnapshotBegins` to :class:`SnapshotEnds` they replace
+everything.  A worker sends ``[0, rows]``: what its clients have taken from their limits.
 
 (Tokens of answers begin at 1.)  A message has at most TOPICS_PER_MESSAGE topics, so that none is large.
 
 The coordinator needs some time to start, and clients that connect meanwhile should not wait for it.  So the workers of
-a start begin with messages that the supervisor makes (:func:`messages_at_start`).  They say what the first ones of the
+a start begin with messages that the supervisor makes (:func:`changes_at_start`).  They say what the first ones of the
 coordinator will: catalog and security state of the data directory, and no other brokers.  Nothing can change before the
 coordinator has sent its own, which replace them; workers that are started later wait for those.
 
@@ -37,7 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
-from typing import Any, Final
+from typing import Final, assert_never
 
 import msgspec
 
@@ -70,6 +64,52 @@ class Facts(msgspec.Struct, frozen=True):
     defaults: TopicSettings
 
 
+UsageRow = tuple[str, str, str, float, float]
+"""Key, user and client id of a limit, its rate, and what clients have taken from it."""
+
+
+class Change(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """One message of a snapshot."""
+
+
+class SnapshotBegins(Change, frozen=True):
+    pass
+
+
+class FactsChanged(Change, frozen=True):
+    facts: Facts
+    """All of them."""
+
+
+class SecurityChanged(Change, frozen=True):
+    packed: bytes
+    """All of the :class:`SecurityState`."""
+
+
+class TopicsChanged(Change, frozen=True):
+    topics: list[Topic]
+    """New, or changed."""
+
+
+class TopicsDeleted(Change, frozen=True):
+    names: list[str]
+
+
+class SnapshotEnds(Change, frozen=True):
+    pass
+
+
+class LimitsUsed(Change, frozen=True):
+    """What clients of other workers have taken from their limits."""
+
+    rows: list[UsageRow]
+
+
+SnapshotChange = (
+    SnapshotBegins | FactsChanged | SecurityChanged | TopicsChanged | TopicsDeleted | SnapshotEnds | LimitsUsed
+)
+
+
 def brokers(
     broker_id: int, advertised: Mapping[str, str], peers: Mapping[int, Mapping[str, str]], listener: Listener
 ) -> list[Broker]:
@@ -94,8 +134,8 @@ def advertised(config: Config) -> dict[str, str]:
     return {protocol: getattr(config, protocol).advertised for protocol in PROTOCOLS}
 
 
-def messages_at_start(config: Config, catalog: Catalog, security: SecurityState, zookeeper: str) -> list[list[Any]]:
-    """The messages of a snapshot before there is a coordinator.
+def changes_at_start(config: Config, catalog: Catalog, security: SecurityState, zookeeper: str) -> list[SnapshotChange]:
+    """The changes of a snapshot before there is a coordinator.
 
     None at the first start of all: the coordinator makes the secret that logins need.
     """
@@ -117,7 +157,7 @@ class Publisher:
         self._topics: dict[str, Topic] = {}
         self._security: SecurityState | None = None
 
-    def changes(self, facts: Facts, topics: Mapping[str, Topic], security: SecurityState) -> Iterator[list[Any]]:
+    def changes(self, facts: Facts, topics: Mapping[str, Topic], security: SecurityState) -> Iterator[SnapshotChange]:
         """Messages with all changes since the last call.
 
         ``topics``, each topic in it and ``security`` are immutable: a change makes a new object, so identity shows what
@@ -125,25 +165,21 @@ class Publisher:
         """
         first = self._facts is None
         if first:
-            yield ["begin"]
+            yield SnapshotBegins()
         if facts != self._facts:
-            yield ["facts", msgspec.to_builtins(facts, str_keys=False)]
+            yield FactsChanged(facts)
         if security is not self._security:
-            yield ["security", pack(security)]
+            yield SecurityChanged(pack(security))
         if topics is not self._seen:
             gone = [name for name in self._topics if name not in topics]
             new = (topic for name, topic in topics.items() if self._topics.get(name) is not topic)
             while some := list(islice(new, TOPICS_PER_MESSAGE)):
-                yield ["topics", [_row(topic) for topic in some]]
+                yield TopicsChanged(some)
             for start in range(0, len(gone), TOPICS_PER_MESSAGE):
-                yield ["gone", gone[start : start + TOPICS_PER_MESSAGE]]
+                yield TopicsDeleted(gone[start : start + TOPICS_PER_MESSAGE])
         if first:
-            yield ["end"]
+            yield SnapshotEnds()
         self._facts, self._seen, self._topics, self._security = facts, topics, dict(topics), security
-
-
-def _row(topic: Topic) -> list[Any]:
-    return [topic.name, topic.id, list(topic.partitions.items()), topic.settings]
 
 
 class Snapshot:
@@ -156,35 +192,35 @@ class Snapshot:
         """Identity shows whether it has changed."""
         self.on_security: Callable[[SecurityState], None] = lambda _: None
         """Called with each new state."""
-        self.on_usage: Callable[[list[Any]], None] = lambda _: None
+        self.on_usage: Callable[[list[UsageRow]], None] = lambda _: None
         """Called with what clients of other workers have taken from their limits."""
         self._facts = self._next_facts = Facts("", -1, False, "", {}, {}, TopicSettings())
         self._topics: dict[str, Topic] = {}
         self._next: dict[str, Topic] = self._topics
-        """The same object as ``_topics``, except between "begin" and "end"."""
+        """The same object as ``_topics``, except between the begin and the end of a whole one."""
 
-    def take(self, message: list[Any]) -> None:
-        """Apply one message of the coordinator."""
-        match message:
-            case ["used", rows]:
+    def take(self, change: SnapshotChange) -> None:
+        match change:
+            case LimitsUsed(rows):
                 self.on_usage(rows)
                 return
-            case ["begin"]:
+            case SnapshotBegins():
                 self._next = {}
-            case ["facts", facts]:
-                self._next_facts = msgspec.convert(facts, Facts)
-            case ["security", packed]:
+            case FactsChanged(facts):
+                self._next_facts = facts
+            case SecurityChanged(packed):
                 self.security = unpack(packed)
                 self.on_security(self.security)
-            case ["topics", rows]:
-                for name, topic_id, partitions, settings in rows:
-                    self._next[name] = Topic(name, dict(partitions), settings, topic_id)
-            case ["gone", names]:
+            case TopicsChanged(topics):
+                self._next.update((topic.name, topic) for topic in topics)
+            case TopicsDeleted(names):
                 for name in names:
                     self._next.pop(name, None)
-            case ["end"]:
+            case SnapshotEnds():
                 self._topics = self._next
                 self.complete = True
+            case _:
+                assert_never(change)
         if self._next is self._topics:
             self._facts = self._next_facts
             self.revision += 1

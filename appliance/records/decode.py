@@ -2,8 +2,11 @@
 
 A batch of plain values of one length is split by arithmetic and then encoded again for comparison.  That is faster than
 reading its numbers one by one.  Other batches are read field by field.  Contradictions (lengths that leave the record,
-wrong offset deltas, bytes left over) are a :class:`~appliance.errors.CorruptBatch`.  A batch that unpacks to more than
-``bytes_max`` is a :class:`~appliance.errors.MessageTooLarge`.
+wrong offset deltas, bytes left over) are a :class:`~appliance.errors.CorruptBatch`.
+
+Bounds count what a batch becomes, not what it takes in the log: some kilobytes may unpack to gigabytes, and the records
+of a few megabytes to millions of objects.  A batch that unpacks to more than ``bytes_max``, of which each record and
+each header takes OBJECT_BYTES, is a :class:`~appliance.errors.MessageTooLarge`.
 
 The offsets follow from the base offset that the broker stored; timestamps are milliseconds since 1970.
 """
@@ -12,17 +15,39 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..errors import CorruptBatch
+from ..errors import CorruptBatch, MessageTooLarge
 from .batch import CODEC_MASK, CONTROL, HEADER, HEADER_BYTES, LENGTH_END, LOG_APPEND_TIME, MAGIC, BatchInfo, check
 from .compression import NONE, decompress
 from .encode import DELTA_STEPS, LARGE_BYTES, join_plain, keep_heap, plain_spans, varint
 
-BYTES_MAX = 256 * 1024 * 1024
+BYTES_MAX = 64 * 1024 * 1024
+OBJECT_BYTES = 128
+"""About what Python needs for a record, or for a header of one, beside its bytes."""
+HEADERS_MAX = 10_000
+"""Headers of one record, where those of a batch are not added up."""
+_HEADER_BYTES_MIN = 2
 _VARINT_BYTES_MAX = 10
 _NOWHERE = -1
 """The end of a record of a negative length."""
 _PLAIN_MIN = 4
 """Fewest records for the fast decoding of plain values: fewer are read faster field by field."""
+
+
+class Meter:
+    """Adds up what batches unpack to, also those that are too large: each of them takes ``bytes_max``."""
+
+    __slots__ = ("unpacked_bytes",)
+
+    def __init__(self) -> None:
+        self.unpacked_bytes = 0
+
+
+def check_count(count: int, bytes_max: int) -> None:
+    """Raises MessageTooLarge: so many records take more than ``bytes_max``."""
+    if count * OBJECT_BYTES > bytes_max:
+        raise MessageTooLarge(
+            f"{count} records are more than {bytes_max // OBJECT_BYTES}, which {bytes_max} bytes hold"
+        )
 
 
 class Record(NamedTuple):
@@ -33,7 +58,9 @@ class Record(NamedTuple):
     headers: tuple[tuple[str, bytes | None], ...]
 
 
-def _open(buffer: memoryview, start: int, check_crc: bool, bytes_max: int) -> tuple[int, BatchInfo, bytes]:
+def _open(
+    buffer: memoryview, start: int, check_crc: bool, bytes_max: int, meter: Meter | None
+) -> tuple[int, BatchInfo, bytes]:
     """Base offset, header and unpacked records of the batch at ``start``."""
     stop = len(buffer)
     if check_crc:
@@ -43,10 +70,17 @@ def _open(buffer: memoryview, start: int, check_crc: bool, bytes_max: int) -> tu
         base, info = _trust(buffer, start, stop)
     if info.size >= LARGE_BYTES:
         keep_heap()
-    payload = bytes(buffer[start + HEADER_BYTES : start + info.size])
-    codec = info.attributes & CODEC_MASK
-    if codec != NONE:
-        payload = decompress(codec, payload, bytes_max)
+    unpacked_bytes = bytes_max
+    try:
+        check_count(info.count, bytes_max)
+        payload = bytes(buffer[start + HEADER_BYTES : start + info.size])
+        codec = info.attributes & CODEC_MASK
+        if codec != NONE:
+            payload = decompress(codec, payload, bytes_max)
+        unpacked_bytes = len(payload) + info.count * OBJECT_BYTES
+    finally:
+        if meter is not None:
+            meter.unpacked_bytes += unpacked_bytes
     return base, info, payload
 
 
@@ -68,12 +102,14 @@ def decode_batch(
     *,
     check_crc: bool = True,
     bytes_max: int = BYTES_MAX,
+    meter: Meter | None = None,
 ) -> list[Record]:
     """Every record of the batch at ``start``; ``bytes_max`` bounds the batch and its unpacked size."""
-    base, info, data = _open(memoryview(buffer), start, check_crc, bytes_max)
+    base, info, data = _open(memoryview(buffer), start, check_crc, bytes_max, meter)
     append_time = info.max_timestamp if info.attributes & LOG_APPEND_TIME else None
+    headers_max = bytes_max // OBJECT_BYTES - info.count
     try:
-        return _records(data, base, info.count, info.first_timestamp, append_time)
+        return _records(data, base, info.count, info.first_timestamp, append_time, headers_max)
     except IndexError:
         raise CorruptBatch(f"the records of batch {base} leave its {len(data)} bytes") from None
 
@@ -84,9 +120,10 @@ def decode_values(
     *,
     check_crc: bool = True,
     bytes_max: int = BYTES_MAX,
+    meter: Meter | None = None,
 ) -> tuple[list[bytes | None], int]:
     """The values of the batch at ``start``, and the offset that follows its last record."""
-    base, info, data = _open(memoryview(buffer), start, check_crc, bytes_max)
+    base, info, data = _open(memoryview(buffer), start, check_crc, bytes_max, meter)
     try:
         values: list[bytes | None] | None = None
         if info.max_timestamp == info.first_timestamp and info.count >= _PLAIN_MIN:
@@ -223,7 +260,7 @@ def _values(data: bytes, count: int) -> list[bytes | None]:
             position += length >> 1
             append(data[start:position])
         if data[position]:
-            position = headers_at(data, position)[1]
+            position = headers_at(data, position, len(data) // OBJECT_BYTES + HEADERS_MAX)[1]
         else:
             position += 1
         if position != end:
@@ -233,7 +270,9 @@ def _values(data: bytes, count: int) -> list[bytes | None]:
     return values
 
 
-def _records(data: bytes, base: int, count: int, first_timestamp: int, append_time: int | None) -> list[Record]:
+def _records(
+    data: bytes, base: int, count: int, first_timestamp: int, append_time: int | None, headers_max: int
+) -> list[Record]:
     """Read whole records, field by field.  Raises IndexError where one leaves ``data``."""
     records: list[Record] = []
     new = tuple.__new__
@@ -275,7 +314,8 @@ def _records(data: bytes, base: int, count: int, first_timestamp: int, append_ti
         value, position = _bytes(data, position)
         headers: tuple[tuple[str, bytes | None], ...] = ()
         if data[position]:
-            headers, position = headers_at(data, position)
+            headers, position = headers_at(data, position, headers_max)
+            headers_max -= len(headers)
         else:
             position += 1
         if position != end:
@@ -307,13 +347,24 @@ def _bytes(data: bytes, position: int) -> tuple[bytes | None, int]:
     return data[position:end], end
 
 
-def headers_at(data: bytes, position: int) -> tuple[tuple[tuple[str, bytes | None], ...], int]:
-    """The headers of a record, and the position after them.  Raises IndexError where they leave ``data``."""
+def headers_at(
+    data: bytes, position: int, count_max: int = HEADERS_MAX
+) -> tuple[tuple[tuple[str, bytes | None], ...], int]:
+    """The headers of a record, and the position after them.
+
+    Raises:
+        IndexError: they leave ``data``.
+        MessageTooLarge: they are more than ``count_max``.
+    """
     count, position = _long_varint(data, position)
     if count < 0:
         raise CorruptBatch(f"a record with {count} headers")
+    if count > (len(data) - position) // _HEADER_BYTES_MIN:
+        raise IndexError
+    if count > count_max:
+        raise MessageTooLarge(f"a record with {count} headers, where {count_max} have room")
     headers: list[tuple[str, bytes | None]] = []
-    for _ in range(count):  # a forged count ends in IndexError at the end of the data
+    for _ in range(count):
         name, position = _bytes(data, position)
         if name is None:
             raise CorruptBatch("a header without a name")

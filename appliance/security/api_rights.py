@@ -144,6 +144,7 @@ NATIVE_RIGHTS: Final[dict[str, Row]] = {
     "init_producer": _PRODUCER_ID,
     "status": _cluster(_O.DESCRIBE),
     "groups": _GROUPS_LISTED,
+    "group_names": _GROUPS_LISTED,
     "group": _each(_O.DESCRIBE, _GROUP),
     "offsets": (Right(_O.DESCRIBE, _GROUP, How.WHOLE), Right(_O.DESCRIBE, _TOPIC, How.LISTED)),
     "commit": (Right(_O.READ, _GROUP, How.WHOLE), Right(_O.READ, _TOPIC, How.WHOLE)),

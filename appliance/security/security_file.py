@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from ..errors import StorageFault, disk_fault
+from ..errors import damaged_file, disk_fault
 from .secret_files import write_secret_file
 from .security_state import SecurityState
 
@@ -34,12 +34,9 @@ def load(path: Path) -> SecurityState:
     except FileNotFoundError:
         return SecurityState()
     except OSError as error:
-        raise StorageFault(f"{path}: {error.strerror}") from error
+        raise disk_fault(error, path) from error
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        raise StorageFault(
-            f"{path}: not a file of this release; restore it, or move it away to take users and rules from"
-            " ZooKeeper again"
-        ) from None
+        raise damaged_file(path, "no users, access rules and quotas of this release") from None
 
 
 def store(path: Path, state: SecurityState) -> None:

@@ -6,6 +6,7 @@ Each accepts a state that has the change already, since it is made again when a 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from shlex import quote
 from typing import Final
 
 import msgspec
@@ -40,7 +41,7 @@ def set_verifiers(name: str, verifiers: Mapping[str, Verifier], *, new: bool | N
     def change(state: SecurityState) -> SecurityState:
         own = state.users.get(name)
         if new and own not in (None, verifiers):
-            raise UserExists(f"user {name!r} exists already: `appliance users password` changes the password")
+            raise UserExists(f"user {name!r} exists already: `appliance users password {quote(name)}` changes it")
         if new is False and own is None:
             raise UnknownUser(f"there is no user {name!r}")
         if own is None and len(state.users) >= USERS_MAX:

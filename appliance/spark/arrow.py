@@ -32,10 +32,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ..errors import ClientFault, CorruptBatch
+from ..errors import ClientFault, CorruptBatch, MessageTooLarge
 from ..records.batch import CODEC_MASK, HEADER_BYTES, LENGTH_END, LOG_APPEND_TIME, check
 from ..records.compression import decompress
-from ..records.decode import BYTES_MAX, headers_at
+from ..records.decode import BYTES_MAX, check_count, headers_at
 from ..records.holes import check_hole
 from .record_starts import Ints, likely_starts, scan
 
@@ -143,6 +143,7 @@ class Decoder:
         base = position + info.size - info.count
         if _BASE.unpack_from(view, start)[0] != base:
             raise CorruptBatch(f"the batch at {position} says that it is another one")
+        check_count(info.count, self.bytes_max)
         start += HEADER_BYTES
         if codec := info.attributes & CODEC_MASK:
             unpacked = decompress(codec, bytes(view[start:stop]), self.bytes_max)
@@ -380,6 +381,8 @@ class _Records:
                 headers, stop = headers_at(data, 0)
             except IndexError:
                 stop = -1
+            except MessageTooLarge as error:
+                raise CorruptBatch(str(error)) from None
             if stop != len(data):
                 raise CorruptBatch("headers do not fill the rest of their record")
             lists[row] = list(headers)

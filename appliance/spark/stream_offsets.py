@@ -106,7 +106,7 @@ def advance(start: Mapping[TopicPartition, int], heads: Mapping[TopicPartition, 
 
 
 TO_CONTINUE: Final = (
-    "To continue with what is there: option failOnDataLoss=false; for a pipeline: `appliance pipeline accept`, "
+    "To continue with what is there: option failOnDataLoss=false; for a pipeline: `appliance pipeline accept CONFIG`, "
     "then run again"
 )
 

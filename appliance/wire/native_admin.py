@@ -14,8 +14,9 @@
                                                           damage in these offsets: the appliance looks itself, and
                                                           answers all damage of the partition; only the leader does it
     init_producer   {}                                    {producer_id, epoch}
-    status          {}                                    see :mod:`appliance.status`
+    status          {}                                    see :mod:`appliance.status`; ``host`` is its machine
     groups          {}                                    [{group, protocol, state, members: how many}]
+    group_names     {}                                    [group]: one question to ZooKeeper, however many there are
     group           {group}                               {group, protocol, state, members: [MEMBER],
                                                            partitions: [COMMITTED]}
     offsets         {group}                               [[topic, partition, offset]]
@@ -192,6 +193,7 @@ VERBS: Final[dict[str, type[msgspec.Struct]]] = {
     "init_producer": Nothing,
     "status": Nothing,
     "groups": Nothing,
+    "group_names": Nothing,
     "group": OneGroup,
     "offsets": OneGroup,
     "commit": CommitOffsets,

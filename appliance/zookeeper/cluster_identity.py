@@ -36,6 +36,12 @@ def cluster_id(own: str) -> Operation[str]:
     raise ZooKeeperAway(f"{CLUSTER_ID} keeps changing; try again")
 
 
+def stored_cluster_id() -> Operation[str]:
+    """The cluster's id that ZooKeeper has; "" when it has none, because it is new, or has lost its data."""
+    (node,) = yield [get(CLUSTER_ID)]
+    return node.value.decode("utf-8", "replace") if isinstance(node, Node) else ""
+
+
 def mark_deleted(topic_id: str, name: str) -> Operation[None]:
     """Store the mark that the topic with this id is deleted on purpose.  Repeating it is no error."""
     yield from ask([create(f"{DELETED}/{topic_id}", name.encode())])

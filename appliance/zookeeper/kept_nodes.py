@@ -80,7 +80,7 @@ class KeptNodes:
             if not kept.held:
                 kept.retry_ms = self._clock_ms() + RETRY_MS
                 if result is False and not kept.complained:
-                    log.error("%s is registered by somebody else; trying until it is gone", kept.path)
+                    log.info("%s is registered by somebody else; trying until it is gone", kept.path)
                 kept.complained = result is False
 
         operation = hold_ephemeral(kept.path, kept.value, self._session_id, kept.ours)

@@ -72,6 +72,7 @@ def test_flink_reads_and_writes(broker: Broker) -> None:
     assert sorted(found) == sorted(line.upper() for line in lines)
 
 
+@pytest.mark.long  # a minute; the Java client that it uses has tests of its own
 @pytest.mark.timeout(400)
 def test_sparks_own_connector_reads_writes_and_goes_on(broker: Broker, tmp_path: Path) -> None:
     """A thousand rows as a batch and as a stream; five hundred more, and the stream reads no more than these."""

@@ -41,7 +41,7 @@ def test_a_killed_child_loses_nothing(make_appliance: Callable[..., Server], rol
     assert server.leftovers() == []
 
 
-@pytest.mark.parametrize("acks", ["all", 1])
+@pytest.mark.parametrize("acks", ["all", pytest.param(1, marks=pytest.mark.long)])
 def test_a_killed_supervisor_loses_nothing(tmp_path: Path, acks: str | int) -> None:
     first = Server(tmp_path / "data").start()
     address = first.native

@@ -14,7 +14,8 @@ from .faults import FAULTS
 from .history import Report
 from .matrix import HEAD, merge, row
 
-SHORT = ("box", "small", "network", "pair")
+SHORT = (pytest.param("box", marks=pytest.mark.long), "small", "network", "pair")
+"""Each fault of the box takes seconds, and most have a test of their own."""
 TWICE = "network"
 """The bed of the quickest faults: they must be able to strike again."""
 """The bed of three nodes is for ``make chaos``: ``test_zookeeper.py`` has such an ensemble."""

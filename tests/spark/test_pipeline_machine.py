@@ -467,7 +467,7 @@ def converted(value: Any, kind: str) -> Any:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kind", ["parquet", "delta"])
+@pytest.mark.parametrize("kind", [pytest.param("parquet", marks=pytest.mark.long), "delta"])
 def test_any_order_of_runs_crashes_copies_and_changes(kind: str) -> None:
     machine = type("Of", (Machine,), {"format": kind})
     sizes = settings(

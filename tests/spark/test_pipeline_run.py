@@ -54,7 +54,7 @@ def consumed(server: Server, topic: str, count: int) -> list[Any]:
         return found
 
 
-@pytest.mark.parametrize("kind", ["parquet", "delta"])
+@pytest.mark.parametrize("kind", [pytest.param("parquet", marks=pytest.mark.long), "delta"])
 def test_lines_become_tables_and_a_second_run_adds_only_what_is_new(
     spark: SparkSession, topics: Topics, topic: str, tmp_path: Path, kind: str
 ) -> None:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
+from ...metrics.looks import Look, busy, rate, seconds_between
 from ...partition_states import ONLINE, STATE_NAMES
-from .samples import Sample, busy, rate, seconds_between
+
+
+class Sample(NamedTuple):
+    """A look at an appliance, and the groups that there was time for, as the admin verb ``group``."""
+
+    look: Look
+    groups: Sequence[Mapping[str, Any]] = ()
 
 
 def activity(before: Sample, now: Sample) -> dict[str, Any]:
@@ -16,12 +24,13 @@ def activity(before: Sample, now: Sample) -> dict[str, Any]:
      "groups": [{"group", "members", "lag_messages", "lag_seconds", "change_per_s"}],     the latest first
      "processes": [{"role", "pid", "cpu", "restarts", "topic"?, "partition"?}]}           the busiest first
     """
-    topics = _topics(before, now)
-    speed, room = rate(before, now), now.readings.room
-    connections = [row["connections"] for row in now.state["processes"] if "connections" in row]
+    look = now.look
+    topics = _topics(before.look, look)
+    speed, room = rate(before.look, look), look.readings.room
+    connections = [row["connections"] for row in look.state["processes"] if "connections" in row]
     return {
-        "state": now.state["state"],
-        "zookeeper": now.state["zookeeper"].get("state", "off"),
+        "state": look.state["state"],
+        "zookeeper": look.state["zookeeper"].get("state", "off"),
         "bytes_per_s": round(speed),
         "messages_per_s": sum(row["messages_per_s"] for row in topics),
         "disk_free": room.free if room.size else None,
@@ -29,11 +38,11 @@ def activity(before: Sample, now: Sample) -> dict[str, Any]:
         "connections": sum(connections),
         "topics": topics,
         "groups": _groups(before, now),
-        "processes": _processes(before, now),
+        "processes": _processes(before.look, now.look),
     }
 
 
-def _topics(before: Sample, now: Sample) -> list[dict[str, Any]]:
+def _topics(before: Look, now: Look) -> list[dict[str, Any]]:
     seconds = seconds_between(before, now)
     rows: dict[str, dict[str, Any]] = {}
     for name, (state, _) in now.readings.states.items():
@@ -55,7 +64,7 @@ def _topics(before: Sample, now: Sample) -> list[dict[str, Any]]:
 
 
 def _groups(before: Sample, now: Sample) -> list[dict[str, Any]]:
-    seconds = seconds_between(before, now)
+    seconds = seconds_between(before.look, now.look)
     earlier = {group["group"]: _lag(group) for group in before.groups}
     rows = []
     for group in now.groups:
@@ -68,11 +77,11 @@ def _groups(before: Sample, now: Sample) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (-row["lag_messages"], row["group"]))
 
 
-def _lag(group: dict[str, Any]) -> int:
+def _lag(group: Mapping[str, Any]) -> int:
     return sum(row["lag_messages"] or 0 for row in group["partitions"])
 
 
-def _processes(before: Sample, now: Sample) -> list[dict[str, Any]]:
+def _processes(before: Look, now: Look) -> list[dict[str, Any]]:
     shares = busy(before, now)
     rows = []
     for row in now.state["processes"]:

@@ -9,7 +9,8 @@ import typer
 
 from ... import extras
 from .. import output
-from ..target import Connect, Data, Json, data_dir
+from ..subject import Subject
+from ..target import Connect, Data, Json
 
 BETWEEN_S: Final = 0.5
 PAGE: Final = "systemd/README.md"
@@ -23,8 +24,9 @@ def doctor(
 ) -> None:
     """Say what is wrong with an appliance now, why, what to do, and where it is explained.
 
-    Looks twice, half a second apart.  "critical" is what does not work now, "warning" what may not work soon.  Exit
-    status: 74 when a log is damaged, 75 when something passes or needs room, 0 otherwise; as appliance health.
+    Looks twice, half a second apart, and asks for groups for at most two seconds.  "critical" is what does not work
+    now, "warning" what may not work soon.  Exit status: 74 when a log is damaged, 75 when something passes or needs
+    room, 0 otherwise; as appliance health.
 
     [b]Examples[/b]
 
@@ -32,15 +34,14 @@ def doctor(
 
         appliance doctor --quiet --json | jq -r '.[].what'
     """
-    if data is not None and connect is not None:
-        raise typer.BadParameter("--data and --connect: give one of them")
     from ...health.findings import exit_status, judge
-    from .samples import Sampler, seen
 
-    sampler = Sampler(None if connect else data_dir(data), connect)
-    before = sampler.take(with_groups=False)
+    subject = Subject(data, connect)
+    before = subject.look()
     threading.Event().wait(BETWEEN_S)
-    found = judge(seen(before, sampler.take()))
+    now = subject.look()
+    groups = subject.groups(now)
+    found = judge(subject.seen(now, before, groups))
     if quiet:
         found = [finding for finding in found if finding.exit_status]
     page = extras.page(PAGE)
@@ -55,6 +56,8 @@ def doctor(
                     output.say(f"  {name:4} {text}")
         if not found:
             output.say("nothing is wrong")
+        if len(groups.rows) < groups.total:
+            output.remark(f"of {groups.total:,} groups {len(groups.rows):,} were looked at: there was no time for more")
     if status := exit_status(found):
         raise typer.Exit(status)
 

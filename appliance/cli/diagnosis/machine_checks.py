@@ -25,6 +25,7 @@ from ...config import Config
 from ...errors import ApplianceError
 from ...health.conditions import EXPIRES_WITHIN_S, RENEW
 from ...owners import acting_as_owner
+from ...proc_net import holder_of, ports_in_use
 from ...shared.table import TABLE_BYTES
 
 OK: Final = "ok"
@@ -40,7 +41,6 @@ TASKS_WARN: Final = 4_096
 MEMORY_WARN: Final = 512 << 20
 LOCAL_NODE_BYTES: Final = 80 << 20
 _UNSYNCHRONISED: Final = 5
-_LISTENING: Final = "0A"
 _YEAR_2024_S: Final = 1_704_067_200
 
 
@@ -226,22 +226,12 @@ def _listener(key: str, address: Callable[[Config], str]) -> Callable[[Config, P
         text = address(config)
         wanted = [one for one in parse_listeners(key.partition(".")[0], text) if not one.unix] if text else []
         ports = [parse_addresses(one.address)[0][1] for one in wanted]
-        taken = [port for port in ports if port and port in _ports_in_use()]
+        taken = [port for port in ports if port and port in ports_in_use()]
         if taken:
-            advice = f"ss -ltnp 'sport = :{taken[0]}' shows who listens there; or set {key}"
-            return Row(key, WRONG, f"{text}: port {taken[0]} is taken", advice)
+            holder = holder_of(taken[0])
+            found = f"{text}: port {taken[0]} is taken{f' by {holder}' if holder else ''}"
+            shows = "" if holder else f"`ss -ltnp 'sport = :{taken[0]}'` as root shows who listens there; or "
+            return Row(key, WRONG, found, f"{shows}end it, or set {key}")
         return Row(key, OK, text or "off")
 
     return check
-
-
-def _ports_in_use() -> set[int]:
-    """The ports that some process of this network namespace listens on."""
-    found = set()
-    for path in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):
-        if path.exists():
-            for line in path.read_text().splitlines()[1:]:
-                _, local, _, state, *_ = line.split()
-                if state == _LISTENING:
-                    found.add(int(local.rpartition(":")[2], 16))
-    return found

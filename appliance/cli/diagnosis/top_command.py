@@ -14,7 +14,8 @@ import typer
 
 from ... import units
 from .. import ending, output
-from ..target import Connect, Data, Json, data_dir
+from ..subject import Subject
+from ..target import Connect, Data, Json
 
 ROWS_MAX: Final = 8
 """Rows of each table on a terminal."""
@@ -40,22 +41,23 @@ def top(
 
         appliance top --json --count 60 --interval 1 | jq .bytes_per_s
     """
-    if data is not None and connect is not None:
-        raise typer.BadParameter("--data and --connect: give one of them")
-    from .activity import activity
-    from .samples import Sampler
+    from .activity import Sample, activity
 
-    directory = None if connect else data_dir(data)
+    subject = Subject(data, connect)
+
+    def take() -> Sample:
+        look = subject.look()
+        return Sample(look, subject.groups(look).rows)
+
     live = sys.stdout.isatty() and not as_json
     left = count or (None if live else 1)
     ended = threading.Event()
     with ending.in_order(), _typed("q", ended) if live else contextlib.nullcontext():
-        sampler = Sampler(directory, connect)
-        before = sampler.take()
+        before = take()
         while left is None or left > 0:
             if ended.wait(interval):
                 return
-            now = sampler.take()
+            now = take()
             seen = activity(before, now)
             before, left = now, None if left is None else left - 1
             if as_json:

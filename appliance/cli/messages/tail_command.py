@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from ... import units
 from ...errors import ApplianceError, UnknownPartition
 from ...wire.requests import EARLIEST, LATEST
 from .. import ending, output
@@ -225,6 +226,12 @@ def _follow(reader: MergedReader, writer: MessageWriter, starts: dict[tuple[str,
 
 def _report(reader: MergedReader, watch: Watch) -> ApplianceError | None:
     """Says what was left out.  Returns the error of the first partition that could not be read."""
+    if reader.large_batches:
+        from ...client.merged_reader import UNPACKED_BYTES_MAX
+        from ...records.decode import BYTES_MAX
+
+        too_large = f"{reader.large_batches} batches that unpack to more than {units.size(UNPACKED_BYTES_MAX)}"
+        output.remark(f"{too_large} were left out: `appliance consume TOPIC` reads up to {units.size(BYTES_MAX)}")
     if reader.corrupt_batches:
         output.remark(f"{reader.corrupt_batches} damaged batches were left out: `appliance log verify` shows them")
     causes = [watch.cause(part, error) for part, error in reader.left_out.items()]

@@ -1,7 +1,7 @@
 // The list of groups with their lag, and one group: members, offsets, moving them.
 
 import { post } from "./api.js";
-import { badge, compact, count, duration, el, plural, route, setText, size } from "./dom.js";
+import { ago, badge, compact, count, duration, el, plural, route, setText, size } from "./dom.js";
 import { rows } from "./live.js";
 import { session } from "./session.js";
 import { Table } from "./table.js";
@@ -10,6 +10,11 @@ const PIPELINE = "pipeline-";
 
 export const isPipeline = (name, row) => name.startsWith(PIPELINE) && row.members === 0;
 
+const STALE_MS = 60_000;
+
+/** How old the lag of a group is, if it is not of this minute: with many groups each is asked for in turn. */
+const stale = (row) => (row.lag_asked_ms && Date.now() - row.lag_asked_ms > STALE_MS ? `, as of ${ago(row.lag_asked_ms / 1000)} ago` : "");
+
 function columns(kind) {
   return [
     { name: "name", label: kind, head: true, value: (row, key) => key, show: (row, key) => el("a", { href: route("groups", key) }, el("bdi", { text: key })) },
@@ -17,7 +22,7 @@ function columns(kind) {
     { name: "members", label: "Members", number: true, value: (row) => row.members, show: (row) => count(row.members) },
     { name: "lag", label: "Lag, messages", number: true, value: (row) => row.lag_messages, show: (row) => compact(row.lag_messages) },
     { name: "bytes", label: "Lag, bytes", number: true, value: (row) => row.lag_bytes, show: (row) => size(row.lag_bytes) },
-    { name: "seconds", label: "Behind", number: true, value: (row) => row.lag_seconds, show: (row) => duration(row.lag_seconds) },
+    { name: "seconds", label: "Behind", number: true, value: (row) => row.lag_seconds, show: (row) => duration(row.lag_seconds) + stale(row) },
     { name: "topics", label: "Topics", show: (row) => row.topics.join(", ") },
   ];
 }
@@ -69,7 +74,7 @@ export function group(name) {
     const row = rows("groups").get(name);
     const detail = rows("group").get("");
     setText(about, row
-      ? `${row.state} · ${plural(row.members, "member")} · lag ${compact(row.lag_messages)} messages, ${size(row.lag_bytes)}, ${duration(row.lag_seconds)} behind`
+      ? `${row.state} · ${plural(row.members, "member")} · lag ${compact(row.lag_messages)} messages, ${size(row.lag_bytes)}, ${duration(row.lag_seconds)} behind${stale(row)}`
       : rows("topics").size ? "There is no group of this name, or you may not see it." : "");
     if (!detail) return;
     members.update(new Map(detail.members.map((member) => [member.id, member])));

@@ -68,6 +68,7 @@ export function messages(topic, query) {
     if (found.cursor && found.reached_ms !== null) parts.push(`${asked.order === "newest" ? "back" : "up"} to ${moment(found.reached_ms)}`);
     if (!found.cursor) parts.push("everything is read");
     if (found.damaged) parts.push(`${plural(found.damaged, "damaged batch")} skipped`);
+    if (found.too_large) parts.push(`skipped since they unpack to more than 16 MiB: ${count(found.too_large)}`);
     status.textContent = parts.join(" · ");
     const unreadable = Object.entries(found.unreadable);
     if (unreadable.length) {

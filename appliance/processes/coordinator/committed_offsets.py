@@ -1,4 +1,4 @@
-"""The committed offsets of groups: stored in ZooKeeper under the group's claim (:mod:`.group_claims`).
+"""The committed offsets of groups: stored in ZooKeeper under the group's claim (:class:`GroupClaims`).
 
 The commits of a group wait in a queue.  One write is in progress at a time; the next write takes all commits that have
 come meanwhile.  Of several commits of one partition the newest in order of arrival is stored, and the others succeed
@@ -6,27 +6,427 @@ with it.  A commit waits at most COMMIT_MS_MAX for ZooKeeper.  Then it fails and
 never stored over a newer one.  (A write that was sent already may still be stored, before all later ones.)
 
 Bounds: ``offsets_max`` offsets, as counted by the last check of all groups and corrected with every write; a new offset
-beyond it is refused with :class:`OffsetsFull` (see :mod:`.offset_count`).  The number of waiting commits is bounded
-by the workers' unanswered requests.
+beyond it is refused with :class:`OffsetsFull` (:class:`OffsetCount`).  The number of waiting commits is bounded by the
+workers' unanswered requests.
+
+:class:`GroupQueue`, which does no I/O, keeps the state of this broker's claim on a group, and the newest change of each
+partition in order of arrival, and the commits that wait for it.  Changes that could not be written go back to the
+front.  Changes of a commit that was given up are removed, so a refused change is never written afterwards.
+
+The claim of this broker on a group that it coordinates (:mod:`appliance.zookeeper.claims`) goes through these states::
+
+    state       event                                              next
+    UNCLAIMED   a member joins or a commit comes, with a lease     CLAIMING
+    CLAIMING    ZooKeeper has stored the claim                     HELD
+    CLAIMING    another has it; ZooKeeper is away; session over    UNCLAIMED   an error, or a retry within the deadline
+    HELD        write, join                                        HELD
+    HELD        a new session; a write refused for its claim       UNCLAIMED   ``on_lost``: the group is dissolved
+    HELD        another broker is to coordinate the group          UNCLAIMED   ``on_lost``; the claim is given back
+    HELD        no members, and no request for CLAIM_IDLE_S        UNCLAIMED   the claim is given back
+    HELD        no members, and no offsets                         UNCLAIMED   the group is removed
+
+A claim that is UNCLAIMED here may still be stored in ZooKeeper, if the request that made it or gave it back was not
+answered.  No other broker can take the group then.  So ``_withdraw`` goes on until it is certain that no claim is left.
+
+After the session's lease has ended, held claims are kept but not used: if the same session comes back, no other broker
+can have had the group.
+
+Bounds: CLAIMS_MAX claims; idle ones are given back first.  At most CLAIMS_MAX withdrawals at once; a claim beyond them
+remains until its broker takes it again, or its session ends.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, Final
+import contextlib
+import enum
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any, Final, Protocol, TypeVar
 
-from ...errors import ApplianceError, NotCoordinator, RequestTimedOut, Unavailable
+from ...errors import ApplianceError, NotCoordinator, OffsetsFull, RequestTimedOut, Unavailable, ZooKeeperAway
 from ...names import TopicPartition
-from ...zookeeper import claims as zookeeper_claims
+from ...zookeeper import claims as claim_requests
+from ...zookeeper import paths
 from ...zookeeper.claims import Claimant, GroupInfo, Held
+from ...zookeeper.group_registry import GroupRegistry
 from ...zookeeper.offset_registry import StoredOffset
-from ...zookeeper.operations import Node
-from .commit_queue import Changes, Commit, GroupQueue, Refusals
-from .group_claims import RETRY_S, Asker, GroupClaims, dissolved
-from .offset_count import OffsetCount, units
+from ...zookeeper.operations import Node, Operation
+from ...zookeeper.paths import CommittedOffset
 
 COMMIT_MS_MAX: Final = 10_000
+Changes = Mapping[TopicPartition, CommittedOffset | None]
+"""None: the offset is deleted."""
+Refusals = dict[TopicPartition, ApplianceError]
+UNIT_BYTES: Final = 512
+"""An offset counts once, and once more for each UNIT_BYTES of path and value: ZooKeeper keeps both in memory."""
+PATH_REST_BYTES: Final = 16
+"""Bytes of an offset's path besides the group's path and the topic."""
+RETRY_S: Final = 0.1
+CLAIM_IDLE_S: Final = 600
+CLAIMS_MAX: Final = 20_000
+RELEASES_MAX: Final = 100
+"""Idle claims given back in one turn of maintenance."""
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+class Asker(Protocol):
+    """The part of the registry that claims need."""
+
+    enabled: bool
+    groups: GroupRegistry
+
+    @property
+    def session_id(self) -> int: ...
+
+    @property
+    def leased(self) -> bool: ...
+
+    async def ask(self, operation: Operation[T], *, session_id: int | None = None) -> T: ...
+
+
+class GroupClaims:
+    """Takes and gives back claims: all steps of the table above are here, so that no claim is left behind.
+
+    ``coordinates``: whether this broker coordinates a group, by the brokers that live; ``new_epoch``: a text never used
+    again; ``has_members``: whether a group has members at our Kafka listener.  ``on_lost`` is called with a group whose
+    claim is over, and dissolves it in the same step.
+
+    It has more than 20 methods, because each is one of these steps, or asks for the state.
+    """
+
+    def __init__(
+        self,
+        registry: Asker,
+        claimant: Claimant,
+        count: OffsetCount,
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        coordinates: Callable[[str], bool],
+        new_epoch: Callable[[], str],
+    ) -> None:
+        self.has_members: Callable[[str], bool] = lambda _: False
+        self.on_lost: Callable[[str], None] = lambda _: None
+        self._registry, self._claimant, self._count = registry, claimant, count
+        self._coordinates, self._new_epoch, self._spawn = coordinates, new_epoch, spawn
+        self._groups: dict[str, GroupQueue] = {}
+        self._withdrawing: set[str] = set()
+
+    @property
+    def leads(self) -> bool:
+        """Whether this broker may coordinate groups now; always without ZooKeeper, where claims are refused."""
+        return self._registry.leased or not self._registry.enabled
+
+    def state(self, group: str) -> State:
+        entry = self._groups.get(group)
+        return State.UNCLAIMED if entry is None else entry.state
+
+    def get(self, group: str) -> GroupQueue | None:
+        """A group that has a claim, or commits that wait."""
+        return self._groups.get(group)
+
+    def held(self) -> list[tuple[str, Held]]:
+        return [(name, entry.held) for name, entry in self._groups.items() if entry.held is not None]
+
+    # ---- events
+
+    def new_session(self) -> None:
+        """A new session has begun: the claims of the old one are over, and their groups are dissolved."""
+        for entry in list(self._groups.values()):
+            if entry.held is not None and entry.session_id != self._registry.session_id:
+                self._lose(entry)
+
+    async def review(self) -> None:
+        """The live brokers have changed: give back the groups that another broker coordinates now."""
+        for entry in list(self._groups.values()):
+            if not self._coordinates(entry.name):
+                try:
+                    await self._give_up(entry)
+                except Unavailable as error:  # it is withdrawn in the background: go on with the others
+                    log.warning("the claim on group %r is not given back yet: %s", entry.name, error)
+
+    async def tidy(self) -> None:
+        """Give back idle claims; called from time to time."""
+        idle = [entry for entry in self._groups.values() if self._idle(entry, CLAIM_IDLE_S)]
+        for entry in idle[:RELEASES_MAX]:
+            await self._release_idle(entry)
+
+    # ---- claims
+
+    @contextlib.asynccontextmanager
+    async def locked(self, group: str) -> AsyncIterator[GroupQueue]:
+        """Lock a group.  It is forgotten afterwards if it has neither a claim nor commits."""
+        entry = self.entry(group)
+        entry.users += 1
+        try:
+            async with entry.lock:
+                yield entry
+        finally:
+            entry.users -= 1
+            self.drop_if_idle(entry)
+
+    async def carry_out(self, entry: GroupQueue, operation: Operation[T]) -> T:
+        """Carry out an operation that needs the claim, in the claim's session."""
+        try:
+            return await self._registry.ask(operation, session_id=entry.session_id)
+        except NotCoordinator:  # deposed
+            self._lose(entry)
+            raise
+
+    def drop_if_idle(self, entry: GroupQueue) -> None:
+        if entry.held is None and not entry.users and not entry.commits:
+            self._groups.pop(entry.name, None)
+
+    async def vacate(self, entry: GroupQueue, held: Held) -> None:
+        await self._give_back(entry, claim_requests.vacate(entry.name, held))
+        self._count.drop(entry.name)
+
+    def entry(self, group: str) -> GroupQueue:
+        entry = self._groups.get(group)
+        if entry is None:
+            entry = self._groups[group] = GroupQueue(group)
+        return entry
+
+    def is_held(self, entry: GroupQueue) -> bool:
+        return entry.held is not None and entry.session_id == self._registry.session_id and self._registry.leased
+
+    async def hold(self, entry: GroupQueue, make: bool = True) -> Held | None:
+        """The claim, taken if need be; None if the group does not exist and ``make`` is false.  Needs the lock."""
+        if not self._coordinates(entry.name):
+            raise NotCoordinator(f"another broker coordinates group {entry.name!r}")
+        if entry.held is not None and entry.session_id != self._registry.session_id:
+            self._lose(entry)
+        if self._registry.enabled and not self._registry.leased:
+            raise ZooKeeperAway("the lease of the ZooKeeper session is over: try again")
+        if entry.held is not None:
+            return entry.held
+        await self._make_room()
+        session_id = self._registry.session_id
+        entry.state = State.CLAIMING
+        try:
+            taking = claim_requests.take(entry.name, self._claimant, self._new_epoch(), make=make)
+            held = await self._registry.ask(taking, session_id=session_id)
+        except Unavailable:
+            self._start_withdrawing(entry.name, session_id)
+            raise
+        finally:
+            entry.state = State.UNCLAIMED
+        if session_id != self._registry.session_id:
+            raise ZooKeeperAway("the ZooKeeper session was lost: try again")
+        if held is not None:
+            entry.held, entry.session_id, entry.state = held, session_id, State.HELD
+            entry.used = asyncio.get_running_loop().time()
+            self._count.set(entry.name, held)
+        return held
+
+    def unclaim(self, entry: GroupQueue) -> None:
+        entry.held, entry.state = None, State.UNCLAIMED
+
+    def _lose(self, entry: GroupQueue) -> None:
+        """The claim is over: dissolve the group in the same step.
+
+        Members' commits that are not stored yet fail; the members commit again after they have joined again.
+        """
+        log.warning("the claim on group %r is over", entry.name)
+        self.unclaim(entry)
+        self.on_lost(entry.name)
+        entry.fail(dissolved(entry.name), members_only=True)
+
+    async def _give_up(self, entry: GroupQueue) -> None:
+        """Give the claim back, because another broker coordinates the group; that broker has to wait for it."""
+        refusal = NotCoordinator(f"another broker coordinates group {entry.name!r}")
+        self.on_lost(entry.name)
+        entry.fail(refusal)
+        async with self.locked(entry.name) as entry:
+            if entry.held is not None and not self._coordinates(entry.name):
+                if self.has_members(entry.name):  # they joined while we waited
+                    self.on_lost(entry.name)
+                entry.fail(refusal)  # commits have come, or were put back, while we waited
+                await self._release(entry, entry.held)
+
+    async def _release_idle(self, entry: GroupQueue) -> None:
+        async with self.locked(entry.name) as entry:
+            if entry.held is not None and not entry.commits and not self.has_members(entry.name):
+                await self._release(entry, entry.held)
+
+    async def _release(self, entry: GroupQueue, held: Held) -> None:
+        if held.sizes:
+            await self._give_back(entry, claim_requests.release(held))
+        else:
+            await self.vacate(entry, held)
+
+    async def _give_back(self, entry: GroupQueue, giving: Operation[None]) -> None:
+        self.unclaim(entry)
+        try:
+            await self._registry.ask(giving, session_id=entry.session_id)
+        except Unavailable:
+            self._start_withdrawing(entry.name, entry.session_id)
+            raise
+
+    def _start_withdrawing(self, group: str, session_id: int) -> None:
+        if group not in self._withdrawing and len(self._withdrawing) < CLAIMS_MAX:
+            self._withdrawing.add(group)
+            self._spawn(self._withdraw(group, session_id))
+
+    async def _withdraw(self, group: str, session_id: int) -> None:
+        """Remove our claim, retrying until it is certainly gone, or held again, or the session ends."""
+        try:
+            while self._registry.session_id == session_id:
+                async with self.locked(group) as entry:
+                    if entry.held is not None:
+                        return
+                    with contextlib.suppress(Unavailable):
+                        await self._registry.ask(claim_requests.withdraw(group, self._claimant), session_id=session_id)
+                        return
+                await asyncio.sleep(RETRY_S)
+        finally:
+            self._withdrawing.discard(group)
+
+    async def _make_room(self) -> None:
+        if sum(entry.held is not None for entry in self._groups.values()) < CLAIMS_MAX:
+            return
+        oldest = [entry for entry in self._groups.values() if self._idle(entry, 0)]
+        if not oldest:
+            raise ZooKeeperAway(f"this broker coordinates {CLAIMS_MAX} groups already: try again")
+        for entry in sorted(oldest, key=lambda entry: entry.used)[:RELEASES_MAX]:
+            await self._release_idle(entry)
+
+    def _idle(self, entry: GroupQueue, idle_s: float) -> bool:
+        unused = entry.held is not None and not entry.users and not self.has_members(entry.name)
+        return unused and asyncio.get_running_loop().time() - entry.used >= idle_s
+
+
+def dissolved(group: str) -> NotCoordinator:
+    return NotCoordinator(f"group {group!r} was dissolved: join it again")
+
+
+class OffsetCount:
+    """The count of the last check of all groups, corrected with every write of this broker since.
+
+    Writes of other brokers count at the next check.
+    """
+
+    def __init__(self, offsets_max: int) -> None:
+        self.offsets_max = offsets_max
+        self.total = 0
+        self._by_group: dict[str, int] = {}
+
+    def __contains__(self, group: str) -> bool:
+        return group in self._by_group
+
+    def replace(self, sizes: Mapping[str, Mapping[TopicPartition, int]], held: Iterable[tuple[str, Held]]) -> None:
+        """Take the result of a check of all groups; for those in ``held`` our own claim is more recent."""
+        self._by_group = {
+            group: sum(_units(paths.group(group), part, size) for part, size in offsets.items())
+            for group, offsets in sizes.items()
+        }
+        self._by_group |= {group: units(claim, claim.sizes) for group, claim in held}
+        self.total = sum(self._by_group.values())
+
+    def set(self, group: str, held: Held) -> None:
+        self.add(group, units(held, held.sizes) - self._by_group.get(group, 0))
+
+    def add(self, group: str, more: int) -> None:
+        self._by_group[group] = self._by_group.get(group, 0) + more
+        self.total += more
+
+    def drop(self, group: str) -> None:
+        """Forget a group that was removed."""
+        self.total -= self._by_group.pop(group, 0)
+
+    def refuse(self, held: Held, changes: Changes) -> Refusals:
+        """The changes for which there is no room.  A change that needs no more units is never refused."""
+        errors: Refusals = {}
+        room = self.offsets_max - self.total
+        for part, to in changes.items():
+            after = 0 if to is None else _units(held.group_path, part, len(paths.encode_offset(to)))
+            more = after - units(held, [part])
+            if more > 0 and more > room:
+                errors[part] = OffsetsFull(
+                    f"there is room for {self.offsets_max} committed offsets of all groups: delete unused groups,"
+                    " or raise offsets.committed_max"
+                )
+            else:
+                room -= more
+        return errors
+
+
+def units(held: Held, parts: Iterable[TopicPartition]) -> int:
+    """The units of those of these offsets that the group has."""
+    return sum(_units(held.group_path, part, held.sizes[part]) for part in parts if part in held.sizes)
+
+
+def _units(group_path: str, part: TopicPartition, size: int) -> int:
+    return 1 + (len(group_path) + len(part.topic) + PATH_REST_BYTES + size) // UNIT_BYTES
+
+
+class State(enum.Enum):
+    UNCLAIMED = "unclaimed"
+    CLAIMING = "claiming"
+    HELD = "held"
+
+
+class Commit:
+    """One request.  ``done``: the errors of the partitions that were refused."""
+
+    def __init__(self, changes: Changes, info: GroupInfo | None, done: asyncio.Future[Refusals]) -> None:
+        self.changes, self.info, self.done = changes, info, done
+
+    def complete(self, errors: Mapping[TopicPartition, ApplianceError]) -> None:
+        if not self.done.done():
+            self.done.set_result({part: errors[part] for part in self.changes if part in errors})
+
+    def fail(self, error: ApplianceError) -> None:
+        if not self.done.done():
+            self.done.set_exception(error)
+
+
+class GroupQueue:
+    """``lock`` is held during requests to ZooKeeper about the group; ``users`` counts those that hold it or wait."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.state = State.UNCLAIMED
+        self.held: Held | None = None
+        self.session_id = 0
+        self.lock = asyncio.Lock()
+        self.users = 0
+        self.queue: dict[TopicPartition, tuple[Commit, CommittedOffset | None]] = {}
+        self.commits: dict[Commit, None] = {}
+        self.pumping = False
+        self.used = 0.0
+
+    def add(self, commit: Commit) -> None:
+        self.commits[commit] = None
+        for part, to in commit.changes.items():
+            self.queue[part] = (commit, to)
+
+    def withdraw(self, commit: Commit) -> None:
+        if self.commits.pop(commit, self) is not self:
+            for part in commit.changes:
+                if part in self.queue and self.queue[part][0] is commit:
+                    del self.queue[part]
+
+    def fail(self, error: ApplianceError, members_only: bool = False) -> None:
+        """Fail all commits that wait, or only those of members."""
+        for commit in list(self.commits):
+            if commit.info is not None or not members_only:
+                self.withdraw(commit)
+                commit.fail(error)
+
+    def take(self) -> tuple[dict[TopicPartition, tuple[Commit, CommittedOffset | None]], list[Commit]]:
+        taken = self.queue, list(self.commits)
+        self.queue, self.commits = {}, {}
+        return taken
+
+    def put_back(
+        self, queue: Mapping[TopicPartition, tuple[Commit, CommittedOffset | None]], commits: Sequence[Commit]
+    ) -> None:
+        """Put changes that could not be written back to the front, except those of commits that were given up."""
+        again = {part: (commit, to) for part, (commit, to) in queue.items() if not commit.done.done()}
+        self.queue = again | self.queue
+        self.commits = dict.fromkeys(commit for commit in commits if not commit.done.done()) | self.commits
 
 
 class CommittedOffsets:
@@ -46,6 +446,8 @@ class CommittedOffsets:
         self.count = OffsetCount(offsets_max)
         self.claims = GroupClaims(registry, claimant, self.count, spawn, coordinates, new_epoch)
         self._registry, self._spawn, self._clock_ms = registry, spawn, clock_ms
+        self._topics: dict[str, set[str]] = {}
+        """By group, the topics of its offsets at the last check of all groups."""
 
     # ---- requests of both listeners
 
@@ -91,7 +493,7 @@ class CommittedOffsets:
         entry = self.claims.get(group)
         if entry is not None and entry.commits:
             await asyncio.wait([commit.done for commit in entry.commits], timeout=COMMIT_MS_MAX / 1000)
-        return await self._registry.ask(zookeeper_claims.read(group, parts))
+        return await self._registry.ask(claim_requests.read(group, parts))
 
     async def remove(self, group: str) -> bool:
         """Delete a group with all its offsets; False when there is none.
@@ -103,7 +505,7 @@ class CommittedOffsets:
             held = await self.claims.hold(entry, make=False)
             if held is None:
                 return False
-            await self.claims.carry_out(entry, zookeeper_claims.remove(group, held))
+            await self.claims.carry_out(entry, claim_requests.remove(group, held))
             self.claims.unclaim(entry)
             self.count.drop(group)
             return True
@@ -135,7 +537,7 @@ class CommittedOffsets:
             held = await self.claims.hold(entry, make=False)
             if held is None or self.claims.has_members(group):
                 return 0
-            gone = await self.claims.carry_out(entry, zookeeper_claims.expire(group, held, old))
+            gone = await self.claims.carry_out(entry, claim_requests.expire(group, held, old))
             self.count.set(group, held)
             if not held.sizes and not entry.commits:
                 await self.claims.vacate(entry, held)
@@ -143,7 +545,14 @@ class CommittedOffsets:
 
     def counted(self, sizes: Mapping[str, Mapping[TopicPartition, int]]) -> None:
         """Take the result of a check of all groups: the sizes of their offsets."""
+        self._topics = {group: {part.topic for part in offsets} for group, offsets in sizes.items() if offsets}
         self.count.replace(sizes, self.claims.held())
+
+    def topics(self) -> dict[str, set[str]]:
+        """The groups that have committed offsets, with their topics, as far as this broker knows."""
+        held = {group: {part.topic for part in claim.sizes} for group, claim in self.claims.held()}
+        known = {group: topics for group, topics in self._topics.items() if group in self.count}
+        return {group: topics for group, topics in (known | held).items() if topics}
 
     # ---- writing
 
@@ -176,7 +585,7 @@ class CommittedOffsets:
             info = None
         before = units(held, changes)
         try:
-            await self.claims.carry_out(entry, zookeeper_claims.write(entry.name, held, changes, info))
+            await self.claims.carry_out(entry, claim_requests.write(entry.name, held, changes, info))
         except NotCoordinator:  # the group was dissolved: commits of its members fail, others wait for the next claim
             entry.put_back(queue, [commit for commit in commits if commit.info is None])
             for commit in commits:
@@ -200,5 +609,5 @@ class CommittedOffsets:
 
     async def _note_active(self, entry: GroupQueue, held: Held) -> None:
         info = GroupInfo(held.info.protocol_type, self._clock_ms())
-        await self.claims.carry_out(entry, zookeeper_claims.write(entry.name, held, {}, info))
+        await self.claims.carry_out(entry, claim_requests.write(entry.name, held, {}, info))
         entry.held = held._replace(info=info)

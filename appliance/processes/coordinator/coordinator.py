@@ -15,18 +15,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
 from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, assert_never
 from uuid import uuid4
-
-import msgspec
 
 from ...catalog import Catalog
 from ...config import Config
-from ...errors import ApplianceError, ProtocolFault
+from ...errors import ApplianceError, ProtocolFault, Unavailable
 from ...groups.group_coordinator import GroupCoordinator
 from ...groups.messages import Limits as GroupLimits
 from ...kafka_apis.handlers import KafkaApis
@@ -41,18 +38,41 @@ from ...shared.heartbeats import Heart, alone
 from ...wire.bounds import Limits
 from ...wire.kafka import forwarded
 from ...wire.kafka.call import Call
+from ...zookeeper.cluster_identity import stored_cluster_id
 from ...zookeeper.login import login_of
 from ...zookeeper.session import SessionState
 from ..child import give_back_memory, set_log_level
-from ..clock import now_ms, wall_ms
+from ..clock import now_ms, wall_ms, wall_s
 from ..control import Channel
-from .change_log import ChangeLog
+from ..messages import (
+    TO_COORDINATOR,
+    ConnectZooKeeper,
+    FilesChanged,
+    Judged,
+    Listening,
+    OrderDone,
+    PartitionDropped,
+    PartitionTable,
+    Published,
+    Refusals,
+    Refused,
+    Reload,
+    RepairDone,
+    Shown,
+    Stop,
+    ToCoordinator,
+    ToSupervisor,
+    WorkerStreamOpened,
+    ZooKeeperState,
+)
+from .change_log import ChangeLog, RefusalLog
+from .cluster_watch import ClusterWatch
 from .expiry import Expiry
+from .known_groups import KnownGroups
 from .live_brokers import LiveBrokers
 from .measuring import Measurements
 from .native_api import NativeApi
 from .partitions import Partitions
-from .refusal_log import RefusalLog
 from .registered_groups import RegisteredGroups
 from .registry_session import RegistrySession
 from .retention_enforcer import RetentionEnforcer
@@ -130,7 +150,7 @@ class Coordinator:
         self._bug: BaseException | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._workers: dict[int, WorkerStream] = {}
-        self._clock = TrustedClock(data_dir, lambda report: self._send(["shown", "clock", report]))
+        self._clock = TrustedClock(data_dir, lambda report: self._send(Shown("clock", report)))
         self._audit = Audit(now_ms, lambda: self._loop.call_later(REFUSALS_S, self._send_refusals))
         self._partitions = Partitions(self._send)
         self._registry = RegistrySession(
@@ -143,7 +163,10 @@ class Coordinator:
             on_brokers=self._on_brokers,
             on_topic=lambda name, info: self._topic_sync.on_topic(name, info),
             on_security=lambda: self._security.on_changed(),
+            on_registered=lambda: self._spawn(self._connected()),
+            clock_s=wall_s,
         )
+        self._known_groups = KnownGroups(data_dir, wall_s)
         self._security = SecurityRegistry(data_dir, self._registry, self._spawn)
         self._security.on_change = self._on_security
         security = config.security
@@ -151,6 +174,10 @@ class Coordinator:
         self._authorizer.take(self._security.state.acls)
         self._brokers = LiveBrokers(config, self._registry, lambda: self._security.state.secret)
         self._catalog = Catalog.load(data_dir)
+        self._cluster_watch = ClusterWatch(
+            *(config.broker.id, self._catalog, self._registry, self._known_groups, wall_s),
+            send=lambda facts: self._send(Shown("cluster", facts)),
+        )
         self._publishing = False
         self._compose_topics(config)
         self._compose_apis(config, data_dir)
@@ -158,7 +185,7 @@ class Coordinator:
     def _compose_topics(self, config: Config) -> None:
         broker_id, partitions, registry = config.broker.id, self._partitions, self._registry
         steps = TopicSteps(broker_id, self._catalog, partitions, registry, config.topics.defaults)
-        steps.on_change = self._publish_soon
+        steps.on_change = self._on_topics
         self._topic_sync = TopicSync(broker_id, steps, partitions, registry, self._spawn, self._clock.judging_ms)
         self._topics = Topics(config, steps, partitions, registry, self._topic_sync.synchronise_one)
 
@@ -183,12 +210,12 @@ class Coordinator:
             self._kafka_groups,
             self._authorizer,
             self._clock,
+            self._known_groups,
         )
         self._expiry = Expiry(registry, self._groups.offsets, brokers.coordinates, self._clock)
         self._retention = RetentionEnforcer(
             *(data_dir, topics, partitions, self._clock),
-            on_disk=lambda seen: self._send(["disk", seen]),
-            on_removed=lambda removed: self._send(["shown", "retention", removed]),
+            on_removed=lambda removed: self._send(Shown("retention", removed)),
         )
         self._change_log = ChangeLog(self._audit)
         self._refusal_log = RefusalLog(self._audit)
@@ -219,19 +246,21 @@ class Coordinator:
                 self._clock.save()
             self._kafka_groups.close()
             self._kafka.close()
+            self._cluster_watch.close()
+            self._known_groups.note(self._broker.cluster_id, self._groups.offsets.topics())
             self._registry.close()
         if self._bug is not None:
             raise self._bug
 
     # ---- the supervisor
 
-    def _send(self, message: Sequence[Any]) -> None:
+    def _send(self, message: ToSupervisor) -> None:
         self._channel.send(message)
         if self._channel.pending:
             self._loop.add_writer(self._channel.fileno(), self._flush_control)
 
     def _send_refusals(self) -> None:
-        self._send(["refusals", self._audit.take_counts()])
+        self._send(Refusals(self._audit.take_counts()))
 
     def _flush_control(self) -> None:
         self._channel.flush()
@@ -239,44 +268,42 @@ class Coordinator:
             self._loop.remove_writer(self._channel.fileno())
 
     def _on_control(self) -> None:
-        for message, fds in self._channel.receive():
+        for message, fds in self._channel.receive(TO_COORDINATOR):
             self._on_message(message, fds)
         if self._channel.closed:  # the supervisor is gone, and with it all other processes
             self._stopped.set()
 
-    def _on_message(self, message: list[Any], fds: list[int]) -> None:
+    def _on_message(self, message: ToCoordinator, fds: list[int]) -> None:
         match message:
-            case ["table", topic, partition, name]:
-                self._partitions.attach(topic, partition, name)
-            case ["drop", topic, partition]:
-                self._partitions.drop(topic, partition)
-                self._measurements.forget_files(topic, partition)
-            case ["forget", topic, partition]:
-                self._measurements.forget_files(topic, partition)
-            case ["done", token, rows]:
-                self._partitions.done(token, rows)
-            case ["repaired", token, error, message, result]:
-                self._partitions.repaired(token, error, message, result)
-            case ["judged", token, error, message, rows]:
-                self._partitions.judged(token, error, message, rows)
-            case ["worker", index]:
-                self._spawn(self._attach_worker(index, fds.pop(0)))
-            case ["refused", *_]:  # no descriptor left for it: the supervisor sends it again
+            case PartitionTable(partition, name):
+                self._partitions.attach(partition, name)
+            case PartitionDropped(partition):
+                self._partitions.drop(partition)
+                self._measurements.forget_files(*partition)
+            case FilesChanged(partition):
+                self._measurements.forget_files(*partition)
+            case OrderDone():
+                self._partitions.on_order_done(message)
+            case RepairDone():
+                self._partitions.on_repair_done(message)
+            case Judged():
+                self._partitions.on_judged(message)
+            case WorkerStreamOpened(index):
+                self._spawn(self._attach_worker(index, fds[0]))
+            case Refused():  # no descriptor left for it: the supervisor sends it again
                 self._send(message)
-            case ["listeners", listening]:  # comes after the tables: now the missing partitions are known
-                self._brokers.listening = listening
+            case Listening(listeners):  # comes after the tables: now the missing partitions are known
+                self._brokers.listening = listeners
                 self._registry.announce()
                 self._spawn(self._topic_sync.reconcile())
-            case ["zookeeper", connect]:
+            case ConnectZooKeeper(connect):
                 self._registry.connect(connect)
-            case ["reload", given]:
-                self._reload(msgspec.convert(given, Config))
-            case ["stop"]:
+            case Reload(config):
+                self._reload(config)
+            case Stop():
                 self._stopped.set()
             case _:
-                log.warning("unknown message from the supervisor: %.200r", message)
-        for fd in fds:
-            os.close(fd)
+                assert_never(message)
 
     def _reload(self, config: Config) -> None:
         """Take the settings that may change while running: topic defaults, disk limits, advertised addresses."""
@@ -323,22 +350,30 @@ class Coordinator:
     async def _expire(self) -> None:
         await self._look_at_clock()
         await self._expiry.run(self._config.offsets.retention_ms, int(self._loop.time() * 1000))
+        self._known_groups.note(self._broker.cluster_id, self._groups.offsets.topics())
+        self._cluster_watch.look_soon()
 
     # ---- ZooKeeper
 
     def _on_zookeeper_state(self, connect: str, state: str) -> None:
         """Report the state to the supervisor; CONNECTED only once the cluster id is known, since READY waits for it."""
         if state != SessionState.CONNECTED.value or self._broker.cluster_id:
-            self._send(["zookeeper", {"connect": connect, "state": state}])
+            self._send(ZooKeeperState(connect, state))
         self._publish_soon()
 
     def _on_connected(self) -> None:
         self._groups.offsets.claims.new_session()  # before any answer: another broker may have our groups now
+        self._known_groups.begin()
         self._spawn(self._connected())
 
     def _on_brokers(self) -> None:
+        self._cluster_watch.look_soon()
         self._publish_soon()
         self._spawn(self._groups.offsets.claims.review())
+
+    def _on_topics(self) -> None:
+        self._cluster_watch.look_soon()
+        self._publish_soon()
 
     def _on_security(self) -> None:
         self._authorizer.take(self._security.state.acls)
@@ -348,10 +383,11 @@ class Coordinator:
         known = self._broker.cluster_id
         try:
             await self._security.synchronise()
+            self._known_groups.compare(await self._registry.ask(stored_cluster_id()))
             await self._topic_sync.synchronise()
         finally:
             if not known:
-                self._send(["zookeeper", {"connect": self._registry.connect_string, "state": self._registry.state}])
+                self._send(ZooKeeperState(self._registry.connect_string, self._registry.state))
         await self._groups.reconnected()
         await self._expire()
 
@@ -366,7 +402,9 @@ class Coordinator:
         if task.cancelled():
             return
         error = task.exception()
-        if isinstance(error, ApplianceError):
+        if isinstance(error, Unavailable):  # it is tried again
+            log.info("%s", error)
+        elif isinstance(error, ApplianceError):
             log.error("%s", error)
         elif error is not None:
             self._bug = self._bug or error
@@ -384,7 +422,7 @@ class Coordinator:
             old.close()
         self._workers[index] = stream
         self._publish()
-        self._send(["published"])
+        self._send(Published())
 
     def _on_usage(self, worker: WorkerStream, rows: Sequence[Any]) -> None:
         for stream in self._workers.values():

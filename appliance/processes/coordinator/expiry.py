@@ -24,8 +24,7 @@ from ...errors import ApplianceError, Unavailable, UnknownGroup
 from ...names import TopicPartition
 from ...zookeeper import claims
 from ...zookeeper.claims import Seen
-from .committed_offsets import CommittedOffsets
-from .group_claims import Asker
+from .committed_offsets import Asker, CommittedOffsets
 from .trusted_clock import TrustedClock
 
 CHECK_MS: Final = 600_000

@@ -1,14 +1,17 @@
 """Answers the native requests that network workers forward: metadata and the admin verbs.
 
 ``wire/native.py`` specifies the frames, ``wire/native_admin.py`` the verbs.
+
+The rights of an admin verb are checked before it is carried out (:func:`check_rights`); ``security/api_rights.py`` says
+which they are.  Listings leave out what the client may not see by themselves.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -16,14 +19,25 @@ from ... import status
 from ...broker.metadata_answers import MetadataAnswers
 from ...broker.sequences import new_producer_id
 from ...catalog import Topic
-from ...errors import ApplianceError, InvalidRequest, NotPermitted, RequestTimedOut, UnknownGroup
+from ...errors import (
+    ApplianceError,
+    ClusterNotPermitted,
+    GroupNotPermitted,
+    InvalidRequest,
+    NotPermitted,
+    RequestTimedOut,
+    TopicNotPermitted,
+    UnknownGroup,
+)
 from ...groups.group_coordinator import GroupCoordinator
 from ...groups.group_state import State
 from ...groups.store import Commit, RegisteredGroup
+from ...health import host
 from ...names import TopicPartition
 from ...partition_states import damage_rows
 from ...retention import lost_bytes
-from ...security.acls import Access, Operation, ResourceType
+from ...security.acls import CLUSTER_NAME, Access, Operation, ResourceType, word
+from ...security.api_rights import NATIVE_RIGHTS, How, Right
 from ...security.authorizer import Authorizer
 from ...security.principals import Origin
 from ...security.rule_changes import NO_AUTHORIZER, Deletion, added, filter_from_words, from_words, words
@@ -52,8 +66,8 @@ from ...wire.native_admin import (
 from ...wire.requests import ADMIN_API
 from ...wire.sockets import LOCAL_SOCKET
 from ...zookeeper import login
+from .known_groups import KnownGroups
 from .measuring import Measured, Measurements
-from .native_rights import check_rights
 from .partitions import Partitions
 from .registered_groups import RegisteredGroups
 from .this_broker import ThisBroker
@@ -67,6 +81,75 @@ STATES = {
     State.STABLE: "stable",
     State.DEAD: "empty",
 }
+ERRORS: Final[dict[ResourceType, type[NotPermitted]]] = {
+    ResourceType.TOPIC: TopicNotPermitted,
+    ResourceType.GROUP: GroupNotPermitted,
+    ResourceType.CLUSTER: ClusterNotPermitted,
+}
+ARGUMENT_OF: Final = {
+    ("alter_topic", Operation.ALTER_CONFIGS): "settings",
+    ("alter_topic", Operation.ALTER): "partitions",
+}
+"""Rights that a verb needs only with this argument."""
+
+
+def check_rights(verb: str, arguments: Any, access: Access, topics: Container[str]) -> None:
+    """Check the rights of one request.
+
+    Args:
+        topics: those that there are.
+
+    Raises:
+        NotPermitted: the first right that is missing.
+    """
+    if access.unrestricted:
+        return
+    for right in _rights_for(verb, arguments):
+        operation, resource, how = right
+        if how is How.LISTED:
+            continue
+        if how is How.SUFFICES:
+            if access.may(operation, resource):
+                return
+            continue
+        if verb == "ensure_topic" and operation is Operation.CREATE and arguments.name in topics:
+            continue
+        _check(right, arguments, access)
+
+
+def _rights_for(verb: str, arguments: Any) -> Sequence[Right]:
+    """The rights that a verb needs with these arguments; all of them, if they ask for nothing of it."""
+    every = NATIVE_RIGHTS[verb]
+    arguments_of = [(right, ARGUMENT_OF.get((verb, right.operation))) for right in every]
+    return [right for right, name in arguments_of if not name or getattr(arguments, name)] or every
+
+
+def _check(right: Right, arguments: Any, access: Access) -> None:
+    operation, resource, how = right
+    names = _names(resource, arguments)
+    of_any_topic = how is How.WHOLE and resource is ResourceType.TOPIC and not hasattr(arguments, "group")
+    if of_any_topic and not access.may_some(operation, resource):
+        raise ClusterNotPermitted(_text(right, "any"), CLUSTER_NAME)
+    for name in names:
+        if not access.may(operation, resource, name):
+            raise ERRORS[resource](_text(right, name), name)
+
+
+def _names(resource: ResourceType, arguments: Any) -> list[str]:
+    """The resources of a type that the arguments of a verb name."""
+    if resource is ResourceType.CLUSTER:
+        return [CLUSTER_NAME]
+    if resource is ResourceType.GROUP:
+        return [arguments.group] if hasattr(arguments, "group") else []
+    if hasattr(arguments, "name"):
+        return [arguments.name]
+    rows = getattr(arguments, "offsets", None) or getattr(arguments, "partitions", None) or ()
+    return [*(getattr(arguments, "names", None) or ()), *dict.fromkeys(row[0] for row in rows)]
+
+
+def _text(right: Right, name: str) -> str:
+    operation, resource, _ = right
+    return f"not permitted: {word(operation)} on {word(resource).lower()} {name!r}"
 
 
 class NativeApi:
@@ -87,8 +170,9 @@ class NativeApi:
         kafka_groups: GroupCoordinator,
         authorizer: Authorizer,
         clock: TrustedClock,
+        known_groups: KnownGroups,
     ) -> None:
-        self._broker, self._clock = broker, clock
+        self._broker, self._clock, self._known_groups = broker, clock, known_groups
         self._topics = topics
         self._partitions = partitions
         self._measurements = measurements
@@ -108,6 +192,7 @@ class NativeApi:
             "init_producer": self._init_producer,
             "status": self._status,
             "groups": self._list_groups,
+            "group_names": self._group_names,
             "group": self._group,
             "offsets": self._offsets,
             "commit": self._commit,
@@ -211,7 +296,7 @@ class NativeApi:
         return {"producer_id": new_producer_id(), "epoch": 0}
 
     async def _status(self, wanted: Nothing, access: Access) -> dict[str, Any]:
-        return await asyncio.to_thread(status.collect, Path(self._broker.data_dir))
+        return await asyncio.to_thread(_status_of, Path(self._broker.data_dir))
 
     async def _accept_clock(self, wanted: Nothing, access: Access) -> dict[str, int]:
         if not self._clock.begun:
@@ -256,6 +341,11 @@ class NativeApi:
             for name, group in groups.items()
             if every or access.may(Operation.DESCRIBE, ResourceType.GROUP, name)
         ]
+
+    async def _group_names(self, wanted: Nothing, access: Access) -> list[str]:
+        every = access.may(Operation.DESCRIBE, ResourceType.CLUSTER)
+        names = await self._groups.names()
+        return [name for name in names if every or access.may(Operation.DESCRIBE, ResourceType.GROUP, name)]
 
     async def _group(self, wanted: OneGroup, access: Access) -> dict[str, Any]:
         registered = await self._groups.group(wanted.group)
@@ -333,7 +423,12 @@ class NativeApi:
         if await self._groups.carried_out_elsewhere(wanted.group, "delete_offsets", arguments, wanted.forwarded):
             return
         if wanted.partitions is None:
-            await self._delete_group(wanted.group)
+            was_lost = self._known_groups.forget(wanted.group)
+            try:
+                await self._delete_group(wanted.group)
+            except UnknownGroup:
+                if not was_lost:
+                    raise
         else:
             dropped = [TopicPartition(*key) for key in wanted.partitions]
             await self._groups.commit(wanted.group, dict.fromkeys(dropped))
@@ -378,6 +473,12 @@ class NativeApi:
         """Raises InvalidRequest: nothing would enforce the rules."""
         if not self._broker.authorizes:
             raise InvalidRequest(NO_AUTHORIZER)
+
+
+def _status_of(data_dir: Path) -> dict[str, Any]:
+    """The status with what the machine says, so that whoever asks from another host judges by the same."""
+    found = status.collect(data_dir)
+    return found | {"host": host.look(data_dir, found).as_json()}
 
 
 def _brief(topic: Topic) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """Reads the tables of the partitions stored on this broker, and sends orders about them to the supervisor.
 
 The supervisor owns the tables and the writers.  It sends the coordinator the name of each table when the partition
-exists (``["table", …]``), and a message when it is gone (``["drop", …]``).  The coordinator reads the tables like any
-network worker and never stores.  Orders (create, delete) carry a token; the supervisor answers ``["done", token,
-rows]``.  Long orders are split into messages that fit the control channel.  An order of which no message is answered
+exists, and a message when it is gone.  The coordinator reads the tables like any
+network worker and never stores.  Orders (create, delete) carry a token, which is in the
+answer.  Long orders are split into messages that fit the control channel.  An order of which no message is answered
 for ORDER_MS_MAX fails with :class:`RequestTimedOut`, so no request waits for ever for a supervisor that is stopping.
 """
 
@@ -13,7 +13,7 @@ import asyncio
 import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from ...errors import RequestTimedOut, StorageFault, UnknownPartition, named
 from ...kafka_apis.appliance import Extent
@@ -22,6 +22,25 @@ from ...names import TopicPartition
 from ...partition_states import OFFLINE, STATE_NAMES
 from ...shared import memory
 from ...shared.table import SegmentTable
+from ..messages import (
+    ChangeSettings,
+    CreatePartitions,
+    DamagedPlace,
+    DeleteBefore,
+    DeletePartitions,
+    Judged,
+    LookAt,
+    NewPartition,
+    OrderDone,
+    Outcome,
+    PartitionTable,
+    Refused,
+    RepairDone,
+    RepairLog,
+    Roll,
+    StoreProducers,
+    ToSupervisor,
+)
 
 ORDER_MS_MAX: Final = 15_000
 REPAIR_MS_MAX: Final = 3_600_000
@@ -29,7 +48,10 @@ REPAIR_MS_MAX: Final = 3_600_000
 ORDER_ROWS_MAX: Final = 50
 """A row holds a name of 249 bytes and all settings, well below 2 KiB: 50 rows fit a message of 128 KiB."""
 
-Send = Callable[[Sequence[Any]], None]
+Send = Callable[[ToSupervisor], None]
+
+
+Row = TypeVar("Row")
 
 
 class Partitions:
@@ -38,48 +60,48 @@ class Partitions:
     def __init__(self, send: Send) -> None:
         self._send = send
         self._tables: dict[TopicPartition, SegmentTable] = {}
-        self._orders: dict[int, asyncio.Future[list[list[Any]]]] = {}
+        self._orders: dict[int, asyncio.Future[list[Outcome]]] = {}
         self._repairs: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self._reports: dict[int, asyncio.Future[list[list[Any]]]] = {}
+        self._reports: dict[int, asyncio.Future[list[DamagedPlace]]] = {}
         # Tokens differ between incarnations: an answer to an order of a killed coordinator is dropped.
         self._tokens = itertools.count(os.getpid() << 32)
 
     # ---- messages of the supervisor
 
-    def attach(self, topic: str, partition: int, name: str) -> None:
+    def attach(self, partition: TopicPartition, name: str) -> None:
         """Map a partition's table; if the name is gone, the partition was dropped: its message follows."""
         try:
             mapped = memory.attach(name, writable=False)
         except FileNotFoundError:
             return
         except OSError as error:
-            self._send(["refused", "table", topic, partition, limit_of_map(error)])
+            self._send(Refused(PartitionTable(partition, name), limit_of_map(error)))
             return
-        self._tables[TopicPartition(topic, partition)] = SegmentTable(memoryview(mapped).cast("Q"))
+        self._tables[partition] = SegmentTable(memoryview(mapped).cast("Q"))
 
-    def drop(self, topic: str, partition: int) -> None:
-        self._tables.pop(TopicPartition(topic, partition), None)
+    def drop(self, partition: TopicPartition) -> None:
+        self._tables.pop(partition, None)
 
-    def done(self, token: int, rows: list[list[Any]]) -> None:
-        order = self._orders.pop(token, None)
+    def on_order_done(self, answer: OrderDone) -> None:
+        order = self._orders.pop(answer.token, None)
         if order is not None and not order.done():
-            order.set_result(rows)
+            order.set_result(answer.outcomes)
 
-    def repaired(self, token: int, error: str, message: str, result: dict[str, Any]) -> None:
-        repair = self._repairs.pop(token, None)
+    def on_repair_done(self, answer: RepairDone) -> None:
+        repair = self._repairs.pop(answer.token, None)
         if repair is not None and not repair.done():
-            if error:
-                repair.set_exception(named(error, message))
+            if answer.error:
+                repair.set_exception(named(answer.error, answer.message))
             else:
-                repair.set_result(result)
+                repair.set_result(answer.result)
 
-    def judged(self, token: int, error: str, message: str, rows: list[list[Any]]) -> None:
-        report = self._reports.pop(token, None)
+    def on_judged(self, answer: Judged) -> None:
+        report = self._reports.pop(answer.token, None)
         if report is not None and not report.done():
-            if error:
-                report.set_exception(named(error, message))
+            if answer.error:
+                report.set_exception(named(answer.error, answer.message))
             else:
-                report.set_result(rows)
+                report.set_result(answer.places)
 
     # ---- reading
 
@@ -126,7 +148,9 @@ class Partitions:
         Raises:
             ApplianceError: the error of the first partition that could not be opened.
         """
-        await self._order("create", [[*key, topic_id, dict(settings), new] for key in keys])
+        rows = [NewPartition(key, topic_id, dict(settings), new) for key in keys]
+        orders = [CreatePartitions(next(self._tokens), some) for some in _chunks(rows)]
+        await self._carry_out("create", orders)
 
     async def delete(self, keys: Iterable[TopicPartition], topic_id: str) -> None:
         """Close partitions of the topic with this id, and free their names; one that is gone is no error.
@@ -136,24 +160,25 @@ class Partitions:
         Raises:
             ApplianceError: the error of the first partition whose name is not free.
         """
-        await self._order("delete", [[*key, topic_id] for key in keys])
+        orders = [DeletePartitions(next(self._tokens), some, topic_id) for some in _chunks(list(keys))]
+        await self._carry_out("delete", orders)
 
     def set(self, keys: Iterable[TopicPartition], settings: Mapping[str, str]) -> None:
         """Send the settings of a topic to the writers of these partitions."""
-        for some in _chunks([list(key) for key in keys]):
-            self._send(["settings", some, dict(settings)])
+        for some in _chunks(list(keys)):
+            self._send(ChangeSettings(some, dict(settings)))
 
     def delete_before(self, topic: str, partition: int, offset: int) -> None:
         """Move the log start offset to ``offset``; segments wholly before it are removed."""
-        self._send(["delete_before", topic, partition, offset])
+        self._send(DeleteBefore(TopicPartition(topic, partition), offset))
 
     def roll(self, topic: str, partition: int) -> None:
         """Seal the active segment, so that it can be removed."""
-        self._send(["roll", topic, partition])
+        self._send(Roll(TopicPartition(topic, partition)))
 
     def store_producers(self, topic: str, partition: int) -> None:
         """Store what the partition's writer knows of its producers now."""
-        self._send(["store_producers", topic, partition])
+        self._send(StoreProducers(TopicPartition(topic, partition)))
 
     async def repair(self, topic: str, partition: int, cut: bool) -> dict[str, Any]:
         """Take a partition out of service, repair its log and let it come back; see ``supervisor/outages.py``.
@@ -168,7 +193,7 @@ class Partitions:
         token = next(self._tokens)
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._repairs[token] = answer
-        self._send(["repair", token, topic, partition, cut])
+        self._send(RepairLog(token, TopicPartition(topic, partition), cut))
         try:
             async with asyncio.timeout(REPAIR_MS_MAX / 1000):
                 return await answer
@@ -177,7 +202,7 @@ class Partitions:
         finally:
             self._repairs.pop(token, None)
 
-    async def report(self, topic: str, partition: int, start: int, stop: int) -> list[list[Any]]:
+    async def report(self, topic: str, partition: int, start: int, stop: int) -> list[DamagedPlace]:
         """Let the inspector read offsets in which somebody has met damage; see ``supervisor/inspection.py``.
 
         Returns:
@@ -189,9 +214,9 @@ class Partitions:
         """
         self.table(topic, partition)
         token = next(self._tokens)
-        answer: asyncio.Future[list[list[Any]]] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[list[DamagedPlace]] = asyncio.get_running_loop().create_future()
         self._reports[token] = answer
-        self._send(["report", token, topic, partition, start, stop])
+        self._send(LookAt(token, TopicPartition(topic, partition), start, stop))
         try:
             async with asyncio.timeout(ORDER_MS_MAX / 1000):
                 return await answer
@@ -200,30 +225,27 @@ class Partitions:
         finally:
             self._reports.pop(token, None)
 
-    async def _order(self, verb: str, rows: list[list[Any]]) -> None:
-        answers: list[asyncio.Future[list[list[Any]]]] = []
-        tokens: list[int] = []
-        for some in _chunks(rows):
-            token = next(self._tokens)
-            tokens.append(token)
+    async def _carry_out(self, verb: str, orders: Sequence[CreatePartitions | DeletePartitions]) -> None:
+        answers: list[asyncio.Future[list[Outcome]]] = []
+        for order in orders:
             answers.append(asyncio.get_running_loop().create_future())
-            self._orders[token] = answers[-1]
-            self._send([verb, token, some])
-        results: list[list[Any]] = []
+            self._orders[order.token] = answers[-1]
+            self._send(order)
+        outcomes: list[Outcome] = []
         try:
             for answer in answers:  # each has its time: how long all take depends on the disk, and on their number
                 async with asyncio.timeout(ORDER_MS_MAX / 1000):
-                    results += await answer
+                    outcomes += await answer
         except TimeoutError:
             raise RequestTimedOut(f"the supervisor did not {verb} in {ORDER_MS_MAX} ms: try again") from None
         finally:
-            for token in tokens:
-                self._orders.pop(token, None)
-        for topic, partition, error, message in results:
+            for order in orders:
+                self._orders.pop(order.token, None)
+        for (topic, partition), error, message in outcomes:
             if error:
                 raise named(error, f"{topic}-{partition}: {message}")
 
 
-def _chunks(rows: list[list[Any]]) -> Iterable[list[list[Any]]]:
+def _chunks(rows: list[Row]) -> Iterable[list[Row]]:
     for start in range(0, len(rows), ORDER_ROWS_MAX):
         yield rows[start : start + ORDER_ROWS_MAX]

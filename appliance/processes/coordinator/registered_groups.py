@@ -8,6 +8,7 @@ go when the coordinator is gone for good.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from uuid import uuid4
 
 from ...addresses import Listener
@@ -125,6 +126,16 @@ class RegisteredGroups:
         """All groups in the registry, with their members but not with what these own."""
         found = await self._registry.ask(_overview())
         return [_group(name, info, members, {}) for name, (info, members) in sorted(found.items())]
+
+    async def names(self) -> Sequence[str]:
+        """The names of all groups in the registry, sorted; those that are no names of ours are left out."""
+        found = []
+        for component in await self._registry.ask(operations.list_children(paths.CONSUMERS)):
+            with suppress(UnicodeError):
+                name = paths.decode_name(component)
+                name.encode()
+                found.append(name)
+        return sorted(found)
 
     async def group(self, name: str) -> RegisteredGroup | None:
         """One group with its members and what they own; None when there is no such group."""

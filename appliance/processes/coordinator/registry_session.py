@@ -27,6 +27,9 @@ from ...zookeeper.paths import BrokerInfo, TopicInfo
 from ...zookeeper.session import Session, SessionState
 
 QUESTION_MS_MAX: Final = 5_000
+RIVAL_TIMEOUTS: Final = 2
+"""A registration of our broker.id by another instance is an earlier run's for so many timeouts of a session."""
+RIVAL_S_MIN: Final = 5.0
 REGISTER_DELAY_S: Final = 0.05
 """Delay of a registration, so that a burst of new partitions changes it once."""
 
@@ -52,6 +55,8 @@ class RegistrySession:
         on_brokers: Callable[[], None],
         on_topic: Callable[[str, TopicInfo | None], None],
         on_security: Callable[[], None],
+        on_registered: Callable[[], None],
+        clock_s: Callable[[], float],
     ) -> None:
         """
         Args:
@@ -64,9 +69,14 @@ class RegistrySession:
             on_brokers: called when a broker has come, gone or changed.
             on_topic: called when a topic was found, has changed, or (None) is not registered any more.
             on_security: called when users, access rules or quotas have changed.
+            on_registered: called when this broker's own registration has replaced that of another instance.
+            clock_s: seconds since 1970.
         """
         self.enabled = bool(config.zookeeper.connect or config.zookeeper.nodes)
+        self.external = bool(config.zookeeper.connect)
         self.brokers: dict[int, BrokerInfo] = {}
+        self.hosts: dict[int, str] = {}
+        """The hosts of all brokers that were ever seen."""
         self.revision = 0  # grows with every change of a broker
         self.topics = BrokerRegistry()
         self.groups = GroupRegistry()
@@ -78,6 +88,9 @@ class RegistrySession:
         self._find_login = login
         self.login: Login | None = None
         self._on_topic, self._on_brokers, self._on_security = on_topic, on_brokers, on_security
+        self._on_registered, self._clock_s = on_registered, clock_s
+        self._rival: tuple[BrokerInfo, float] | None = None
+        """Another instance that is registered under our id, and since when we know it."""
         self._loop = asyncio.get_running_loop()
         self._session: Session | None = None
         self._started = asyncio.Event()
@@ -99,6 +112,17 @@ class RegistrySession:
     def leased(self) -> bool:
         """Whether the session's ephemeral nodes certainly still exist, by its lease."""
         return self._session is not None and self._session.lease_left_ms > 0
+
+    @property
+    def rival(self) -> tuple[BrokerInfo, float] | None:
+        """Another appliance with our id, and since when it is known; None for an earlier run, whose session ends."""
+        rival = self._rival
+        return rival if rival is not None and self._clock_s() - rival[1] >= self._rival_s else None
+
+    @property
+    def _rival_s(self) -> float:
+        """How long the session of an earlier run may outlive it."""
+        return max(RIVAL_S_MIN, RIVAL_TIMEOUTS * self._timeout_ms / 1000)
 
     # ---- life
 
@@ -183,15 +207,20 @@ class RegistrySession:
 
         Raises:
             BadValue: another appliance is registered under our id.
+            ZooKeeperAway: an earlier run is, perhaps of another place or host: its session is about to end.
         """
         found = await self.ask(self.topics.brokers())
-        rival = found.get(self._broker_id)
-        if rival is not None and rival.instance != self.instance:
-            raise BadValue(
-                f"broker.id = {self._broker_id}: the appliance on {rival.host} ({rival.native}) has this id in"
-                f" the ensemble {self.connect_string}; give this one another"
-            )
-        return set(found)
+        info = found.get(self._broker_id)
+        if info is None or info.instance == self.instance:
+            return set(found)
+        self._note_rival(info)
+        who = f"broker.id = {self._broker_id} is registered by {info.host} ({info.native})"
+        if self.rival is None:
+            raise ZooKeeperAway(f"{who}: waiting for at most {self._rival_s:.0f} s, until its session is over")
+        raise BadValue(
+            f"{who} in the ensemble {self.connect_string}, and stays so: another appliance has this id; stop one of"
+            " the two, or give it another id and an empty directory"
+        )
 
     # ---- events of the session
 
@@ -214,9 +243,23 @@ class RegistrySession:
         self.revision += 1
         if info is not None:
             self.brokers[broker_id] = info
-        elif broker_id != self._broker_id and self.brokers.pop(broker_id, None) is not None:
+            self.hosts[broker_id] = info.host
+        if broker_id == self._broker_id and info is not None:
+            if info.instance != self.instance:
+                self._note_rival(info)
+            elif self._rival is not None:
+                self._rival = None
+                self._on_registered()
+        if info is None and broker_id != self._broker_id and self.brokers.pop(broker_id, None) is not None:
             log.warning("broker %d is gone", broker_id)
         self._on_brokers()
+
+    def _note_rival(self, info: BrokerInfo) -> None:
+        if self._rival is not None and self._rival[0].instance == info.instance:
+            return
+        self._rival = info, self._clock_s()
+        log.info("broker.id = %d is registered by %s: an earlier run, whose session ends", self._broker_id, info.host)
+        self._loop.call_later(self._rival_s, self._on_brokers)
 
     def _announce(self) -> None:
         self._announcing = None

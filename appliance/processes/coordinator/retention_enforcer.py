@@ -35,8 +35,7 @@ log = logging.getLogger(__name__)
 class RetentionEnforcer:
     """Checks all partitions stored here, and the disk, in one :meth:`run`.
 
-    ``on_disk`` is called with the size and the used bytes of the disk while less than ``disk.free_bytes_warn`` are
-    free, else with None; ``on_removed`` with the bytes of logs that it has had removed since its start, by reason.
+    ``on_removed`` is called with the bytes of logs that it has had removed since its start, by reason.
     """
 
     def __init__(
@@ -45,7 +44,6 @@ class RetentionEnforcer:
         topics: Topics,
         partitions: Partitions,
         clock: TrustedClock,
-        on_disk: Callable[[tuple[int, int] | None], None],
         on_removed: Callable[[dict[str, int]], None],
     ) -> None:
         self._data_dir = data_dir
@@ -56,7 +54,7 @@ class RetentionEnforcer:
         self._ends: dict[TopicPartition, int] = {}
         """Log end offsets at the last run, which was at ``_run_ms``."""
         self._run_ms = 0
-        self._on_disk, self._on_removed = on_disk, on_removed
+        self._on_removed = on_removed
         self._removed_bytes = dict.fromkeys(REASONS, 0)
         self._ordered: dict[TopicPartition, int] = {}
         """The last offset that each partition was told to delete before: an order may have to be repeated."""
@@ -105,7 +103,7 @@ class RetentionEnforcer:
         """Warn early of a disk that fills up, and keep room for deletions while there is plenty."""
         reserve.fill(self._data_dir)
         system = os.statvfs(self._data_dir)
-        free, total = system.f_bavail * system.f_frsize, system.f_blocks * system.f_frsize
+        free = system.f_bavail * system.f_frsize
         warned, self._warned = self._warned, free < warn_bytes
         if self._warned and not warned:
             log.warning(
@@ -114,8 +112,6 @@ class RetentionEnforcer:
             )
         elif warned and not self._warned:
             log.warning("the disk of %s has %d bytes free again", self._data_dir, free)
-        if self._warned or warned:
-            self._on_disk((total, total - free) if self._warned else None)
 
     def _note_growth(self, key: TopicPartition, segments: list[SegmentUse]) -> None:
         """Correct the times of segments, whose files have them from the wall clock of that moment.

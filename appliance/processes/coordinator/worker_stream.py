@@ -15,12 +15,13 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final
 
 import msgpack
+import msgspec
 
 from ...addresses import Listener
 from ...catalog import Topic
 from ...security.principals import Origin
 from ...security.security_state import SecurityState
-from ..snapshot import SNAPSHOT, Facts, Publisher
+from ..snapshot import SNAPSHOT, Facts, LimitsUsed, Publisher, UsageRow
 
 REQUESTS_MAX: Final = 8192
 """Unanswered requests of one worker."""
@@ -40,7 +41,7 @@ class WorkerStream(asyncio.Protocol):
         self,
         answer: Answer,
         publish: Callable[[WorkerStream], None],
-        on_usage: Callable[[WorkerStream, Sequence[Any]], None],
+        on_usage: Callable[[WorkerStream, Sequence[UsageRow]], None],
         frame_bytes_max: int,
     ) -> None:
         """Connect the parts of the coordinator that serve a worker.
@@ -80,13 +81,13 @@ class WorkerStream(asyncio.Protocol):
         """Send the worker the changes since the last call."""
         self.published = state
         if self._transport is not None:
-            for message in self._publisher.changes(facts, topics, security):
-                self._transport.write(msgpack.packb([SNAPSHOT, message]))
+            for change in self._publisher.changes(facts, topics, security):
+                self._transport.write(msgspec.msgpack.encode((SNAPSHOT, change)))
 
-    def send_usage(self, rows: Sequence[Any]) -> None:
+    def send_usage(self, rows: Sequence[UsageRow]) -> None:
         """Send the worker what clients of others have taken from their limits; one that does not read gets none."""
         if self._transport is not None and not self.congested:
-            self._transport.write(msgpack.packb([SNAPSHOT, ["used", rows]]))
+            self._transport.write(msgspec.msgpack.encode((SNAPSHOT, LimitsUsed(list(rows)))))
 
     def data_received(self, data: bytes) -> None:
         self._unpacker.feed(data)

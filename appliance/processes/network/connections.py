@@ -4,7 +4,8 @@
 parts of the worker start each kind of request: its :data:`Handler`.
 
 A connection without memory for received bytes is *starved*: it waits, after those that wait longer, until there is
-room.  A connection whose unfinished request keeps memory that others wait for is closed.
+room; administrators go before all others.  A connection whose unfinished request keeps memory that others wait for is
+closed.
 
 Bounds: ``network.requests_max`` unanswered requests and ``network.send_bytes_max`` unsent bytes of a connection, memory
 for received bytes, ``REQUESTS_PER_TURN`` requests of one connection in a turn.  A connection that reaches one of them
@@ -15,6 +16,7 @@ requests: its later bytes are dropped.
 from __future__ import annotations
 
 import select
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
@@ -26,7 +28,6 @@ from ...shared.counters import Counters
 from ...wire.requests import FileRange, Local, Login, Produce, Request, decode_frames
 from .connection_state import Connection, FileFault, Pending
 from .inbox import Buffers
-from .starved import STARVED_MS_MAX, Starved
 from .turn import Turn
 
 REQUESTS_PER_TURN: Final = 100
@@ -41,6 +42,61 @@ Returns:
 Raises:
     ProtocolFault: the connection is to be closed.
 """
+STARVED_MS_MAX: Final = 500
+"""How long connections wait for memory before the connection with the oldest unfinished request is closed."""
+
+
+class Starved:
+    """See the module's docstring.  ``read`` lets a connection receive as if no other had waited longer."""
+
+    def __init__(self, turn: Turn, buffers: Buffers, read: Callable[[Connection], None]) -> None:
+        self._turn, self._buffers, self._read = turn, buffers, read
+        self.waiting: OrderedDict[Connection, None] = OrderedDict()
+        self._since_ms = 0
+        """When the first of them began to wait, or one was last fed."""
+
+    @property
+    def due_ms(self) -> int:
+        """When the wait is too long."""
+        return self._since_ms + STARVED_MS_MAX
+
+    def add(self, connection: Connection) -> None:
+        """Let the connection wait until there is room for its bytes."""
+        if not self.waiting:
+            self._since_ms = self._turn.now_ms
+        self.waiting.setdefault(connection)
+        if connection.session.administrator:
+            self.waiting.move_to_end(connection, last=False)
+
+    def discard(self, connection: Connection) -> None:
+        self.waiting.pop(connection, None)
+
+    def feed(self) -> bool:
+        """Let the connections try again, those that wait longest first; return whether they have waited too long.
+
+        The oldest unfinished frame comes before all: while memory is used up only that frame may grow.
+        """
+        oldest = self._buffers.oldest
+        for connection in self.waiting:
+            if connection.inbox is oldest:
+                self._feed(connection)
+                break
+        while self.waiting and self._feed(next(iter(self.waiting))):
+            pass
+        if not self.waiting or self._turn.now_ms < self.due_ms:
+            return False
+        self._since_ms = self._turn.now_ms
+        return True
+
+    def _feed(self, connection: Connection) -> bool:
+        """Let a connection read; return whether it waits no more."""
+        if not connection.closed:
+            self._read(connection)
+            if connection.inbox.starved:
+                return False
+        self.waiting.pop(connection, None)
+        self._since_ms = self._turn.now_ms
+        return True
 
 
 class Connections:

@@ -17,10 +17,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgpack
+import msgspec
 
 from ...errors import ProtocolFault
 from ...wire.requests import Forwarded, Produce
-from ..snapshot import SNAPSHOT
+from ..snapshot import SNAPSHOT, SnapshotChange
 from .admission import Admission
 from .connection_state import Connection, Pending
 from .connections import Connections
@@ -61,7 +62,7 @@ class CoordinatorLink:
     coordinator to send it to, whether the socket has taken it yet or not.
     """
 
-    def __init__(self, on_snapshot: Callable[[list[Any]], None]) -> None:
+    def __init__(self, on_snapshot: Callable[[SnapshotChange], None]) -> None:
         self.sock: socket.socket | None = None
         self._on_snapshot = on_snapshot
         self._out = bytearray()
@@ -176,7 +177,7 @@ class CoordinatorLink:
         replies = []
         for token, reply in self._unpacker:
             if token == SNAPSHOT:
-                self._on_snapshot(reply)
+                self._on_snapshot(msgspec.convert(reply, SnapshotChange))
             elif token in self._frames:
                 replies.append((self._drop(token), reply))
         return replies

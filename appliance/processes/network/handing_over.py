@@ -12,11 +12,11 @@ from ...shared.arena import BLOCK_BYTES
 from ...wire.frames import frame_bytes
 from ...wire.transport import PlainTransport
 from .. import handoff
+from .accepting import Places
 from .connection_state import Connection
 from .connections import Connections
 from .inbox import Buffers, Inbox
 from .known_partitions import Partition
-from .places import Places
 from .relaying import Relaying
 from .turn import Turn
 from .writer_link import HandedOver, WriterLink

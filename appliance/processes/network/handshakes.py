@@ -26,8 +26,7 @@ from ...security.audit_log import Reason
 from ...security.configuration import Tls
 from ...security.principals import principal_of
 from ...wire.transport import PlainOnTls, TlsTransport
-from .accepting import Accepted
-from .places import take
+from .accepting import Accepted, take
 from .turn import Turn
 
 STEPS_PER_TURN: Final = 8

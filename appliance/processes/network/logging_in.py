@@ -18,14 +18,26 @@ passwords on one connection, and the loop goes on meanwhile.  Wrong passwords an
 the same work.  Passwords and tokens are neither logged nor part of an error.
 
 A login waits until the snapshot has come, which is soon after a worker has begun.
+
+Passwords of PLAIN are compared with verifiers in a thread (:class:`PlainChecks`), since that takes milliseconds.
+PBKDF2 runs without Python's lock, so the worker's loop goes on meanwhile.  One thread does one password at a time;
+``WAITING_MAX`` may wait, about a third of a second with the most iterations that a verifier may have.  The thread is
+NICENESS nicer than the loop: who tries passwords, which needs no login, does not take half of a core from all others.
+
+A password that was right is remembered as long as its verifier, as an HMAC with a key that only this process has.  So
+a client that connects again and again costs microseconds, also while others try passwords.  Wrong ones are never
+remembered: each costs its sender a turn in the queue.
 """
 
 from __future__ import annotations
 
+import hmac
+import os
 import select
-from collections import deque
+import threading
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from ...config import Config
 from ...errors import BadCredentials, LoginFault, LoginOutOfOrder, UnknownMechanism
@@ -34,11 +46,11 @@ from ...security.credentials import Credentials
 from ...security.login_exchange import BROKERS, Exchange, PlainCheck, State, parse_mechanisms
 from ...security.security_state import SecurityState
 from ...wire.requests import Login, LoginReply
+from ..child import lower_priority_of_thread
 from ..snapshot import Snapshot
+from .accepting import Places
 from .connection_state import Connection, Pending
 from .connections import Connections
-from .places import Places
-from .plain_checks import PlainChecks
 from .turn import Turn
 
 FAILED_LOGIN_DELAY_MS: Final = 100
@@ -49,6 +61,67 @@ REASONS: Final[dict[type[LoginFault], Reason]] = {
     LoginOutOfOrder: Reason.OUT_OF_ORDER,
 }
 NO_LOGIN_HERE: Final = "this listener has no login: use one with SASL_SSL, or connect without SASL"
+WAITING_MAX: Final = 64
+NICENESS: Final = 10
+"""A tenth of the loop's share of a busy core, by the weights of Linux."""
+REMEMBERED_MAX: Final = 4096
+KEY_BYTES: Final = 32
+
+
+class PlainChecks:
+    """The queue and the thread, which begins with the first password.  ``fd`` is readable when results are there."""
+
+    def __init__(self) -> None:
+        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._key = os.urandom(KEY_BYTES)
+        self._right: OrderedDict[tuple[str, bytes], bytes] = OrderedDict()
+        """(user, stored key) → HMAC of the password; the last used is last."""
+        self._waiting: deque[tuple[PlainCheck, Any]] = deque()
+        self._results: deque[tuple[Any, PlainCheck, bool]] = deque()
+        self._wanted = threading.Semaphore(0)
+        self._thread: threading.Thread | None = None
+
+    def is_remembered(self, check: PlainCheck) -> bool:
+        """Whether this password was right for this verifier before."""
+        key = check.user, check.verifier.stored_key
+        known = self._right.get(key)
+        if known is None or not hmac.compare_digest(known, self._digest(check)):
+            return False
+        self._right.move_to_end(key)
+        return True
+
+    def begin(self, check: PlainCheck, token: Any) -> bool:
+        """Compare in the thread; False when too many wait already.  :meth:`take` returns the result with ``token``."""
+        if len(self._waiting) >= WAITING_MAX:
+            return False
+        self._waiting.append((check, token))
+        self._wanted.release()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="passwords", daemon=True)
+            self._thread.start()
+        return True
+
+    def take(self, done: Callable[[Any, bool], None]) -> None:
+        """Call ``done`` with the token and the result of each comparison that has ended."""
+        os.eventfd_read(self.fd)
+        while self._results:
+            token, check, right = self._results.popleft()
+            if right:
+                self._right[check.user, check.verifier.stored_key] = self._digest(check)
+                while len(self._right) > REMEMBERED_MAX:
+                    self._right.popitem(last=False)
+            done(token, right)
+
+    def _digest(self, check: PlainCheck) -> bytes:
+        return hmac.digest(self._key, check.verifier.salt + check.password, "sha256")
+
+    def _run(self) -> None:
+        lower_priority_of_thread(NICENESS)
+        while True:
+            self._wanted.acquire()
+            check, token = self._waiting.popleft()
+            self._results.append((token, check, check.run()))
+            os.eventfd_write(self.fd, 1)
 
 
 class LoggingIn:

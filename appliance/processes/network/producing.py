@@ -39,7 +39,7 @@ from .handing_over import HandingOver
 from .inbox import Buffers
 from .known_partitions import KnownPartitions, Partition
 from .turn import Turn
-from .writer_link import APPEND_PARTS_MAX, AppendRequest, Received, Target, WriterLink
+from .writer_link import APPEND_PARTS_MAX, AppendRequest, Reaction, Target, WriterLink
 
 NEEDED_MAX: Final = 32
 """Writers that a worker waits for at a time: those that may open their logs at a time, and as many behind them."""
@@ -272,7 +272,7 @@ class Producing:
         if channel is link.channel and (channel.closed or (link.retiring and link.idle)):
             self._lose_writer(partition)
 
-    def _take(self, partition: Partition, received: Received) -> None:
+    def _take(self, partition: Partition, received: Reaction) -> None:
         """Take one message of a writer."""
         link, log_start = partition.link, partition.table.start
         answers, returned = received

@@ -29,9 +29,7 @@ import select
 import socket
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
-
-import msgspec
+from typing import Final, NamedTuple, assert_never
 
 from ...addresses import Listener
 from ...config import Config
@@ -53,11 +51,32 @@ from ...wire.transport import PlainTransport, Transport
 from ..child import become_child, give_back_memory, set_log_level
 from ..clock import now_ms
 from ..control import Channel
+from ..messages import (
+    TO_WORKER,
+    CoordinatorStreamOpened,
+    FilesChanged,
+    LimitReached,
+    LimitsReached,
+    LogLevel,
+    PartitionDropped,
+    PartitionTable,
+    RangesDamaged,
+    Refusals,
+    Refused,
+    Stop,
+    Suspect,
+    TlsChanged,
+    ToWorker,
+    WorkerStats,
+    WriterChannel,
+    WriterNeeded,
+    WriterRetires,
+)
+from ..snapshot import SnapshotChange
 from ..tls_files import TlsFiles
-from .accepting import Accepted, Accepting, LimitReached
+from .accepting import Accepted, Accepting, Places
 from .admission import Admission
-from .client_session import ClientSession
-from .connection_state import Connection
+from .connection_state import ClientSession, Connection
 from .connections import Connections
 from .fetching import Fetching
 from .forwarding import Forwarding
@@ -68,7 +87,6 @@ from .known_partitions import KnownPartitions
 from .logging_in import LoggingIn
 from .metering import Metering
 from .offset_lookups import OffsetLookups
-from .places import Places
 from .producing import Producing
 from .relaying import Relaying
 from .snapshot_answers import SnapshotAnswers
@@ -106,9 +124,9 @@ class WorkerArguments(NamedTuple):
     page_name: str = ""
     """Of its counters; "": nobody reads them."""
     heart: Heart = alone()
-    tables: Sequence[list[Any]] = ()
+    tables: Sequence[ToWorker] = ()
     """Messages about the partitions that exist: a worker answers for them from its first turn."""
-    snapshot: Sequence[list[Any]] = ()
+    snapshot: Sequence[SnapshotChange] = ()
     """Messages of the snapshot to begin with."""
 
 
@@ -135,7 +153,7 @@ class NetworkWorker:
         self._wait_lists = wait_lists = WaitLists(arguments.number)
         self._partitions = partitions = KnownPartitions(
             *(arguments.data_dir, arguments.number, len(arena), epoll),
-            suspect=lambda key, start, stop: control.send(["suspect", *key, start, stop]),
+            suspect=lambda key, start, stop: control.send(Suspect(key, start, stop)),
         )
         self._accepting = Accepting(arguments.listeners, limits.connections_max, epoll, turn)
         self._handshakes = Handshakes(turn, epoll, arguments.config.tls, self._add)
@@ -145,7 +163,7 @@ class NetworkWorker:
         self._relaying = relaying = Relaying(turn, epoll)
         self._handing_over = HandingOver(turn, connections, buffers, places, relaying, limits.handoff_bytes_max)
         self._producing = Producing(
-            turn, connections, partitions, self._handing_over, buffers, lambda key: control.send(["need", *key])
+            turn, connections, partitions, self._handing_over, buffers, lambda key: control.send(WriterNeeded(key))
         )
         self._fetching = Fetching(turn, connections, partitions, wait_lists)
         self._lookups = OffsetLookups(turn, connections, partitions, wait_lists, limits.look_bytes_max)
@@ -177,8 +195,8 @@ class NetworkWorker:
         self._check_ms = self._stats_ms = self._memory_ms = turn.now_ms
         self._checks_every_ms, self._heap_used = REST_MS, False
         self._stats, self._limits = (0, 0), list[LimitReached]()
-        for message in arguments.snapshot:
-            answers.snapshot.take(message)
+        for change in arguments.snapshot:
+            answers.snapshot.take(change)
         for message in arguments.tables:
             self._on_announcement(message, [])
 
@@ -312,36 +330,38 @@ class NetworkWorker:
 
     def _read_announcements(self) -> None:
         """Read the supervisor's messages."""
-        for message, fds in self._control.receive():
+        for message, fds in self._control.receive(TO_WORKER):
             self._on_announcement(message, fds)
 
-    def _on_announcement(self, message: list[Any], fds: list[int]) -> None:
+    def _on_announcement(self, message: ToWorker, fds: list[int]) -> None:
         match message:
-            case ["table", topic, partition, name]:
-                self._add_partition(TopicPartition(topic, partition), name)
-            case ["drop", topic, partition]:
-                self._drop_partition(TopicPartition(topic, partition))
-            case ["damaged", topic, partition, ranges]:
-                if (known := self._partitions.get((topic, partition))) is not None:
-                    known.damaged = [(start, stop) for start, stop in ranges]
-            case ["forget", topic, partition]:
-                if (known := self._partitions.get((topic, partition))) is not None:
+            case PartitionTable(key, name):
+                self._add_partition(key, name)
+            case PartitionDropped(key):
+                self._drop_partition(key)
+            case RangesDamaged(key, ranges):
+                if (known := self._partitions.get(key)) is not None:
+                    known.damaged = ranges
+            case FilesChanged(key):
+                if (known := self._partitions.get(key)) is not None:
                     known.reader.forget()
-            case ["writer", topic, partition]:
-                self._producing.join_writer(TopicPartition(topic, partition), socket.socket(fileno=fds[0]))
-            case ["retire", topic, partition]:
-                if (known := self._partitions.get((topic, partition))) is not None:
+            case WriterChannel(key):
+                self._producing.join_writer(key, socket.socket(fileno=fds[0]))
+            case WriterRetires(key):
+                if (known := self._partitions.get(key)) is not None:
                     self._producing.retire_writer(known)
-            case ["coordinator"]:
+            case CoordinatorStreamOpened():
                 self._forwarding.connect(fds[0])
-            case ["refused", *_]:  # no descriptor left for it: the supervisor sends it again
+            case Refused():  # no descriptor left for it: the supervisor sends it again
                 self._control.send(message)
-            case ["tls", values]:
-                self._load_tls(msgspec.convert(values, Tls))
-            case ["log_level", level]:
+            case TlsChanged(tls):
+                self._load_tls(tls)
+            case LogLevel(level):
                 set_log_level(level)
-            case ["stop"]:
+            case Stop():
                 self._turn.stopping = True
+            case _:
+                assert_never(message)
 
     def _add_partition(self, key: TopicPartition, table_name: str) -> None:
         try:
@@ -349,7 +369,7 @@ class NetworkWorker:
         except FileNotFoundError:  # the partition was dropped since: the next message reports it
             return
         except OSError as error:
-            self._control.send(["refused", "table", *key, limit_of_map(error)])
+            self._control.send(Refused(PartitionTable(key, table_name), limit_of_map(error)))
 
     def _drop_partition(self, key: TopicPartition) -> None:
         partition = self._partitions.remove(key)
@@ -428,14 +448,14 @@ class NetworkWorker:
         limits = self._accepting.limits(count, self._descriptors)
         if limits != self._limits:
             self._limits = limits
-            self._control.send(["limits", limits])
+            self._control.send(LimitsReached(limits))
         self._counters.set_gauges(self._gauges())
         if refusals := self._turn.audit.take_counts():
-            self._control.send(["refusals", refusals])
+            self._control.send(Refusals(refusals))
         stats = (count, self._accepting.refused)
         if stats != self._stats and now - self._stats_ms >= STATS_MS:
             self._stats, self._stats_ms = stats, now
-            self._control.send(["stats", {"connections": stats[0], "refused": stats[1]}])
+            self._control.send(WorkerStats(*stats))
 
     @property
     def _connection_count(self) -> int:

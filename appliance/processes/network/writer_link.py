@@ -16,7 +16,7 @@ import select
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, assert_never
 
 from ...addresses import Listener
 from ...shared.arena import Extent
@@ -25,7 +25,24 @@ from ...wire.requests import Codec
 from .. import handoff
 from ..answers import Answer
 from ..control import Channel
-from .client_session import ClientSession
+from ..messages import (
+    FROM_WRITER,
+    Append,
+    Appended,
+    AppendRow,
+    ConnectionLost,
+    FlushNow,
+    FlushSoon,
+    FromWorker,
+    GivenBack,
+    Handoff,
+    ProduceFailed,
+    Recall,
+    Received,
+    Refused,
+    Unsent,
+)
+from .connection_state import ClientSession
 from .relaying import Relay
 from .turn import Turn
 
@@ -100,8 +117,8 @@ class HandedOver:
 Returned = tuple[HandedOver, socket.socket | None]
 """A connection that a writer gives back; without a socket when that has not arrived: it is closed."""
 
-Received = tuple[list[tuple[AppendRequest, Answer]], Returned | None]
-"""A message of a writer: answers of append requests, or a connection that comes back."""
+Reaction = tuple[list[tuple[AppendRequest, Answer]], Returned | None]
+"""What a message of a writer brings: answers of append requests, or a connection that comes back."""
 
 
 class WriterLink:
@@ -151,7 +168,7 @@ class WriterLink:
     def idle(self) -> bool:
         return not self._in_flight and not self._handed_over
 
-    def _send(self, message: Any, fds: tuple[int, ...] = ()) -> None:
+    def _send(self, message: FromWorker, fds: tuple[int, ...] = ()) -> None:
         """Send a message; epoll reports when a full channel takes more.
 
         Raises:
@@ -209,18 +226,18 @@ class WriterLink:
         self._open.clear()
         if self.channel is None or self.retiring:
             return
-        message: list[Any] = []
+        rows: list[AppendRow] = []
         positions = 0
         for append in self.waiting:
             self._token += 1
             self._in_flight[self._token] = append
-            message.append((self._token, append.acks, append.positions))
+            rows.append((self._token, append.acks, append.positions))
             positions += len(append.positions)
             if positions >= POSITIONS_MAX:
-                self._send(message)
-                message, positions = [], 0
-        if message:
-            self._send(message)
+                self._send(Append(rows))
+                rows, positions = [], 0
+        if rows:
+            self._send(Append(rows))
         self.waiting.clear()
 
     def release(self, append: AppendRequest) -> None:
@@ -262,12 +279,12 @@ class WriterLink:
         """
         if self.channel is not None and (written, now) > self._flush_asked:
             self._flush_asked = written, now
-            self._send(("flush",) if now else ())
+            self._send(FlushNow() if now else FlushSoon())
 
     def ask_for_room(self) -> None:
         """Ask the writer to flush, because a client waits for memory that it releases after a flush."""
         if self.channel is not None and self._in_hand_bytes:
-            self._send(("flush",))
+            self._send(FlushNow())
 
     # ---- handing over
 
@@ -289,7 +306,7 @@ class WriterLink:
         acks = connection.handoff_count.acks
         listener = connection.listener
         kind = listener_number(listener)
-        message = ("handoff", self._token, listener.protocol, kind, acks, buffer_bytes, received)
+        message = Handoff(self._token, listener.protocol, kind, acks, buffer_bytes, received)
         self._send(message, (fd,))
         handed_over = self._handed_over[self._token] = HandedOver(
             connection.listener, connection.peer, connection.codec, connection.session, buffer_bytes
@@ -299,7 +316,7 @@ class WriterLink:
     def recall(self) -> None:
         """Ask the writer to give all handed-over connections back."""
         if self._handed_over and self.channel is not None:
-            self._send(("recall",))
+            self._send(Recall())
 
     def recall_expired(self, now_ms: int) -> None:
         """As :meth:`recall`, when the session of one of them is over; the others will be handed over again."""
@@ -308,24 +325,32 @@ class WriterLink:
 
     # ---- messages of the writer
 
-    def receive(self) -> Received | None:
+    def receive(self) -> Reaction | None:
         """Receive one message; None: there is none."""
         assert self.channel is not None
-        message, fds = self.channel.take()
+        taken = self.channel.take(FROM_WRITER)
+        if taken is None:
+            return None
+        message, fds = taken
         match message:
-            case None:
-                return None
-            case ["received", token, data]:
-                self._handed_over[token].received += data
-            case ["unsent", token, data]:
-                self._handed_over[token].unsent += data
-            case ["failed", token, text]:
-                self._handed_over[token].failure = text
-            case ["back", token]:
-                return [], (self._handed_over.pop(token), socket.socket(fileno=fds[0]))
-            case ["gone", token] | ["refused", "back", token]:
-                return [], (self._handed_over.pop(token), None)
-            case [*_]:
+            case Appended(answers):
                 in_flight = self._in_flight
-                return [(in_flight.pop(token), Answer(*answer)) for token, *answer in message], None
+                return [
+                    (in_flight.pop(token), Answer(numbers, texts, append_ms))
+                    for token, numbers, texts, append_ms in answers
+                ], None
+            case Received(token, data):
+                self._handed_over[token].received += data
+            case Unsent(token, data):
+                self._handed_over[token].unsent += data
+            case ProduceFailed(token, reason):
+                self._handed_over[token].failure = reason
+            case GivenBack(token):
+                return [], (self._handed_over.pop(token), socket.socket(fileno=fds[0]))
+            case ConnectionLost(token) | Refused(GivenBack(token)):
+                return [], (self._handed_over.pop(token), None)
+            case Refused():
+                raise AssertionError(message)  # nothing else from a writer has a descriptor
+            case _:
+                assert_never(message)
         return [], None

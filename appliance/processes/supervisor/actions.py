@@ -158,6 +158,7 @@ class Action:
             "since": self._since_s,
             "attempts": self._attempts,
             "reason": self._reason,
+            "limit": self._limit,
         }
 
     def limit(self) -> tuple[str, float] | None:

@@ -6,10 +6,9 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final
 
-import msgspec
-
 from ...config import Config
 from ...errors import BadValue
+from ..messages import TlsChanged
 from ..tls_files import TlsFiles
 from .actions import Actions
 from .workers import Workers
@@ -65,4 +64,4 @@ class Certificates:
         self.report = {"error": "", "files": files.expiries()}
         self._on_change()
         logger.info("certificate loaded: %s", self._config.tls.certificate)
-        self._workers.send_all(["tls", msgspec.to_builtins(self._config.tls)])
+        self._workers.send_all(TlsChanged(self._config.tls))

@@ -1,81 +1,36 @@
-"""Handles the messages of children, and their ends.
+"""Handles the messages of children (:mod:`appliance.processes.messages`), and their ends.
 
-Control messages (msgpack arrays; ``+fd`` travels with them)::
-
-    to a worker        ["table", topic, partition, shm name]   ["drop", topic, partition]   ["stop"]
-                       ["writer", topic, partition] +fd        ["retire", topic, partition]
-                       ["coordinator"] +fd                     ["forget", topic, partition]
-                       ["damaged", topic, partition, [[start, stop] ...]]          all offsets that are not served
-                       ["log_level", level]
-    from a worker      ["need", topic, partition]              ["stats", {name: number}]
-                       ["limits", [[limit, value, in use] ...]]            all that are reached now
-                       ["refusals", {reason: number}]    of clients since its last message; the coordinator, too
-                       ["suspect", topic, partition, start, stop]   offsets that cannot be read; the scrubber, too
-    from any child     ["refused", ...]   a message of ours for which the child had no descriptors
-                       ["refused", "table", topic, partition, limit]      or which it could not map
-    to a side process  ["reload", {...}]                       ["stop"]
-    to a writer        ["worker", arena name] +fd              ["settings", {...}]
-                       ["delete_before", offset]               ["retire"]         ["roll"]
-                       ["reload", {...}]                       ["store_producers"]
-    to the nursery     see :mod:`.nursery`; for a writer it sends ["forked", pid] or ["lacking", reason, limit]
-    from a writer      ["forked", pid]  (:mod:`.children`)     ["opened"]  ["idle"]  ["closed"]
-                       ["offline", reason]                     ["lacking", reason, limit]
-                       ["full", reason]        of the disk; "" when it has room again
-    from an opener     ["opened", [[topic, partition, error, message] ...]]       ["lacking", reason, limit]
-    from the remover   ["removed", [[topic, partition, error, message] ...]]
-    from the scrubber  ["mended", topic, partition]    index files: readers forget what they know of them
-    to it              ["reload", {...}]        ["stop"]       ["soon", topic, partition]
-    to the inspector   ["partition", [topic, partition, topic id, table, offline, away]]   known, or opened again
-                       ["drop", topic, partition]              ["away", topic, partition]
-                       ["report", token, topic, partition, start, stop]           ["stop"]
-    from it            ["damaged", topic, partition, topic id, [[start, stop, file, position, reason] ...]]
-                       ["gone", topic, partition, topic id, reason]   its files are not those that were opened
-                       ["back", topic, partition, topic id]           those of an offline one have changed
-                       ["files", topic, partition]                    some have changed    ["strays", [name ...]]
-                       ["judged", token, error, message, [[start, stop, file, position, reason] ...]]
-    from the repairer  ["repaired", topic, partition, error, message, {what was done}]
-    to the coordinator ["table" | "drop" | "forget", ...]         ["worker", index] +fd
-                       ["listeners", {...}]  ["zookeeper", connect]
-                       ["done", token, [[topic, partition, error, message] ...]]
-                       ["repaired", token, error, message, {what was done}]
-                       ["judged", token, error, message, [[start, stop, file, position, reason] ...]]
-                       ["reload", {...}]        ["stop"]
-    from it            ["create", token, [[topic, partition, topic id, settings, new] ...]]
-                       ["delete", token, [[topic, partition, topic id] ...]]
-                       ["settings", [[topic, partition] ...], {...}]
-                       ["delete_before", topic, partition, offset]        ["zookeeper", {...}]
-                       ["published"]           a worker has its first snapshot
-                       ["disk", [size, used] | nil]    less than disk.free_bytes_warn is free, or enough again
-                       ["roll", topic, partition]             ["repair", token, topic, partition, cut]
-                       ["report", token, topic, partition, start, stop]
-                       ["store_producers", topic, partition]
-
-``error`` is the name of a class of ``errors``, "" after success.
+Orders of the coordinator to create and delete partitions are answered when all of an order are done.  They carry the id
+of the topic, so that an order for an earlier topic does not change a later one of that name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final
+import logging
+from collections.abc import Callable, Iterable
+from typing import Final, assert_never
 
-from ...machine_limits import DESCRIPTORS
+from ...errors import OutOfResources, WriterGone
 from ...names import TopicPartition
+from .. import messages
+from ..messages import NewPartition, OrderDone, Outcome
+from .actions import REFUSALS, reason_of
 from .children import Children
 from .coordinator_child import CoordinatorChild
 from .fork import Child
 from .hosted import Hosted
 from .inspection import Inspection
-from .opening import Opening, Outcome
-from .orders import Orders
+from .opening import Opening
 from .outages import Outages
 from .removal import Removals
-from .scrubbing import Scrubbing
+from .scrubber import Scrubbing
 from .side_processes import SideProcesses
 from .workers import Workers
 from .writers import Writers
 
 RECONNECT_MS: Final = 1_000
 """Delay before a message is sent again to a child that had no descriptor left."""
+logger = logging.getLogger(__name__)
 
 
 class ChildEvents:
@@ -107,114 +62,133 @@ class ChildEvents:
         self._orders = Orders(hosted, opening, writers, removals, coordinator)
         self._on_change, self._on_refusals = on_change, on_refusals
 
-    def on_message(self, child: Child, message: list[Any]) -> None:
+    def on_message(self, child: Child, message: messages.FromChild) -> None:
+        if isinstance(message, messages.FromServer):
+            self._on_server(child, message)
+        elif isinstance(message, messages.FromLog):
+            self._on_log(child, message)
+        elif isinstance(message, messages.FromInspector):
+            self._on_finding(message)
+        elif isinstance(message, messages.PartitionOrder):
+            self._on_order(message)
+        elif isinstance(message, messages.Refused):
+            self._send_again(child, message)
+        else:
+            assert_never(message)
+
+    def _on_server(self, child: Child, message: messages.FromServer) -> None:
+        """Handle a message of a process about itself."""
         match message:
-            case ["need", topic, number]:
-                self._writers.on_need(TopicPartition(topic, number))
-            case ["stats", stats]:
-                self._workers.on_stats(child.key, stats)
-                self._on_change()
-            case ["refusals", counts]:
+            case messages.WriterNeeded(partition):
+                self._writers.on_need(partition)
+                return
+            case messages.Refusals(counts):
                 self._on_refusals(counts)
-            case ["idle"]:
+                return
+            case messages.Suspect(partition, start, stop):
+                self._inspection.suspect(partition, start, stop)
+                return
+            case messages.Published():
+                self._coordinator.on_published()
+                self._workers.snapshot = ()
+            case messages.WorkerStats():
+                self._workers.on_stats(child.key, message)
+            case messages.LimitsReached(limits):
+                self._workers.on_limits(child.key, limits)
+            case messages.Shown(key, value):
+                self._coordinator.shown[key] = value
+            case messages.CannotStart(reason, todo):
+                self._coordinator.on_fault(reason, todo)
+            case messages.ZooKeeperState(connect, state):
+                self._coordinator.zookeeper = {"connect": connect, "state": state}
+            case _:
+                assert_never(message)
+        self._on_change()
+
+    def _on_log(self, child: Child, message: messages.FromLog) -> None:
+        """Handle a message of a process that has logs open."""
+        match message:
+            case messages.WriterEnded(partition, status):
+                self._writers.on_status(partition, status)
+                return
+            case messages.Idle():
                 self._writers.retire(child)
-            case ["opened"]:
-                self._writers.on_opened(child)
-                self._on_change()
-            case ["lacking", reason, limit]:
+                return
+            case messages.LogClosed():
+                return
+            case messages.Lacking(reason, limit):
                 if child.role == "writer":
                     self._writers.on_lacking(child, reason, limit)
                 else:
                     self._opening.on_lacking(limit)
-            case ["limits", rows]:
-                self._workers.on_limits(child.key, rows)
-                self._on_change()
-            case ["full", reason]:
+                return
+            case messages.PartitionsOpened(outcomes):
+                self._on_opened(self._opening.on_opened(outcomes))
+                return
+            case messages.PartitionsRemoved(outcomes):
+                self._on_removed(outcomes)
+                return
+            case messages.LogRepaired(partition, error, text, result):
+                self._outages.on_repaired(partition, error, text, result)
+                return
+            case messages.WriterOpened():
+                self._writers.on_opened(child)
+            case messages.LogFull(reason):
                 self._hosted.on_full(child.key, reason)
-                self._on_change()
-            case ["offline", reason]:
+            case messages.Offline(reason):
                 self._writers.on_offline(child, reason)
                 self._outages.on_offline(child.key)
-                self._on_change()
-            case ["opened", rows]:
-                self._on_opened(self._opening.on_opened(_outcomes(rows)))
-            case ["removed", rows]:
-                self._on_removed(_outcomes(rows))
-            case ["repaired", topic, number, error, message, result]:
-                self._outages.on_repaired(TopicPartition(topic, number), error, message, result)
-            case ["published"]:
-                self._coordinator.published = True
-                self._workers.snapshot = ()
-            case ["shown", key, value]:
-                self._coordinator.shown[key] = value
-                self._on_change()
-            case ["disk", seen]:
-                self._coordinator.on_disk(seen)
-                self._on_change()
-            case ["suspect", topic, number, start, stop]:
-                self._inspection.suspect(TopicPartition(topic, number), start, stop)
-            case ["mended", topic, number]:
-                self._inspection.on_files(TopicPartition(topic, number))
-            case ["zookeeper", state]:
-                self._coordinator.zookeeper = state
-                self._on_change()
-            case ["refused", *refused]:
-                self._send_again(child, refused)
             case _:
-                self._on_finding(message)
+                assert_never(message)
+        self._on_change()
 
-    def _on_finding(self, message: list[Any]) -> None:
+    def _on_finding(self, message: messages.FromInspector) -> None:
         """Handle a message of the inspector."""
         match message:
-            case ["damaged", topic, number, topic_id, ranges]:
-                self._inspection.on_damaged(TopicPartition(topic, number), topic_id, ranges)
+            case messages.Damaged(partition, topic_id, places):
+                self._inspection.on_damaged(partition, topic_id, places)
                 self._on_change()
-            case ["gone", topic, number, topic_id, reason]:
-                self._outages.on_gone(TopicPartition(topic, number), topic_id, reason)
+            case messages.FilesGone(partition, topic_id, reason):
+                self._outages.on_gone(partition, topic_id, reason)
                 self._on_change()
-            case ["back", topic, number, topic_id]:
-                self._outages.on_back(TopicPartition(topic, number), topic_id)
-            case ["files", topic, number]:
-                self._inspection.on_files(TopicPartition(topic, number))
-            case ["judged", token, error, message, rows]:
-                self._inspection.on_judged(token, error, message, rows)
-            case ["strays", names]:
+            case messages.FilesBack(partition, topic_id):
+                self._outages.on_back(partition, topic_id)
+            case messages.FilesChanged(partition):
+                self._inspection.on_files(partition)
+            case messages.Judged(token, error, text, places):
+                self._inspection.on_judged(token, error, text, places)
+            case messages.Strays(names):
                 self._inspection.strays = names
                 self._on_change()
             case _:
-                self._on_order(message)
+                assert_never(message)
 
-    def _on_order(self, message: list[Any]) -> None:
+    def _on_order(self, message: messages.PartitionOrder) -> None:
         """Handle a message of the coordinator about partitions."""
         match message:
-            case ["create", token, rows]:
-                self._orders.create(token, [(TopicPartition(topic, number), *rest) for topic, number, *rest in rows])
-            case ["delete", token, rows]:
-                self._orders.delete(
-                    token, {TopicPartition(topic, number): topic_id for topic, number, topic_id in rows}
-                )
-            case ["settings", rows, settings]:
-                for topic, number in rows:
-                    self._set(TopicPartition(topic, number), settings)
-            case ["delete_before", topic, number, offset]:
-                self._order_writer(TopicPartition(topic, number), ["delete_before", offset])
-            case ["roll" | "store_producers" as order, topic, number]:
-                self._order_writer(TopicPartition(topic, number), [order])
-            case ["repair", token, topic, number, cut]:
-                self._outages.repair(token, TopicPartition(topic, number), cut)
+            case messages.CreatePartitions(token, rows):
+                self._orders.create(token, rows)
+            case messages.DeletePartitions(token, partitions, topic_id):
+                self._orders.delete(token, partitions, topic_id)
+            case messages.ChangeSettings(partitions, settings):
+                for partition in partitions:
+                    self._set(partition, settings)
+            case messages.DeleteBefore(partition) | messages.Roll(partition) | messages.StoreProducers(partition):
+                # Its writer is started for it; the coordinator repeats lost orders.
+                self._writers.want(partition)
+                self._writers.send(partition, message)
+            case messages.RepairLog(token, partition, cut):
+                self._outages.repair(token, partition, cut)
                 self._on_change()
-            case ["report", token, topic, number, start, stop]:
-                self._inspection.report(token, TopicPartition(topic, number), start, stop)
+            case messages.LookAt(token, partition, start, stop):
+                self._inspection.report(token, partition, start, stop)
+            case _:
+                assert_never(message)
 
     def _set(self, partition: TopicPartition, settings: dict[str, str]) -> None:
         if partition in self._hosted:
             self._hosted[partition].settings = settings
-        self._writers.send(partition, ["settings", settings])
-
-    def _order_writer(self, partition: TopicPartition, message: list[Any]) -> None:
-        """Send an order to the partition's writer, after starting it; the coordinator repeats lost orders."""
-        self._writers.want(partition)
-        self._writers.send(partition, message)
+        self._writers.send(partition, messages.ChangeSettings([partition], settings))
 
     def _on_opened(self, outcomes: list[Outcome]) -> None:
         self._orders.on_done(outcomes)
@@ -228,24 +202,30 @@ class ChildEvents:
         self._orders.on_done(outcomes)
         self._on_change()
 
-    def _send_again(self, child: Child, refused: list[Any]) -> None:
+    def _send_again(self, child: Child, refused: messages.Refused) -> None:
         """Send a message again after RECONNECT_MS, because the child had no descriptor or memory for it."""
-        limit = refused.pop() if refused[0] == "table" else DESCRIPTORS
-        self._children.note_lack(child, limit, refused)
-        match child.role, refused:
-            case "network", ["writer", topic, number]:
+        message = refused.message
+        self._children.note_lack(child, refused.limit, type(message).__name__)
+        match message:
+            case messages.WriterChannel(partition):
                 self._writers.make_room_for_channel()
-                self._writers.connect(TopicPartition(topic, number), child.key, RECONNECT_MS)
-            case "network", ["coordinator"]:
+                self._writers.connect(partition, child.key, RECONNECT_MS)
+            case messages.CoordinatorStreamOpened():
                 self._coordinator.connect(child.key, RECONNECT_MS)
-            case "writer", ["worker", arena]:
+            case messages.WorkerChannel(arena):
                 index = self._workers.index_of(arena)
                 if index is not None:
                     self._writers.connect(child.key, index, RECONNECT_MS)
-            case "coordinator", ["worker", index]:
+            case messages.WorkerStreamOpened(index):
                 self._coordinator.connect(index, RECONNECT_MS)
-            case "network" | "coordinator", ["table", topic, number]:
-                self._opening.show_again(child.role, child.key, TopicPartition(topic, number), RECONNECT_MS)
+            case messages.PartitionTable(partition):
+                self._opening.show_again(child.role, child.key, partition, RECONNECT_MS)
+            case (
+                messages.Handoff() | messages.GivenBack() | messages.ForkWriter()
+            ):  # which do not come from or go to this process
+                raise AssertionError(refused)
+            case _:
+                assert_never(message)
 
     def on_worker_started(self, index: int) -> None:
         self._writers.connect_worker(index)
@@ -280,5 +260,74 @@ class ChildEvents:
                 self._sides.on_end(child)
 
 
-def _outcomes(rows: list[list[Any]]) -> list[Outcome]:
-    return [(TopicPartition(topic, number), error, message) for topic, number, error, message in rows]
+class Order:
+    """One order; ``left`` are the partitions that are not done yet."""
+
+    def __init__(self, token: int, left: Iterable[TopicPartition]) -> None:
+        self.token = token
+        self.left = set(left)
+        self.outcomes: list[Outcome] = []
+
+    def finish(self, partition: TopicPartition, error: str, message: str) -> None:
+        self.left.discard(partition)
+        self.outcomes.append((partition, error, message))
+
+
+class Orders:
+    """Orders that have not been answered yet, by their tokens."""
+
+    def __init__(
+        self, hosted: Hosted, opening: Opening, writers: Writers, removals: Removals, coordinator: CoordinatorChild
+    ) -> None:
+        self._hosted, self._opening, self._writers = hosted, opening, writers
+        self._removals, self._coordinator = removals, coordinator
+        self._by_token: dict[int, Order] = {}
+
+    def create(self, token: int, rows: list[NewPartition]) -> None:
+        """Open partitions, each with the id and the settings of its topic, and make those that are new."""
+        order = self._by_token[token] = Order(token, [partition for partition, *_ in rows])
+        for partition, topic_id, settings, new in rows:
+            row = self._hosted.get(partition)
+            if partition in self._removals or (row is not None and row.topic_id != topic_id):
+                text = "an earlier topic of this name is still being removed: try again"
+                order.finish(partition, WriterGone.__name__, text)
+            elif row is None:
+                try:
+                    self._opening.add(partition, topic_id, settings, new)
+                except REFUSALS as error:
+                    logger.warning("refused: making %s-%d: %s", *partition, reason_of(error))
+                    order.finish(partition, OutOfResources.__name__, reason_of(error))
+            elif partition not in self._hosted.opening:
+                order.finish(partition, "", "")
+        self._answer_if_done(order)
+
+    def delete(self, token: int, partitions: list[TopicPartition], topic_id: str) -> None:
+        """Close partitions and free their names, each if it belongs to the topic with this id."""
+        order = self._by_token[token] = Order(token, partitions)
+        for partition in partitions:
+            if self._id_of(partition) not in ("", topic_id):  # a later topic has the name by now
+                order.finish(partition, "", "")
+                continue
+            self._opening.drop(partition)
+            self._writers.drop(partition)
+            # Without a table too: files may be left of a removal that an earlier instance did not finish.
+            self._removals.add(partition, topic_id)
+        self._answer_if_done(order)
+
+    def _id_of(self, partition: TopicPartition) -> str:
+        """The id of the topic that has this name, "" when none has."""
+        row = self._hosted.get(partition)
+        return self._removals.id_of(partition) or (row.topic_id if row is not None else "")
+
+    def on_done(self, outcomes: Iterable[Outcome]) -> None:
+        """Take the outcomes of partitions, and answer the orders that are complete."""
+        for partition, error, reason in outcomes:
+            for order in list(self._by_token.values()):
+                if partition in order.left:
+                    order.finish(partition, error, reason)
+                    self._answer_if_done(order)
+
+    def _answer_if_done(self, order: Order) -> None:
+        if not order.left:
+            del self._by_token[order.token]
+            self._coordinator.send(OrderDone(order.token, order.outcomes))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import select
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
@@ -20,6 +20,7 @@ from ...machine_limits import ADVICE, DESCRIPTORS, Measure, descriptors_of
 from ...shared.heartbeats import Heart, Heartbeats
 from ..clock import now_ms, wall_s
 from ..control import Channel
+from ..messages import TO_SUPERVISOR, Forked, FromChild, Message, UnknownMessage
 from .actions import REFUSALS, Action, Actions, surviving
 from .fork import Child, Nursling, fork
 from .liveness import Liveness, state_of
@@ -50,23 +51,45 @@ class Lack(NamedTuple):
     until_ms: int
 
 
+RECENT_S: Final = 600
+"""How long a death is remembered with its time."""
+RECENT_MAX: Final = 10
+"""Deaths of one process that are remembered with their times."""
+RECENT_KEYS_MAX: Final = 1_000
+
+
+class Deaths:
+    """The last deaths of one process: seconds since 1970, the oldest first; its last exit status, None: not known."""
+
+    def __init__(self) -> None:
+        self.times_s: deque[float] = deque(maxlen=RECENT_MAX)
+        self.status: int | None = None
+
+
 class Restarts:
     """Counts the restarts of each role and key, and computes the delay of the next."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock_s: Callable[[], float] = wall_s) -> None:
+        self._clock_s = clock_s
         self._counts: dict[tuple[str, Any], int] = {}
         self._delays: dict[tuple[str, Any], int] = {}
+        self._recent: dict[tuple[str, Any], Deaths] = {}
         self.totals: Counter[str] = Counter()
         """Deaths by role, also of processes that are forgotten."""
 
     def count(self, role: str, key: Any) -> int:
         return self._counts.get((role, key), 0)
 
-    def after_death(self, role: str, key: Any, lived_ms: int) -> int:
+    def after_death(self, role: str, key: Any, lived_ms: int, status: int | None = None) -> int:
         """Note a death; returns the delay of the next start in ms, 0 for a process that had lived long."""
         name = (role, key)
         self._counts[name] = self._counts.get(name, 0) + 1
         self.totals[role] += 1
+        deaths = self._recent[name] = self._recent.pop(name, Deaths())  # now the last one
+        deaths.times_s.append(self._clock_s())
+        deaths.status = status
+        if len(self._recent) > RECENT_KEYS_MAX:
+            del self._recent[next(iter(self._recent))]
         if lived_ms >= YOUNG_MS:
             self._delays.pop(name, None)
             return 0
@@ -74,9 +97,23 @@ class Restarts:
         self._delays[name] = min(max(delay_ms * 2, DELAY_MS_FIRST), DELAY_MS_MAX)
         return delay_ms
 
+    def note_status(self, role: str, key: Any, status: int) -> None:
+        """Note the exit status of a process whose death is known already, from whoever has reaped it."""
+        if (deaths := self._recent.get((role, key))) is not None:
+            deaths.status = status
+
+    def recent(self) -> Iterator[tuple[str, Any, Deaths]]:
+        """The processes that have died within RECENT_S: role, key, deaths."""
+        since_s = self._clock_s() - RECENT_S
+        for (role, key), deaths in list(self._recent.items()):
+            if deaths.times_s[-1] < since_s:
+                del self._recent[role, key]
+            else:
+                yield role, key, deaths
+
     def forget(self, role: str, key: Any) -> None:
-        self._counts.pop((role, key), None)
-        self._delays.pop((role, key), None)
+        for known in (self._counts, self._delays, self._recent):
+            known.pop((role, key), None)
 
 
 class Children:
@@ -90,7 +127,7 @@ class Children:
         epoll: select.epoll,
         timeout_ms: int,
         actions: Actions,
-        on_message: Callable[[Child, list[Any]], None],
+        on_message: Callable[[Child, FromChild], None],
         on_end: Callable[[Child, int | None], None],
         on_change: Callable[[], None],
     ) -> None:
@@ -261,7 +298,7 @@ class Children:
 
     # ---- messages and ends
 
-    def send(self, child: Child | None, message: list[Any], fds: tuple[int, ...] = ()) -> None:
+    def send(self, child: Child | None, message: Message, fds: tuple[int, ...] = ()) -> None:
         """Send a control message; without a child, or to one that is gone, nothing is sent.
 
         Raises:
@@ -287,17 +324,25 @@ class Children:
                 self._unsent.discard(child)
                 if not child.channel.closed:
                     self._epoll.modify(child.channel.fileno(), select.EPOLLIN)
-        for message, _ in child.channel.receive(rest=child.has_ended(fd, event)):
-            if message[0] == "forked":
-                if not child.pid:  # the other message is of the process itself, or of the nursery
-                    child.pid = message[1]
-                    self._on_change()
-            else:
-                self._on_message(child, message)
+        try:
+            for message, _ in child.channel.receive(TO_SUPERVISOR, rest=child.has_ended(fd, event)):
+                if isinstance(message, Forked):
+                    self._on_forked(child, message.pid)
+                else:
+                    self._on_message(child, message)
+        except UnknownMessage as bug:  # one process is started again; this one must not end for it
+            logger.error("%s %s (pid %d): %s: killed", child.role, child.key, child.pid, bug)
+            child.kill()
         if child.has_ended(fd, event):
             self._reap(child)
         elif child.channel.closed:
             self._give_up(child)
+
+    def _on_forked(self, child: Child, pid: int) -> None:
+        """Take the pid of a writer, which both the nursery and the writer tell."""
+        if not child.pid:
+            child.pid = pid
+            self._on_change()
 
     def _give_up(self, child: Child) -> None:
         """Kill a child whose channel is closed: it does not take its messages, or has ended."""
@@ -314,7 +359,7 @@ class Children:
         for fd in child.watched:
             if self._by_fd.pop(fd, None) is not None:
                 self._epoll.unregister(fd)
-        status = child.reap()
+        status = child.status = child.reap()
         if not isinstance(child, Nursling):  # whose pid may be another's by now
             self._forked.discard(child.pid)
         self._liveness.forget(child)
@@ -330,7 +375,8 @@ class Children:
         """Start a child again that has ended, unless it, or the appliance, is stopping."""
         if child.stopping or self.stopping:
             return
-        start.want(key, self.restarts.after_death(child.role, child.key, now_ms() - child.started_ms))
+        lived_ms = now_ms() - child.started_ms
+        start.want(key, self.restarts.after_death(child.role, child.key, lived_ms, child.status))
 
     def watch_hearts(self) -> None:
         """From now on kill children whose heartbeat has not moved for ``liveness.timeout_ms``."""

@@ -9,13 +9,23 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...config import Config
-from ...machine_limits import DISK_WARN
+from ...errors import StorageFault
 from ...shared import memory
 from ...shared.counters import PAGE_BYTES
 from ...shared.heartbeats import Heart
 from ..child import become_child
-from ..clock import wall_s
 from ..control import Channel
+from ..messages import (
+    CannotStart,
+    ConnectZooKeeper,
+    CoordinatorStreamOpened,
+    Listening,
+    PartitionTable,
+    Reload,
+    Stop,
+    ToCoordinator,
+    WorkerStreamOpened,
+)
 from .actions import Actions
 from .children import Children
 from .fork import Child
@@ -51,10 +61,10 @@ class CoordinatorChild:
         self.zookeeper = {"connect": "", "state": "off"}
         if config.zookeeper.connect or config.zookeeper.nodes:
             self.zookeeper = {"connect": config.zookeeper.connect, "state": "connecting"}
-        self.disk: list[dict[str, Any]] = []
-        """The row of a disk that fills up, for status."""
-        self.shown: dict[str, Any] = {"clock": None, "retention": {}}
+        self.shown: dict[str, Any] = {"clock": None, "retention": {}, "cluster": {}}
         """What it has sent for status, by its key there."""
+        self._fault: tuple[str, str] | None = None
+        """Why it could not start, and what to do."""
         self.published = False
         """Whether a coordinator has sent the workers what they answer metadata from."""
         self._start = actions.define("start the coordinator", lambda _: self._fork())
@@ -84,18 +94,38 @@ class CoordinatorChild:
             with heart.working():
                 from .. import coordinator  # asyncio, kazoo and codecs of forwarded requests: 25 MB, needed only here
 
-            coordinator.run(self._config, self._data_dir, self._instance, channel, heart, self.page)
+            try:
+                coordinator.run(self._config, self._data_dir, self._instance, channel, heart, self.page)
+            except StorageFault as error:
+                logger.error("the coordinator cannot start: %s", error)
+                channel.send(CannotStart(str(error), error.remedy))
+                return error.exit_status
             return 0
 
         self._child = self._children.fork("coordinator", 0, target)
         for partition, table in self._hosted.tables():
             if partition not in self._hosted.opening:
-                self.send(["table", *partition, table])
+                self.send(PartitionTable(partition, table))
         for index in self._workers:
             self.connect(index)
         self.send_listeners()
         if self.zookeeper["connect"]:
-            self.send(["zookeeper", self.zookeeper["connect"]])
+            self.send(ConnectZooKeeper(self.zookeeper["connect"]))
+
+    def on_fault(self, reason: str, todo: str) -> None:
+        """Note why it cannot start; it is tried again and again, until somebody has mended that."""
+        self._fault = (reason, todo)
+
+    def on_published(self) -> None:
+        """A worker has its first snapshot: it works."""
+        self.published, self._fault = True, None
+
+    def faults(self) -> list[dict[str, str]]:
+        """For status: why it cannot start."""
+        if self._fault is None:
+            return []
+        reason, todo = self._fault
+        return [{"role": "coordinator", "reason": reason, "todo": todo}]
 
     def connect(self, index: int, delay_ms: int = 0) -> None:
         """Connect it with a worker, now or after a delay."""
@@ -106,35 +136,26 @@ class CoordinatorChild:
             return
         workers_end, coordinators_end = socket.socketpair()
         with workers_end, coordinators_end:
-            self._workers.send(index, ["coordinator"], (workers_end.fileno(),))
-            self.send(["worker", index], (coordinators_end.fileno(),))
+            self._workers.send(index, CoordinatorStreamOpened(), (workers_end.fileno(),))
+            self.send(WorkerStreamOpened(index), (coordinators_end.fileno(),))
 
     def on_end(self, child: Child) -> None:
         self._child = None
         self._children.start_again(child, self._start)
 
-    def on_disk(self, seen: list[int] | None) -> None:
-        """Note the size and the used bytes of a disk that fills up; None: it has room again."""
-        since_s = self.disk[0]["since"] if self.disk else wall_s()
-        self.disk = []
-        if seen is not None:
-            value, in_use = seen
-            self.disk = [{"limit": DISK_WARN, "process": "", "value": value, "in_use": in_use, "since": since_s}]
-
     # ---- messages
 
-    def send(self, message: list[Any], fds: tuple[int, ...] = ()) -> None:
+    def send(self, message: ToCoordinator, fds: tuple[int, ...] = ()) -> None:
         """Raises OSError: the descriptors could not be sent."""
         self._children.send(self._child, message, fds)
 
     def send_listeners(self) -> None:
         """Send the listeners, after the tables: now it registers this broker and orders missing partitions."""
-        self.send(["listeners", self._listeners])
+        self.send(Listening(self._listeners))
 
-    def reload(self, config: Config, settings: Any) -> None:
-        """``settings``: the configuration as plain values."""
+    def reload(self, config: Config) -> None:
         self._config = config
-        self.send(["reload", settings])
+        self.send(Reload(config))
 
     def stop(self) -> None:
         """Let it end its session with ZooKeeper, and end; workers keep what they would forward."""
@@ -142,14 +163,14 @@ class CoordinatorChild:
         self._give_up_waiting.drop()
         if self._child is not None:
             self._child.stopping = True
-            self.send(["stop"])
+            self.send(Stop())
 
     # ---- ZooKeeper
 
     def use_zookeeper(self, connect: str) -> None:
         """Send the addresses of the local ensemble."""
         self.zookeeper = {"connect": connect, "state": "connecting"}
-        self.send(["zookeeper", connect])
+        self.send(ConnectZooKeeper(connect))
 
     @property
     def awaits_zookeeper(self) -> bool:

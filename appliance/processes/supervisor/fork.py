@@ -23,7 +23,8 @@ class Child:
     """One forked process, whose pidfd shows its end.
 
     ``key`` tells children of a role apart: a worker's index, a writer's partition.  ``ends_by_itself``: it does one
-    piece of work and then exits with 0.  ``stopping``: it has been asked to end.
+    piece of work and then exits with 0.  ``stopping``: it has been asked to end.  ``status``: of the end, negative for
+    a signal; None while it runs, and of one that somebody else reaps.
     """
 
     def __init__(self, role: str, key: Any, pid: int, pidfd: int, channel: Channel, started_ms: int) -> None:
@@ -33,6 +34,7 @@ class Child:
         self.started_ms = started_ms
         self.started_s = wall_s()
         self.stopping = self.ends_by_itself = False
+        self.status: int | None = None
 
     @property
     def watched(self) -> set[int]:

@@ -5,9 +5,8 @@ It holds values only.  :mod:`.opening` changes them; workers, writers and the co
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...names import TopicPartition
+from ..messages import DamagedPlace, PartitionTable, RangesDamaged, ToWorker
 
 
 class HostedPartition:
@@ -24,11 +23,11 @@ class HostedPartition:
         self.topic_id = topic_id
         self.settings = settings
         self.table = self.offline = self.full = ""
-        self.damaged: list[list[Any]] = []
+        self.damaged: list[DamagedPlace] = []
 
-    def damage_message(self, partition: TopicPartition) -> list[Any]:
+    def damage_message(self, partition: TopicPartition) -> RangesDamaged:
         """The message to workers about offsets that they must not serve."""
-        return ["damaged", *partition, [[start, stop] for start, stop, *_ in self.damaged]]
+        return RangesDamaged(partition, [(start, stop) for start, stop, *_ in self.damaged])
 
 
 class Hosted(dict[TopicPartition, HostedPartition]):
@@ -43,11 +42,11 @@ class Hosted(dict[TopicPartition, HostedPartition]):
         """The partitions that have a table, and its name."""
         return [(partition, row.table) for partition, row in self.items() if row.table]
 
-    def announcements(self) -> list[list[Any]]:
+    def announcements(self) -> list[ToWorker]:
         """The messages that tell a worker of all partitions: tables, and offsets that it must not serve."""
-        messages: list[list[Any]] = []
+        messages: list[ToWorker] = []
         for partition, table in self.tables():
-            messages.append(["table", *partition, table])
+            messages.append(PartitionTable(partition, table))
             if self[partition].damaged:
                 messages.append(self[partition].damage_message(partition))
         return messages

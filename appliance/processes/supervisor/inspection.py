@@ -3,7 +3,7 @@
 Only what it has read itself is believed.  Reports name offsets of a partition::
 
     who                               has met                                 sends
-    network workers                   a segment or a range of it that they    ["suspect", ...] to the supervisor
+    network workers                   a segment or a range of it that they    ``Suspect`` to the supervisor
                                       cannot read, or that is no batch
     the scrubber                      a wrong checksum                        the same
     ``log verify``, and others        one of these                            ``report_damage`` to the native
@@ -43,7 +43,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, assert_never
 
 import msgspec
 
@@ -59,12 +59,30 @@ from ...shared.heartbeats import Heart
 from ...shared.table import SegmentTable, TableSnapshot
 from ..child import become_child
 from ..control import Channel
+from ..messages import (
+    TO_INSPECTOR,
+    Damaged,
+    DamagedPlace,
+    FilesBack,
+    FilesChanged,
+    FilesGone,
+    Inspect,
+    Inspected,
+    Judged,
+    LeaveAlone,
+    LookAt,
+    PartitionDropped,
+    Refused,
+    Stop,
+    Strays,
+    ToInspector,
+)
 from .actions import Actions
 from .children import Children
 from .coordinator_child import CoordinatorChild
 from .fork import Child
 from .hosted import Hosted, HostedPartition
-from .scrubbing import Scrubbing
+from .scrubber import Scrubbing
 from .workers import Workers
 
 logger = logging.getLogger(__name__)
@@ -137,7 +155,7 @@ class Inspection:
 
     def _row(self, partition: TopicPartition, row: HostedPartition) -> Inspected:
         away = partition in self._away or partition in self._hosted.opening
-        return Inspected(*partition, row.topic_id, row.table, bool(row.offline), away)
+        return Inspected(partition, row.topic_id, row.table, bool(row.offline), away)
 
     def on_end(self, child: Child) -> None:
         self._child = None
@@ -149,32 +167,32 @@ class Inspection:
         self._start.drop()
         if self._child is not None:
             self._child.stopping = True
-            self._send(["stop"])
+            self._send(Stop())
 
-    def _send(self, message: list[Any]) -> None:
+    def _send(self, message: ToInspector) -> None:
         self._children.send(self._child, message)
 
     # ---- partitions come, go, and are opened
 
     def drop(self, partition: TopicPartition) -> None:
         self._away.discard(partition)
-        self._send(["drop", *partition])
+        self._send(PartitionDropped(partition))
 
     def leave(self, partition: TopicPartition) -> None:
         """Do not look at a partition until it has been opened again."""
         self._away.add(partition)
-        self._send(["away", *partition])
+        self._send(LeaveAlone(partition))
 
     def look(self, partition: TopicPartition) -> None:
         """Look at a partition that has been opened, or could not be: its files may be others, known damage mended."""
         self._away.discard(partition)
-        self._send(["partition", self._row(partition, self._hosted[partition])])
+        self._send(Inspect(self._row(partition, self._hosted[partition])))
 
     # ---- reports
 
     def suspect(self, partition: TopicPartition, start: int, stop: int) -> None:
         """Look at offsets that a process of the appliance could not read."""
-        self._send(["report", 0, *partition, start, stop])
+        self._send(LookAt(0, partition, start, stop))
 
     def report(self, token: int, partition: TopicPartition, start: int, stop: int) -> None:
         """Look at offsets that a client could not read, and answer the coordinator."""
@@ -188,36 +206,36 @@ class Inspection:
             self._answer(token, OutOfResources.__name__, "too many reports wait: try again", [])
         else:
             self._tokens.add(token)
-            self._send(["report", token, *partition, start, stop])
+            self._send(LookAt(token, partition, start, stop))
 
-    def on_judged(self, token: int, error: str, message: str, rows: list[Any]) -> None:
+    def on_judged(self, token: int, error: str, message: str, places: list[DamagedPlace]) -> None:
         """Answer a report with the damage of its partition."""
         if token in self._tokens:
             self._tokens.discard(token)
             self._before_answer()
-            self._answer(token, error, message, rows)
+            self._answer(token, error, message, places)
 
-    def _answer(self, token: int, error: str, message: str, rows: list[Any]) -> None:
-        self._coordinator.send(["judged", token, error, message, rows])
+    def _answer(self, token: int, error: str, message: str, places: list[DamagedPlace]) -> None:
+        self._coordinator.send(Judged(token, error, message, places))
 
     # ---- what it finds
 
-    def on_damaged(self, partition: TopicPartition, topic_id: str, ranges: Sequence[Sequence[Any]]) -> None:
+    def on_damaged(self, partition: TopicPartition, topic_id: str, places: Sequence[DamagedPlace]) -> None:
         """Take these ranges of a partition out of service, and all others back."""
         row = self._hosted.get(partition)
         if row is None or row.topic_id != topic_id or row.offline or partition in self._hosted.opening:
             return
-        known = [tuple(one) for one in row.damaged]
-        fresh = [tuple(one) for one in ranges if tuple(one) not in known]
+        known = row.damaged
+        fresh = [place for place in places if place not in known]
         for start, stop, file, position, reason in fresh:
             logger.error(
                 "%s-%d is damaged: %s:%d: %s: the offsets %d to %d are not served until `appliance log repair`",
                 *(*partition, file, position, reason, start, stop),
             )
-        if known and not ranges:
+        if known and not places:
             logger.info("%s-%d is sound again: all of it is served", *partition)
-        if fresh or len(known) != len(ranges):
-            row.damaged = [list(one) for one in ranges]
+        if fresh or len(known) != len(places):
+            row.damaged = list(places)
             self._workers.send_all(row.damage_message(partition))
             self.on_files(partition)
         if fresh:
@@ -225,19 +243,8 @@ class Inspection:
 
     def on_files(self, partition: TopicPartition) -> None:
         """Let readers open the files of a partition anew: some are others than they were."""
-        self._workers.send_all(["forget", *partition])
-        self._coordinator.send(["forget", *partition])
-
-
-class Inspected(NamedTuple):
-    """A partition, as the supervisor tells the inspector.  ``away``: its files are not looked at now."""
-
-    topic: str
-    partition: int
-    topic_id: str
-    table: str
-    offline: bool
-    away: bool
+        self._workers.send_all(FilesChanged(partition))
+        self._coordinator.send(FilesChanged(partition))
 
 
 # ---- the child
@@ -258,8 +265,8 @@ class _Partition:
 
     def __init__(self, row: Inspected, ranges: list[DamagedRange]) -> None:
         self.row = row
-        self.key = TopicPartition(row.topic, row.partition)
-        self.name = f"{row.topic}-{row.partition}"
+        self.key = row.partition
+        self.name = f"{row.partition.topic}-{row.partition.partition}"
         self.ranges = ranges
         self.away = row.away
         self.directory: Mark | None = None
@@ -276,7 +283,7 @@ class _Partition:
     @property
     def id(self) -> str:
         """Names it in ``damage.json``."""
-        return f"{self.row.topic_id}-{self.row.partition}"
+        return f"{self.row.topic_id}-{self.key.partition}"
 
     def snapshot(self) -> TableSnapshot | None:
         """What is readable of it; None while it is opened."""
@@ -318,7 +325,7 @@ class Inspector:
         self._look_s = clock_s()
         known = _load(data_dir / FILE_NAME)
         for row in rows:
-            ranges = known.damaged.get(f"{row.topic_id}-{row.partition}", ())
+            ranges = known.damaged.get(f"{row.topic_id}-{row.partition.partition}", ())
             self._take(row, [DamagedRange(start, stop, "") for start, stop in ranges])
 
     def run(self) -> None:
@@ -341,22 +348,25 @@ class Inspector:
         if self._control.pending:
             self._control.flush()
         self._poll.poll(max(0.0, seconds) * 1000)
-        for message, _ in self._control.receive():
+        for message, _ in self._control.receive(TO_INSPECTOR):
             match message:
-                case ["partition", row]:
-                    known = self._partitions.get(TopicPartition(row[0], row[1]))
-                    same = known is not None and known.row.topic_id == row[2]
-                    self._take(Inspected(*row), known.ranges if known is not None and same else [])
-                case ["drop", topic, number]:
-                    self._drop(TopicPartition(topic, number))
-                case ["away", topic, number]:
-                    if (partition := self._partitions.get(TopicPartition(topic, number))) is not None:
+                case Inspect(row):
+                    known = self._partitions.get(row.partition)
+                    same = known is not None and known.row.topic_id == row.topic_id
+                    self._take(row, known.ranges if known is not None and same else [])
+                case PartitionDropped(key):
+                    self._drop(key)
+                case LeaveAlone(key):
+                    if (partition := self._partitions.get(key)) is not None:
                         partition.away = True
-                case ["report", token, topic, number, start, stop]:
-                    stop = min(stop, start + REPORT_BYTES_MAX)
-                    self._want(TopicPartition(topic, number), start, stop, token)
-                case ["stop"]:
+                case LookAt(token, key, start, stop):
+                    self._want(key, start, min(stop, start + REPORT_BYTES_MAX), token)
+                case Stop():
                     raise _Stopped
+                case Refused():
+                    raise AssertionError(message)  # nothing for it has a descriptor
+                case _:
+                    assert_never(message)
         if self._control.closed:
             raise _Stopped
 
@@ -417,7 +427,7 @@ class Inspector:
     def _on_gone(self, partition: _Partition, reason: str) -> None:
         """Let the partition be opened again, which finds out what is left of it."""
         partition.away = True
-        self._control.send(["gone", *partition.key, partition.row.topic_id, reason])
+        self._control.send(FilesGone(partition.key, partition.row.topic_id, reason))
 
     def _compare_files(self, partition: _Partition) -> int:
         """Compare the segments of a partition; return how many."""
@@ -444,7 +454,7 @@ class Inspector:
         for base in partition.sealed.keys() - set(bases):
             del partition.sealed[base]
         if changed:
-            self._control.send(["files", *partition.key])
+            self._control.send(FilesChanged(partition.key))
         return len(bases)
 
     def _compare_active(self, partition: _Partition, path: Path, base: int, end: int) -> None:
@@ -475,7 +485,7 @@ class Inspector:
         elif marks != partition.offline_marks:
             if marks and marks == partition.changed_marks:
                 partition.away = True
-                self._control.send(["back", *partition.key, partition.row.topic_id])
+                self._control.send(FilesBack(partition.key, partition.row.topic_id))
             partition.changed_marks = marks
         return 1 + len(marks)
 
@@ -489,7 +499,7 @@ class Inspector:
         strays = sorted(name for name, looks in self._strays.items() if looks >= STRAY_LOOKS)[:STRAYS_MAX]
         if strays != self._told_strays:
             self._told_strays = strays
-            self._control.send(["strays", strays])
+            self._control.send(Strays(strays))
 
     def _is_log(self, name: str) -> bool:
         try:
@@ -519,21 +529,22 @@ class Inspector:
     def _read(self, key: TopicPartition, start: int, stop: int, tokens: Sequence[int]) -> None:
         """Read [start, stop), and what is known to be damaged around it; tell what is damaged now."""
         error: ApplianceError | None = None
-        partition, rows = self._partitions.get(key), []
+        partition = self._partitions.get(key)
+        places: list[DamagedPlace] = []
         try:
-            rows = self._read_range(key, start, stop)
+            places = self._read_range(key, start, stop)
         except ApplianceError as fault:
             error = fault
         if error is None and partition is not None:
-            self._control.send(["damaged", *key, partition.row.topic_id, rows])
+            self._control.send(Damaged(key, partition.row.topic_id, places))
         for token in tokens:
-            self._judge(token, error, rows)
+            self._judge(token, error, places)
 
-    def _judge(self, token: int, error: ApplianceError | None, rows: Sequence[Any] = ()) -> None:
+    def _judge(self, token: int, error: ApplianceError | None, places: Sequence[DamagedPlace] = ()) -> None:
         name = "" if error is None else type(error).__name__
-        self._control.send(["judged", token, name, "" if error is None else str(error), rows])
+        self._control.send(Judged(token, name, "" if error is None else str(error), list(places)))
 
-    def _read_range(self, key: TopicPartition, start: int, stop: int) -> list[list[Any]]:
+    def _read_range(self, key: TopicPartition, start: int, stop: int) -> list[DamagedPlace]:
         """As :meth:`_read`; returns the damage of the partition, each with its place in the files.
 
         Raises:
@@ -562,7 +573,7 @@ class Inspector:
             partition.ranges = ranges
             self._save()
         partition.ranges = ranges
-        return [[one.start, one.stop, *place_of(seen.bases, one.start), one.reason] for one in ranges]
+        return [(one.start, one.stop, *place_of(seen.bases, one.start), one.reason) for one in ranges]
 
     def _look(self, partition: _Partition, ranges: Sequence[DamagedRange]) -> list[DamagedRange]:
         seen = partition.snapshot()

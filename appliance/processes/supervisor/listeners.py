@@ -25,6 +25,7 @@ from ...addresses import (
 from ...config import Config
 from ...errors import AddressInUse, BadValue
 from ...machine_limits import limit_of
+from ...proc_net import holder_of
 from ...security.configuration import faults_of, is_insecure
 from ...wire.sockets import LOCAL_SOCKET, short_path
 from .systemd import inherited_listeners
@@ -103,9 +104,24 @@ def bind(listener: Listener) -> socket.socket:
     except OSError as error:
         if limit_of(error):
             raise
-        kind = AddressInUse if error.errno == errno.EADDRINUSE else BadValue
+        if error.errno == errno.EADDRINUSE:
+            raise _in_use(listener) from None
         advice = "choose another path" if listener.unix else "choose another address, or port 0 for any free one"
-        raise kind(f"{listener.protocol}.listen = {listener}: {error.strerror}; {advice}") from None
+        raise BadValue(f"{listener.protocol}.listen = {listener}: {error.strerror}; {advice}") from None
+
+
+def _in_use(listener: Listener) -> AddressInUse:
+    """The error about an address that is taken: by whom, and what helps."""
+    key = f"{listener.protocol}.listen"
+    if listener.unix:
+        return AddressInUse(f"{key} = {listener}: another process listens there; choose another path")
+    port = parse_addresses(listener.address)[0][1]
+    holder = holder_of(port)
+    if holder is None:
+        todo = f"`ss -ltnp 'sport = :{port}'` as root shows by whom; end it, or choose another address in {key}"
+        return AddressInUse(f"{key} = {listener}: the address is in use", remedy=todo)
+    todo = f"end it (`kill {holder.pid}`), or choose another address in {key}, or port 0 for any free one"
+    return AddressInUse(f"{key} = {listener}: the address is in use by {holder}", remedy=todo)
 
 
 def _bind_tcp(host: str, port: int) -> socket.socket:

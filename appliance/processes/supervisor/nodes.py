@@ -128,7 +128,8 @@ class Nodes:
         if not self._stopping:
             logger.warning("ZooKeeper node %d ended with status %d", node + 1, status)
             self._ensemble.warn_of_taken_ports(node)
-            self._start.want(node, self._restarts.after_death("zookeeper", node, now_ms() - self._started[node][0]))
+            lived_ms = now_ms() - self._started[node][0]
+            self._start.want(node, self._restarts.after_death("zookeeper", node, lived_ms, status))
         self._on_change()
 
     def stop(self) -> None:
@@ -149,6 +150,13 @@ class Nodes:
         """In a forked child: close the supervisor's descriptors."""
         for pidfd in self._by_pidfd:
             os.close(pidfd)
+
+    def deaths(self) -> list[dict[str, Any]]:
+        """For status: nodes that have ended lately: role, node (from 1), times, status."""
+        return [
+            {"role": role, "node": node + 1, "times": list(deaths.times_s), "status": deaths.status}
+            for role, node, deaths in self._restarts.recent()
+        ]
 
     def rows(self) -> list[dict[str, Any]]:
         """For status: role, pid, started, restarts, node (from 1)."""

@@ -10,7 +10,7 @@ on one process at a time has that end, and the supervisor knows by its closing t
     the writer is     its end is held by            the supervisor knows
     ordered           the message to the nursery    nothing
     being forked      the nursery, then both        nothing
-    forked            both, then the writer         its pid: both tell it as their first message, ["forked", pid], and
+    forked            both, then the writer         its pid: both tell it as their first message, Forked, and
                                                     the nursery before it closes the end.  So a writer that hangs
                                                     from its first instruction on can be killed
     ended             the nursery, then nobody      that it has ended: its own end reports a hang-up
@@ -26,14 +26,11 @@ One case is left: a nursery that dies between a fork and its message, and a writ
 is not killed, and its partition waits until it goes on.
 
 The supervisor starts another writer for a partition only after the hang-up, so no partition ever has two.  A killed
-nursery is started again.  Messages to the nursery::
+nursery is started again.  Its last message is Stop, when all channels have reported a hang-up: it waits for the ends of
+the processes, and ends.  When the machine has no process left, it reports that on the writer's channel, in its place.
+It tells the supervisor of a writer that was killed, or ended by a bug.
 
-    ["fork", topic, partition, settings, table name, heart] +fd        heart: the index of the writer's cell
-    ["reap", pid]        its channel has reported a hang-up; it may take a while to end, or be an earlier nursery's
-    ["reload", {...}]    the configuration for later writers
-    ["stop"]             all channels have reported a hang-up: wait for the ends of the processes, and end
-
-When the machine has no process left, the nursery reports that on the writer's channel, in its place (``"lacking"``).
+:class:`Nursery` is the process, :class:`NurseryChild` what the supervisor has of it.
 """
 
 from __future__ import annotations
@@ -48,20 +45,23 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
-
-import msgspec
+from typing import Final, assert_never
 
 from ...config import Config
 from ...log.recovery import boot_id
 from ...machine_limits import limit_of
+from ...names import TopicPartition
 from ...shared.doorbell import Doorbell
 from ...shared.heartbeats import Heart
 from .. import writer
 from ..child import become_child, set_log_level
 from ..control import Channel, tell
-from .actions import reason_of
-from .fork import EXIT_BUG
+from ..messages import TO_NURSERY, Forked, ForkWriter, Lacking, Reap, Refused, Reload, Stop, WriterEnded
+from .actions import Actions, reason_of
+from .children import LOCK, Children
+from .fork import EXIT_BUG, Child
+from .hosted import HostedPartition
+from .workers import Workers
 
 logger = logging.getLogger(__name__)
 
@@ -88,8 +88,8 @@ class Nursery:
         """``heart_at(index)``: a writer's cell."""
         self._config, self._data_dir, self._doorbells = config, data_dir, doorbells
         self._heart_at, self._control, self._heart = heart_at, control, heart
-        self._partitions: dict[int, Sequence[Any]] = {}
-        """Topic and partition of the writers that have not been reaped, by pid."""
+        self._partitions: dict[int, TopicPartition] = {}
+        """The partitions of the writers that have not been reaped, by pid."""
         self._ending: set[int] = set()
         """Those that have closed their channels."""
         self._wait_ms = heart.beat_ms
@@ -111,43 +111,52 @@ class Nursery:
             if not poll.poll(self._wait_ms):
                 self._reap()
                 continue
-            match self._control.take():  # one at a time: no writer inherits an end of another's channel
-                case ["fork", *order], [fd]:
-                    self._fork(order, fd)
-                case ["reap", pid], _:
+            taken = self._control.take(TO_NURSERY)  # one at a time: no writer inherits an end of another's channel
+            if taken is None:
+                continue
+            message, fds = taken
+            match message:
+                case Refused():  # the kernel has closed the writer's end: the supervisor sees that it has ended, unborn
+                    pass
+                case ForkWriter():
+                    self._fork(message, fds[0])
+                case Reap(pid):  # it may take a while to end, or be an earlier nursery's
                     if pid in self._partitions:
                         self._ending.add(pid)
                         self._wait_ms = REAP_MS
                     self._reap()
-                case ["reload", config], _:
-                    self._config = msgspec.convert(config, Config)
-                    set_log_level(self._config.log.level)
-                case ["stop"], _:
+                case Reload(config):
+                    self._config = config
+                    set_log_level(config.log.level)
+                case Stop():
                     with self._heart.working():
                         self._reap(wait=True)  # so that whoever has stopped the appliance finds none of its processes
                     return
+                case _:
+                    assert_never(message)
 
-    def _fork(self, order: Sequence[Any], fd: int) -> None:
+    def _fork(self, order: ForkWriter, fd: int) -> None:
         """Fork a writer.  The less is done here and the more by the child, the fewer pages are copied twice."""
         pid = _libc.fork()
         if pid == 0:
             self._become_writer(order, fd)
         if pid > 0:
-            self._partitions[pid] = order[:2]
-            tell(fd, ["forked", pid])
+            self._partitions[pid] = order.partition
+            tell(fd, Forked(pid))
         else:
             error = OSError(ctypes.get_errno(), "no process for a writer")
-            tell(fd, ["lacking", reason_of(error), limit_of(error)])
+            tell(fd, Lacking(reason_of(error), limit_of(error)))
         os.close(fd)
 
-    def _become_writer(self, order: Sequence[Any], fd: int) -> None:
+    def _become_writer(self, order: ForkWriter, fd: int) -> None:
         """In the child: be a writer, and exit."""
-        topic, partition, settings, table, heart = order
+        topic, partition = order.partition
         status = EXIT_BUG
         try:
             os.close(self._control.fileno())
             arguments = writer.WriterArguments(
-                self._config, self._data_dir, topic, partition, settings, table, self._doorbells, self._heart_at(heart)
+                *(self._config, self._data_dir, topic, partition, order.settings, order.table),
+                *(self._doorbells, self._heart_at(order.heart)),
             )
             status = writer.run(arguments, Channel(socket.socket(fileno=fd)))
         except BaseException:
@@ -176,3 +185,67 @@ class Nursery:
         exit_status = os.waitstatus_to_exitcode(status)
         if exit_status < 0 or exit_status == EXIT_BUG:
             logger.warning("writer %s-%d (pid %d) ended with status %d", topic, partition, pid, exit_status)
+            self._control.send(WriterEnded(TopicPartition(topic, partition), exit_status))
+
+
+class NurseryChild:
+    """The nursery.  ``on_started`` is called when it has been forked, and takes orders."""
+
+    def __init__(
+        self,
+        config: Config,
+        data_dir: Path,
+        children: Children,
+        actions: Actions,
+        workers: Workers,
+        on_started: Callable[[], None],
+    ) -> None:
+        self._config, self._data_dir = config, data_dir
+        self._children, self._workers, self._on_started = children, workers, on_started
+        self._pid = os.getpid()
+        self._child: Child | None = None
+        self._start = actions.define("start the nursery", lambda _: self._fork())
+
+    @property
+    def runs(self) -> bool:
+        return self._child is not None
+
+    def start(self) -> None:
+        """Call it early: the less this process has then, the less each fork copies."""
+        self._start.want()
+
+    def _fork(self) -> None:
+        config, doorbells, heart_at = self._config, self._workers.doorbells, self._children.heart_at
+
+        def target(channel: Channel, heart: Heart) -> int:
+            return Nursery(config, self._data_dir, doorbells, heart_at, channel, heart).run(self._pid)
+
+        self._child = self._children.fork("nursery", "", target, {LOCK})
+        self._on_started()
+
+    def order(self, partition: TopicPartition, row: HostedPartition, cell: int, fd: int) -> None:
+        """Order a writer that beats in ``cell``; ``fd``: its end of its control channel.
+
+        Raises:
+            OSError: the descriptor could not be sent.
+        """
+        self._children.send(self._child, ForkWriter(partition, row.settings, row.table, cell), (fd,))
+
+    def reap(self, pid: int) -> None:
+        """Let it reap a writer that has ended."""
+        self._children.send(self._child, Reap(pid))
+
+    def reload(self, config: Config) -> None:
+        self._config = config
+        self._children.send(self._child, Reload(config))
+
+    def stop(self) -> None:
+        """Stop it, and start no other."""
+        self._start.drop()
+        if self._child is not None and not self._child.stopping:
+            self._child.stopping = True
+            self._children.send(self._child, Stop())
+
+    def on_end(self, child: Child) -> None:
+        self._child = None
+        self._children.start_again(child, self._start)

@@ -1,7 +1,8 @@
 """Gives each partition its segment table in /dev/shm, lets openers open it, and announces it to the other processes.
 
-Openers (:mod:`.opener`) are children that open many partitions each; there are at most as many at a time as cores.
-Failed attempts are repeated::
+Openers (:func:`open_partitions`) are children that open many partitions each, and exit; there are at most as many at a
+time as cores.  So a thousand quiet partitions cost a thousand tables and not a thousand processes.  A cleanly stopped
+log is published from its marker and file names; any other log is recovered.  Failed attempts are repeated::
 
     cause                                meanwhile the partition is              repeated
     no room in /dev/shm for its table    offline, in a table that all of         as an action (:mod:`.actions`)
@@ -17,32 +18,33 @@ import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, NamedTuple
 
-from ...config import Config
-from ...errors import OutOfResources, StorageFault
-from ...machine_limits import ADVICE, MAPS, partitions_mappable
+from ...config import Config, TopicSettings
+from ...errors import ApplianceError, OutOfResources, StorageFault, is_lack
+from ...log import Log, check_kept, partition_directory, peek
+from ...machine_limits import ADVICE, MAPS, limit_of, partitions_mappable
 from ...names import TopicPartition
-from ...partition_states import OFFLINE
+from ...partition_states import OFFLINE, ONLINE
 from ...shared import memory
-from ...shared.table import TABLE_BYTES, SegmentTable
-from . import opener
+from ...shared.table import SEGMENTS_MAX, TABLE_BYTES, SegmentTable
+from ..child import become_child
+from ..clock import wall_ms
+from ..control import Channel
+from ..messages import Lacking, Outcome, PartitionDropped, PartitionsOpened, PartitionTable
 from .actions import REFUSALS, UNDER_WAY, Actions, reason_of
 from .children import LOCK, Children
 from .coordinator_child import CoordinatorChild
 from .fork import Child
 from .hosted import Hosted, HostedPartition
 from .inspection import Inspection
-from .opener import Job
 from .workers import Workers
 
 logger = logging.getLogger(__name__)
 
 ATTEMPTS_MAX: Final = 3
 """Attempts to open a partition whose openers are killed."""
-
-Outcome = tuple[TopicPartition, str, str]
-"""The result of an order for a partition: name of the error's class, "" after success, and the error's message."""
+ROWS_PER_MESSAGE = 50
 
 
 class Opening:
@@ -125,7 +127,7 @@ class Opening:
             self._unplaced -= set(placed)
             for partition in placed:
                 self._hosted[partition].offline = ""
-                self._workers.send_all(["table", *partition, self._hosted[partition].table])
+                self._workers.send_all(PartitionTable(partition, self._hosted[partition].table))
             for partition in self._unplaced:
                 self._show_as_offline(partition)
             if placed:
@@ -136,7 +138,7 @@ class Opening:
         row.offline = "no room for its table in /dev/shm: enlarge it, or delete topics"
         if self._offline_table and not row.table:
             row.table = self._offline_table
-            self._send_all(["table", *partition, row.table])
+            self._send_all(PartitionTable(partition, row.table))
 
     def add(self, partition: TopicPartition, topic_id: str, settings: dict[str, str], new: bool) -> None:
         """Add a partition: give it a table, and let an opener open it, or make it if it is ``new``.
@@ -161,7 +163,7 @@ class Opening:
         """Remove a partition and its table; the next attempt to place other partitions finds the freed room."""
         row = self._hosted.pop(partition, None)
         if row is not None and row.table:
-            self._send_all(["drop", *partition])
+            self._send_all(PartitionDropped(partition))
             if row.table != self._offline_table:
                 memory.unlink(row.table)
         self._inspection.drop(partition)
@@ -170,7 +172,7 @@ class Opening:
         if not self._unplaced:
             self._place_all.drop()
 
-    def _send_all(self, message: list[Any]) -> None:
+    def _send_all(self, message: PartitionTable | PartitionDropped) -> None:
         self._workers.send_all(message)
         self._coordinator.send(message)
 
@@ -182,7 +184,7 @@ class Opening:
         row = self._hosted.get(partition)
         if row is None or not row.table:
             return
-        message = ["table", *partition, row.table]
+        message = PartitionTable(partition, row.table)
         if role == "network":
             self._workers.send(index, message)
         else:
@@ -215,7 +217,7 @@ class Opening:
                 new = partition in self._unmade
                 jobs.append(Job(*partition, row.topic_id, row.settings, row.table, new, row.offline))
         if jobs:
-            run = partial(opener.run, self._config, self._data_dir, jobs, supervisor_pid=self._pid)
+            run = partial(open_partitions, self._config, self._data_dir, jobs, supervisor_pid=self._pid)
             self._children.fork("opener", partitions, lambda channel, _: run(channel), {LOCK}, work=True)
         for partition in set(partitions) - self._hosted.keys():  # deleted while the machine refused the opener
             self._hosted.opening.pop(partition, None)
@@ -235,8 +237,8 @@ class Opening:
                 self._lacking.add(partition)
             if partition in self._unshown:
                 self._unshown.discard(partition)
-                self._workers.send_all(["table", *partition, row.table])
-            self._coordinator.send(["table", *partition, row.table])
+                self._workers.send_all(PartitionTable(partition, row.table))
+            self._coordinator.send(PartitionTable(partition, row.table))
             known.append((partition, error, reason))
         if not self._hosted.opening:
             self._report_lacking()
@@ -278,3 +280,70 @@ class Opening:
             self._open_again.refuse("", self._hosted[min(self._lacking)].offline, self._limit)
         else:
             self._open_again.done()
+
+
+class Job(NamedTuple):
+    topic: str
+    partition: int
+    topic_id: str
+    settings: dict[str, str]
+    table_name: str
+    new: bool
+    """Nobody has opened it before: its directory may have to be made."""
+    known_fault: str
+    """Why it could not be opened before: is not logged again."""
+
+
+def open_partitions(config: Config, data_dir: Path, jobs: Sequence[Job], control: Channel, supervisor_pid: int) -> int:
+    """Open every partition and report what has become of it.
+
+    The error is OutOfResources when a later attempt may succeed, for example after a full disk.
+    """
+    become_child("opener", supervisor_pid)
+    outcomes: list[Outcome] = []
+    for job in jobs:
+        partition = TopicPartition(job.topic, job.partition)
+        try:
+            open_partition(config, data_dir, job)
+            outcomes.append((partition, "", ""))
+        except (ApplianceError, OSError) as error:
+            kind = OutOfResources if is_lack(error) else StorageFault
+            if kind is OutOfResources:
+                control.send(Lacking(str(error), limit_of(error)))
+            elif str(error) != job.known_fault:  # the supervisor logs a lack, and tries again
+                logger.error("%s-%d is offline: %s", job.topic, job.partition, error)
+            outcomes.append((partition, kind.__name__, str(error)))
+        if len(outcomes) >= ROWS_PER_MESSAGE:
+            control.send(PartitionsOpened(outcomes))
+            outcomes = []
+    control.send(PartitionsOpened(outcomes))
+    return 0
+
+
+def open_partition(config: Config, data_dir: Path, job: Job) -> None:
+    """Publish one partition in its table; its state becomes ONLINE, or OFFLINE when its log cannot be opened.
+
+    Raises:
+        ApplianceError, OSError: the reason why it is offline.
+    """
+    path = partition_directory.directory_of(data_dir, job.topic, job.partition)
+    with memory.attach(job.table_name) as mapped, memoryview(mapped) as view, view.cast("Q") as cells:
+        table = SegmentTable(cells)
+        try:
+            if not job.new:
+                check_kept(path)
+            partition_directory.claim(path, job.topic_id)
+            summary = peek(path)
+            if summary is None:
+                settings = TopicSettings.parse(job.settings, config.topics.defaults)
+                log = Log.open(path, settings, wall_ms, SEGMENTS_MAX)
+                log.close(clean=True)
+                table.publish(log.bases, log.start, log.end_offset, log.records)
+                table.set_log_end_offset(log.end_offset)
+            else:
+                table.publish(summary.bases, summary.start, summary.end, summary.records)
+                table.set_log_end_offset(summary.end)
+        except (ApplianceError, OSError):
+            table.set_state(OFFLINE)
+            raise
+        table.set_state(ONLINE)

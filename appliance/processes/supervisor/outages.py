@@ -1,7 +1,7 @@
 """Takes partitions out of service for a while: to repair them, or because somebody has touched their files.
 
-Each comes back through an opener (:mod:`.opener`), which judges what is there, so all that is sound is served again
-without a restart.  One repairer (:mod:`.repairer`) runs at a time, so that reading whole logs takes one core and one
+Each comes back through an opener (:mod:`.opening`), which judges what is there, so all that is sound is served again
+without a restart.  One repairer (:func:`repair_log`) runs at a time, so that reading whole logs takes one core and one
 queue of the disk at most.  The states of a partition that is out of service::
 
     state      begins when                    its table    readers            writers         next
@@ -34,17 +34,25 @@ import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from ...errors import InvalidRequest, OutOfResources, StorageFault, UnknownPartition
+from ...errors import ApplianceError, InvalidRequest, OutOfResources, StorageFault, UnknownPartition, disk_fault
+from ...log import partition_directory
+from ...log.recovery import Point, loss_of
 from ...names import TopicPartition
-from . import repairer
+from ...partition_states import OFFLINE
+from ...shared import memory
+from ...shared.table import SegmentTable
+from ..child import become_child
+from ..clock import wall_ms
+from ..control import Channel
+from ..messages import LogRepaired, Outcome, RepairDone
 from .actions import UNDER_WAY, Actions
 from .children import LOCK, Children
 from .coordinator_child import CoordinatorChild
 from .hosted import Hosted
 from .inspection import Inspection
-from .opening import Opening, Outcome
+from .opening import Opening
 from .workers import Workers
 from .writers import Writers
 
@@ -54,6 +62,8 @@ REASON: Final = "it is being repaired (appliance log repair)"
 INTERRUPTED: Final = "repairing was interrupted: try again"
 AGAIN_MS_MIN: Final = 2_000
 AGAIN_MS_MAX: Final = 600_000
+ACTIONS_MAX: Final = 200
+"""Actions that are reported; all are logged."""
 
 
 class Outage:
@@ -178,8 +188,8 @@ class Outages:
             self._repairs = False
             return None
         outage = self._outages[partition]
-        job = repairer.Job(partition, row.topic_id, row.table, outage.cut, outage.was_offline)
-        run = partial(repairer.run, self._data_dir, job, supervisor_pid=self._pid)
+        job = RepairJob(partition, row.topic_id, row.table, outage.cut, outage.was_offline)
+        run = partial(repair_log, self._data_dir, job, supervisor_pid=self._pid)
         self._children.fork("repairer", partition, lambda channel, _: run(channel), {LOCK}, work=True)
         return UNDER_WAY
 
@@ -228,4 +238,52 @@ class Outages:
             self._answer(outage.token, outage.error, outage.message, outage.result)
 
     def _answer(self, token: int, error: str, message: str, result: dict[str, Any]) -> None:
-        self._coordinator.send(["repaired", token, error, message, result])
+        self._coordinator.send(RepairDone(token, error, message, result))
+
+
+class RepairJob(NamedTuple):
+    """``was_offline``: it was not served before the order either, so a sound log needs no more than to be opened."""
+
+    partition: TopicPartition
+    topic_id: str
+    table_name: str
+    cut: bool
+    was_offline: bool
+
+
+def repair_log(data_dir: Path, job: RepairJob, control: Channel, supervisor_pid: int) -> int:
+    """Repair the log and report what was done."""
+    become_child("repairer", supervisor_pid)
+    with memory.attach(job.table_name) as mapped, memoryview(mapped) as view, view.cast("Q") as cells:
+        table = SegmentTable(cells)
+        table.set_state(OFFLINE)
+        known_end = max(table.high_watermark, table.log_end_offset)
+    path = partition_directory.directory_of(data_dir, *job.partition)
+    try:
+        control.send(LogRepaired(job.partition, "", "", _repair(path, job, known_end)))
+    except ApplianceError as error:
+        control.send(LogRepaired(job.partition, type(error).__name__, str(error), {}))
+    except OSError as error:
+        fault = disk_fault(error, path)
+        control.send(LogRepaired(job.partition, type(fault).__name__, str(fault), {}))
+    return 0
+
+
+def _repair(path: Path, job: RepairJob, known_end: int) -> dict[str, Any]:
+    from ...log.repair import Repaired, begin_again, repair
+
+    if loss_of(path):
+        repaired = begin_again(path, job.topic_id, known_end, wall_ms())
+    else:
+        try:
+            repaired = repair(path, cut=job.cut)
+        except InvalidRequest:
+            if not job.was_offline:
+                raise
+            point = Point.read(path)
+            repaired = Repaired([f"{path}: is sound, and opened again"], point.start or 0, point.flushed, 0, 0)
+    for action in repaired.actions:
+        logger.warning("repair: %s", action)
+    left = len(repaired.actions) - ACTIONS_MAX
+    shown = [*repaired.actions[:ACTIONS_MAX], *([f"and {left} more: see the journal"] if left > 0 else [])]
+    return repaired._replace(actions=shown)._asdict()

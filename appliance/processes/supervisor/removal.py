@@ -1,7 +1,7 @@
 """Removes partitions that the coordinator has ordered to delete; every step survives a crash of any process.
 
-A *remover* frees the names of partitions, then a *cleaner* deletes their files (both in :mod:`.remover`).  It is not
-Kafka's log cleaner, which compacts topics: there is no such thing here.
+A *remover* frees the names of partitions (:func:`free_names`), then a *cleaner* deletes their files
+(:func:`delete_files`).  It is not Kafka's log cleaner, which compacts topics: there is no such thing here.
 
 The coordinator notes a removal durably before it orders anything (``catalog.Removal``).  The table shows who continues
 after a crash at each step (C the coordinator, S the supervisor, R the remover, L the cleaner; C' and L' their
@@ -33,24 +33,30 @@ a ZooKeeper that is away for 4, leaves it pending, and the answer to the client 
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
 
-from ...errors import WriterGone
+from ...errors import ApplianceError, WriterGone, disk_fault
 from ...log import partition_directory
+from ...log.files import sync_directory
 from ...names import TopicPartition
-from . import remover
+from ..child import become_child
+from ..control import Channel
+from ..messages import Outcome, PartitionsRemoved
 from .actions import Actions
 from .children import LOCK, Children
 from .hosted import Hosted
-from .opening import Outcome
 from .writers import Writers
 
 CLEAN_AGAIN_MS: Final = 60_000
 """Delay of the next cleaner after one that could not delete all files."""
+logger = logging.getLogger(__name__)
+
+ROWS_PER_MESSAGE: Final = 50
 
 
 class Removals:
@@ -97,7 +103,7 @@ class Removals:
             self._start_remover.want(tuple(ready.items()))
 
     def _fork_remover(self, ids: tuple[tuple[TopicPartition, str], ...]) -> None:
-        run = partial(remover.remove, self._data_dir, dict(ids), supervisor_pid=self._pid)
+        run = partial(free_names, self._data_dir, dict(ids), supervisor_pid=self._pid)
         partitions = tuple(partition for partition, _ in ids)
         self._children.fork("remover", partitions, lambda channel, _: run(channel), {LOCK}, work=True)
 
@@ -128,10 +134,50 @@ class Removals:
             return
         directories = partition_directory.deleted(self._data_dir)
         if directories:
-            run = partial(remover.clean, directories, self._pid)
+            run = partial(delete_files, directories, self._pid)
             self._children.fork("cleaner", 0, lambda *_: run(), work=True)
             self._cleans = True
 
     def on_cleaner_end(self, status: int | None) -> None:
         self._cleans = False
         self.clean(CLEAN_AGAIN_MS if status else 0)
+
+
+def free_names(data_dir: Path, partitions: dict[TopicPartition, str], control: Channel, supervisor_pid: int) -> int:
+    """The remover: free the names of partitions whose writers have ended, and report like an opener."""
+    become_child("remover", supervisor_pid)
+    outcomes: list[Outcome] = [
+        (partition, *_set_aside(data_dir, partition, topic_id)) for partition, topic_id in partitions.items()
+    ]
+    try:
+        sync_directory(data_dir)
+    except OSError as error:
+        fault = disk_fault(error, data_dir)
+        outcomes = [(partition, type(fault).__name__, str(fault)) for partition, *_ in outcomes]
+    for start in range(0, len(outcomes), ROWS_PER_MESSAGE):
+        control.send(PartitionsRemoved(outcomes[start : start + ROWS_PER_MESSAGE]))
+    return 0
+
+
+def _set_aside(data_dir: Path, partition: TopicPartition, topic_id: str) -> tuple[str, str]:
+    try:
+        partition_directory.set_aside(data_dir, *partition, topic_id)
+    except OSError as error:
+        fault = disk_fault(error, partition_directory.directory_of(data_dir, *partition))
+        return type(fault).__name__, str(fault)
+    except ApplianceError as error:
+        return type(error).__name__, str(error)
+    return "", ""
+
+
+def delete_files(directories: Sequence[Path], supervisor_pid: int) -> int:
+    """The cleaner: delete the directories of removed partitions; return 1 when some files are left."""
+    become_child("cleaner", supervisor_pid)
+    status = 0
+    for directory in directories:
+        try:
+            partition_directory.discard(directory)
+        except OSError as error:
+            logger.error("a deleted partition still takes room: %s: %s", error.filename or directory, error.strerror)
+            status = 1
+    return status

@@ -6,7 +6,8 @@ The rate is ``scrub.bytes_per_second`` over all partitions.  The scrubber has th
 and reads only below the high watermark.  It writes to nothing but index files of sealed segments that are wrong.  An
 index follows from its segment, so that is no damage, and its writer does not touch it any more.
 
-The file ``scrub.json`` in the data directory keeps where it is, so that a restart goes on there.
+The file ``scrub.json`` in the data directory keeps where it is: a scrubber that is started again goes on
+there.  :class:`Scrubbing` is the supervisor's side.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ import platform
 import select
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, assert_never
 
 import msgspec
 
@@ -29,6 +31,7 @@ from ...disk_settings import Scrub
 from ...errors import ApplianceError, StorageFault, WriterGone
 from ...log.index_check import IndexCheck, MendedIndex
 from ...log.scrub import scrub
+from ...names import TopicPartition
 from ...shared import memory
 from ...shared.heartbeats import Heart
 from ...shared.table import SegmentTable, TableSnapshot
@@ -36,6 +39,10 @@ from ...status import read_state
 from ..child import become_child
 from ..clock import wall_s
 from ..control import Channel
+from ..messages import TO_SCRUBBER, FilesChanged, Refused, Reload, ScrubSoon, Stop, Suspect
+from .actions import Actions
+from .children import Children
+from .fork import Child
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +54,49 @@ SAVE_S: Final = 30.0
 NICE: Final = 19
 IOPRIO_SET: Final = {"x86_64": 251, "aarch64": 30}
 IOPRIO_IDLE: Final = 3 << 13
+
+
+class Scrubbing:
+    """The scrubber as a child."""
+
+    def __init__(self, config: Config, data_dir: Path, children: Children, actions: Actions) -> None:
+        self._config, self._data_dir, self._children = config, data_dir, children
+        self._pid = os.getpid()
+        self._child: Child | None = None
+        self._start = actions.define("start the scrubber", lambda _: self._fork())
+
+    @property
+    def runs(self) -> bool:
+        return self._child is not None
+
+    def start(self) -> None:
+        self._start.want()
+
+    def _fork(self) -> None:
+        scrub_all = partial(run, self._config, self._data_dir, supervisor_pid=self._pid)
+
+        def target(channel: Channel, heart: Heart) -> int:
+            return scrub_all(control=channel, heart=heart)
+
+        self._child = self._children.fork("scrubber", 0, target)
+
+    def on_end(self, child: Child) -> None:
+        self._child = None
+        self._children.start_again(child, self._start)
+
+    def scrub_soon(self, partition: TopicPartition) -> None:
+        """Let the scrubber read a partition before all others: some of it is damaged."""
+        self._children.send(self._child, ScrubSoon(partition))
+
+    def reload(self, config: Config) -> None:
+        self._config = config
+        self._children.send(self._child, Reload(config))
+
+    def stop(self) -> None:
+        self._start.drop()
+        if self._child is not None:
+            self._child.stopping = True
+            self._children.send(self._child, Stop())
 
 
 class _Stopped(Exception):
@@ -161,7 +211,7 @@ class Scrubber:
         check = IndexCheck(directory, seen.bases, lambda: self._snapshot(name) is not None, self._pace)
         try:
             for found in scrub(directory, seen.bases, end, start, end, pace, check.on_batch):
-                self._control.send(["suspect", topic, int(partition), found.start, found.stop])
+                self._control.send(Suspect(TopicPartition(topic, int(partition)), found.start, found.stop))
             check.finish()
         except (StorageFault, OSError) as error:
             logger.error("%s cannot be scrubbed: %s", name, error)
@@ -199,14 +249,18 @@ class Scrubber:
     def _wait(self, seconds: float) -> None:
         """Handle messages of the supervisor, waiting for the first one."""
         self._poll.poll(seconds * 1000)
-        for message, _ in self._control.receive():
+        for message, _ in self._control.receive(TO_SCRUBBER):
             match message:
-                case ["reload", values]:
-                    self._settings = msgspec.convert(values["scrub"], Scrub)
-                case ["soon", topic, number]:
-                    self._soon[f"{topic}-{number}"] = None
-                case ["stop"]:
+                case Reload(config):
+                    self._settings = config.scrub
+                case ScrubSoon(partition):
+                    self._soon[f"{partition.topic}-{partition.partition}"] = None
+                case Stop():
                     raise _Stopped
+                case Refused():
+                    raise AssertionError(message)  # nothing for it has a descriptor
+                case _:
+                    assert_never(message)
         if self._control.closed:
             raise _Stopped
 
@@ -216,7 +270,7 @@ class Scrubber:
             logger.warning("%s: an index was wrong, and is made anew from its segment: %s", name, one)
         if mended:
             topic, _, partition = name.rpartition("-")
-            self._control.send(["mended", topic, int(partition)])
+            self._control.send(FilesChanged(TopicPartition(topic, int(partition))))
 
     def _save(self) -> None:
         self._saved_s = self._clock_s()

@@ -11,10 +11,10 @@ with the supervisor.  Nothing on the data path waits for it or sends to it.
     off        nothing                 -                   a restart of the appliance with another ``listen``
     bound      socket                  -                   fork, after workers and coordinator
     running    socket, Child           socket, channel     its end: bound again, and forked after a delay
-    stopping   socket, Child           socket, channel     ["stop"]; the supervisor does not wait for it
+    stopping   socket, Child           socket, channel     Stop; the supervisor does not wait for it
 
 A process keeps its socket, its channel and its heart; other sockets and locks are closed in it
-(:meth:`.children.Children.close_in_child`).  ["reload", {...}] brings a new configuration.
+(:meth:`.children.Children.close_in_child`).  Reload brings a new configuration.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ...addresses import PLAINTEXT, Listener, address_text, parse_addresses
 from ...config import Config
@@ -31,6 +31,7 @@ from ...security.configuration import is_loopback
 from ...shared.heartbeats import Heart
 from ..child import become_child
 from ..control import Channel
+from ..messages import Reload, Stop
 from .actions import Actions
 from .children import Children
 from .fork import Child
@@ -50,7 +51,7 @@ class SideArguments(NamedTuple):
 
 
 Serve = Callable[[SideArguments], None]
-"""What a side process runs: serves until ["stop"] comes or the channel closes.  It imports what it needs by itself."""
+"""What a side process runs: serves until Stop comes or the channel closes.  It imports what it needs by itself."""
 
 
 class SideProcesses:
@@ -109,18 +110,17 @@ class SideProcesses:
         del self._running[child.role]
         self._children.start_again(child, self._start, child.role)
 
-    def reload(self, config: Config, values: Any) -> None:
-        """``values``: the configuration as plain values."""
+    def reload(self, config: Config) -> None:
         self._config = config
         for child in self._running.values():
-            self._children.send(child, ["reload", values])
+            self._children.send(child, Reload(config))
 
     def stop(self) -> None:
         for role in self._sockets:
             self._start.drop(role)
         for child in self._running.values():
             child.stopping = True
-            self._children.send(child, ["stop"])
+            self._children.send(child, Stop())
 
     @property
     def stopped(self) -> bool:

@@ -1,9 +1,16 @@
-"""Writes state.json, from which ``appliance status`` shows the running processes, and systemd's status line."""
+"""Writes state.json, from which ``appliance status`` shows the running processes, and systemd's status line.
+
+The file is replaced as a whole, also when the disk is full.  There are two files, each larger than its content (JSON
+may end in spaces).  The spare one is overwritten in place, which needs no new blocks, and then exchanges names with the
+other (renameat2 with RENAME_EXCHANGE): a reader sees the old state or the new one.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import os
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,6 +18,7 @@ import msgspec
 
 from ... import __version__
 from ...disk_settings import Disk
+from ...health.conditions import REFUSED_WITHIN_S
 from ...health.findings import status_line
 from ...machine_limits import ADVICE, measure
 from ..clock import now_ms, wall_s
@@ -22,7 +30,6 @@ from .hosted import Hosted
 from .inspection import Inspection
 from .nodes import Nodes
 from .reloading import Reloads
-from .state_file import StateFile
 from .systemd import Notifier
 from .workers import Workers
 from .writers import Writers
@@ -30,6 +37,46 @@ from .writers import Writers
 WRITE_MS: Final = 200
 """state.json is written at most this often, and takes at most one part in RESTS + 1 of the time."""
 RESTS: Final = 20
+MINUTE_S: Final = 60
+FOREIGN_MS: Final = 2_000
+"""How often to look whether partitions of other brokers are still here."""
+ROOM_BYTES: Final = 64 * 1024
+RENAME_EXCHANGE: Final = 2
+AT_FDCWD: Final = -100
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Refusals:
+    """Counts what was refused to clients, by reason: since the start, and lately."""
+
+    def __init__(self, clock_s: Callable[[], float] = wall_s) -> None:
+        self._clock_s = clock_s
+        self.totals: Counter[str] = Counter()
+        self._recent: dict[str, deque[tuple[float, int]]] = {}
+        """Of each reason, the beginnings of the last minutes with refusals, since 1970, and their numbers."""
+        self._last_s: dict[str, float] = {}
+
+    def add(self, counts: Mapping[str, int]) -> None:
+        now_s = self._clock_s()
+        self.totals.update(counts)
+        for reason, count in counts.items():
+            self._last_s[reason] = now_s
+            minutes = self._recent.setdefault(reason, deque(maxlen=REFUSED_WITHIN_S // MINUTE_S))
+            if minutes and 0 <= now_s - minutes[-1][0] < MINUTE_S:
+                minutes[-1] = (minutes[-1][0], minutes[-1][1] + count)
+            else:
+                minutes.append((now_s, count))
+
+    def recent(self) -> dict[str, dict[str, float]]:
+        """By reason: how many there were in REFUSED_WITHIN_S before the last one, and when that was, since 1970."""
+        return {
+            reason: {
+                "count": sum(count for at_s, count in self._recent[reason] if last_s - at_s < REFUSED_WITHIN_S),
+                "last": last_s,
+            }
+            for reason, last_s in self._last_s.items()
+        }
 
 
 class StatusReport:
@@ -66,8 +113,10 @@ class StatusReport:
         self._instance, self._hosted, self._children, self._actions = instance, hosted, children, actions
         self._workers, self._writers, self._coordinator, self._nodes = workers, writers, coordinator, nodes
         self._notifier, self._certificates, self._inspection = notifier, certificates, inspection
-        self._refusals: Counter[str] = Counter()
+        self._refusals = Refusals()
+        self._foreign: dict[str, int] = {}
         self._save = actions.define("write state.json", lambda _: self.write())
+        self._look_at_foreign = actions.define("look at partitions of other brokers", lambda _: self._forget_foreign())
 
     def on_change(self) -> None:
         """Write the report soon, because it has changed, but rest first: with 10,000 partitions it takes 0.1 s."""
@@ -76,8 +125,20 @@ class StatusReport:
 
     def add_refusals(self, counts: dict[str, int]) -> None:
         """Add what a process has refused to clients, by reason (:class:`appliance.security.audit_log.Reason`)."""
-        self._refusals.update(counts)
+        self._refusals.add(counts)
         self.on_change()
+
+    def watch_foreign(self, foreign: dict[str, int]) -> None:
+        """Show partitions with a log here that another broker stores, by name: its id; until they are moved away."""
+        self._foreign = foreign
+        if foreign:
+            self._look_at_foreign.want(delay_ms=FOREIGN_MS)
+
+    def _forget_foreign(self) -> None:
+        there = {name: broker for name, broker in self._foreign.items() if (self._data_dir / name).exists()}
+        if there != self._foreign:
+            self.on_change()
+        self.watch_foreign(there)
 
     def enter(self, state: str) -> None:
         """Report another state at once."""
@@ -97,15 +158,18 @@ class StatusReport:
             "state": self.state,
             "version": __version__,
             "started": self._started_s,
-            "disk": {"bytes_max": self.disk.bytes_max, "free_bytes_min": self.disk.free_bytes_min},
+            "disk": {name: getattr(self.disk, name) for name in ("bytes_max", "free_bytes_min", "free_bytes_warn")},
             "listeners": self.listeners,
             "insecure": self.insecure,
+            "foreign": self._foreign,
+            "faults": self._coordinator.faults(),
             "tls": self._certificates.report,
             "zookeeper": self._coordinator.zookeeper,
             **self._coordinator.shown,
             "processes": self._processes(),
             "restarts": dict(self._children.restarts.totals),
             "hangs": dict(self._children.hangs),
+            "deaths": self._deaths(),
             "pages": self._workers.pages | ({"coordinator": page} if (page := self._coordinator.page) else {}),
             "reload": self.reloads.last,
             **self._partitions(),
@@ -113,7 +177,8 @@ class StatusReport:
             "refused": self._actions.rows(),
             "limits": self._limits(),
             "low": self.low,
-            "refusals": dict(self._refusals),
+            "refusals": dict(self._refusals.totals),
+            "refusals_recent": self._refusals.recent(),
         }
         self._notifier.show(status_line(content, len(self._hosted), wall_s()))
         self._file.replace(msgspec.json.encode(content))
@@ -134,11 +199,19 @@ class StatusReport:
 
     def _limits(self) -> list[dict[str, Any]]:
         """The limits that are reached: those of the machine that cause refusals, and those of processes."""
-        rows = [*self._workers.limits(), *self._writers.limits(), *self._children.limits(), *self._coordinator.disk]
+        rows = [*self._workers.limits(), *self._writers.limits(), *self._children.limits()]
         for limit, since_s in self._actions.limits().items():
             value, in_use = measure(limit, self._data_dir)
             rows.append({"limit": limit, "process": "", "value": value, "in_use": in_use, "since": since_s})
         return [{**row, "advice": ADVICE[row["limit"]]} for row in rows]
+
+    def _deaths(self) -> list[dict[str, Any]]:
+        """The processes that have ended by themselves lately: role, times, status, and whose they were."""
+        rows = []
+        for role, key, deaths in self._children.restarts.recent():
+            row = {"role": role, "times": list(deaths.times_s), "status": deaths.status}
+            rows.append(row | dict(zip(("topic", "partition"), key, strict=True)) if role == "writer" else row)
+        return rows + self._nodes.deaths()
 
     def _processes(self) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = [
@@ -156,3 +229,36 @@ class StatusReport:
                 row |= self._workers.stats(child.key)
             rows.append(row)
         return rows + self._nodes.rows()
+
+
+class StateFile:
+    """``path`` and its spare.  They are not synced: after a crash of the machine the old state has no use."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._spare = path.with_name(path.name + ".spare")
+
+    def replace(self, content: bytes) -> None:
+        """Replace the content of state.json.
+
+        Raises:
+            OSError: the content is larger than the file, and the disk is full; the old content stays.
+        """
+        if not self._path.exists():
+            self._fill(self._spare, content)
+            self._spare.replace(self._path)
+        self._fill(self._spare, content)
+        old, new = os.fsencode(self._path), os.fsencode(self._spare)
+        if _libc.renameat2(AT_FDCWD, new, AT_FDCWD, old, RENAME_EXCHANGE):
+            self._spare.replace(self._path)  # a file system that cannot exchange
+
+    def _fill(self, path: Path, content: bytes) -> None:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            room = os.fstat(fd).st_size
+            if room < len(content):
+                room = -(-2 * len(content) // ROOM_BYTES) * ROOM_BYTES
+                os.posix_fallocate(fd, 0, room)
+            os.pwrite(fd, content.ljust(room), 0)
+        finally:
+            os.close(fd)

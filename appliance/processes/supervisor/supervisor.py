@@ -20,29 +20,30 @@ the first writer of the new ones, so all that can be done before or after that i
 The parts::
 
     children           forks, watches, sends to, reaps all children
-    child_events       handles their messages, and their ends
+    child_events       handles their messages, and their ends; carries out orders of the coordinator
     workers            network workers, their arenas and doorbells
     certificates       the files of the TLS listeners, loaded again when they change
     coordinator_child  the coordinator and the state of ZooKeeper
-    writers            a writer per partition that is in use; the nursery forks them
+    writers, nursery   a writer per partition that is in use; the nursery forks them
     hosted, opening    the partitions: their tables in /dev/shm, and the openers that open them
-    orders, removal    orders of the coordinator: creating and deleting partitions
+    removal            partitions that are deleted: their names, then their files
     outages            partitions that are repaired, or whose files somebody has touched, and how they come back
     inspection         the inspector, which looks whether files are there, and the damage that it has found
-    scrubbing          the scrubber, which looks for damage
+    scrubber           reads all logs slowly, to find damage
     nodes              the local ZooKeeper
     orphans            reaps those whose parent has ended, in containers
-    side_processes     servers beside the data path: metrics
+    side_processes     servers beside the data path: console, metrics
     status_report      state.json, for ``status``
     reloading          what a reload changes
 
 The supervisor shares the data directory's lock with the writers: no other supervisor can start while a writer of a
-killed instance lives, so only one process writes a partition's files (I1).
+killed instance lives, so only one process writes a partition's files.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
 import logging
 import os
@@ -51,6 +52,7 @@ import resource
 import select
 import signal
 import socket
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -62,32 +64,34 @@ import msgspec
 from ...addresses import Listener
 from ...catalog import Catalog
 from ...config import Config
-from ...data_directory import take_format
-from ...errors import BadValue, ConfigFault, OutOfResources, StorageFault
+from ...data_directory import check_small_files, foreign_partitions, take_format
+from ...errors import AlreadyRunning, BadValue, ConfigFault, OutOfResources, StorageFault
+from ...log.files import DIRECTORY_MODE, FILE_MODE
 from ...machine_limits import ADVICE, DESCRIPTORS, connections_granted, descriptors_granted, limit_of
 from ...names import TopicPartition
+from ...owners import refuse_others_directory
 from ...security import security_file
 from ...shared import memory
+from ...status import LOCK_FILE, forget_failed_start
 from ...zookeeper.login import login_of
 from ..clock import now_ms
-from ..snapshot import messages_at_start
+from ..messages import LogLevel
+from ..snapshot import changes_at_start
 from .actions import REFUSALS, Actions, reason_of, surviving
 from .certificates import Certificates
 from .child_events import ChildEvents
 from .children import LOCK, Children
 from .coordinator_child import CoordinatorChild
-from .directory_lock import lock, sign, take_directory
 from .hosted import Hosted, HostedPartition
 from .inspection import Inspection
 from .listeners import LOCAL, insecure, listen, remove_sockets, texts
 from .nodes import Nodes
-from .noted_signals import Signals
 from .opening import Opening
 from .orphans import Orphans
 from .outages import Outages
 from .reloading import Reloads
 from .removal import Removals
-from .scrubbing import Scrubbing
+from .scrubber import Scrubbing
 from .side_processes import Serve, SideProcesses
 from .status_report import StatusReport
 from .systemd import Notifier
@@ -100,6 +104,96 @@ HEAD_START_MS: Final = 1_000
 """How long the others wait at most for what serves messages: a recovery may take minutes."""
 EVENT_REFUSED_S: Final = 0.1
 """How long the loop waits after a refusal, outside of any action, while handling an event."""
+UMASK: Final = 0o077
+LOCK_WAIT_MS: Final = 10_000
+"""How long a start waits for the last writers of a killed instance to end."""
+
+
+def take_directory(data_dir: Path) -> None:
+    """Make the data directory, close it to other users, and let nobody else read what this process makes.
+
+    Files that an earlier release made for a group stay as they are: the directory hides them.
+
+    Raises:
+        OthersDirectory: root was to serve the directory of another user.
+    """
+    refuse_others_directory(data_dir)
+    data_dir.mkdir(DIRECTORY_MODE, parents=True, exist_ok=True)
+    os.umask(UMASK)
+    mode = stat.S_IMODE(data_dir.stat().st_mode)
+    if mode & UMASK:
+        logger.warning("%s had mode %04o; it has %04o now, so that no other user can read it", data_dir, mode, 0o700)
+        data_dir.chmod(DIRECTORY_MODE)
+
+
+def lock(data_dir: Path) -> int:
+    """Lock the data directory, for a supervisor or a repair without one; return the descriptor that holds the lock.
+
+    It waits for the orphans of a killed supervisor to end.
+
+    Raises:
+        AlreadyRunning: another supervisor has it, or another process that does not end; the message says what to do.
+    """
+    fd = os.open(data_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+    deadline_ms = now_ms() + LOCK_WAIT_MS
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(fd, 0)  # it names a process that has ended, and perhaps another one that has its number now
+            return fd
+        except BlockingIOError:
+            pid = os.pread(fd, 32, 0).decode(errors="replace").strip()
+            reason = ""
+            if pid and Path(f"/proc/{pid}").exists():
+                reason = f"{data_dir} is in use by the appliance with pid {pid}: stop it, or give another --data"
+            elif now_ms() > deadline_ms:
+                file = data_dir / LOCK_FILE
+                reason = (
+                    f"{data_dir} is locked by a repair, by an appliance in another container, or by a process "
+                    f"of an appliance that was killed (pid {pid or 'unknown'}) which hangs: see which with "
+                    f"fuser -v {file}, wait for a repair, end what hangs with fuser --kill {file}, and try again"
+                )
+            if reason:
+                os.close(fd)
+                raise AlreadyRunning(reason) from None
+            time.sleep(0.05)
+
+
+def sign(lock_fd: int) -> None:
+    """Write into the lock file that this process serves the directory."""
+    os.pwrite(lock_fd, str(os.getpid()).encode(), 0)
+
+
+class Signals:
+    """Notes signals: the handlers only record them and wake the loop, through a socket."""
+
+    def __init__(self) -> None:
+        self._noted: set[int] = set()
+        self._reader, self._writer = socket.socketpair()
+        for end in (self._reader, self._writer):
+            end.setblocking(False)
+
+    def handle(self, *numbers: int) -> None:
+        signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        for number in numbers:
+            signal.signal(number, lambda number, _: self._noted.add(number))
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._noted
+
+    def discard(self, number: int) -> None:
+        self._noted.discard(number)
+
+    def fileno(self) -> int:
+        return self._reader.fileno()
+
+    def drain(self) -> None:
+        self._reader.recv(4096)
+
+    def close(self) -> None:
+        """In a forked child."""
+        self._reader.close()
+        self._writer.close()
 
 
 def run(
@@ -119,7 +213,7 @@ def run(
         ConfigFault: an address, the ensemble or the machine cannot be used, or a newer release has changed the data
             directory; the message has what to change.
         OutOfResources: the machine lacks a resource for the start; the message has how to get more.
-        StorageFault: the catalog cannot be read.
+        StorageFault: a file at the top of the directory is damaged, is gone, or belongs to somebody else.
     """
     if platform.machine() not in ("x86_64", "AMD64"):
         raise BadValue(f"{platform.machine()}: shared tables rely on the store order of x86-64: run it on one")
@@ -127,7 +221,9 @@ def run(
         take_directory(data_dir)
         lock_fd = lock(data_dir)
         sign(lock_fd)
+        forget_failed_start(data_dir)
         take_format(data_dir)
+        check_small_files(data_dir, config)
         supervisor = Supervisor(config, data_dir, lock_fd, reload, side_roles or {})
     try:
         with _starting():
@@ -248,6 +344,7 @@ class Supervisor:
         self._report.listeners = texts(self._listeners, self._data_dir) | self._sides.listeners
         self._report.insecure = insecure(self._listeners, self._config) + self._sides.insecure
         catalog = Catalog.load(self._data_dir)
+        self._report.watch_foreign(foreign_partitions(self._data_dir, catalog, self._config.broker.id))
         for name, partition in catalog.hosted(self._config.broker.id):
             topic = catalog.topics[name]
             self._hosted[TopicPartition(name, partition)] = HostedPartition(topic.id, dict(topic.settings))
@@ -255,7 +352,7 @@ class Supervisor:
         with surviving("making the first snapshot of workers"):
             security = security_file.load(self._data_dir / security_file.FILE_NAME)
             connect = self._coordinator.zookeeper["connect"]
-            self._workers.snapshot = messages_at_start(self._config, catalog, security, connect)
+            self._workers.snapshot = changes_at_start(self._config, catalog, security, connect)
         self._signals.handle(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 
     def run(self) -> int:
@@ -367,15 +464,14 @@ class Supervisor:
         else:
             self._config = config = self._report.reloads.take(config)
             self._report.disk = config.disk
-            values = msgspec.to_builtins(config)
             self._workers.reload(config)
             self._certificates.reload(config)
             self._opening.reload(config)
-            self._coordinator.reload(config, values)
-            self._writers.reload(config, values)
-            self._sides.reload(config, values)
-            self._scrubbing.reload(config, values)
-            self._workers.send_all(["log_level", config.log.level])
+            self._coordinator.reload(config)
+            self._writers.reload(config)
+            self._sides.reload(config)
+            self._scrubbing.reload(config)
+            self._workers.send_all(LogLevel(config.log.level))
         self._report.write_now()
         self._notifier.send("READY=1")
 

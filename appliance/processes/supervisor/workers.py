@@ -8,8 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ...addresses import Listener
 from ...config import Config
+from ...machine_limits import DESCRIPTORS, descriptors_of
 from ...shared import memory
 from ...shared.counters import PAGE_BYTES
 from ...shared.doorbell import Doorbell
@@ -18,6 +21,8 @@ from ...shared.table import WORKERS_MAX
 from .. import network
 from ..clock import wall_s
 from ..control import Channel
+from ..messages import LimitReached, Stop, ToWorker, WorkerStats
+from ..snapshot import SnapshotChange
 from ..tls_files import TlsFiles
 from .actions import Actions
 from .children import LISTENERS, Children
@@ -49,7 +54,7 @@ class Workers:
         self._limits: dict[int, list[dict[str, Any]]] = {}
         self._listeners: list[tuple[Listener, socket.socket]] = []
         self._tls: TlsFiles | None = None
-        self.snapshot: Sequence[list[Any]] = ()
+        self.snapshot: Sequence[SnapshotChange] = ()
         """What workers begin with; empty once the coordinator has sent them its own, since this one is older then."""
         self._count = min(config.network.workers or os.cpu_count() or 1, WORKERS_MAX)
         self.doorbells: list[Doorbell] = []
@@ -135,11 +140,11 @@ class Workers:
 
     # ---- messages and status
 
-    def send(self, index: int, message: list[Any], fds: tuple[int, ...] = ()) -> None:
+    def send(self, index: int, message: ToWorker, fds: tuple[int, ...] = ()) -> None:
         """Raises OSError: the descriptors could not be sent."""
         self._children.send(self._by_index.get(index), message, fds)
 
-    def send_all(self, message: list[Any]) -> None:
+    def send_all(self, message: ToWorker) -> None:
         for worker in self._by_index.values():
             self._children.send(worker, message)
 
@@ -149,7 +154,7 @@ class Workers:
             self._start.drop(index)
         for worker in self._by_index.values():
             worker.stopping = True
-            self._children.send(worker, ["stop"])
+            self._children.send(worker, Stop())
 
     def arena(self, index: int) -> str:
         """The name of a worker's arena."""
@@ -164,14 +169,14 @@ class Workers:
         """The worker that has this arena; None when it is an earlier worker's."""
         return next((index for index, name in self._arenas.items() if name == arena), None)
 
-    def on_stats(self, index: int, stats: dict[str, int]) -> None:
-        self._stats[index] = stats
+    def on_stats(self, index: int, stats: WorkerStats) -> None:
+        self._stats[index] = msgspec.structs.asdict(stats)
 
     def stats(self, index: int) -> dict[str, int]:
         """The numbers that the worker has sent: connections, and how many were refused."""
         return self._stats.get(index, {})
 
-    def on_limits(self, index: int, reached: list[list[Any]]) -> None:
+    def on_limits(self, index: int, reached: list[LimitReached]) -> None:
         """Note all limits that a worker has reached now: each with its value, and how much of it is in use."""
         since = {row["limit"]: row["since"] for row in self._limits.get(index, [])}
         self._limits[index] = [
@@ -179,8 +184,14 @@ class Workers:
                 **{"limit": limit, "process": f"network {index}", "value": value, "in_use": in_use},
                 "since": since.get(limit) or wall_s(),
             }
-            for limit, value, in_use in reached
+            for limit, value, in_use in (self._measured(index, row) for row in reached)
         ]
+
+    def _measured(self, index: int, reached: LimitReached) -> LimitReached:
+        """A worker that lacks descriptors cannot count its own: it has none to read /proc with."""
+        if reached.limit != DESCRIPTORS or index not in self._by_index:
+            return reached
+        return LimitReached(DESCRIPTORS, *descriptors_of(self._by_index[index].pid))
 
     def limits(self) -> list[dict[str, Any]]:
         """For status: limit, process, value, in_use, since."""

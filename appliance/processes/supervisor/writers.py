@@ -34,11 +34,12 @@ from ...machine_limits import DESCRIPTORS, WRITERS_MAX, descriptors_granted, des
 from ...names import TopicPartition
 from ..clock import now_ms, wall_s
 from ..control import Channel
+from ..messages import Reload, Retire, ToWriter, WorkerChannel, WriterChannel, WriterRetires
 from .actions import UNDER_WAY, Actions
 from .children import Children
 from .fork import Child
 from .hosted import Hosted
-from .nursery_child import NurseryChild
+from .nursery import NurseryChild
 from .workers import Workers
 
 OPENING_MAX: Final = 16
@@ -146,8 +147,8 @@ class Writers:
             return
         workers_end, writers_end = Channel.pair()
         try:
-            self._workers.send(index, ["writer", *partition], (workers_end.fileno(),))
-            self._children.send(child, ["worker", self._workers.arena(index)], (writers_end.fileno(),))
+            self._workers.send(index, WriterChannel(partition), (workers_end.fileno(),))
+            self._children.send(child, WorkerChannel(self._workers.arena(index)), (writers_end.fileno(),))
         finally:
             workers_end.close()
             writers_end.close()
@@ -260,28 +261,31 @@ class Writers:
         elif partition in self._needed:
             self.want(partition)
 
+    def on_status(self, partition: TopicPartition, status: int) -> None:
+        """Note how a writer has ended, as the nursery says."""
+        self._children.restarts.note_status("writer", partition, status)
+
     def on_nursery_end(self, child: Child) -> None:
         self._nursery.on_end(child)
 
     # ---- messages and ends
 
-    def send(self, partition: TopicPartition, message: list[Any]) -> None:
+    def send(self, partition: TopicPartition, message: ToWriter) -> None:
         self._children.send(self._by_partition.get(partition), message)
 
-    def reload(self, config: Config, settings: Any) -> None:
-        """``settings``: the configuration as plain values."""
+    def reload(self, config: Config) -> None:
         self._config, self._memory_bytes = config, memory_bytes()
-        self._nursery.reload(config, settings)
+        self._nursery.reload(config)
         for child in self._by_partition.values():
-            self._children.send(child, ["reload", settings])
+            self._children.send(child, Reload(config))
 
     def retire(self, child: Child) -> None:
         if child.stopping:
             return
         child.stopping = True
         self._retiring.add(child)
-        self._workers.send_all(["retire", *child.key])
-        self._children.send(child, ["retire"])
+        self._workers.send_all(WriterRetires(child.key))
+        self._children.send(child, Retire())
 
     def stop(self) -> None:
         """Retire all writers, and start no other; the nursery ends after them."""

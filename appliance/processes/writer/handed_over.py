@@ -31,7 +31,8 @@ from ...wire.listener_codecs import codec_of
 from ...wire.requests import Codec, Produce, Request, decode_frames
 from ..answers import Answer, acks_0_failure
 from ..handoff import pieces
-from .worker_link import AppendRequest, Link, Source
+from ..messages import AppendRow, ConnectionLost, GivenBack, Handoff, ProduceFailed, Received, Unsent
+from .worker_link import Link, Source
 
 CHECK_MS: Final = 1_000
 TURNS_TO_KEEP: Final = 8
@@ -73,26 +74,24 @@ class HandedOverConnections:
     def __bool__(self) -> bool:
         return bool(self._by_fd)
 
-    def accept(self, link: Link, terms: Sequence[Any], fds: Sequence[int], now_ms: int) -> None:
-        """Take a connection over; ``terms``: what is in the message behind its first word."""
-        token, protocol, listener, acks, buffer_bytes, received = terms
-        if not fds:
-            with self.lock:
-                link.send(("gone", token))
-            return
+    def accept(self, link: Link, handoff: Handoff, fd: int, now_ms: int) -> None:
+        """Take a connection over."""
         if not self._by_fd:
             self._check_ms = now_ms
-        codec = codec_of(protocol, self._config, greeted=True)
-        buffer = bytearray(max(buffer_bytes, len(received)))
+        codec = codec_of(handoff.protocol, self._config, greeted=True)
+        received = handoff.received
+        buffer = bytearray(max(handoff.buffer_bytes, len(received)))
         buffer[: len(received)] = received
-        counters = self._common.table.handed_over(listener)
-        sock = socket.socket(fileno=fds[0])
-        handed = HandedOver(self._common, link, token, sock, codec, counters, acks, buffer, len(received))
-        self._by_fd[fds[0]] = handed
+        counters = self._common.table.handed_over(handoff.listener)
+        sock = socket.socket(fileno=fd)
+        handed = HandedOver(
+            self._common, link, handoff.token, sock, codec, counters, handoff.acks, buffer, len(received)
+        )
+        self._by_fd[fd] = handed
         with self.lock:
             handed.watch()
 
-    def take(self, fd: int, now_ns: int) -> list[tuple[Source, AppendRequest]]:
+    def take(self, fd: int, now_ns: int) -> list[tuple[Source, AppendRow]]:
         """Receive from a connection; return its append requests."""
         handed = self._by_fd[fd]
         if not handed.watched:  # by the flusher, since epoll returned it
@@ -201,7 +200,7 @@ class HandedOver:
 
     # ---- taking: the loop alone
 
-    def take(self, now_ns: int) -> tuple[list[tuple[Source, AppendRequest]], bool]:
+    def take(self, now_ns: int) -> tuple[list[tuple[Source, AppendRow]], bool]:
         """Read once.
 
         Returns:
@@ -219,7 +218,7 @@ class HandedOver:
         self._filled += count
         more = count > 0
         self._counters.received(count)
-        appends: list[tuple[Source, AppendRequest]] = []
+        appends: list[tuple[Source, AppendRow]] = []
         frames: list[tuple[int, int]] = []
         taken = 0
         try:
@@ -324,16 +323,16 @@ class HandedOver:
         If the kernel has no descriptor for the message, the connection ends: its client reconnects.
         """
         send, token = self.link.send, self._token
-        for message in pieces("received", token, self.arena[self._parsed : self._filled]):
-            send(message)
-        for message in pieces("unsent", token, self._unsent):
-            send(message)
+        for piece in pieces(self.arena[self._parsed : self._filled]):
+            send(Received(token, piece))
+        for piece in pieces(self._unsent):
+            send(Unsent(token, piece))
         if self._failure:
-            send(("failed", token, self._failure))
+            send(ProduceFailed(token, self._failure))
         try:
-            send(("back", token), (self._sock.fileno(),))
+            send(GivenBack(token), (self._sock.fileno(),))
         except OSError:
-            send(("gone", token))
+            send(ConnectionLost(token))
         self.close()
 
     def close(self) -> None:

@@ -1,16 +1,7 @@
 """A writer's link to a network worker: a channel, and the arena that the worker receives into.
 
-Messages on the channel, msgpack arrays::
-
-    worker → writer   [[token, acks, [start, stop, ...]] ...]      positions of requests' record batches in the arena
-                      []                                           a client waits for a flush: do not delay the next
-                      ["flush"]                                    flush now: a client waits for the log end offset
-    writer → worker   [[token, [error, base, end, ...], {index: text}, append ms] ...]   three numbers per request;
-                      text -1: for all; append ms: the timestamp of all with LogAppendTime, else -1
-
-Each row of the first message is an append request.  It is answered once; with acks=-1 when it is flushed.  The append
-requests of one worker are answered in any order, all parts of one at once.  A closed channel means that the worker is
-gone, and its answers are dropped.  :mod:`appliance.processes.handoff` has the messages about handed-over connections.
+An append request is answered once; with acks=-1 when it is flushed.  The append requests of one worker are answered in
+any order, all parts of one at once.  A closed channel means that the worker is gone, and its answers are dropped.
 """
 
 from __future__ import annotations
@@ -21,14 +12,12 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from ..answers import Answer
 from ..control import Channel
+from ..messages import AnswerRow, Appended, FromWriter
 
 NUMBERS_PER_MESSAGE: Final = 2_048
 """A message to a worker is closed once it holds this many numbers of up to 9 bytes.  It still fits a packet if its last
 append request adds three numbers for each of ``writer_link.APPEND_PARTS_MAX`` parts, and texts."""
 APPEND_NUMBERS: Final = 8
-
-AppendRequest = tuple[Any, int, Sequence[int]]
-"""Token, acks, and the positions of requests' record batches in the arena: start, stop, start, stop, ..."""
 
 
 class Source(Protocol):
@@ -72,18 +61,18 @@ class Link:
 
     def answer(self, answers: Sequence[tuple[Any, Answer]]) -> None:
         """Send the answers, several in a message."""
-        message: list[Any] = []
+        rows: list[AnswerRow] = []
         size = 0
         for token, answer in answers:
-            message.append((token, *answer))
+            rows.append((token, *answer))
             size += APPEND_NUMBERS + len(answer.numbers)
             if size >= NUMBERS_PER_MESSAGE:
-                self.send(message)
-                message, size = [], 0
-        if message:
-            self.send(message)
+                self.send(Appended(rows))
+                rows, size = [], 0
+        if rows:
+            self.send(Appended(rows))
 
-    def send(self, message: Sequence[Any], fds: Sequence[int] = ()) -> None:
+    def send(self, message: FromWriter, fds: Sequence[int] = ()) -> None:
         """Call with the flusher's lock held.
 
         Raises:

@@ -8,13 +8,19 @@ This module is the program: open, the loop, close.  The parts::
 
     worker_link     the link to a network worker, and its messages
     handed_over     connections that workers have handed over
-    appender        check, place, append
-    unflushed       flushes, publishes and acknowledges written batches
-    flusher         flushes in a thread, or in the loop
+    unflushed       flushes, in a thread or in the loop; publishes and acknowledges written batches
     producers       idempotent producers
-    delete_before   retention and DeleteRecords
 
-Messages on the control channel: see :mod:`appliance.processes.supervisor.child_events`.
+:class:`Appender` checks the record batches of a turn, gives each its offset, and appends all.  :func:`delete_before`
+deletes the records before an offset, for retention and for DeleteRecords, in these steps:
+
+1. Flush, and raise the high watermark, if needed: the log start offset is never above the high watermark.
+2. Store a snapshot of the producers that covers the removed segments: it replaces the headers of their batches.
+3. Store the new log start offset durably, and publish it.
+4. Flush the names of the remaining segments, if they are new.
+5. Remove the files; a worker in the middle of a sendfile keeps its open files.
+
+A full disk prevents only the removal of the active segment, which needs room for the next one.
 """
 
 from __future__ import annotations
@@ -23,38 +29,242 @@ import logging
 import os
 import select
 import socket
-from collections.abc import Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
-
-import msgspec
+from typing import Final, NamedTuple, assert_never
 
 from ...config import Config, TopicSettings
-from ...errors import ApplianceError, DiskFull, OutOfResources, StorageFault, Unavailable, is_lack
+from ...errors import (
+    ApplianceError,
+    ClientFault,
+    DiskFull,
+    DuplicateSequence,
+    InvalidRecord,
+    InvalidRequest,
+    InvalidTimestamp,
+    OutOfResources,
+    StorageFault,
+    Unavailable,
+    is_lack,
+)
 from ...log import Log
-from ...machine_limits import limit_of
+from ...log.files import has_room
+from ...machine_limits import DISK, limit_of
 from ...names import TopicPartition
 from ...partition_states import DISK_FULL, OFFLINE, ONLINE
+from ...records.batch import LOG_APPEND_TIME, NOT_FOR_CLIENTS, BatchInfo, check, place, restamp
+from ...records.validation import check_records, unpacked_bytes_max
+from ...reserve import with_reserve
 from ...shared import memory
 from ...shared.doorbell import Doorbell
 from ...shared.heartbeats import Heart, alone
-from ...shared.table import COUNT_RETIRED, SEGMENTS_MAX, SegmentTable
+from ...shared.table import COUNT_DUPLICATES, COUNT_REFUSED, COUNT_RETIRED, SEGMENTS_MAX, SegmentTable
+from ..answers import FOR_ALL, Answer
 from ..child import set_log_level, set_name
 from ..clock import now_ms, now_ns, wall_ms
 from ..control import Channel
-from .appender import Appender
-from .delete_before import delete_before
+from ..messages import (
+    FROM_WORKER,
+    TO_WRITER,
+    Append,
+    AppendRow,
+    ChangeSettings,
+    ConnectionLost,
+    DeleteBefore,
+    FlushNow,
+    FlushSoon,
+    Forked,
+    Handoff,
+    Idle,
+    Lacking,
+    LogClosed,
+    LogFull,
+    Offline,
+    Recall,
+    Refused,
+    Reload,
+    Retire,
+    Roll,
+    StoreProducers,
+    WorkerChannel,
+    WriterOpened,
+)
 from .handed_over import CHECK_MS, HandedOverConnections
 from .producers import Producers
 from .unflushed import Unflushed
-from .worker_link import AppendRequest, Link, ReadyAnswer, Source
+from .worker_link import Link, ReadyAnswer, Source
 
 logger = logging.getLogger(__name__)
 
 NAMED_MS: Final = 100
 """How long the writer answers acks=1 before it looks again whether its file still has its name."""
+ROOM_CHECK_MS: Final = 1_000
+"""How often a writer looks whether a full disk has room again, if nobody produces."""
+ROOM_BYTES: Final = 1 << 16
+"""The room that it looks for at least."""
 RETIRE_MS_MAX: Final = 2_000
 """How long a writer that retires waits for the workers to close their channels."""
+FUTURE_MS_MAX: Final = 3_600_000
+"""A header whose largest timestamp is further in the future is not believed without a look at the records."""
+TEXTS_MAX: Final = 32
+TEXT_CHARACTERS_MAX: Final = 400
+
+_new = tuple.__new__  # twice as fast as the constructor of a NamedTuple
+
+
+class Appender:
+    """Appends to one log.  Call :meth:`check`, then :meth:`append`; after an error of that, :meth:`refuse`."""
+
+    def __init__(self, log: Log, producers: Producers, table: SegmentTable) -> None:
+        self._log, self._table = log, table
+        self._sequences = producers.sequences
+        self._last_base = log.bases[-1]
+        self._group: list[tuple[memoryview, BatchInfo]] = []
+        self._bytes_max = 0
+        """The maximum size of a batch in this turn."""
+        self._append_ms = -1
+        """The timestamp of all batches of this turn with LogAppendTime, else -1."""
+        self._validates = True
+        """Whether the records of all batches of this turn are checked."""
+        self._future_ms = 0
+
+    def check(self, arrived: list[tuple[Source, AppendRow]]) -> list[ReadyAnswer]:
+        """Check and place all batches that have arrived; return the answers, valid after :meth:`append`."""
+        group: list[tuple[memoryview, BatchInfo]] = []
+        self._group = group
+        ready: list[ReadyAnswer] = []
+        refused = parts = 0
+        settings = self._log.settings
+        position = self._log.end_offset
+        self._bytes_max = settings.max_message_bytes
+        now_ms = wall_ms()
+        self._append_ms = now_ms if settings.message_timestamp_type == "LogAppendTime" else -1
+        self._validates, self._future_ms = settings.message_validate, now_ms + FUTURE_MS_MAX
+        for source, (token, acks, positions) in arrived:
+            arena = source.arena
+            parts += len(positions) // 2
+            results: list[int] = []
+            messages: dict[int, str] = {}
+            for index in range(0, len(positions), 2):
+                try:
+                    base, end, position = self._admit(arena, positions[index], positions[index + 1], position, group)
+                    results += (0, base, end)
+                except ClientFault as error:
+                    if isinstance(error, DuplicateSequence):
+                        self._table.count(COUNT_DUPLICATES, 1)
+                    else:
+                        refused += 1
+                    results += (error.code, -1, -1)
+                    if len(messages) < TEXTS_MAX:
+                        messages[index // 2] = str(error)[:TEXT_CHARACTERS_MAX]
+            answer: Answer = _new(Answer, (results, messages, self._append_ms))
+            ready.append(_new(ReadyAnswer, (source, acks, token, answer)))
+        self._table.count_parts(parts)
+        if refused:
+            self._table.count(COUNT_REFUSED, refused)
+        return ready
+
+    def append(self) -> tuple[int, int]:
+        """Append the batches that :meth:`check` has placed, and publish the log end offset.
+
+        Returns:
+            The number of bytes and records that were appended.
+
+        Raises:
+            DiskFull, OutOfResources, StorageFault: nothing was appended.
+        """
+        group, self._group = self._group, []
+        if not group:
+            return 0, 0
+        log, table = self._log, self._table
+        size, records = log.append(group)
+        self._sequences.commit()
+        if log.bases[-1] != self._last_base:
+            self.show_segments()
+        table.set_log_end_offset(log.end_offset)
+        table.count_group(len(group), size)
+        return size, records
+
+    def refuse(self, error: ApplianceError, ready: list[ReadyAnswer]) -> list[ReadyAnswer]:
+        """Forget the placed batches; return refusals in place of the answers."""
+        self._sequences.rollback()
+        texts = {FOR_ALL: str(error)[:TEXT_CHARACTERS_MAX]}
+        return [
+            one._replace(answer=Answer([error.code, -1, -1] * (len(one.answer.numbers) // 3), texts, -1))
+            for one in ready
+        ]
+
+    def _admit(
+        self, arena: memoryview, start: int, stop: int, position: int, group: list[tuple[memoryview, BatchInfo]]
+    ) -> tuple[int, int, int]:
+        """Check one request's batches and add them to the group, all or none.
+
+        Returns:
+            Offset of the first record, offset after the last, and the offset of the next batch.
+
+        Raises:
+            ClientFault: the request is refused.
+        """
+        info = check(arena, start, stop, self._bytes_max)
+        size, count, max_timestamp, first_timestamp, producer_id, epoch, sequence, attributes = info
+        end = position + size
+        if size < stop - start:
+            return self._admit_several(arena, start, stop, position, group)
+        if attributes & NOT_FOR_CLIENTS:
+            raise _unsettable(attributes)
+        if producer_id >= 0:
+            if sequence < 0:
+                raise InvalidRecord(f"producer {producer_id}: base sequence {sequence}")
+            repeat = self._sequences.check(producer_id, epoch, sequence, count)
+            if repeat is not None:
+                self._table.count(COUNT_DUPLICATES, 1)
+                return *repeat, position
+        if self._validates or not first_timestamp <= max_timestamp <= self._future_ms:
+            # Some clients leave the largest timestamp out (sarama).  Kafka corrects it, too.
+            max_timestamp = check_records(arena, start, info, unpacked_bytes_max(self._bytes_max))
+        if max_timestamp < -1:
+            raise InvalidTimestamp(f"largest timestamp is {max_timestamp} ms: must be -1 (none) or later")
+        if self._append_ms >= 0:
+            info = restamp(arena, start, info, self._append_ms, attributes | LOG_APPEND_TIME)
+        elif max_timestamp != info.max_timestamp:
+            info = restamp(arena, start, info, max_timestamp, attributes)
+        if producer_id >= 0:
+            self._sequences.record(producer_id, epoch, sequence, count, end - count, end, info.max_timestamp)
+        place(arena, start, position, size, count)
+        group.append((arena[start:stop], info))
+        return end - count, end, end
+
+    def _admit_several(
+        self, arena: memoryview, start: int, stop: int, position: int, group: list[tuple[memoryview, BatchInfo]]
+    ) -> tuple[int, int, int]:
+        """As :meth:`_admit`, for a request with several batches, which an idempotent producer never sends."""
+        admitted: list[tuple[memoryview, BatchInfo]] = []
+        first_base, at = -1, start
+        while at < stop:
+            info = check(arena, at, stop, self._bytes_max)
+            if info.producer_id >= 0:
+                raise InvalidRequest("an idempotent producer sends one batch per partition and request")
+            _, end, position = self._admit(arena, at, at + info.size, position, admitted)
+            if first_base < 0:
+                first_base = end - info.count
+            at += info.size
+        group += admitted
+        return first_base, position, position
+
+    def show_segments(self) -> None:
+        """Add the log's new segments to the table."""
+        bases = self._log.bases
+        for base in bases[bisect_right(bases, self._last_base) :]:
+            self._table.add_segment(base)
+            self._last_base = base
+
+
+def _unsettable(attributes: int) -> InvalidTimestamp | InvalidRecord:
+    """The error for attributes of a batch that a client must not set."""
+    if attributes & LOG_APPEND_TIME:
+        return InvalidTimestamp("a batch with LogAppendTime, which only a broker may set: send it with CreateTime")
+    return InvalidRecord(f"a batch with attributes {attributes & 0xFFFF:#06x}, some of which mean nothing")
 
 
 class WriterArguments(NamedTuple):
@@ -85,7 +295,7 @@ def run(arguments: WriterArguments, control: Channel) -> int:
     it is not killed when the supervisor dies: it closes its log in order, at the end of the control channel.
     """
     set_name(f"wr {arguments.topic}-{arguments.partition}")
-    control.send(["forked", os.getpid()])
+    control.send(Forked(os.getpid()))
     try:
         writer = Writer(arguments, control)
     except FileNotFoundError:  # its table is gone: the topic has been deleted meanwhile
@@ -129,6 +339,7 @@ class Writer:
         )
         self._named_ms = 0  # when it has last seen that its file has its name
         self._full = False  # whether the disk has no room, as the table shows and the supervisor knows
+        self._lacking_bytes = self._room_checked_ms = 0  # while it is full: what was refused last; the last look
         self._retire_ms: int | None = None  # when it was asked to
         self._now_ms = self._quiet_since_ms = now_ms()  # _now_ms: of the end of the last turn
 
@@ -153,25 +364,28 @@ class Writer:
         self._epoll.register(self._control.fileno(), select.EPOLLIN)
         self._epoll.register(self._alarm.fd, select.EPOLLIN)
         self._unflushed.open(log, self._producers)
-        self._control.send(["opened"])
+        self._control.send(WriterOpened())
 
     def close(self) -> None:
         """Flush, answer, mark the log clean."""
         self._unflushed.close()
         self._producers.store_all()
         self._log.close(clean=True)
-        self._control.send(["closed"])
+        self._table.set_state(ONLINE)  # nobody looks any more whether the disk is full
+        self._control.send(LogClosed())
 
     def go_offline(self, error: StorageFault) -> None:
         """Set the partition offline and report the reason; the log can still be read."""
         logger.error("%s-%d is offline: %s", self._arguments.topic, self._arguments.partition, error)
         self._table.set_state(OFFLINE)
-        self._control.send(["offline", str(error)])
+        self._control.send(Offline(str(error)))
 
     def wait_for_room(self, error: ApplianceError | OSError) -> None:
         """Report which resource is lacking to open the log; the supervisor starts another writer later."""
-        self._table.set_state(DISK_FULL)
-        self._control.send(["lacking", str(error), limit_of(error)])
+        limit = limit_of(error)
+        if limit == DISK:
+            self._table.set_state(DISK_FULL)
+        self._control.send(Lacking(str(error), limit))
 
     # ---- the loop: wait, take, write, answer
 
@@ -202,7 +416,7 @@ class Writer:
         if self._control.pending:
             self._control.flush()
         self._heart.beat()
-        arrived: list[tuple[Source, AppendRequest]] = []
+        arrived: list[tuple[Source, AppendRow]] = []
         for fd, event in events:
             if fd in handed_over:
                 arrived += handed_over.take(fd, began_ns)
@@ -219,27 +433,30 @@ class Writer:
         self._now_ms = now = now_ms()
         unflushed.flush_if_due(now, bool(arrived))
         handed_over.check(now)
+        if self._full and now - self._room_checked_ms >= ROOM_CHECK_MS:
+            self._look_for_room()
         if events or not idle:
             self._quiet_since_ms = now
         elif now - self._quiet_since_ms >= self._arguments.config.writer.idle_ms:
             self._quiet_since_ms = now
-            self._control.send(["idle"])
+            self._control.send(Idle())
 
     def _timeout_s(self) -> float:
         beat_ms = self._heart.beat_ms
         if self._unflushed.since_ms:
             return min(self._unflushed.due_in_ms(self._now_ms), beat_ms) / 1000
-        wait_ms = min(self._arguments.config.writer.idle_ms, beat_ms)
+        wait_ms = min(self._arguments.config.writer.idle_ms, beat_ms, ROOM_CHECK_MS if self._full else beat_ms)
         if self._retire_ms is not None:
             wait_ms = min(wait_ms, RETIRE_MS_MAX)
         return (min(wait_ms, CHECK_MS) if self._handed_over else wait_ms) / 1000
 
-    def _write(self, arrived: list[tuple[Source, AppendRequest]]) -> None:
+    def _write(self, arrived: list[tuple[Source, AppendRow]]) -> None:
         """Check, append and answer the append requests that have arrived."""
         ready = self._appender.check(arrived)
         try:
             size, records = self._appender.append()
         except (DiskFull, OutOfResources, StorageFault) as error:
+            self._lacking_bytes = sum(sum(positions[1::2]) - sum(positions[::2]) for _, (_, _, positions) in arrived)
             self._on_append_failed(error, self._appender.refuse(error, ready))
             return
         if size:
@@ -269,37 +486,53 @@ class Writer:
             logger.warning("%s: %s", self._arguments.path, error)
             self._show_full(str(error))
 
+    def _look_for_room(self) -> None:
+        """See whether what was refused last would find room now: the state ends with its cause."""
+        self._room_checked_ms = self._now_ms
+        if has_room(self._arguments.path, max(self._lacking_bytes, ROOM_BYTES)):
+            self._show_full("")
+
     def _show_full(self, reason: str) -> None:
         """Report that the disk has no room for the log, and with "" that it has again."""
         self._full = bool(reason)
+        self._room_checked_ms = now_ms()
         self._table.set_state(DISK_FULL if reason else ONLINE)
-        self._control.send(["full", reason])
+        self._control.send(LogFull(reason))
 
     # ---- workers
 
-    def _take(self, fd: int, event: int) -> Iterable[tuple[Source, AppendRequest]]:
+    def _take(self, fd: int, event: int) -> Iterable[tuple[Source, AppendRow]]:
         """Take one message of a worker; return its append requests."""
         link = self._links[fd]
         if event & select.EPOLLOUT:
             with self._unflushed.lock:
                 link.flush()
-        message, fds = link.channel.take()
+        taken = link.channel.take(FROM_WORKER)
+        if taken is None:
+            if link.channel.closed:
+                self._on_worker_gone(fd, link)
+            return ()
+        message, fds = taken
         match message:
-            case None:
-                if link.channel.closed:
-                    self._on_worker_gone(fd, link)
-            case []:
+            case Append(requests):
+                return [(link, row) for row in requests]
+            case FlushSoon():
                 self._unflushed.ask(now=False)
-            case ["flush"]:
+            case FlushNow():
                 self._unflushed.ask(now=True)
-            case ["handoff", *terms] | ["refused", "handoff", *terms]:
-                self._handed_over.accept(link, terms, fds, now_ms())
+            case Handoff():
+                self._handed_over.accept(link, message, fds[0], now_ms())
                 if self._retire_ms is not None:
                     self._handed_over.recall()
-            case ["recall"]:
+            case Recall():
                 self._handed_over.recall(link)
+            case Refused(Handoff(token)):
+                with self._unflushed.lock:
+                    link.send(ConnectionLost(token))
+            case Refused():
+                raise AssertionError(message)  # nothing else from a worker has a descriptor
             case _:
-                return [(link, append) for append in message]
+                assert_never(message)
         return ()
 
     def _on_worker_gone(self, fd: int, link: Link) -> None:
@@ -319,34 +552,36 @@ class Writer:
             return
         except OSError:
             channel.close()
-            self._control.send(["refused", "worker", arena_name])
+            self._control.send(Refused(WorkerChannel(arena_name)))
             return
         self._links[fd] = Link(channel, arena, self._epoll)
 
     # ---- the supervisor
 
     def _on_control(self) -> None:
-        for message, fds in self._control.receive():
+        for message, fds in self._control.receive(TO_WRITER):
             match message:
-                case ["worker", arena_name]:
+                case WorkerChannel(arena_name):
                     self._join(fds[0], arena_name)
-                case ["refused", *_]:  # no descriptor left for it: the supervisor sends it again
+                case Refused():  # no descriptor left for it: the supervisor sends it again
                     self._control.send(message)
-                case ["settings", settings]:
+                case ChangeSettings(_, settings):
                     self._change(self._arguments._replace(settings=settings))
-                case ["reload", config]:
-                    self._change(self._arguments._replace(config=msgspec.convert(config, Config)))
-                case ["delete_before", offset]:
+                case Reload(config):
+                    self._change(self._arguments._replace(config=config))
+                case DeleteBefore(_, offset):
                     self._delete_before(offset)
-                case ["roll"]:
+                case Roll():
                     self._roll()
-                case ["store_producers"]:
+                case StoreProducers():
                     with self._heart.working():
                         self._unflushed.flush_and_wait()
                         self._producers.store_all()
-                case ["retire"]:
+                case Retire():
                     self._retire_ms = now_ms()
                     self._handed_over.recall()
+                case _:
+                    assert_never(message)
 
     def _change(self, arguments: WriterArguments) -> None:
         self._arguments = arguments
@@ -385,3 +620,29 @@ class Writer:
                 logger.warning("%s: not rolled: %s", self._arguments.path, error)
             with self._unflushed.lock:
                 self._appender.show_segments()
+
+
+def delete_before(
+    log: Log, producers: Producers, offset: int, flush: Callable[[], None], show: Callable[[], None]
+) -> int:
+    """Move the log start offset to ``offset``, at most to the log end offset; return how many files were removed.
+
+    Args:
+        flush: waits until everything written is flushed and published, and the flusher is idle.
+        show: publishes the log's segments and its start.
+
+    Raises:
+        DiskFull: files are left; the next call removes them.
+        StorageFault: the disk fails.
+    """
+    offset = min(offset, log.end_offset)
+    covered = producers.covers(log.first_base(offset))
+    if offset > min(log.high_watermark, log.flushed) or not covered:
+        flush()
+    if not covered:
+        with_reserve(log.path.parent, producers.store_all)
+    log.retire_before(offset)
+    show()
+    if log.must_flush_to_unlink:
+        flush()
+    return log.unlink_retired()

@@ -318,7 +318,7 @@ def raise_refused(found: Examination) -> None:
     if not stops:
         return
     first = stops[0]
-    more = f" (and {len(stops) - 1} more: `appliance pipeline check` shows them)" if len(stops) > 1 else ""
+    more = f" (and {len(stops) - 1} more: `appliance pipeline check CONFIG` shows them)" if len(stops) > 1 else ""
     remedy = "" if refused else f": `{ACCEPT}` does so"
     raise BadValue(f"{first.subject}: {first.text}{remedy}{more}")
 

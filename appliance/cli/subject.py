@@ -1,0 +1,85 @@
+"""Looks at an appliance for the commands that judge it: by its data directory, or at an address."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from ..owners import acting_as_owner
+from ..processes.clock import wall_s
+from .target import cluster, data_dir
+
+if TYPE_CHECKING:
+    from ..health.findings import Groups, Seen
+    from ..metrics.looks import Look
+
+
+class Subject:
+    """The appliance that a command is about.  ``at``: the options that name it."""
+
+    def __init__(self, data: Path | None, connect: str | None) -> None:
+        """Raises BadParameter: both are given."""
+        if data is not None and connect is not None:
+            raise typer.BadParameter("--data and --connect: give one of them")
+        from ..metrics.looks import Looker, at_directory
+
+        self.directory = None if connect else data_dir(data)
+        self._connect = connect
+        self._looker = Looker(self.directory) if self.directory is not None else None
+        self.at: tuple[str, ...] = ()
+        if self.directory is not None:
+            self.at = at_directory(self.directory)
+        elif connect:
+            self.at = ("--connect", connect)
+
+    def status(self) -> tuple[dict[str, Any], Look]:
+        """Its status (:mod:`appliance.status`) with ``host``, and a look.
+
+        Raises:
+            NoDirectory, ApplianceError: as :meth:`look`.
+        """
+        from ..metrics.looks import of_other_host
+        from ..status import collect
+
+        if self.directory is not None:
+            look = self.look()
+            host = look.host.as_json() if look.host is not None else None
+            with acting_as_owner(self.directory):
+                return collect(self.directory) | {"host": host}, look
+        with cluster(None, self._connect) as asked:
+            found: dict[str, Any] = asked.admin("status", {})
+        return found, of_other_host(found, wall_s())
+
+    def look(self) -> Look:
+        """Look now.
+
+        Raises:
+            NoDirectory: there is no such directory.
+            ApplianceError: nobody answers at the address.
+        """
+        if self._looker is None or self.directory is None:
+            return self.status()[1]
+        with acting_as_owner(self.directory):
+            return self._looker.take()
+
+    def groups(self, look: Look) -> Groups:
+        """Ask for its groups, within some time."""
+        from ..errors import ApplianceError
+        from ..health.findings import Groups
+        from ..metrics.looks import GROUPS_MS, ask_groups
+
+        if look.readings.state is None:
+            return Groups()
+        try:
+            with cluster(self.directory, self._connect, timeout_ms=GROUPS_MS) as asked:
+                return ask_groups(asked.admin, look.state)
+        except ApplianceError as failed:
+            return Groups(unknown=str(failed))
+
+    def seen(self, now: Look, before: Look | None = None, groups: Groups | None = None) -> Seen:
+        """What looks say, to be judged."""
+        from ..metrics.looks import seen
+
+        return seen(now, self.at, wall_s(), before, groups)

@@ -1,0 +1,588 @@
+"""The messages between the processes: one tagged struct each, and for each receiver the union of all that it takes.
+
+On a channel (:mod:`.control`) a message is a msgpack array: the name of its class, then its fields in order.  S is the
+supervisor, W a network worker, R the writer of a partition, N the nursery, C the coordinator, I the inspector; ``+fd``:
+a descriptor travels with it.
+
+::
+
+    message              from → to        meaning
+    PartitionTable       S → W, C         its segment table, in which it can be read from now on
+    PartitionDropped     S → W, C, I      it is deleted, or moved away
+    RangesDamaged        S → W            all ranges of it that are not served; none: all of it is served
+    FilesChanged         S → W, C         readers forget what they know of its files: some are others now
+                         I, scrubber → S  ... tell the readers
+    WriterChannel +fd    S → W            the channel to its writer
+    WriterRetires        S → W            send its writer what waits, and nothing after that
+    CoordinatorStreamOpened +fd  S → W          the stream to the coordinator
+    TlsChanged           S → W            load the files of the certificate again
+    LogLevel             S → W            log from this level on
+    Stop                 S → all          end in order
+    Reload               S → R, N, C,     the configuration is another now
+                         scrubber, sides
+    WriterNeeded         W → S            start its writer: append requests wait
+    WorkerStats          W → S            numbers for ``status``
+    LimitsReached        W → S            all limits that it has reached now
+    Refusals             W, C, side → S   clients refused since its last message, by reason
+    Suspect              W, scrubber → S  offsets that could not be read, or have a wrong checksum
+    Refused              any → S          no descriptor, or no mapping, was left for this message: send it again
+    Lacking              R, N, opener → S  the machine lacks something to open a log with
+
+    WorkerChannel +fd    S → R            the channel to a worker, and the name of its arena
+    ChangeSettings       C → S → R        the settings of a topic
+    DeleteBefore         C → S → R        move the log start offset, and remove the segments before it
+    Roll                 C → S → R        seal the active segment, so that it can be removed
+    StoreProducers       C → S → R        store what is known of the producers
+    Retire               S → R            answer what has come, close the log, and end
+    Forked               R, N → S         the writer's process
+    WriterOpened         R → S            its log is open: it serves
+    Idle                 R → S            nobody has produced for ``writer.idle_ms``
+    LogClosed            R → S            the log is closed; the process ends
+    Offline              R → S            the log cannot be trusted, or the disk fails; the process ends
+    LogFull              R → S            the disk has no room for the log; "": it has again
+
+    ForkWriter +fd       S → N            fork a writer; the descriptor is its end of the channel to S
+    WriterEnded          N → S            it was killed, or ended by a bug: its exit status
+    Reap                 S → N            this writer's channel has reported a hang-up: it has ended, or is about to
+    PartitionsOpened     opener → S       what has become of partitions
+    PartitionsRemoved    remover → S      likewise
+    LogRepaired          repairer → S     what it has done to a log
+    ScrubSoon            S → scrubber     read this partition first: a part of it is damaged
+
+    Inspect              S → I            look at this partition: it is new, or was opened again
+    LeaveAlone           S → I            somebody changes its files: do not look until the next Inspect
+    LookAt               C → S → I        read these offsets, in which somebody has met damage
+    Damaged              I → S            all damaged ranges of a partition
+    FilesGone            I → S            its files are not those that were opened
+    FilesBack            I → S            those of an offline one have changed
+    Strays               I → S            directories that belong to no topic
+    Judged               I → S → C        the damage of a partition, after LookAt
+
+    CreatePartitions     C → S            open partitions, and make those that are new
+    DeletePartitions     C → S            close partitions and free their names
+    OrderDone            S → C            what has become of the partitions of such an order
+    RepairLog            C → S            take a partition out of service and repair its log
+    RepairDone           S → C            what has become of it
+    Published            C → S            a worker has its first snapshot
+    Shown                C → S            a part of ``status``
+    CannotStart          C → S            why, and what to do; the process ends
+    ZooKeeperState       C → S            the session
+    WorkerStreamOpened +fd  S → C            the stream to a worker
+    Listening            S → C            the addresses of the listeners; after the tables, so all partitions are known
+    ConnectZooKeeper     S → C            the addresses of the local ensemble
+
+Between a worker and a writer (:mod:`.handoff` has the states of a connection)::
+
+    Append               W → R            append requests: positions of record batches in the arena
+    FlushSoon            W → R            a client waits for a flush: do not delay the next
+    FlushNow             W → R            a client waits for the log end offset, or for room in the arena
+    Handoff +fd          W → R            a connection, with the bytes that were received and not parsed
+    Recall               W → R            give all connections back
+    Appended             R → W            answers of append requests
+    Received             R → W            bytes of a connection that were received and not parsed, in order
+    Unsent               R → W            bytes of its replies that were not sent yet, in order
+    ProduceFailed        R → W            a request of it with acks=0 has failed: to be closed when it is back
+    GivenBack +fd        R → W            the connection itself, after its bytes
+    ConnectionLost       R → W            its descriptor did not arrive: the kernel has closed it
+
+A message that a receiver's union lacks is a bug, and raises :class:`UnknownMessage` there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from msgspec import Struct
+from msgspec.msgpack import Decoder
+
+from ..config import Config
+from ..machine_limits import DESCRIPTORS
+from ..names import TopicPartition
+from ..security.configuration import Tls
+
+Outcome = tuple[TopicPartition, str, str]
+"""What has become of a partition: the name of the error's class in ``errors``, "" after success, and its message."""
+
+DamagedPlace = tuple[int, int, str, int, str]
+"""Offsets from start to stop, the file and the position in it of the first, and the reason."""
+
+AppendRow = tuple[Any, int, Sequence[int]]
+"""Token of the sender, acks, positions of requests' record batches in the arena: start, stop, start, stop, ..."""
+
+AnswerRow = tuple[int, list[int], dict[int, str], int]
+"""Token, then the fields of :class:`~.answers.Answer`."""
+
+
+class UnknownMessage(Exception):
+    """A bug: a process has got a message that it does not take.  The text has the beginning of it."""
+
+
+class Message(Struct, tag=True, array_like=True, gc=False):
+    """One message.  The table above says what each means."""
+
+
+class Stop(Message):
+    pass
+
+
+class Reload(Message):
+    config: Config
+
+
+# ---- to network workers
+
+
+class PartitionTable(Message):
+    partition: TopicPartition
+    table: str
+    """The name in /dev/shm."""
+
+
+class PartitionDropped(Message):
+    partition: TopicPartition
+
+
+class RangesDamaged(Message):
+    partition: TopicPartition
+    ranges: list[tuple[int, int]]
+
+
+class FilesChanged(Message):
+    partition: TopicPartition
+
+
+class WriterChannel(Message):
+    partition: TopicPartition
+
+
+class WriterRetires(Message):
+    partition: TopicPartition
+
+
+class CoordinatorStreamOpened(Message):
+    pass
+
+
+class TlsChanged(Message):
+    tls: Tls
+
+
+class LogLevel(Message):
+    level: str
+
+
+# ---- from network workers
+
+
+class WriterNeeded(Message):
+    partition: TopicPartition
+
+
+class WorkerStats(Message):
+    connections: int
+    refused: int
+
+
+class LimitReached(NamedTuple):
+    """A limit: its name (:mod:`appliance.machine_limits`), its value, and how much is in use; None: to be measured."""
+
+    limit: str
+    value: int | None
+    in_use: int | None
+
+
+class LimitsReached(Message):
+    limits: list[LimitReached]
+
+
+class Refusals(Message):
+    counts: dict[str, int]
+
+
+class Suspect(Message):
+    partition: TopicPartition
+    start: int
+    stop: int
+
+
+# ---- writers and the nursery
+
+
+class WorkerChannel(Message):
+    arena: str
+
+
+class ChangeSettings(Message):
+    partitions: list[TopicPartition]
+    settings: dict[str, str]
+
+
+class DeleteBefore(Message):
+    partition: TopicPartition
+    offset: int
+
+
+class Roll(Message):
+    partition: TopicPartition
+
+
+class StoreProducers(Message):
+    partition: TopicPartition
+
+
+class Retire(Message):
+    pass
+
+
+class Forked(Message):
+    pid: int
+
+
+class WriterOpened(Message):
+    pass
+
+
+class Idle(Message):
+    pass
+
+
+class LogClosed(Message):
+    pass
+
+
+class Offline(Message):
+    reason: str
+
+
+class Lacking(Message):
+    reason: str
+    limit: str
+
+
+class LogFull(Message):
+    reason: str
+
+
+class ForkWriter(Message):
+    partition: TopicPartition
+    settings: dict[str, str]
+    table: str
+    heart: int
+    """The index of the cell in which the writer beats."""
+
+
+class WriterEnded(Message):
+    partition: TopicPartition
+    status: int
+
+
+class Reap(Message):
+    pid: int
+
+
+# ---- those that do one piece of work
+
+
+class PartitionsOpened(Message):
+    outcomes: list[Outcome]
+
+
+class PartitionsRemoved(Message):
+    outcomes: list[Outcome]
+
+
+class LogRepaired(Message):
+    partition: TopicPartition
+    error: str
+    message: str
+    result: dict[str, Any]
+    """The fields of :class:`~appliance.log.repair.Repaired`; none after an error."""
+
+
+class ScrubSoon(Message):
+    partition: TopicPartition
+
+
+# ---- the inspector
+
+
+class Inspected(NamedTuple):
+    """A partition, as the supervisor tells the inspector.  ``away``: its files are not looked at now."""
+
+    partition: TopicPartition
+    topic_id: str
+    table: str
+    offline: bool
+    away: bool
+
+
+class Inspect(Message):
+    row: Inspected
+
+
+class LeaveAlone(Message):
+    partition: TopicPartition
+
+
+class LookAt(Message):
+    token: int
+    """Of the order; 0: nobody waits for an answer."""
+    partition: TopicPartition
+    start: int
+    stop: int
+
+
+class Damaged(Message):
+    partition: TopicPartition
+    topic_id: str
+    places: list[DamagedPlace]
+
+
+class FilesGone(Message):
+    partition: TopicPartition
+    topic_id: str
+    reason: str
+
+
+class FilesBack(Message):
+    partition: TopicPartition
+    topic_id: str
+
+
+class Strays(Message):
+    names: list[str]
+
+
+class Judged(Message):
+    token: int
+    error: str
+    message: str
+    places: list[DamagedPlace]
+
+
+# ---- the coordinator
+
+
+class NewPartition(NamedTuple):
+    """``is_new``: to be made; else it was made before, and may have lost its directory."""
+
+    partition: TopicPartition
+    topic_id: str
+    settings: dict[str, str]
+    is_new: bool
+
+
+class CreatePartitions(Message):
+    token: int
+    rows: list[NewPartition]
+
+
+class DeletePartitions(Message):
+    token: int
+    partitions: list[TopicPartition]
+    topic_id: str
+
+
+class OrderDone(Message):
+    token: int
+    outcomes: list[Outcome]
+
+
+class RepairLog(Message):
+    token: int
+    partition: TopicPartition
+    cut: bool
+
+
+class RepairDone(Message):
+    token: int
+    error: str
+    message: str
+    result: dict[str, Any]
+
+
+class Published(Message):
+    pass
+
+
+class Shown(Message):
+    key: str
+    value: dict[str, Any] | None
+
+
+class CannotStart(Message):
+    reason: str
+    todo: str
+
+
+class ZooKeeperState(Message):
+    connect: str
+    state: str
+
+
+class WorkerStreamOpened(Message):
+    index: int
+
+
+class Listening(Message):
+    listeners: dict[str, str]
+
+
+class ConnectZooKeeper(Message):
+    connect: str
+
+
+# ---- between a worker and a writer
+
+
+class Append(Message):
+    requests: list[AppendRow]
+
+
+class FlushSoon(Message):
+    pass
+
+
+class FlushNow(Message):
+    pass
+
+
+class Handoff(Message):
+    token: int
+    protocol: str
+    listener: int
+    """The number of its kind of listener (:func:`appliance.shared.counters.listener_number`)."""
+    acks: int
+    buffer_bytes: int
+    received: bytes
+
+
+class Recall(Message):
+    pass
+
+
+class Appended(Message):
+    answers: list[AnswerRow]
+
+
+class Received(Message):
+    token: int
+    data: bytes
+
+
+class Unsent(Message):
+    token: int
+    data: bytes
+
+
+class ProduceFailed(Message):
+    token: int
+    reason: str
+
+
+class GivenBack(Message):
+    token: int
+
+
+class ConnectionLost(Message):
+    token: int
+
+
+# ---- who takes what
+
+Refusable = (
+    PartitionTable
+    | WriterChannel
+    | CoordinatorStreamOpened
+    | WorkerChannel
+    | WorkerStreamOpened
+    | ForkWriter
+    | Handoff
+    | GivenBack
+)
+"""All messages with descriptors, and the table, which a process may be unable to map."""
+
+
+class Refused(Message):
+    """A channel makes it in place of a message for whose descriptors its process has no room; see :mod:`.control`."""
+
+    message: Refusable
+    limit: str = DESCRIPTORS
+    """The limit of the machine that is in the way (:mod:`appliance.machine_limits`)."""
+
+
+ToWorker = (
+    PartitionTable
+    | PartitionDropped
+    | RangesDamaged
+    | FilesChanged
+    | WriterChannel
+    | WriterRetires
+    | CoordinatorStreamOpened
+    | TlsChanged
+    | LogLevel
+    | Stop
+    | Refused
+)
+ToWriter = WorkerChannel | ChangeSettings | DeleteBefore | Roll | StoreProducers | Retire | Reload | Refused
+ToNursery = ForkWriter | Reap | Reload | Stop | Refused
+ToCoordinator = (
+    PartitionTable
+    | PartitionDropped
+    | FilesChanged
+    | OrderDone
+    | RepairDone
+    | Judged
+    | WorkerStreamOpened
+    | Listening
+    | ConnectZooKeeper
+    | Reload
+    | Stop
+    | Refused
+)
+ToScrubber = ScrubSoon | Reload | Stop
+ToInspector = Inspect | PartitionDropped | LeaveAlone | LookAt | Stop
+ToSideProcess = Reload | Stop
+
+FromServer = (
+    WriterNeeded | WorkerStats | LimitsReached | Refusals | Suspect | Published | Shown | CannotStart | (ZooKeeperState)
+)
+"""Messages of workers, the coordinator and side processes about themselves."""
+FromLog = (
+    WriterOpened
+    | WriterEnded
+    | Idle
+    | LogClosed
+    | Offline
+    | Lacking
+    | LogFull
+    | PartitionsOpened
+    | PartitionsRemoved
+    | LogRepaired
+)
+"""Messages of processes that have logs open: writers, openers, removers, repairers."""
+FromInspector = Damaged | FilesGone | FilesBack | FilesChanged | Strays | Judged
+"""... of the inspector; FilesChanged comes from the scrubber, too."""
+PartitionOrder = (
+    CreatePartitions | DeletePartitions | ChangeSettings | DeleteBefore | Roll | StoreProducers | RepairLog | LookAt
+)
+"""Orders of the coordinator about partitions."""
+FromChild = FromServer | FromLog | FromInspector | PartitionOrder | Refused
+ToSupervisor = FromChild | Forked
+
+FromWorker = Append | FlushSoon | FlushNow | Handoff | Recall | Refused
+"""What a writer gets from a worker."""
+FromWriter = Appended | Received | Unsent | ProduceFailed | GivenBack | ConnectionLost | Refused
+"""What a worker gets from a writer."""
+
+TO_WORKER: Final[Decoder[ToWorker]] = Decoder(ToWorker)
+TO_WRITER: Final[Decoder[ToWriter]] = Decoder(ToWriter)
+TO_NURSERY: Final[Decoder[ToNursery]] = Decoder(ToNursery)
+TO_COORDINATOR: Final[Decoder[ToCoordinator]] = Decoder(ToCoordinator)
+TO_SCRUBBER: Final[Decoder[ToScrubber]] = Decoder(ToScrubber)
+TO_INSPECTOR: Final[Decoder[ToInspector]] = Decoder(ToInspector)
+TO_SIDE_PROCESS: Final[Decoder[ToSideProcess]] = Decoder(ToSideProcess)
+TO_SUPERVISOR: Final[Decoder[ToSupervisor]] = Decoder(ToSupervisor)
+FROM_WORKER: Final[Decoder[FromWorker]] = Decoder(FromWorker)
+FROM_WRITER: Final[Decoder[FromWriter]] = Decoder(FromWriter)
