@@ -9,8 +9,8 @@ the file, ``config.network.workers`` in the code.  The settings of topics carry 
 
 One struct for each table is the only source of name, default, bounds, and the text that ``appliance config show``
 prints.  Those of ``[disk]`` and ``[scrub]`` are in ``disk_settings.py``, those of ``[tls]`` and ``[security]`` in
-``security/configuration.py``, those of ``[inputs.NAME]`` in ``input_settings.py``, all others below.  :class:`Config` has a field for each table.  ``config_keys.py`` parses
-the values.
+``security/configuration.py``, those of ``[inputs.NAME]`` in ``input_settings.py``, all others below.  :class:`Config`
+has a field for each table.  ``config_keys.py`` parses the values.
 
 Errors: :class:`UnknownKey` offers the nearest key.  :class:`BadValue` names the key, its value and the valid values.
 All faults of a file are reported together, one per line.  :meth:`TopicSettings.parse` also serves requests of clients,
@@ -370,6 +370,12 @@ class Topics(TopicSettings, frozen=True, kw_only=True):
         return TopicSettings(**{field: getattr(self, field) for field in TopicSettings.__struct_fields__})
 
 
+class Ledger(Struct, frozen=True):
+    topic: Annotated[
+        str, Meta(description="topic to which inputs publish what they have read, sent, refused and lost")
+    ] = "ledger"
+
+
 class Config(Struct, frozen=True):
     broker: Broker = Broker()
     native: Native = Native()
@@ -389,6 +395,7 @@ class Config(Struct, frozen=True):
     metrics: Metrics = Metrics()
     console: Console = Console()
     log: Log = Log()
+    ledger: Ledger = Ledger()
     inputs: dict[str, InputSettings] = {}
     """By name.  Their keys depend on their type, so they are not in KEYS."""
 

@@ -12,6 +12,7 @@ from typing import Annotated, Final, Literal, NamedTuple
 
 from msgspec import Meta, Struct
 
+from .addresses import parse_addresses
 from .config_keys import KIB, MIB, Key, Value, keys_of, nearest
 from .errors import BadValue, UnknownKey
 from .names import is_topic
@@ -53,6 +54,44 @@ InputSettings = Files
 """Of any type; a further type makes it a union."""
 TYPES: Final[Mapping[str, type[InputSettings]]] = {"files": Files}
 TYPE_KEYS: Final = {kind: {key.name: key for key in keys_of("", struct)} for kind, struct in TYPES.items()}
+
+
+class Address(NamedTuple):
+    """An address of ``listen``: of an interface, or the path of a Unix socket."""
+
+    scheme: str
+    host: str
+    port: int
+    path: str
+
+    @property
+    def is_datagram(self) -> bool:
+        return self.scheme in ("udp", "unix")
+
+
+def parse_address(text: str) -> Address:
+    """``udp://127.0.0.1:5514``, ``unix:///run/log``.
+
+    Raises:
+        BadValue: it is none.
+    """
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        raise BadValue(f"{text!r}: must be such as udp://127.0.0.1:5514")
+    if scheme == "unix":
+        if not rest.startswith("/"):
+            raise BadValue(f"{text!r}: must be such as unix:///run/log.sock")
+        return Address(scheme, "", 0, rest)
+    addresses = parse_addresses(rest)
+    if len(addresses) != 1:
+        raise BadValue(f"{text!r}: must be one address, such as {scheme}://127.0.0.1:5514")
+    return Address(scheme, *addresses[0], "")
+
+
+def listen_of(settings: InputSettings) -> tuple[str, ...]:
+    """The addresses at which an input is reached."""
+    listen: tuple[str, ...] = getattr(settings, "listen", ())
+    return listen
 
 
 class Given(NamedTuple):
@@ -139,7 +178,7 @@ def fault_of(kind: str, settings: InputSettings) -> str:
 
 
 def fill_topic(template: str, fields: Mapping[str, str]) -> str:
-    """A template with the fields filled in; characters that no topic may have become ``_``.  Others stay as they are."""
+    """A template with the fields filled in, in which ``_`` stands for characters that no topic may have."""
     return re.sub(
         r"\{(\w+)\}",
         lambda found: re.sub(r"[^A-Za-z0-9._-]", "_", fields[found[1]]) if found[1] in fields else found[0],

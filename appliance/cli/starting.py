@@ -21,6 +21,7 @@ from .ending import Ended, on_closed_pipe
 from .faults import describe, report
 
 if TYPE_CHECKING:
+    from ..processes.supervisor.inputs import InputArguments
     from ..processes.supervisor.side_processes import SideArguments
 
 CONSOLE_PACKAGES = ("starlette", "uvicorn")
@@ -77,7 +78,7 @@ def _start(options: Options) -> int:
         )
     from ..processes import supervisor  # after the configuration, so that a wrong one fails at once
 
-    return supervisor.run(chosen, options.data, read, SIDE_ROLES)
+    return supervisor.run(chosen, options.data, read, SIDE_ROLES, _run_input)
 
 
 def run(options: Options) -> int:
@@ -103,6 +104,12 @@ def _serve_console(arguments: SideArguments) -> None:
     from ..console import console_process
 
     console_process.serve(arguments)
+
+
+def _run_input(arguments: InputArguments) -> None:
+    from ..inputs import process
+
+    process.run(arguments)
 
 
 SIDE_ROLES: Mapping[str, Callable[[SideArguments], None]] = {"console": _serve_console, "metrics": _serve_metrics}

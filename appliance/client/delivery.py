@@ -59,8 +59,8 @@ class Batch:
 
     ``items`` holds values (bytes) while ``uniform``, else whole records (Fields).  ``tails`` and ``keys``: encoded
     headers and keys of the values, in a batch that :meth:`Producer.send_block` has made.  ``bytes`` is the batch's
-    share of the producer's buffer, ``left_bytes`` its free room.  Before the first sending, ``encoded`` (the record batch)
-    replaces ``items``.  It is dropped when the batch is done.
+    share of the producer's buffer, ``left_bytes`` its free room.  Before the first sending, ``encoded`` (the record
+    batch) replaces ``items``.  It is dropped when the batch is done.
     """
 
     # Defaults are on the class, to make a batch of one message cheap, too.

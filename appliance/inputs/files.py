@@ -30,16 +30,22 @@ import contextlib
 import fnmatch
 import glob
 import hashlib
+import itertools
 import logging
 import os
 import stat
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
-from ..errors import ApplianceError
+from inotify_simple import INotify, flags
+
+from ..errors import ApplianceError, BadValue
+from ..input_settings import Files, fill_topic
+from ..processes.clock import now_ms
 from ..records.encode import Headers, encode_headers
 from .ledger import Ledger
 from .lines import Block, Encoding, LineReader
+from .machinery import Machinery
 from .outlet import Outlet, Placed
 from .positions import ORIGIN, Origin, PositionStore, Source, Span
 
@@ -56,6 +62,14 @@ SHADOW_MS: Final = 60_000
 RETRY_MS: Final = 2_000
 COMPRESSED: Final = (b"\x1f\x8b", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b"BZh")
 _BOMS: Final[tuple[tuple[bytes, Encoding], ...]] = ((b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be"))
+
+
+BUSY_MS: Final = 200
+"""How soon to look at files that end, or have an event that may go on."""
+HINT_S: Final = 0.05
+WATCHES_MAX: Final = 10_000
+HINTS_MAX: Final = 10_000
+WATCHED: Final = flags.MODIFY | flags.CREATE | flags.MOVED_FROM | flags.MOVED_TO | flags.DELETE
 
 
 class FilesSettings(NamedTuple):
@@ -185,6 +199,41 @@ class FilesInput:
             self._lost.append(Generation(row.number, row.name, Identity.decode(row.identity), row.position, row.line))
         self.wake = asyncio.Event()
 
+    async def run(self) -> None:
+        """Read until it is cancelled: all files every ``scan_ms``, those that inotify names at once."""
+        with _Hints(self._settings.include, self.wake) as hints:
+            while True:
+                self.scan()
+                hints.watch(os.path.dirname(one.path) for one in self._by_inode.values())
+                scan_ms = self._clock_ms() + self._settings.scan_ms
+                while (now := self._clock_ms()) < scan_ms and not hints.has_new_names:
+                    await self.work()
+                    self.wake.clear()
+                    late_ms = BUSY_MS if self.busy else scan_ms - now
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self.wake.wait(), late_ms / 1000)
+                    await asyncio.sleep(HINT_S)  # what comes meanwhile is read with it
+                    self._mark(hints.take())
+
+    def _mark(self, paths: set[str]) -> None:
+        for one in self._by_inode.values():
+            if one.path in paths:
+                one.is_dirty = True
+
+    async def drain(self) -> None:
+        """Wait until everything that was read is flushed, or has failed."""
+        while True:
+            waiting = [
+                future
+                for one in (*self._by_inode.values(), *self._ending)
+                for _, future, _ in one.in_flight
+                if not future.done()
+            ]
+            if not waiting:
+                return
+            await asyncio.wait(waiting)
+            await asyncio.sleep(0)  # their callbacks
+
     # ---- which files there are
 
     def scan(self) -> None:
@@ -220,6 +269,7 @@ class FilesInput:
             if not self._seek(one):
                 self._tell_lost(one)
         self._first = False
+        self._ledger.note_sources(len(self._by_inode))
         for path in [path for path in self._odd if not os.path.lexists(path)]:
             del self._odd[path]
 
@@ -379,8 +429,8 @@ class FilesInput:
     async def _prepare(self, generation: Generation) -> bool:
         """Learn the topic, and make the reader; False: not now."""
         settings = self._settings
-        topic = settings.topic_of(generation.path)
         try:
+            topic = settings.topic_of(generation.path)
             block_bytes_max = await self._outlet.learn(topic)
             generation.partition = self._outlet.partition_of(topic, generation.path.encode("utf-8", "surrogateescape"))
             await self._ledger.begin_partition(topic, generation.partition)
@@ -494,6 +544,7 @@ class FilesInput:
             if placed.messages:
                 span = (placed.topic, placed.partition, placed.offset, placed.messages, *block[1:5])
                 self._spans.append(Span(generation.source, *span, self._ledger.minute()))
+                self._ledger.note(self._spans[-1])
             done += 1
         del in_flight[:done]
 
@@ -575,6 +626,58 @@ class FilesInput:
         self._spans.clear()
 
 
+class _Hints:
+    """Says by inotify in which directories and files something has happened; nothing relies on it."""
+
+    def __init__(self, include: Iterable[str], wake: asyncio.Event) -> None:
+        self._wake = wake
+        self._paths: set[str] = set()
+        self.has_new_names = False
+        self._directories: dict[int, str] = {}
+        self._fixed = {os.path.dirname(pattern) for pattern in include if not glob.has_magic(os.path.dirname(pattern))}
+        self._inotify: INotify | None = None
+        try:
+            self._inotify = INotify(nonblocking=True)
+        except OSError as error:  # no instance is left: fs.inotify.max_user_instances
+            logger.warning("inotify: %s: new lines are seen every scan_ms", error.strerror)
+
+    def __enter__(self) -> _Hints:
+        if self._inotify is not None:
+            asyncio.get_running_loop().add_reader(self._inotify.fileno(), self._read)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._inotify is not None:
+            asyncio.get_running_loop().remove_reader(self._inotify.fileno())
+            self._inotify.close()
+
+    def watch(self, directories: Iterable[str]) -> None:
+        """Watch these, at most WATCHES_MAX."""
+        self.has_new_names = False
+        if self._inotify is None:
+            return
+        known = set(self._directories.values())
+        for directory in itertools.islice((self._fixed | set(directories)) - known, WATCHES_MAX - len(known)):
+            with contextlib.suppress(OSError):  # gone, or fs.inotify.max_user_watches is reached
+                self._directories[self._inotify.add_watch(directory, WATCHED)] = directory
+
+    def _read(self) -> None:
+        assert self._inotify is not None
+        for event in self._inotify.read(timeout=0):
+            if event.mask & flags.IGNORED:
+                self._directories.pop(event.wd, None)
+            elif event.mask & (flags.Q_OVERFLOW | flags.CREATE | flags.MOVED_FROM | flags.MOVED_TO | flags.DELETE):
+                self.has_new_names = True
+            if event.name and event.wd in self._directories and len(self._paths) < HINTS_MAX:
+                self._paths.add(os.path.join(self._directories[event.wd], event.name))
+        self._wake.set()
+
+    def take(self) -> set[str]:
+        """The paths that were named since the last call."""
+        paths, self._paths = self._paths, set()
+        return paths
+
+
 ORIGIN_BYTES: Final = 160
 """Upper bound of the header ``origin`` and of that of a part."""
 
@@ -613,3 +716,39 @@ def _walk(pattern: str) -> Iterable[str]:
             path = os.path.join(directory, name)
             if fnmatch.fnmatch(path[len(top) :], "*" + rest.lstrip("/") if rest.strip("/") else "*"):
                 yield path
+
+
+def files_input(settings: Files, machinery: Machinery) -> FilesInput:
+    """The engine with the settings of a table of the configuration."""
+    wanted = FilesSettings(
+        settings.include,
+        settings.exclude,
+        topic_of=_Topics(settings.topic, settings.topics_max).topic_of,
+        headers_of=lambda path: [("file", path.encode("utf-8", "surrogateescape"))],
+        from_end=settings.start == "end",
+        encoding=settings.encoding,
+        message_bytes_max=settings.message_bytes_max,
+        scan_ms=settings.scan_ms,
+        rotate_ms=settings.rotate_ms,
+        files_max=settings.files_max,
+    )
+    return FilesInput(wanted, machinery.store, machinery.outlet, machinery.ledger, now_ms)
+
+
+class _Topics:
+    """The topics that a template makes of paths, at most ``topics_max``: names of files are not ours."""
+
+    def __init__(self, template: str, topics_max: int) -> None:
+        self._template, self._topics_max = template, topics_max
+        self._made: set[str] = set()
+
+    def topic_of(self, path: str) -> str:
+        """Raises BadValue: there would be too many topics."""
+        directory, name = os.path.split(path)
+        topic = fill_topic(
+            self._template, {"file": name.split(".")[0] or name, "directory": os.path.basename(directory)}
+        )
+        if topic not in self._made and len(self._made) >= self._topics_max:
+            raise BadValue(f"topic {topic}: {self._topics_max} topics were made from the template (topics_max)")
+        self._made.add(topic)
+        return topic

@@ -21,6 +21,7 @@ may lose those of its last second.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter
 from collections.abc import Iterable
@@ -31,6 +32,7 @@ import msgspec
 from ..client import Consumer, Producer
 from ..errors import ApplianceError
 from ..processes.clock import now_ms, wall_s
+from ..processes.messages import InputStats
 from ..wire.requests import LATEST
 from .positions import ORIGIN, Origin, PositionStore, Span, merged
 
@@ -41,6 +43,7 @@ SPANS_MAX: Final = 2_000
 GAPS_MAX: Final = 10_000
 """Gaps and refusals that wait to be published; more are counted in the last one."""
 TROUBLE_S: Final = 60
+TROUBLE_CHARS_MAX: Final = 500
 
 
 class Gap(msgspec.Struct, frozen=True):
@@ -88,6 +91,9 @@ class Ledger:
         self._waiting = 0
         self._troubles: dict[str, tuple[float, int]] = {}
         self._begun: set[tuple[str, int]] = {row[:2] for row in store.partitions()}
+        self._stats = InputStats()
+        self._trouble_source = 0
+        """The source whose trouble the stats have; 0: the input itself."""
 
     @staticmethod
     def minute() -> int:
@@ -95,8 +101,29 @@ class Ledger:
 
     # ---- what happens
 
+    def note(self, span: Span) -> None:
+        """A block is flushed; the store has it soon."""
+        stats = self._stats
+        self._stats = msgspec.structs.replace(
+            stats,
+            lines=stats.lines + span.lines,
+            bytes=stats.bytes + span.stop - span.start,
+            messages=stats.messages + span.messages,
+            trouble="" if self._trouble_source in (span.source, 0) else stats.trouble,
+        )
+
+    def note_sources(self, count: int) -> None:
+        """How many files, or senders, there are."""
+        self._stats = msgspec.structs.replace(self._stats, sources=count)
+
+    def stats(self) -> InputStats:
+        """What this process has taken in, for ``status``."""
+        return self._stats
+
     def gap(self, number: int, source: str, start: int, stop: int | None, unit: str, reason: str) -> None:
         """Something of a source was lost before it could be read."""
+        logger.warning("%s: %s from %d to %s are lost: %s", source, unit, start, "?" if stop is None else stop, reason)
+        self._stats = msgspec.structs.replace(self._stats, gaps=self._stats.gaps + 1)
         rows = self._gaps.setdefault((number, source, self.minute()), [])
         if self._waiting < GAPS_MAX:
             self._waiting += 1
@@ -107,10 +134,13 @@ class Ledger:
 
     def refused(self, number: int, source: str, reason: str, lines: int) -> None:
         """Lines that no topic takes."""
+        self._stats = msgspec.structs.replace(self._stats, refused=self._stats.refused + lines)
         self._refused.setdefault((number, source, self.minute()), Counter())[reason] += lines
 
     def trouble(self, number: int, source: str, reason: str) -> None:
         """What keeps a source waiting: a line in the log each minute, for each reason."""
+        self._stats = msgspec.structs.replace(self._stats, trouble=f"{source}: {reason}"[:TROUBLE_CHARS_MAX])
+        self._trouble_source = number
         now = now_ms() / 1000
         since, count = self._troubles.get(reason, (now - TROUBLE_S, 0))
         if now - since >= TROUBLE_S:
@@ -204,20 +234,39 @@ class Ledger:
         with Consumer(self._bootstrap) as consumer:
             return consumer.offsets_at(LATEST, [(topic, partition)])[topic, partition]
 
-    def recover(self) -> list[Span]:
-        """Take blocks into account that are in the log and not in the store.  It reads the log: call it in a thread.
+    async def note_ends(self) -> None:
+        """At an ordered end: nothing of this input is on its way, so recovery may begin at the end of each log."""
+        parts = [row[:2] for row in self._store.partitions()]
+        with contextlib.suppress(ApplianceError):  # else it reads more
+            ends = await asyncio.to_thread(self._ends, parts)
+            self._store.raise_offsets((*part, offset) for part, offset in ends.items())
+
+    def _ends(self, parts: list[tuple[str, int]]) -> dict[tuple[str, int], int]:
+        if not parts:
+            return {}
+        with Consumer(self._bootstrap) as consumer:
+            return {(topic, number): at for (topic, number), at in consumer.offsets_at(LATEST, parts).items()}
+
+    async def recover(self) -> list[Span]:
+        """Take blocks into account that are in the log and not in the store.
 
         Raises:
             ApplianceError: a log cannot be read.
         """
-        found: list[tuple[Origin, str, int, int, int]] = []
-        with Consumer(self._bootstrap) as consumer:
-            for topic, partition, offset in self._store.partitions():
-                found += _origins(consumer, topic, partition, offset)
+        found = await asyncio.to_thread(self._origins, self._store.partitions())
         spans = self._store.recover(found, self.minute())
         if spans:
             logger.info("%d blocks are in the log and were not noted: taken into account", len(spans))
         return spans
+
+    def _origins(self, rows: list[tuple[str, int, int]]) -> list[tuple[Origin, str, int, int, int]]:
+        """The blocks of this and other inputs from these offsets on."""
+        found: list[tuple[Origin, str, int, int, int]] = []
+        if rows:
+            with Consumer(self._bootstrap) as consumer:
+                for topic, partition, offset in rows:
+                    found += _origins(consumer, topic, partition, offset)
+        return found
 
 
 def _settle(done: asyncio.Future[None], error: ApplianceError | None) -> None:

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from ..client import Producer
+from ..client import Admin, Producer
 from ..errors import ApplianceError
 from ..records.partitioner import partition_for
 
@@ -36,9 +36,9 @@ class Placed(NamedTuple):
 class Outlet:
     """See the module's docstring.  Make it in a running loop."""
 
-    def __init__(self, producer: Producer, in_flight_bytes_max: int) -> None:
-        """``producer``: with a buffer of BUFFER_FACTOR times ``in_flight_bytes_max``."""
-        self._producer = producer
+    def __init__(self, producer: Producer, admin: Admin, in_flight_bytes_max: int) -> None:
+        """``producer``: with a buffer of BUFFER_FACTOR times ``in_flight_bytes_max``; ``admin`` makes topics."""
+        self._producer, self._admin = producer, admin
         self._loop = asyncio.get_running_loop()
         self._left_bytes = self._in_flight_bytes_max = in_flight_bytes_max
         self._waiting: deque[asyncio.Future[None]] = deque()
@@ -50,12 +50,16 @@ class Outlet:
         return self._in_flight_bytes_max - self._left_bytes
 
     async def learn(self, topic: str) -> int:
-        """Learn a topic, which the appliance may create; return the largest block that it takes, in bytes.
+        """Learn a topic, which is made if there is none; return the largest block that it takes, in bytes.
 
         Raises:
             ApplianceError: it cannot be used now, or never.
         """
-        return min(await asyncio.to_thread(self._producer.block_bytes_max, topic), self._in_flight_bytes_max)
+        return min(await asyncio.to_thread(self._learn, topic), self._in_flight_bytes_max)
+
+    def _learn(self, topic: str) -> int:
+        self._admin.ensure_topic(topic)
+        return self._producer.block_bytes_max(topic)
 
     def partition_of(self, topic: str, key: bytes) -> int:
         """The partition of a key, of a topic that was learned."""

@@ -40,6 +40,7 @@ create table span (
     messages integer not null, start integer not null, stop integer not null, first_line integer not null,
     lines integer not null, minute integer not null);
 """
+_RAISE_OFFSET: Final = "update partition set offset = max(offset, ?3) where topic = ?1 and number = ?2"
 
 
 class Origin(NamedTuple):
@@ -165,6 +166,11 @@ class PositionStore:
         with self._transaction():
             self._db.execute("insert or replace into partition values (?, ?, ?)", (topic, partition, offset))
 
+    def raise_offsets(self, rows: Iterable[tuple[str, int, int]]) -> None:
+        """Origins before these offsets (topic, partition, offset) are taken into account."""
+        with self._transaction():
+            self._db.executemany(_RAISE_OFFSET, rows)
+
     # ---- what is flushed
 
     def commit(self, sources: Iterable[Source], spans: Iterable[Span], offsets: Iterable[tuple[str, int, int]]) -> None:
@@ -175,9 +181,7 @@ class PositionStore:
                 [(row.name, row.position, row.line, row.identity, row.ended, row.number) for row in sources],
             )
             self._db.executemany(f"insert into span values ({', '.join('?' * len(Span._fields))})", spans)
-            self._db.executemany(
-                "update partition set offset = max(offset, ?3) where topic = ?1 and number = ?2", offsets
-            )
+            self._db.executemany(_RAISE_OFFSET, offsets)
 
     def spans(self, before_minute: int) -> list[Span]:
         """Those that the ledger has not published, of the minutes before this one, in the order of their sources."""
@@ -210,7 +214,7 @@ class PositionStore:
                 )
             self._db.executemany(f"insert into span values ({', '.join('?' * len(Span._fields))})", spans)
             self._db.executemany(
-                "update partition set offset = max(offset, ?3) where topic = ?1 and number = ?2",
+                _RAISE_OFFSET,
                 [(span.topic, span.partition, span.offset + span.messages) for span in spans],
             )
         return spans

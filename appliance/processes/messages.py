@@ -57,6 +57,7 @@ a descriptor travels with it.
     FilesBack            I → S            those of an offline one have changed
     Strays               I → S            directories that belong to no topic
     Judged               I → S → C        the damage of a partition, after LookAt
+    InputStats           input → S        what it has taken in, for ``status``
 
     CreatePartitions     C → S            open partitions, and make those that are new
     DeletePartitions     C → S            close partitions and free their names
@@ -361,6 +362,21 @@ class Judged(Message):
     places: list[DamagedPlace]
 
 
+# ---- inputs
+
+
+class InputStats(Message):
+    """Since its process began; ``trouble``: what it waits for, "" for nothing."""
+
+    lines: int = 0
+    bytes: int = 0
+    messages: int = 0
+    refused: int = 0
+    gaps: int = 0
+    sources: int = 0
+    trouble: str = ""
+
+
 # ---- the coordinator
 
 
@@ -546,9 +562,18 @@ ToInspector = Inspect | PartitionDropped | LeaveAlone | LookAt | Stop
 ToSideProcess = Reload | Stop
 
 FromServer = (
-    WriterNeeded | WorkerStats | LimitsReached | Refusals | Suspect | Published | Shown | CannotStart | (ZooKeeperState)
+    WriterNeeded
+    | WorkerStats
+    | LimitsReached
+    | Refusals
+    | Suspect
+    | Published
+    | Shown
+    | CannotStart
+    | ZooKeeperState
+    | InputStats
 )
-"""Messages of workers, the coordinator and side processes about themselves."""
+"""Messages of workers, the coordinator, side processes and inputs about themselves."""
 FromLog = (
     WriterOpened
     | WriterEnded

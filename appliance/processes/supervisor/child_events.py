@@ -19,6 +19,7 @@ from .children import Children
 from .coordinator_child import CoordinatorChild
 from .fork import Child
 from .hosted import Hosted
+from .inputs import Inputs
 from .inspection import Inspection
 from .opening import Opening
 from .outages import Outages
@@ -52,13 +53,14 @@ class ChildEvents:
         inspection: Inspection,
         scrubbing: Scrubbing,
         sides: SideProcesses,
+        inputs: Inputs,
         on_change: Callable[[], None],
         on_refusals: Callable[[dict[str, int]], None],
     ) -> None:
         self._hosted, self._children = hosted, children
         self._workers, self._coordinator, self._writers = workers, coordinator, writers
         self._opening, self._removals, self._outages, self._sides = opening, removals, outages, sides
-        self._inspection, self._scrubbing = inspection, scrubbing
+        self._inspection, self._scrubbing, self._inputs = inspection, scrubbing, inputs
         self._orders = Orders(hosted, opening, writers, removals, coordinator)
         self._on_change, self._on_refusals = on_change, on_refusals
 
@@ -88,6 +90,8 @@ class ChildEvents:
             case messages.Suspect(partition, start, stop):
                 self._inspection.suspect(partition, start, stop)
                 return
+            case messages.InputStats():
+                self._inputs.on_stats(child.key, message)
             case messages.Published():
                 self._coordinator.on_published()
                 self._workers.snapshot = ()
@@ -256,6 +260,8 @@ class ChildEvents:
                 self._inspection.on_end(child)
             case "cleaner":
                 self._removals.on_cleaner_end(status)
+            case "input":
+                self._inputs.on_end(child)
             case role if role in self._sides:
                 self._sides.on_end(child)
 

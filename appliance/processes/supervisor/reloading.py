@@ -1,7 +1,7 @@
 """Compares configurations: what a reload changes while the appliance runs, and what waits for a restart.
 
-A reload takes all keys of RELOADED, and the inputs, from the new file.  Other keys stay as they were at the start, and are named as
-long as the file says something else.
+A reload takes all keys of RELOADED, and the inputs, from the new file.  Other keys stay as they were at the start, and
+are named as long as the file says something else.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from .certificates import Certificates
 from .children import Children
 from .coordinator_child import CoordinatorChild
 from .hosted import Hosted
+from .inputs import Inputs
 from .inspection import Inspection
 from .nodes import Nodes
 from .reloading import Reloads
@@ -97,6 +98,7 @@ class StatusReport:
         reloads: Reloads,
         certificates: Certificates,
         inspection: Inspection,
+        inputs: Inputs,
     ) -> None:
         self.state = "starting"
         self.listeners: dict[str, str] = {}
@@ -112,7 +114,8 @@ class StatusReport:
         self._rests_until_ms = 0
         self._instance, self._hosted, self._children, self._actions = instance, hosted, children, actions
         self._workers, self._writers, self._coordinator, self._nodes = workers, writers, coordinator, nodes
-        self._notifier, self._certificates, self._inspection = notifier, certificates, inspection
+        self._notifier, self._certificates = notifier, certificates
+        self._inspection, self._inputs = inspection, inputs
         self._refusals = Refusals()
         self._foreign: dict[str, int] = {}
         self._save = actions.define("write state.json", lambda _: self.write())
@@ -162,7 +165,8 @@ class StatusReport:
             "listeners": self.listeners,
             "insecure": self.insecure,
             "foreign": self._foreign,
-            "faults": self._coordinator.faults(),
+            "faults": [*self._coordinator.faults(), *self._inputs.faults()],
+            "inputs": self._inputs.rows(),
             "tls": self._certificates.report,
             "zookeeper": self._coordinator.zookeeper,
             **self._coordinator.shown,

@@ -33,6 +33,7 @@ The parts::
     nodes              the local ZooKeeper
     orphans            reaps those whose parent has ended, in containers
     side_processes     servers beside the data path: console, metrics
+    inputs             processes that take logs in
     status_report      state.json, for ``status``
     reloading          what a reload changes
 
@@ -83,6 +84,7 @@ from .child_events import ChildEvents
 from .children import LOCK, Children
 from .coordinator_child import CoordinatorChild
 from .hosted import Hosted, HostedPartition
+from .inputs import Inputs, RunInput
 from .inspection import Inspection
 from .listeners import LOCAL, insecure, listen, remove_sockets, texts
 from .nodes import Nodes
@@ -199,14 +201,16 @@ class Signals:
 def run(
     config: Config,
     data_dir: Path,
-    reload: Callable[[], Config] | None = None,
-    side_roles: Mapping[str, Serve] | None = None,
+    reload: Callable[[], Config],
+    side_roles: Mapping[str, Serve],
+    run_input: RunInput,
 ) -> int:
     """Serve until SIGTERM or SIGINT; return the exit status.
 
     Args:
         reload: reads the configuration again on SIGHUP; settings that may change while running are then applied.
         side_roles: see :mod:`.side_processes`.
+        run_input: see :mod:`.inputs`.
 
     Raises:
         AlreadyRunning: another supervisor has this data directory.
@@ -224,7 +228,7 @@ def run(
         forget_failed_start(data_dir)
         take_format(data_dir)
         check_small_files(data_dir, config)
-        supervisor = Supervisor(config, data_dir, lock_fd, reload, side_roles or {})
+        supervisor = Supervisor(config, data_dir, lock_fd, reload, side_roles, run_input)
     try:
         with _starting():
             supervisor.prepare()
@@ -257,8 +261,9 @@ class Supervisor:
         config: Config,
         data_dir: Path,
         lock_fd: int,
-        reload: Callable[[], Config] | None,
+        reload: Callable[[], Config],
         side_roles: Mapping[str, Serve],
+        run_input: RunInput,
     ) -> None:
         self._config, self._data_dir, self._reload = config, data_dir, reload
         self._instance = memory.instance_of(data_dir)
@@ -291,9 +296,10 @@ class Supervisor:
         self._removals = Removals(data_dir, hosted, children, actions, self._writers)
         self._outages = Outages(*among, self._writers, self._opening, self._inspection)
         self._sides = SideProcesses(side_roles, config, data_dir, children, actions)
+        self._inputs = Inputs(run_input, config, data_dir, children, actions)
         self._child_events = ChildEvents(
             *(hosted, children, self._workers, self._coordinator, self._writers, self._opening, self._removals),
-            *(self._outages, self._inspection, self._scrubbing, self._sides),
+            *(self._outages, self._inspection, self._scrubbing, self._sides, self._inputs),
             on_change=self._on_change,
             on_refusals=lambda counts: self._report.add_refusals(counts),
         )
@@ -306,7 +312,7 @@ class Supervisor:
             self._instance,
             *(hosted, children, actions, self._workers, self._writers, self._coordinator, self._nodes),
             self._notifier,
-            *(Reloads(config), self._certificates, self._inspection),
+            *(Reloads(config), self._certificates, self._inspection, self._inputs),
         )
         children.close_in_child(lambda: os.close(lock_fd), LOCK)
         for mine in (self._signals.close, self._nodes.close_in_child, self._notifier.close):
@@ -395,6 +401,7 @@ class Supervisor:
         self._nodes.start()
         self._coordinator.begin_wait()
         self._sides.start()
+        self._inputs.start()
         self._removals.clean()
 
     def _on_serving(self) -> None:
@@ -453,8 +460,6 @@ class Supervisor:
 
     def _reload_config(self) -> None:
         """Read the configuration again: :mod:`.reloading` says which keys change."""
-        if self._reload is None:
-            return
         self._notifier.send("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
         try:
             config = self._reload()
@@ -470,6 +475,7 @@ class Supervisor:
             self._coordinator.reload(config)
             self._writers.reload(config)
             self._sides.reload(config)
+            self._inputs.reload(config)
             self._scrubbing.reload(config)
             self._workers.send_all(LogLevel(config.log.level))
         self._report.write_now()
@@ -496,6 +502,8 @@ class Supervisor:
         Meanwhile workers and writers serve.  What has not ended by the deadline is killed at the end.
         """
         self._others.drop()
+        self._inputs.stop()
+        self._wait_until(lambda: self._inputs.stopped, deadline_ms)  # they may still need to make a topic
         self._scrubbing.stop()
         self._inspection.stop()
         self._sides.stop()
@@ -521,6 +529,7 @@ class Supervisor:
             memory.unlink_all(self._instance)
         remove_sockets(self._listeners)
         self._sides.close()
+        self._inputs.close()
         self._report.state = "stopped"
         with surviving("writing state.json"):
             self._report.write()

@@ -1,0 +1,159 @@
+"""The process of one input: takes logs in, and sends them to topics, until the supervisor stops it.
+
+::
+
+    state       what it does                                      leaves it by
+    recovering  reads from the log what a killed process of       everything is taken into account
+                this input has sent and not noted
+    taking      takes logs in; every COMMIT_S it notes what is    Stop, an error that no retry mends (the
+                flushed, and tells the supervisor; every minute   process ends, and is started again)
+                it publishes the ledger
+    stopping    takes nothing more; waits until what it has       the deadline, or nothing is left
+                taken is flushed, notes it, publishes the rest
+
+What an input has answered for is in the log, flushed; so it may be killed in every state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from pathlib import Path
+from typing import Final
+
+from ..client import Admin, Producer
+from ..errors import ApplianceError, StorageFault
+from ..input_settings import Files, InputSettings
+from ..processes.messages import TO_SIDE_PROCESS, InputStats, Stop
+from ..processes.supervisor.inputs import InputArguments
+from .files import files_input
+from .ledger import Ledger
+from .machinery import Input, Machinery
+from .outlet import BUFFER_FACTOR, DELIVERY_TIMEOUT_MS, Outlet
+from .positions import PositionStore
+
+logger = logging.getLogger(__name__)
+
+COMMIT_S: Final = 1.0
+RETRY_S: Final = 1.0
+IN_FLIGHT_BYTES_MAX: Final = 8 << 20
+"""Bytes on their way to topics: enough for the disk to flush in large pieces, and little beside 60 MB of Python."""
+DIRECTORY: Final = "inputs"
+"""In the data directory: a database of positions for each input."""
+
+
+def run(arguments: InputArguments) -> None:
+    """Run the process until Stop comes or the supervisor is gone."""
+    asyncio.new_event_loop().run_until_complete(_InputProcess(arguments).run())
+
+
+def make_input(settings: InputSettings, machinery: Machinery) -> Input:
+    match settings:
+        case Files():
+            return files_input(settings, machinery)
+
+
+def store_path(data_dir: Path, name: str) -> Path:
+    return data_dir / DIRECTORY / f"{name}.sqlite"
+
+
+class _InputProcess:
+    def __init__(self, arguments: InputArguments) -> None:
+        self._arguments = arguments
+        self._stopping = asyncio.Event()
+        self._told: InputStats | None = None
+
+    async def run(self) -> None:
+        arguments = self._arguments
+        asyncio.get_running_loop().add_reader(arguments.channel.fileno(), self._receive)
+        beating = asyncio.create_task(self._beat())
+        path = store_path(arguments.data_dir, arguments.name)
+        path.parent.mkdir(0o700, exist_ok=True)
+        with contextlib.closing(PositionStore(path)) as store:
+            producer = Producer(
+                arguments.address,
+                linger_ms=0,
+                buffer_bytes_max=BUFFER_FACTOR * IN_FLIGHT_BYTES_MAX,
+                delivery_timeout_ms=DELIVERY_TIMEOUT_MS,
+                client_name=f"input-{arguments.name}",
+            )
+            ledger = Ledger(
+                arguments.name, socket.gethostname(), arguments.config.ledger.topic, store, producer, arguments.address
+            )
+            outlet = Outlet(producer, Admin(arguments.address), IN_FLIGHT_BYTES_MAX)
+            machinery = Machinery(arguments.name, store, outlet, ledger, arguments.sockets)
+            try:
+                await self._recover(ledger)
+                if not self._stopping.is_set():
+                    await self._take(make_input(arguments.settings, machinery), ledger)
+            finally:
+                beating.cancel()
+        os._exit(0)  # threads of the client may wait for an appliance that is gone
+
+    def _receive(self) -> None:
+        channel = self._arguments.channel
+        if Stop() in [message for message, _ in channel.receive(TO_SIDE_PROCESS)] or channel.closed:
+            self._stopping.set()
+            asyncio.get_running_loop().remove_reader(channel.fileno())
+
+    async def _beat(self) -> None:
+        heart = self._arguments.heart
+        while True:
+            heart.beat()
+            await asyncio.sleep(heart.beat_ms / 1000)
+
+    async def _recover(self, ledger: Ledger) -> None:
+        while not self._stopping.is_set():
+            try:
+                await ledger.recover()
+            except ApplianceError as error:
+                ledger.trouble(0, self._arguments.name, str(error))
+                await self._pause(RETRY_S)
+            else:
+                return
+
+    async def _take(self, source: Input, ledger: Ledger) -> None:
+        """Run the input until Stop comes; then let what it has taken be flushed, noted and published."""
+        running = asyncio.create_task(source.run())
+        noting = asyncio.create_task(self._note(source, ledger))
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait({running, noting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (running, noting, stopping):
+                task.cancel()
+        for task in (running, noting):
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        await source.drain()
+        source.commit()
+        with contextlib.suppress(ApplianceError):  # it is published after the next start
+            await ledger.publish(everything=True)
+        await ledger.note_ends()
+
+    async def _note(self, source: Input, ledger: Ledger) -> None:
+        minute = ledger.minute()
+        while True:
+            await asyncio.sleep(COMMIT_S)
+            try:
+                source.commit()
+                if ledger.minute() != minute:
+                    await ledger.publish()
+                    minute = ledger.minute()
+            except StorageFault as error:
+                ledger.trouble(0, self._arguments.name, str(error))
+            except ApplianceError as error:
+                ledger.trouble(0, self._arguments.name, f"the ledger cannot be published: {error}")
+            self._tell(ledger.stats())
+
+    def _tell(self, stats: InputStats) -> None:
+        if stats != self._told and not self._arguments.channel.pending:
+            self._arguments.channel.send(stats)
+            self._told = stats
+
+    async def _pause(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), seconds)

@@ -1,0 +1,270 @@
+"""Processes that take logs in, one for each table ``[inputs.NAME]``; role ``input``.
+
+The supervisor binds the sockets of an input and keeps them as long as its settings have them: senders wait while a
+process is started again.  Then it forks the process as any other child: heartbeat, restart with growing delays.  An
+input produces as any client does, through the Unix socket in the data directory, so nothing on the data path waits for
+it.  An input that cannot begin is a row of ``faults``, and is tried again; everything else goes on.
+
+::
+
+    state      the supervisor has            leaves it by
+    wanted     settings                      bind and fork, after what serves messages; an address that is in use:
+                                             the same again after RETRY_MS
+    running    settings, sockets, Child      its end: wanted, after a delay; other settings, or none, after a reload:
+                                             stopping; the end of the appliance: stopping
+    stopping   sockets, Child                its end: wanted if there are settings, else gone
+
+It takes nothing more once it stops, and ends when all that it has taken is flushed.  What takes longer than a quarter
+of ``stop.timeout_ms`` is killed: whoever has no answer sends again, and files are read again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import socket
+import stat
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from ...addresses import address_text
+from ...config import Config
+from ...errors import AddressInUse, ApplianceError, BadValue
+from ...input_settings import InputSettings, kind_of, listen_of, parse_address
+from ...machine_limits import limit_of
+from ...proc_net import holder_of
+from ...shared.heartbeats import Heart
+from ...wire.sockets import LOCAL_SOCKET
+from ..child import become_child
+from ..control import Channel
+from ..messages import InputStats, Stop
+from .actions import Actions
+from .children import Children
+from .fork import Child
+
+logger = logging.getLogger(__name__)
+
+ROLE: Final = "input"
+RETRY_MS: Final = 5_000
+BACKLOG: Final = 1024
+DATAGRAM_BUFFER_BYTES: Final = 8 << 20
+"""Wanted; the kernel gives up to net.core.rmem_max.  Datagrams wait there while the process is busy."""
+
+
+class InputArguments(NamedTuple):
+    """``address``: the native listener that it produces through; ``sockets``: bound, by their text in ``listen``."""
+
+    name: str
+    settings: InputSettings
+    config: Config
+    data_dir: Path
+    address: str
+    sockets: Mapping[str, socket.socket]
+    channel: Channel
+    heart: Heart
+
+
+RunInput = Callable[[InputArguments], None]
+"""What the process of an input runs, until Stop comes or the channel closes.  It imports what it needs by itself."""
+
+
+class Inputs:
+    """All inputs, by name."""
+
+    def __init__(
+        self, run_input: RunInput, config: Config, data_dir: Path, children: Children, actions: Actions
+    ) -> None:
+        self._run_input = run_input
+        self._config, self._data_dir, self._children = config, data_dir, children
+        self._pid = os.getpid()
+        self._running: dict[str, Child] = {}
+        self._sockets: dict[str, dict[str, socket.socket]] = {}
+        self._stats: dict[str, InputStats] = {}
+        self._faults: dict[str, ApplianceError] = {}
+        self._is_started = False
+        self._start = actions.define("start an input", self._fork)
+        children.close_in_child(self.close, ROLE)
+
+    def start(self) -> None:
+        self._is_started = True
+        for name in self._config.inputs:
+            self._start.want(name)
+
+    def _fork(self, name: str) -> None:
+        settings = self._config.inputs.get(name)
+        if settings is None or name in self._running:
+            return
+        try:
+            self._bind(name, settings)
+        except ApplianceError as error:
+            if str(self._faults.get(name, "")) != str(error):
+                logger.error("inputs.%s cannot begin: %s", name, error)
+            self._faults[name] = error
+            self._start.want(name, RETRY_MS)
+            return
+        self._faults.pop(name, None)
+        pid = self._pid
+
+        def target(channel: Channel, heart: Heart) -> int:
+            become_child(f"input {name}", pid)
+            for other, sockets in self._sockets.items():
+                if other != name:
+                    for sock in sockets.values():
+                        sock.close()
+            address = f"unix:{self._data_dir.absolute() / LOCAL_SOCKET}"
+            mine = self._sockets.get(name, {})
+            self._run_input(InputArguments(name, settings, self._config, self._data_dir, address, mine, channel, heart))
+            return 0
+
+        self._running[name] = self._children.fork(ROLE, name, target, {ROLE})
+
+    def _bind(self, name: str, settings: InputSettings) -> None:
+        """Bind the sockets of ``listen``; close those that are not in it any more.
+
+        Raises:
+            AddressInUse, BadValue, OSError: as for other listeners.
+        """
+        bound = self._sockets.setdefault(name, {})
+        wanted = listen_of(settings)
+        for text in [text for text in bound if text not in wanted]:
+            bound.pop(text).close()
+        for text in wanted:
+            if text not in bound:
+                bound[text] = bind_input(name, text)
+
+    def on_end(self, child: Child) -> None:
+        name = child.key
+        del self._running[name]
+        self._stats.pop(name, None)
+        if name not in self._config.inputs:
+            for sock in self._sockets.pop(name, {}).values():
+                sock.close()
+        elif child.stopping and not self._children.stopping:
+            self._start.want(name)  # it was stopped for other settings
+        else:
+            self._children.start_again(child, self._start, name)
+
+    def on_stats(self, name: str, stats: InputStats) -> None:
+        self._stats[name] = stats
+
+    def reload(self, config: Config) -> None:
+        """Stop the inputs that have other settings or none now, and start those that are new."""
+        before, self._config = self._config, config
+        for name in before.inputs.keys() | config.inputs.keys():
+            if before.inputs.get(name) == config.inputs.get(name) and before.ledger == config.ledger:
+                continue
+            self._faults.pop(name, None)
+            if name in self._running:
+                self._stop(name)
+            elif name not in config.inputs:
+                self._start.drop(name)
+                for sock in self._sockets.pop(name, {}).values():
+                    sock.close()
+            elif self._is_started:
+                self._start.want(name)
+
+    def _stop(self, name: str) -> None:
+        child = self._running[name]
+        if not child.stopping:
+            child.stopping = True
+            self._children.send(child, Stop())
+
+    def stop(self) -> None:
+        self._is_started = False
+        for name in self._config.inputs:
+            self._start.drop(name)
+        for name in self._running:
+            self._stop(name)
+
+    @property
+    def stopped(self) -> bool:
+        return not self._running
+
+    def close(self) -> None:
+        for sockets in self._sockets.values():
+            for sock in sockets.values():
+                sock.close()
+
+    # ---- for status
+
+    def rows(self) -> dict[str, dict[str, Any]]:
+        """The inputs with their state and numbers."""
+        return {
+            name: {
+                "type": kind_of(settings),
+                "topic": settings.topic,
+                "state": "failed" if name in self._faults else "running" if name in self._running else "starting",
+                "addresses": [_bound_text(*one) for one in self._sockets.get(name, {}).items()],
+                **msgspec.structs.asdict(self._stats.get(name, InputStats())),
+            }
+            for name, settings in self._config.inputs.items()
+        }
+
+    def faults(self) -> list[dict[str, str]]:
+        """Why inputs cannot begin, and what to do."""
+        return [
+            {"role": f"input {name}", "reason": str(error), "todo": error.remedy}
+            for name, error in self._faults.items()
+        ]
+
+
+def bind_input(name: str, text: str) -> socket.socket:
+    """Bind an address of an input, such as ``udp://127.0.0.1:5514``.
+
+    Raises:
+        AddressInUse: another process has it.
+        BadValue: it cannot be used.
+        OSError: the machine has no descriptor or no memory left.
+    """
+    key = f"inputs.{name}.listen"
+    address = parse_address(text)
+    family = socket.AF_UNIX if address.path else socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    kind = socket.SOCK_DGRAM if address.is_datagram else socket.SOCK_STREAM
+    sock = socket.socket(family, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        if address.path:
+            _bind_path(sock, Path(address.path))
+        else:
+            if kind == socket.SOCK_STREAM:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            else:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, DATAGRAM_BUFFER_BYTES)
+            sock.bind(socket.getaddrinfo(address.host, address.port, family, kind)[0][4])
+        if kind == socket.SOCK_STREAM:
+            sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        if limit_of(error):
+            raise
+        if error.errno == errno.EADDRINUSE:
+            holder = holder_of(address.port) if kind == socket.SOCK_STREAM and address.port else None
+            by = f" by {holder}" if holder is not None else ""
+            todo = f"choose another address in {key}, or end what has it: `ss -lnp 'sport = :{address.port}'` shows it"
+            raise AddressInUse(f"{key} = {text}: the address is in use{by}", remedy=todo) from None
+        todo = f"choose another address in {key}"
+        if error.errno == errno.EACCES and address.port and address.port < 1024:
+            todo += f", from 1024 on, or let the service have port {address.port} (CAP_NET_BIND_SERVICE)"
+        raise BadValue(f"{key} = {text}: {error.strerror}", remedy=todo) from None
+    return sock
+
+
+def _bind_path(sock: socket.socket, path: Path) -> None:
+    """Bind a Unix socket that everybody on this host may write to, in place of one that was left."""
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise OSError(errno.EEXIST, "a file that is no socket has this name")
+        path.unlink()
+    sock.bind(str(path))
+    path.chmod(0o666)
+
+
+def _bound_text(text: str, sock: socket.socket) -> str:
+    """The address with the port that the system has chosen."""
+    scheme, _, _ = text.partition("://")
+    name = sock.getsockname()
+    return text if sock.family == socket.AF_UNIX else f"{scheme}://{address_text(name)}"
