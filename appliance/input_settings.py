@@ -12,7 +12,7 @@ from typing import Annotated, Final, Literal, NamedTuple
 
 from msgspec import Meta, Struct
 
-from .addresses import parse_addresses
+from .addresses import parse_addresses, parse_networks
 from .config_keys import KIB, MIB, Key, Value, keys_of, nearest
 from .errors import BadValue, UnknownKey
 from .names import is_topic
@@ -21,7 +21,11 @@ TABLE: Final = "inputs"
 INPUTS_MAX: Final = 100
 """Each is a process."""
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,30}")
-TOPIC_FIELDS: Final = {"files": ("file", "directory")}
+TOPIC_FIELDS: Final = {
+    "files": ("file", "directory"),
+    "http": ("app", "host"),
+    "syslog": ("app", "host", "facility", "severity"),
+}
 """What a template of ``topic`` may name, by type."""
 
 
@@ -50,9 +54,49 @@ class Files(Struct, frozen=True, tag="files", tag_field="type"):
     files_max: Annotated[int, Meta(ge=1, le=100_000, description="files at a time; others are not read")] = 10_000
 
 
-InputSettings = Files
-"""Of any type; a further type makes it a union."""
-TYPES: Final[Mapping[str, type[InputSettings]]] = {"files": Files}
+class Http(Struct, frozen=True, tag="http", tag_field="type"):
+    listen: Annotated[
+        tuple[str, ...], Meta(description='addresses, such as "127.0.0.1:8686" or "https://0.0.0.0:8686" with [tls]')
+    ] = ()
+    topic: Annotated[str, Meta(description='topic, such as "web" or "logs-{app}"; also {host}')] = ""
+    topics_max: Annotated[int, Meta(ge=1, le=10_000, description="topics that a template may make")] = 100
+    key: Annotated[Literal["", "app", "host"], Meta(description="the keys of messages; none: a sender's order")] = ""
+    token_file: Annotated[
+        str,
+        Meta(description="file with tokens, one on each line; a sender has to have one of them"),
+    ] = ""
+    allow: Annotated[
+        tuple[str, ...], Meta(description='networks that may send, such as ["10.0.0.0/8"]; none: all')
+    ] = ()
+    body_bytes_max: Annotated[
+        int, Meta(ge=KIB, le=256 * MIB, description="of a request, also after it was unpacked")
+    ] = 16 * MIB
+    message_bytes_max: Annotated[int, Meta(ge=KIB, le=64 * MIB, description="of a line or record")] = 512 * KIB
+    connections_max: Annotated[int, Meta(ge=1, le=100_000, description="at a time; others are closed")] = 1_000
+
+
+class Syslog(Struct, frozen=True, tag="syslog", tag_field="type"):
+    listen: Annotated[
+        tuple[str, ...],
+        Meta(description="addresses: udp://, tcp://, tls:// and relp:// with host and port, unix:// with a path"),
+    ] = ()
+    topic: Annotated[str, Meta(description='topic, such as "net" or "logs-{app}"; also {host}, {facility}')] = ""
+    topics_max: Annotated[int, Meta(ge=1, le=10_000, description="topics that a template may make")] = 100
+    key: Annotated[Literal["", "app", "host"], Meta(description="the keys of messages; none: a sender's order")] = ""
+    allow: Annotated[
+        tuple[str, ...], Meta(description='networks that may send, such as ["10.0.0.0/8"]; none: all')
+    ] = ()
+    message_bytes_max: Annotated[
+        int, Meta(ge=KIB, le=MIB, description="of a message; a longer one becomes several, with a header part")
+    ] = 64 * KIB
+    connections_max: Annotated[int, Meta(ge=1, le=100_000, description="at a time; others are closed")] = 1_000
+
+
+InputSettings = Files | Http | Syslog
+"""Of any type."""
+TYPES: Final[Mapping[str, type[InputSettings]]] = {"files": Files, "http": Http, "syslog": Syslog}
+SCHEMES: Final = {"http": ("http", "https"), "syslog": ("udp", "tcp", "tls", "relp", "unix")}
+"""What the addresses of a type begin with; the first of "http" may be left out."""
 TYPE_KEYS: Final = {kind: {key.name: key for key in keys_of("", struct)} for kind, struct in TYPES.items()}
 
 
@@ -77,7 +121,7 @@ def parse_address(text: str) -> Address:
     """
     scheme, separator, rest = text.partition("://")
     if not separator:
-        raise BadValue(f"{text!r}: must be such as udp://127.0.0.1:5514")
+        scheme, rest = "http", text
     if scheme == "unix":
         if not rest.startswith("/"):
             raise BadValue(f"{text!r}: must be such as unix:///run/log.sock")
@@ -161,19 +205,38 @@ def _parse_table(rows: list[Given], keys: Mapping[str, Key]) -> tuple[dict[str, 
 
 def fault_of(kind: str, settings: InputSettings) -> str:
     """What is wrong with an input beyond single values, as ``key = value: what is right``; "" if all is well."""
+    if fault := _files_fault(settings) if isinstance(settings, Files) else _listener_fault(kind, settings):
+        return fault
+    fields = TOPIC_FIELDS[kind]
+    sample = fill_topic(settings.topic, dict.fromkeys(fields, "x"))
+    if not is_topic(sample):
+        named = " and ".join(f"{{{field}}}" for field in fields)
+        return f"topic = {settings.topic!r}: must be the name of a topic, which may contain {named}"
+    return ""
+
+
+def _files_fault(settings: Files) -> str:
     if not settings.include:
         return 'include is missing: must be a list of patterns, such as ["/var/log/*.log"]'
     for pattern in (*settings.include, *settings.exclude):
         if not pattern or "\0" in pattern:
             return f"include = {pattern!r}: must be a pattern of paths"
     relative = next((pattern for pattern in settings.include if not pattern.startswith("/")), "")
-    if relative:
-        return f"include = {relative!r}: must begin with /"
-    fields = TOPIC_FIELDS[kind]
-    sample = fill_topic(settings.topic, dict.fromkeys(fields, "x"))
-    if not is_topic(sample):
-        named = " and ".join(f"{{{field}}}" for field in fields)
-        return f"topic = {settings.topic!r}: must be the name of a topic, which may contain {named}"
+    return f"include = {relative!r}: must begin with /" if relative else ""
+
+
+def _listener_fault(kind: str, settings: Http | Syslog) -> str:
+    schemes = SCHEMES[kind]
+    if not settings.listen:
+        example = "127.0.0.1:8686" if kind == "http" else "udp://127.0.0.1:5514"
+        return f'listen is missing: must be a list of addresses, such as ["{example}"]'
+    try:
+        for text in settings.listen:
+            if parse_address(text).scheme not in schemes:
+                return f"listen = {text!r}: must begin with one of {', '.join(f'{one}://' for one in schemes)}"
+        parse_networks(",".join(settings.allow))
+    except BadValue as error:
+        return str(error)
     return ""
 
 

@@ -39,14 +39,14 @@ from typing import Final, NamedTuple
 
 from inotify_simple import INotify, flags
 
-from ..errors import ApplianceError, BadValue
-from ..input_settings import Files, fill_topic
+from ..errors import ApplianceError
+from ..input_settings import Files
 from ..processes.clock import now_ms
 from ..records.encode import Headers, encode_headers
 from .ledger import Ledger
 from .lines import Block, Encoding, LineReader
-from .machinery import Machinery
-from .outlet import Outlet, Placed
+from .machinery import Machinery, Topics
+from .outlet import ORIGIN_BYTES, Outlet, Placed
 from .positions import ORIGIN, Origin, PositionStore, Source, Span
 
 logger = logging.getLogger(__name__)
@@ -101,6 +101,8 @@ class Identity(NamedTuple):
     inode: int
     head_bytes: int
     head: bytes
+    tail_stop: int
+    """Where the bytes end that ``tail`` is of: at the position, or before it after a recovery from the log."""
     tail_bytes: int
     tail: bytes
 
@@ -110,14 +112,14 @@ class Identity(NamedTuple):
         status = os.fstat(fd)
         head = os.pread(fd, min(HEAD_BYTES, position), 0)
         tail = os.pread(fd, min(TAIL_BYTES, position), max(0, position - TAIL_BYTES))
-        return cls(status.st_dev, status.st_ino, len(head), _digest(head), len(tail), _digest(tail))
+        return cls(status.st_dev, status.st_ino, len(head), _digest(head), position, len(tail), _digest(tail))
 
     def fits(self, fd: int, position: int) -> bool:
         """Whether a file's content is that of this generation, at least up to ``position``.  Raises OSError."""
         if os.fstat(fd).st_size < position:
             return False
         head = os.pread(fd, self.head_bytes, 0)
-        tail = os.pread(fd, self.tail_bytes, position - self.tail_bytes)
+        tail = os.pread(fd, self.tail_bytes, self.tail_stop - self.tail_bytes)
         return _digest(head) == self.head and _digest(tail) == self.tail
 
     def encode(self) -> bytes:
@@ -125,8 +127,11 @@ class Identity(NamedTuple):
 
     @classmethod
     def decode(cls, row: bytes) -> Identity:
-        device, inode, head_bytes, head, tail_bytes, tail = row.decode().split(" ")
-        return cls(int(device), int(inode), int(head_bytes), bytes.fromhex(head), int(tail_bytes), bytes.fromhex(tail))
+        device, inode, head_bytes, head, tail_stop, tail_bytes, tail = row.decode().split(" ")
+        return cls(
+            *(int(device), int(inode), int(head_bytes), bytes.fromhex(head)),
+            *(int(tail_stop), int(tail_bytes), bytes.fromhex(tail)),
+        )
 
 
 def _digest(data: bytes) -> bytes:
@@ -192,8 +197,6 @@ class FilesInput:
         self._lost: list[Generation] = []  # known from the store, and no file fits yet
         self._shadows: dict[tuple[int, int], tuple[float, int]] = {}  # possible copies: since when, and their size
         self._odd: dict[str, str] = {}  # paths that are not read, and why
-        self._spans: list[Span] = []
-        self._changed: dict[int, Source] = {}
         self._first = not store.sources() and not store.partitions()
         for row in store.sources():
             self._lost.append(Generation(row.number, row.name, Identity.decode(row.identity), row.position, row.line))
@@ -383,7 +386,7 @@ class FilesInput:
         at = generation.committed
         logger.warning("%s was removed or replaced while it was not read, at byte %d", generation.path, at)
         self._ledger.gap(generation.source, generation.path, at, None, "bytes", "removed while it was not read")
-        self._changed[generation.source] = generation.row(ended=True)
+        self._store.note(generation.row(ended=True))
 
     # ---- reading
 
@@ -540,11 +543,13 @@ class FilesInput:
                 break
             placed = future.result()
             generation.committed, generation.committed_line = block.stop, block.first_line + block.lines
-            self._changed[generation.source] = generation.row(ended=False)._replace(identity=identity.encode())
+            row = generation.row(ended=False)._replace(identity=identity.encode())
             if placed.messages:
-                span = (placed.topic, placed.partition, placed.offset, placed.messages, *block[1:5])
-                self._spans.append(Span(generation.source, *span, self._ledger.minute()))
-                self._ledger.note(self._spans[-1])
+                span = Span(generation.source, *placed, *block[1:5], self._ledger.minute())
+                self._ledger.note(span)
+                self._store.note(row, span)
+            else:
+                self._store.note(row)
             done += 1
         del in_flight[:done]
 
@@ -590,7 +595,7 @@ class FilesInput:
                 )
             self._ending.remove(generation)
             generation.close()
-            self._changed[generation.source] = generation.row(ended=True)
+            self._store.note(generation.row(ended=True))
 
     def _reopen(self, generation: Generation) -> bool:
         fd = self._open(generation.path, generation.key)
@@ -610,20 +615,6 @@ class FilesInput:
             for one in open_ones[: len(open_ones) - FILES_OPEN_MAX]:
                 if not one.is_dirty and one.is_drained:
                     one.close()
-
-    def commit(self) -> None:
-        """Store how far everything is flushed.  Raises StorageFault; nothing is lost then."""
-        if not self._changed and not self._spans:
-            return
-        offsets: dict[tuple[str, int], int] = {}
-        for span in self._spans:
-            key = span.topic, span.partition
-            offsets[key] = max(offsets.get(key, 0), span.offset + span.messages)
-        self._store.commit(
-            list(self._changed.values()), self._spans, [(*key, offset) for key, offset in offsets.items()]
-        )
-        self._changed.clear()
-        self._spans.clear()
 
 
 class _Hints:
@@ -678,10 +669,6 @@ class _Hints:
         return paths
 
 
-ORIGIN_BYTES: Final = 160
-"""Upper bound of the header ``origin`` and of that of a part."""
-
-
 def _is_rotation_of(path: str, base: str) -> bool:
     """Whether a name is one that rotation gives: ``app.log.1``, ``app.log-20261125``, ``app-20261125.log``."""
     stem, suffix = os.path.splitext(base)
@@ -720,10 +707,16 @@ def _walk(pattern: str) -> Iterable[str]:
 
 def files_input(settings: Files, machinery: Machinery) -> FilesInput:
     """The engine with the settings of a table of the configuration."""
+    topics = Topics(settings.topic, settings.topics_max)
+
+    def topic_of(path: str) -> str:
+        directory, name = os.path.split(path)
+        return topics.of({"file": name.split(".")[0] or name, "directory": os.path.basename(directory)})
+
     wanted = FilesSettings(
         settings.include,
         settings.exclude,
-        topic_of=_Topics(settings.topic, settings.topics_max).topic_of,
+        topic_of=topic_of,
         headers_of=lambda path: [("file", path.encode("utf-8", "surrogateescape"))],
         from_end=settings.start == "end",
         encoding=settings.encoding,
@@ -733,22 +726,3 @@ def files_input(settings: Files, machinery: Machinery) -> FilesInput:
         files_max=settings.files_max,
     )
     return FilesInput(wanted, machinery.store, machinery.outlet, machinery.ledger, now_ms)
-
-
-class _Topics:
-    """The topics that a template makes of paths, at most ``topics_max``: names of files are not ours."""
-
-    def __init__(self, template: str, topics_max: int) -> None:
-        self._template, self._topics_max = template, topics_max
-        self._made: set[str] = set()
-
-    def topic_of(self, path: str) -> str:
-        """Raises BadValue: there would be too many topics."""
-        directory, name = os.path.split(path)
-        topic = fill_topic(
-            self._template, {"file": name.split(".")[0] or name, "directory": os.path.basename(directory)}
-        )
-        if topic not in self._made and len(self._made) >= self._topics_max:
-            raise BadValue(f"topic {topic}: {self._topics_max} topics were made from the template (topics_max)")
-        self._made.add(topic)
-        return topic

@@ -6,6 +6,9 @@ import socket
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
+from ..config import Config
+from ..errors import BadValue
+from ..input_settings import fill_topic
 from .ledger import Ledger
 from .outlet import Outlet
 from .positions import PositionStore
@@ -15,6 +18,7 @@ class Machinery(NamedTuple):
     """What all inputs share."""
 
     name: str
+    config: Config
     store: PositionStore
     outlet: Outlet
     ledger: Ledger
@@ -30,5 +34,19 @@ class Input(Protocol):
     async def drain(self) -> None:
         """After :meth:`run`: wait until everything that was taken is flushed."""
 
-    def commit(self) -> None:
-        """Note in the store what is flushed.  Raises StorageFault: it is tried again."""
+
+class Topics:
+    """The topics that a template makes of the fields of messages, at most ``topics_max``: senders choose them."""
+
+    def __init__(self, template: str, topics_max: int) -> None:
+        self._template, self._topics_max = template, topics_max
+        self._made: set[str] = set()
+
+    def of(self, fields: Mapping[str, str]) -> str:
+        """Raises BadValue: there would be too many topics."""
+        topic = fill_topic(self._template, fields)
+        if topic not in self._made:
+            if len(self._made) >= self._topics_max:
+                raise BadValue(f"topic {topic}: {self._topics_max} were made from the template (topics_max)")
+            self._made.add(topic)
+        return topic

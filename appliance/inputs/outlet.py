@@ -24,6 +24,10 @@ BUFFER_FACTOR: Final = 2
 """The producer's buffer holds a little more than a batch's bytes for each; it must never make the loop wait."""
 
 
+ORIGIN_BYTES: Final = 160
+"""Upper bound of the header ``origin``, and of that of a part."""
+
+
 class Placed(NamedTuple):
     """Where a block is: flushed, its messages at ``offset`` and the offsets that follow."""
 
@@ -48,6 +52,10 @@ class Outlet:
     @property
     def in_flight_bytes(self) -> int:
         return self._in_flight_bytes_max - self._left_bytes
+
+    @property
+    def has_room(self) -> bool:
+        return self._left_bytes > 0
 
     async def learn(self, topic: str) -> int:
         """Learn a topic, which is made if there is none; return the largest block that it takes, in bytes.

@@ -66,7 +66,10 @@ class Origin(NamedTuple):
 
 
 class Source(NamedTuple):
-    """A row of a source.  ``identity``: what the input needs to know it again; ``ended``: nothing follows."""
+    """A row of a source.
+
+    ``identity``: what the input needs to know a file again, empty for a sender; ``ended``: nothing follows.
+    """
 
     number: int
     name: str
@@ -92,6 +95,9 @@ class Span(NamedTuple):
     """When it was flushed, in minutes since 1970."""
 
 
+_ADD_SPAN: Final = f"insert into span values ({', '.join('?' * len(Span._fields))})"
+
+
 class PositionStore:
     """See the module's docstring.  One process has it open.
 
@@ -101,6 +107,8 @@ class PositionStore:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._noted: dict[int, Source] = {}
+        self._noted_spans: list[Span] = []
         try:
             self._db = sqlite3.connect(path, isolation_level=None)
             self._db.execute("pragma journal_mode = wal")
@@ -173,15 +181,29 @@ class PositionStore:
 
     # ---- what is flushed
 
-    def commit(self, sources: Iterable[Source], spans: Iterable[Span], offsets: Iterable[tuple[str, int, int]]) -> None:
-        """Store how far sources are read, the spans that are flushed, and the offsets after them, at once."""
+    def note(self, source: Source, span: Span | None = None) -> None:
+        """Note how far a source is read and flushed, for the next :meth:`commit`."""
+        self._noted[source.number] = source
+        if span is not None:
+            self._noted_spans.append(span)
+
+    def commit(self) -> None:
+        """Store what was noted, and the offsets after it, at once.  Raises StorageFault: it stays noted."""
+        if not self._noted:
+            return
+        offsets = [(span.topic, span.partition, span.offset + span.messages) for span in self._noted_spans]
         with self._transaction():
             self._db.executemany(
                 "update source set name = ?, position = ?, line = ?, identity = ?, ended = ? where number = ?",
-                [(row.name, row.position, row.line, row.identity, row.ended, row.number) for row in sources],
+                [
+                    (row.name, row.position, row.line, row.identity, row.ended, row.number)
+                    for row in self._noted.values()
+                ],
             )
-            self._db.executemany(f"insert into span values ({', '.join('?' * len(Span._fields))})", spans)
+            self._db.executemany(_ADD_SPAN, self._noted_spans)
             self._db.executemany(_RAISE_OFFSET, offsets)
+        self._noted.clear()
+        self._noted_spans.clear()
 
     def spans(self, before_minute: int) -> list[Span]:
         """Those that the ledger has not published, of the minutes before this one, in the order of their sources."""
@@ -209,10 +231,13 @@ class PositionStore:
         with self._transaction():
             for span in spans:
                 self._db.execute(
-                    "update source set position = ?, line = ? where number = ? and position = ?",
+                    # The blocks of a file are a chain: what was sent again by another one is in the log twice.  A
+                    # listener has none: what it does not answer is not missing.
+                    "update source set position = max(position, ?), line = max(line, ?)"
+                    " where number = ? and (position = ? or identity = x'')",
                     (span.stop, span.first_line + span.lines, span.source, span.start),
                 )
-            self._db.executemany(f"insert into span values ({', '.join('?' * len(Span._fields))})", spans)
+            self._db.executemany(_ADD_SPAN, spans)
             self._db.executemany(
                 _RAISE_OFFSET,
                 [(span.topic, span.partition, span.offset + span.messages) for span in spans],

@@ -26,10 +26,9 @@ from typing import Final
 
 from ..client import Admin, Producer
 from ..errors import ApplianceError, StorageFault
-from ..input_settings import Files, InputSettings
+from ..input_settings import Files, Http, InputSettings, Syslog
 from ..processes.messages import TO_SIDE_PROCESS, InputStats, Stop
 from ..processes.supervisor.inputs import InputArguments
-from .files import files_input
 from .ledger import Ledger
 from .machinery import Input, Machinery
 from .outlet import BUFFER_FACTOR, DELIVERY_TIMEOUT_MS, Outlet
@@ -51,9 +50,20 @@ def run(arguments: InputArguments) -> None:
 
 
 def make_input(settings: InputSettings, machinery: Machinery) -> Input:
+    """An input of the type of its settings; it imports what only that type needs."""
     match settings:
         case Files():
+            from .files import files_input
+
             return files_input(settings, machinery)
+        case Http():
+            from .http import http_input
+
+            return http_input(settings, machinery)
+        case Syslog():
+            from .syslog import syslog_input
+
+            return syslog_input(settings, machinery)
 
 
 def store_path(data_dir: Path, name: str) -> Path:
@@ -73,6 +83,7 @@ class _InputProcess:
         path = store_path(arguments.data_dir, arguments.name)
         path.parent.mkdir(0o700, exist_ok=True)
         with contextlib.closing(PositionStore(path)) as store:
+            self._store = store
             producer = Producer(
                 arguments.address,
                 linger_ms=0,
@@ -84,7 +95,7 @@ class _InputProcess:
                 arguments.name, socket.gethostname(), arguments.config.ledger.topic, store, producer, arguments.address
             )
             outlet = Outlet(producer, Admin(arguments.address), IN_FLIGHT_BYTES_MAX)
-            machinery = Machinery(arguments.name, store, outlet, ledger, arguments.sockets)
+            machinery = Machinery(arguments.name, arguments.config, store, outlet, ledger, arguments.sockets)
             try:
                 await self._recover(ledger)
                 if not self._stopping.is_set():
@@ -129,7 +140,7 @@ class _InputProcess:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
         await source.drain()
-        source.commit()
+        self._store.commit()
         with contextlib.suppress(ApplianceError):  # it is published after the next start
             await ledger.publish(everything=True)
         await ledger.note_ends()
@@ -139,7 +150,7 @@ class _InputProcess:
         while True:
             await asyncio.sleep(COMMIT_S)
             try:
-                source.commit()
+                self._store.commit()
                 if ledger.minute() != minute:
                     await ledger.publish()
                     minute = ledger.minute()

@@ -282,6 +282,12 @@ def encode_headers(headers: Headers) -> bytes:
     return b"".join(parts)
 
 
+def put_header_first(tail: bytes, name: str, value: bytes) -> bytes:
+    """The end of a record with one header more, before those that it has: at most 62 (:func:`encode_headers`)."""
+    encoded = name.encode()
+    return b"".join((varint((tail[0] >> 1) + 1), varint(len(encoded)), encoded, varint(len(value)), value, tail[1:]))
+
+
 @cache
 def keep_heap() -> None:
     """Make glibc keep freed memory for the next batch instead of returning its pages to the kernel.
