@@ -34,6 +34,7 @@ import itertools
 import logging
 import os
 import stat
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
@@ -67,6 +68,8 @@ _BOMS: Final[tuple[tuple[bytes, Encoding], ...]] = ((b"\xff\xfe", "utf-16-le"), 
 BUSY_MS: Final = 200
 """How soon to look at files that end, or have an event that may go on."""
 HINT_S: Final = 0.05
+ENDED_MAX: Final = 10_000
+"""Files that were read to their end, and are known not to be new."""
 WATCHES_MAX: Final = 10_000
 HINTS_MAX: Final = 10_000
 WATCHED: Final = flags.MODIFY | flags.CREATE | flags.MOVED_FROM | flags.MOVED_TO | flags.DELETE
@@ -102,7 +105,7 @@ class Identity(NamedTuple):
     head_bytes: int
     head: bytes
     tail_stop: int
-    """Where the bytes end that ``tail`` is of: at the position, or before it after a recovery from the log."""
+    """Where the bytes end that ``tail`` is of: at the position, or before it when a file was replaced meanwhile."""
     tail_bytes: int
     tail: bytes
 
@@ -123,11 +126,11 @@ class Identity(NamedTuple):
         return _digest(head) == self.head and _digest(tail) == self.tail
 
     def encode(self) -> bytes:
-        return b" ".join(part.hex().encode() if isinstance(part, bytes) else str(part).encode() for part in self)
+        return b",".join(part.hex().encode() if isinstance(part, bytes) else str(part).encode() for part in self)
 
     @classmethod
     def decode(cls, row: bytes) -> Identity:
-        device, inode, head_bytes, head, tail_stop, tail_bytes, tail = row.decode().split(" ")
+        device, inode, head_bytes, head, tail_stop, tail_bytes, tail = row.decode().split(",")
         return cls(
             *(int(device), int(inode), int(head_bytes), bytes.fromhex(head)),
             *(int(tail_stop), int(tail_bytes), bytes.fromhex(tail)),
@@ -196,11 +199,14 @@ class FilesInput:
         self._ending: list[Generation] = []  # gone or replaced: they are drained
         self._lost: list[Generation] = []  # known from the store, and no file fits yet
         self._shadows: dict[tuple[int, int], tuple[float, int]] = {}  # possible copies: since when, and their size
+        self._ended: OrderedDict[tuple[int, int], None] = OrderedDict()  # the last ones
+        self._scanned_ms = 0.0
         self._odd: dict[str, str] = {}  # paths that are not read, and why
         self._first = not store.sources() and not store.partitions()
         for row in store.sources():
             self._lost.append(Generation(row.number, row.name, Identity.decode(row.identity), row.position, row.line))
         self.wake = asyncio.Event()
+        self.wake_scan = False
 
     async def run(self) -> None:
         """Read until it is cancelled: all files every ``scan_ms``, those that inotify names at once."""
@@ -209,7 +215,8 @@ class FilesInput:
                 self.scan()
                 hints.watch(os.path.dirname(one.path) for one in self._by_inode.values())
                 scan_ms = self._clock_ms() + self._settings.scan_ms
-                while (now := self._clock_ms()) < scan_ms and not hints.has_new_names:
+                self.wake_scan = False
+                while (now := self._clock_ms()) < scan_ms and not hints.has_new_names and not self.wake_scan:
                     await self.work()
                     self.wake.clear()
                     late_ms = BUSY_MS if self.busy else scan_ms - now
@@ -267,11 +274,18 @@ class FilesInput:
                 generation.gone = generation.is_dirty = True
                 generation.changed_ms = now
                 self._ending.append(generation)
+                self._take_newer(generation, generation.path)
         self._take_new({key: path for key, path in found.items() if key not in self._by_inode}, now)
         for one in list(self._lost):
+            path = one.path
+            if one not in self._lost:  # adopted with another one
+                continue
             if not self._seek(one):
                 self._tell_lost(one)
+            elif one.path != path:
+                self._take_newer(one, path)
         self._first = False
+        self._scanned_ms = self._clock_ms()
         self._ledger.note_sources(len(self._by_inode))
         for path in [path for path in self._odd if not os.path.lexists(path)]:
             del self._odd[path]
@@ -279,6 +293,7 @@ class FilesInput:
     def _take_new(self, found: dict[tuple[int, int], str], now: float) -> None:
         """Begin, or go on with, the generations of files that are not known by their inode."""
         fresh: list[tuple[str, int, int, Identity, int]] = []
+        rotated: list[tuple[Generation, str]] = []
         for key, path in found.items():
             if len(self._by_inode) + len(fresh) >= self._settings.files_max:
                 self._note_odd(path, f"files_max = {self._settings.files_max} is reached")
@@ -288,7 +303,10 @@ class FilesInput:
                 continue
             known = self._generation_of(fd, key, path)
             if known is not None:
+                before = known.path
                 self._adopt(known, fd, path)
+                if before != path:
+                    rotated.append((known, before))
                 continue
             if self._is_shadow(fd, key, path, now):
                 os.close(fd)
@@ -298,6 +316,8 @@ class FilesInput:
         numbers = self._store.add_sources((path, at, line, one.encode()) for path, at, line, one, _ in fresh)
         for number, (path, position, line, identity, fd) in zip(numbers, fresh, strict=True):
             self._adopt(Generation(number, path, identity, position, line), fd, path)
+        for known, before in rotated:
+            self._take_newer(known, before)
 
     def _open(self, path: str, key: tuple[int, int]) -> int:
         """Raises nothing: what cannot be read is noted; -1 then."""
@@ -374,11 +394,31 @@ class FilesInput:
                 key = status.st_dev, status.st_ino
                 if key in self._by_inode or (fd := self._open(entry.path, key)) < 0:
                     continue
-                if generation.read_at and generation.identity.fits(fd, generation.committed):
+                same = (
+                    generation.identity.fits(fd, generation.committed) if generation.read_at else key == generation.key
+                )
+                if same:
                     self._adopt(generation, fd, entry.path)
                     return True
                 os.close(fd)
         return False
+
+    def _take_newer(self, generation: Generation, path: str) -> None:
+        """Begin the files that rotation has made of ``path`` after this one, also those that no ``include`` matches.
+
+        A file may come and be rotated away between two scans, or while this input does not run.
+        """
+        directory, name = os.path.split(path)
+        modified_ns = os.fstat(generation.fd).st_mtime_ns if generation.fd >= 0 else generation.mtime_ns
+        newer: list[tuple[int, str, tuple[int, int]]] = []
+        with contextlib.suppress(OSError), os.scandir(directory or ".") as entries:
+            for entry in entries:
+                if _is_rotation_of(entry.name, name) and entry.is_file():
+                    status = entry.stat()
+                    newer.append((status.st_mtime_ns, entry.path, (status.st_dev, status.st_ino)))
+        found = {key: path for mtime_ns, path, key in sorted(newer) if mtime_ns > modified_ns}
+        known = {one.key for one in self._ending} | self._by_inode.keys() | self._ended.keys()
+        self._take_new({key: path for key, path in found.items() if key not in known}, self._clock_ms())
 
     def _tell_lost(self, generation: Generation) -> None:
         """Tell of a generation of the store that no file has: what it had unread cannot be known any more."""
@@ -511,7 +551,8 @@ class FilesInput:
                 )
             future: asyncio.Future[Placed] = asyncio.get_running_loop().create_future()
             if block.values:
-                origin = Origin(self._store.id, generation.source, *block[1:5]).encode()
+                identity = generation.identity.encode().decode()
+                origin = Origin(self._store.id, generation.source, *block[1:5], identity).encode()
                 headers = [*self._settings.headers_of(generation.path)]
                 if block.part:
                     headers.append(("part", b"%d" % block.part))
@@ -582,6 +623,9 @@ class FilesInput:
         for generation in list(self._ending):
             if now - generation.changed_ms < self._settings.rotate_ms and self._settings.follow:
                 continue
+            if generation.replaced and self._scanned_ms <= generation.changed_ms:
+                self.wake_scan = True  # a copy that rotation has made has to be known as one, before it is read as new
+                continue
             if generation.replaced and generation.size > generation.read_at and self._seek(generation):
                 continue
             if generation.reader is not None and generation.reader.held_bytes and not generation.replaced:
@@ -595,6 +639,9 @@ class FilesInput:
                 )
             self._ending.remove(generation)
             generation.close()
+            self._ended[generation.key] = None
+            while len(self._ended) > ENDED_MAX:
+                self._ended.popitem(last=False)
             self._store.note(generation.row(ended=True))
 
     def _reopen(self, generation: Generation) -> bool:

@@ -193,7 +193,7 @@ class Intake:
             self._learned.pop(lane.topic, None)
             self._fail(puts, error)
         elif not done.cancelled():
-            span = Span(lane.sender.number, *done.result(), *origin[2:], self._ledger.minute())
+            span = Span(lane.sender.number, *done.result(), *origin[2:6], self._ledger.minute())
             self._ledger.note(span)
             self._store.note(
                 Source(lane.sender.number, lane.sender.name, origin.stop, origin.stop + 1, b"", False), span

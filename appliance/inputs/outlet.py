@@ -24,7 +24,7 @@ BUFFER_FACTOR: Final = 2
 """The producer's buffer holds a little more than a batch's bytes for each; it must never make the loop wait."""
 
 
-ORIGIN_BYTES: Final = 160
+ORIGIN_BYTES: Final = 300
 """Upper bound of the header ``origin``, and of that of a part."""
 
 

@@ -44,7 +44,10 @@ _RAISE_OFFSET: Final = "update partition set offset = max(offset, ?3) where topi
 
 
 class Origin(NamedTuple):
-    """Where a block comes from: the units [start, stop) of a source, bytes of a file or messages of a listener."""
+    """Where a block comes from: the units [start, stop) of a source, bytes of a file or messages of a listener.
+
+    ``identity``: that of the source at ``stop`` (:class:`Source`), without spaces; "" for a sender.
+    """
 
     store: str
     source: int
@@ -52,6 +55,7 @@ class Origin(NamedTuple):
     stop: int
     first_line: int
     lines: int
+    identity: str = ""
 
     def encode(self) -> bytes:
         return " ".join(map(str, self)).encode()
@@ -60,9 +64,10 @@ class Origin(NamedTuple):
     def decode(cls, header: bytes) -> Origin | None:
         """None: it is not ours."""
         words = header.decode("ascii", "replace").split(" ")
-        if len(words) != len(cls._fields) or not all(word.isdecimal() and len(word) < 20 for word in words[1:]):
+        if len(words) != len(cls._fields) or not all(word.isdecimal() and len(word) < 20 for word in words[1:6]):
             return None
-        return cls(words[0], *map(int, words[1:]))
+        source, start, stop, first_line, lines = map(int, words[1:6])
+        return cls(words[0], source, start, stop, first_line, lines, words[6])
 
 
 class Source(NamedTuple):
@@ -223,19 +228,19 @@ class PositionStore:
 
         ``found``: in the order of each log: origin, topic, partition, offset of the first message, their number.
         """
+        mine = [row for row in found if row[0].store == self.id]
         spans = [
-            Span(origin.source, topic, partition, offset, count, *origin[2:], minute)
-            for origin, topic, partition, offset, count in found
-            if origin.store == self.id
+            Span(origin.source, topic, partition, offset, count, *origin[2:6], minute)
+            for origin, topic, partition, offset, count in mine
         ]
         with self._transaction():
-            for span in spans:
+            for span, (origin, *_) in zip(spans, mine, strict=True):
                 self._db.execute(
                     # The blocks of a file are a chain: what was sent again by another one is in the log twice.  A
                     # listener has none: what it does not answer is not missing.
-                    "update source set position = max(position, ?), line = max(line, ?)"
+                    "update source set position = max(position, ?), line = max(line, ?), identity = ?"
                     " where number = ? and (position = ? or identity = x'')",
-                    (span.stop, span.first_line + span.lines, span.source, span.start),
+                    (span.stop, span.first_line + span.lines, origin.identity.encode(), span.source, span.start),
                 )
             self._db.executemany(_ADD_SPAN, spans)
             self._db.executemany(

@@ -14,7 +14,7 @@ it.  An input that cannot begin is a row of ``faults``, and is tried again; ever
                                              stopping; the end of the appliance: stopping
     stopping   sockets, Child                its end: wanted if there are settings, else gone
 
-It takes nothing more once it stops, and ends when all that it has taken is flushed.  What takes longer than a quarter
+It takes nothing more once it stops, and ends when all that it has taken is flushed.  What takes longer than an eighth
 of ``stop.timeout_ms`` is killed: whoever has no answer sends again, and files are read again.
 """
 
@@ -144,8 +144,9 @@ class Inputs:
         if name not in self._config.inputs:
             for sock in self._sockets.pop(name, {}).values():
                 sock.close()
-        elif child.stopping and not self._children.stopping:
-            self._start.want(name)  # it was stopped for other settings
+        elif child.stopping:
+            if self._is_started:
+                self._start.want(name)  # it was stopped for other settings
         else:
             self._children.start_again(child, self._start, name)
 

@@ -503,7 +503,8 @@ class Supervisor:
         """
         self._others.drop()
         self._inputs.stop()
-        self._wait_until(lambda: self._inputs.stopped, deadline_ms)  # they may still need to make a topic
+        # They may still need to make a topic, and the others need time, too.
+        self._wait_until(lambda: self._inputs.stopped, now_ms() + (deadline_ms - now_ms()) // 2)
         self._scrubbing.stop()
         self._inspection.stop()
         self._sides.stop()
