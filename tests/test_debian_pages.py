@@ -14,6 +14,7 @@ from typer.main import get_command
 from appliance.cli.command_tree import tree
 from appliance.config import KEYS
 from appliance.data_directory import FORMAT
+from appliance.input_settings import TYPE_KEYS
 from systemd.debian import control, documents, manual_pages
 
 from .command_line import succeeding
@@ -64,7 +65,8 @@ def test_the_configuration_has_all_defaults_as_comments(tmp_path: Path) -> None:
     path.write_text(text)
     assert "right, 0 of" in succeeding("config", "check", "--config", str(path)).out
     keys = [line for line in text.splitlines() if line.startswith("#") and not line.startswith(("# ", "#\n"))]
-    assert len([line for line in keys if " = " in line]) == len(KEYS)
+    examples = sum(1 + len(keys) for keys in TYPE_KEYS.values())
+    assert len([line for line in keys if " = " in line]) == len(KEYS) + examples
     path.write_text("".join(f"{line.removeprefix('#')}\n" for line in text.splitlines() if not line.startswith("# ")))
     assert "right, 0 of" in succeeding("config", "check", "--config", str(path)).out
 

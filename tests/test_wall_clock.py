@@ -45,6 +45,11 @@ USES = {
     ("console/topic_rows.py", "TopicRows._load"): "compared for being equal: has the file changed?",
     ("console/visitors.py", "Visitors._refresh"): "compared for being equal: has the file changed?",
     ("data_directory/backup.py", "_Copy._copy"): "a copy keeps the time of its file",
+    ("inputs/files.py", "FilesInput._is_whole"): "compared for being equal: has the file changed?",
+    ("inputs/files.py", "FilesInput._take_newer"): "which of a program's files are younger than one that was not read"
+    " to its end; a jump back between two rotations leaves out those that no `include` matches",
+    ("inputs/files.py", "FilesInput.scan"): "compared for being equal: has the file changed?",
+    ("inputs/ledger.py", "Ledger.minute"): "the minute of a row of the ledger; a jump gives rows another one",
     ("metrics/lag_watch.py", "LagWatch.measure"): "lag in seconds: wrong by the jump until it is over",
     ("metrics/looks.py", "_stopped"): SHOWN,
     ("metrics/metrics_server.py", "Pages._look"): "compared for being equal: has the file changed?",

@@ -20,12 +20,10 @@ of ``stop.timeout_ms`` is killed: whoever has no answer sends again, and files a
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import logging
 import os
 import socket
-import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -39,13 +37,14 @@ from ...input_settings import InputSettings, kind_of, listen_of, parse_address
 from ...machine_limits import limit_of
 from ...proc_net import holder_of
 from ...shared.heartbeats import Heart
-from ...wire.sockets import LOCAL_SOCKET
+from ...wire.sockets import LOCAL_SOCKET, short_path
 from ..child import become_child
 from ..control import Channel
 from ..messages import InputStats, Stop
 from .actions import Actions
 from .children import Children
 from .fork import Child
+from .listeners import remove_dead_socket
 
 logger = logging.getLogger(__name__)
 
@@ -256,11 +255,9 @@ def bind_input(name: str, text: str) -> socket.socket:
 
 def _bind_path(sock: socket.socket, path: Path) -> None:
     """Bind a Unix socket that everybody on this host may write to, in place of one that was left."""
-    with contextlib.suppress(FileNotFoundError):
-        if not stat.S_ISSOCK(path.lstat().st_mode):
-            raise OSError(errno.EEXIST, "a file that is no socket has this name")
-        path.unlink()
-    sock.bind(str(path))
+    with short_path(path) as short:
+        remove_dead_socket(path, short, sock.type)
+        sock.bind(short)
     path.chmod(0o666)
 
 

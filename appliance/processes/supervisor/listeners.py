@@ -160,7 +160,7 @@ def _bind_unix(listener: Listener) -> socket.socket:
     umask = os.umask(0o177)
     try:
         with short_path(path) as short:
-            _remove_dead(path, short)
+            remove_dead_socket(path, short, socket.SOCK_STREAM)
             sock.bind(short)
         path.chmod(mode)
         sock.listen(BACKLOG)
@@ -172,8 +172,8 @@ def _bind_unix(listener: Listener) -> socket.socket:
     return sock
 
 
-def _remove_dead(path: Path, short: str) -> None:
-    """Remove the socket of a process that was killed.
+def remove_dead_socket(path: Path, short: str, kind: int) -> None:
+    """Remove the socket of a process that was killed; ``short``: a name of it that the kernel takes.
 
     Raises:
         OSError: another process listens there, or the file is no socket.
@@ -183,7 +183,7 @@ def _remove_dead(path: Path, short: str) -> None:
             raise OSError(errno.EEXIST, "a file that is no socket has this name")
     except FileNotFoundError:
         return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+    with socket.socket(socket.AF_UNIX, kind) as probe:
         probe.settimeout(1)
         try:
             probe.connect(short)

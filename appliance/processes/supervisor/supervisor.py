@@ -295,8 +295,8 @@ class Supervisor:
         self._writers = Writers(config, data_dir, hosted, children, actions, self._workers, self._on_change)
         self._removals = Removals(data_dir, hosted, children, actions, self._writers)
         self._outages = Outages(*among, self._writers, self._opening, self._inspection)
-        self._sides = SideProcesses(side_roles, config, data_dir, children, actions)
-        self._inputs = Inputs(run_input, config, data_dir, children, actions)
+        beside = (config, data_dir, children, actions)
+        self._sides, self._inputs = SideProcesses(side_roles, *beside), Inputs(run_input, *beside)
         self._child_events = ChildEvents(
             *(hosted, children, self._workers, self._coordinator, self._writers, self._opening, self._removals),
             *(self._outages, self._inspection, self._scrubbing, self._sides, self._inputs),
