@@ -91,8 +91,8 @@ def _line(key: Key, name: str, value: object) -> str:
     unit = {"bytes": "bytes: ", "ms": "ms: "}.get(key.unit, "")
     choices = f" ({', '.join(map(str, key.choices))})" if len(key.choices) > 1 else ""
     bounds = "" if choices else _bounds(key)
-    default = "" if value == key.default else f"; default {_toml(key.default)}"
-    return f"{name} = {_toml(value)}".ljust(TEXT_COLUMN) + f"  # {unit}{key.about}{choices}{bounds}{default}"
+    default = "" if value == key.default else f"; default {toml_value(key.default)}"
+    return f"{name} = {toml_value(value)}".ljust(TEXT_COLUMN) + f"  # {unit}{key.about}{choices}{bounds}{default}"
 
 
 def _input_lines(chosen: Config) -> Iterator[str]:
@@ -100,11 +100,11 @@ def _input_lines(chosen: Config) -> Iterator[str]:
     for name, settings in chosen.inputs.items():
         (_, kind), *values = values_of(settings)
         yield f"\n[{TABLE}.{name}]"
-        yield f"type = {_toml(kind)}"
+        yield f"type = {toml_value(kind)}"
         yield from (_line(TYPE_KEYS[str(kind)][key], key, value) for key, value in values)
     for kind in TYPE_KEYS.keys() - {kind_of(one) for one in chosen.inputs.values()}:
         yield f"\n# [{TABLE}.NAME]"
-        yield f"# type = {_toml(kind)}"
+        yield f"# type = {toml_value(kind)}"
         yield from (f"# {_line(key, key.name, key.default)}" for key in TYPE_KEYS[kind].values())
 
 
@@ -126,11 +126,12 @@ def _bounds(key: Key) -> str:
     return f" (at least {key.least})" if key.least else ""  # every number is at least 0
 
 
-def _toml(value: object) -> str:
+def toml_value(value: object) -> str:
+    """A value as TOML has it."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple):
-        return f"[{', '.join(map(_toml, value))}]"
+        return f"[{', '.join(map(toml_value, value))}]"
     return str(value) if isinstance(value, int) else '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 

@@ -72,6 +72,11 @@ def reload(data: Data = None, as_json: Json = False) -> None:
 
         appliance reload --data /var/lib/appliance --json
     """
+    ask_to_reload(data, as_json=as_json)
+
+
+def ask_to_reload(data: Path | None, *, as_json: bool = False) -> None:
+    """Let an appliance reload, wait until it has, and print what has changed."""
     directory = data_dir(data)
     if directory is None:
         raise typer.BadParameter("--data DIR: name the data directory of a running appliance")

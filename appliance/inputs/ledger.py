@@ -22,9 +22,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import msgspec
@@ -267,6 +268,29 @@ class Ledger:
                 for topic, partition, offset in rows:
                     found += _origins(consumer, topic, partition, offset)
         return found
+
+
+def read_rows(consumer: Consumer, topic: str, timestamp: int) -> Iterator[Row]:
+    """The rows of a ledger from a time on (ms since 1970, or EARLIEST), each once, as far as they are there now.
+
+    Raises:
+        UnknownPartition: no input has published anything yet.
+    """
+    consumer.assign_topic(topic)
+    ends = consumer.offsets_at(LATEST)
+    consumer.assign(list(ends), at=timestamp)
+    seen: set[bytes] = set()
+    while any(consumer.positions().get(part, 0) < end for part, end in ends.items()):
+        for message in consumer.poll(timeout=1.0, messages_max=10_000):
+            value = message.value or b""
+            digest = hashlib.blake2b(value, digest_size=16).digest()
+            if digest in seen:  # published twice, after a kill
+                continue
+            seen.add(digest)
+            try:
+                yield decode_row(value)
+            except msgspec.MsgspecError:
+                logger.warning("%s-%d at %d: no row of a ledger", topic, message.partition, message.offset)
 
 
 def _settle(done: asyncio.Future[None], error: ApplianceError | None) -> None:

@@ -199,6 +199,7 @@ class Inputs:
                 "type": kind_of(settings),
                 "topic": settings.topic,
                 "state": "failed" if name in self._faults else "running" if name in self._running else "starting",
+                "listen": list(listen_of(settings)),
                 "addresses": [_bound_text(*one) for one in self._sockets.get(name, {}).items()],
                 **msgspec.structs.asdict(self._stats.get(name, InputStats())),
             }

@@ -268,9 +268,8 @@ class Supervisor:
         self._config, self._data_dir, self._reload = config, data_dir, reload
         self._instance = memory.instance_of(data_dir)
         self._notifier = Notifier(os.environ)
-        self._watchdog_ms = 0
+        self._watchdog_ms, self._signals = 0, Signals()
         self._listeners: list[tuple[Listener, socket.socket]] = []
-        self._signals = Signals()
         self._epoll = select.epoll()
         self._epoll.register(self._signals.fileno(), select.EPOLLIN)
 

@@ -1,0 +1,290 @@
+"""``appliance inputs``: adds and checks inputs, and answers from their ledger where every line is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..config import load
+from ..errors import BadValue, InvalidRequest
+from ..input_settings import TABLE, TYPES
+from ..owners import acting_as_owner
+from . import output
+from .config_commands import toml_value
+from .health_commands import ask_to_reload
+from .service_commands import ConfigFile, Overrides
+from .target import Connect, Data, Json, address, data_dir
+
+if TYPE_CHECKING:
+    from ..inputs.ledger import Row
+
+app = typer.Typer(no_args_is_help=True, help="Logs that are taken in without a shipper: add, check, account for.")
+
+FAULT_STATUS = 78
+
+
+@app.command(name="list")
+def list_(data: Data = None, as_json: Json = False) -> None:
+    """Show the inputs of a running appliance: what each has taken in since it began, and what it waits for.
+
+    [b]Example[/b]
+
+        appliance inputs list --data /tmp/box
+    """
+    directory = data_dir(data)
+    if directory is None:
+        raise typer.BadParameter("--data DIR: name the data directory of a running appliance")
+    rows = [{"input": name, **row} for name, row in _running(directory).items()]
+    columns = ["input", "type", "topic", "state", "sources", "lines", "bytes", "refused", "gaps", "trouble"]
+    output.print_rows(rows, columns, as_json=as_json)
+
+
+@app.command()
+def check(config: ConfigFile = None, settings: Overrides = None, data: Data = None, as_json: Json = False) -> None:
+    """Check that the inputs of a configuration can begin: files readable by the service's user, addresses free.
+
+    With --data as the owner of that directory, and not for addresses that its appliance has itself.
+    Exit status 78 if something is in the way.
+
+    [b]Example[/b]
+
+        appliance inputs check --config /etc/appliance/appliance.toml --data /var/lib/appliance
+    """
+    from ..inputs.checks import findings
+
+    chosen, directory = load(config, settings or []), data_dir(data)
+    bound = frozenset(text for row in _running(directory).values() for text in row["listen"])
+    rows = [
+        {"input": one.input, "what": one.what, "state": one.fault or "good", "todo": one.todo}
+        for name, input_settings in chosen.inputs.items()
+        for one in findings(name, input_settings, directory, bound)
+    ]
+    if not rows and not as_json:
+        output.say("no inputs: `appliance inputs add --help` shows how to add one")
+        return
+    output.print_rows(rows, ["input", "what", "state", "todo"], as_json=as_json)
+    if any(row["state"] != "good" for row in rows):
+        raise typer.Exit(FAULT_STATUS)
+
+
+def _running(directory: Path | None) -> dict[str, Any]:
+    """The inputs of the appliance that serves a directory; none when none does."""
+    if directory is None:
+        return {}
+    with acting_as_owner(directory):
+        from ..status import read_state
+
+        state = read_state(directory)
+    inputs: dict[str, Any] = (state or {}).get("inputs", {})
+    return inputs
+
+
+@app.command()
+def add(
+    kind: Annotated[str, typer.Argument(metavar="TYPE", help=f"One of {', '.join(TYPES)}.")],
+    what: Annotated[
+        list[str], typer.Argument(metavar="PATTERN|ADDRESS...", help="Patterns of files; addresses to listen at.")
+    ],
+    topic: Annotated[str, typer.Option("--topic", help="Topic, also a template such as logs-{app}.")],
+    config: Annotated[
+        Path, typer.Option("--config", metavar="FILE.toml", help="Configuration to add it to; made if there is none.")
+    ],
+    name: Annotated[str, typer.Option("--name", help="Name of the input; by default that of the topic.")] = "",
+    keys: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A further key; repeatable.")
+    ] = None,
+    data: Data = None,
+    as_json: Json = False,
+) -> None:
+    """Add an input to a configuration file, check it, and with --data let the running appliance take it.
+
+    Nothing is written when a key is wrong.
+
+    [b]Examples[/b]
+
+        appliance inputs add files '/var/log/*.log' --topic disk --config appliance.toml --data /var/lib/appliance
+
+        appliance inputs add syslog udp://0.0.0.0:5514 tcp://0.0.0.0:5514 --topic net --config appliance.toml
+
+        appliance inputs add http 127.0.0.1:8686 --topic web --set connections_max=100 --config appliance.toml
+    """
+    if kind not in TYPES:
+        raise BadValue(f"{kind!r}: must be one of {', '.join(TYPES)}")
+    chosen_name = name or topic.replace("{", "").replace("}", "").lower()
+    values: list[tuple[str, object]] = [
+        ("type", kind), ("include" if kind == "files" else "listen", tuple(what)), ("topic", topic),
+    ]  # fmt: skip
+    values += [(key, value) for key, _, value in (word.partition("=") for word in keys or [])]
+    with acting_as_owner(config.absolute().parent):
+        text = config.read_text() if config.exists() else ""
+        if config.exists() and chosen_name in load(config).inputs:
+            raise InvalidRequest(f"{config} has an input {chosen_name!r} already: name this one with --name")
+        table = "".join(f"{key} = {toml_value(value)}\n" for key, value in values)
+        new = f"{text.rstrip()}\n\n[{TABLE}.{chosen_name}]\n{table}".lstrip()
+        _replace(config, new)
+    if as_json:
+        output.print_json({"config": str(config), "input": chosen_name, "reloaded": data is not None})
+    else:
+        output.say(f"{config}: [{TABLE}.{chosen_name}]")
+    if data is not None:
+        ask_to_reload(data)
+
+
+def _replace(config: Path, text: str) -> None:
+    """Replace a configuration by a text that was found right; its owner and mode stay.
+
+    Raises:
+        ConfigFault: the text is wrong; nothing has changed.
+    """
+    temporary = config.with_name(f".{config.name}.new")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        with os.fdopen(fd, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(fd)
+            load(temporary)
+            before = config.stat() if config.exists() else None
+            os.fchmod(fd, before.st_mode & 0o777 if before is not None else 0o644)
+            if before is not None:
+                os.fchown(fd, before.st_uid, before.st_gid)
+        temporary.replace(config)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+# ---- the ledger
+
+Since = Annotated[str, typer.Option("--since", metavar="-2d|TIME", help="Rows from then on.")]
+LedgerTopic = Annotated[str, typer.Option("--ledger", help="The topic of the ledger (ledger.topic).")]
+
+
+@app.command()
+def ledger(
+    source: Annotated[str, typer.Argument(metavar="[SOURCE]", help="A file or a sender; all if not given.")] = "",
+    since: Since = "-1d",
+    topic: LedgerTopic = "ledger",
+    data: Data = None,
+    connect: Connect = None,
+    as_json: Json = False,
+) -> None:
+    """Show what each source gave: lines and bytes read, where they are, what was refused, and what was lost.
+
+    The ledger is published once a minute.  With --json every row as it is in the topic.
+
+    [b]Examples[/b]
+
+        appliance inputs ledger --data /tmp/box
+
+        appliance inputs ledger /var/log/syslog --since -2h --data /tmp/box
+    """
+    rows = [row for row in _rows(data, connect, topic, since) if source in ("", row.source)]
+    if as_json:
+        import msgspec
+
+        output.print_json([msgspec.to_builtins(row) for row in rows])
+        return
+    shown = [
+        {
+            "input": name,
+            "source": path,
+            "lines": sum(row.lines for row in of_source),
+            "bytes": sum(row.bytes for row in of_source),
+            "messages": sum(row.messages for row in of_source),
+            "refused": sum(sum(row.refused.values()) for row in of_source),
+            "gaps": sum(len(row.gaps) for row in of_source),
+            "in": _places(of_source),
+        }
+        for (name, path), of_source in _by_source(rows).items()
+    ]
+    output.print_rows(shown, ["input", "source", "lines", "bytes", "messages", "refused", "gaps", "in"])
+    gaps = [
+        {"source": row.source, "from": gap.start, "to": "?" if gap.stop is None else gap.stop, "unit": gap.unit,
+         "reason": gap.reason, "at": _moment(row.minute)}
+        for row in rows
+        for gap in row.gaps
+    ]  # fmt: skip
+    if gaps:
+        output.print_rows(gaps, ["source", "from", "to", "unit", "reason", "at"], title="Lost before it was read")
+
+
+@app.command()
+def find(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Path of a file, as the input reads it.")],
+    line: Annotated[int, typer.Option("--line", min=1, help="Number of the line, from 1.")],
+    since: Since = "-7d",
+    topic: LedgerTopic = "ledger",
+    data: Data = None,
+    connect: Connect = None,
+    as_json: Json = False,
+) -> None:
+    """Say in which topic, partition and offset a line of a file is.
+
+    A file that was rotated has as many lines with a number as it had lives: each is a row, the last one first.
+    A line of an event of several lines is in the message of the event.
+
+    [b]Example[/b]
+
+        appliance inputs find /var/log/syslog --line 17 --data /tmp/box
+    """
+    places: list[dict[str, Any]] = []
+    for row in _rows(data, connect, topic, since):
+        for name, partition, offset, messages, start, stop, first, lines in row.spans if row.source == file else ():
+            if first <= line < first + max(lines, 1):
+                at = offset + line - first if messages == lines else offset
+                last = at if messages == lines else offset + messages - 1
+                places.append(
+                    {"topic": name, "partition": partition, "offset": at, "to_offset": last, "life": row.number,
+                     "from_byte": start, "to_byte": stop, "at": _moment(row.minute)}
+                )  # fmt: skip
+    if not places:
+        raise InvalidRequest(
+            f"the ledger has no line {line} of {file}: it is published once a minute; `appliance inputs ledger` shows"
+            " which sources it has"
+        )
+    places.sort(key=lambda place: -place["life"])
+    output.print_rows(places, ["topic", "partition", "offset", "to_offset", "life", "at"], as_json=as_json)
+
+
+def _rows(data: Path | None, connect: str | None, topic: str, since: str) -> Iterator[Row]:
+    """The rows of the ledger from a time on, each once."""
+    from ..client import Consumer
+    from ..inputs.ledger import read_rows
+    from .offset_spec import parse_offset_spec
+
+    spec = parse_offset_spec(since, datetime.now().astimezone())
+    if spec.offset is not None:
+        raise BadValue(f"--since {since}: must be a time, such as -2h or 2026-11-25T08:00")
+    with closing(Consumer(address(data, connect), client_name="appliance-inputs")) as consumer:
+        yield from read_rows(consumer, topic, spec.timestamp)
+
+
+def _by_source(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
+    found: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        found.setdefault((row.input, row.source), []).append(row)
+    return found
+
+
+def _places(rows: Sequence[Row]) -> str:
+    """The partitions of some rows, each with its first and last offset."""
+    found: dict[tuple[str, int], tuple[int, int]] = {}
+    for row in rows:
+        for topic, partition, offset, messages, *_ in row.spans:
+            first, last = found.get((topic, partition), (offset, offset))
+            found[topic, partition] = min(first, offset), max(last, offset + messages - 1)
+    return ", ".join(f"{topic}-{partition} {first} to {last}" for (topic, partition), (first, last) in found.items())
+
+
+def _moment(seconds: int) -> str:
+    return f"{datetime.fromtimestamp(seconds).astimezone():%Y-%m-%d %H:%M}"
+
+
+def register(root: typer.Typer) -> None:
+    root.add_typer(app, name="inputs", rich_help_panel="Topics and groups")

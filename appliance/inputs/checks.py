@@ -1,0 +1,82 @@
+"""Says before an input begins whether it can: files that are there and readable, addresses that are free."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from ..errors import ApplianceError
+from ..input_settings import Files, Http, InputSettings, Syslog, listen_of
+from ..owners import acting_as_owner
+from ..processes.supervisor.inputs import bind_input
+from .files import expand
+
+SHOWN_MAX = 5
+"""Files that cannot be read, by name."""
+
+
+class Finding(NamedTuple):
+    """``fault``: what is in the way, "" for nothing; ``todo``: what to do about it."""
+
+    input: str
+    what: str
+    fault: str = ""
+    todo: str = ""
+
+
+def findings(name: str, settings: InputSettings, data_dir: Path | None, bound: frozenset[str]) -> Iterator[Finding]:
+    """Look as the user of the service, the owner of ``data_dir``; ``bound``: addresses that its process has already."""
+    match settings:
+        case Files():
+            yield from _files(name, settings, data_dir)
+        case Http() | Syslog():
+            for text in listen_of(settings):
+                yield Finding(name, text, "") if text in bound else _address(name, text)
+
+
+def _files(name: str, settings: Files, data_dir: Path | None) -> Iterator[Finding]:
+    with acting_as_owner(data_dir or Path("/")):
+        for pattern in settings.include:
+            paths = expand([pattern], settings.exclude)
+            unreadable = [path for path in paths if not _is_readable(path)]
+            if not paths:
+                yield Finding(name, f"{pattern}: no file yet")
+            elif len(unreadable) < len(paths):
+                yield Finding(name, f"{pattern}: {len(paths) - len(unreadable)} files")
+            for path in unreadable[:SHOWN_MAX]:
+                group = Path(path).stat().st_gid
+                todo = f"let the service's user read it, as a member of the group {_group(group)}"
+                yield Finding(name, path, "cannot be read", todo)
+            if len(unreadable) > SHOWN_MAX:
+                yield Finding(name, pattern, f"{len(unreadable) - SHOWN_MAX} more cannot be read")
+
+
+def _is_readable(path: str) -> bool:
+    """Tried, not asked: access(2) asks for the real user, and a device may be one that waits."""
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError as error:
+        return error.errno not in (errno.EACCES, errno.EPERM)
+    return True
+
+
+def _group(gid: int) -> str:
+    import grp
+
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return str(gid)
+
+
+def _address(name: str, text: str) -> Finding:
+    if text.startswith("unix:"):
+        return Finding(name, text)  # binding it would replace that of another process
+    try:
+        bind_input(name, text).close()
+    except ApplianceError as error:
+        return Finding(name, text, str(error), error.remedy)
+    return Finding(name, text)
