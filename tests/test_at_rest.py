@@ -96,13 +96,19 @@ def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
         },
         **{"tls.certificate": files / "server.pem", "tls.key": files / "server.key"},
         **{"zookeeper.nodes": 1, "writer.idle_ms": 3_600_000},
+        **{"inputs.rest.type": "files", "inputs.rest.include": f"{files}/*.log", "inputs.rest.topic": "rest"},
     }
     with Server(tmp_path_factory.mktemp("rest") / "data", **settings) as server:
         server.wait_for_zookeeper()
         with Peer(server.native) as peer:
             peer.create("idle")
             assert peer.produce("idle", encode_values([bytes(1000)] * 1000, 1))[0] == 0
-        wait_for(lambda: server.pids("writer") and server.pids("metrics") and server.pids("console"), "all roles")
+        wait_for(
+            lambda: (
+                server.pids("writer") and server.pids("metrics") and server.pids("console") and server.pids("input")
+            ),
+            "all",
+        )
         yield Bed(server, files)
 
 

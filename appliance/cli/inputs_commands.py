@@ -66,7 +66,7 @@ def check(config: ConfigFile = None, settings: Overrides = None, data: Data = No
         for one in findings(name, input_settings, directory, bound)
     ]
     if not rows and not as_json:
-        output.say("no inputs: `appliance inputs add --help` shows how to add one")
+        output.say(f"{config or 'configuration'}: no inputs")
         return
     output.print_rows(rows, ["input", "what", "state", "todo"], as_json=as_json)
     if any(row["state"] != "good" for row in rows):
@@ -93,7 +93,10 @@ def add(
     ],
     topic: Annotated[str, typer.Option("--topic", help="Topic, also a template such as logs-{app}.")],
     config: Annotated[
-        Path, typer.Option("--config", metavar="FILE.toml", help="Configuration to add it to; made if there is none.")
+        Path,
+        typer.Option(
+            "--config", metavar="FILE.toml", readable=False, help="Configuration to add it to; made if there is none."
+        ),
     ],
     name: Annotated[str, typer.Option("--name", help="Name of the input; by default that of the topic.")] = "",
     keys: Annotated[

@@ -34,6 +34,13 @@ OTHERS: Final = "(others)"
 """No topic can be called that."""
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 STATES: Final = ("starting", "serving", "stopping")
+INPUT_COUNTERS: Final = {
+    "lines": "Lines that were read and are flushed",
+    "bytes": "Bytes that were read and are flushed",
+    "messages": "Messages that were flushed",
+    "refused": "Lines that were refused",
+    "gaps": "Losses before anything could be read",
+}
 ZOOKEEPER_STATES: Final = ("off", "connecting", "connected", "suspended", "lost")
 
 Samples = Iterable[tuple[Sequence[str], float]]
@@ -90,6 +97,7 @@ class Snapshot(Collector):
         about = "1 for each limit of machine or configuration that is reached now."
         names = sorted({row["limit"] for row in state.get("limits", ())})  # several processes may have reached one
         yield _gauge("limit_reached", about, ["limit"], [([name], 1) for name in names])
+        yield from self._inputs(state.get("inputs", {}))
         yield from self._cluster(state)
         about = "Steps that the machine refuses now."
         rows = [([row["action"]], row["waiting"]) for row in state.get("refused", ())]
@@ -113,6 +121,17 @@ class Snapshot(Collector):
         yield _gauge("certificate_expiry_timestamp_seconds", about, ["file"], rows)
         about = "1 while newer files of tls.* cannot be used."
         yield _gauge("certificates_unusable", about, [], [([], bool(tls["error"]))])
+
+    def _inputs(self, inputs: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
+        yield _gauge("input_up", "1 while the process of an input runs.", ["input"],
+                     [([name], row["state"] == "running") for name, row in inputs.items()])  # fmt: skip
+        yield _gauge("input_waits", "1 while an input waits, or cannot read a source.", ["input"],
+                     [([name], bool(row["trouble"])) for name, row in inputs.items()])  # fmt: skip
+        yield _gauge("input_sources", "Files, or senders, of an input.", ["input"],
+                     [([name], row["sources"]) for name, row in inputs.items()])  # fmt: skip
+        for key, about in INPUT_COUNTERS.items():
+            rows = [([name], row[key]) for name, row in inputs.items()]
+            yield _counter(f"input_{key}", f"{about}, since the process of the input began.", ["input"], rows)
 
     def _cluster(self, state: Mapping[str, Any]) -> Iterator[Metric]:
         cluster = state.get("cluster", {})
