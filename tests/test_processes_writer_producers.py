@@ -289,5 +289,5 @@ class ProducersMachine(RuleBasedStateMachine):
 
 TestProducersMachine = ProducersMachine.TestCase
 TestProducersMachine.settings = settings(
-    max_examples=200 if LONG else 30, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=200 if LONG else 15, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )

@@ -217,7 +217,8 @@ class FilesInput:
                 scan_ms = self._clock_ms() + self._settings.scan_ms
                 self.wake_scan = False
                 while (now := self._clock_ms()) < scan_ms and not hints.has_new_names and not self.wake_scan:
-                    await self.work()
+                    while await self.work() and self._clock_ms() < scan_ms:
+                        pass
                     self.wake.clear()
                     late_ms = BUSY_MS if self.busy else scan_ms - now
                     with contextlib.suppress(TimeoutError):
@@ -435,39 +436,43 @@ class FilesInput:
         """Whether something is to be read now."""
         return any(one.is_dirty for one in self._by_inode.values()) or bool(self._ending)
 
-    async def work(self) -> None:
-        """Read what is new, of each file some in turn, as far as there is room in the outlet."""
+    async def work(self) -> bool:
+        """Read what is new, of each file some in turn, as far as there is room in the outlet; whether there is more."""
         now = self._clock_ms()
+        has_more = False
         for generation in [*(one for one in self._by_inode.values() if one.is_dirty), *self._ending]:
-            if now >= generation.retry_ms:
-                await self._read(generation)
+            if now >= generation.retry_ms and await self._read(generation):
+                has_more = True
         self._end_drained()
         self._close_idle()
+        return has_more
 
-    async def _read(self, generation: Generation) -> None:
+    async def _read(self, generation: Generation) -> bool:
+        """Read up to TURN_BYTES of a file; whether it may have more."""
         if generation.fd < 0 and not self._reopen(generation):
-            return
+            return False
         if generation.reader is None and not await self._prepare(generation):
-            return
+            return False
         reader = generation.reader
         assert reader is not None
         for _ in range(TURN_BYTES // READ_BYTES):
             await self._outlet.room()
             if generation.reader is not reader or not self._is_whole(generation):
-                return
+                return False
             try:
                 data = os.pread(generation.fd, READ_BYTES, generation.read_at)
             except OSError as error:
                 self._fail(generation, f"cannot be read: {error.strerror}")
-                return
+                return False
             if not data:
                 generation.is_dirty = False
                 self._end_event_when_late(generation)
-                return
+                return False
             generation.read_at += len(data)
             generation.last_bytes = (generation.last_bytes + data)[-TAIL_BYTES:]
             generation.changed_ms = self._clock_ms()
             self._send(generation, reader.feed(data))
+        return True
 
     async def _prepare(self, generation: Generation) -> bool:
         """Learn the topic, and make the reader; False: not now."""
