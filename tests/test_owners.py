@@ -290,6 +290,7 @@ TRIED: dict[str, list[Words]] = {
     "inputs add": [of("inputs", "add", "files", "/var/log/x.log", "--topic", "x", "--config", "INPUT")],
     "inputs ledger": [of("inputs", "ledger", "--data", "DATA")],
     "inputs find": [of("inputs", "find", "/var/log/x.log", "--line", "1", "--data", "DATA")],
+    "ship": [of("ship", "INPUT", "--topic", "web", "--data", "DATA")],
     "groups list": [of("groups", "list", "--data", "DATA")],
     "groups describe": [of("groups", "describe", "g", "--data", "DATA")],
     "groups reset": [of("groups", "reset", "g", "--topic", "web", "--to", "earliest", "--yes", "--data", "DATA")],

@@ -23,7 +23,7 @@ MODULES: Final = {
     "messages.tail_command": ("tail",),
     "topics_commands": ("topics",),
     "groups_commands": ("groups",),
-    "inputs_commands": ("inputs",),
+    "inputs_commands": ("inputs", "ship"),
     "users_commands": ("users",),
     "pipeline_commands": ("pipeline",),
     "diagnosis.doctor_command": ("doctor",),

@@ -19,10 +19,11 @@ from . import output
 from .config_commands import toml_value
 from .health_commands import ask_to_reload
 from .service_commands import ConfigFile, Overrides
-from .target import Connect, Data, Json, address, data_dir
+from .target import Connect, Data, Json, address, cluster, data_dir
 
 if TYPE_CHECKING:
     from ..inputs.ledger import Row
+    from ..processes.messages import InputStats
 
 app = typer.Typer(no_args_is_help=True, help="Logs that are taken in without a shipper: add, check, account for.")
 
@@ -255,6 +256,61 @@ def find(
     output.print_rows(places, ["topic", "partition", "offset", "to_offset", "life", "at"], as_json=as_json)
 
 
+def ship(
+    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Files, or patterns of them in quotes.")],
+    topic: Annotated[str, typer.Option("--topic", help="Topic to send to; made if there is none.")],
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Go on with what comes, through rotation, until Ctrl-C.")
+    ] = False,
+    positions: Annotated[
+        Path | None,
+        typer.Option("--positions", metavar="FILE", readable=False, help="Remember here what was sent; go on there."),
+    ] = None,
+    topic_of_ledger: LedgerTopic = "ledger",
+    data: Data = None,
+    connect: Connect = None,
+    as_json: Json = False,
+) -> None:
+    """Send files to an appliance, here or elsewhere, each line once, as the input of type files does.
+
+    With --positions a second call sends only what is new, also after a kill and a rotation.
+
+    [b]Examples[/b]
+
+        appliance ship app.log --topic app --data /tmp/box
+
+        appliance ship '/var/log/*.log' --topic disk --follow --positions ship.sqlite --connect logs.example.net:9091
+    """
+    import tempfile
+
+    from ..inputs.ship import Shipment, total_bytes
+    from ..inputs.ship import ship as ship_files
+
+    listener = address(data, connect)
+    with cluster(None, listener) as asked:  # fails at once when nobody is there; a producer would go on trying
+        asked.refresh(())
+    total, told_bytes = total_bytes(files), 0
+    with tempfile.TemporaryDirectory() as scratch, output.progress("shipped", total) as advance:
+
+        def on_progress(now: InputStats) -> None:
+            nonlocal told_bytes
+            advance(now.bytes - told_bytes)
+            told_bytes = now.bytes
+
+        store = positions or Path(scratch) / "positions"
+        shipment = Shipment(listener, files, topic, store, topic_of_ledger, follow)
+        try:
+            stats = ship_files(shipment, on_progress)
+        except KeyboardInterrupt:
+            output.remark(f"stopped: what was read is flushed{'' if positions else '; --positions would remember it'}")
+            raise
+    row = {"lines": stats.lines, "bytes": stats.bytes, "messages": stats.messages, "gaps": stats.gaps}
+    if as_json:
+        output.print_json(row)
+    else:
+        output.say(f"{topic}: {stats.lines:,} lines, {stats.bytes:,} bytes of {stats.sources} files")
+
+
 def _rows(data: Path | None, connect: str | None, topic: str, since: str) -> Iterator[Row]:
     """The rows of the ledger from a time on, each once."""
     from ..client import Consumer
@@ -290,4 +346,5 @@ def _moment(seconds: int) -> str:
 
 
 def register(root: typer.Typer) -> None:
+    root.command(rich_help_panel="Messages")(ship)
     root.add_typer(app, name="inputs", rich_help_panel="Topics and groups")

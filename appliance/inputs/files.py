@@ -36,12 +36,14 @@ import os
 import stat
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from inotify_simple import INotify, flags
 
 from ..errors import ApplianceError
 from ..input_settings import Files
+from ..owners import acting_as_owner
 from ..processes.clock import now_ms
 from ..records.encode import Headers, encode_headers
 from .ledger import Ledger
@@ -226,6 +228,22 @@ class FilesInput:
                     await asyncio.sleep(HINT_S)  # what comes meanwhile is read with it
                     self._mark(hints.take())
 
+    async def read_all(self) -> None:
+        """Read what the files have now, also a last line without a break, and return when it is flushed."""
+        self.scan()
+        while True:
+            while await self.work():
+                pass
+            generations = [*self._by_inode.values(), *self._ending]
+            if not any(one.is_dirty for one in generations):
+                for one in generations:
+                    if one.reader is not None and one.reader.held_bytes:
+                        self._send(one, one.reader.finish())
+                await self.drain()
+                if not any(one.is_dirty for one in generations):
+                    return
+            await asyncio.sleep(BUSY_MS / 1000)
+
     def _mark(self, paths: set[str]) -> None:
         for one in self._by_inode.values():
             if one.path in paths:
@@ -323,7 +341,8 @@ class FilesInput:
     def _open(self, path: str, key: tuple[int, int]) -> int:
         """Raises nothing: what cannot be read is noted; -1 then."""
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+            with acting_as_owner(Path(path)):  # root follows no link that another user has put there
+                fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         except OSError as error:
             self._note_odd(path, error.strerror or "cannot be opened")
             return -1

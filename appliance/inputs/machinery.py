@@ -15,10 +15,10 @@ from .positions import PositionStore
 
 
 class Machinery(NamedTuple):
-    """What all inputs share."""
+    """What all inputs share.  ``config``: None outside of an appliance, where nothing listens."""
 
     name: str
-    config: Config
+    config: Config | None
     store: PositionStore
     outlet: Outlet
     ledger: Ledger

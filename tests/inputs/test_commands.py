@@ -70,3 +70,20 @@ def test_what_is_in_the_way_of_inputs_is_named_before_they_begin(tmp_path: Path)
         assert "the address is in use" in states["web"] and states["disk"] == "good"
     assert run("inputs", "check", "--config", str(config)).status == 0
     assert list(load(config).inputs) == ["web", "disk"]
+
+
+def test_files_are_shipped_once_however_often_the_command_is_called(tmp_path: Path) -> None:
+    log, positions = tmp_path / "logs/app.log", tmp_path / "positions"
+    log.parent.mkdir()
+    with Server(tmp_path / "data") as server:
+        to = ("--topic", "app", "--positions", str(positions), "--data", str(server.data_dir), "--json")
+        log.write_bytes(b"one\ntwo\nthr")
+        assert succeeding("ship", str(log), *to).json == {"lines": 3, "bytes": 11, "messages": 3, "gaps": 0}
+        log.rename(f"{log}.1")
+        log.write_bytes(b"four\n")
+        assert succeeding("ship", f"{log}*", *to).json["lines"] == 1
+        assert succeeding("ship", f"{log}*", *to).json["lines"] == 0
+        said = succeeding("consume", "app", "--from", "earliest", "--max", "4", "--data", str(server.data_dir))
+        assert said.out == "one\ntwo\nthr\nfour\n"
+        absent = run("ship", str(tmp_path / "no.log"), *to)
+        assert absent.status and "no such file" in absent.err

@@ -1,0 +1,118 @@
+"""Ships files to an appliance, here or elsewhere, from a command: the engine of the input ``files`` without a service.
+
+With a file of positions a later call goes on where this one has ended, also after a kill; without one, everything is
+read from its beginning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from ..client import Admin, Producer
+from ..errors import InvalidRequest, RequestTimedOut
+from ..input_settings import Files
+from ..processes.messages import InputStats
+from .files import FilesInput, expand, files_input
+from .ledger import Ledger
+from .machinery import Machinery
+from .outlet import BUFFER_FACTOR, DELIVERY_TIMEOUT_MS, Outlet
+from .positions import PositionStore
+
+IN_FLIGHT_BYTES_MAX: Final = 8 << 20
+LOOK_S: Final = 0.2
+NAME: Final = "ship"
+
+
+class Shipment(NamedTuple):
+    """What to ship: files, or patterns of them, to ``topic`` of the appliance at ``address``.
+
+    ``patience_s``: how long something may be in the way without any progress; with ``follow`` it never gives up.
+    """
+
+    address: str
+    files: Iterable[str]
+    topic: str
+    positions: Path
+    ledger_topic: str
+    follow: bool
+    patience_s: float = 60.0
+
+
+def ship(shipment: Shipment, on_progress: Callable[[InputStats], None]) -> InputStats:
+    """Ship; return when everything is flushed, with ``follow`` when it is interrupted.
+
+    Raises:
+        ApplianceError: nothing more could be sent for ``patience_s``; the message has the reason.
+        KeyboardInterrupt: what was read by then is flushed and noted.
+    """
+    return asyncio.run(_ship(shipment, on_progress))
+
+
+async def _ship(shipment: Shipment, on_progress: Callable[[InputStats], None]) -> InputStats:
+    settings = Files(
+        include=tuple(str(Path(one).absolute()) for one in shipment.files), topic=shipment.topic, rotate_ms=1_000
+    )
+    with (
+        contextlib.closing(PositionStore(shipment.positions)) as store,
+        Producer(
+            shipment.address,
+            linger_ms=0,
+            buffer_bytes_max=BUFFER_FACTOR * IN_FLIGHT_BYTES_MAX,
+            delivery_timeout_ms=DELIVERY_TIMEOUT_MS if shipment.follow else int(1000 * shipment.patience_s),
+            client_name="appliance-ship",
+        ) as producer,
+        Admin(shipment.address) as admin,
+    ):
+        host = socket.gethostname()
+        ledger = Ledger(NAME, host, shipment.ledger_topic, store, producer, shipment.address)
+        outlet = Outlet(producer, admin, IN_FLIGHT_BYTES_MAX)
+        source = files_input(settings, Machinery(NAME, None, store, outlet, ledger, {}))
+        await ledger.recover()
+        running = asyncio.create_task(source.run() if shipment.follow else source.read_all())
+        try:
+            await _watch(running, source, ledger, store, shipment, on_progress)
+        finally:
+            running.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await running
+            await source.drain()
+            store.commit()
+            await ledger.publish(everything=True)
+            await ledger.note_ends()
+        return ledger.stats()
+
+
+async def _watch(
+    running: asyncio.Task[None],
+    source: FilesInput,
+    ledger: Ledger,
+    store: PositionStore,
+    shipment: Shipment,
+    on_progress: Callable[[InputStats], None],
+) -> None:
+    """Note what is flushed until the work is done."""
+    clock = asyncio.get_running_loop().time
+    messages, moved_s = 0, clock()
+    while not running.done():
+        await asyncio.wait({running}, timeout=LOOK_S)
+        store.commit()
+        stats = ledger.stats()
+        on_progress(stats)
+        if stats.messages != messages:
+            messages, moved_s = stats.messages, clock()
+        elif stats.trouble and not shipment.follow and clock() - moved_s > shipment.patience_s:
+            raise RequestTimedOut(f"nothing was sent for {shipment.patience_s:.0f} s: {stats.trouble}")
+    running.result()
+
+
+def total_bytes(files: Iterable[str]) -> int:
+    """How much there is now; raises InvalidRequest: there is nothing to ship."""
+    paths = expand([str(Path(one).absolute()) for one in files], ())
+    if not paths:
+        raise InvalidRequest(f"no such file: {', '.join(files)}")
+    return sum(Path(path).stat().st_size for path in paths)
