@@ -114,7 +114,10 @@ class Intake:
         flushed.  So a source whose calls follow each other may have many on their way.
         """
         block_bytes_max = await self._learn(topic)
-        sizes = [_size(message) for message in messages]
+        sizes = [
+            len(value) + len(tail) + (PLAIN_BYTES if key is None else len(key) + PLAIN_BYTES)
+            for value, tail, key in messages
+        ]
         if sizes and max(sizes) > block_bytes_max:
             size = len(messages[sizes.index(max(sizes))].value)
             raise MessageTooLarge(f"a message of {size} bytes; {topic} takes {block_bytes_max}")
@@ -280,7 +283,3 @@ def _all_done(futures: list[asyncio.Future[None]]) -> asyncio.Future[None]:
     for future in futures:
         future.add_done_callback(settle)
     return result
-
-
-def _size(message: Message) -> int:
-    return len(message.value) + len(message.tail) + len(message.key or b"") + PLAIN_BYTES

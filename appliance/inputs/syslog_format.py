@@ -15,7 +15,7 @@ host        the name in the message, else the address of its sender
 app         APP-NAME, or TAG without its process id
 facility    ``kern``, ``user``, ..., ``local7``
 severity    ``emerg``, ``alert``, ``crit``, ``err``, ``warning``, ``notice``, ``info``, ``debug``
-time        as RFC 3339; that of RFC 3164 has no year and zone: the year that brings it nearest to now, and ours
+time        as RFC 3339; that of RFC 3164 has no year and no zone: the last one that is not AHEAD_S from now, and ours
 part        the number of the part, from 1 on, of a message that was too long; all have the headers of the first
 format      ``raw``: it is neither of the two formats
 ==========  ============================================================================================================
@@ -43,6 +43,8 @@ UNKNOWN: Final = "unknown"
 """Stands in a topic for a field that a message does not have."""
 SORTS_MAX: Final = 10_000
 TIMES_MAX: Final = 1_000
+AHEAD_S: Final = 30 * 86_400
+"""A clock of a sender may be so far ahead."""
 
 _PRI: Final = rb"<(1[0-8]\d|19[01]|\d{1,2})>"
 _ISO: Final = (
@@ -60,6 +62,11 @@ match_5424: Final = re.compile(
 match_3164: Final = re.compile(
     rb"%b ?(?:(?:(%b)|(%b)):? (?:([^\s\[\]]{1,255})(?<!:) )?)?"
     rb"(?:([A-Za-z_/%%(][^\s:\[\]]{0,47})(?:\[[^\]\s]{0,64}\])?:(?![:/\\]))?" % (_PRI, _BSD, _ISO)
+).match
+# The usual first fields of RFC 3164, as one group: what match_3164 finds depends on nothing else.
+_usual_3164: Final = re.compile(
+    rb"(%b[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d [^\s:\[\]]{1,255} [A-Za-z_/%%(][^\s:\[\]]{0,47})"
+    rb"(?:\[[^\]\s]{0,64}\])?:(?![:/\\])" % _PRI
 ).match
 _begins_5424: Final = re.compile(rb"<\d{1,3}>[1-9]\d{0,2} ").match
 _BSD_FIELDS: Final = re.compile(r"(\w{3})  ?(\d+) (?:(\d{4}) )?(\d\d):(\d\d):(\d\d)(\.\d+)?")
@@ -198,7 +205,8 @@ class Framing:
         if self._lines is not None:
             found += _without_empty(self._lines.finish())
         elif self._octets is not None:
-            found += _grouped(self._octets.finish())
+            left = self._octets.finish()
+            found += _grouped([one for one in left if one.fields or one.value.strip(b"\r\n\0")])
         return found
 
     def _decide(self, data: bytes) -> None:
@@ -275,38 +283,52 @@ class Parser:
         self._topics, self._key, self._clock_s = topics, key, clock_s
         self._sorts: dict[tuple[str, bytes, bytes | None, bytes | None, int], _Sort] = {}
         self._times: dict[bytes, bytes] = {}
+        self._usual: dict[bytes, tuple[str, bytes | None, bytes]] = {}
         self._hour = 0
 
     def parse(self, values: Sequence[bytes], host: str) -> dict[str, list[Message]]:
         """Messages by topic; those under "" belong to one topic too many.  ``host``: the address of their sender."""
         self._forget_times()
-        sorts, times = self._sorts, self._times
+        known = self._usual
         found: dict[str, list[Message]] = {}
         for value in values:
-            fields = match_5424(value)
-            if fields is not None:
-                pri, time, name, app = fields.groups()
-            elif (fields := match_3164(value)) is not None:
-                pri, bsd, time, name, app = fields.groups()
-                if bsd is not None:
-                    time = times.get(bsd)
-                    if time is None:
-                        time = self._add_time(bsd)
-                elif app is None and time is None and _begins_5424(value):
-                    time, name = b"", b""
+            usual = _usual_3164(value)
+            if usual is None:
+                topic, key, tail = self._parse(value, host)
+            elif (headers := known.get(usual[1])) is not None:
+                topic, key, tail = headers
             else:
-                pri, time, name, app = b"", b"", b"", None
-            time = time or b""
-            sort = sorts.get((host, pri, name, app, len(time)))
-            if sort is None:
-                sort = self._add_sort(host, pri, name, app, len(time))
-            message = Message(value, sort.head + time + sort.rest, sort.key)
-            topic = sort.topic
+                topic, key, tail = headers = self._parse(value, host)
+                if len(known) >= SORTS_MAX:
+                    known.clear()
+                known[usual[1]] = headers
+            message = Message(value, tail, key)
             if topic in found:
                 found[topic].append(message)
             else:
                 found[topic] = [message]
         return found
+
+    def _parse(self, value: bytes, host: str) -> tuple[str, bytes | None, bytes]:
+        """Topic, key and headers of a message."""
+        fields = match_5424(value)
+        if fields is not None:
+            pri, time, name, app = fields.groups()
+        elif (fields := match_3164(value)) is not None:
+            pri, bsd, time, name, app = fields.groups()
+            if bsd is not None:
+                time = self._times.get(bsd)
+                if time is None:
+                    time = self._add_time(bsd)
+            elif app is None and time is None and _begins_5424(value):
+                name = b""
+        else:
+            pri, time, name, app = b"", b"", b"", None
+        time = time or b""
+        sort = self._sorts.get((host, pri, name, app, len(time)))
+        if sort is None:
+            sort = self._add_sort(host, pri, name, app, len(time))
+        return sort.topic, sort.key, sort.head + time + sort.rest
 
     def _add_sort(self, host: str, pri: bytes, name: bytes | None, app: bytes | None, time_bytes: int) -> _Sort:
         """``name``: None: the message has none; empty: it has neither of the formats."""
@@ -344,6 +366,7 @@ class Parser:
         if hour != self._hour:
             self._hour = hour
             self._times.clear()
+            self._usual.clear()
 
     def _add_time(self, text: bytes) -> bytes:
         if len(self._times) >= TIMES_MAX:
@@ -372,6 +395,6 @@ def time_of_3164(text: bytes, now_s: float) -> str:
             continue
     if not times:
         return ""
-    nearest = min(times, key=lambda time: abs(time.timestamp() - now_s))
-    text_of = nearest.isoformat()
+    latest = max([time for time in times if time.timestamp() <= now_s + AHEAD_S], default=times[0])
+    text_of = latest.isoformat()
     return f"{text_of[:19]}{found[7] or ''}{text_of[19:]}"
