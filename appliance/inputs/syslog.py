@@ -173,12 +173,10 @@ class _SyslogInput:
         try:
             for _ in range(DATAGRAMS_MAX):
                 data, (host, *_) = receive(DATAGRAM_BYTES_MAX)
-                if data[-1:] <= b"\n":
-                    data = without_terminator(data)
                 frames = found.get(host)
                 if frames is None:
                     frames = found[host] = [Frames([])]
-                _add(frames, data, size_max)
+                _add(frames, without_terminator(data), size_max)
         except BlockingIOError:
             pass
         return found

@@ -5,8 +5,9 @@ Framing of a stream is decided by its first bytes, once (:class:`Framing`)::
     digits and a space        octet counting: ``LENGTH SP MESSAGE``; terminators between messages are skipped
     anything else             every message ends with LF, CR LF or NUL
 
-What a message says in its first fields becomes headers (:class:`Parser`); the message itself stays as it came.  Nothing
-between two terminators is no message.
+What a message says in its first fields becomes headers (:class:`Parser`); the message itself stays as it came, but for
+one terminator at its end, which some senders also count, and put into datagrams.  Nothing between two terminators is no
+message.
 
 ==========  ============================================================================================================
 header      value
@@ -94,6 +95,15 @@ class Counted(NamedTuple):
     is_last: bool
 
 
+def without_terminator(message: bytes) -> bytes:
+    """A message without the one terminator that some senders put at its end, also where its length is known."""
+    if message[-1:] > b"\n":
+        return message
+    if message.endswith(b"\r\n"):
+        return message[:-2]
+    return message[:-1] if message.endswith((b"\0", b"\n")) else message
+
+
 class CountedReader:
     """Cuts a stream of headers with a length and so many bytes behind each.  Sans I/O."""
 
@@ -124,7 +134,7 @@ class CountedReader:
                 self._fields, self._left, self._part = fields, size, 0
                 at = self._add_parts(data, start, found)
             elif stop <= len(data):
-                found.append(Counted(fields, data[start:stop], 0, True))
+                found.append(Counted(fields, without_terminator(data[start:stop]), 0, True))
                 at = stop
             else:
                 break
@@ -138,7 +148,10 @@ class CountedReader:
             size = self._left if self._left <= size_max else utf8_cut(data[at : at + size_max + 1], size_max)
             self._left -= size
             self._part += 1
-            found.append(Counted(self._fields, data[at : at + size], self._part, not self._left))
+            value = data[at : at + size]
+            found.append(
+                Counted(self._fields, value if self._left else without_terminator(value), self._part, not self._left)
+            )
             at += size
         return at
 
@@ -184,7 +197,7 @@ class Framing:
         """Take the bytes that follow; return the messages that are complete, and parts of a long one."""
         if self._lines is None and self._octets is None:
             data = self._first + data
-            if _may_be_octets(data) and data[-1:] != b" ":  # more digits, or a space, decide
+            if not data or (_may_be_octets(data) and data[-1:] != b" "):  # more digits, or a space, decide
                 self._first = data
                 return []
             self._first = b""
@@ -236,18 +249,13 @@ def _grouped(counted: Sequence[Counted]) -> list[Frames]:
     """Whole messages that follow each other together."""
     found: list[Frames] = []
     for one in counted:
+        if not one.value:
+            continue
         if not one.part and found and not found[-1].part:
             found[-1].values.append(one.value)
-        elif one.value:
+        else:
             found.append(Frames([one.value], one.part))
     return found
-
-
-def without_terminator(data: bytes) -> bytes:
-    """The message of a datagram, of which some senders end it as in a stream."""
-    if data.endswith(b"\r\n"):
-        return data[:-2]
-    return data[:-1] if data.endswith((b"\0", b"\n")) else data
 
 
 def in_parts(value: bytes, message_bytes_max: int) -> list[Frames]:

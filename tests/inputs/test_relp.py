@@ -29,7 +29,8 @@ def read(data: bytes, pieces: list[int]) -> tuple[list[Syslog | Answer], RelpRea
 
 
 _messages = st.lists(
-    st.sampled_from([b"", b"<13>a", b"<13>b \n", b"1 close 0\n", b"x" * 16, b"y" * 40, "ö€𝄞".encode() * 5]), max_size=8
+    st.sampled_from([b"", b"<13>a", b"<13>b ", b"1 close 0\n1 close 0", b"x" * 16, b"y" * 40, "ö€𝄞".encode() * 5]),
+    max_size=8,
 )
 
 
@@ -50,6 +51,13 @@ def test_each_message_comes_with_its_number(messages: list[bytes], pieces: list[
         values[event.number] = values.get(event.number, b"") + event.value
         assert event.is_last == (values[event.number] == messages[int(event.number) - 2])
     assert list(values.items()) == [(b"%d" % n, m) for n, m in enumerate(messages, 2)]
+
+
+@pytest.mark.parametrize("size", [3, 16, 40])
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\0"])
+def test_a_terminator_that_is_counted_is_no_part_of_a_message(size: int, end: bytes) -> None:
+    events, _ = read(frame(1, "open") + frame(2, "syslog", b"x" * size + end), [])
+    assert b"".join(event.value for event in events if isinstance(event, Syslog)) == b"x" * size
 
 
 def test_offers_are_answered() -> None:

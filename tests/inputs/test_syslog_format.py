@@ -115,6 +115,7 @@ def test_pieces_do_not_matter(data: bytes, pieces: list[int]) -> None:
     [
         (b"<1>a\n12 <1>b\n", [b"<1>a", b"12 <1>b"]),  # lines stay lines
         (b"4 <1>a\n4 <1>b\r\n4 <1>c\0", [b"<1>a", b"<1>b", b"<1>c"]),  # a terminator that the length leaves out
+        (b"5 <1>a\n6 <1>b\r\n5 <1>c\0", [b"<1>a", b"<1>b", b"<1>c"]),  # ... and one that it counts
         (b"2026-11-25 22:00 started\nnext\n", [b"2026-11-25 22:00 started", b"next"]),
         (b"1234567890 items\n", [b"1234567890 items"]),  # no length has so many digits
         (b"12", [b"12"]),

@@ -1,0 +1,412 @@
+"""Syslog from the programs that people have, over every transport, into a topic of a real appliance."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import logging.handlers
+import shutil
+import socket
+import ssl
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from appliance.client import Consumer
+from appliance.client.decoder import Message
+from appliance.errors import ApplianceError
+
+from ..certificates import make_certificates
+from ..server import Server, stopped, wait_for
+
+RSYSLOG = shutil.which("rsyslogd", path="/usr/sbin:/usr/bin")
+MODULES = Path("/usr/lib/x86_64-linux-gnu/rsyslog")
+MESSAGE_BYTES_MAX = 2048
+OFFERS = b"relp_version=0\ncommands=syslog"
+OPEN = b"1 open %d %b\n" % (len(OFFERS), OFFERS)
+
+CONFIG = """
+[inputs.net]
+type = "syslog"
+listen = ["udp://127.0.0.1:0", "tcp://127.0.0.1:0", "relp://127.0.0.1:0", "tls://127.0.0.1:0", "unix://{place}/log",
+    "udp://[::1]:0", "tcp://[::]:0"]
+topic = "net"
+message_bytes_max = {message_bytes_max}
+connections_max = 20
+
+[inputs.apps]
+type = "syslog"
+listen = ["tcp://127.0.0.1:0", "udp://127.0.0.1:0", "relp://127.0.0.1:0"]
+topic = "logs-{{app}}"
+topics_max = 2
+key = "host"
+
+[inputs.others]
+type = "syslog"
+listen = ["tcp://127.0.0.1:0", "udp://127.0.0.1:0"]
+topic = "others"
+allow = ["192.0.2.0/24"]
+
+[tls]
+certificate = "{place}/server.pem"
+key = "{place}/server.key"
+ca = "{place}/ca.pem"
+client_auth = "required"
+handshake_ms_max = 1000
+"""
+
+
+class Box:
+    """An appliance, and where its inputs listen."""
+
+    def __init__(self, server: Server, place: Path) -> None:
+        self.server, self.place = server, place
+
+    def input(self, name: str) -> dict[str, Any]:
+        row: dict[str, Any] = self.server.state["inputs"][name]
+        return row
+
+    def address(self, scheme: str, name: str = "net", host: str = "127.0.0.1") -> tuple[str, int]:
+        for text in self.input(name)["addresses"]:
+            if text.startswith(f"{scheme}://{host}:"):
+                return host.strip("[]"), int(text.rpartition(":")[2])
+        raise AssertionError(f"no {scheme}")
+
+    def connect(self, scheme: str = "tcp", name: str = "net") -> socket.socket:
+        return socket.create_connection(self.address(scheme, name), timeout=30)
+
+    def messages(self, topic: str = "net") -> list[Message]:
+        """All that are in the topic now."""
+        found: list[Message] = []
+        with contextlib.suppress(ApplianceError), Consumer(self.server.native) as consumer:  # no such topic yet
+            consumer.assign({(topic, 0): 0})
+            while some := consumer.poll(timeout=0.3, messages_max=100_000):
+                found += some
+        return found
+
+    def wait_for(self, mark: bytes, count: int = 1, topic: str = "net") -> list[Message]:
+        """The messages with a mark, as soon as there are so many."""
+
+        def marked() -> list[Message]:
+            found = [message for message in self.messages(topic) if mark in (message.value or b"")]
+            return found if len(found) >= count else []
+
+        found: list[Message] = wait_for(marked, f"{count} messages with {mark!r}")
+        assert len(found) == count
+        return found
+
+    def pid_of(self, name: str) -> int:
+        """The process of an input."""
+
+        def found() -> list[int]:
+            return [
+                pid for pid in self.server.pids("input") if Path(f"/proc/{pid}/comm").read_text().strip().endswith(name)
+            ]
+
+        return int(wait_for(found, f"the process of {name}")[0])
+
+
+def headers_of(message: Message) -> dict[str, str]:
+    return {name: (value or b"").decode() for name, value in message.headers if name != "origin"}
+
+
+@pytest.fixture(scope="module")
+def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
+    place = tmp_path_factory.mktemp("syslog")
+    for words in (["ca"], ["server", "localhost", "127.0.0.1"], ["client", "web-1"]):
+        made = make_certificates(place, *words)
+        assert not made.returncode, made.stderr
+    make_certificates(place / "strangers", "ca")
+    make_certificates(place / "strangers", "client", "web-2")
+    file = place / "appliance.toml"
+    file.write_text(CONFIG.format(place=place, message_bytes_max=MESSAGE_BYTES_MAX))
+    with Server(place / "data", file) as server:
+        box = Box(server, place)
+        for name in ("net", "apps", "others"):
+            wait_for(lambda name=name: box.input(name)["state"] == "running", f"the input {name}")
+        yield box
+        log = server.log()
+        assert server.stop() == 0
+        assert "Traceback" not in log
+        assert "did not stop in time" not in server.log()
+
+
+# ---- programs that people have
+
+
+@pytest.mark.parametrize("kind", ["udp", "tcp", "unix"])
+def test_python_logging(box: Box, kind: str) -> None:
+    address = str(box.place / "log") if kind == "unix" else box.address(kind)
+    socktype = socket.SOCK_STREAM if kind == "tcp" else socket.SOCK_DGRAM
+    handler = logging.handlers.SysLogHandler(address, "local3", socktype)
+    handler.ident = "shop: "
+    for number in range(3):
+        handler.emit(logging.LogRecord("x", logging.WARNING, "", 0, f"python-{kind} {number}  ", None, None))
+    handler.close()
+    found = box.wait_for(b"python-%b" % kind.encode(), 3)
+    assert [one.value for one in found] == [b"<156>shop: python-%b %d  " % (kind.encode(), n) for n in range(3)]
+    host = socket.gethostname() if kind == "unix" else "127.0.0.1"
+    wanted = {"host": host, "app": "shop", "facility": "local3", "severity": "warning"}
+    assert [headers_of(one) for one in found] == [wanted] * 3
+
+
+@pytest.mark.skipif(shutil.which("logger") is None, reason="no logger: apt-get install bsdutils")
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("udp", ["-d", "--rfc5424"]),
+        ("udp", ["-d", "--rfc3164"]),
+        ("tcp", ["-T", "--rfc5424"]),
+        ("tcp", ["-T", "--rfc5424", "--octet-count"]),
+        ("tcp", ["-T", "--rfc3164", "--octet-count"]),
+        ("unix", []),
+    ],
+)
+def test_logger(box: Box, kind: str, options: list[str]) -> None:
+    mark = "-".join(["logger", kind, *options])
+    if kind == "unix":
+        where = ["-u", str(box.place / "log")]
+    else:
+        host, port = box.address(kind)
+        where = ["-n", host, "-P", str(port), *options]
+    subprocess.run(["logger", *where, "-p", "auth.err", "-t", "door", "--", mark], check=True, timeout=60)
+    (found,) = box.wait_for(mark.encode())
+    headers = headers_of(found)
+    time = headers.pop("time")
+    assert time[10] == "T"
+    assert time[-1] == "Z" or time[-3] == ":"
+    assert headers == {"host": socket.gethostname(), "app": "door", "facility": "auth", "severity": "err"}
+
+
+@pytest.mark.skipif(RSYSLOG is None, reason="no rsyslog: apt-get install rsyslog rsyslog-relp rsyslog-gnutls")
+@pytest.mark.parametrize("kind", ["udp", "tcp", "octets", "tls", "relp"])
+def test_rsyslog(box: Box, tmp_path: Path, kind: str) -> None:
+    needed = {"relp": "omrelp.so", "tls": "lmnsd_gtls.so"}.get(kind)
+    if needed is not None and not (MODULES / needed).exists():
+        pytest.skip(f"no {needed}: apt-get install rsyslog-relp rsyslog-gnutls")
+    scheme = "tcp" if kind == "octets" else kind
+    host, port = box.address(scheme)
+    action = f'target="{host}" port="{port}" template="RSYSLOG_SyslogProtocol23Format"'
+    if kind == "relp":
+        action = f'type="omrelp" {action}'
+    else:
+        action = f'type="omfwd" {action} protocol="{"udp" if kind == "udp" else "tcp"}"'
+    if kind == "octets":
+        action += ' TCP_Framing="octet-counted"'
+    if kind == "tls":
+        action += ' StreamDriver="gtls" StreamDriverMode="1" StreamDriverAuthMode="x509/certvalid"'
+    source = tmp_path / "app.log"
+    source.write_text("".join(f"rsyslog-{kind} line {number}\n" for number in range(500)))
+    (tmp_path / "rsyslog.conf").write_text(
+        f"""global(workDirectory="{tmp_path}" maxMessageSize="8k"
+    defaultNetstreamDriverCAFile="{box.place}/ca.pem" defaultNetstreamDriverCertFile="{box.place}/web-1.pem"
+    defaultNetstreamDriverKeyFile="{box.place}/web-1.key")
+module(load="imfile") {'module(load="omrelp")' if kind == "relp" else ""}
+input(type="imfile" file="{source}" tag="shop:" facility="local1" severity="info")
+action({action})
+"""
+    )
+    command = [str(RSYSLOG), "-n", "-f", str(tmp_path / "rsyslog.conf"), "-i", str(tmp_path / "rsyslog.pid")]
+    with (tmp_path / "out").open("w") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out)
+    try:
+        found = box.wait_for(b"rsyslog-%b " % kind.encode(), 500)
+    finally:
+        process.terminate()
+        process.wait(60)
+    assert [(one.value or b"").rpartition(b" ")[2] for one in found] == [b"%d" % number for number in range(500)]
+    headers = headers_of(found[0])
+    assert headers.pop("time")
+    assert headers == {"host": socket.gethostname(), "app": "shop", "facility": "local1", "severity": "info"}
+
+
+def test_relppy(box: Box) -> None:
+    relppy = pytest.importorskip("relppy.client", reason="no relppy: pip install relppy")
+    with relppy.RelpTCPClient(box.address("relp")) as client:
+        answers = [client.send_command(b"syslog", b"<13>shop: relppy %d" % number) for number in range(200)]
+        assert {answer.result(30) for answer in answers} == {b"200 OK"}
+    found = box.wait_for(b"relppy", 200)
+    assert [one.value for one in found] == [b"<13>shop: relppy %d" % number for number in range(200)]
+
+
+# ---- what is taken, and what not
+
+
+def test_what_does_not_parse_is_raw(box: Box) -> None:
+    with box.connect() as sock:
+        sock.sendall(b"nothing rawline 1\n<13>rawline \xff\xfe 2\n\n\0<999>rawline 3  \nrawline without an end")
+    found = box.wait_for(b"rawline", 4)
+    raw = {"host": "127.0.0.1", "format": "raw"}
+    assert [(one.value, headers_of(one)) for one in found] == [
+        (b"nothing rawline 1", raw),
+        (b"<13>rawline \xff\xfe 2", {"host": "127.0.0.1", "facility": "user", "severity": "notice"}),
+        (b"<999>rawline 3  ", raw),
+        (b"rawline without an end", raw),
+    ]
+
+
+@pytest.mark.parametrize("kind", ["udp", "tcp", "octets", "unix", "relp"])
+def test_long_messages_come_in_parts(box: Box, kind: str) -> None:
+    text = f"<13>Oct 11 22:14:15 far long: {'ä€𝄞' * 800}".encode()
+    if kind in ("udp", "unix"):
+        family = socket.AF_UNIX if kind == "unix" else socket.AF_INET
+        with socket.socket(family, socket.SOCK_DGRAM) as sock:
+            sock.sendto(text, str(box.place / "log") if kind == "unix" else box.address("udp"))
+    elif kind == "relp":
+        with box.connect("relp") as sock:
+            sock.sendall(OPEN + b"2 syslog %d %b\n" % (len(text), text))
+            assert until(sock, b"\n2 rsp 6 200 OK\n")
+    else:
+        with box.connect() as sock:
+            sock.sendall(b"%d %b" % (len(text), text) if kind == "octets" else text + b"\n")
+
+    def parts() -> list[Message]:
+        found = [one for one in box.messages() if headers_of(one).get("app") == "long"]
+        return found if b"".join(one.value or b"" for one in found).count(text) > before else []
+
+    before = LONG_BEFORE[0]
+    LONG_BEFORE[0] += 1
+    found = wait_for(parts, "all parts")[-4:]
+    assert b"".join(one.value or b"" for one in found) == text
+    assert [headers_of(one)["part"] for one in found] == ["1", "2", "3", "4"]
+    assert {headers_of(one)["host"] for one in found} == {"far"}
+    for one in found:
+        assert len((one.value or b"").decode().encode()) <= MESSAGE_BYTES_MAX
+
+
+LONG_BEFORE = [0]
+"""How often the long message of the test above was sent."""
+
+
+def until(sock: socket.socket, end: bytes) -> bytes:
+    """What comes up to these bytes, or to the end of the connection."""
+    found = b""
+    while end not in found:
+        data = sock.recv(65536)
+        if not data:
+            break
+        found += data
+    return found
+
+
+def test_networks_that_may_not_send(box: Box) -> None:
+    with box.connect("tcp", "others") as sock, contextlib.suppress(ConnectionError):
+        sock.sendall(b"<13>stranger\n")
+        assert sock.recv(1) == b""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.sendto(b"<13>stranger", box.address("udp", "others"))
+    wait_for(lambda: box.input("others")["refused"] == 2, "both to be counted")
+    assert box.input("others")["messages"] == 0
+    assert "not in allow" in box.input("others")["trouble"]
+
+
+def test_topics_of_a_template_are_bounded(box: Box) -> None:
+    with box.connect("tcp", "apps") as sock:
+        sock.sendall(
+            b"".join(
+                b"<13>Oct 11 22:14:15 h%d %b: bounded\n" % (n, app) for n, app in enumerate([b"a", b"b", b"c", b"a"])
+            )
+        )
+    assert [one.key for one in box.wait_for(b"bounded", 2, "logs-a")] == [b"h0", b"h3"]
+    assert [one.key for one in box.wait_for(b"bounded", 1, "logs-b")] == [b"h1"]
+    wait_for(lambda: box.input("apps")["refused"] >= 1, "the third to be counted")
+    with box.connect("relp", "apps") as sock:
+        sock.sendall(
+            OPEN + b"".join(b"%d syslog 14 <13>%b: bounded\n" % row for row in [(2, b"b"), (3, b"d"), (4, b"b")])
+        )
+        got = until(sock, b"4 rsp 6 200 OK\n")
+    assert (
+        got.index(b"\n2 rsp 6 200 OK\n") < got.index(b"\n3 rsp 24 500 the topic is refused\n") < got.index(b"\n4 rsp")
+    )
+
+
+def test_ipv6(box: Box) -> None:
+    with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as sock:
+        sock.sendto(b"<13>six udp", box.address("udp", host="[::1]"))
+    _, port = box.address("tcp", host="[::]")
+    for host in ("::1", "127.0.0.1"):
+        with socket.create_connection((host, port)) as sock:
+            sock.sendall(b"<13>six tcp\n")
+    hosts = sorted(headers_of(one)["host"] for one in box.wait_for(b"six ", 3))
+    assert hosts == ["127.0.0.1", "::1", "::1"]
+
+
+@pytest.mark.parametrize("whose", ["ours", "strangers", "nobody", "plain"])
+def test_tls_wants_a_certificate_of_ours(box: Box, whose: str) -> None:
+    context = ssl.create_default_context(cafile=box.place / "ca.pem")
+    if whose == "ours":
+        context.load_cert_chain(box.place / "web-1.pem", box.place / "web-1.key")
+    elif whose == "strangers":
+        context.load_cert_chain(box.place / "strangers/web-2.pem", box.place / "strangers/web-2.key")
+    before = box.input("net")["refused"]
+    line = b"<13>over tls from %b\n" % whose.encode()
+    with box.connect("tls") as raw:
+        if whose == "plain":
+            raw.sendall(line)
+            with contextlib.suppress(ConnectionError):
+                until(raw, b"never")
+        else:
+            with contextlib.suppress(OSError), context.wrap_socket(raw, server_hostname="localhost") as sock:
+                sock.sendall(line)
+                if whose != "ours":
+                    until(sock, b"never")
+    if whose == "ours":
+        assert box.wait_for(line.strip())
+    else:
+        wait_for(lambda: box.input("net")["refused"] > before, "the handshake to be counted")
+        assert not [one for one in box.messages() if line.strip() in (one.value or b"")]
+
+
+def test_an_idle_handshake_ends(box: Box) -> None:
+    before = box.input("net")["refused"]
+    with box.connect("tls") as sock:
+        assert until(sock, b"never") == b""
+    wait_for(lambda: box.input("net")["refused"] > before, "it to be counted")
+
+
+def test_hostile_senders_do_not_stop_the_others(box: Box) -> None:
+    """Too many connections, rubbish, half a message, answers that are not read; another sender's lines arrive."""
+    with contextlib.ExitStack() as stack:
+        good = stack.enter_context(box.connect())
+        good.sendall(b"<13>amid first\n")
+        box.wait_for(b"amid first")
+        for data in (
+            b"\x16\x03\x01\x02",
+            b"GET / HTTP/1.1\r\n\r\n",
+            b"99999999 <13>",
+            b"5 <1>ano length at all",
+            b"\0" * 70_000,
+        ):
+            stack.enter_context(box.connect()).sendall(data)
+        for data in (b"1 syslog 1 x\n", OPEN + b"x" * 100, OPEN + b"2 syslog 999999999 x", b"\xff" * 1000, b""):
+            stack.enter_context(box.connect("relp")).sendall(data)
+        crowd = [stack.enter_context(box.connect()) for _ in range(30)]
+        wait_for(lambda: "connections_max" in box.input("net")["trouble"], "connections to be refused")
+        for sock in crowd:
+            sock.close()
+        for number in range(1000):
+            good.sendall(b"<13>amid %d\n" % number)
+        box.wait_for(b"amid ", 1001)
+
+
+def test_datagrams_that_the_kernel_drops_are_a_gap(box: Box) -> None:
+    """The input stands still until its buffer is full; what arrives and what is told lost are all that was sent."""
+    before = box.input("net")
+    host, port = box.address("udp")
+    pid = box.pid_of("net")
+    count = 60_000
+    with stopped(pid), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        for number in range(count):
+            sock.sendto(b"<13>Oct 11 22:14:15 h flood: %d %b" % (number, b"x" * 500), (host, port))
+    assert wait_for(lambda: box.input("net")["gaps"] > before["gaps"], "a gap to be told")
+    log = box.server.log()
+    lost = 0
+    for line in log.splitlines():
+        if " are lost: the receive buffer" in line and "udp://127.0.0.1:" in line:
+            words = line.partition(": messages from ")[2].split(" ")
+            lost += int(words[2]) - int(words[0])
+    assert 0 < lost < count
+    box.wait_for(b"flood: ", count - lost)
