@@ -25,7 +25,7 @@ import os
 import socket
 import ssl
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import ClassVar, Final, NamedTuple
@@ -83,41 +83,35 @@ class _SyslogInput:
         self._is_stopping = False
         self._waiting: set[asyncio.Event] = set()  # of listeners that have nothing to read
         self._connections: dict[asyncio.Task[None], _Stream] = {}
-        self._accepting: list[asyncio.Task[None]] = []
-        self._receiving: list[asyncio.Task[None]] = []
+        self._listening: list[asyncio.Task[None]] = []
         self._tls = machinery.config.tls
         self._tls_files: TlsFiles | None = None
+        self._watching_tls: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
         for text, sock in self._machinery.sockets.items():
             address = parse_address(text)
-            if address.is_datagram:
-                self._receiving.append(asyncio.create_task(self._receive(text, address, sock)))
-            else:
-                self._accepting.append(asyncio.create_task(self._accept(text, address, sock)))
-        ends = [self._delivery.broken, *self._receiving, *self._accepting]
+            take = self._receive if address.is_datagram else self._accept
+            self._listening.append(asyncio.create_task(take(text, address, sock)))
+        ends = [self._delivery.broken, *self._listening]
         done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)  # only an error ends one
         for end in done:
             end.result()
 
     async def drain(self) -> None:
-        for task in self._accepting:
-            task.cancel()
         self._is_stopping = True
         for ready in self._waiting:
             ready.set()
         for stream in self._connections.values():
             stream.end_reading()
-        tasks = [*self._receiving, *self._connections]
-        if tasks:
-            await asyncio.wait(tasks, timeout=DRAIN_S)
+        await _wait(self._listening, DRAIN_S)
+        await _wait(self._connections, DRAIN_S)
         for serving, stream in self._connections.items():
             if stream.is_connected:
                 stream.abort()  # its sender never pauses, or does not read answers
             else:
                 serving.cancel()  # in its handshake
-        if tasks:
-            await asyncio.wait(tasks)
+        await _wait([*self._listening, *self._connections], None)
         await self._delivery.drain()
 
     # ---- datagrams
@@ -196,29 +190,40 @@ class _SyslogInput:
     # ---- connections
 
     async def _accept(self, text: str, address: Address, sock: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             try:
                 if address.scheme == "tls":
                     self._load_tls()
-                connection, peer = await loop.sock_accept(sock)
+                connection, peer = sock.accept()
+            except BlockingIOError:
+                if self._is_stopping:
+                    return
+                await self._readable(sock)
             except (OSError, ApplianceError) as error:  # no descriptor is left, or the files of [tls] cannot be used
                 self._ledger.trouble(0, text, str(error))
+                if self._is_stopping:
+                    return
                 await asyncio.sleep(RETRY_S)
-                continue
-            host = str(peer[0]).removeprefix(MAPPED)
-            if not self._allowed.admits(host):
-                self._delivery.refuse(text, host, "not in allow", 1)
-            elif len(self._connections) >= self._settings.connections_max:
-                self._delivery.refuse(text, host, "connections_max", 1)
             else:
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-                stream = _Stream()
-                serving = asyncio.create_task(self._serve(stream, connection, host, text, address))
-                self._connections[serving] = stream
-                serving.add_done_callback(self._connections.pop)
-                continue
+                self._admit(connection, str(peer[0]).removeprefix(MAPPED), text, address)
+                await asyncio.sleep(0)
+
+    def _admit(self, connection: socket.socket, host: str, text: str, address: Address) -> None:
+        if not self._allowed.admits(host):
+            self._delivery.refuse(text, host, "not in allow", 1)
             connection.close()
+        elif len(self._connections) >= self._settings.connections_max:
+            self._delivery.refuse(text, host, "connections_max", 1)
+            connection.close()
+        else:
+            connection.setblocking(False)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            stream = _Stream()
+            if self._is_stopping:
+                stream.end_reading()
+            serving = asyncio.create_task(self._serve(stream, connection, host, text, address))
+            self._connections[serving] = stream
+            serving.add_done_callback(self._connections.pop)
 
     def _load_tls(self) -> None:
         """Raises BadValue."""
@@ -226,7 +231,7 @@ class _SyslogInput:
             if not self._tls.certificate:
                 raise BadValue("tls.certificate is missing, which listeners of TLS need")
             self._tls_files = TlsFiles(self._tls)
-            self._accepting.append(asyncio.create_task(self._watch_tls(self._tls_files)))
+            self._watching_tls = asyncio.create_task(self._watch_tls(self._tls_files))
 
     async def _watch_tls(self, files: TlsFiles) -> None:
         while True:
@@ -281,6 +286,11 @@ class _SyslogInput:
             self._delivery.refuse(host, host, "RELP", 1, str(reader.fault))
         await answers.put(None)
         await answering
+
+
+async def _wait(tasks: Iterable[asyncio.Task[None]], timeout_s: float | None) -> None:
+    if tasks := list(tasks):
+        await asyncio.wait(tasks, timeout=timeout_s)
 
 
 def _add(frames: list[Frames], value: bytes, message_bytes_max: int) -> None:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import contextlib
 import logging
 import logging.handlers
+import os
 import shutil
+import signal
 import socket
 import ssl
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from appliance.bench.local_appliance import LocalAppliance
 from appliance.client import Consumer
 from appliance.client.decoder import Message
 from appliance.errors import ApplianceError
@@ -102,9 +106,12 @@ class Box:
         """The process of an input."""
 
         def found() -> list[int]:
-            return [
-                pid for pid in self.server.pids("input") if Path(f"/proc/{pid}/comm").read_text().strip().endswith(name)
-            ]
+            pids: list[int] = []
+            for pid in self.server.pids("input"):
+                with contextlib.suppress(OSError):  # it has ended
+                    if Path(f"/proc/{pid}/comm").read_text().strip().endswith(name):
+                        pids.append(pid)
+            return pids
 
         return int(wait_for(found, f"the process of {name}")[0])
 
@@ -410,3 +417,169 @@ def test_datagrams_that_the_kernel_drops_are_a_gap(box: Box) -> None:
             lost += int(words[2]) - int(words[0])
     assert 0 < lost < count
     box.wait_for(b"flood: ", count - lost)
+
+
+# ---- what is answered, and what was read, is in the log
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Box]:
+    """An appliance to break, with one input."""
+    file = tmp_path / "appliance.toml"
+    listen = ", ".join(f'"{scheme}://127.0.0.1:{free_port()}"' for scheme in ("udp", "tcp", "relp"))
+    file.write_text(f'[inputs.net]\ntype = "syslog"\ntopic = "net"\nlisten = [{listen}]\n')
+    with Server(tmp_path / "data", file) as server:
+        box = Box(server, tmp_path)
+        wait_for(lambda: box.input("net")["state"] == "running", "the input")
+        yield box
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+class RelpSender:
+    """Sends numbered lines, up to a window without an answer, over new connections when one breaks."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self._address = address
+        self.answered: set[int] = set()
+        self.stopping = False
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def finish(self) -> None:
+        self.stopping = True
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while not self.stopping:
+            with contextlib.suppress(OSError), socket.create_connection(self._address, timeout=10) as sock:
+                self._converse(sock)
+
+    def _converse(self, sock: socket.socket) -> None:
+        sock.sendall(OPEN)
+        left = until(sock, b"commands=syslog\n").partition(b"commands=syslog\n")[2]
+        sent: dict[int, int] = {}
+        transaction, line = 1, max(self.answered, default=0)
+        while not self.stopping:
+            while len(sent) < 100:
+                transaction, line = transaction + 1, line + 1
+                text = b"<13>relp line %d" % line
+                sock.sendall(b"%d syslog %d %b\n" % (transaction, len(text), text))
+                sent[transaction] = line
+            data = sock.recv(65536)
+            if not data:
+                return
+            *answers, left = (left + data).split(b"\n")
+            for answer in answers:
+                number, command, *rest = answer.split(b" ")
+                if command == b"serverclose":
+                    return
+                assert (command, rest) == (b"rsp", [b"6", b"200", b"OK"])
+                assert int(number) == min(sent), "answers come in the order of the numbers"
+                self.answered.add(sent.pop(int(number)))
+
+
+def test_every_answer_of_relp_means_flushed(own: Box) -> None:
+    """The input, then the whole appliance, are killed in the middle, and then stopped in order."""
+    sender = RelpSender(own.address("relp"))
+    try:
+
+        def more() -> None:
+            wanted = len(sender.answered) + 500
+            wait_for(lambda: len(sender.answered) >= wanted, "more answers")
+
+        for _ in range(3):
+            more()
+            os.kill(own.pid_of("net"), signal.SIGKILL)
+        more()
+        LocalAppliance.kill(own.server)
+        own.server.start()
+        more()
+        assert own.server.stop() == 0
+        own.server.start()
+        more()
+    finally:
+        sender.finish()
+    values = {one.value for one in own.messages()}
+    assert not [line for line in sender.answered if b"<13>relp line %d" % line not in values]
+
+
+def test_an_ordered_stop_leaves_nothing_behind(own: Box) -> None:
+    """What senders without answers have sent is in the log, also what the kernel still held for the input."""
+    with own.connect() as sock:
+        sock.sendall(b"<13>begun")
+    own.wait_for(b"<13>begun")
+    with stopped(own.pid_of("net")):
+        streams = [own.connect() for _ in range(3)]
+        for number, sock in enumerate(streams):
+            sock.sendall(b"".join(b"<13>stream %d line %d\n" % (number, line) for line in range(2_000)) + b"<13>held")
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            for line in range(1_000):
+                sock.sendto(b"<13>datagram line %d" % line, own.address("udp"))
+        assert own.server.process is not None
+        own.server.process.terminate()
+    assert own.server._wait() == 0
+    assert "did not stop in time" not in own.server.log()
+    for sock in streams:
+        sock.close()
+    own.server.start()
+    values = [one.value or b"" for one in own.messages()]
+    wanted = [b"<13>stream %d line %d" % (number, line) for number in range(3) for line in range(2_000)]
+    wanted += [b"<13>begun"] + [b"<13>held"] * 3 + [b"<13>datagram line %d" % line for line in range(1_000)]
+    assert sorted(values) == sorted(wanted)
+    for number in range(3):
+        of_one = [value for value in values if value.startswith(b"<13>stream %d " % number)]
+        assert of_one == wanted[2_000 * number : 2_000 * (number + 1)]
+
+
+def test_a_sender_waits_while_the_log_does(own: Box) -> None:
+    """The writer stands still: the input holds no more than its bound, TCP slows the sender down; then all arrives."""
+    with own.connect() as sock:
+        sock.sendall(b"<13>first\n")
+    own.wait_for(b"first")
+    line = b"<13>Oct 11 22:14:15 h slow: %b\n" % (b"x" * 1000)
+    count = 0
+    with own.connect() as sock:
+        sock.settimeout(2)
+        writers = own.server.pids("writer")
+        with contextlib.ExitStack() as stack:
+            for pid in writers:
+                stack.enter_context(stopped(pid))
+            with contextlib.suppress(TimeoutError):
+                while count < 100_000:
+                    sock.sendall(line)
+                    count += 1
+            assert count < 20_000, "20 MB: 1 MB in the input, the rest in the kernel"
+        sock.settimeout(60)
+    wait_for(lambda: sum(b" slow: " in (one.value or b"") for one in own.messages()) >= count, "all of them")
+
+
+def test_a_loss_is_told_once(own: Box) -> None:
+    """Also when the process that told it is started again, with the same socket."""
+    address = own.address("udp")
+    with stopped(own.pid_of("net")), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        for _ in range(40_000):
+            sock.sendto(b"<13>x" + b"y" * 500, address)
+    wait_for(lambda: own.input("net")["gaps"], "the gap to be told")  # it was noted before
+
+    def told() -> list[str]:
+        return [line for line in own.server.log().splitlines() if " are lost: the receive buffer" in line]
+
+    once = told()
+    for _ in range(2):
+        pid = own.pid_of("net")
+        os.kill(pid, signal.SIGKILL)
+        wait_for(lambda pid=pid: own.pid_of("net") != pid, "another process")
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            sock.sendto(b"<13>after", address)
+        before = len([one for one in own.messages() if one.value == b"<13>after"])
+        wait_for(
+            lambda before=before: len([o for o in own.messages() if o.value == b"<13>after"]) >= before, "it to be read"
+        )
+    assert told() == once
