@@ -94,7 +94,8 @@ class Intake:
 
     async def room(self) -> None:
         """Wait until :meth:`put` would not wait for room."""
-        await self._room.wait()
+        while not self._room.is_set():  # it is set for all that wait, and the first may take it
+            await self._room.wait()
 
     def number_of(self, source: str) -> int:
         """The number of a source in the ledger."""
@@ -125,7 +126,7 @@ class Intake:
         puts = self._puts(topic, sender, messages, sizes)
         for partition in puts:
             await self._ledger.begin_partition(topic, partition)
-        await self._room.wait()
+        await self.room()
         for partition, put in puts.items():
             self._take(put)
             lane = self._lanes.get((sender.number, topic, partition))

@@ -51,10 +51,14 @@ DATAGRAMS_MAX: Final = 512
 DATAGRAM_BYTES_MAX: Final = 64 * 1024
 UNIX_DATAGRAM_BYTES_MAX: Final = 1 << 20
 """Above what net.core.wmem_max usually lets senders send."""
-ANSWERS_MAX: Final = 256
+ANSWERS_MAX: Final = 16
 """Reads of a RELP connection whose messages are not answered yet."""
 ADDRESSES_MAX: Final = 10_000
 """Of which it is known whether they may send."""
+MESSAGES_MAX: Final = 1_000
+"""Of a connection that are objects before there is room for them; of other messages their bytes wait."""
+MESSAGE_BYTES: Final = 200
+"""What a message takes beside its value."""
 RETRY_S: Final = 1.0
 TLS_LOOK_S: Final = 10.0
 DRAIN_S: Final = 2.0
@@ -141,7 +145,6 @@ class _SyslogInput:
                 for some in frames:
                     await flow.send(source, session.of(some))
             await flow.room()
-            await self._intake.room()
             await asyncio.sleep(0)
             if self._is_stopping:
                 deadline_s = deadline_s or loop.time() + DRAIN_S
@@ -266,9 +269,10 @@ class _SyslogInput:
         framing = Framing(self._settings.message_bytes_max)
         messages = _Messages(self._parser, host)
         while not framing.is_broken and (data := await stream.read()):
-            for frames in framing.feed(data):
-                await flow.send(host, messages.of(frames))
-            await flow.room()
+            for values, part in framing.feed(data):
+                for start in range(0, len(values), MESSAGES_MAX):
+                    await flow.room()
+                    await flow.send(host, messages.of(Frames(values[start : start + MESSAGES_MAX], part)))
         if framing.is_broken:
             self._ledger.trouble(0, host, "octet counting: no length where a message begins: the connection is closed")
         for frames in framing.finish():
@@ -280,8 +284,8 @@ class _SyslogInput:
         answering = asyncio.create_task(_answer(stream, answers))
         messages = _Messages(self._parser, host)
         while not reader.is_closed and reader.fault is None and (data := await stream.read()):
-            await answers.put(await _send_events(reader.feed(data), flow, host, messages))
             await flow.room()
+            await answers.put(await _send_events(reader.feed(data), flow, host, messages))
         if reader.fault is not None:
             self._delivery.refuse(host, host, "RELP", 1, str(reader.fault))
         await answers.put(None)
@@ -385,6 +389,9 @@ class _Delivery:
         task.add_done_callback(self._tasks.discard)
         return task
 
+    async def room(self) -> None:
+        await self._intake.room()
+
     async def drain(self) -> None:
         """Wait until everything that was begun is flushed or refused."""
         while self._tasks:
@@ -456,14 +463,16 @@ class _Flow:
         self._has_room.set()
 
     async def room(self) -> None:
+        """Wait until something may be sent.  Then make messages of what was read, and send them."""
         await self._has_room.wait()
+        await self._delivery.room()
 
     async def send(self, source: str, messages: dict[str, list[Message]]) -> None:
         for topic, some in messages.items():
             await self.send_topic(source, topic, some)
 
     async def send_topic(self, source: str, topic: str, messages: list[Message]) -> asyncio.Task[Refusals]:
-        size = sum([len(message.value) for message in messages])
+        size = sum([len(message.value) for message in messages]) + MESSAGE_BYTES * len(messages)
         self._bytes += size
         if self._bytes >= self._bytes_max:
             self._has_room.clear()
