@@ -43,7 +43,7 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 BANNED = {  # pattern -> (where it may stand, what to do instead)
     r"\.pack_into\(": ({"records/", "log/"}, "store through shared.table: pack_into shows readers a zero"),
     r"\bimport socket\b|\bimport select\b": (
-        {"processes/", "client/", "zookeeper/", "bench/", "console/web_server.py"}
+        {"processes/", "client/", "zookeeper/", "bench/", "inputs/", "console/web_server.py"}
         | {"wire/sockets.py", "wire/transport.py"},
         "codecs, logs and plans are without I/O",
     ),

@@ -27,6 +27,7 @@ from ..certificates import make_certificates
 from ..server import Server, stopped, wait_for
 
 RSYSLOG = shutil.which("rsyslogd", path="/usr/sbin:/usr/bin")
+SYSLOG_NG = Path(os.environ.get("SYSLOG_NG", "/"))
 MODULES = Path("/usr/lib/x86_64-linux-gnu/rsyslog")
 MESSAGE_BYTES_MAX = 2048
 OFFERS = b"relp_version=0\ncommands=syslog"
@@ -47,6 +48,12 @@ listen = ["tcp://127.0.0.1:0", "udp://127.0.0.1:0", "relp://127.0.0.1:0"]
 topic = "logs-{{app}}"
 topics_max = 2
 key = "host"
+
+[inputs.keyed]
+type = "syslog"
+listen = ["tcp://127.0.0.1:0"]
+topic = "keyed"
+key = "app"
 
 [inputs.others]
 type = "syslog"
@@ -132,7 +139,7 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
     file.write_text(CONFIG.format(place=place, message_bytes_max=MESSAGE_BYTES_MAX))
     with Server(place / "data", file) as server:
         box = Box(server, place)
-        for name in ("net", "apps", "others"):
+        for name in ("net", "apps", "keyed", "others"):
             wait_for(lambda name=name: box.input(name)["state"] == "running", f"the input {name}")
         yield box
         log = server.log()
@@ -228,6 +235,48 @@ action({action})
     headers = headers_of(found[0])
     assert headers.pop("time")
     assert headers == {"host": socket.gethostname(), "app": "shop", "facility": "local1", "severity": "info"}
+
+
+@pytest.mark.parametrize("kind", ["udp", "tcp", "syslog", "tls", "unix"])
+def test_syslog_ng(box: Box, tmp_path: Path, kind: str) -> None:
+    binary, libraries = SYSLOG_NG / "usr/sbin/syslog-ng", SYSLOG_NG / "usr/lib/x86_64-linux-gnu"
+    if not binary.exists():
+        pytest.skip("no syslog-ng: install syslog-ng-core, or set SYSLOG_NG")
+    modules = next((SYSLOG_NG / "usr/lib/syslog-ng").glob("*.*"))
+    if kind == "unix":
+        destination = f'unix-dgram("{box.place}/log")'
+    else:
+        host, port = box.address("tcp" if kind == "syslog" else kind)
+        driver = "syslog" if kind == "syslog" else "network"  # octet counting, and line breaks
+        files = f'ca-file("{box.place}/ca.pem") key-file("{box.place}/web-1.key") cert-file("{box.place}/web-1.pem")'
+        tls = f"tls({files} peer-verify(yes))" if kind == "tls" else ""
+        transport = "tcp" if kind == "syslog" else kind
+        destination = f'{driver}("{host}" port({port}) transport("{transport}") {tls})'
+    source = tmp_path / "app.log"
+    source.write_text("".join(f"shop: ng-{kind} line {number}\n" for number in range(200)))
+    (tmp_path / "syslog-ng.conf").write_text(
+        f"""@version: current
+options {{ keep-hostname(no); use-dns(no); }};
+source s {{ file("{source}" follow-freq(0.1) default-facility(local2) default-priority(info)); }};
+destination d {{ {destination}; }};
+log {{ source(s); destination(d); }};
+"""
+    )
+    paths = f"{libraries}:{SYSLOG_NG / 'lib/x86_64-linux-gnu'}:{SYSLOG_NG / 'usr/lib/syslog-ng'}:{modules}"
+    command = [str(binary), "-F", "--no-caps", f"--module-path={modules}", "-f", str(tmp_path / "syslog-ng.conf")]
+    command += [f"--{name}={tmp_path}/ng.{name}" for name in ("persist-file", "pidfile", "control")]
+    with (tmp_path / "out").open("w") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out, env=os.environ | {"LD_LIBRARY_PATH": paths})
+    try:
+        found = box.wait_for(b"ng-%b " % kind.encode(), 200)
+    finally:
+        process.terminate()
+        process.wait(60)
+    assert [(one.value or b"").rpartition(b" ")[2] for one in found] == [b"%d" % number for number in range(200)]
+    headers = headers_of(found[0])
+    assert headers.pop("time")
+    assert headers.pop("host") == socket.gethostname()
+    assert headers == {"app": "shop", "facility": "local2", "severity": "info"}
 
 
 def test_relppy(box: Box) -> None:
@@ -328,6 +377,15 @@ def test_topics_of_a_template_are_bounded(box: Box) -> None:
     assert (
         got.index(b"\n2 rsp 6 200 OK\n") < got.index(b"\n3 rsp 24 500 the topic is refused\n") < got.index(b"\n4 rsp")
     )
+
+
+def test_messages_with_a_key_and_without_one_keep_their_order(box: Box) -> None:
+    lines = [b"<13>%b mixed %d" % (b"a%d:" % (n % 3) if n % 5 else b"no key", n) for n in range(5_000)]
+    with box.connect("tcp", "keyed") as sock:
+        sock.sendall(b"\n".join(lines))
+    found = box.wait_for(b" mixed ", 5_000, "keyed")
+    assert [one.value for one in found] == lines
+    assert [one.key for one in found] == [b"a%d" % (n % 3) if n % 5 else None for n in range(5_000)]
 
 
 def test_ipv6(box: Box) -> None:
