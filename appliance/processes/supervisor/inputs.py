@@ -144,9 +144,8 @@ class Inputs:
         if name not in self._config.inputs:
             for sock in self._sockets.pop(name, {}).values():
                 sock.close()
-        elif child.stopping:
-            if self._is_started:
-                self._start.want(name)  # it was stopped for other settings
+        elif child.stopping and self._is_started:
+            self._start.want(name)  # it was stopped for other settings
         else:
             self._children.start_again(child, self._start, name)
 
