@@ -81,6 +81,10 @@ class Bench:
             select.select([], [], [], 0.02)
         return True
 
+    def make_topic(self) -> None:
+        self.tcp([b"<13>first"])
+        self._wait_until(lambda: bool(self._input()["messages"]))
+
     def measure(self, name: str, send: Callable[[list[bytes]], None], messages: list[bytes]) -> None:
         before, begun_s, cpu_s = self._input()["messages"], time.monotonic(), self._appliance.cpu_s("input")
         send(messages)
@@ -140,7 +144,7 @@ def main() -> None:
         file.write_text(CONFIG)
         with LocalAppliance(Path(directory) / "data", file) as appliance:
             bench = Bench(appliance)
-            bench.tcp(list(rfc3164(1000, options.bytes)))  # makes the topic
+            bench.make_topic()
             old, new = list(rfc3164(options.messages, options.bytes)), list(rfc5424(options.messages, options.bytes))
             for _ in range(options.rounds):
                 bench.measure("TCP, RFC 3164", bench.tcp, old)

@@ -44,7 +44,11 @@ class Answer(NamedTuple):
     frame: bytes
 
 
-def rsp(number: bytes, data: bytes = b"200 OK") -> bytes:
+TAKEN: Final = b" rsp 6 200 OK\n"
+"""Behind the number of a transaction: its message is flushed."""
+
+
+def rsp(number: bytes, data: bytes) -> bytes:
     """The frame that answers a transaction."""
     return b"%b rsp %d %b\n" % (number, len(data), data) if data else b"%b rsp 0\n" % number
 

@@ -39,7 +39,7 @@ from .intake import Intake, Message
 from .ledger import Ledger
 from .machinery import Input, Machinery, Topics
 from .positions import Source
-from .relp import SERVER_CLOSE, Answer, RelpReader, rsp
+from .relp import SERVER_CLOSE, TAKEN, Answer, RelpReader, rsp
 from .relp import Syslog as RelpMessage
 from .syslog_format import Frames, Framing, Parser, in_parts, with_part, without_terminator
 
@@ -169,11 +169,14 @@ class _SyslogInput:
         receive, size_max = sock.recvfrom, self._settings.message_bytes_max
         try:
             for _ in range(DATAGRAMS_MAX):
-                data, (host, *_) = receive(DATAGRAM_BYTES_MAX)
-                frames = found.get(host)
+                data, address = receive(DATAGRAM_BYTES_MAX)
+                frames = found.get(address[0])
                 if frames is None:
-                    frames = found[host] = [Frames([])]
-                _add(frames, without_terminator(data), size_max)
+                    frames = found[address[0]] = [Frames([])]
+                if data[-1:] > b"\n" and len(data) <= size_max:
+                    frames[-1].values.append(data)
+                else:
+                    _add(frames, data, size_max)
         except BlockingIOError:
             pass
         return found
@@ -183,7 +186,7 @@ class _SyslogInput:
         found: dict[str, list[Frames]] = {}
         try:
             for _ in range(DATAGRAMS_MAX):
-                data = without_terminator(sock.recv(UNIX_DATAGRAM_BYTES_MAX))
+                data = sock.recv(UNIX_DATAGRAM_BYTES_MAX)
                 found[LOCAL] = frames
                 _add(frames, data, self._settings.message_bytes_max)
         except BlockingIOError:
@@ -297,8 +300,9 @@ async def _wait(tasks: Iterable[asyncio.Task[None]], timeout_s: float | None) ->
         await asyncio.wait(tasks, timeout=timeout_s)
 
 
-def _add(frames: list[Frames], value: bytes, message_bytes_max: int) -> None:
+def _add(frames: list[Frames], data: bytes, message_bytes_max: int) -> None:
     """Add the message of a datagram; ``frames`` ends with whole ones."""
+    value = without_terminator(data)
     if len(value) > message_bytes_max:
         frames += [*in_parts(value, message_bytes_max), Frames([])]
     elif value:
@@ -510,21 +514,34 @@ async def _send_events(
     events: Sequence[RelpMessage | Answer], flow: _Flow, host: str, messages: _Messages
 ) -> _Unanswered:
     unanswered = _Unanswered([], [])
-    by_topic: dict[str, tuple[list[Message], list[bytes]]] = {}
     for event in events:
         if isinstance(event, Answer):
             unanswered.answers.append(event)
-            continue
-        if event.value:
+        elif event.is_last:
+            unanswered.answers.append(event.number)
+    by_topic: dict[str, tuple[list[Message], list[bytes]]] = {}
+    whole = [event for event in events if not isinstance(event, Answer) and event.value and not event.part]
+    if len(whole) == len(events):  # nearly always
+        parsed = messages.of(Frames([event.value for event in whole]))
+        if len(parsed) == 1:
+            ((topic, rows),) = parsed.items()
+            by_topic[topic] = rows, [event.number for event in whole]
+    if not by_topic:
+        _add_one_by_one(events, messages, by_topic)
+    for topic, (rows, numbers) in by_topic.items():
+        unanswered.sent.append(_Sent(await flow.send_topic(host, topic, rows), numbers))
+    return unanswered
+
+
+def _add_one_by_one(
+    events: Sequence[RelpMessage | Answer], messages: _Messages, by_topic: dict[str, tuple[list[Message], list[bytes]]]
+) -> None:
+    for event in events:
+        if not isinstance(event, Answer) and event.value:
             ((topic, (message,)),) = messages.of(Frames([event.value], event.part)).items()
             rows, numbers = by_topic.setdefault(topic, ([], []))
             rows.append(message)
             numbers.append(event.number)
-        if event.is_last:
-            unanswered.answers.append(event.number)
-    for topic, (rows, numbers) in by_topic.items():
-        unanswered.sent.append(_Sent(await flow.send_topic(host, topic, rows), numbers))
-    return unanswered
 
 
 async def _answer(stream: _Stream, queue: asyncio.Queue[_Unanswered | None]) -> None:
@@ -537,9 +554,10 @@ async def _answer(stream: _Stream, queue: asyncio.Queue[_Unanswered | None]) -> 
         for one in unanswered.answers:
             if isinstance(one, Answer):
                 frames.append(one.frame)
+            elif refused and one in refused:
+                frames.append(rsp(one, f"500 {refused.pop(one)}".encode()))
             else:
-                reason = refused.pop(one, "") if refused else ""
-                frames.append(rsp(one, f"500 {reason}".encode()) if reason else rsp(one))
+                frames.append(one + TAKEN)
         await stream.write(b"".join(frames))
     await stream.write(SERVER_CLOSE)
 

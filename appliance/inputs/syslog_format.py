@@ -27,13 +27,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from ..errors import BadValue
 from ..records.encode import encode_headers, put_header_first
 from .intake import Message
 from .lines import Block, LineReader, utf8_cut
 from .machinery import Topics
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 FACILITIES: Final = (
     *("kern", "user", "mail", "daemon", "auth", "syslog", "lpr", "news", "uucp", "cron", "authpriv", "ftp"),
@@ -42,8 +45,8 @@ FACILITIES: Final = (
 SEVERITIES: Final = ("emerg", "alert", "crit", "err", "warning", "notice", "info", "debug")
 UNKNOWN: Final = "unknown"
 """Stands in a topic for a field that a message does not have."""
-SORTS_MAX: Final = 10_000
-TIMES_MAX: Final = 1_000
+KNOWN_MAX: Final = 10_000
+"""Entries of what is known of first fields."""
 AHEAD_S: Final = 30 * 86_400
 """A clock of a sender may be so far ahead."""
 
@@ -64,10 +67,14 @@ match_3164: Final = re.compile(
     rb"%b ?(?:(?:(%b)|(%b)):? (?:([^\s\[\]]{1,255})(?<!:) )?)?"
     rb"(?:([A-Za-z_/%%(][^\s:\[\]]{0,47})(?:\[[^\]\s]{0,64}\])?:(?![:/\\]))?" % (_PRI, _BSD, _ISO)
 ).match
-# The usual first fields of RFC 3164, as one group: what match_3164 finds depends on nothing else.
+# The usual first fields as few groups.  What the patterns above find depends on nothing else of these messages.
 _usual_3164: Final = re.compile(
     rb"(%b[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d [^\s:\[\]]{1,255} [A-Za-z_/%%(][^\s:\[\]]{0,47})"
-    rb"(?:\[[^\]\s]{0,64}\])?:(?![:/\\])" % _PRI
+    rb"(?:\[[^\]\s]{0,64}\])?:(?![:/\\])" % _PRI.replace(b"(", b"(?:", 1)
+).match
+_usual_5424: Final = re.compile(
+    rb"(%b[1-9]\d{0,2} )(%b)( [!-,.-~]%b{0,254} %b{1,48}) %b{1,128} %b{1,32} (?:-(?![^ ])|\[)"
+    % (_PRI.replace(b"(", b"(?:", 1), _ISO, _PRINTED, _PRINTED, _PRINTED, _PRINTED)
 ).match
 _begins_5424: Final = re.compile(rb"<\d{1,3}>[1-9]\d{0,2} ").match
 _BSD_FIELDS: Final = re.compile(r"(\w{3})  ?(\d+) (?:(\d{4}) )?(\d\d):(\d\d):(\d\d)(\.\d+)?")
@@ -83,16 +90,11 @@ class Frames(NamedTuple):
     part: int = 0
 
 
-class Counted(NamedTuple):
-    """A message, or a part of one (``part`` > 0), behind a header that has its length.
+Counted = tuple[tuple[bytes, ...], bytes, int, bool]
+"""A message, or a part of one, behind a header that has its length.
 
-    ``fields``: groups of the header; ``is_last``: it ends here.
-    """
-
-    fields: tuple[bytes, ...]
-    value: bytes
-    part: int
-    is_last: bool
+The groups of the header; the value; 0 for a whole message, else the number of the part; whether it ends here.
+"""
 
 
 def without_terminator(message: bytes) -> bytes:
@@ -123,23 +125,35 @@ class CountedReader:
         found: list[Counted] = []
         at = self._add_parts(data, 0, found) if self._left else 0
         while not self._left and not self.is_broken:
+            at = self._add_whole(data, at, found)
             header = self._match(data, at)
             if header is None:
                 self.is_broken = len(data) - at > self._header_bytes_max
                 break
             fields = header.groups()
-            size, start = int(fields[-1]), header.end()
-            stop = start + size
-            if size > self._message_bytes_max:
-                self._fields, self._left, self._part = fields, size, 0
-                at = self._add_parts(data, start, found)
-            elif stop <= len(data):
-                found.append(Counted(fields, without_terminator(data[start:stop]), 0, True))
-                at = stop
-            else:
+            size = int(fields[-1])
+            if size <= self._message_bytes_max:
                 break
+            self._fields, self._left, self._part = fields, size, 0
+            at = self._add_parts(data, header.end(), found)
         self._held = data[at:]
         return found
+
+    def _add_whole(self, data: bytes, at: int, found: list[Counted]) -> int:
+        """Return the messages that are complete; say where the next one begins."""
+        match, size_max, end = self._match, self._message_bytes_max, len(data)
+        while (header := match(data, at)) is not None:
+            fields, start = header.groups(), header.end()
+            size = int(fields[-1])
+            stop = start + size
+            if size > size_max or stop > end:
+                break
+            value = data[start:stop]
+            if value[-1:] <= b"\n":
+                value = without_terminator(value)
+            found.append((fields, value, 0, True))
+            at = stop
+        return at
 
     def _add_parts(self, data: bytes, at: int, found: list[Counted]) -> int:
         """Return parts of a long message; say where the bytes begin that wait."""
@@ -149,9 +163,8 @@ class CountedReader:
             self._left -= size
             self._part += 1
             value = data[at : at + size]
-            found.append(
-                Counted(self._fields, value if self._left else without_terminator(value), self._part, not self._left)
-            )
+            value = value if self._left else without_terminator(value)
+            found.append((self._fields, value, self._part, not self._left))
             at += size
         return at
 
@@ -168,7 +181,7 @@ class CountedReader:
         found: list[Counted] = []
         while held:
             size = utf8_cut(held, self._message_bytes_max) if len(held) > self._message_bytes_max else len(held)
-            found.append(Counted(fields, held[:size], part, size == len(held)))
+            found.append((fields, held[:size], part, size == len(held)))
             held, part = held[size:], part + 1
         return found
 
@@ -219,7 +232,7 @@ class Framing:
             found += _without_empty(self._lines.finish())
         elif self._octets is not None:
             left = self._octets.finish()
-            found += _grouped([one for one in left if one.fields or one.value.strip(b"\r\n\0")])
+            found += _grouped([one for one in left if one[0] or one[1].strip(b"\r\n\0")])
         return found
 
     def _decide(self, data: bytes) -> None:
@@ -248,13 +261,18 @@ def _without_empty(blocks: Sequence[Block]) -> list[Frames]:
 def _grouped(counted: Sequence[Counted]) -> list[Frames]:
     """Whole messages that follow each other together."""
     found: list[Frames] = []
-    for one in counted:
-        if not one.value:
+    whole: list[bytes] | None = None
+    for _, value, part, _ in counted:
+        if not value:
             continue
-        if not one.part and found and not found[-1].part:
-            found[-1].values.append(one.value)
+        if part:
+            found.append(Frames([value], part))
+            whole = None
+        elif whole is None:
+            whole = [value]
+            found.append(Frames(whole))
         else:
-            found.append(Frames([one.value], one.part))
+            whole.append(value)
     return found
 
 
@@ -291,25 +309,34 @@ class Parser:
         self._topics, self._key, self._clock_s = topics, key, clock_s
         self._sorts: dict[tuple[str, bytes, bytes | None, bytes | None, int], _Sort] = {}
         self._times: dict[bytes, bytes] = {}
-        self._usual: dict[bytes, tuple[str, bytes | None, bytes]] = {}
+        self._whole: dict[bytes, tuple[str, bytes | None, bytes]] = {}
+        self._framed: dict[tuple[bytes, int, bytes], _Sort] = {}
         self._hour = 0
 
     def parse(self, values: Sequence[bytes], host: str) -> dict[str, list[Message]]:
         """Messages by topic; those under "" belong to one topic too many.  ``host``: the address of their sender."""
         self._forget_times()
-        known = self._usual
+        whole, framed = self._whole, self._framed
         found: dict[str, list[Message]] = {}
         for value in values:
-            usual = _usual_3164(value)
-            if usual is None:
-                topic, key, tail = self._parse(value, host)
-            elif (headers := known.get(usual[1])) is not None:
-                topic, key, tail = headers
+            if (usual := _usual_5424(value)) is not None:
+                front, time, back = usual.groups()
+                sort = framed.get((front, len(time), back))
+                if sort is None:
+                    sort = _remember(framed, (front, len(time), back), self._parse(value, host)[0])
+                topic, key, head, rest = sort
+                tail = head + time + rest
+            elif (usual := _usual_3164(value)) is None:
+                sort, time = self._parse(value, host)
+                topic, key, head, rest = sort
+                tail = head + time + rest
+            elif (known := whole.get(usual[1])) is not None:
+                topic, key, tail = known
             else:
-                topic, key, tail = headers = self._parse(value, host)
-                if len(known) >= SORTS_MAX:
-                    known.clear()
-                known[usual[1]] = headers
+                sort, time = self._parse(value, host)
+                topic, key, head, rest = sort
+                tail = head + time + rest
+                _remember(whole, usual[1], (topic, key, tail))
             message = Message(value, tail, key)
             if topic in found:
                 found[topic].append(message)
@@ -317,8 +344,8 @@ class Parser:
                 found[topic] = [message]
         return found
 
-    def _parse(self, value: bytes, host: str) -> tuple[str, bytes | None, bytes]:
-        """Topic, key and headers of a message."""
+    def _parse(self, value: bytes, host: str) -> tuple[_Sort, bytes]:
+        """What a message has in common with others, and its time."""
         fields = match_5424(value)
         if fields is not None:
             pri, time, name, app = fields.groups()
@@ -335,10 +362,11 @@ class Parser:
         time = time or b""
         sort = self._sorts.get((host, pri, name, app, len(time)))
         if sort is None:
-            sort = self._add_sort(host, pri, name, app, len(time))
-        return sort.topic, sort.key, sort.head + time + sort.rest
+            made = self._make_sort(host, pri, name, app, len(time))
+            sort = _remember(self._sorts, (host, pri, name, app, len(time)), made)
+        return sort, time
 
-    def _add_sort(self, host: str, pri: bytes, name: bytes | None, app: bytes | None, time_bytes: int) -> _Sort:
+    def _make_sort(self, host: str, pri: bytes, name: bytes | None, app: bytes | None, time_bytes: int) -> _Sort:
         """``name``: None: the message has none; empty: it has neither of the formats."""
         shown = name or host.encode("utf-8", "surrogateescape")
         headers: list[tuple[str, bytes | None]] = [("host", shown)]
@@ -361,10 +389,7 @@ class Parser:
         except BadValue:
             topic = ""
         key = shown if self._key == "host" else app if self._key == "app" else None
-        if len(self._sorts) >= SORTS_MAX:
-            self._sorts.clear()
-        sort = self._sorts[host, pri, name, app, time_bytes] = _Sort(topic, key, head, rest)
-        return sort
+        return _Sort(topic, key, head, rest)
 
     # ---- times of RFC 3164
 
@@ -374,13 +399,18 @@ class Parser:
         if hour != self._hour:
             self._hour = hour
             self._times.clear()
-            self._usual.clear()
+            self._whole.clear()
 
     def _add_time(self, text: bytes) -> bytes:
-        if len(self._times) >= TIMES_MAX:
-            self._times.clear()
-        time = self._times[text] = time_of_3164(text, self._clock_s()).encode()
-        return time
+        return _remember(self._times, text, time_of_3164(text, self._clock_s()).encode())
+
+
+def _remember(known: dict[K, V], key: K, value: V) -> V:
+    """Add to what is known, of which there is at most KNOWN_MAX."""
+    if len(known) >= KNOWN_MAX:
+        known.clear()
+    known[key] = value
+    return value
 
 
 def with_part(message: Message, part: int) -> Message:
