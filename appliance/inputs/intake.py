@@ -82,6 +82,7 @@ class Intake:
         self._senders = {row.name: _Sender(row.number, row.name, row.position) for row in self._store.sources()}
         self._lanes: dict[tuple[int, str, int], _Lane] = {}
         self._learned: dict[str, tuple[int, float]] = {}  # block_bytes_max of a topic, and when it was learned
+        self._asking: dict[str, asyncio.Task[int]] = {}
         self._clock_s = asyncio.get_running_loop().time
         self._taken_bytes = 0
         self._room = asyncio.Event()
@@ -170,11 +171,32 @@ class Intake:
             await asyncio.sleep(DRAIN_POLL_S)
 
     async def _learn(self, topic: str) -> int:
+        """The largest block that a topic takes.  What is known is used while it is asked again, and if that fails."""
         known = self._learned.get(topic)
+        if known is None:
+            return await asyncio.shield(self._ask(topic))
         now = self._clock_s()
-        if known is None or now - known[1] > LEARN_S:
-            known = self._learned[topic] = (await self._outlet.learn(topic) - ORIGIN_BYTES, now)
+        if now - known[1] > LEARN_S:
+            self._learned[topic] = known[0], now
+            self._ask(topic)
         return known[0]
+
+    def _ask(self, topic: str) -> asyncio.Task[int]:
+        task = self._asking.get(topic)
+        if task is None:
+            task = self._asking[topic] = asyncio.create_task(self._ask_outlet(topic))
+            task.add_done_callback(partial(self._asked, topic))
+        return task
+
+    async def _ask_outlet(self, topic: str) -> int:
+        block_bytes_max = await self._outlet.learn(topic) - ORIGIN_BYTES
+        self._learned[topic] = block_bytes_max, self._clock_s()
+        return block_bytes_max
+
+    def _asked(self, topic: str, task: asyncio.Task[int]) -> None:
+        del self._asking[topic]
+        if not task.cancelled():
+            task.exception()  # those who wait for it have it, too
 
     def _sender(self, source: str) -> _Sender:
         sender = self._senders.get(source)

@@ -13,7 +13,8 @@ Each connection has up to FLOW_BYTES_MAX on their way, in order.  What a topic r
 what it cannot take now is sent again and again.  At an ordered end listeners take what the kernel holds for them, for
 up to DRAIN_S: senders that get no answers believe it has arrived.
 
-Bounds: ``connections_max``; READ_BYTES twice, a message, and FLOW_BYTES_MAX a connection; ``tls.handshake_ms_max``.
+Bounds: ``connections_max``; READ_BYTES, what is received at a time, a message, and FLOW_BYTES_MAX a connection;
+``tls.handshake_ms_max``.
 """
 
 from __future__ import annotations
@@ -27,13 +28,14 @@ import ssl
 import struct
 from collections.abc import Iterable, Sequence
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import ClassVar, Final, NamedTuple
 
 from ..addresses import MAPPED, parse_networks
 from ..errors import ApplianceError, BadValue, ClientBroken, InvalidTopic, MessageTooLarge, NotPermitted, StorageFault
 from ..input_settings import Address, Syslog, parse_address
-from ..processes.clock import wall_s
+from ..processes.clock import now_ms, wall_s
 from ..processes.tls_files import TlsFiles
 from .intake import Intake, Message
 from .ledger import Ledger
@@ -55,6 +57,7 @@ ANSWERS_MAX: Final = 16
 """Reads of a RELP connection whose messages are not answered yet."""
 ADDRESSES_MAX: Final = 10_000
 """Of which it is known whether they may send."""
+LOSSES_MS: Final = 60_000
 MESSAGES_MAX: Final = 1_000
 """Of a connection that are objects before there is room for them; of other messages their bytes wait."""
 MESSAGE_BYTES: Final = 200
@@ -84,6 +87,7 @@ class _SyslogInput:
         self._parser = Parser(Topics(settings.topic, settings.topics_max), settings.key, wall_s)
         self._allowed = _Allowed(settings.allow)
         self._delivery = _Delivery(self._intake, machinery.ledger)
+        self._host_name = socket.gethostname()
         self._is_stopping = False
         self._waiting: set[asyncio.Event] = set()  # of listeners that have nothing to read
         self._connections: dict[asyncio.Task[None], _Stream] = {}
@@ -123,43 +127,43 @@ class _SyslogInput:
     async def _receive(self, text: str, address: Address, sock: socket.socket) -> None:
         losses = _Losses(text, sock, self._machinery)
         flow = _Flow(self._delivery, DATAGRAM_FLOW_BYTES_MAX)
-        is_local = bool(address.path)
-        local_name = socket.gethostname()
-        deadline_s = 0.0
         loop = asyncio.get_running_loop()
-        while True:
-            by_host = self._read_local(sock) if is_local else self._read_datagrams(sock)
-            losses.look()
-            if not by_host and self._is_stopping:
-                return
-            if not by_host:
-                await self._readable(sock)
-                continue
+        deadline_s = inf
+        while loop.time() < deadline_s:
+            by_host = self._read_local(sock) if address.path else self._read_datagrams(sock)
+            wait_s = losses.look()
             for host, frames in by_host.items():
-                source = LOCAL if is_local else host.removeprefix(MAPPED)
-                if not is_local and not self._allowed.admits(source):
-                    count = sum(len(some.values) for some in frames)
-                    self._delivery.refuse(text, source, "not in allow", count)
-                    continue
-                session = _Messages(self._parser, local_name if is_local else source)
-                for some in frames:
-                    await flow.send(source, session.of(some))
+                await self._take(text, address, host, frames, flow)
             await flow.room()
             await asyncio.sleep(0)
             if self._is_stopping:
-                deadline_s = deadline_s or loop.time() + DRAIN_S
-                if loop.time() > deadline_s:
-                    return
+                deadline_s = min(deadline_s, loop.time() + DRAIN_S) if by_host else 0
+            elif not by_host:
+                await self._readable(sock, wait_s)
+        losses.look(is_last=True)
 
-    async def _readable(self, sock: socket.socket) -> None:
-        """Wait until there is something to read, or the input stops."""
+    async def _take(self, text: str, address: Address, host: str, frames: list[Frames], flow: _Flow) -> None:
+        """Send what one sender has sent, if it may."""
+        source = host.removeprefix(MAPPED)
+        if not address.path and not self._allowed.admits(source):
+            self._delivery.refuse(text, source, "not in allow", sum(len(some.values) for some in frames))
+            return
+        messages = _Messages(self._parser, self._host_name if address.path else source)
+        for some in frames:
+            await flow.send(source, messages.of(some))
+
+    async def _readable(self, sock: socket.socket, timeout_s: float | None = None) -> None:
+        """Wait until there is something to read, the time is over, or the input stops."""
         loop = asyncio.get_running_loop()
         ready = asyncio.Event()
+        timer = loop.call_later(timeout_s, ready.set) if timeout_s is not None else None
         loop.add_reader(sock, ready.set)
         self._waiting.add(ready)
         try:
             await ready.wait()
         finally:
+            if timer is not None:
+                timer.cancel()
             self._waiting.discard(ready)
             loop.remove_reader(sock)
 
@@ -224,7 +228,7 @@ class _SyslogInput:
         else:
             connection.setblocking(False)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            stream = _Stream()
+            stream = _TlsStream() if address.scheme == "tls" else _PlainStream()
             if self._is_stopping:
                 stream.end_reading()
             serving = asyncio.create_task(self._serve(stream, connection, host, text, address))
@@ -341,16 +345,22 @@ class _Losses:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         self._identity = f"{boot} {os.fstat(sock.fileno()).st_ino}".encode()
         self._told = row.position if row.identity == self._identity else 0
+        self._told_ms = now_ms() - LOSSES_MS
 
-    def look(self) -> None:
-        """Tell what was dropped since the last look."""
+    def look(self, *, is_last: bool = False) -> float | None:
+        """Tell what was dropped, at most every LOSSES_MS; return in how many seconds there is something to tell."""
         counters = self._sock.getsockopt(socket.SOL_SOCKET, SO_MEMINFO, _MEMINFO.size)
         count = (_MEMINFO.unpack(counters)[_DROPS] - self._told) & 0xFFFFFFFF  # the kernel counts in 32 bits
-        if count:
-            start, self._told = self._told, self._told + count
-            reason = "the receive buffer of the socket was full"
-            self._ledger.gap(self._number, self._text, start, self._told, "messages", reason)
-            self._store.note(Source(self._number, self._text, self._told, 1, self._identity, False))
+        if not count:
+            return None
+        left_ms = self._told_ms + LOSSES_MS - now_ms()
+        if left_ms > 0 and not is_last:
+            return left_ms / 1000
+        start, self._told, self._told_ms = self._told, self._told + count, now_ms()
+        reason = "the receive buffer of the socket was full"
+        self._ledger.gap(self._number, self._text, start, self._told, "messages", reason)
+        self._store.note(Source(self._number, self._text, self._told, 1, self._identity, False))
+        return None
 
 
 class _Messages:
@@ -565,11 +575,8 @@ async def _answer(stream: _Stream, queue: asyncio.Queue[_Unanswered | None]) -> 
 # ---- streams
 
 
-class _Stream(asyncio.BufferedProtocol):
-    """A connection, plain or with TLS, that is read as fast as its reader takes: up to READ_BYTES twice wait."""
-
-    _received: ClassVar = memoryview(bytearray(READ_BYTES))
-    """Of all connections: what one has received is copied before another one receives."""
+class _Stream(asyncio.BaseProtocol):
+    """A connection that is read as fast as its reader takes: READ_BYTES wait, and what is received at a time."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
@@ -630,12 +637,9 @@ class _Stream(asyncio.BufferedProtocol):
         if self._is_ending:
             self.end_reading()
 
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return self._received
-
-    def buffer_updated(self, nbytes: int) -> None:
-        self._pieces.append(bytes(self._received[:nbytes]))
-        self._bytes += nbytes
+    def _receive(self, data: bytes) -> None:
+        self._pieces.append(data)
+        self._bytes += len(data)
         if self._bytes >= READ_BYTES and self._transport is not None and not self._is_paused:
             self._is_paused = True
             self._transport.pause_reading()
@@ -643,8 +647,7 @@ class _Stream(asyncio.BufferedProtocol):
 
     def eof_received(self) -> bool:
         self._end()
-        assert self._transport is not None
-        return self._transport.get_extra_info("sslcontext") is None  # answers may follow; TLS cannot be half closed
+        return False
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_lost = True
@@ -660,6 +663,30 @@ class _Stream(asyncio.BufferedProtocol):
     def _end(self) -> None:
         self._is_ended = True
         self._wake.set()
+
+
+class _PlainStream(_Stream, asyncio.BufferedProtocol):
+    """One without TLS."""
+
+    _received: ClassVar = memoryview(bytearray(READ_BYTES))
+    """Of all connections: what one has received is copied before another one receives."""
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._received
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._receive(bytes(self._received[:nbytes]))
+
+    def eof_received(self) -> bool:
+        super().eof_received()
+        return True  # answers may follow; with TLS there is no half of a connection
+
+
+class _TlsStream(_Stream, asyncio.Protocol):
+    """One with TLS.  No BufferedProtocol: at the end of a connection asyncio fills its buffer once, and that is all."""
+
+    def data_received(self, data: bytes) -> None:
+        self._receive(data)
 
 
 def _why(error: OSError) -> str:
