@@ -67,14 +67,13 @@ match_3164: Final = re.compile(
     rb"%b ?(?:(?:(%b)|(%b)):? (?:([^\s\[\]]{1,255})(?<!:) )?)?"
     rb"(?:([A-Za-z_/%%(][^\s:\[\]]{0,47})(?:\[[^\]\s]{0,64}\])?:(?![:/\\]))?" % (_PRI, _BSD, _ISO)
 ).match
-# The usual first fields as few groups.  What the patterns above find depends on nothing else of these messages.
-_usual_3164: Final = re.compile(
+# The usual first fields: of RFC 3164 as one group, of RFC 5424 as three, the second one the time.  What the patterns
+# above find depends on nothing else of these messages.
+_usual: Final = re.compile(
     rb"(%b[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d [^\s:\[\]]{1,255} [A-Za-z_/%%(][^\s:\[\]]{0,47})"
-    rb"(?:\[[^\]\s]{0,64}\])?:(?![:/\\])" % _PRI.replace(b"(", b"(?:", 1)
-).match
-_usual_5424: Final = re.compile(
-    rb"(%b[1-9]\d{0,2} )(%b)( [!-,.-~]%b{0,254} %b{1,48}) %b{1,128} %b{1,32} (?:-(?![^ ])|\[)"
-    % (_PRI.replace(b"(", b"(?:", 1), _ISO, _PRINTED, _PRINTED, _PRINTED, _PRINTED)
+    rb"(?:\[[^\]\s]{0,64}\])?:(?![:/\\])"
+    rb"|(%b[1-9]\d{0,2} )(%b)( [!-,.-~]%b{0,254} %b{1,48}) %b{1,128} %b{1,32} (?:-(?![^ ])|\[)"
+    % (_PRI.replace(b"(", b"(?:", 1), _PRI.replace(b"(", b"(?:", 1), _ISO, _PRINTED, _PRINTED, _PRINTED, _PRINTED)
 ).match
 _begins_5424: Final = re.compile(rb"<\d{1,3}>[1-9]\d{0,2} ").match
 _BSD_FIELDS: Final = re.compile(r"(\w{3})  ?(\d+) (?:(\d{4}) )?(\d\d):(\d\d):(\d\d)(\.\d+)?")
@@ -319,24 +318,22 @@ class Parser:
         whole, framed = self._whole, self._framed
         found: dict[str, list[Message]] = {}
         for value in values:
-            if (usual := _usual_5424(value)) is not None:
-                front, time, back = usual.groups()
-                sort = framed.get((front, len(time), back))
-                if sort is None:
-                    sort = _remember(framed, (front, len(time), back), self._parse(value, host)[0])
-                topic, key, head, rest = sort
-                tail = head + time + rest
-            elif (usual := _usual_3164(value)) is None:
-                sort, time = self._parse(value, host)
-                topic, key, head, rest = sort
-                tail = head + time + rest
-            elif (known := whole.get(usual[1])) is not None:
+            usual = _usual(value)
+            if usual is not None and usual.lastindex == 1:
+                known = whole.get(usual[1])
+                if known is None:
+                    sort, time = self._parse(value, host)
+                    known = _remember(whole, usual[1], (sort.topic, sort.key, sort.head + time + sort.rest))
                 topic, key, tail = known
             else:
-                sort, time = self._parse(value, host)
+                if usual is None:
+                    sort, time = self._parse(value, host)
+                else:
+                    _, front, time, back = usual.groups()
+                    framed_key = front, len(time), back
+                    sort = framed.get(framed_key) or _remember(framed, framed_key, self._parse(value, host)[0])
                 topic, key, head, rest = sort
                 tail = head + time + rest
-                _remember(whole, usual[1], (topic, key, tail))
             message = Message(value, tail, key)
             if topic in found:
                 found[topic].append(message)
