@@ -11,7 +11,7 @@ import pytest
 import appliance
 from appliance.config import KEYS, Config
 from appliance.groups.messages import Limits
-from appliance.input_settings import TYPE_KEYS
+from appliance.input_settings import TYPES
 
 PAGE = Path(appliance.__file__).parent / "LIMITS.md"
 ROWS = [
@@ -23,17 +23,14 @@ UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 TIMES_MS = {"ms": 1, "s": 1000, "min": 60_000, "d": 86_400_000}
 
 
-INPUT_KEYS = {f"inputs.NAME.{key.name}": key for keys in reversed(TYPE_KEYS.values()) for key in keys.values()}
-"""Of the first type that has it."""
-
-
 def value_in_code(where: str) -> tuple[str, int]:
     """The name, and its value now: a default, a constant, or a field of the limits of groups."""
     key = re.fullmatch(r"`([\w.]+)`", where)
-    if key and key[1] in INPUT_KEYS:
-        return key[1], int(INPUT_KEYS[key[1]].default)
     if key:
         return key[1], int(Config().value(key[1]))
+    of_input = re.fullmatch(r"`(\w+)` of inputs `(\w+)`", where)
+    if of_input:
+        return of_input[1], int(getattr(TYPES[of_input[2]](), of_input[1]))
     constant = re.fullmatch(r"`(\w+)` in `([\w/]+)\.py`", where)
     assert constant, f"{where}: write a key, or a name in a module"
     name, module = constant[1], importlib.import_module(f"appliance.{constant[2].replace('/', '.')}")

@@ -6,8 +6,8 @@ Nothing is kept for a sender without an answer: it sends again.
 A *lane* is what one source sends to one partition.  Messages that come while LANE_BLOCKS_MAX blocks of a lane are on
 their way wait and become one block, so a block grows with the load, and little waits when there is little to do.
 
-Back-pressure: :meth:`Intake.put` waits while the outlet has no room; a listener that awaits it before it reads on lets
-TCP slow the sender down.  A listener that cannot wait (datagrams) asks :attr:`Intake.has_room` first.
+Back-pressure: :meth:`Intake.put` waits while TAKEN_BYTES_MAX wait or are on their way; a listener that awaits it before
+it reads on lets TCP slow the sender down.  One that cannot wait (datagrams) awaits :meth:`Intake.room` before it reads.
 
 Bounds: SOURCES_MAX sources; what others send counts as of the source ``others``.  ``topics_max`` topics of a template.
 """
@@ -30,6 +30,8 @@ from .positions import ORIGIN, Origin, Source, Span
 LANE_BLOCKS_MAX: Final = 4
 SOURCES_MAX: Final = 10_000
 OTHERS: Final = "others"
+TAKEN_BYTES_MAX: Final = 8 << 20
+"""Of messages that are not flushed, whichever their lane.  One call may go beyond it."""
 LEARN_S: Final = 30.0
 """How long what is known of a topic is used: its settings may change."""
 DRAIN_POLL_S: Final = 0.01
@@ -53,9 +55,13 @@ class _Sender:
 class _Put:
     """The messages of one call that go to one lane; ``done`` when all of them are flushed."""
 
-    def __init__(self, messages: Sequence[Message], done: asyncio.Future[None]) -> None:
-        self.messages, self.done = messages, done
+    def __init__(self, messages: list[Message], sizes: list[int], done: asyncio.Future[None]) -> None:
+        self.messages, self.sizes, self.done = messages, sizes, done
+        self.bytes = sum(sizes)
         self.left = len(messages)
+        keyed = sum([message.key is not None for message in messages])
+        self.has_keys: bool | None = keyed > 0 if keyed in (0, len(messages)) else None
+        """None: some have one."""
 
 
 class _Lane:
@@ -76,12 +82,25 @@ class Intake:
         self._senders = {row.name: _Sender(row.number, row.name, row.position) for row in self._store.sources()}
         self._lanes: dict[tuple[int, str, int], _Lane] = {}
         self._learned: dict[str, tuple[int, float]] = {}  # block_bytes_max of a topic, and when it was learned
+        self._asking: dict[str, asyncio.Task[int]] = {}
         self._clock_s = asyncio.get_running_loop().time
+        self._taken_bytes = 0
+        self._room = asyncio.Event()
+        self._room.set()
 
     @property
     def has_room(self) -> bool:
         """Whether :meth:`put` would not wait for room."""
-        return self._outlet.has_room
+        return self._room.is_set()
+
+    async def room(self) -> None:
+        """Wait until :meth:`put` would not wait for room."""
+        while not self._room.is_set():  # it is set for all that wait, and the first may take it
+            await self._room.wait()
+
+    def number_of(self, source: str) -> int:
+        """The number of a source in the ledger."""
+        return self._sender(source).number
 
     async def put(self, source: str, topic: str, messages: Sequence[Message]) -> None:
         """Send messages of a source; return when all are flushed.  Their order is kept among those of one partition.
@@ -90,31 +109,61 @@ class Intake:
             MessageTooLarge: one of them is, for this topic; none was sent.
             ApplianceError: the topic does not take them now, or never.  Some may be in the log all the same.
         """
-        if not messages:
-            return
+        await (await self.begin(source, topic, messages))
+
+    async def begin(self, source: str, topic: str, messages: Sequence[Message]) -> asyncio.Future[None]:
+        """As :meth:`put`, but return when the messages have their place in the order; the result comes when all are
+        flushed.  So a source whose calls follow each other may have many on their way.
+        """
         block_bytes_max = await self._learn(topic)
-        for message in messages:
-            if _size(message) > block_bytes_max:
-                raise MessageTooLarge(f"a message of {len(message.value)} bytes; {topic} takes {block_bytes_max}")
+        sizes = [
+            len(value) + len(tail) + (PLAIN_BYTES if key is None else len(key) + PLAIN_BYTES)
+            for value, tail, key in messages
+        ]
+        if sizes and max(sizes) > block_bytes_max:
+            size = len(messages[sizes.index(max(sizes))].value)
+            raise MessageTooLarge(f"a message of {size} bytes; {topic} takes {block_bytes_max}")
         sender = self._sender(source)
-        puts: dict[int, list[Message]] = {}
-        for message in messages:
-            key = message.key if message.key is not None else sender.name.encode("utf-8", "surrogateescape")
-            puts.setdefault(self._outlet.partition_of(topic, key), []).append(message)
+        puts = self._puts(topic, sender, messages, sizes)
         for partition in puts:
             await self._ledger.begin_partition(topic, partition)
-        await self._outlet.room()
-        done: list[asyncio.Future[None]] = []
-        for partition, some in puts.items():
+        await self.room()
+        for partition, put in puts.items():
+            self._take(put)
             lane = self._lanes.get((sender.number, topic, partition))
             if lane is None:
                 lane = self._lanes[sender.number, topic, partition] = _Lane(sender, topic, partition, block_bytes_max)
-            done.append(asyncio.get_running_loop().create_future())
-            lane.waiting.append((_Put(some, done[-1]), 0))
+            lane.waiting.append((put, 0))
             self._send(lane)
-        for result in await asyncio.gather(*done, return_exceptions=True):
-            if isinstance(result, BaseException):
-                raise result
+        return _all_done([put.done for put in puts.values()])
+
+    def _puts(self, topic: str, sender: _Sender, messages: Sequence[Message], sizes: list[int]) -> dict[int, _Put]:
+        """The messages by partition."""
+        own_key = sender.name.encode("utf-8", "surrogateescape")
+        keys = [message.key for message in messages]
+        partitions = {
+            key: self._outlet.partition_of(topic, own_key if key is None else key) for key in dict.fromkeys(keys)
+        }
+        create_future = asyncio.get_running_loop().create_future
+        if len(set(partitions.values())) == 1:
+            return {partition: _Put(list(messages), sizes, create_future()) for partition in partitions.values()}
+        rows: dict[int, tuple[list[Message], list[int]]] = {}
+        for message, size, key in zip(messages, sizes, keys, strict=True):
+            some = rows.setdefault(partitions[key], ([], []))
+            some[0].append(message)
+            some[1].append(size)
+        return {partition: _Put(*some, create_future()) for partition, some in rows.items()}
+
+    def _take(self, put: _Put) -> None:
+        self._taken_bytes += put.bytes
+        if self._taken_bytes >= TAKEN_BYTES_MAX:
+            self._room.clear()
+        put.done.add_done_callback(partial(self._give_back, put.bytes))
+
+    def _give_back(self, size: int, _: asyncio.Future[None]) -> None:
+        self._taken_bytes -= size
+        if self._taken_bytes < TAKEN_BYTES_MAX:
+            self._room.set()
 
     async def drain(self) -> None:
         """Wait until all that was put is flushed, or has failed."""
@@ -122,11 +171,32 @@ class Intake:
             await asyncio.sleep(DRAIN_POLL_S)
 
     async def _learn(self, topic: str) -> int:
+        """The largest block that a topic takes.  What is known is used while it is asked again, and if that fails."""
         known = self._learned.get(topic)
+        if known is None:
+            return await asyncio.shield(self._ask(topic))
         now = self._clock_s()
-        if known is None or now - known[1] > LEARN_S:
-            known = self._learned[topic] = (await self._outlet.learn(topic) - ORIGIN_BYTES, now)
+        if now - known[1] > LEARN_S:
+            self._learned[topic] = known[0], now
+            self._ask(topic)
         return known[0]
+
+    def _ask(self, topic: str) -> asyncio.Task[int]:
+        task = self._asking.get(topic)
+        if task is None:
+            task = self._asking[topic] = asyncio.create_task(self._ask_outlet(topic))
+            task.add_done_callback(partial(self._asked, topic))
+        return task
+
+    async def _ask_outlet(self, topic: str) -> int:
+        block_bytes_max = await self._outlet.learn(topic) - ORIGIN_BYTES
+        self._learned[topic] = block_bytes_max, self._clock_s()
+        return block_bytes_max
+
+    def _asked(self, topic: str, task: asyncio.Task[int]) -> None:
+        del self._asking[topic]
+        if not task.cancelled():
+            task.exception()  # those who wait for it have it, too
 
     def _sender(self, source: str) -> _Sender:
         sender = self._senders.get(source)
@@ -166,19 +236,22 @@ class Intake:
         """As many of the first messages that wait as one block takes; all with a key, or none."""
         messages: list[Message] = []
         puts: list[tuple[_Put, int]] = []
+        has_keys = lane.waiting[0][0].messages[lane.waiting[0][1]].key is not None
         left = lane.block_bytes_max
         while lane.waiting:
             put, at = lane.waiting[0]
-            stop = at
-            while stop < len(put.messages):
-                message = put.messages[stop]
-                size = _size(message)
-                if size > left or (messages and (messages[0].key is None) != (message.key is None)):
-                    break
-                left -= size
-                messages.append(message)
-                stop += 1
+            if not at and put.bytes <= left and put.has_keys == has_keys:
+                stop = len(put.messages)
+                left -= put.bytes
+            else:
+                stop = at
+                while stop < len(put.messages):
+                    if put.sizes[stop] > left or (put.messages[stop].key is not None) != has_keys:
+                        break
+                    left -= put.sizes[stop]
+                    stop += 1
             if stop > at:
+                messages += put.messages[at:stop]
                 puts.append((put, stop - at))
             if stop < len(put.messages):
                 lane.waiting[0] = (put, stop)
@@ -210,5 +283,26 @@ class Intake:
                 put.done.set_exception(error)
 
 
-def _size(message: Message) -> int:
-    return len(message.value) + len(message.tail) + len(message.key or b"") + PLAIN_BYTES
+def _all_done(futures: list[asyncio.Future[None]]) -> asyncio.Future[None]:
+    """Done when all are; with the error of the first that has one."""
+    if len(futures) == 1:
+        return futures[0]
+    result: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    left = len(futures)
+
+    def settle(_: asyncio.Future[None]) -> None:
+        nonlocal left
+        left -= 1
+        if left or result.done():
+            return
+        errors = [error for future in futures if (error := future.exception()) is not None]
+        if errors:
+            result.set_exception(errors[0])
+        else:
+            result.set_result(None)
+
+    if not futures:
+        result.set_result(None)
+    for future in futures:
+        future.add_done_callback(settle)
+    return result

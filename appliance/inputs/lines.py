@@ -285,13 +285,8 @@ class LineReader:
         self._held = self._held[len(raw) :]
 
     def _part_bytes(self, raw: bytes) -> int:
-        """How many bytes the next part takes: it does not end within a character of UTF-8."""
-        size = self._raw_bytes_max
-        if self._encoding == "utf-8":
-            for back in range(min(4, size)):
-                if raw[size - back] & 0xC0 != 0x80:
-                    return size - back
-        return size
+        """How many bytes the next part takes."""
+        return utf8_cut(raw, self._raw_bytes_max) if self._encoding == "utf-8" else self._raw_bytes_max
 
     def _add_last_part(self, line: bytes, blocks: list[Block]) -> None:
         held, self._held = self._held, line
@@ -342,3 +337,11 @@ class LineReader:
                 self._event_bytes += len(line)
         if raw:
             self._add_block(raw, values, len(raw), blocks)
+
+
+def utf8_cut(raw: bytes, size: int) -> int:
+    """Where to cut ``raw``, which is longer, so that a part has at most ``size`` bytes and ends with a character."""
+    for back in range(min(4, size)):
+        if raw[size - back] & 0xC0 != 0x80:
+            return size - back
+    return size
