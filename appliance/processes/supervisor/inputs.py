@@ -144,7 +144,7 @@ class Inputs:
         if name not in self._config.inputs:
             for sock in self._sockets.pop(name, {}).values():
                 sock.close()
-        elif child.stopping and not self._children.stopping:
+        elif child.stopping and self._is_started:
             self._start.want(name)  # it was stopped for other settings
         else:
             self._children.start_again(child, self._start, name)
@@ -265,6 +265,5 @@ def _bind_path(sock: socket.socket, path: Path) -> None:
 
 def _bound_text(text: str, sock: socket.socket) -> str:
     """The address with the port that the system has chosen."""
-    scheme, _, _ = text.partition("://")
-    name = sock.getsockname()
-    return text if sock.family == socket.AF_UNIX else f"{scheme}://{address_text(name)}"
+    address = parse_address(text)
+    return text if address.path else f"{address.scheme}://{address_text(sock.getsockname())}"

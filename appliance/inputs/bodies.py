@@ -1,0 +1,294 @@
+"""Reads the bodies of requests that send lines or JSON values, and has what the readers of all bodies share.  No I/O.
+
+A reader yields :class:`Batch` after batch, each with some records of one application on one host; so what a request
+takes in memory beside its body is bounded.  The value of a record is what the sender wrote, byte by byte.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+import msgspec
+
+from ..errors import ClientFault
+from ..records.encode import Headers, encode_headers
+
+BATCH_BYTES: Final = 1 << 20
+BATCH_RECORDS: Final = 10_000
+"""A batch ends with the record that reaches one of them."""
+VALUES_MAX: Final = 2_000_000
+"""Of a request: each is an object of Python, so many small ones take more memory than the body."""
+NAME_CHARS_MAX: Final = 200
+"""Of the name of a host or application; more is left out."""
+HEADERS_MAX: Final = 40
+HEADER_BYTES_MAX: Final = 4_096
+RESERVED: Final = frozenset({"origin", "part", "format", "time", "host", "app", "facility", "severity"})
+"""Names of headers that have a meaning of their own: what senders call so gets a prefix."""
+_SEVERITIES: Final = {
+    "emerg": "emerg fatal panic emergency",
+    "alert": "alert",
+    "crit": "crit critical",
+    "err": "err error",
+    "warning": "warning warn",
+    "notice": "notice",
+    "info": "info information informational",
+    "debug": "debug trace verbose",
+}
+SEVERITY_OF: Final = {word: name for name, words in _SEVERITIES.items() for word in words.split()}
+"""syslog's names of severities, by the words that others have."""
+
+decode_raw = msgspec.json.Decoder(msgspec.Raw)
+_decode_array = msgspec.json.Decoder(list[msgspec.Raw])
+JSON_FAULTS: Final = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
+"""What msgspec raises for JSON that is wrong, or nested too deeply."""
+
+
+class BodyFault(ClientFault):
+    """A body that is not what it should be: nothing of it was taken."""
+
+
+class BodyTooLarge(BodyFault):
+    """A body that could never be taken as one: its records have to be sent in smaller requests."""
+
+
+class Batch(NamedTuple):
+    """``tails``: the encoded headers of each value; ``numbers``: which records of the request they are, from 0 on."""
+
+    host: str
+    app: str
+    values: list[bytes]
+    tails: list[bytes]
+    numbers: Sequence[int]
+
+
+class Front(NamedTuple):
+    """Headers that many records share: their number, and how they are encoded."""
+
+    headers: int
+    encoded: bytes
+
+    def tail(self, *more: bytes) -> bytes:
+        """The end of a record with these headers and others (:func:`header`)."""
+        return bytes((2 * (self.headers + len(more)),)) + self.encoded + b"".join(more)
+
+    @property
+    def plain(self) -> bytes:
+        return self.tail()
+
+
+@lru_cache(4_096)
+def header(name: str, value: str) -> bytes:
+    """One encoded header."""
+    return encode_headers([(name[:NAME_CHARS_MAX], _header_bytes(value))])[1:]
+
+
+def time_header(time: str) -> bytes:
+    """As :func:`header`, of a value that few records share."""
+    return encode_headers([("time", _header_bytes(time))])[1:]
+
+
+def _header_bytes(value: str) -> bytes:
+    return value.encode("utf-8", "replace")[:HEADER_BYTES_MAX]
+
+
+@lru_cache(1_024)
+def front(host: str, app: str, more: tuple[tuple[str, str], ...] = ()) -> Front:
+    """The headers ``host`` and ``app``, and others with names that are not reserved."""
+    headers: Headers = [
+        ("host", _header_bytes(host)),
+        *([("app", _header_bytes(app))] if app else []),
+        *((name[:NAME_CHARS_MAX], _header_bytes(value)) for name, value in more[:HEADERS_MAX]),
+    ]
+    return Front(len(headers), encode_headers(headers)[1:])
+
+
+def open_name(name: str) -> str:
+    """A sender's name for a header, which must not be taken for one that has a meaning."""
+    return f"label_{name}" if name in RESERVED else name
+
+
+def rfc3339(time_ns: int) -> str:
+    """A time in ns since 1970, as RFC 3339 with as many digits as it needs; "" if it has none, or too many years."""
+    if not 0 < time_ns < 253_402_300_800 * 10**9:
+        return ""
+    seconds, rest = divmod(time_ns, 10**9)
+    day = datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    return f"{day}.{rest:09d}".rstrip("0").rstrip(".") + "Z"
+
+
+# ---- lines
+
+
+def line_batches(body: bytes, host: str, app: str, message_bytes_max: int) -> Iterator[Batch]:
+    """The lines of a body; one with more than ``message_bytes_max`` bytes becomes several, with a header ``part``."""
+    shared = front(host, app)
+    tail = shared.plain
+    number = 0
+    for chunk in _chunks(body):
+        lines = chunk.split(b"\n")
+        if b"\r" in chunk:
+            lines = [line.removesuffix(b"\r") for line in lines]
+        tails = [tail] * len(lines)
+        numbers: Sequence[int] = range(number, number + len(lines))
+        number += len(lines)
+        if len(chunk) > message_bytes_max and len(max(lines, key=len)) > message_bytes_max:
+            lines, tails, numbers = _with_parts(lines, shared, numbers, message_bytes_max)
+        yield Batch(host, app, lines, tails, numbers)
+
+
+def _chunks(body: bytes) -> Iterator[bytes]:
+    """Some lines after the other: at least one, or as many as a batch may have; without the last line break."""
+    at = 0
+    while at < len(body):
+        stop = body.rfind(b"\n", at, at + BATCH_BYTES)
+        if stop < 0:
+            stop = body.find(b"\n", at + BATCH_BYTES)
+        if stop < 0 or len(body) - at <= BATCH_BYTES:
+            stop = len(body) - body.endswith(b"\n")
+        if body.count(b"\n", at, stop) >= BATCH_RECORDS:
+            stop = _nth_break(body, at, BATCH_RECORDS)
+        yield body[at:stop]
+        at = stop + 1
+
+
+def _nth_break(body: bytes, at: int, count: int) -> int:
+    stop = at - 1
+    for _ in range(count):
+        stop = body.index(b"\n", stop + 1)
+    return stop
+
+
+def _with_parts(
+    lines: list[bytes], shared: Front, numbers: Sequence[int], bytes_max: int
+) -> tuple[list[bytes], list[bytes], list[int]]:
+    values: list[bytes] = []
+    tails: list[bytes] = []
+    owners: list[int] = []
+    for line, number in zip(lines, numbers, strict=True):
+        parts = split_line(line, bytes_max)
+        values += parts
+        tails += part_tails(shared, len(parts))
+        owners += [number] * len(parts)
+    return values, tails, owners
+
+
+def part_tails(shared: Front, parts: int, *more: bytes) -> list[bytes]:
+    """The tails of the parts of one line."""
+    if parts == 1:
+        return [shared.tail(*more)]
+    return [shared.tail(*more, header("part", str(number))) for number in range(1, parts + 1)]
+
+
+def split_line(line: bytes, bytes_max: int) -> list[bytes]:
+    """A line in parts of at most ``bytes_max``, none of which ends within a character of UTF-8."""
+    parts: list[bytes] = []
+    at = 0
+    while len(line) - at > bytes_max:
+        stop = at + bytes_max
+        back = next((count for count in range(4) if line[stop - count] & 0xC0 != 0x80), 0)
+        parts.append(line[at : stop - back])
+        at = stop - back
+    return [*parts, line[at:]]
+
+
+# ---- JSON
+
+
+def json_batches(body: bytes, host: str, app: str, message_bytes_max: int) -> Iterator[Batch]:
+    """The elements of a JSON array, or the one value that a body is, or one on each line.
+
+    Raises:
+        BodyFault: it is none of them.  BodyTooLarge: one of the values is too long.  Nothing is yielded before.
+    """
+    first = body.lstrip()[:1]
+    if first == b"[":
+        return _value_batches(_array_values(body), host, app, message_bytes_max)
+    try:
+        value = decode_raw.decode(body)
+    except JSON_FAULTS:
+        return ndjson_batches(body, host, app, message_bytes_max)
+    return _value_batches([value], host, app, message_bytes_max)
+
+
+def is_json_array(body: bytes) -> bool:
+    """Whether a body of no stated type is an array: lines of logs begin with ``[``, too."""
+    if body[:1] != b"[" or body.rstrip()[-1:] != b"]":
+        return False
+    try:
+        decode_raw.decode(body)
+    except JSON_FAULTS:
+        return False
+    return True
+
+
+def _array_values(body: bytes) -> list[msgspec.Raw]:
+    if body.count(b",") > VALUES_MAX:
+        raise BodyTooLarge(f"more than {VALUES_MAX} commas: send smaller arrays")
+    try:
+        return _decode_array.decode(body)
+    except JSON_FAULTS as error:
+        raise BodyFault(f"no JSON array: {error}") from None
+
+
+def _value_batches(values: list[msgspec.Raw], host: str, app: str, bytes_max: int) -> Iterator[Batch]:
+    for value in values:
+        if memoryview(value).nbytes > bytes_max:
+            raise BodyTooLarge(f"a value has more than {bytes_max} bytes (message_bytes_max)")
+    tail = front(host, app).plain
+
+    def batches() -> Iterator[Batch]:
+        number, size, some = 0, 0, list[bytes]()
+        for value in values:
+            some.append(bytes(value))
+            size += len(some[-1])
+            if size >= BATCH_BYTES or len(some) >= BATCH_RECORDS:
+                yield Batch(host, app, some, [tail] * len(some), range(number, number + len(some)))
+                number, size, some = number + len(some), 0, []
+        if some:
+            yield Batch(host, app, some, [tail] * len(some), range(number, number + len(some)))
+
+    return batches()
+
+
+def ndjson_batches(body: bytes, host: str, app: str, message_bytes_max: int) -> Iterator[Batch]:
+    """A JSON value on each line; empty lines count for nothing.
+
+    Raises:
+        BodyFault, BodyTooLarge: as :func:`json_batches`.
+    """
+    line = 1
+    for chunk in _chunks(body):
+        if len(chunk) > message_bytes_max and max(map(len, chunk.split(b"\n"))) > message_bytes_max:
+            raise BodyTooLarge(f"a line has more than {message_bytes_max} bytes (message_bytes_max)")
+        _lines_of_values(chunk, line)
+        line += chunk.count(b"\n") + 1
+    tail = front(host, app).plain
+
+    def batches() -> Iterator[Batch]:
+        number = 0
+        for chunk in _chunks(body):
+            values = list(map(bytes, _lines_of_values(chunk, 1)))
+            if values:
+                yield Batch(host, app, values, [tail] * len(values), range(number, number + len(values)))
+            number += len(values)
+
+    return batches()
+
+
+def _lines_of_values(chunk: bytes, first_line: int) -> list[msgspec.Raw]:
+    """The values of some lines.  Raises BodyFault, with the number of the line."""
+    decode = decode_raw.decode
+    lines = chunk.split(b"\n")
+    try:
+        return [decode(line) for line in lines if line.strip()]
+    except JSON_FAULTS:
+        pass
+    for number, line in enumerate(lines, first_line):
+        try:
+            decode(line if line.strip() else b"0")
+        except JSON_FAULTS as error:
+            raise BodyFault(f"line {number} is no JSON: {error}") from None
+    raise AssertionError("one of the lines was no JSON")
