@@ -9,11 +9,12 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
-from ..errors import ClientFault
+from ..errors import ApplianceError, ClientFault
+from ..records.compression import NONE
 from ..records.encode import Headers, encode_headers
 
 BATCH_BYTES: Final = 1 << 20
@@ -40,6 +41,17 @@ _SEVERITIES: Final = {
 SEVERITY_OF: Final = {word: name for name, words in _SEVERITIES.items() for word in words.split()}
 """syslog's names of severities, by the words that others have."""
 
+RETRY_AFTER_S: Final = {408: 1, 429: 1, 503: 5}
+_NDJSON: Final = frozenset(
+    {
+        "application/x-ndjson",
+        "application/ndjson",
+        "application/jsonl",
+        "application/x-jsonlines",
+        "application/jsonlines",
+    }
+)
+
 decode_raw = msgspec.json.Decoder(msgspec.Raw)
 _decode_array = msgspec.json.Decoder(list[msgspec.Raw])
 JSON_FAULTS: Final = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
@@ -62,6 +74,62 @@ class Batch(NamedTuple):
     values: list[bytes]
     tails: list[bytes]
     numbers: Sequence[int]
+
+
+class Answer(NamedTuple):
+    """An answer; ``headers``: others than those that every one has."""
+
+    status: int
+    content_type: str
+    body: bytes
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
+class Rejected(ApplianceError):
+    """A request that gets another answer than 2xx."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+class Request(NamedTuple):
+    """``host``: the sender's address; ``query``: the last value of each name."""
+
+    host: str
+    path: str
+    content_type: str
+    query: dict[str, str]
+    message_bytes_max: int
+
+
+class Outcome:
+    """What became of the records of a request; ``refused``: status and reason, by the number of the record."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+        self.refused: dict[int, tuple[int, str]] = {}
+
+    def refuse(self, number: int, status: int, reason: str) -> None:
+        self.refused[number] = status, reason
+
+
+class BodyReader(Protocol):
+    """One of the protocols that a request may have."""
+
+    per_record: bool
+    """Whether the answer says of each record whether it was taken; else all are refused if one is."""
+    packed: int
+    """How bodies are packed that have no Content-Encoding."""
+
+    def batches(self, request: Request, body: bytes, outcome: Outcome) -> Iterator[Batch]:
+        """The records of a body.  Raises BodyFault before anything is yielded."""
+
+    def accepted(self, request: Request, outcome: Outcome) -> Answer:
+        """The answer after everything was flushed."""
+
+    def fault(self, request: Request, status: int, reason: str) -> Answer:
+        """Another answer."""
 
 
 class Front(NamedTuple):
@@ -292,3 +360,27 @@ def _lines_of_values(chunk: bytes, first_line: int) -> list[msgspec.Raw]:
         except JSON_FAULTS as error:
             raise BodyFault(f"line {number} is no JSON: {error}") from None
     raise AssertionError("one of the lines was no JSON")
+
+
+class Lines:
+    """Lines, NDJSON and JSON."""
+
+    per_record = False
+    packed = NONE
+
+    def batches(self, request: Request, body: bytes, outcome: Outcome) -> Iterator[Batch]:
+        host, app = request.query.get("host", request.host), request.query.get("app", "")
+        rest = host, app, request.message_bytes_max
+        kind = request.content_type
+        if kind in _NDJSON:
+            return ndjson_batches(body, *rest)
+        is_json = kind == "application/json" or kind.endswith("+json")
+        if is_json or (not kind.startswith("text/") and is_json_array(body)):
+            return json_batches(body, *rest)
+        return line_batches(body, *rest)
+
+    def accepted(self, request: Request, outcome: Outcome) -> Answer:
+        return Answer(200, "application/json", b'{"messages":%d}\n' % outcome.taken)
+
+    def fault(self, request: Request, status: int, reason: str) -> Answer:
+        return Answer(status, "text/plain; charset=utf-8", f"{reason}\n".encode("utf-8", "replace"))

@@ -27,12 +27,13 @@ import hashlib
 import hmac
 import importlib.util
 import ipaddress
+import re
 import ssl
 from base64 import b64decode
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl
 
 from .. import extras
@@ -40,9 +41,11 @@ from ..addresses import MAPPED, Network, parse_networks
 from ..errors import ApplianceError, BadValue, BufferFull, CorruptBatch, InvalidTopic, MessageTooLarge
 from ..input_settings import Http, parse_address
 from ..processes.tls_files import TlsFiles
-from ..records.compression import GZIP, SNAPPY, ZSTD, decompress
+from ..records.batch import CODECS
+from ..records.compression import GZIP, NONE, ZSTD, decompress
 from ..security.secret_files import read_secret_file
-from .bodies import Batch, BodyFault, BodyTooLarge, is_json_array, json_batches, line_batches, ndjson_batches
+from .bodies import RETRY_AFTER_S, Answer, Batch, BodyFault, BodyReader, BodyTooLarge, Lines, Outcome, Rejected, Request
+from .elastic_bulk import BULK_PATH, ElasticBulk, preparation
 from .intake import Intake, Message
 from .machinery import Machinery, Topics
 
@@ -65,98 +68,21 @@ LINGER_S: Final = 2.0
 """How long the rest of a body is read and dropped that was answered early: else its sender would not see the answer."""
 CHECK_S: Final = 2.0
 BODIES_FACTOR: Final = 4
-RETRY_AFTER_S: Final = {408: 1, 429: 1, 503: 5}
 REFUSED_SOURCES_MAX: Final = 1_000
 """Addresses by which refusals are counted in a minute; others count as one."""
 NO_APP: Final = "unknown"
 """Stands in the name of a topic for an application that is not named."""
 GROUP_BYTES: Final = 2 << 20
 """How much of a request is put at a time."""
-_ENCODINGS: Final = {b"gzip": GZIP, b"x-gzip": GZIP, b"zstd": ZSTD, b"snappy": SNAPPY}
-_NDJSON: Final = frozenset(
-    {
-        "application/x-ndjson",
-        "application/ndjson",
-        "application/jsonl",
-        "application/x-jsonlines",
-        "application/jsonlines",
-    }
-)
-
-Answer = tuple[int, str, bytes]
-"""Status, content type and body."""
-
-
-class Rejected(ApplianceError):
-    """A request that gets another answer than 2xx."""
-
-    def __init__(self, status: int, reason: str) -> None:
-        super().__init__(reason)
-        self.status = status
+OTLP_PATH: Final = "/v1/logs"
+LOKI_PATH: Final = "/loki/api/v1/push"
+OTHER_APIS: Final = re.compile(r"/v1/(traces|metrics|profiles)$|/v1development/|/loki/|/_|/[^/]+/_")
+"""Paths of protocols that have no logs: what comes there is no lines."""
+_ENCODINGS: Final = {b"gzip": GZIP, b"x-gzip": GZIP, b"zstd": ZSTD}
 
 
 class Gone(ApplianceError):
     """The sender closed the connection before its body was complete."""
-
-
-class Request(NamedTuple):
-    """``host``: the sender's address; ``query``: the last value of each name."""
-
-    host: str
-    path: str
-    content_type: str
-    query: dict[str, str]
-    message_bytes_max: int
-
-
-class Outcome:
-    """What became of the records of a request; ``refused``: status and reason, by the number of the record."""
-
-    def __init__(self) -> None:
-        self.taken = 0
-        self.refused: dict[int, tuple[int, str]] = {}
-
-    def refuse(self, number: int, status: int, reason: str) -> None:
-        self.refused[number] = status, reason
-
-
-class BodyReader(Protocol):
-    """One of the protocols that a request may have."""
-
-    per_record: bool
-    """Whether the answer says of each record whether it was taken; else all are refused if one is."""
-
-    def batches(self, request: Request, body: bytes, outcome: Outcome) -> Iterator[Batch]:
-        """The records of a body.  Raises BodyFault before anything is yielded."""
-
-    def accepted(self, request: Request, outcome: Outcome) -> Answer:
-        """The answer after everything was flushed."""
-
-    def fault(self, request: Request, status: int, reason: str) -> Answer:
-        """Another answer."""
-
-
-class Lines:
-    """Lines, NDJSON and JSON."""
-
-    per_record = False
-
-    def batches(self, request: Request, body: bytes, outcome: Outcome) -> Iterator[Batch]:
-        host, app = request.query.get("host", request.host), request.query.get("app", "")
-        rest = host, app, request.message_bytes_max
-        kind = request.content_type
-        if kind in _NDJSON:
-            return ndjson_batches(body, *rest)
-        is_json = kind == "application/json" or kind.endswith("+json")
-        if is_json or (not kind.startswith("text/") and is_json_array(body)):
-            return json_batches(body, *rest)
-        return line_batches(body, *rest)
-
-    def accepted(self, request: Request, outcome: Outcome) -> Answer:
-        return 200, "application/json", b'{"messages":%d}\n' % outcome.taken
-
-    def fault(self, request: Request, status: int, reason: str) -> Answer:
-        return status, "text/plain; charset=utf-8", f"{reason}\n".encode("utf-8", "replace")
 
 
 LINES: Final = Lines()
@@ -257,15 +183,15 @@ class HttpInput:
         reader: BodyReader = LINES
         try:
             self._access.check(request.host, headers.get(b"authorization", b""))
-            reader = self._reader_of(request)
-            if scope["method"] not in ("POST", "PUT"):
-                answer = _greeting(reader, request, scope["method"])
-            else:
-                body = await self._read_body(exchange, headers, held)
+            if (answer := _greeting(scope["method"], request.path)) is None:
+                reader = self._reader_of(request)
+                if scope["method"] not in ("POST", "PUT"):
+                    raise Rejected(405, f"{scope['method']} {request.path[:100]}: logs are sent by POST")
+                body = await self._read_body(exchange, reader.packed, headers, held)
                 connection.is_answering = True
                 outcome = await self._take(request, reader, body, held)
-                answer = reader.accepted(request, outcome)
                 self._note_refused_records(request, outcome)
+                answer = reader.accepted(request, outcome)
         except Gone:
             return
         except Rejected as rejected:
@@ -277,9 +203,24 @@ class HttpInput:
 
     def _reader_of(self, request: Request) -> BodyReader:
         """Raises Rejected: 404."""
+        path = request.path.rstrip("/")
+        if path == OTLP_PATH:
+            from .otlp_logs import OtlpLogs
+
+            return OtlpLogs()
+        if path == LOKI_PATH:
+            from .loki_push import LokiPush
+
+            return LokiPush(request.content_type)
+        if BULK_PATH.fullmatch(path):
+            return ElasticBulk()
+        if OTHER_APIS.match(path):
+            raise Rejected(
+                404, f"{path[:100]}: nothing is taken here; logs go to {OTLP_PATH}, {LOKI_PATH}, /_bulk or /"
+            )
         return LINES
 
-    async def _read_body(self, exchange: _Exchange, headers: dict[bytes, bytes], held: _Held) -> bytes:
+    async def _read_body(self, exchange: _Exchange, packed: int, headers: dict[bytes, bytes], held: _Held) -> bytes:
         """The body as the sender has it, unpacked.
 
         Raises:
@@ -288,7 +229,8 @@ class HttpInput:
         bytes_max = self._settings.body_bytes_max
         too_large = f"the body has more than {bytes_max} bytes (body_bytes_max): send less at a time"
         encoding = headers.get(b"content-encoding", b"").strip().lower()
-        if encoding not in (b"", b"identity") and encoding not in _ENCODINGS:
+        codec = packed if encoding in (b"", b"identity", CODECS[packed].encode()) else _ENCODINGS.get(encoding)
+        if codec is None:
             raise Rejected(415, f"Content-Encoding {encoding.decode('latin-1')[:40]}: must be gzip, zstd or identity")
         length = headers.get(b"content-length", b"")
         if length.isdigit() and int(length) > bytes_max:
@@ -317,15 +259,13 @@ class HttpInput:
         finally:
             self._reading.discard(scope)
         body = b"".join(pieces)
-        return body if encoding in (b"", b"identity") else self._unpack(body, encoding, held)
+        return self._unpack(body, codec, held) if body and codec != NONE else body
 
-    def _unpack(self, body: bytes, encoding: bytes, held: _Held) -> bytes:
+    def _unpack(self, body: bytes, codec: int, held: _Held) -> bytes:
         bytes_max = self._settings.body_bytes_max
         room = min(bytes_max, held.room)
-        if not body:
-            return body
         try:
-            unpacked = decompress(_ENCODINGS[encoding], body, room)
+            unpacked = decompress(codec, body, room)
         except MessageTooLarge:
             if room < bytes_max:
                 raise Rejected(429, "too much is on its way: send it again") from None
@@ -508,9 +448,11 @@ def host_of_peer(client: Sequence[Any] | None) -> str:
     return str(client[0]).removeprefix(MAPPED).partition("%")[0] if client else "?"
 
 
-def _greeting(reader: BodyReader, request: Request, method: str) -> Answer:
-    """The answer to a request without logs.  Raises Rejected."""
-    raise Rejected(405, f"{method} {request.path}: logs are sent by POST")
+def _greeting(method: str, path: str) -> Answer | None:
+    """The answer to a request that asks whether, or what, this is; None: it does not."""
+    if path in ("/ready", "/health") and method in ("GET", "HEAD"):
+        return Answer(200, "text/plain", b"ready\n")
+    return preparation(method, path)
 
 
 class _Exchange:
@@ -531,8 +473,8 @@ class _Exchange:
                 yield event["body"]
 
     async def answer(self, answer: Answer) -> None:
-        status, content_type, body = answer
-        headers = [(b"content-type", content_type.encode()), (b"x-elastic-product", b"Elasticsearch")]
+        status, content_type, body, more = answer
+        headers = [(b"content-type", content_type.encode()), *more]
         if status != 204:
             headers.append((b"content-length", b"%d" % len(body)))
         if status in RETRY_AFTER_S:
