@@ -58,7 +58,7 @@ HEAD_S: Final = 10.0
 KEEP_S: Final = 75
 """How long a connection may be idle between requests."""
 PIPELINE_MAX: Final = 16
-BODY_S: Final = 20.0
+BODY_S: Final = 10.0
 RATE_MIN: Final = 16 * 1024
 ANSWER_S: Final = 30.0
 """How long a request waits until what it has sent is flushed: senders wait longer."""
