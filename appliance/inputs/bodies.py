@@ -183,8 +183,12 @@ def rfc3339(time_ns: int) -> str:
     if not 0 < time_ns < 253_402_300_800 * 10**9:
         return ""
     seconds, rest = divmod(time_ns, 10**9)
-    day = datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S")
-    return f"{day}.{rest:09d}".rstrip("0").rstrip(".") + "Z"
+    return f"{_second(seconds)}.{rest:09d}".rstrip("0").rstrip(".") + "Z"
+
+
+@lru_cache(1_024)
+def _second(seconds: int) -> str:
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 # ---- lines

@@ -98,9 +98,14 @@ class Intake:
                 raise MessageTooLarge(f"a message of {len(message.value)} bytes; {topic} takes {block_bytes_max}")
         sender = self._sender(source)
         puts: dict[int, list[Message]] = {}
+        places: dict[bytes, int] = {}  # hashing a key takes longer than all else here
+        own_key = sender.name.encode("utf-8", "surrogateescape")
         for message in messages:
-            key = message.key if message.key is not None else sender.name.encode("utf-8", "surrogateescape")
-            puts.setdefault(self._outlet.partition_of(topic, key), []).append(message)
+            key = own_key if message.key is None else message.key
+            partition = places.get(key)
+            if partition is None:
+                partition = places[key] = self._outlet.partition_of(topic, key)
+            puts.setdefault(partition, []).append(message)
         for partition in puts:
             await self._ledger.begin_partition(topic, partition)
         await self._outlet.room()
