@@ -7,9 +7,9 @@ takes in memory beside its body is bounded.  The value of a record is what the s
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator, Sequence
-from functools import lru_cache
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, wraps
+from typing import Final, NamedTuple, ParamSpec, Protocol, TypeVar, cast
 
 import msgspec
 
@@ -22,10 +22,14 @@ BATCH_RECORDS: Final = 10_000
 """A batch ends with the record that reaches one of them."""
 VALUES_MAX: Final = 2_000_000
 """Of a request: each is an object of Python, so many small ones take more memory than the body."""
+RECORDS_MAX: Final = 500_000
+"""Of a request whose answer says of each record whether it was taken."""
 NAME_CHARS_MAX: Final = 200
 """Of the name of a host or application; more is left out."""
 HEADERS_MAX: Final = 40
-HEADER_BYTES_MAX: Final = 4_096
+"""Headers that a sender gives a message; others come to it, and the encoding counts up to 63 in one byte."""
+HEADER_BYTES_MAX: Final = 64 * 1024
+CACHED_BYTES_MAX: Final = 8_192
 RESERVED: Final = frozenset({"origin", "part", "format", "time", "host", "app", "facility", "severity"})
 """Names of headers that have a meaning of their own: what senders call so gets a prefix."""
 _SEVERITIES: Final = {
@@ -51,6 +55,9 @@ _NDJSON: Final = frozenset(
         "application/jsonlines",
     }
 )
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 decode_raw = msgspec.json.Decoder(msgspec.Raw)
 _decode_array = msgspec.json.Decoder(list[msgspec.Raw])
@@ -147,28 +154,44 @@ class Front(NamedTuple):
         return self.tail()
 
 
-@lru_cache(4_096)
+def small_cache(entries: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """As :func:`functools.lru_cache`, of calls whose arguments are small: senders choose them."""
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        cached = cast(Callable[P, R], lru_cache(entries)(function))
+
+        @wraps(function)
+        def call(*args: P.args, **named: P.kwargs) -> R:
+            size = sum(len(argument) if isinstance(argument, str | bytes) else 0 for argument in args)
+            return cached(*args, **named) if size <= CACHED_BYTES_MAX else function(*args, **named)
+
+        return call
+
+    return decorate
+
+
+@small_cache(4_096)
 def header(name: str, value: str) -> bytes:
     """One encoded header."""
-    return encode_headers([(name[:NAME_CHARS_MAX], _header_bytes(value))])[1:]
+    return encode_header(name, value)
 
 
-def time_header(time: str) -> bytes:
+def encode_header(name: str, value: str) -> bytes:
     """As :func:`header`, of a value that few records share."""
-    return encode_headers([("time", _header_bytes(time))])[1:]
+    return encode_headers([(name[:NAME_CHARS_MAX], _header_bytes(value))])[1:]
 
 
 def _header_bytes(value: str) -> bytes:
     return value.encode("utf-8", "replace")[:HEADER_BYTES_MAX]
 
 
-@lru_cache(1_024)
-def front(host: str, app: str, more: tuple[tuple[str, str], ...] = ()) -> Front:
-    """The headers ``host`` and ``app``, and others with names that are not reserved."""
+@small_cache(1_024)
+def front(host: str, app: str, *more: str) -> Front:
+    """The headers ``host`` and ``app``, and ``more``: names that are not reserved, each with its value behind it."""
     headers: Headers = [
         ("host", _header_bytes(host)),
         *([("app", _header_bytes(app))] if app else []),
-        *((name[:NAME_CHARS_MAX], _header_bytes(value)) for name, value in more[:HEADERS_MAX]),
+        *((name[:NAME_CHARS_MAX], _header_bytes(value)) for name, value in zip(more[::2], more[1::2], strict=True)),
     ]
     return Front(len(headers), encode_headers(headers)[1:])
 
@@ -189,6 +212,49 @@ def rfc3339(time_ns: int) -> str:
 @lru_cache(1_024)
 def _second(seconds: int) -> str:
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S")
+
+
+# ---- protobuf
+
+
+def submessages(data: bytes, at: int, stop: int) -> Iterator[tuple[int, int, int]]:
+    """The fields of a message of protobuf that have a length: number, start and stop of each; others are stepped over.
+
+    Reading records one by one this way bounds what they take in memory: some bytes become objects of hundreds.
+
+    Raises:
+        BodyFault: it is no message.
+    """
+    while at < stop:
+        tag, at = _varint(data, at, stop)
+        kind = tag & 7
+        if kind == 2:
+            size, at = _varint(data, at, stop)
+            if at + size > stop:
+                raise BodyFault(f"a field at byte {at} ends after its message")
+            yield tag >> 3, at, at + size
+            at += size
+        elif kind == 0:
+            _, at = _varint(data, at, stop)
+        elif kind in (1, 5):
+            at += 8 if kind == 1 else 4
+        else:
+            raise BodyFault(f"a field at byte {at} has the unknown type {kind}")
+    if at > stop:
+        raise BodyFault(f"a field ends after its message, at byte {stop}")
+
+
+def _varint(data: bytes, at: int, stop: int) -> tuple[int, int]:
+    """A number, and where it ends."""
+    number = shift = 0
+    while at < stop and shift < 70:
+        byte = data[at]
+        at += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number, at
+        shift += 7
+    raise BodyFault(f"the number at byte {at} has no end")
 
 
 # ---- lines
@@ -331,6 +397,8 @@ def ndjson_batches(body: bytes, host: str, app: str, message_bytes_max: int) -> 
     Raises:
         BodyFault, BodyTooLarge: as :func:`json_batches`.
     """
+    if body.count(b"\n") > VALUES_MAX:
+        raise BodyTooLarge(f"more than {VALUES_MAX} lines: send smaller requests")
     line = 1
     for chunk in _chunks(body):
         if len(chunk) > message_bytes_max and max(map(len, chunk.split(b"\n"))) > message_bytes_max:

@@ -22,6 +22,7 @@ from .bodies import (
     BATCH_BYTES,
     BATCH_RECORDS,
     JSON_FAULTS,
+    NAME_CHARS_MAX,
     SEVERITY_OF,
     Answer,
     Batch,
@@ -29,9 +30,9 @@ from .bodies import (
     BodyTooLarge,
     Outcome,
     Request,
+    encode_header,
     front,
     header,
-    time_header,
 )
 
 JSON: Final = "application/json"
@@ -120,6 +121,7 @@ class ElasticBulk:
                 continue
             host = _text(document.host_name) or _name(document.host, "name") or request.host
             app = _text(document.service_name) or _name(document.service, "name") or item.index
+            host, app = host[:NAME_CHARS_MAX], app[:NAME_CHARS_MAX]
             batch = groups.setdefault((host, app), Batch(host, app, [], [], []))
             batch.values.append(value)
             batch.tails.append(_tail(host, app, item.index, document))
@@ -183,13 +185,13 @@ def _action(text: bytes, line: int) -> tuple[str, _Meta]:
 
 
 def _tail(host: str, app: str, index: str, document: _Document) -> bytes:
-    shared = front(host, app, (("index", index),) if index else ())
+    shared = front(host, app, *(("index", index) if index else ()))
     more: list[bytes] = []
     level = _text(document.log_level) or _name(document.log, "level") or _text(document.level)
     if level:
         more.append(header("severity", SEVERITY_OF.get(level.lower(), level[:40])))
     if time := _text(document.timestamp):
-        more.append(time_header(time[:64]))
+        more.append(encode_header("time", time[:64]))
     return shared.tail(*more)
 
 

@@ -73,7 +73,8 @@ REFUSED_SOURCES_MAX: Final = 1_000
 NO_APP: Final = "unknown"
 """Stands in the name of a topic for an application that is not named."""
 GROUP_BYTES: Final = 2 << 20
-"""How much of a request is put at a time."""
+GROUP_RECORDS: Final = 20_000
+"""How much of a request is put at a time: a group ends with the batch that reaches one of them."""
 OTLP_PATH: Final = "/v1/logs"
 LOKI_PATH: Final = "/loki/api/v1/push"
 OTHER_APIS: Final = re.compile(r"/v1/(traces|metrics|profiles)$|/v1development/|/loki/|/_|/[^/]+/_")
@@ -422,13 +423,14 @@ def _topic_field(value: str) -> str:
 def _groups(batches: Iterator[Batch]) -> Iterator[list[Batch]]:
     """Batches that are put together: those of many applications need not wait for each other."""
     group: list[Batch] = []
-    size = 0
+    size = records = 0
     for batch in batches:
         group.append(batch)
+        records += len(batch.values)
         size += sum(map(len, batch.values)) + sum(map(len, batch.tails))
-        if size >= GROUP_BYTES:
+        if size >= GROUP_BYTES or records >= GROUP_RECORDS:
             yield group
-            group, size = [], 0
+            group, size, records = [], 0, 0
     if group:
         yield group
 

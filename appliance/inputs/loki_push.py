@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -21,8 +21,11 @@ from msgspec import Struct
 from ..records.compression import NONE, SNAPPY
 from .bodies import (
     BATCH_BYTES,
+    HEADER_BYTES_MAX,
     HEADERS_MAX,
     JSON_FAULTS,
+    NAME_CHARS_MAX,
+    RECORDS_MAX,
     RESERVED,
     SEVERITY_OF,
     VALUES_MAX,
@@ -30,16 +33,17 @@ from .bodies import (
     Batch,
     BodyFault,
     BodyTooLarge,
-    Front,
     Outcome,
     Request,
+    encode_header,
     front,
     header,
     open_name,
     part_tails,
     rfc3339,
+    small_cache,
     split_line,
-    time_header,
+    submessages,
 )
 
 PROTOBUF: Final = "application/x-protobuf"
@@ -85,10 +89,10 @@ Streams = list[tuple[dict[str, str], list[Any]]]
 def _yield(request: Request, streams: Streams) -> Iterator[Batch]:
     number = 0
     for labels, entries in streams:
-        host = _first(labels, HOST_LABELS) or request.host
-        app = _first(labels, APP_LABELS)
+        host = _first(labels, HOST_LABELS)[:NAME_CHARS_MAX] or request.host
+        app = _first(labels, APP_LABELS)[:NAME_CHARS_MAX]
         severity = _first(labels, SEVERITY_LABELS)
-        shared = front(host, app, _open_headers(labels, host, app))
+        shared = front(host, app, *_open_headers(labels, host, app))
         values: list[bytes] = []
         tails: list[bytes] = []
         numbers: list[int] = []
@@ -96,7 +100,7 @@ def _yield(request: Request, streams: Streams) -> Iterator[Batch]:
         for entry in map(_entry, entries):
             parts = split_line(entry.line, request.message_bytes_max)
             values += parts
-            tails += part_tails(shared, len(parts), *_more(shared, entry, severity))
+            tails += part_tails(shared, len(parts), *_more(entry, severity))
             numbers += [number] * len(parts)
             number += 1
             size += len(entry.line)
@@ -107,15 +111,14 @@ def _yield(request: Request, streams: Streams) -> Iterator[Batch]:
             yield Batch(host, app, values, tails, numbers)
 
 
-def _more(shared: Front, entry: Entry, severity: str) -> list[bytes]:
+def _more(entry: Entry, severity: str) -> list[bytes]:
     """The headers of one entry."""
     metadata = entry.metadata
     severity = _first(metadata, SEVERITY_LABELS) or severity if metadata else severity
     more = [header("severity", _severity(severity))] if severity else []
     if time := rfc3339(entry.time_ns):
-        more.append(time_header(time))
-    room = max(0, HEADERS_MAX - shared.headers)
-    return more + [header(open_name(name), value) for name, value in list(metadata.items())[:room]]
+        more.append(encode_header("time", time))
+    return more + [header(open_name(name), value) for name, value in metadata.items()]
 
 
 def _severity(text: str) -> str:
@@ -126,17 +129,23 @@ def _first(labels: Mapping[str, str], names: tuple[str, ...]) -> str:
     return next((labels[name] for name in names if labels.get(name)), "")
 
 
-def _open_headers(labels: Mapping[str, str], host: str, app: str) -> tuple[tuple[str, str], ...]:
+def _open_headers(labels: Mapping[str, str], host: str, app: str) -> Iterator[str]:
     """The labels as headers, without those that are ``host``, ``app`` and ``severity`` already."""
     told = {"host": host, "app": app, "severity": labels.get("severity")}
-    return tuple(
-        (open_name(name), value) for name, value in labels.items() if not (name in RESERVED and told.get(name) == value)
-    )
+    for name, value in labels.items():
+        if not (name in RESERVED and told.get(name) == value):
+            yield from (open_name(name), value)
 
 
-def _check_labels(labels: Mapping[str, str]) -> None:
-    if len(labels) > HEADERS_MAX:
-        raise BodyFault(f"a stream has {len(labels)} labels: at most {HEADERS_MAX} become headers")
+def _check_labels(labels: Mapping[str, str], metadata: Mapping[str, str]) -> None:
+    if len(labels) + len(metadata) > HEADERS_MAX:
+        count = f"{len(labels)} labels and {len(metadata)} fields of metadata"
+        raise BodyFault(f"an entry has {count}: at most {HEADERS_MAX} together become headers")
+    for name, value in (*labels.items(), *metadata.items()):
+        if len(name) > NAME_CHARS_MAX or len(value) > HEADER_BYTES_MAX // 4:
+            raise BodyFault(
+                f"label {name[:40]!r}: at most {NAME_CHARS_MAX} characters, {HEADER_BYTES_MAX // 4} of value"
+            )
 
 
 # ---- JSON
@@ -155,19 +164,21 @@ _decode_push = msgspec.json.Decoder(_Push).decode
 
 
 def _json_streams(body: bytes) -> Streams:
-    if body.count(b"[") > VALUES_MAX:
-        raise BodyTooLarge(f"more than {VALUES_MAX} entries: send smaller requests")
+    if body.count(b",") > VALUES_MAX:
+        raise BodyTooLarge(f"more than {VALUES_MAX} commas: send smaller requests")
     try:
         push = _decode_push(body)
     except JSON_FAULTS as error:
         raise BodyFault(f"no push request: {error}") from None
     for stream in push.streams:
-        _check_labels(stream.stream)
+        _check_labels(stream.stream, {})
         for value in stream.values:
             if len(value) not in (2, 3) or not isinstance(value[1], str) or isinstance(value[0], dict):
                 raise BodyFault('a value must be ["TIME IN NS", "LINE"], with an object of metadata behind it or not')
-            if len(value) == 3 and not isinstance(value[2], dict):
-                raise BodyFault("the third field of a value must be an object of metadata")
+            if len(value) == 3:
+                if not isinstance(value[2], dict):
+                    raise BodyFault("the third field of a value must be an object of metadata")
+                _check_labels(stream.stream, value[2])
             if not str(value[0]).isdecimal():
                 raise BodyFault(f"{str(value[0])[:40]!r} is no time in ns since 1970")
     return [(stream.stream, stream.values) for stream in push.streams]
@@ -177,16 +188,23 @@ def _entry(entry: Any) -> Entry:
     if isinstance(entry, list):
         metadata = entry[2] if len(entry) == 3 else {}
         return Entry(int(str(entry[0])[:20]), entry[1].encode("utf-8", "replace"), metadata)
-    time_ns = entry.timestamp.seconds * 10**9 + entry.timestamp.nanos
-    return Entry(time_ns, entry.line, {pair.name: pair.value for pair in entry.structured_metadata})
+    found = _entry_class().FromString(entry)
+    time_ns = found.timestamp.seconds * 10**9 + found.timestamp.nanos
+    return Entry(time_ns, found.line, {pair.name: pair.value for pair in found.structured_metadata})
 
 
 # ---- protobuf
 
 
+STREAMS: Final = 1
+"""Of logproto.PushRequest, in Loki's pkg/push/push.proto; the next two are fields of a StreamAdapter."""
+LABELS: Final = 1
+ENTRIES: Final = 2
+
+
 @cache
-def _push_request() -> Any:
-    """The class of logproto.PushRequest, of Loki's pkg/push/push.proto.  A line is bytes here: it may be no UTF-8."""
+def _entry_class() -> Any:
+    """The class of logproto.EntryAdapter.  A line is bytes here: it may be no UTF-8."""
     file = descriptor_pb2.FileDescriptorProto(name="appliance/loki_push.proto", package="logproto", syntax="proto3")
     kinds = descriptor_pb2.FieldDescriptorProto
     messages: dict[str, list[tuple[str, int, Any, str]]] = {
@@ -197,8 +215,6 @@ def _push_request() -> Any:
             ("line", 2, kinds.TYPE_BYTES, ""),
             ("structured_metadata", 3, kinds.TYPE_MESSAGE, "*LabelPair"),
         ],
-        "Stream": [("labels", 1, kinds.TYPE_STRING, ""), ("entries", 2, kinds.TYPE_MESSAGE, "*Entry")],
-        "PushRequest": [("streams", 1, kinds.TYPE_MESSAGE, "*Stream")],
     }
     for name, fields in messages.items():
         message = file.message_type.add(name=name)
@@ -208,22 +224,34 @@ def _push_request() -> Any:
             message.field.add(name=field, number=number, type=kind, label=label, type_name=type_name)
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("logproto.PushRequest"))
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("logproto.Entry"))
 
 
 def _protobuf_streams(body: bytes) -> Streams:
-    push = _push_request()()
+    streams: Streams = []
+    count = 0
     try:
-        push.ParseFromString(body)
+        for field, start, stop in submessages(body, 0, len(body)):
+            labels: dict[str, str] = {}
+            entries: list[Any] = []
+            for inner, at, end in submessages(body, start, stop) if field == STREAMS else ():
+                if inner == LABELS:
+                    labels = parse_labels(body[at:end].decode("utf-8", "replace"))
+                elif inner == ENTRIES:
+                    entries.append(body[at:end])
+                    count += 1
+                if count > RECORDS_MAX:
+                    raise BodyTooLarge(f"more than {RECORDS_MAX} entries: send smaller requests")
+            for entry in entries:  # each is read again when its turn comes: as objects they take more memory
+                _check_labels(labels, _entry(entry).metadata)
+            if entries:
+                streams.append((labels, entries))
     except DecodeError as error:
         raise BodyFault(f"no PushRequest: {error}") from None
-    streams: Streams = [(parse_labels(stream.labels), stream.entries) for stream in push.streams]
-    for labels, _ in streams:
-        _check_labels(labels)
     return streams
 
 
-@lru_cache(1_024)
+@small_cache(1_024)
 def parse_labels(text: str) -> dict[str, str]:
     """``{app="nginx", host="web-1"}``.  Raises BodyFault."""
     inner = text.strip()

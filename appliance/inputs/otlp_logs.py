@@ -13,13 +13,15 @@ from __future__ import annotations
 import math
 from base64 import b64encode
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
 from typing import Annotated, Any, Final
 
 import msgspec
 from google.protobuf.message import DecodeError
 from msgspec import Meta, Raw, Struct
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
+from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ResourceLogs, ScopeLogs
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
 from ..records.compression import NONE
 from ..records.encode import encode_headers
@@ -27,6 +29,8 @@ from ..records.varints import unsigned
 from .bodies import (
     BATCH_BYTES,
     JSON_FAULTS,
+    NAME_CHARS_MAX,
+    RECORDS_MAX,
     RETRY_AFTER_S,
     SEVERITY_OF,
     VALUES_MAX,
@@ -38,15 +42,26 @@ from .bodies import (
     Outcome,
     Rejected,
     Request,
+    encode_header,
     header,
     rfc3339,
-    time_header,
+    small_cache,
+    submessages,
 )
 
 PROTOBUF: Final = ("application/x-protobuf", "application/protobuf")
 JSON: Final = "application/json"
 BATCH_RECORDS: Final = 1_000
 """Reading a record takes about 10 us: others have their turn in between."""
+GROUPS_MAX: Final = 50_000
+"""Scopes with their resources, of a request."""
+RESOURCE_LOGS: Final = ExportLogsServiceRequest.RESOURCE_LOGS_FIELD_NUMBER
+RESOURCE: Final = ResourceLogs.RESOURCE_FIELD_NUMBER
+SCOPE_LOGS: Final = ResourceLogs.SCOPE_LOGS_FIELD_NUMBER
+SCOPE: Final = ScopeLogs.SCOPE_FIELD_NUMBER
+LOG_RECORDS: Final = ScopeLogs.LOG_RECORDS_FIELD_NUMBER
+REASONS_MAX: Final = 100
+"""Refused records of which the reason is kept: the answer has the first one."""
 _GRPC_CODES: Final = {401: 16, 403: 7, 404: 5, 408: 4, 413: 8, 429: 8, 503: 14}
 _INVALID_ARGUMENT: Final = 3
 
@@ -97,7 +112,7 @@ class _Records:
         self._bytes_max, self._outcome = request.message_bytes_max, outcome
         self._number = first
         names = _names_of(resource)
-        self._host, self._app = names[0] or request.host, names[1]
+        self._host, self._app = names[0][:NAME_CHARS_MAX] or request.host, names[1][:NAME_CHARS_MAX]
         self._front = _front(self._host, self._app, resource, scope)
         self._begin()
 
@@ -113,7 +128,7 @@ class _Records:
         if severity:
             more.append(header("severity", severity))
         if time := rfc3339(time_ns):
-            more.append(time_header(time))
+            more.append(encode_header("time", time))
         tail = self._front.tail(*more)
         size = len(value) + len(tail)
         if size > self._bytes_max:
@@ -129,7 +144,8 @@ class _Records:
 
     def refuse(self, status: int, reason: str) -> None:
         """Leave one record out."""
-        self._outcome.refuse(self._number, status, reason)
+        refused = self._outcome.refused
+        refused[self._number] = status, reason if len(refused) < REASONS_MAX else ""
         self._number += 1
 
     def end(self) -> Batch | None:
@@ -145,7 +161,7 @@ class _Records:
         return self._number
 
 
-@lru_cache(1_024)
+@small_cache(1_024)
 def _front(host: str, app: str, resource: bytes, scope: bytes) -> Front:
     headers = [("host", host.encode("utf-8", "replace"))]
     if app:
@@ -212,7 +228,7 @@ _decode_attributes = msgspec.json.Decoder(_Attributes).decode
 _decode_text = msgspec.json.Decoder(dict[str, Any]).decode
 
 
-@lru_cache(1_024)
+@small_cache(1_024)
 def _names_of(resource: bytes) -> tuple[str, str]:
     """host.name and service.name of a resource, which is OTLP JSON.  Raises BodyFault."""
     if not resource:
@@ -228,8 +244,8 @@ def _names_of(resource: bytes) -> tuple[str, str]:
 
 
 def _json_batches(request: Request, body: bytes, outcome: Outcome) -> Iterator[Batch]:
-    if body.count(b"{") > VALUES_MAX:
-        raise BodyTooLarge(f"more than {VALUES_MAX} objects: send smaller requests")
+    if body.count(b",") > VALUES_MAX:
+        raise BodyTooLarge(f"more than {VALUES_MAX} commas: send smaller requests")
     try:
         export = _decode_export(body)
     except JSON_FAULTS as error:
@@ -239,8 +255,11 @@ def _json_batches(request: Request, body: bytes, outcome: Outcome) -> Iterator[B
         for resource_logs in export.resource_logs or []
         for scope_logs in resource_logs.scope_logs or []
     ]
-    for resource, _, _ in groups:
-        _names_of(resource)  # before anything is taken
+    if sum(len(records) for _, _, records in groups) > RECORDS_MAX:
+        raise BodyTooLarge(f"more than {RECORDS_MAX} records: send smaller requests")
+    for resource, scope, _ in groups:  # before anything is taken
+        _names_of(_small(request, resource))
+        _small(request, scope)
     return _yield_json(request, groups, outcome)
 
 
@@ -273,29 +292,75 @@ def _yield_json(request: Request, groups: list[tuple[bytes, bytes, list[Raw]]], 
 
 
 def _protobuf_batches(request: Request, body: bytes, outcome: Outcome) -> Iterator[Batch]:
-    export = ExportLogsServiceRequest()
+    """Records are parsed one by one.  All that is around them is checked before the first is taken."""
+    groups: list[tuple[bytes, bytes, list[tuple[int, int]]]] = []
+    count = 0
     try:
-        export.ParseFromString(body)
+        for number, start, stop in submessages(body, 0, len(body)):
+            if number == RESOURCE_LOGS:
+                fields = list(_bounded(submessages(body, start, stop)))
+                resource = b"".join(body[start:stop] for number, start, stop in fields if number == RESOURCE)
+                resource_json = encode_json(_resource(Resource.FromString(_small(request, resource))))
+                for number, start, stop in fields:
+                    if number == SCOPE_LOGS:
+                        scope, records = _scope_logs(request, body, start, stop)
+                        count += len(records)
+                        groups.append((resource_json, scope, records))
+            if count > RECORDS_MAX or len(groups) > GROUPS_MAX:
+                raise BodyTooLarge(f"more than {RECORDS_MAX} records, or {GROUPS_MAX} scopes: send smaller requests")
     except DecodeError as error:
         raise BodyFault(f"no ExportLogsServiceRequest: {error}") from None
-    return _yield_protobuf(request, export, outcome)
+    return _yield_protobuf(request, body, groups, outcome)
 
 
-def _yield_protobuf(request: Request, export: Any, outcome: Outcome) -> Iterator[Batch]:
+def _scope_logs(request: Request, body: bytes, start: int, stop: int) -> tuple[bytes, list[tuple[int, int]]]:
+    """The scope as JSON, and where the records are."""
+    scope = b""
+    records: list[tuple[int, int]] = []
+    for number, at, end in _bounded(submessages(body, start, stop)):
+        if number == LOG_RECORDS:
+            records.append((at, end))
+        elif number == SCOPE:
+            scope += body[at:end]
+    return encode_json(_scope(InstrumentationScope.FromString(_small(request, scope)))), records
+
+
+def _bounded(fields: Iterable[tuple[int, int, int]]) -> Iterator[tuple[int, int, int]]:
+    for count, field in enumerate(fields):
+        if count > RECORDS_MAX:
+            raise BodyTooLarge(f"more than {RECORDS_MAX} records: send smaller requests")
+        yield field
+
+
+def _small(request: Request, encoded: bytes) -> bytes:
+    if len(encoded) > request.message_bytes_max:
+        raise BodyTooLarge(f"a resource or scope has more than {request.message_bytes_max} bytes (message_bytes_max)")
+    return encoded
+
+
+def _yield_protobuf(
+    request: Request, body: bytes, groups: list[tuple[bytes, bytes, list[tuple[int, int]]]], outcome: Outcome
+) -> Iterator[Batch]:
     number = 0
-    for resource_logs in export.resource_logs:
-        resource = encode_json(_resource(resource_logs.resource))
-        for scope_logs in resource_logs.scope_logs:
-            records = _Records(request, outcome, number, resource, encode_json(_scope(scope_logs.scope)))
-            for record in scope_logs.log_records:
-                time_ns = record.time_unix_nano or record.observed_time_unix_nano
-                severity = _severity(record.severity_number, record.severity_text)
-                batch = records.put(encode_json(_log_record(record)), time_ns, severity)
-                if batch is not None:
-                    yield batch
-            number = records.next_number
-            if (batch := records.end()) is not None:
+    for resource, scope, places in groups:
+        records = _Records(request, outcome, number, resource, scope)
+        for start, stop in places:
+            if stop - start > request.message_bytes_max:
+                records.refuse(413, f"a record has more than {request.message_bytes_max} bytes (message_bytes_max)")
+                continue
+            try:
+                record = LogRecord.FromString(body[start:stop])
+            except DecodeError as error:
+                records.refuse(400, f"a record is no LogRecord: {error}")
+                continue
+            time_ns = record.time_unix_nano or record.observed_time_unix_nano
+            severity = _severity(record.severity_number, record.severity_text)
+            batch = records.put(encode_json(_log_record(record)), time_ns, severity)
+            if batch is not None:
                 yield batch
+        number = records.next_number
+        if (batch := records.end()) is not None:
+            yield batch
 
 
 def _resource(resource: Any) -> dict[str, Any]:

@@ -22,9 +22,9 @@ from opentelemetry.sdk._logs.export import SimpleLogRecordProcessor
 from opentelemetry.sdk.resources import Resource
 
 from appliance.client.decoder import Message
-from appliance.inputs.loki_push import _push_request
 
 from .http_box import Box, box, headers_of
+from .loki_messages import push_class
 
 TABLES = """
 [inputs.web]
@@ -199,11 +199,11 @@ def test_loki_json_gives_lines_and_labels(web: Box, sent: Sent) -> None:
 
 
 def test_loki_protobuf_is_snappy_whether_it_says_so_or_not(web: Box, sent: Sent) -> None:
-    push = _push_request()()
+    push = push_class()()
     stream = push.streams.add(labels='{app="shop", path="C:\\\\x \\"y\\"", n=`raw`}')
     entry = stream.entries.add(line=b"\xff" + b"x" * 5_000)
     entry.timestamp.seconds, entry.timestamp.nanos = divmod(TIME_NS, 10**9)
-    entry.structured_metadata.add(name="trace", value="7")
+    entry.metadata.add(name="trace", value="7")
     body = bytes(cramjam.snappy.compress_raw(push.SerializeToString()))
     assert web.send("web", body, "/loki/api/v1/push", content_type=PROTOBUF).status == 204
     reply = web.send("web", body, "/loki/api/v1/push", content_type=PROTOBUF, content_encoding="snappy")

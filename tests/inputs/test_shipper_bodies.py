@@ -14,10 +14,13 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 
-from appliance.inputs.bodies import BodyFault, BodyReader, Outcome, Rejected, Request
+from appliance.inputs import elastic_bulk, loki_push, otlp_logs
+from appliance.inputs.bodies import BodyFault, BodyReader, BodyTooLarge, Outcome, Rejected, Request
 from appliance.inputs.elastic_bulk import ElasticBulk
-from appliance.inputs.loki_push import LokiPush, _push_request, parse_labels
+from appliance.inputs.loki_push import LokiPush, parse_labels
 from appliance.inputs.otlp_logs import OtlpLogs, _any_value, _log_record
+
+from .loki_messages import push_class
 
 PROTOBUF = "application/x-protobuf"
 JSON = "application/json"
@@ -79,10 +82,10 @@ def otlp() -> ExportLogsServiceRequest:
 
 
 def loki() -> Any:
-    push = _push_request()()
+    push = push_class()()
     stream = push.streams.add(labels='{app="shop"}')
     stream.entries.add(line=b"one").timestamp.seconds = 1
-    stream.entries.add(line=b"two").structured_metadata.add(name="n", value="1")
+    stream.entries.add(line=b"two").metadata.add(name="n", value="1")
     return push
 
 
@@ -118,6 +121,29 @@ def test_any_body_is_taken_or_refused(kind: str, data: st.DataObject) -> None:
     assert answer.status in (200, 204)
     if kind == "bulk":
         assert len(msgspec.json.decode(answer.body)["items"]) == len(values) + len(outcome.refused)
+
+
+AMPLIFIERS = {
+    "records": ("otlp protobuf", b"\x0a\x18\x12\x16" + b"\x12\0" * 11),
+    "scopes": ("otlp protobuf", b"\x0a\x16" + b"\x12\0" * 11),
+    "records of JSON": ("otlp json", b'{"resourceLogs":[{"scopeLogs":[{"logRecords":[' + b"0," * 11 + b"0]}]}]}"),
+    "entries": ("loki protobuf", b"\x0a\x22\x0a\x0a" + b'{app="one"' + b"\x12\0" * 11),
+    "entries of JSON": ("loki json", b'{"streams":[{"values":[' + b'["1",""],' * 11 + b'["1",""]]}]}'),
+    "actions": ("bulk", b'{"index":{}}\n{}\n' * 11),
+}
+
+
+@pytest.mark.parametrize("what", AMPLIFIERS)
+def test_many_small_records_are_refused_before_they_take_memory(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind, body = AMPLIFIERS[what]
+    for module in (elastic_bulk, loki_push, otlp_logs):
+        for name in ("RECORDS_MAX", "VALUES_MAX", "GROUPS_MAX", "ITEMS_MAX"):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, 10)
+    path, content_type, make = READERS[kind]
+    body = body.replace(b'"one"', b'"on"}') if kind == "loki protobuf" else body
+    with pytest.raises(BodyTooLarge):
+        make().batches(request(path, content_type), body, Outcome())
 
 
 # ---- OTLP
