@@ -11,6 +11,7 @@ import pytest
 import appliance
 from appliance.config import KEYS, Config
 from appliance.groups.messages import Limits
+from appliance.input_settings import TYPES
 
 PAGE = Path(appliance.__file__).parent / "LIMITS.md"
 ROWS = [
@@ -27,6 +28,9 @@ def value_in_code(where: str) -> tuple[str, int]:
     key = re.fullmatch(r"`([\w.]+)`", where)
     if key:
         return key[1], int(Config().value(key[1]))
+    of_input = re.fullmatch(r"`(\w+)` of inputs `(\w+)`", where)
+    if of_input:
+        return of_input[1], int(getattr(TYPES[of_input[2]](), of_input[1]))
     constant = re.fullmatch(r"`(\w+)` in `([\w/]+)\.py`", where)
     assert constant, f"{where}: write a key, or a name in a module"
     name, module = constant[1], importlib.import_module(f"appliance.{constant[2].replace('/', '.')}")

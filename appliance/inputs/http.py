@@ -15,8 +15,8 @@ the body is wrong, and nothing of it was taken.  413: it never fits.  408, 429 a
 comes again may be in the log twice.
 
 Bounds: ``connections_max`` connections; when there is no place, the oldest that waits for its sender gives way, of the
-address that has most.  HEADER_BYTES_MAX of a head, HEAD_S to send it, PIPELINE_MAX requests that wait for an answer
-before.  A body has to come with RATE_MIN bytes/s after BODY_S.  ``body_bytes_max`` of a body, packed and unpacked;
+address that has most.  HEADER_BYTES_MAX of a head, HEAD_MS_MAX to send it, PIPELINE_MAX requests that wait for an answer
+before.  A body has to come with RATE_BYTES_MIN a second after BODY_S.  ``body_bytes_max`` of a body, packed and unpacked;
 BODIES_FACTOR times that for all, also for those whose sender has given up: what is on its way to a topic stays counted.
 """
 
@@ -54,13 +54,13 @@ if TYPE_CHECKING:
 
 PACKAGES: Final = ("uvicorn", "httptools", "google.protobuf", "opentelemetry.proto")
 HEADER_BYTES_MAX: Final = 64 * 1024
-HEAD_S: Final = 10.0
+HEAD_MS_MAX: Final = 10_000
 KEEP_S: Final = 75
 """How long a connection may be idle between requests."""
 PIPELINE_MAX: Final = 16
 BODY_S: Final = 10.0
-RATE_MIN: Final = 16 * 1024
-ANSWER_S: Final = 30.0
+RATE_BYTES_MIN: Final = 16 * 1024
+ANSWER_MS_MAX: Final = 30_000
 """How long a request waits until what it has sent is flushed: senders wait longer."""
 UNREAD_S: Final = 30.0
 """How long a sender may leave an answer unread."""
@@ -149,7 +149,7 @@ class HttpInput:
             settings,
             self._stopping,
             name=f"inputs.{self._machinery.name}",
-            stop_s_max=ANSWER_S,
+            stop_s_max=ANSWER_MS_MAX / 1000,
             tls=dict.fromkeys(self._secured, self._context),
             handshake_s_max=self._machinery.config.tls.handshake_ms_max / 1000,
         )
@@ -252,7 +252,7 @@ class HttpInput:
                     if not held.grow(len(piece)):
                         raise Rejected(429, "too much is on its way: send it again")
                     if not self._stopping.is_set():
-                        scope.reschedule(begun + BODY_S + size / RATE_MIN)
+                        scope.reschedule(begun + BODY_S + size / RATE_BYTES_MIN)
         except TimeoutError:
             if self._stopping.is_set():
                 raise Rejected(503, "this input stops, or starts again") from None
@@ -283,7 +283,7 @@ class HttpInput:
             Rejected: not all are.  What is still on its way stays counted in ``held``.
         """
         outcome = Outcome()
-        deadline = self._clock_s() + ANSWER_S
+        deadline = self._clock_s() + ANSWER_MS_MAX / 1000
         try:
             for batches in _groups(reader.batches(request, body, outcome)):
                 each = outcome if reader.per_record else None
@@ -295,7 +295,7 @@ class HttpInput:
                     if error is not None:
                         raise error
                 if late:
-                    raise Rejected(503, f"not flushed within {ANSWER_S:.0f} s: send it again; some may be in the log")
+                    raise Rejected(503, f"not flushed within {ANSWER_MS_MAX} ms: send it again; some may be in the log")
                 if each is None:
                     outcome.taken += sum(len(batch.values) for batch in batches)
         except BodyTooLarge as error:

@@ -13,7 +13,7 @@ from typing import ClassVar, Final
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ..wire.sockets import set_options
-from .http import HEAD_S, HEADER_BYTES_MAX, PIPELINE_MAX, UNREAD_S, host_of_peer
+from .http import HEAD_MS_MAX, HEADER_BYTES_MAX, PIPELINE_MAX, UNREAD_S, host_of_peer
 
 _numbers = itertools.count()
 _silent = logging.getLogger(f"{__name__}.silent")
@@ -94,7 +94,7 @@ class SenderConnection(HttpToolsProtocol):
 
     def check(self, now: float) -> None:
         """Close the connection if its sender takes too long to send a head, or to read an answer."""
-        if self._head_since is not None and now - self._head_since > HEAD_S:
+        if self._head_since is not None and now - self._head_since > HEAD_MS_MAX / 1000:
             self.transport.abort()
         elif not self.transport.get_write_buffer_size():
             self._unread_since = None

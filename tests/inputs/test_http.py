@@ -10,12 +10,19 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import cramjam
 import msgspec
 import pytest
 
 from appliance.bench.local_appliance import LocalAppliance
+from appliance.errors import BadValue
+from appliance.input_settings import Http
+from appliance.inputs import http as http_module
+from appliance.inputs.http import http_input
+from appliance.inputs.machinery import Machinery
 
 from ..server import runs, wait_for
 from .http_box import Box, box, headers_of, reply_of
@@ -313,10 +320,30 @@ def test_what_was_answered_survives_a_kill_of_everything(tmp_path: Path) -> None
 
 def test_an_ordered_stop_answers_what_it_has_taken(tmp_path: Path) -> None:
     with box(tmp_path, '[inputs.web]\ntype = "http"\nlisten = ["127.0.0.1:0"]\ntopic = "web"\n') as web:
-        with Senders(web, 2) as senders:
+        with Senders(web, 2) as senders, socket.create_connection(web.address("web"), 60) as half:
+            half.sendall(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nhalf")
             senders.wait_for_more()
             assert web.server.stop() == 0
+            assert half.recv(65536).startswith(b"HTTP/1.1 503 ")
         web.server.start()
         found = web.values("web")
         assert sorted(set(senders.answered)) == sorted(found), "each once"
         assert "did not stop in time" not in web.server.log()
+
+
+def test_an_input_begins_as_soon_as_its_files_can_be_used(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tables = f'[inputs.web]\ntype = "http"\nlisten = ["127.0.0.1:0"]\ntopic = "web"\ntoken_file = "{tokens}"\n'
+    with box(tmp_path, tables) as web:
+        wait_for(lambda: "token_file" in web.row("web")["trouble"], "the fault to be shown")
+        tokens.touch(0o600)
+        wait_for(lambda: "must have a token" in web.row("web")["trouble"], "the other fault to be shown")
+        tokens.write_text(TOKEN)
+        assert web.send("web", "x", authorization=f"Bearer {TOKEN}").status == 200
+        assert "Traceback" not in web.server.log()
+
+
+def test_missing_packages_are_named_with_what_installs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_module, "PACKAGES", ("uvicorn", "no_such_package", "no_such_package.inner"))
+    with pytest.raises(BadValue, match=r"inputs.web: no_such_package and no_such_package.inner missing: .*\[inputs\]"):
+        http_input(Http(listen=("127.0.0.1:0",), topic="web"), cast(Machinery, SimpleNamespace(name="web")))
