@@ -15,9 +15,10 @@ the body is wrong, and nothing of it was taken.  413: it never fits.  408, 429 a
 comes again may be in the log twice.
 
 Bounds: ``connections_max`` connections; when there is no place, the oldest that waits for its sender gives way, of the
-address that has most.  HEADER_BYTES_MAX of a head, HEAD_MS_MAX to send it, PIPELINE_MAX requests that wait for an answer
-before.  A body has to come with RATE_BYTES_MIN a second after BODY_S.  ``body_bytes_max`` of a body, packed and unpacked;
-BODIES_FACTOR times that for all, also for those whose sender has given up: what is on its way to a topic stays counted.
+address that has most.  A head has HEADER_BYTES_MAX and comes within HEAD_MS_MAX; a connection has PIPELINE_MAX requests
+that wait for their turn.  A body comes with RATE_BYTES_MIN a second after BODY_S and has ``body_bytes_max``, packed and
+unpacked; all bodies in hand have BODIES_FACTOR times that.  What is on its way to a topic stays counted, also when its
+sender was told to send it again.
 """
 
 from __future__ import annotations
@@ -200,6 +201,7 @@ class HttpInput:
             answer = reader.fault(request, rejected.status, str(rejected))
         finally:
             held.release()
+            connection.is_answering = False
         await exchange.answer(answer)
 
     def _reader_of(self, request: Request) -> BodyReader:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import http.client
 import os
 import signal
@@ -14,6 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from appliance.bench.accounts import pss_bytes
 from appliance.client import Admin
@@ -122,6 +125,44 @@ def test_who_holds_all_places_without_a_request_loses_them_to_others(web: Box) -
                 sock.sendall(b"POST / HTTP/1.1\r\nhost: x\r\n" + b"content-length: 9\r\n\r\n1" * (number % 2))
         for _ in range(20):
             assert web.send("web", "ok").status == 200
+
+
+def test_connections_that_have_sent_something_once_give_way_too(web: Box) -> None:
+    with contextlib.ExitStack() as held:
+        for _ in range(60):
+            sock = held.enter_context(connect(web))
+            sock.sendall(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\nok")
+            assert sock.recv(65536).startswith(b"HTTP/1.1 200 ")
+        assert web.send("web", "ok").status == 200
+
+
+@settings(max_examples=20)
+@given(
+    st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\r\n"), min_size=1, max_size=20), min_size=1),
+    st.lists(st.integers(1, 300), max_size=8),
+    st.booleans(),
+    st.booleans(),
+)
+def test_a_request_is_the_same_in_whatever_pieces_it_comes(
+    web: Box, lines: list[str], cuts: list[int], is_packed: bool, is_chunked: bool
+) -> None:
+    web.send("web", "first")
+    before = len(web.values("web"))
+    body = "\n".join(lines).encode()
+    sent = gzip.compress(body) if is_packed else body
+    head = b"POST / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n" + b"content-encoding: gzip\r\n" * is_packed
+    if is_chunked:
+        pieces = [sent[at : at + (cuts or [7])[0]] for at in range(0, len(sent), (cuts or [7])[0])]
+        head += b"transfer-encoding: chunked\r\n\r\n"
+        request = head + b"".join(b"%x;x=y\r\n%s\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\nt: u\r\n\r\n"
+    else:
+        request = head + b"content-length: %d\r\n\r\n" % len(sent) + sent
+    with connect(web) as sock:
+        for cut in [*cuts, len(request)]:
+            sock.sendall(request[:cut])
+            request = request[cut:]
+        assert read_all(sock).startswith(b"HTTP/1.1 200 ")
+    assert web.values("web")[before:] == [line.encode() for line in lines]
 
 
 def test_a_head_and_a_body_that_trickle_are_ended(web: Box) -> None:
