@@ -15,7 +15,7 @@ import msgspec
 
 from ..errors import ApplianceError, ClientFault
 from ..records.compression import NONE
-from ..records.encode import Headers, encode_headers
+from ..records.encode import Headers, encode_headers, varint
 
 BATCH_BYTES: Final = 1 << 20
 BATCH_RECORDS: Final = 10_000
@@ -29,6 +29,8 @@ NAME_CHARS_MAX: Final = 200
 HEADERS_MAX: Final = 40
 """Headers that a sender gives a message; others come to it, and the encoding counts up to 63 in one byte."""
 HEADER_BYTES_MAX: Final = 64 * 1024
+TIME_BYTES_MAX: Final = 64
+SEVERITY_CHARS_MAX: Final = 40
 CACHED_BYTES_MAX: Final = 8_192
 RESERVED: Final = frozenset({"origin", "part", "format", "time", "host", "app", "facility", "severity"})
 """Names of headers that have a meaning of their own: what senders call so gets a prefix."""
@@ -42,6 +44,7 @@ _SEVERITIES: Final = {
     "info": "info information informational",
     "debug": "debug trace verbose",
 }
+_TIME: Final = varint(4) + b"time"
 SEVERITY_OF: Final = {word: name for name, words in _SEVERITIES.items() for word in words.split()}
 """syslog's names of severities, by the words that others have."""
 
@@ -146,7 +149,7 @@ class Front(NamedTuple):
     encoded: bytes
 
     def tail(self, *more: bytes) -> bytes:
-        """The end of a record with these headers and others (:func:`header`)."""
+        """The end of a record with these headers and others (:func:`encode_header`)."""
         return bytes((2 * (self.headers + len(more)),)) + self.encoded + b"".join(more)
 
     @property
@@ -170,15 +173,26 @@ def small_cache(entries: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
     return decorate
 
 
-@small_cache(4_096)
-def header(name: str, value: str) -> bytes:
-    """One encoded header."""
-    return encode_header(name, value)
-
-
 def encode_header(name: str, value: str) -> bytes:
-    """As :func:`header`, of a value that few records share."""
+    """One encoded header."""
     return encode_headers([(name[:NAME_CHARS_MAX], _header_bytes(value))])[1:]
+
+
+def time_header(time: str) -> bytes:
+    """The header ``time``: nearly every record has one of its own."""
+    value = time.encode("utf-8", "replace")[:TIME_BYTES_MAX]
+    return _TIME + varint(len(value)) + value
+
+
+@lru_cache(1_024)
+def severity_header(severity: str) -> bytes:
+    """The header ``severity``, of one that was cut to SEVERITY_CHARS_MAX."""
+    return encode_header("severity", severity)
+
+
+def severity_of(word: str) -> str:
+    """syslog's name of a severity; one that is not known stays as it is."""
+    return SEVERITY_OF.get(word.lower(), word[:SEVERITY_CHARS_MAX])
 
 
 def _header_bytes(value: str) -> bytes:
@@ -317,7 +331,7 @@ def part_tails(shared: Front, parts: int, *more: bytes) -> list[bytes]:
     """The tails of the parts of one line."""
     if parts == 1:
         return [shared.tail(*more)]
-    return [shared.tail(*more, header("part", str(number))) for number in range(1, parts + 1)]
+    return [shared.tail(*more, encode_header("part", str(number))) for number in range(1, parts + 1)]
 
 
 def split_line(line: bytes, bytes_max: int) -> list[bytes]:

@@ -23,16 +23,16 @@ from .bodies import (
     BATCH_RECORDS,
     JSON_FAULTS,
     NAME_CHARS_MAX,
-    SEVERITY_OF,
     Answer,
     Batch,
     BodyFault,
     BodyTooLarge,
     Outcome,
     Request,
-    encode_header,
     front,
-    header,
+    severity_header,
+    severity_of,
+    time_header,
 )
 
 JSON: Final = "application/json"
@@ -189,9 +189,9 @@ def _tail(host: str, app: str, index: str, document: _Document) -> bytes:
     more: list[bytes] = []
     level = _text(document.log_level) or _name(document.log, "level") or _text(document.level)
     if level:
-        more.append(header("severity", SEVERITY_OF.get(level.lower(), level[:40])))
+        more.append(severity_header(severity_of(level)))
     if time := _text(document.timestamp):
-        more.append(encode_header("time", time[:64]))
+        more.append(time_header(time))
     return shared.tail(*more)
 
 

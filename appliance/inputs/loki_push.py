@@ -27,7 +27,6 @@ from .bodies import (
     NAME_CHARS_MAX,
     RECORDS_MAX,
     RESERVED,
-    SEVERITY_OF,
     VALUES_MAX,
     Answer,
     Batch,
@@ -37,13 +36,15 @@ from .bodies import (
     Request,
     encode_header,
     front,
-    header,
     open_name,
     part_tails,
     rfc3339,
+    severity_header,
+    severity_of,
     small_cache,
     split_line,
     submessages,
+    time_header,
 )
 
 PROTOBUF: Final = "application/x-protobuf"
@@ -115,14 +116,10 @@ def _more(entry: Entry, severity: str) -> list[bytes]:
     """The headers of one entry."""
     metadata = entry.metadata
     severity = _first(metadata, SEVERITY_LABELS) or severity if metadata else severity
-    more = [header("severity", _severity(severity))] if severity else []
+    more = [severity_header(severity_of(severity))] if severity else []
     if time := rfc3339(entry.time_ns):
-        more.append(encode_header("time", time))
-    return more + [header(open_name(name), value) for name, value in metadata.items()]
-
-
-def _severity(text: str) -> str:
-    return SEVERITY_OF.get(text.lower(), text[:40])
+        more.append(time_header(time))
+    return more + [encode_header(open_name(name), value) for name, value in metadata.items()]
 
 
 def _first(labels: Mapping[str, str], names: tuple[str, ...]) -> str:

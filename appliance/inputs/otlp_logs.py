@@ -32,7 +32,6 @@ from .bodies import (
     NAME_CHARS_MAX,
     RECORDS_MAX,
     RETRY_AFTER_S,
-    SEVERITY_OF,
     VALUES_MAX,
     Answer,
     Batch,
@@ -42,11 +41,12 @@ from .bodies import (
     Outcome,
     Rejected,
     Request,
-    encode_header,
-    header,
     rfc3339,
+    severity_header,
+    severity_of,
     small_cache,
     submessages,
+    time_header,
 )
 
 PROTOBUF: Final = ("application/x-protobuf", "application/protobuf")
@@ -126,9 +126,9 @@ class _Records:
         """Take one record more; a batch that it has filled."""
         more: list[bytes] = []
         if severity:
-            more.append(header("severity", severity))
+            more.append(severity_header(severity))
         if time := rfc3339(time_ns):
-            more.append(encode_header("time", time))
+            more.append(time_header(time))
         tail = self._front.tail(*more)
         size = len(value) + len(tail)
         if size > self._bytes_max:
@@ -180,7 +180,7 @@ def _severity(number: int, text: str) -> str:
         if number < 17:
             return "notice" if number < 13 else "warning"
         return ("err", "crit", "alert", "alert")[number - 17] if number < 21 else "emerg"
-    return SEVERITY_OF.get(text.lower(), text[:40])
+    return severity_of(text)
 
 
 # ---- JSON
