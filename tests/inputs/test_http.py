@@ -5,8 +5,10 @@ from __future__ import annotations
 import gzip
 import http.client
 import os
+import shutil
 import signal
 import socket
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -252,6 +254,20 @@ def test_what_is_refused_is_counted(web: Box) -> None:
     refused = web.row("web")["refused"]
     web.send("web", "[", content_type="application/json")
     wait_for(lambda: web.row("web")["refused"] > refused, "the refusal to be shown")
+
+
+@pytest.mark.skipif(not shutil.which("curl"), reason="no curl")
+def test_curl_sends_a_file(web: Box, before: int, tmp_path: Path) -> None:
+    """Goal: as the page says.  Method: a body that is so large that curl waits to be asked for it."""
+    lines = b"".join(b"line %d\n" % number for number in range(80_000))
+    file = tmp_path / "app.log"
+    host, port = web.address("web")
+    for content, options in ((lines, ()), (gzip.compress(lines), ("-H", "Content-Encoding: gzip"))):
+        file.write_bytes(content)
+        command = ["curl", "-sSf", *options, "--data-binary", f"@{file}", f"http://{host}:{port}/?app=shop"]
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        assert msgspec.json.decode(answer.stdout) == {"messages": 80_000}
+    assert new_values(web, before) == lines.splitlines() * 2
 
 
 # ---- kills
