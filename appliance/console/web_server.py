@@ -9,12 +9,9 @@ of those that are idle: who holds places without asking, or without a login, los
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ipaddress
 import itertools
-import logging
-import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from email.utils import formatdate
 from typing import Any, ClassVar, Final
 
@@ -23,6 +20,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..addresses import MAPPED, Network, site_of
+from ..processes.http_server import HttpServer
 from ..wire.sockets import set_options
 
 CONNECTIONS_MAX: Final = 128
@@ -31,11 +29,7 @@ HEADER_BYTES_MAX: Final = 32 * 1024
 IDLE_S_MAX: Final = 10.0
 STOP_S_MAX: Final = 0.5
 """How long a stop waits for answers: a page that does not read does not delay it."""
-ACCEPT_PAUSE_S: Final = 1.0
-"""How long the listener is left alone after a connection that could not be accepted."""
 _numbers = itertools.count()
-
-logger = logging.getLogger(__name__)
 
 
 class Connection(H11Protocol):
@@ -100,73 +94,6 @@ class Connection(H11Protocol):
         self._check_later()
 
 
-class HttpServer(uvicorn.Server):
-    """Accepts by itself, and leaves signals alone: the supervisor says when this process stops.
-
-    uvicorn's own loop wakes up ten times a second, to look whether it should stop and to set the date.  asyncio's
-    servers try 2,048 times in a row to accept a connection for which no descriptor is left, with a log entry for each.
-    """
-
-    def __init__(self, settings: uvicorn.Config, stopping: asyncio.Event) -> None:
-        super().__init__(settings)
-        self._stopping = stopping
-        self._accepted: set[asyncio.Task[Any]] = set()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await self.lifespan.startup()
-        self.servers = []
-        for sock in sockets or ():
-            sock.setblocking(False)
-            self._listen(sock)
-        self.started = True
-
-    def _listen(self, sock: socket.socket) -> None:
-        if not self._stopping.is_set():
-            asyncio.get_running_loop().add_reader(sock.fileno(), self._accept, sock)
-
-    def _accept(self, sock: socket.socket) -> None:
-        """Accept one connection; the loop reports the next one."""
-        loop = asyncio.get_running_loop()
-        try:
-            accepted, _ = sock.accept()
-        except (BlockingIOError, ConnectionError):  # it has gone
-            return
-        except OSError as error:
-            logger.warning("a connection to the console is not accepted: %s", error.strerror)
-            loop.remove_reader(sock.fileno())
-            loop.call_later(ACCEPT_PAUSE_S, self._listen, sock)
-            return
-        accepted.setblocking(False)
-        task = loop.create_task(loop.connect_accepted_socket(self._connection, accepted))
-        self._accepted.add(task)
-        task.add_done_callback(self._accepted.discard)
-
-    def _connection(self) -> asyncio.Protocol:
-        return Connection(self.config, self.server_state, self.lifespan.state)
-
-    async def main_loop(self) -> None:
-        await self._stopping.wait()
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Let requests be answered for STOP_S_MAX, then cut them."""
-        for sock in sockets or ():
-            asyncio.get_running_loop().remove_reader(sock.fileno())
-            sock.close()
-        for connection in list(self.server_state.connections):
-            connection.shutdown()
-        if tasks := set(self.server_state.tasks):
-            await asyncio.wait(tasks, timeout=STOP_S_MAX)
-        for connection in list(self.server_state.connections):
-            connection.transport.abort()
-        for task in self.server_state.tasks:
-            task.cancel()
-        await self.lifespan.shutdown()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 async def serve_until(
     stopping: asyncio.Event, app: ASGIApp, sockets: Sequence[Any], proxies: Sequence[Network] = ()
 ) -> None:
@@ -183,5 +110,6 @@ async def serve_until(
         proxy_headers=False,
         h11_max_incomplete_event_size=HEADER_BYTES_MAX,
     )
-    await HttpServer(settings, stopping).serve(sockets=list(sockets))
+    server = HttpServer(settings, stopping, name="the console", stop_s_max=STOP_S_MAX)
+    await server.serve(sockets=list(sockets))
     stopping.set()

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Final
 
 from ..client import Admin, Producer
-from ..errors import ApplianceError, StorageFault
+from ..errors import ApplianceError, ConfigFault, StorageFault
 from ..input_settings import Files, Http, InputSettings, Syslog
 from ..processes.messages import TO_SIDE_PROCESS, InputStats, Stop
 from ..processes.supervisor.inputs import InputArguments
@@ -98,8 +98,9 @@ class _InputProcess:
             machinery = Machinery(arguments.name, arguments.config, store, outlet, ledger, arguments.sockets)
             try:
                 await self._recover(ledger)
-                if not self._stopping.is_set():
-                    await self._take(make_input(arguments.settings, machinery), ledger)
+                source = await self._make(machinery, ledger)
+                if source is not None:
+                    await self._take(source, ledger)
             finally:
                 beating.cancel()
         os._exit(0)  # threads of the client may wait for an appliance that is gone
@@ -125,6 +126,17 @@ class _InputProcess:
                 await self._pause(RETRY_S)
             else:
                 return
+
+    async def _make(self, machinery: Machinery, ledger: Ledger) -> Input | None:
+        """Make the input as soon as what it needs can be used, such as its files; None: Stop came before."""
+        while not self._stopping.is_set():
+            try:
+                return make_input(self._arguments.settings, machinery)
+            except ConfigFault as error:
+                ledger.trouble(0, self._arguments.name, str(error))
+                self._tell(ledger.stats())
+                await self._pause(RETRY_S)
+        return None
 
     async def _take(self, source: Input, ledger: Ledger) -> None:
         """Run the input until Stop comes; then let what it has taken be flushed, noted and published."""

@@ -264,6 +264,5 @@ def _bind_path(sock: socket.socket, path: Path) -> None:
 
 def _bound_text(text: str, sock: socket.socket) -> str:
     """The address with the port that the system has chosen."""
-    scheme, _, _ = text.partition("://")
-    name = sock.getsockname()
-    return text if sock.family == socket.AF_UNIX else f"{scheme}://{address_text(name)}"
+    address = parse_address(text)
+    return text if address.path else f"{address.scheme}://{address_text(sock.getsockname())}"

@@ -1,0 +1,641 @@
+"""Takes logs in by HTTP: lines, JSON, and the protocols that shippers have for OpenTelemetry, Loki and Elasticsearch.
+
+==============================  =====================================================================================
+request                         is
+==============================  =====================================================================================
+POST /v1/logs                   OTLP/HTTP logs (:mod:`.otlp_logs`)
+POST /loki/api/v1/push          Loki push (:mod:`.loki_push`)
+POST /_bulk, /INDEX/_bulk       Elasticsearch bulk (:mod:`.elastic_bulk`); GET / and others that its clients ask first
+POST to other paths             lines, NDJSON or a JSON array (:mod:`.bodies`), by content type; without a clear one an
+                                array if it is one, else lines.  ``?app=`` and ``?host=`` say whose they are
+==============================  =====================================================================================
+
+An answer of 2xx comes once everything is flushed.  401, 403, 404, 405, 415: this request is none that is taken.  400:
+the body is wrong, and nothing of it was taken.  413: it never fits.  408, 429 and 503, with Retry-After: not now; what
+comes again may be in the log twice.
+
+Bounds: ``connections_max`` connections; when there is no place, the oldest that waits for its sender gives way, of the
+address that has most.  A head has HEADER_BYTES_MAX and comes within HEAD_MS_MAX; a connection has PIPELINE_MAX requests
+that wait for their turn.  A body comes with RATE_BYTES_MIN a second after BODY_S and has ``body_bytes_max``, packed and
+unpacked; all bodies in hand have BODIES_FACTOR times that.  What is on its way to a topic stays counted, also when its
+sender was told to send it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import importlib.util
+import ipaddress
+import re
+import ssl
+from base64 import b64decode
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qsl
+
+from .. import extras
+from ..addresses import MAPPED, Network, parse_networks
+from ..errors import ApplianceError, BadValue, BufferFull, CorruptBatch, InvalidTopic, MessageTooLarge
+from ..input_settings import Http, parse_address
+from ..processes.tls_files import TlsFiles
+from ..records.batch import CODECS
+from ..records.compression import GZIP, NONE, ZSTD, decompress
+from ..security.secret_files import read_secret_file
+from .bodies import RETRY_AFTER_S, Answer, Batch, BodyFault, BodyReader, BodyTooLarge, Lines, Outcome, Rejected, Request
+from .elastic_bulk import BULK_PATH, ElasticBulk, preparation
+from .intake import Intake, Message
+from .machinery import Machinery, Topics
+
+if TYPE_CHECKING:
+    from .http_connection import SenderConnection
+
+PACKAGES: Final = ("uvicorn", "httptools", "google.protobuf", "opentelemetry.proto")
+HEADER_BYTES_MAX: Final = 64 * 1024
+HEAD_MS_MAX: Final = 10_000
+KEEP_S: Final = 75
+"""How long a connection may be idle between requests."""
+PIPELINE_MAX: Final = 16
+BODY_S: Final = 10.0
+RATE_BYTES_MIN: Final = 16 * 1024
+ANSWER_MS_MAX: Final = 30_000
+"""How long a request waits until what it has sent is flushed: senders wait longer."""
+UNREAD_S: Final = 30.0
+"""How long a sender may leave an answer unread."""
+LINGER_S: Final = 2.0
+"""How long the rest of a body is read and dropped that was answered early: else its sender would not see the answer."""
+CHECK_S: Final = 2.0
+BODIES_FACTOR: Final = 4
+REFUSED_SOURCES_MAX: Final = 1_000
+"""Addresses by which refusals are counted in a minute; others count as one."""
+NO_APP: Final = "unknown"
+"""Stands in the name of a topic for an application that is not named."""
+GROUP_BYTES: Final = 2 << 20
+GROUP_RECORDS: Final = 20_000
+"""How much of a request is put at a time: a group ends with the batch that reaches one of them."""
+OTLP_PATH: Final = "/v1/logs"
+LOKI_PATH: Final = "/loki/api/v1/push"
+OTHER_APIS: Final = re.compile(r"/v1/(traces|metrics|profiles)$|/v1development/|/loki/|/_|/[^/]+/_")
+"""Paths of protocols that have no logs: what comes there is no lines."""
+_ENCODINGS: Final = {b"gzip": GZIP, b"x-gzip": GZIP, b"zstd": ZSTD}
+
+
+class Gone(ApplianceError):
+    """The sender closed the connection before its body was complete."""
+
+
+LINES: Final = Lines()
+
+
+def http_input(settings: Http, machinery: Machinery) -> HttpInput:
+    """Raises BadValue: packages are missing, or a file cannot be used."""
+    missing = [name for name in PACKAGES if not _is_there(name)]
+    if missing:
+        packages = " and ".join(missing)
+        raise BadValue(f"inputs.{machinery.name}: {packages} missing: {extras.install('inputs')}")
+    return HttpInput(settings, machinery)
+
+
+def _is_there(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # not even what it is in
+        return False
+
+
+class HttpInput:
+    """The input: see the module's docstring."""
+
+    def __init__(self, settings: Http, machinery: Machinery) -> None:
+        self._settings, self._machinery, self._ledger = settings, machinery, machinery.ledger
+        self._intake = Intake(machinery)
+        self._topics = Topics(settings.topic, settings.topics_max)
+        self._access = _Access(settings, machinery)
+        self._bodies = _Bodies(BODIES_FACTOR * settings.body_bytes_max)
+        self._readers: dict[str, BodyReader] = {}
+        self._reading: set[asyncio.Timeout] = set()
+        self._refused_sources: Counter[str] = Counter()
+        self._refused_minute = 0
+        self._stopping = asyncio.Event()
+        self._served: asyncio.Task[None] | None = None
+        self._clock_s = asyncio.get_running_loop().time
+        names = [text for text in settings.listen if parse_address(text).scheme == "https"]
+        self._tls = TlsFiles(machinery.config.tls) if names else None
+        self._secured = [machinery.sockets[name] for name in names]
+
+    async def run(self) -> None:
+        import uvicorn
+
+        from ..processes.http_server import HttpServer
+        from .http_connection import SenderConnection
+
+        bounds = {"connections_max": self._settings.connections_max, "on_fault": staticmethod(self._note_fault)}
+        settings = uvicorn.Config(
+            self._serve,
+            http=type("BoundedConnection", (SenderConnection,), bounds),
+            interface="asgi3",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=KEEP_S,
+        )
+        server = HttpServer(
+            settings,
+            self._stopping,
+            name=f"inputs.{self._machinery.name}",
+            stop_s_max=ANSWER_MS_MAX / 1000,
+            tls=dict.fromkeys(self._secured, self._context),
+            handshake_s_max=self._machinery.config.tls.handshake_ms_max / 1000,
+        )
+        self._served = asyncio.create_task(server.serve(list(self._machinery.sockets.values())))
+        while not self._served.done():
+            await asyncio.wait({self._served}, timeout=CHECK_S)
+            for connection in list(server.server_state.connections):
+                if isinstance(connection, SenderConnection):
+                    connection.check(self._clock_s())
+            self._reload_tls()
+        await self._served
+
+    async def drain(self) -> None:
+        """Answer the requests that have come whole, and refuse the others: they are sent again."""
+        self._stopping.set()
+        for scope in self._reading:
+            scope.reschedule(0)
+        if self._served is not None:
+            await self._served
+        await self._intake.drain()
+
+    # ---- one request
+
+    async def _serve(self, scope: Any, receive: Any, send: Any) -> None:
+        """The ASGI application."""
+        connection: SenderConnection = scope["state"]["connection"]
+        connection.is_answering = False
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        request = _request_of(scope, headers, self._settings.message_bytes_max)
+        exchange = _Exchange(scope, receive, send, connection)
+        held = self._bodies.hold(request.host)
+        reader: BodyReader = LINES
+        try:
+            self._access.check(request.host, headers.get(b"authorization", b""))
+            if (answer := _greeting(scope["method"], request.path)) is None:
+                reader = self._reader_of(request)
+                if scope["method"] not in ("POST", "PUT"):
+                    raise Rejected(405, f"{scope['method']} {request.path[:100]}: logs are sent by POST")
+                body = await self._read_body(exchange, reader.packed, headers, held)
+                connection.is_answering = True
+                outcome = await self._take(request, reader, body, held)
+                self._note_refused_records(request, outcome)
+                answer = reader.accepted(request, outcome)
+        except Gone:
+            return
+        except Rejected as rejected:
+            self._note_rejected(request.host, rejected)
+            answer = reader.fault(request, rejected.status, str(rejected))
+        finally:
+            held.release()
+            connection.is_answering = False
+        await exchange.answer(answer)
+
+    def _reader_of(self, request: Request) -> BodyReader:
+        """Raises Rejected: 404."""
+        path = request.path.rstrip("/")
+        if path == OTLP_PATH:
+            from .otlp_logs import OtlpLogs
+
+            return OtlpLogs()
+        if path == LOKI_PATH:
+            from .loki_push import LokiPush
+
+            return LokiPush(request.content_type)
+        if BULK_PATH.fullmatch(path):
+            return ElasticBulk()
+        if OTHER_APIS.match(path):
+            raise Rejected(
+                404, f"{path[:100]}: nothing is taken here; logs go to {OTLP_PATH}, {LOKI_PATH}, /_bulk or /"
+            )
+        return LINES
+
+    async def _read_body(self, exchange: _Exchange, packed: int, headers: dict[bytes, bytes], held: _Held) -> bytes:
+        """The body as the sender has it, unpacked.
+
+        Raises:
+            Rejected, Gone.
+        """
+        bytes_max = self._settings.body_bytes_max
+        too_large = f"the body has more than {bytes_max} bytes (body_bytes_max): send less at a time"
+        encoding = headers.get(b"content-encoding", b"").strip().lower()
+        codec = packed if encoding in (b"", b"identity", CODECS[packed].encode()) else _ENCODINGS.get(encoding)
+        if codec is None:
+            raise Rejected(415, f"Content-Encoding {encoding.decode('latin-1')[:40]}: must be gzip, zstd or identity")
+        length = headers.get(b"content-length", b"")
+        if length.isdigit() and int(length) > bytes_max:
+            raise Rejected(413, too_large)
+        if self._stopping.is_set():
+            raise Rejected(503, "this input stops, or starts again")
+        begun = self._clock_s()
+        pieces: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(BODY_S) as scope:
+                self._reading.add(scope)
+                async for piece in exchange.pieces():
+                    pieces.append(piece)
+                    size += len(piece)
+                    if size > bytes_max:
+                        raise Rejected(413, too_large)
+                    if not held.grow(len(piece)):
+                        raise Rejected(429, "too much is on its way: send it again")
+                    if not self._stopping.is_set():
+                        scope.reschedule(begun + BODY_S + size / RATE_BYTES_MIN)
+        except TimeoutError:
+            if self._stopping.is_set():
+                raise Rejected(503, "this input stops, or starts again") from None
+            raise Rejected(408, f"the body comes too slowly: {size} bytes in {self._clock_s() - begun:.0f} s") from None
+        finally:
+            self._reading.discard(scope)
+        body = b"".join(pieces)
+        return self._unpack(body, codec, held) if body and codec != NONE else body
+
+    def _unpack(self, body: bytes, codec: int, held: _Held) -> bytes:
+        bytes_max = self._settings.body_bytes_max
+        room = min(bytes_max, held.room)
+        try:
+            unpacked = decompress(codec, body, room)
+        except MessageTooLarge:
+            if room < bytes_max:
+                raise Rejected(429, "too much is on its way: send it again") from None
+            raise Rejected(413, f"the body unpacks to more than {bytes_max} bytes (body_bytes_max)") from None
+        except CorruptBatch as error:
+            raise Rejected(400, f"the body cannot be unpacked: {error}") from None
+        held.grow(len(unpacked))
+        return unpacked
+
+    async def _take(self, request: Request, reader: BodyReader, body: bytes, held: _Held) -> Outcome:
+        """Put the records of a body; return when all are flushed.
+
+        Raises:
+            Rejected: not all are.  What is still on its way stays counted in ``held``.
+        """
+        outcome = Outcome()
+        deadline = self._clock_s() + ANSWER_MS_MAX / 1000
+        try:
+            for batches in _groups(reader.batches(request, body, outcome)):
+                each = outcome if reader.per_record else None
+                puts = [asyncio.create_task(self._put_batch(request.host, batch, each)) for batch in batches]
+                done, late = await asyncio.wait(puts, timeout=max(0.0, deadline - self._clock_s()))
+                if late:
+                    held.keep(late)
+                for error in [put.exception() for put in done]:
+                    if error is not None:
+                        raise error
+                if late:
+                    raise Rejected(503, f"not flushed within {ANSWER_MS_MAX} ms: send it again; some may be in the log")
+                if each is None:
+                    outcome.taken += sum(len(batch.values) for batch in batches)
+        except BodyTooLarge as error:
+            raise Rejected(413, str(error)) from None
+        except BodyFault as error:
+            raise Rejected(400, str(error)) from None
+        return outcome
+
+    async def _put_batch(self, source: str, batch: Batch, outcome: Outcome | None) -> None:
+        """Put the records of a batch.  ``outcome``: notes those that are refused; None: the first one is an error.
+
+        Raises:
+            Rejected.
+        """
+        app, host = batch.app or NO_APP, batch.host
+        key = {"": None, "app": app, "host": host}[self._settings.key]
+        encoded = None if key is None else key.encode("utf-8", "replace")
+        messages = [Message(value, tail, encoded) for value, tail in zip(batch.values, batch.tails, strict=True)]
+        try:
+            topic = self._topics.of({"app": _topic_field(app), "host": _topic_field(host)})
+        except BadValue as error:
+            rejected = Rejected(429, str(error))
+            if outcome is None:
+                raise rejected from None
+            _refuse_all(outcome, batch.numbers, rejected)
+            return
+        await self._put(source, topic, messages, batch.numbers, outcome)
+
+    async def _put(
+        self, source: str, topic: str, messages: list[Message], numbers: Sequence[int], outcome: Outcome | None
+    ) -> None:
+        try:
+            await self._intake.put(source, topic, messages)
+        except MessageTooLarge as error:
+            if outcome is None:
+                raise Rejected(413, str(error)) from None
+            if len(messages) == 1:
+                outcome.refuse(numbers[0], 413, str(error))
+                return
+            half = len(messages) // 2
+            await self._put(source, topic, messages[:half], numbers[:half], outcome)
+            await self._put(source, topic, messages[half:], numbers[half:], outcome)
+        except ApplianceError as error:
+            rejected = _rejected_of(error)
+            if outcome is None:
+                raise rejected from None
+            _refuse_all(outcome, numbers, rejected)
+        else:
+            if outcome is not None:
+                outcome.taken += len(messages)
+
+    # ---- what is counted
+
+    def _note_rejected(self, host: str, rejected: Rejected) -> None:
+        if rejected.status in RETRY_AFTER_S:  # nothing is lost: it comes again
+            self._ledger.trouble(0, host, f"answered {rejected.status}: {rejected}")
+        else:
+            self._note_refused(host, _REASONS.get(rejected.status, "malformed"), 1)
+
+    def _note_refused_records(self, request: Request, outcome: Outcome) -> None:
+        reasons = Counter(status for status, _ in outcome.refused.values())
+        for status, count in reasons.items():
+            if status in RETRY_AFTER_S:
+                self._ledger.trouble(0, request.host, f"answered {status} for records")
+            else:
+                self._note_refused(request.host, _REASONS.get(status, "malformed"), count)
+
+    def _note_refused(self, host: str, reason: str, records: int) -> None:
+        minute = self._ledger.minute()
+        if minute != self._refused_minute:
+            self._refused_minute = minute
+            self._refused_sources.clear()
+        if host not in self._refused_sources and len(self._refused_sources) >= REFUSED_SOURCES_MAX:
+            host = "others"
+        self._refused_sources[host] += records
+        self._ledger.refused(0, host, reason, records)
+        self._ledger.trouble(0, host, f"records are refused: {reason}")
+
+    def _note_fault(self, host: str) -> None:
+        """Something that is no HTTP came."""
+        self._note_refused(host, "no HTTP request", 1)
+
+    # ---- files
+
+    def _context(self) -> ssl.SSLContext:
+        assert self._tls is not None
+        return self._tls.context
+
+    def _reload_tls(self) -> None:
+        if self._tls is not None and self._tls.have_changed():
+            try:
+                self._tls.load(self._machinery.config.tls)
+            except BadValue as error:
+                self._ledger.trouble(0, self._machinery.name, f"the certificates stay the earlier ones: {error}")
+
+
+_REASONS: Final = {
+    401: "no valid token",
+    403: "address not allowed",
+    404: "no such path",
+    405: "method not allowed",
+    413: "too large",
+    415: "unknown encoding",
+}
+
+
+def _rejected_of(error: ApplianceError) -> Rejected:
+    """What a sender is told when its messages cannot be flushed."""
+    if isinstance(error, InvalidTopic):
+        return Rejected(400, str(error))
+    if isinstance(error, BufferFull):
+        return Rejected(429, str(error))
+    return Rejected(503, str(error))  # also what only an operator can mend: the sender keeps its logs until then
+
+
+def _refuse_all(outcome: Outcome, numbers: Sequence[int], rejected: Rejected) -> None:
+    for number in numbers:
+        outcome.refuse(number, rejected.status, str(rejected))
+
+
+def _topic_field(value: str) -> str:
+    return value[:100].strip(".") or "_"
+
+
+def _groups(batches: Iterator[Batch]) -> Iterator[list[Batch]]:
+    """Batches that are put together: those of many applications need not wait for each other."""
+    group: list[Batch] = []
+    size = records = 0
+    for batch in batches:
+        group.append(batch)
+        records += len(batch.values)
+        size += sum(map(len, batch.values)) + sum(map(len, batch.tails))
+        if size >= GROUP_BYTES or records >= GROUP_RECORDS:
+            yield group
+            group, size, records = [], 0, 0
+    if group:
+        yield group
+
+
+def _request_of(scope: Any, headers: dict[bytes, bytes], message_bytes_max: int) -> Request:
+    return Request(
+        host_of_peer(scope["client"]),
+        scope["path"],
+        headers.get(b"content-type", b"").decode("latin-1").partition(";")[0].strip().lower(),
+        dict(parse_qsl(scope["query_string"].decode("latin-1"), max_num_fields=None, errors="replace")),
+        message_bytes_max,
+    )
+
+
+def host_of_peer(client: Sequence[Any] | None) -> str:
+    """The address of a sender, without port and zone."""
+    return str(client[0]).removeprefix(MAPPED).partition("%")[0] if client else "?"
+
+
+def _greeting(method: str, path: str) -> Answer | None:
+    """The answer to a request that asks whether, or what, this is; None: it does not."""
+    if path in ("/ready", "/health") and method in ("GET", "HEAD"):
+        return Answer(200, "text/plain", b"ready\n")
+    return preparation(method, path)
+
+
+class _Exchange:
+    """The body of one request, and the answer to it."""
+
+    def __init__(self, scope: Any, receive: Any, send: Any, connection: SenderConnection) -> None:
+        self._scope, self._receive, self._send, self._connection = scope, receive, send, connection
+        self._is_read = False
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """Raises Gone."""
+        while not self._is_read:
+            event = await self._receive()
+            if event["type"] != "http.request":
+                raise Gone
+            self._is_read = not event["more_body"]
+            if event["body"]:
+                yield event["body"]
+
+    async def answer(self, answer: Answer) -> None:
+        status, content_type, body, more = answer
+        headers = [(b"content-type", content_type.encode()), *more]
+        if status != 204:
+            headers.append((b"content-length", b"%d" % len(body)))
+        if status in RETRY_AFTER_S:
+            headers.append((b"retry-after", b"%d" % RETRY_AFTER_S[status]))
+        if status == 401:
+            headers.append((b"www-authenticate", b'Bearer realm="logs"'))
+        is_get = self._scope["method"] in ("GET", "HEAD")
+        if not self._is_read and not is_get:
+            headers.append((b"connection", b"close"))
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        if not self._is_read and not is_get:
+            await self._send({"type": "http.response.body", "body": body, "more_body": True})
+            await self._linger()
+            body = b""
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def _linger(self) -> None:
+        """Read and drop the rest of the body for a while: closing at once would take the answer from the sender."""
+        try:
+            async with asyncio.timeout(LINGER_S):
+                async for _ in self.pieces():
+                    pass
+        except (TimeoutError, Gone):
+            pass
+
+
+class _Bodies:
+    """Counts the bytes of all bodies in hand.  One address gets at most half of them."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.total = 0
+        self.by_host: Counter[str] = Counter()
+
+    def hold(self, host: str) -> _Held:
+        return _Held(self, host)
+
+
+class _Held:
+    """What one request has in hand of it."""
+
+    def __init__(self, bodies: _Bodies, host: str) -> None:
+        self._bodies, self._host = bodies, host
+        self._bytes = 0
+        self._late: set[asyncio.Task[None]] = set()
+        self._is_over = False
+
+    @property
+    def room(self) -> int:
+        bodies = self._bodies
+        return max(0, min(bodies.bytes_max - bodies.total, bodies.bytes_max // 2 - bodies.by_host[self._host]))
+
+    def grow(self, size: int) -> bool:
+        """Take so much more; False: there is no room."""
+        if size > self.room:
+            return False
+        self._bytes += size
+        self._bodies.total += size
+        self._bodies.by_host[self._host] += size
+        return True
+
+    def keep(self, tasks: set[asyncio.Task[None]]) -> None:
+        """The request ends without them; what it holds is given back when they have ended, too."""
+        self._late |= tasks
+        for task in tasks:
+            task.add_done_callback(self._on_late)
+
+    def _on_late(self, task: asyncio.Task[None]) -> None:
+        self._late.discard(task)
+        if not task.cancelled():
+            task.exception()  # nobody waits for it any more
+        if self._is_over and not self._late:
+            self._give_back()
+
+    def release(self) -> None:
+        self._is_over = True
+        if not self._late:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        bodies = self._bodies
+        bodies.total -= self._bytes
+        bodies.by_host[self._host] -= self._bytes
+        if not bodies.by_host[self._host]:
+            del bodies.by_host[self._host]
+        self._bytes = 0
+
+
+class _Access:
+    """Who may send: networks, and tokens in a file that is read again when it changes."""
+
+    def __init__(self, settings: Http, machinery: Machinery) -> None:
+        """Raises BadValue: the file cannot be used."""
+        self._networks: list[Network] = parse_networks(",".join(settings.allow))
+        self._path = Path(settings.token_file) if settings.token_file else None
+        self._key, self._machinery = f"inputs.{machinery.name}.token_file", machinery
+        self._digests: list[bytes] = []
+        self._fault = ""
+        self._seen: tuple[int, ...] = ()
+        if self._path is not None:
+            self._seen = self._signature(self._path)
+            self._load(self._path)
+
+    def check(self, host: str, authorization: bytes) -> None:
+        """Raises Rejected."""
+        if self._networks:
+            address = ipaddress.ip_address(host)
+            if not any(address in network for network in self._networks):
+                raise Rejected(403, f"{host} is in none of the networks that may send (allow)")
+        if self._path is None:
+            return
+        self._reload(self._path)
+        if self._fault:
+            raise Rejected(503, self._fault)
+        given = hashlib.sha256(_token_of(authorization)).digest()
+        is_known = False
+        for digest in self._digests:  # all of them: the time tells nothing
+            is_known |= hmac.compare_digest(digest, given)
+        if not is_known:
+            raise Rejected(401, "no token that this input knows: Authorization: Bearer TOKEN")
+
+    def _reload(self, path: Path) -> None:
+        seen = self._signature(path)
+        if seen == self._seen:
+            return
+        self._seen = seen
+        try:
+            self._load(path)
+        except BadValue as error:
+            self._machinery.ledger.trouble(0, self._machinery.name, str(error))
+            self._fault = "the tokens of this input cannot be read"  # not 401: senders drop what they have then
+        else:
+            self._fault = ""
+
+    def _load(self, path: Path) -> None:
+        lines = [line.strip() for line in read_secret_file(path, self._key).splitlines()]
+        digests = [hashlib.sha256(line).digest() for line in lines if line and not line.startswith(b"#")]
+        if not digests:
+            raise BadValue(f"{self._key} = {path}: must have a token on a line")
+        self._digests = digests
+
+    @staticmethod
+    def _signature(path: Path) -> tuple[int, ...]:
+        try:
+            status = path.stat()
+        except OSError:
+            return ()
+        return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_mode
+
+
+def _token_of(authorization: bytes) -> bytes:
+    """The token of ``Bearer TOKEN``, of ``Basic`` as its password, of Elasticsearch's ``ApiKey`` as its key."""
+    kind, _, value = authorization.strip().partition(b" ")
+    kind, value = kind.lower(), value.strip()
+    if kind in (b"basic", b"apikey"):
+        try:
+            return b64decode(value, validate=True).partition(b":")[2]
+        except ValueError:
+            return b""
+    return value if kind == b"bearer" else b""

@@ -1,0 +1,121 @@
+"""One connection of a sender of an input by HTTP: the bounds that uvicorn's own protocol does not have."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections import Counter
+from collections.abc import Callable
+from email.utils import formatdate
+from typing import ClassVar, Final
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from ..wire.sockets import set_options
+from .http import HEAD_MS_MAX, HEADER_BYTES_MAX, PIPELINE_MAX, UNREAD_S, host_of_peer
+
+_numbers = itertools.count()
+_silent = logging.getLogger(f"{__name__}.silent")
+_silent.setLevel(logging.ERROR)  # what is no HTTP is counted, and not worth a line each time
+
+
+class SenderConnection(HttpToolsProtocol):
+    """The application finds it in the state of a request, as ``connection``."""
+
+    connections_max: ClassVar[int]
+    on_fault: ClassVar[Callable[[str], None]]
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.logger = _silent
+        self.number = next(_numbers)
+        peer = transport.get_extra_info("peername")
+        self.host = host_of_peer(peer)
+        self.is_answering = False
+        """Whether a request has come whole, and its messages are on their way."""
+        self._head_since: float | None = self.loop.time()
+        self._unread_since: float | None = None
+        self._quiet_bytes = 0  # since the last piece of a body, or end of a head
+        self.app_state = {**self.app_state, "connection": self}
+        if peer is None or not self._find_place():
+            transport.abort()
+            return
+        set_options(transport.get_extra_info("socket"), peer[0])
+
+    def _find_place(self) -> bool:
+        """Let another connection give way if there is no place; False if none can."""
+        open_ones = [
+            one for one in self.connections if isinstance(one, SenderConnection) and not one.transport.is_closing()
+        ]
+        if len(open_ones) <= self.connections_max:
+            return True
+        waiting = [one for one in open_ones if one is not self and not one.is_answering]
+        if not waiting:
+            return False
+        crowds = Counter(one.host for one in open_ones)
+        crowd = max(crowds[one.host] for one in waiting)
+        min((one for one in waiting if crowds[one.host] == crowd), key=lambda one: one.number).transport.abort()
+        return True
+
+    # ---- what comes
+
+    def data_received(self, data: bytes) -> None:
+        self.server_state.default_headers = _DATE.headers(self.loop.time())
+        self._quiet_bytes += len(data)
+        if self._head_since is None and (self.cycle is None or self.cycle.response_complete):
+            self._head_since = self.loop.time()
+        super().data_received(data)
+        if self._quiet_bytes > HEADER_BYTES_MAX and not self.transport.is_closing():  # a head, or trailers, without end
+            self.send_400_response("The head of the request is too large.")
+
+    def on_message_begin(self) -> None:
+        if len(self.pipeline) >= PIPELINE_MAX:
+            raise ValueError("too many requests without an answer")
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._quiet_bytes, self._head_since = 0, None
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._quiet_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._quiet_bytes = 0
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        type(self).on_fault(self.host)
+        super().send_400_response(msg)
+
+    # ---- from time to time
+
+    def check(self, now: float) -> None:
+        """Close the connection if its sender takes too long to send a head, or to read an answer."""
+        if self._head_since is not None and now - self._head_since > HEAD_MS_MAX / 1000:
+            self.transport.abort()
+        elif not self.transport.get_write_buffer_size():
+            self._unread_since = None
+        elif self._unread_since is None:
+            self._unread_since = now
+        elif now - self._unread_since > UNREAD_S:
+            self.transport.abort()
+
+
+class _Date:
+    """The header Date, made once a second."""
+
+    def __init__(self) -> None:
+        self._second = -1
+        self._headers: list[tuple[bytes, bytes]] = []
+
+    def headers(self, now: float) -> list[tuple[bytes, bytes]]:
+        if int(now) != self._second:
+            self._second = int(now)
+            self._headers = [(b"date", formatdate(usegmt=True).encode())]
+        return self._headers
+
+
+_DATE: Final = _Date()
