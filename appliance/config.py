@@ -362,6 +362,14 @@ class Topics(TopicSettings, frozen=True, kw_only=True):
     partitions_max: Annotated[
         int, Meta(ge=1, le=100_000, description="most partitions on this appliance; more are refused")
     ] = 10_000
+    trash_ms: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=OFFSET_MAX,
+            description="deleted topics can be brought back for this long, unless room is wanted; 0 = not at all",
+        ),
+    ] = 86_400_000
 
     @property
     def defaults(self) -> TopicSettings:

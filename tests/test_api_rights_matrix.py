@@ -140,6 +140,8 @@ VERBS: dict[str, dict[str, Any]] = {
     "ensure_topic": {"name": TOPIC},
     "alter_topic": {"name": TOPIC, "settings": {"retention.ms": "1000000"}, "partitions": 9},
     "delete_topic": {"name": "gone"},
+    "trash": {},
+    "undelete_topic": {"name": "gone"},
     "repair": {"name": "gone", "partition": 0},
     "report_damage": {"name": TOPIC, "partition": 0, "start": 0, "stop": 1},
     "delete_records": {"name": TOPIC, "partition": 0, "offset": 0},

@@ -285,6 +285,8 @@ TRIED: dict[str, list[Words]] = {
     "topics alter": [of("topics", "alter", "web", "--partitions", "2", "--data", "DATA")],
     "topics trim": [of("topics", "trim", "web", "--before", "1", "--yes", "--data", "DATA")],
     "topics delete": [of("topics", "delete", "web", "--yes", "--data", "DATA")],
+    "topics trash": [of("topics", "trash", "--data", "DATA")],
+    "topics undelete": [of("topics", "undelete", "web", "--data", "DATA")],
     "groups list": [of("groups", "list", "--data", "DATA")],
     "groups describe": [of("groups", "describe", "g", "--data", "DATA")],
     "groups reset": [of("groups", "reset", "g", "--topic", "web", "--to", "earliest", "--yes", "--data", "DATA")],

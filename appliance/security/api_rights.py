@@ -137,6 +137,8 @@ NATIVE_RIGHTS: Final[dict[str, Row]] = {
     "ensure_topic": (Right(_O.DESCRIBE, _TOPIC, How.EACH), *_CREATE),
     "alter_topic": (Right(_O.ALTER_CONFIGS, _TOPIC, How.EACH), Right(_O.ALTER, _TOPIC, How.EACH)),
     "delete_topic": _each(_O.DELETE, _TOPIC),
+    "trash": _cluster(_O.DESCRIBE),
+    "undelete_topic": _cluster(_O.ALTER),
     "delete_records": _each(_O.DELETE, _TOPIC),
     "topics": (Right(_O.DESCRIBE, _TOPIC, How.EACH), Right(_O.DESCRIBE, _TOPIC, How.LISTED)),
     "repair": _cluster(_O.ALTER),

@@ -235,6 +235,11 @@ def _topic(given: dict[str, Any], result: Any) -> Iterator[dict[str, object]]:
     yield {"topic": given["name"], **more, **_settings(given.get("settings", {}).items())}
 
 
+def _undeleted(given: dict[str, Any], result: Any) -> Iterator[dict[str, object]]:
+    partitions = {} if result is None else {"partitions": result["partitions"]}
+    yield {"topic": given["name"], "as": given.get("new_name") or given["name"], **partitions}
+
+
 def _ensured(given: dict[str, Any], result: Any) -> Iterator[dict[str, object]]:
     if result is not None and result["created"]:
         yield {"topic": given["name"], "partitions": result["partitions"]}
@@ -274,6 +279,7 @@ NATIVE_CHANGES: Final[dict[str, Callable[[dict[str, Any], Any], Iterator[dict[st
     "ensure_topic": _ensured,
     "alter_topic": _topic,
     "delete_topic": _topic,
+    "undelete_topic": _undeleted,
     "delete_records": _topic,
     "repair": _repaired,
     "commit": _rows_of("offsets", ("topic", "partition", "offset"), "group"),
