@@ -354,6 +354,10 @@ class TopicSettings(Struct, frozen=True, kw_only=True, rename=_TOPIC_NAMES):
         return {key.name: text_of(getattr(self, key.attribute)) for key in TOPIC_KEYS.values()}
 
 
+TRASH_MS_MAX = 90 * 86_400_000
+"""As long as ZooKeeper has the mark of a deletion (``zookeeper/cluster_identity.py``), and offsets beside it."""
+
+
 class Topics(TopicSettings, frozen=True, kw_only=True):
     """Rules for topics, and the defaults of their settings."""
 
@@ -366,7 +370,7 @@ class Topics(TopicSettings, frozen=True, kw_only=True):
         int,
         Meta(
             ge=0,
-            le=OFFSET_MAX,
+            le=TRASH_MS_MAX,
             description="deleted topics can be brought back for this long, unless room is wanted; 0 = not at all",
         ),
     ] = 86_400_000

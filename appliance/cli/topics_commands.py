@@ -356,8 +356,10 @@ def undelete(
         return
     count, groups = back["partitions"], back["offsets"]
     output.say(f"{back['name']} is back with {count} partition{'s' if count != 1 else ''}")
-    offsets = [f"{group} ({how_many(number, 'partition')})" for group, number in sorted(groups.items())]
-    output.remark(f"committed offsets of groups: {', '.join(offsets) or 'none'}")
+    offsets = ", ".join(f"{group} ({number})" for group, number in sorted(groups.items()))
+    output.remark(
+        f"committed offsets of groups (in how many partitions): {offsets}" if offsets else "no group had read it"
+    )
 
 
 def _of_topic(unread: Mapping[tuple[str, int], Mapping[str, int]] | None, name: str) -> dict[str, int] | None:

@@ -212,14 +212,14 @@ class Trash:
         await self.empty([one.id for one in self.topics()[:-TOPICS_MAX]], f"more than {TOPICS_MAX:,} are kept")
 
     async def _stamp(self, now_ms: int) -> None:
-        """Take the time of the last look for that of deletions before the clock was known, or later than now.
+        """Take the present time for that of deletions before the clock was known, or later than now.
 
-        What the trusted time has leapt over since the last look is no time in the trash.
+        By what the trusted time has leapt since the last look, a jump that is believed, these times leap, too.
         """
         steady_ms = self._steady_ms()
         before_ms, before_steady_ms = self._looked or (now_ms, steady_ms)
         leap_ms = now_ms - before_ms - (steady_ms - before_steady_ms)
-        leap_ms = leap_ms if leap_ms > JUMP_MS else 0
+        leap_ms = leap_ms if abs(leap_ms) > JUMP_MS else 0
         self._looked = now_ms, steady_ms
         stamped = [
             msgspec.structs.replace(one, deleted_ms=min((one.deleted_ms or now_ms) + leap_ms, now_ms))
