@@ -114,7 +114,9 @@ class Life:
         self.topics = Topics(config, steps, self.partitions, registered, self.sync.synchronise_one)
         brokers = LiveBrokers(config, registered, lambda: b"")
         self.trash = Trash(
-            *(data_dir, self.topics, steps, self.partitions, registered, brokers, clock), lambda: machine.boot_ms
+            *(data_dir, self.topics, steps, self.partitions, registered, brokers, clock),
+            steady_ms=lambda: machine.boot_ms,
+            on_change=lambda _: None,
         )
         for topic in catalog.topics.values():  # as the supervisor does at a start
             for key in steps.hosted(topic):

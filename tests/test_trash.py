@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -360,3 +361,25 @@ def test_the_commands_say_what_can_come_back_and_how(cluster: Cluster) -> None:
         lambda: run("topics", "undelete", older["id"], "--as", "once", *at(cluster.first)).status == 0, "it to be back"
     )
     assert "what=undelete_topic" in cluster.first.log() and "as=once" in cluster.first.log()
+
+
+def test_status_and_metrics_have_what_is_in_the_trash(make_appliance: Callable[..., Server]) -> None:
+    server = make_appliance(**ALONE, **{"metrics.listen": "127.0.0.1:0"})
+    with Peer(server.native) as peer:
+        make(peer)
+        assert "trash" not in succeeding("status", *at(server)).out
+        peer.admin("delete_topic", name="x")
+        (row,) = peer.admin("trash")
+    expected = {"topics": 1, "bytes": row["bytes"]}
+    assert succeeding("status", "--json", *at(server)).json["trash"] == expected
+    assert "in 1 deleted topic that can be brought back" in succeeding("status", *at(server)).out
+    wait_for(lambda: server.state["trash"] == expected, "the supervisor to know it")
+
+    def scraped() -> str:
+        with urllib.request.urlopen(f"http://{server.state['listeners']['metrics']}/metrics") as reply:
+            return str(reply.read().decode())
+
+    wait_for(lambda: f"appliance_disk_trash_bytes {float(row['bytes'])}" in scraped(), "the metrics to have it")
+    assert "appliance_trash_topics 1.0" in scraped()
+    server.stop()
+    assert run("status", "--json", *at(server)).json["trash"] == expected

@@ -195,6 +195,7 @@ class Coordinator:
         self._trash = Trash(
             *(self._data_dir, self._topics, steps, partitions, registry, self._brokers, self._clock),
             steady_ms=lambda: int(self._loop.time() * 1000),
+            on_change=lambda report: self._send(Shown("trash", report)),
         )
 
     def _compose_apis(self, config: Config, data_dir: Path) -> None:

@@ -58,14 +58,17 @@ TOPICS_MAX: Final = 1_000
 WATCH_S: Final = 1.0
 """How often the room on the disk is looked at while something is in the trash."""
 ROOM_BYTES: Final = 64 << 20
-"""The trash is emptied when less than this is free, whatever ``disk.free_bytes_min`` says ..."""
+"""The trash is emptied when less than this is free, whatever ``disk.free_bytes_*`` say ..."""
 ROOM_SHARE: Final = 16
 """... or, on a small disk, less than this part of it."""
 log = logging.getLogger(__name__)
 
 
 class Trash:
-    """The trash of this broker.  ``steady_ms``: a clock that nobody sets."""
+    """The trash of this broker.
+
+    ``steady_ms``: a clock that nobody sets.  ``on_change`` gets the number of topics and bytes, for ``status``.
+    """
 
     def __init__(
         self,
@@ -77,11 +80,13 @@ class Trash:
         brokers: LiveBrokers,
         clock: TrustedClock,
         steady_ms: Callable[[], int],
+        on_change: Callable[[dict[str, int]], None],
     ) -> None:
         self._data_dir = data_dir
         self._topics, self._steps, self._partitions = topics, steps, partitions
         self._registry, self._brokers = registry, brokers
         self._clock, self._steady_ms = clock, steady_ms
+        self._on_change, self._reported = on_change, dict.fromkeys(("topics", "bytes"), 0)
         self._looked: tuple[int, int] | None = None
         """The trusted and the steady time of the last look."""
 
@@ -200,6 +205,7 @@ class Trash:
 
     async def look(self, config: Config) -> None:
         """Empty the trash of what is old, and of more than TOPICS_MAX.  Called after each look at the clock."""
+        await self._report()
         now_ms = self._clock.judging_ms()
         if not now_ms:
             return
@@ -210,6 +216,13 @@ class Trash:
         old = [one for one in trashed if now_ms - one.deleted_ms >= config.topics.trash_ms]
         await self.empty([one.id for one in old], f"deleted {duration(config.topics.trash_ms / 1000)} ago")
         await self.empty([one.id for one in self.topics()[:-TOPICS_MAX]], f"more than {TOPICS_MAX:,} are kept")
+
+    async def _report(self) -> None:
+        sizes = await self.disk_bytes() if self._steps.catalog.trash else {}
+        report = {"topics": len(self._steps.catalog.trash), "bytes": sum(sizes.values())}
+        if report != self._reported:
+            self._reported = report
+            self._on_change(report)
 
     async def _stamp(self, now_ms: int) -> None:
         """Take the present time for that of deletions before the clock was known, or later than now.
@@ -282,7 +295,7 @@ class Trash:
                 await self._registry.ask(deletion.forget_deletion(topic_id, mark=False))
 
     async def make_room(self, config: Config) -> None:
-        """Empty as much of the trash, oldest first, as the disk lacks room."""
+        """Empty as much of the trash, oldest first, as the disk lacks room, so that it is not even warned of."""
         trashed = self._steps.catalog.trash
         if not trashed or (lacking := self._lacking_bytes(config)) <= 0:
             return
@@ -297,4 +310,4 @@ class Trash:
     def _lacking_bytes(self, config: Config) -> int:
         system = os.statvfs(self._data_dir)
         least = min(ROOM_BYTES, system.f_blocks * system.f_frsize // ROOM_SHARE)
-        return max(config.disk.free_bytes_min, least) - system.f_bavail * system.f_frsize
+        return max(config.disk.free_bytes_min, config.disk.free_bytes_warn, least) - system.f_bavail * system.f_frsize
