@@ -142,6 +142,7 @@ VERBS: dict[str, dict[str, Any]] = {
     "delete_topic": {"name": "gone"},
     "trash": {},
     "undelete_topic": {"name": "gone"},
+    "restore_topic": {"name": "gone", "id": "a" * 32, "partitions": 1},
     "repair": {"name": "gone", "partition": 0},
     "report_damage": {"name": TOPIC, "partition": 0, "start": 0, "stop": 1},
     "delete_records": {"name": TOPIC, "partition": 0, "offset": 0},

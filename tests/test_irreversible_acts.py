@@ -35,6 +35,7 @@ ACTS = {
     ("log/partition_directory.py", "discard"): "a directory that was set aside: its name has the id",
     ("log/partition_directory.py", "_discard_soon"): "renames what was set aside, for its callers: a topic has left the"
     " trash by the catalog, or a directory takes the place of an earlier one of the same id",
+    ("log/partition_directory.py", "discard_trash"): "a copy of a backup under a new id, which nobody has taken",
     ("log/partition_directory.py", "take_back"): "gives a directory in the trash its old name, if nothing has it",
     ("log/partition_directory.py", "set_aside"): "a log whose removal the catalog has noted, if it has the topic's id",
     ("log/recovery.py", "RecoveryPoint.__init__"): "a file of the wrong size: without it more is checked",
@@ -54,7 +55,8 @@ ACTS = {
     ("log/segment_list.py", "SegmentList._append_rolling"): "segments that this call has made for a write that failed",
     # ---- files of the data directory
     ("catalog.py", "replace_file"): OWN,
-    ("data_directory/backup.py", "_Copy._copy_partition"): "its own copy, which retention was faster than",
+    ("data_directory/backup.py", "_stage"): OWN,
+    ("data_directory/backup.py", "_Copy.copy_partition"): "its own copy, which retention was faster than",
     ("data_directory/backup.py", "_make"): OWN,
     ("data_directory/backup.py", "back_up"): OWN,
     ("reserve.py", "_spend"): "holds nothing but room",

@@ -287,6 +287,7 @@ TRIED: dict[str, list[Words]] = {
     "topics delete": [of("topics", "delete", "web", "--yes", "--data", "DATA")],
     "topics trash": [of("topics", "trash", "--data", "DATA")],
     "topics undelete": [of("topics", "undelete", "web", "--data", "DATA")],
+    "topics restore": [of("topics", "restore", "INPUT", "web", "--data", "DATA")],
     "groups list": [of("groups", "list", "--data", "DATA")],
     "groups describe": [of("groups", "describe", "g", "--data", "DATA")],
     "groups reset": [of("groups", "reset", "g", "--topic", "web", "--to", "earliest", "--yes", "--data", "DATA")],

@@ -22,7 +22,7 @@ from appliance.errors import (
     BrokerAway,
     DiskFull,
     InvalidPartitions,
-    StorageFault,
+    InvalidRequest,
     TopicExists,
     UnknownPartition,
 )
@@ -375,7 +375,7 @@ def test_a_topic_whose_files_are_gone_is_forgotten(life: Life) -> None:
     topic_id = delete(life)
     life.run(life.trash.look(life.config))
     partition_directory.throw_away(life.data_dir, topic_id)
-    with pytest.raises(StorageFault, match="not in the trash"):
+    with pytest.raises(InvalidRequest, match="not in the trash"):
         life.run(life.trash.undelete("x"))
     again = Life(life.data_dir, life.registry, life.machine)
     again.run(again.begin())
@@ -387,7 +387,7 @@ def test_what_cannot_come_back_changes_nothing(life: Life) -> None:
     life.make("taken")
     before = dict(life.registry.tree.nodes), life.left()
     (life.data_dir / "strange-0").mkdir()
-    with pytest.raises(StorageFault, match="strange-0 is in the way"):
+    with pytest.raises(InvalidRequest, match="strange-0 is in the way"):
         life.run(life.trash.undelete("x", "strange"))
     (life.data_dir / "strange-0").rmdir()
     with pytest.raises(UnknownPartition, match="topics trash"):

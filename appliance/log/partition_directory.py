@@ -107,6 +107,15 @@ def claim(directory: Path, topic_id: str) -> None:
             sync_directory(directory.parent)
     except OSError as error:
         raise disk_fault(error, directory) from error
+    give(directory, topic_id)
+
+
+def give(directory: Path, topic_id: str) -> None:
+    """Say durably that a directory belongs to this topic.
+
+    Raises:
+        DiskFull, StorageFault: it may still belong to nobody, or to another one.
+    """
     replace_file(directory / METADATA_NAME, f"version: 0\n{_ID_KEY}{topic_id}\n".encode())
 
 
@@ -165,6 +174,13 @@ def throw_away(data_dir: Path, topic_id: str) -> None:
         _discard_soon(data_dir, directory)
     if kept:
         sync_directory(data_dir)
+
+
+def discard_trash(data_dir: Path, topic_id: str) -> None:
+    """Delete the directories of a topic that no catalog has had, and their files."""
+    for one, directory in in_trash(data_dir):
+        if one == topic_id:
+            shutil.rmtree(directory)
 
 
 def in_trash(data_dir: Path) -> list[tuple[str, Path]]:

@@ -139,6 +139,7 @@ NATIVE_RIGHTS: Final[dict[str, Row]] = {
     "delete_topic": _each(_O.DELETE, _TOPIC),
     "trash": _cluster(_O.DESCRIBE),
     "undelete_topic": _cluster(_O.ALTER),
+    "restore_topic": _cluster(_O.ALTER),
     "delete_records": _each(_O.DELETE, _TOPIC),
     "topics": (Right(_O.DESCRIBE, _TOPIC, How.EACH), Right(_O.DESCRIBE, _TOPIC, How.LISTED)),
     "repair": _cluster(_O.ALTER),

@@ -9,6 +9,8 @@
     trash           {}                                    [TRASHED]: deleted topics that can be brought back
     undelete_topic  {name, new_name?}                     {name, partitions, offsets: {group: how many}}; the last one
                                                           of that name, or the one with that id
+    restore_topic   {name, id, partitions, settings}      as undelete_topic; one whose files of all partitions are in
+                                                          the trash of the broker that is asked, and no catalog has it
     delete_records  {name, partition, offset}             nil; deletes what is before; only the leader does it
     topics          {names?}                              [{name, settings, own, partitions: [PARTITION]}]
     repair          {name, partition, cut?}               {actions: [text], start, end, hole_bytes, cut_bytes}; see
@@ -104,6 +106,13 @@ class UndeleteTopic(msgspec.Struct, forbid_unknown_fields=True):
     new_name: Name = ""
 
 
+class RestoreTopic(msgspec.Struct, forbid_unknown_fields=True):
+    name: Name
+    id: Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
+    partitions: Annotated[int, Meta(ge=1, le=PARTS_MAX_MAX)]
+    settings: Annotated[dict[Name, Setting], ManySettings] = {}
+
+
 class DeleteRecords(msgspec.Struct, forbid_unknown_fields=True):
     name: Name
     partition: Partition
@@ -197,6 +206,7 @@ VERBS: Final[dict[str, type[msgspec.Struct]]] = {
     "delete_topic": OneTopic,
     "trash": Nothing,
     "undelete_topic": UndeleteTopic,
+    "restore_topic": RestoreTopic,
     "delete_records": DeleteRecords,
     "topics": ManyTopics,
     "repair": RepairPartition,

@@ -280,6 +280,7 @@ NATIVE_CHANGES: Final[dict[str, Callable[[dict[str, Any], Any], Iterator[dict[st
     "alter_topic": _topic,
     "delete_topic": _topic,
     "undelete_topic": _undeleted,
+    "restore_topic": _topic,
     "delete_records": _topic,
     "repair": _repaired,
     "commit": _rows_of("offsets", ("topic", "partition", "offset"), "group"),

@@ -61,6 +61,7 @@ from ...wire.native_admin import (
     PutUser,
     RepairPartition,
     ReportDamage,
+    RestoreTopic,
     SelectAcls,
     UndeleteTopic,
 )
@@ -191,6 +192,7 @@ class NativeApi:
             "delete_topic": self._delete_topic,
             "trash": self._list_trash,
             "undelete_topic": self._undelete_topic,
+            "restore_topic": self._restore_topic,
             "delete_records": self._delete_records,
             "topics": self._list_topics,
             "repair": self._repair,
@@ -267,6 +269,9 @@ class NativeApi:
 
     async def _undelete_topic(self, wanted: UndeleteTopic, access: Access) -> dict[str, Any]:
         return await self._trash.undelete(wanted.name, wanted.new_name)
+
+    async def _restore_topic(self, wanted: RestoreTopic, access: Access) -> dict[str, Any]:
+        return await self._trash.restore(wanted.name, wanted.id, wanted.partitions, wanted.settings)
 
     async def _delete_records(self, wanted: DeleteRecords, access: Access) -> None:
         await self._broker.delete_records(wanted.name, wanted.partition, wanted.offset)

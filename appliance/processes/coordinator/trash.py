@@ -23,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -35,8 +35,8 @@ from ...config import Config
 from ...errors import (
     ApplianceError,
     BrokerAway,
+    InvalidRequest,
     RequestTimedOut,
-    StorageFault,
     TopicExists,
     Unavailable,
     UnknownPartition,
@@ -129,7 +129,7 @@ class Trash:
         Raises:
             UnknownPartition: it is not in the trash.
             TopicExists, InvalidTopic, InvalidPartitions: there can be no topic of that name now.
-            StorageFault: its files are not there; nothing is changed.
+            InvalidRequest: its files are not there, or something is in their place; nothing is changed.
             Unavailable: try again, or see the message.
         """
         named = [one for one in self.topics() if name in (one.name, one.id)]
@@ -168,6 +168,32 @@ class Trash:
         log.info("topic %s is back from the trash%s", trashed.name, f" as {target}" if target != trashed.name else "")
         return {"name": target, "partitions": len(topic.partitions), "offsets": offsets}
 
+    async def restore(
+        self, name: str, topic_id: str, partitions: int, settings: Mapping[str, str | int]
+    ) -> dict[str, Any]:
+        """Take a topic that somebody has put into the trash, out of a backup, and bring it back under this name.
+
+        Returns:
+            As :meth:`undelete`.
+
+        Raises:
+            InvalidRequest: the id is that of a topic of ours.
+            ApplianceError: as :meth:`undelete`.
+        """
+        async with self._steps.changing(name):
+            catalog = self._steps.catalog
+            known = {topic.id for topic in catalog.topics.values()}
+            known |= {one.id for one in catalog.trash} | {removal.id for removal in catalog.removals}
+            if topic_id in known:
+                raise InvalidRequest(f"there is a topic with the id {topic_id}: choose a new one")
+            own = self._topics.check_settings(settings)
+            here = {number: [self._brokers.broker_id] for number in range(partitions)}
+            trashed = TrashedTopic(name, topic_id, here, own, self._clock.judging_ms())
+            self._check_name(trashed, name)
+            await asyncio.to_thread(self._check_files, Topic(name, here, own, topic_id))
+            await self._steps.commit(Change(trash=trashed))
+            return await self._undelete(topic_id, name)
+
     def _check_name(self, trashed: TrashedTopic, target: str) -> None:
         try:
             self._topics.check_name(target)
@@ -188,7 +214,9 @@ class Trash:
             rows = await ask_admin(address, identity, "trash", {}) if address else []
             row = next((row for row in rows if row["id"] == trashed.id), None)
             if row is None and peer in hosting:
-                raise StorageFault(f"broker {peer} has emptied its trash: its partitions of {trashed.name!r} are gone")
+                raise InvalidRequest(
+                    f"broker {peer} has emptied its trash: its partitions of {trashed.name!r} are gone"
+                )
             if row is not None and row["pending"]:
                 raise RequestTimedOut(f"broker {peer} is still deleting topic {trashed.name!r}: try again")
 
@@ -197,9 +225,9 @@ class Trash:
             directory = partition_directory.directory_of(self._data_dir, topic.name, partition)
             if directory.exists():
                 if partition_directory.topic_id_of(directory) != topic.id:
-                    raise StorageFault(f"{directory} is in the way: move it away, or take another name")
+                    raise InvalidRequest(f"{directory} is in the way: move it away, or take another name")
             elif not partition_directory.trash_directory(self._data_dir, topic.id, partition).is_dir():
-                raise StorageFault(f"the files of partition {partition} are not in the trash any more")
+                raise InvalidRequest(f"the files of partition {partition} are not in the trash any more")
 
     # ---- emptying
 
