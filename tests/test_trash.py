@@ -381,5 +381,6 @@ def test_status_and_metrics_have_what_is_in_the_trash(make_appliance: Callable[.
 
     wait_for(lambda: f"appliance_disk_trash_bytes {float(row['bytes'])}" in scraped(), "the metrics to have it")
     assert "appliance_trash_topics 1.0" in scraped()
+    assert succeeding("log", "verify", "--json", *at(server)).json == []
     server.stop()
     assert run("status", "--json", *at(server)).json["trash"] == expected

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .. import units
-from ..errors import ClientFault, InvalidRequest, TopicExists, Unavailable, UnknownPartition
+from ..errors import ClientFault, TopicExists, Unavailable, UnknownPartition
 from ..owners import acting_as_owner
 from ..retention import lost_bytes
 from ..wire.requests import EARLIEST, LATEST
@@ -350,13 +350,17 @@ def undelete(
 
         appliance topics undelete web --as web-of-yesterday --data /tmp/box
     """
+    back: dict[str, Any] = {}
+    unknown: UnknownPartition | None = None
     with cluster(data, connect) as asked:
         try:
             back = asked.admin("undelete_topic", {"name": name, "new_name": new_name})
         except TopicExists as error:
             raise TopicExists(str(error), remedy=f"`appliance topics undelete {name} --as NEW`") from None
-        except UnknownPartition as error:  # which is no question of topics that there are
-            raise InvalidRequest(str(error)) from None
+        except UnknownPartition as error:  # raised below: a topic that there is, is not what was meant
+            unknown = error
+    if unknown is not None:
+        raise unknown
     _say_back(back, as_json)
 
 

@@ -63,21 +63,34 @@ def _unregister(name: str, topic_id: str) -> Operation[None]:
 
 
 def _forget_offsets(name: str, topic_id: str, trash: bool) -> Operation[None]:
+    parents, found = yield from _offsets_in(name)
+    gone = [(path, node) for path, node in found.items() if _is_of(path, node.value, topic_id)]
+    if trash:
+        yield from _store({_kept_path(topic_id, path): node.value for path, node in gone})
+    yield from ask([delete(path, node.version) for path, node in gone])
+    yield from ask([delete(parent) for parent in parents])  # refused where a later topic has committed offsets
+
+
+def _offsets_in(name: str) -> Operation[tuple[list[str], dict[str, Node]]]:
+    """The committed offsets of all groups in topics of this name: the nodes above them, and they by their paths."""
     groups = yield from list_children(paths.CONSUMERS)
     parents = [paths.offsets(paths.decode_name(group), name) for group in groups]
     listed = yield from ask([children(parent) for parent in parents])
     found = {parent: names for parent, names in zip(parents, listed, strict=True) if not isinstance(names, Refused)}
     offsets = [f"{parent}/{number}" for parent, numbers in found.items() for number in sorted(numbers)]
     nodes = yield from ask([get(path) for path in offsets])
-    gone = [
-        (path, node)
-        for path, node in zip(offsets, nodes, strict=True)
-        if isinstance(node, Node) and _is_of(path, node.value, topic_id)
-    ]
-    if trash:
-        yield from _store({_kept_path(topic_id, path): node.value for path, node in gone})
-    yield from ask([delete(path, node.version) for path, node in gone])
-    yield from ask([delete(parent) for parent in found])  # refused where a later topic has committed offsets
+    return list(found), {path: node for path, node in zip(offsets, nodes, strict=True) if isinstance(node, Node)}
+
+
+def committed_in(name: str, topic_id: str) -> Operation[dict[tuple[str, int], int]]:
+    """The committed offsets in a topic, by group and partition."""
+    _, found = yield from _offsets_in(name)
+    committed = {}
+    for path, node in found.items():
+        group, _, _, number = path.removeprefix(f"{paths.CONSUMERS}/").split("/")
+        if number.isdecimal() and _is_of(path, node.value, topic_id):
+            committed[paths.decode_name(group), int(number)] = paths.decode_offset(path, node.value).offset
+    return committed
 
 
 def _kept_path(topic_id: str, path: str) -> str:

@@ -227,7 +227,7 @@ class Coordinator:
             *(data_dir, topics, partitions, self._trash, self._clock),
             on_removed=lambda removed: self._send(Shown("retention", removed)),
         )
-        self._change_log = ChangeLog(self._audit)
+        self._change_log = ChangeLog(self._audit, self._broker.take_unread)
         self._refusal_log = RefusalLog(self._audit)
         self._kafka.on_answer = self._on_kafka_answer
         self._kafka.on_errors = self._on_errors

@@ -261,7 +261,7 @@ class NativeApi:
         return _brief(await self._topics.alter(wanted.name, wanted.settings, wanted.partitions))
 
     async def _delete_topic(self, wanted: OneTopic, access: Access) -> dict[str, int]:
-        await self._topics.delete(wanted.name)
+        await self._broker.delete_topic(wanted.name)
         return {"trash_ms": self._broker.config.topics.trash_ms}
 
     async def _list_trash(self, wanted: Nothing, access: Access) -> list[dict[str, Any]]:

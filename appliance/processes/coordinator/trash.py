@@ -116,6 +116,8 @@ class Trash:
 
     async def disk_bytes(self) -> dict[str, int]:
         """The room that the topics in the trash take on this disk, by id."""
+        if not self._steps.catalog.trash:
+            return {}
         return await asyncio.to_thread(partition_directory.trash_bytes, self._data_dir)
 
     # ---- bringing back
@@ -246,7 +248,7 @@ class Trash:
         await self.empty([one.id for one in self.topics()[:-TOPICS_MAX]], f"more than {TOPICS_MAX:,} are kept")
 
     async def _report(self) -> None:
-        sizes = await self.disk_bytes() if self._steps.catalog.trash else {}
+        sizes = await self.disk_bytes()
         report = {"topics": len(self._steps.catalog.trash), "bytes": sum(sizes.values())}
         if report != self._reported:
             self._reported = report
