@@ -29,6 +29,7 @@ from .small_machine import small_machine
 from .test_processes_supervisor_removal import BODY, Held, answer, kill_coordinator, refusal
 
 OLD, NEW = encode_values([b"old"], 1_000), encode_values([b"new"], 2_000)
+ONCE = encode_values([b"once"], 1_000, producer_id=77, producer_epoch=0, base_sequence=0)
 ALONE: dict[str, Any] = {
     "network.workers": 1,
     "zookeeper.nodes": 0,
@@ -46,7 +47,7 @@ def make(peer: Peer, topic: str = "x", batch: bytes = OLD, partitions: int = 2) 
 
 def holds(peer: Peer, topic: str, batch: bytes) -> bool:
     """Whether each of two partitions has this message first."""
-    return all(peer.fetch(topic, 0, partition)[1][BODY:] == batch[BODY:] for partition in range(2))
+    return all(peer.fetch(topic, 0, partition)[1][BODY : len(batch)] == batch[BODY:] for partition in range(2))
 
 
 def in_trash(server: Server) -> list[str]:
@@ -57,6 +58,7 @@ def test_a_deleted_topic_comes_back_as_it_was(make_appliance: Callable[..., Serv
     server = make_appliance(**ALONE)
     with Peer(server.native) as peer:
         make(peer)
+        repeated = peer.produce("x", ONCE, acks=-1)
         (before,) = peer.admin("topics", names=["x"])
         assert peer.admin("delete_topic", name="x") == {"trash_ms": 86_400_000}
         assert peer.admin("topics") == [] and not (server.data_dir / "x-0").exists()
@@ -70,6 +72,7 @@ def test_a_deleted_topic_comes_back_as_it_was(make_appliance: Callable[..., Serv
         assert holds(peer, "x", OLD) and peer.admin("trash") == [] and in_trash(server) == []
         (after,) = peer.admin("topics", names=["x"])
         assert after["own"] == before["own"] and after["partitions"] == before["partitions"]
+        assert peer.produce("x", ONCE, acks=-1) == repeated, "a repeat is taken for a new batch"
         for partition in range(2):
             assert peer.produce("x", NEW, partition, acks=-1)[0] == 0
         assert refusal(server, "undelete_topic", name="x") == UnknownPartition.code
