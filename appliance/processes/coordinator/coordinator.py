@@ -352,7 +352,11 @@ class Coordinator:
         """Empty the trash before a disk is full: that takes less than ``disk.check_ms``."""
         while True:
             await asyncio.sleep(WATCH_S)
-            await self._trash.make_room(self._config)
+            try:
+                await self._trash.make_room(self._config)
+            except ApplianceError as error:
+                log.error("%s", error)
+                await asyncio.sleep(self._config.disk.check_ms / 1000)
 
     async def _look_at_clock(self) -> None:
         """Compare the wall clock with the trusted time, which nothing is deleted without."""

@@ -26,7 +26,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Set
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -45,6 +45,7 @@ from ...errors import (
 from ...log import partition_directory
 from ...units import duration
 from ...zookeeper import deletion
+from ...zookeeper.session import SessionState
 from .live_brokers import LiveBrokers
 from .partitions import Partitions
 from .peers import ask_admin
@@ -61,6 +62,7 @@ ROOM_BYTES: Final = 64 << 20
 """The trash is emptied when less than this is free, whatever ``disk.free_bytes_*`` say ..."""
 ROOM_SHARE: Final = 16
 """... or, on a small disk, less than this part of it."""
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
@@ -118,7 +120,17 @@ class Trash:
         """The room that the topics in the trash take on this disk, by id."""
         if not self._steps.catalog.trash:
             return {}
-        return await asyncio.to_thread(partition_directory.trash_bytes, self._data_dir)
+        return await self._looking(partition_directory.trash_bytes)
+
+    async def _looking(self, look: Callable[[Path], T]) -> T:
+        """
+        Raises:
+            StorageFault: the data directory cannot be read.
+        """
+        try:
+            return await asyncio.to_thread(look, self._data_dir)
+        except OSError as error:
+            raise disk_fault(error, self._data_dir) from error
 
     # ---- bringing back
 
@@ -213,7 +225,9 @@ class Trash:
             raise BrokerAway(f"broker {away[0]} has partitions of topic {trashed.name!r}, and is away: start it first")
         for peer in sorted(live):
             address, identity = self._brokers.native_address(peer), self._brokers.identity
-            rows = await ask_admin(address, identity, "trash", {}) if address else []
+            if not address:
+                raise BrokerAway(f"broker {peer} has no native listener that is known here: try again")
+            rows = await ask_admin(address, identity, "trash", {})
             row = next((row for row in rows if row["id"] == trashed.id), None)
             if row is None and peer in hosting:
                 raise InvalidRequest(
@@ -276,7 +290,7 @@ class Trash:
         catalog = self._steps.catalog
         known = {topic.id for topic in catalog.topics.values()}
         known |= {one.id for one in catalog.trash} | {removal.id for removal in catalog.removals}
-        directories = await asyncio.to_thread(partition_directory.in_trash, self._data_dir)
+        directories = await self._looking(partition_directory.in_trash)
         await self._forget_lost({topic_id for topic_id, _ in directories})
         strays: dict[str, list[Path]] = {}
         for topic_id, directory in directories:
@@ -320,16 +334,19 @@ class Trash:
         except OSError as error:
             raise disk_fault(error, self._data_dir) from error
         self._partitions.clean_up()
-        if self._registry.enabled:
-            with suppress(Unavailable):  # they go with the mark
+        if self._registry.enabled and self._registry.state == SessionState.CONNECTED.value:
+            with suppress(Unavailable):  # else they go with the mark
                 await self._registry.ask(deletion.forget_deletion(topic_id, mark=False))
 
     async def make_room(self, config: Config) -> None:
         """Empty as much of the trash, oldest first, as the disk lacks room, so that it is not even warned of."""
-        trashed = self._steps.catalog.trash
-        if not trashed or (lacking := self._lacking_bytes(config)) <= 0:
+        if not self._steps.catalog.trash:
             return
-        lacking -= await asyncio.to_thread(partition_directory.leaving_bytes, self._data_dir)
+        lacking = await self._looking(lambda data_dir: _lacking_bytes(data_dir, config))
+        if lacking > 0:
+            lacking -= await self._looking(partition_directory.leaving_bytes)
+        if lacking <= 0:
+            return
         sizes = await self.disk_bytes()
         for one in self.topics():
             if lacking <= 0:
@@ -337,7 +354,8 @@ class Trash:
             await self.empty([one.id], "the disk has no room")
             lacking -= sizes.get(one.id, 0)
 
-    def _lacking_bytes(self, config: Config) -> int:
-        system = os.statvfs(self._data_dir)
-        least = min(ROOM_BYTES, system.f_blocks * system.f_frsize // ROOM_SHARE)
-        return max(config.disk.free_bytes_min, config.disk.free_bytes_warn, least) - system.f_bavail * system.f_frsize
+
+def _lacking_bytes(data_dir: Path, config: Config) -> int:
+    system = os.statvfs(data_dir)
+    least = min(ROOM_BYTES, system.f_blocks * system.f_frsize // ROOM_SHARE)
+    return max(config.disk.free_bytes_min, config.disk.free_bytes_warn, least) - system.f_bavail * system.f_frsize

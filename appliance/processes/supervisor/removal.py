@@ -15,7 +15,8 @@ successors)::
     4 C removes registration and offsets         C'        C' at the next start (e)
     5 C drops the removal from the catalog:      -         C' at the next start (e)
       the name is free
-    6 L deletes the files                        -         L' at the next start       L', later
+    6 L deletes the files, unless they are       -         L' at the next start       L', later
+      kept in the trash
 
     (a) S continues by itself, and its answer to the dead coordinator is dropped; C' orders the same again.  An order
         for a partition that is being removed joins that removal, an order for one that is gone is done at once.  There
