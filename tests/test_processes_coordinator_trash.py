@@ -8,10 +8,12 @@ Nothing happens after it; the next coordinator begins with what is on the disk a
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import pytest
 
 from appliance import catalog as catalogs
@@ -23,8 +25,10 @@ from appliance.errors import (
     DiskFull,
     InvalidPartitions,
     InvalidRequest,
+    StorageFault,
     TopicExists,
     UnknownPartition,
+    ZooKeeperAway,
 )
 from appliance.log import partition_directory
 from appliance.names import TopicPartition
@@ -446,3 +450,41 @@ def test_the_mark_of_a_deletion_goes_only_if_the_name_is_the_same(life: Life) ->
         assert life.run(life.registry.ask(cluster_identity.is_deleted(topic_id))) == marked
         assert not [path for path in life.registry.tree.nodes if path.startswith(f"/brokers/deleted/{topic_id}/")]
         life.run(life.topics.delete(name))
+
+
+def test_a_disk_that_cannot_be_read_is_an_error_and_not_the_end(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(data_dir: Path) -> dict[str, int]:
+        raise OSError(errno.EIO, "Input/output error")
+
+    delete(life)
+    monkeypatch.setattr("appliance.log.partition_directory.trash_bytes", broken)
+    for look_at in (life.trash.rows, life.trash.disk_bytes):
+        with pytest.raises(StorageFault, match="Input/output error"):
+            life.run(look_at())
+
+
+def test_the_trash_is_emptied_while_zookeeper_is_away(life: Life) -> None:
+    """Its copies of offsets go with the mark of the deletion."""
+    topic_id = delete(life)
+    life.registry.away, life.registry.state = True, "suspended"
+    life.run(life.trash.empty([topic_id], "a test wants it"))
+    assert life.catalog.trash == [] and not partition_directory.in_trash(life.data_dir)
+    life.registry.away, life.registry.state = False, "connected"
+    life.run(life.registry.ask(cluster_identity.drop_marks(START + 10 * DAY)))
+    assert not [path for path in life.registry.tree.nodes if topic_id in path]
+
+
+def test_a_deletion_that_waits_for_zookeeper_does_not_keep_its_room(life: Life) -> None:
+    """The directory is in the trash or has its name still: both go when room is wanted."""
+    topic_id = life.make("x")
+    life.run(life.steps.decide_deletion(life.catalog.topics["x"]))
+    life.registry.away = True
+    (removal,) = life.catalog.removals
+    with pytest.raises(ZooKeeperAway):
+        life.run(life.steps.finish(removal))
+    life.run(life.trash.empty([topic_id], "a test wants it"))
+    assert life.catalog.trash == [] and life.catalog.removals == [msgspec.structs.replace(removal, trash=False)]
+    life.registry.away = False
+    life.run(life.begin())
+    life._clean()
+    assert life.left() == [] and not life.catalog.removals
