@@ -8,11 +8,13 @@ answers, the broker uses this file.  Layout::
      "topics": {"logs": {"partitions": {"0": [1], "1": [2, 1]},     partition → broker ids, the first leads
                          "settings": {"retention.ms": "3600000"},   only those set for this topic
                          "id": "5f0c…"}},
-     "removals": [{"name": "old", "id": "77ab…", "partitions": [0], "whole": true}]}
+     "removals": [{"name": "old", "id": "77ab…", "partitions": [0], "whole": true, "trash": true}],
+     "trash": [{"name": "old", "id": "77ab…", "partitions": {"0": [1]}, "settings": {}, "deleted_ms": 1763800000000}]}
 
 ``id`` is the topic's identity: 32 hexadecimal digits made at its creation.  It distinguishes a topic from an earlier or
 later one of the same name: here, in ZooKeeper, in the directories of its partitions, in the committed offsets of groups
-and in Metadata.  ``removals`` are decisions that survive a crash: see :class:`Removal`.  ``cluster`` protects logs: a
+and in Metadata.  ``removals`` are decisions that survive a crash: see :class:`Removal`.  ``trash`` has the deleted
+topics that can come back: see :class:`TrashedTopic`.  ``cluster`` protects logs: a
 topic that is missing in ZooKeeper is deleted only if the ensemble is the same.  An ensemble that lost its data, or
 another one, deletes no logs.
 
@@ -54,21 +56,44 @@ class Removal(msgspec.Struct, frozen=True):
 
     A creation begins with a removal, which is stored before anything is made.  The store that adds the topic drops the
     removal.  So after a failure or a crash in between, the removal deletes the remains.
+
+    ``trash``: the files are kept, as those of the :class:`TrashedTopic` that was stored together with the removal.
     """
 
     name: str
     id: str
     partitions: list[int]
     whole: bool = True
+    trash: bool = False
+
+
+class TrashedTopic(msgspec.Struct, frozen=True):
+    """A deleted topic whose files are kept under its id (``log/partition_directory.py``), so that it can come back.
+
+    It is stored by the store that deletes the topic, and leaves with the one that puts the topic back, or before its
+    files are deleted.  ``deleted_ms``: by the trusted time, 0 while that is not known.
+    """
+
+    name: str
+    id: str
+    partitions: dict[int, list[int]]
+    settings: dict[str, str] = {}
+    deleted_ms: int = 0
 
 
 class Change(NamedTuple):
-    """A change of the catalog: put a topic, drop one by its name, note a removal, and delete one that is done."""
+    """A change of the catalog: put a topic, drop one by its name, note a removal, and delete one that is done.
+
+    ``trash``: a topic for the trash, in place of one with the same id.  ``forget``: the id of one that leaves it; one
+    that is ``put`` leaves it, too.
+    """
 
     put: Topic | None = None
     drop: str = ""
     note: Removal | None = None
     done: Removal | None = None
+    trash: TrashedTopic | None = None
+    forget: str = ""
 
 
 class Topic(msgspec.Struct, omit_defaults=True):
@@ -99,6 +124,7 @@ class _File(msgspec.Struct):
     cluster: str
     topics: dict[str, _Entry]
     removals: list[Removal] = []
+    trash: list[TrashedTopic] = []
 
 
 class Catalog:
@@ -110,11 +136,14 @@ class Catalog:
         topics: dict[str, Topic],
         cluster: str = "",
         removals: Iterable[Removal] = (),
+        trash: Iterable[TrashedTopic] = (),
     ) -> None:
         self.path = path
         self.topics = topics
         self.cluster = cluster
         self.removals = list(removals)
+        self.trash = list(trash)
+        """In the order of their deletions."""
         self.in_doubt = False
         """Whether the last store failed: until the next one, the file may hold the failed change."""
 
@@ -147,10 +176,12 @@ class Catalog:
             check_topic(name)
             partitions = {int(partition): brokers for partition, brokers in entry.partitions.items()}
             topics[name] = Topic(name, partitions, entry.settings, check_id(entry.id))
-        for removal in file.removals:
-            check_topic(removal.name)
-            check_id(removal.id)
-        return cls(path, topics, file.cluster, file.removals)
+        for name, topic_id in [(one.name, one.id) for one in file.removals] + [
+            (one.name, one.id) for one in file.trash
+        ]:
+            check_topic(name)
+            check_id(topic_id)
+        return cls(path, topics, file.cluster, file.removals, file.trash)
 
     def store(self) -> None:
         """Replace the file durably.
@@ -164,7 +195,7 @@ class Catalog:
         for name, topic in sorted(self.topics.items()):
             partitions = {str(partition): brokers for partition, brokers in sorted(topic.partitions.items())}
             topics[name] = _Entry(partitions, topic.settings, topic.id)
-        file = _File(VERSION, self.cluster, topics, self.removals)
+        file = _File(VERSION, self.cluster, topics, self.removals, self.trash)
         replace_file(self.path, msgspec.json.format(msgspec.json.encode(file), indent=1) + b"\n")
         self.in_doubt = False
 
@@ -174,25 +205,34 @@ class Catalog:
         Raises:
             DiskFull, StorageFault: no change is made.
         """
-        before = self.topics, self.removals
-        self.topics, self.removals = dict(self.topics), list(self.removals)
-        for put, drop, note, done in changes:
-            self.topics.pop(drop, None)
-            if put is not None:
-                self.topics[put.name] = put
-            if done in self.removals:
-                self.removals.remove(done)
-            if note is not None and note not in self.removals:
-                self.removals.append(note)
-        only_removes = all(put is None and (drop or done) for put, drop, _, done in changes)
+        before = self.topics, self.removals, self.trash
+        self.topics, self.removals, self.trash = dict(self.topics), list(self.removals), list(self.trash)
+        for change in changes:
+            self._make(change)
+        only_removes = all(one.put is None and (one.drop or one.done or one.forget) for one in changes)
         try:
             if only_removes:
                 with_reserve(self.path.parent, self.store)
             else:
                 self.store()
         except ApplianceError:
-            self.topics, self.removals = before
+            self.topics, self.removals, self.trash = before
             raise
+
+    def _make(self, change: Change) -> None:
+        put, drop, note, done, trash, forget = change
+        self.topics.pop(drop, None)
+        if put is not None:
+            self.topics[put.name] = put
+            forget = put.id
+        if done in self.removals:
+            self.removals.remove(done)
+        if note is not None and note not in self.removals:
+            self.removals.append(note)
+        at = next((index for index, one in enumerate(self.trash) if trash and one.id == trash.id), len(self.trash))
+        if trash is not None:
+            self.trash[at : at + 1] = [trash]
+        self.trash = [one for one in self.trash if not forget or one.id != forget]
 
     def hosted(self, broker_id: int) -> list[TopicPartition]:
         """The partitions that a broker stores, sorted."""

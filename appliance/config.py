@@ -356,6 +356,10 @@ class TopicSettings(Struct, frozen=True, kw_only=True, rename=_TOPIC_NAMES):
         return {key.name: text_of(getattr(self, key.attribute)) for key in TOPIC_KEYS.values()}
 
 
+TRASH_MS_MAX = 90 * 86_400_000
+"""As long as ZooKeeper has the mark of a deletion (``zookeeper/cluster_identity.py``), and offsets beside it."""
+
+
 class Topics(TopicSettings, frozen=True, kw_only=True):
     """Rules for topics, and the defaults of their settings."""
 
@@ -364,6 +368,14 @@ class Topics(TopicSettings, frozen=True, kw_only=True):
     partitions_max: Annotated[
         int, Meta(ge=1, le=100_000, description="most partitions on this appliance; more are refused")
     ] = 10_000
+    trash_ms: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=TRASH_MS_MAX,
+            description="deleted topics can be brought back for this long, unless room is wanted; 0 = not at all",
+        ),
+    ] = 86_400_000
 
     @property
     def defaults(self) -> TopicSettings:

@@ -6,8 +6,9 @@ Three rules, in this order, each delete whole segments from the old end:
    one, as in Kafka;
 2. size: the oldest segments of a partition while ``retention.bytes`` remain without them, as in Kafka; never the
    active one;
-3. room: when all logs together exceed their limit, or the disk has too little free space: repeatedly the oldest segment
-   of the topic that is largest then, until there is enough room; never the active one.
+3. room: when all logs together exceed their limit, or the disk has too little free space: first the topics in the
+   trash, in the order of their deletions; then repeatedly the oldest segment of the topic that is largest then, until
+   there is enough room; never the active one.
 
 If that is not enough, large active segments are rolled.  The next run can delete them and keep the newest messages.
 
@@ -57,18 +58,34 @@ class Deletion(NamedTuple):
     reason: str
 
 
+class TrashUse(NamedTuple):
+    """A deleted topic in the trash."""
+
+    topic_id: str
+    disk_bytes: int
+
+
 class Plan(NamedTuple):
     """The deletions; ``rolls``: the partitions whose active segments are to be rolled.
 
-    ``lacking_bytes``: bytes that are still missing after all deletions.
+    ``lacking_bytes``: bytes that are still missing after all deletions.  ``empties``: the ids of deleted topics that
+    leave the trash.
     """
 
     deletions: list[Deletion]
     lacking_bytes: int
     rolls: list[TopicPartition]
+    empties: list[str]
 
 
-def plan(uses: Iterable[PartitionUse], now_ms: int, *, bytes_max: int = 0, lacking_bytes: int = 0) -> Plan:
+def plan(
+    uses: Iterable[PartitionUse],
+    now_ms: int,
+    *,
+    bytes_max: int = 0,
+    lacking_bytes: int = 0,
+    trash: Sequence[TrashUse] = (),
+) -> Plan:
     """Decide what to delete.
 
     Args:
@@ -76,6 +93,7 @@ def plan(uses: Iterable[PartitionUse], now_ms: int, *, bytes_max: int = 0, lacki
         now_ms: the time, by the clock of the segments' times.
         bytes_max: most bytes of all logs together on the disk; 0 for no limit.
         lacking_bytes: bytes of free space that the disk lacks; <= 0 when there is enough.
+        trash: the deleted topics in the trash, the oldest first; ``bytes_max`` holds for them, too.
     """
     uses = list(uses)
     gone = [0] * len(uses)
@@ -88,8 +106,15 @@ def plan(uses: Iterable[PartitionUse], now_ms: int, *, bytes_max: int = 0, lacki
         freed += sum(segment.disk_bytes for segment in use.segments[: gone[index]])
     if bytes_max:
         total = sum(segment.disk_bytes for use in uses for segment in use.segments)
+        total += sum(one.disk_bytes for one in trash)
         lacking_bytes = max(lacking_bytes, total - bytes_max)
     lacking_bytes -= freed
+    empties: list[str] = []
+    for one in trash:
+        if lacking_bytes <= 0:
+            break
+        lacking_bytes -= one.disk_bytes
+        empties.append(one.topic_id)
     for index in _make_room(uses, gone):
         if lacking_bytes <= 0:
             break
@@ -101,7 +126,7 @@ def plan(uses: Iterable[PartitionUse], now_ms: int, *, bytes_max: int = 0, lacki
         for use, count, reason in zip(uses, gone, reasons, strict=True)
         if count
     ]
-    return Plan(deletions, max(0, lacking_bytes), list(_to_roll(uses, gone, lacking_bytes)))
+    return Plan(deletions, max(0, lacking_bytes), list(_to_roll(uses, gone, lacking_bytes)), empties)
 
 
 def _base(use: PartitionUse, count: int) -> int:

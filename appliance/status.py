@@ -26,6 +26,7 @@ status needs no listener, no ZooKeeper and no free worker.  The object that :fun
      "disk": {"bytes_max", "free_bytes_min", "free_bytes_warn"},     of the configuration
      "clock": {"jump_ms", "believed", "kept_bytes"},       of a jump of the clock that is not believed; null without one
      "retention": {"age": 0, "size": 0, "room": 0},  bytes that it has removed, by reason, since the coordinator's start
+     "trash": {"topics": 0, "bytes": 0},       deleted topics that can be brought back, and their room on the disk
      "host": {"disk": {"size", "free"}, "shm", "processes", "logs", ...},    :class:`.health.host.Host`; see there
      "limits": [{"limit", "process", "value", "in_use", "since", "advice"}],         limits reached now
      "low": [{"limit", "value", "allows", "advice"}],     of the machine, below what the configuration allows
@@ -57,6 +58,7 @@ from .catalog import Catalog
 from .errors import NoDirectory, WriterGone
 from .log import FileCache, LogReader, peek
 from .log.files import FILE_MODE
+from .log.partition_directory import trash_bytes
 from .machine_limits import ADVICE, DISK, measure
 from .owners import acting_as_owner
 from .partition_states import DAMAGED, DISK_FULL, ELSEWHERE, OFFLINE, STATE_NAMES, damage_rows, damage_text
@@ -85,6 +87,7 @@ NOTHING: dict[str, Any] = {
     "limits": [],
     "clock": None,
     "retention": {},
+    "trash": {"topics": 0, "bytes": 0},
     "low": [],
     "refusals": {},
     "strays": [],
@@ -204,7 +207,8 @@ def collect(data_dir: Path) -> dict[str, Any]:
     limits = [*state["limits"], *disk_full(data_dir, state["limits"], partitions)]
     more = {"zookeeper": zookeeper, "limits": limits, "removals": removals(catalog, tables), "partitions": partitions}
     ended = {"failed_start": None if served else failed_start(data_dir), "killed": not served and was_killed(data_dir)}
-    return {**state, "data": str(data_dir), **ended, **more}
+    trash = {"topics": len(catalog.trash), "bytes": sum(trash_bytes(data_dir).values()) if catalog.trash else 0}
+    return {**state, "data": str(data_dir), "trash": trash, **ended, **more}
 
 
 def damage(ranges: list[list[Any]]) -> dict[str, Any]:

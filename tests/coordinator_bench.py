@@ -81,7 +81,9 @@ class Bench:
         catalog = Catalog(data_dir / "catalog.json", {"logs": Topic("logs", {0: [0], 1: [0], 2: [8]}, {}, "b" * 32)})
         clock_ms = lambda: 1_000_000  # noqa: E731
         self.brokers = LiveBrokers(config, registry, lambda: self.security.state.secret)
-        steps = TopicSteps(0, catalog, self.partitions, registry, config.topics.defaults)
+        self.steps = steps = TopicSteps(
+            *(0, catalog, self.partitions, registry, config.topics.defaults, config.topics.trash_ms), lambda: 1_000_000
+        )
         sync = TopicSync(0, steps, self.partitions, registry, self.spawn, clock_ms)
         self.topics = Topics(config, steps, self.partitions, registry, sync.synchronise_one)
         self.security = SecurityRegistry(data_dir, registry, self.spawn)

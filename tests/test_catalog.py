@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from appliance.catalog import FILE_NAME, Catalog, Change, Removal, Topic, new_id
+from appliance.catalog import FILE_NAME, Catalog, Change, Removal, Topic, TrashedTopic, new_id
 from appliance.errors import ApplianceError, DiskFull, StorageFault
 
 names = st.from_regex(r"[a-zA-Z0-9._-]{1,249}", fullmatch=True).filter(lambda name: name not in (".", ".."))
@@ -37,9 +37,10 @@ def test_what_is_stored_is_loaded(tmp_path_factory: pytest.TempPathFactory, stor
     catalog.topics = {topic.name: topic for topic in stored}
     catalog.cluster = cluster
     catalog.removals = [Removal(topic.name, topic.id, [0], whole=bool(topic.settings)) for topic in stored]
+    catalog.trash = [TrashedTopic(topic.name, topic.id, topic.partitions, topic.settings, 7) for topic in stored]
     catalog.store()
     loaded = Catalog.load(directory)
-    assert loaded.topics == catalog.topics and loaded.cluster == cluster
+    assert loaded.topics == catalog.topics and loaded.cluster == cluster and loaded.trash == catalog.trash
     assert loaded.removals == catalog.removals
     assert [path.name for path in directory.iterdir()] == [FILE_NAME]
 

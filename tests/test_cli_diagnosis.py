@@ -128,6 +128,18 @@ def test_each_rule(changes: dict[str, Any], condition: str, says: str, status: i
     assert found.todo and found.page
 
 
+def test_deleted_topics_are_room_on_the_disk() -> None:
+    """They go before any log, so nobody is told to trim one while they are enough."""
+    little: dict[str, Any] = {"room": Room(100 * GIB, GIB)}
+    assert judged(sample(), sample(1.0, **little, trash={"topics": 1, "bytes": 5 * GIB})) == []
+    found = only(sample(), sample(1.0, **little, trash={"topics": 1, "bytes": 2 * GIB}))
+    assert found.condition.name == "DiskFillsUp"
+    assert found.why == "1.0 GiB of 100.0 GiB are free, and 2.0 GiB of deleted topics go first"
+    web = [partition("web", end=100 << 20)]
+    grows = only(sample(), sample(1.0, partitions=web, trash={"topics": 1, "bytes": 50 * GIB}))
+    assert grows.what == "the disk is full in 17 min at this rate"
+
+
 def test_a_death_is_a_warning_for_a_while_and_several_are_worse() -> None:
     row = {"role": "writer", "topic": "web", "partition": 0, "status": -9, "times": [NOW_S - 700, NOW_S - 30]}
     found = only(sample(), sample(1.0, deaths=[row]))

@@ -41,6 +41,8 @@ class Skewed:
     def fill(self) -> None:
         with Admin(self.server.native) as admin:
             admin.create_topic("logs", settings={"retention.ms": "7d", "segment.bytes": "1KiB"})
+            admin.create_topic("deleted")
+            admin.delete_topic("deleted")  # it can be brought back for a day
         with Producer(self.server.native) as producer:
             for number in range(COUNT):
                 producer.send("logs", b"%d" % number)
@@ -69,6 +71,7 @@ class Skewed:
                         producer.flush()
                 wait_for(lambda: admin.topics(["probe"])[0]["partitions"][0]["start"], "retention by size")
                 admin.delete_topic("probe")
+            assert "deleted" in {row["name"] for row in admin.trash()}
 
 
 @pytest.fixture
@@ -119,4 +122,5 @@ def test_an_operator_says_that_the_clock_is_right(skewed: Skewed) -> None:
     assert shown["kept_bytes"] > 0 and skewed.messages == COUNT
     succeeding("accept-clock", "--yes", *skewed.at)
     wait_for(lambda: skewed.messages == 0, "retention by age")
+    skewed.checks(1)
     wait_for(lambda: run("health", *skewed.at).status == 0, "the jump to be over")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -13,12 +14,15 @@ import pytest
 
 from appliance.client import Producer
 from appliance.config import TopicSettings
-from appliance.data_directory import back_up
-from appliance.errors import BadValue, NoDirectory
-from appliance.log import Log
+from appliance.data_directory import back_up, copy_topic
+from appliance.data_directory.backup import STAGING
+from appliance.errors import AlreadyRunning, BadValue, DiskFull, NoDirectory
+from appliance.log import Log, partition_directory
 from appliance.log.files import log_path, sizes
+from appliance.records.encode import encode_values
 
 from .command_line import run, succeeding
+from .native_peer import Peer
 from .server import Server
 
 SMALL = ("--setting", "segment.bytes=64KiB")
@@ -188,3 +192,104 @@ def test_wrong_targets_are_refused(stopped: Path, tmp_path: Path) -> None:
     with pytest.raises(NoDirectory):
         back_up(tmp_path / "there", tmp_path / "copy")
     assert run("backup", str(tmp_path / "copy")).status == 2
+
+
+# ---- one topic
+
+
+def test_one_topic_comes_back_into_a_running_appliance_and_nothing_else_changes(
+    make_appliance: Callable[..., Server], tmp_path: Path
+) -> None:
+    """Under its name after it was deleted, under another beside the present one; producers are known as before."""
+    server = make_appliance(**{"topics.trash_ms": 0})
+    at = ("--data", str(server.data_dir))
+    for topic in ("web", "app"):
+        succeeding("topics", "create", topic, "--partitions", "2", "--setting", "retention.bytes=1000000", *SMALL, *at)
+    kept = [LINE % number for number in range(600)]
+    for topic in ("web", "app"):
+        succeeding("produce", topic, "--partition", "1", *at, stdin="\n".join(kept).encode())
+    batch = encode_values([b"once"], 1_000, producer_id=77, producer_epoch=0, base_sequence=0)
+    with Peer(server.native) as peer:
+        first = peer.produce("web", batch, acks=-1)
+        assert first[0] == 0
+    succeeding("backup", str(tmp_path / "copy"), *at)
+    for topic in ("web", "app"):
+        succeeding("produce", topic, "--partition", "1", *at, stdin=b"later\n")
+
+    said = succeeding("topics", "restore", str(tmp_path / "copy"), "web", "--as", "web-of-then", *at)
+    assert said.out == "web-of-then is back with 2 partitions\n" and "no group had read it" in said.err
+    succeeding("topics", "delete", "web", "--yes", *at)
+    succeeding("topics", "restore", str(tmp_path / "copy"), "web", "--setting", "retention.ms=-1", *at)
+    for topic in ("web", "web-of-then"):
+        assert lines(server, topic, "--partition", "1") == kept
+        with Peer(server.native) as peer:
+            assert peer.produce(topic, batch, acks=-1) == first, "a repeat is taken for a new batch"
+            assert peer.end(topic) == first[2]
+    assert lines(server, "app") == [*kept, "later"]
+    settings = {row["name"]: row["settings"] for row in succeeding("topics", "list", "--json", *at).json}
+    assert settings["web-of-then"] == settings["app"]
+    assert settings["web"] == settings["app"] | {"retention.ms": "-1"}
+    for _ in range(2):
+        assert {row["state"] for row in succeeding("log", "verify", "--json", *at).json} == {"sound"}
+        left = sorted(path.name for path in server.data_dir.iterdir() if path.is_dir())
+        assert left == [f"{topic}-{number}" for topic in ("app", "web", "web-of-then") for number in range(2)]
+        server.stop()
+        server.start()
+    assert "what=restore_topic topic=web-of-then partitions=2" in server.log()
+
+
+def test_a_topic_that_cannot_be_restored_leaves_nothing(
+    stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Server(stopped) as server:
+        at = ("--data", str(stopped))
+        succeeding("backup", str(tmp_path / "copy"), *at)
+        succeeding("topics", "delete", "web", "--yes", *at)
+        (row,) = succeeding("topics", "trash", "--json", *at).json
+        before = sorted(path.name for path in stopped.iterdir())
+
+        def refused(*words: str) -> str:
+            said = run("topics", "restore", *words, *at)
+            assert said.status and sorted(path.name for path in stopped.iterdir()) == before, said
+            return said.err
+
+        assert "it has web" in refused(str(tmp_path / "copy"), "app")
+        assert "no backup" in refused(str(tmp_path), "web")
+        assert "retention.ms" in refused(str(tmp_path / "copy"), "web", "--setting", "retention.ms=soon")
+        assert "use only letters" in refused(str(tmp_path / "copy"), "web", "--as", "a b")
+        (stopped / "taken-0").mkdir()
+        before = sorted(path.name for path in stopped.iterdir())
+        assert "taken-0 is in the way" in refused(str(tmp_path / "copy"), "web", "--as", "taken")
+        (stopped / "taken-0").rmdir()
+        before.remove("taken-0")
+        with monkeypatch.context() as broken:
+            broken.setattr("appliance.data_directory.backup.give", no_room)
+            assert "no room" in refused(str(tmp_path / "copy"), "web")
+        succeeding("topics", "create", "web", *at)
+        before = sorted(path.name for path in stopped.iterdir())
+        assert "--as" in refused(str(tmp_path / "copy"), "web")
+        (tmp_path / "copy" / "web-0").rename(tmp_path / "elsewhere")
+        assert "has not web-0, which was on broker 0" in refused(str(tmp_path / "copy"), "web", "--as", "other")
+        assert row["id"] in {one["id"] for one in succeeding("topics", "trash", "--json", *at).json}
+        assert server.state["state"] == "serving"
+
+
+def no_room(*_: object) -> None:
+    raise DiskFull("no room")
+
+
+def test_two_restores_at_a_time_and_what_an_interrupted_one_has_left(stopped: Path, tmp_path: Path) -> None:
+    back_up(stopped, tmp_path / "copy")
+    staging = stopped / STAGING
+    (staging / "web-0").mkdir(parents=True)
+    (staging / "web-0" / "left").write_text("of an interrupted one")
+    holder = os.open(staging, os.O_RDONLY)
+    fcntl.flock(holder, fcntl.LOCK_EX)
+    with pytest.raises(AlreadyRunning, match="another topic"):
+        copy_topic(tmp_path / "copy", stopped, "web", "a" * 32)
+    assert (staging / "web-0" / "left").exists()
+    os.close(holder)
+    copy_topic(tmp_path / "copy", stopped, "web", "a" * 32)
+    (found,) = partition_directory.in_trash(stopped)
+    assert found[0] == "a" * 32 and not (found[1] / "left").exists() and not staging.exists()
+    assert partition_directory.topic_id_of(found[1]) == "a" * 32

@@ -15,8 +15,9 @@ import pytest
 from .test_tidy import sources, tree
 
 METHODS = {"unlink", "rmtree", "rmdir", "removedirs", "rename", "renameat2", "truncate", "ftruncate"}
-FUNCTIONS = METHODS | {"remove", "delete"}
-"""``remove`` of ``log/files.py``, ``delete`` of ``zookeeper/operations.py``: called without a module's name."""
+FUNCTIONS = METHODS | {"remove", "delete", "remove_tree"}
+"""``remove`` of ``log/files.py``, ``delete`` and ``remove_tree`` of ``zookeeper/operations.py``: called without a
+module's name."""
 
 OWN = "a temporary file of its own, in this call or after one that was interrupted"
 DERIVED = "is derived: rebuilt from the log"
@@ -32,6 +33,10 @@ ACTS = {
     ("log/log.py", "Log.unlink_retired"): "segments before the start that retention or a person has moved, after the"
     " others are durable; ages are judged by the trusted time",
     ("log/partition_directory.py", "discard"): "a directory that was set aside: its name has the id",
+    ("log/partition_directory.py", "_discard_soon"): "renames what was set aside, for its callers: a topic has left the"
+    " trash by the catalog, or a directory takes the place of an earlier one of the same id",
+    ("log/partition_directory.py", "discard_trash"): "a copy of a backup under a new id, which nobody has taken",
+    ("log/partition_directory.py", "take_back"): "gives a directory in the trash its old name, if nothing has it",
     ("log/partition_directory.py", "set_aside"): "a log whose removal the catalog has noted, if it has the topic's id",
     ("log/recovery.py", "RecoveryPoint.__init__"): "a file of the wrong size: without it more is checked",
     ("log/recovery.py", "_Scanner._truncate"): "a torn write at the end that was never flushed; refused as damage where"
@@ -50,7 +55,8 @@ ACTS = {
     ("log/segment_list.py", "SegmentList._append_rolling"): "segments that this call has made for a write that failed",
     # ---- files of the data directory
     ("catalog.py", "replace_file"): OWN,
-    ("data_directory/backup.py", "_Copy._copy_partition"): "its own copy, which retention was faster than",
+    ("data_directory/backup.py", "_stage"): OWN,
+    ("data_directory/backup.py", "_Copy.copy_partition"): "its own copy, which retention was faster than",
     ("data_directory/backup.py", "_make"): OWN,
     ("data_directory/backup.py", "back_up"): OWN,
     ("reserve.py", "_spend"): "holds nothing but room",
@@ -77,6 +83,7 @@ ACTS = {
     ("zookeeper/cluster_identity.py", "drop_marks"): "marks that are 90 days old by the trusted time; without one a"
     " topic comes back, which a person can undo",
     ("zookeeper/deletion.py", "_forget_offsets"): "offsets that have the id of a deleted topic; " + VERSION,
+    ("zookeeper/deletion.py", "forget_deletion"): "copies of offsets, after the topic is back or has left the trash",
     ("zookeeper/deletion.py", "_unregister"): "the registration that has the id of a deleted topic; " + VERSION,
     ("zookeeper/ensemble.py", "Ensemble._seed_new_nodes"): OWN + "; what a node has is renamed, and kept",
     ("zookeeper/group_registry.py", "GroupRegistry.leave"): OURS,
@@ -84,7 +91,7 @@ ACTS = {
     ("zookeeper/group_registry.py", "GroupRegistry.release"): OURS + "; " + VERSION,
     ("zookeeper/node_files.py", "write"): OWN,
     ("zookeeper/operations.py", "hold_ephemeral"): OURS + "; " + VERSION,
-    ("zookeeper/operations.py", "remove_tree"): "for its callers: tests",
+    ("zookeeper/operations.py", "remove_tree"): "for its callers, which are listed",
     ("zookeeper/security_nodes.py", "_changes"): "what a person has deleted; " + VERSION,
     # ---- Spark, demo, benchmarks
     ("bench/compiling.py", "_compiled"): OWN,

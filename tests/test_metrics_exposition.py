@@ -170,6 +170,7 @@ def test_how_long_ago_a_process_has_beaten() -> None:
 
 
 def test_how_long_the_room_lasts() -> None:
+    assert Room(100, 40, 0, 0, 20, trash=30).left == 50, "deleted topics make room"
     forecast = DiskForecast()
     assert forecast.seconds_until_full(0, ROOM) is None
     forecast.note(0, ROOM)
@@ -179,6 +180,8 @@ def test_how_long_the_room_lasts() -> None:
     assert forecast.seconds_until_full(100, fuller) == 100
     assert forecast.seconds_until_full(100, fuller._replace(cap=0)) == 400
     assert forecast.seconds_until_full(100, fuller._replace(free=100)) == 0
+    moved = fuller._replace(cap=0, free=400, trash=100)  # a topic was deleted meanwhile: nothing is lost by it
+    assert forecast.seconds_until_full(100, moved) == 400
     for minute in range(1, 3000):
         forecast.note(60.0 * minute, ROOM)
     assert forecast.seconds_until_full(60.0 * 2999, fuller) == pytest.approx(86_400, rel=0.01)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from confluent_kafka import TopicPartition as Position
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AclBinding,
     AclBindingFilter,
@@ -25,6 +26,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from appliance.addresses import PLAINTEXT, Listener
 from appliance.errors import UnknownUser, ZooKeeperAway
 from appliance.processes.coordinator.change_log import KAFKA_CHANGES, NATIVE_CHANGES, ChangeLog
+from appliance.records.encode import encode_values
 from appliance.security.acls import Operation
 from appliance.security.api_rights import KAFKA_RIGHTS, NATIVE_RIGHTS
 from appliance.security.audit_log import Audit
@@ -231,6 +233,8 @@ def test_whatever_needs_a_right_to_change_something_has_lines() -> None:
             ["user=u set=SCRAM-SHA-512 new=yes"],
         ),
         ("delete_user", {"name": "u"}, None, ["user=u"]),
+        ("undelete_topic", {"name": "t"}, {"name": "t", "partitions": 2}, ["topic=t as=t partitions=2"]),
+        ("undelete_topic", {"name": "t", "new_name": "n"}, None, ["topic=t as=n"]),
         ("zookeeper_login", {}, {"user": "x", "password": "y"}, [""]),
         ("zookeeper_login", {}, {"local": "/x"}, []),
     ],
@@ -241,7 +245,7 @@ def test_the_lines_of_verbs(
     caplog.set_level(logging.INFO, "appliance.audit")
     frame = native.encode_frame([native.ADMIN, 1, verb, given])[4:]
     origin = Origin(Listener("native", PLAINTEXT, "127.0.0.1:1"), "10.0.0.7:5", "User:a")
-    ChangeLog(Audit(lambda: 0)).on_native(origin, frame, native.encode_frame([1, 0, "", result]))
+    ChangeLog(Audit(lambda: 0), lambda *_, **__: {}).on_native(origin, frame, native.encode_frame([1, 0, "", result]))
     start = f"changed: who=User:a from=10.0.0.7:5 what={verb}"
     assert caplog.messages == [f"{start} {line}".rstrip() for line in expected]
 
@@ -252,5 +256,59 @@ def test_what_may_have_been_done_has_a_line(code: int, lines: int, caplog: pytes
     caplog.set_level(logging.INFO, "appliance.audit")
     frame = native.encode_frame([native.ADMIN, 1, "delete_user", {"name": "u"}])[4:]
     origin = Origin(Listener("native", PLAINTEXT, "127.0.0.1:1"), "10.0.0.7:5", "User:a")
-    ChangeLog(Audit(lambda: 0)).on_native(origin, frame, native.encode_frame([1, code, "away", None]))
+    ChangeLog(Audit(lambda: 0), lambda *_, **__: {}).on_native(
+        origin, frame, native.encode_frame([1, code, "away", None])
+    )
     assert [f"error={code}" in line for line in caplog.messages] == [True] * lines
+
+
+def test_the_line_of_a_deletion_names_the_groups_that_had_not_read_what_goes(
+    make_appliance: Callable[..., Server],
+) -> None:
+    """By each of the four ways; groups that have read it, or never committed, have no part in it."""
+    server = make_appliance(**{"zookeeper.nodes": 1})
+    server.wait_for_zookeeper()
+    batch = encode_values([b"unread"], 1_000)
+    size = len(batch)
+    kafka = AdminClient({"bootstrap.servers": server.kafka})
+    with Peer(server.native) as peer:
+        for topic in ("a", "b"):
+            peer.create(topic, 2)
+            for number in range(8):
+                assert peer.produce(topic, batch, number % 2, acks=-1)[0] == 0
+            peer.admin("commit", group="has not", offsets=[[topic, 0, size], [topic, 1, 0]])
+            peer.admin("commit", group="slower", offsets=[[topic, 0, 0], [topic, 1, 0]])
+            peer.admin("commit", group="has", offsets=[[topic, 0, 4 * size], [topic, 1, 4 * size]])
+        peer.admin("delete_records", name="a", partition=0, offset=3 * size)
+        trimmed = Position("b", 0, 3 * size)
+        kafka.delete_records([trimmed])[trimmed].result(60)
+        peer.admin("delete_topic", name="a")
+    kafka.delete_topics(["b"])["b"].result(60)
+    trims = f'unread="slower={3 * size} has%20not={2 * size}"'
+    deletes = f'unread="has%20not={5 * size} slower={5 * size}"'
+    expected = {
+        f"what=delete_records topic=a partition=0 offset={3 * size} {trims}",
+        f"what=DeleteRecords topic=b partition=0 before={3 * size} {trims}",
+        f"what=delete_topic topic=a {deletes}",
+        f"what=DeleteTopics topic=b {deletes}",
+    }
+
+    def lines() -> set[str]:
+        found = {line.removeprefix("who=User:ANONYMOUS ") for line in changes(server)}
+        return {line for line in found if "elete" in line.split()[0]}
+
+    wait_for(lambda: len(lines()) == len(expected), "the lines are written")
+    assert lines() == expected
+
+
+def test_groups_that_nobody_can_ask_for_are_said_to_be_unknown(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "appliance.audit")
+    origin = Origin(Listener("native", PLAINTEXT, "127.0.0.1:1"), "10.0.0.7:5", "User:a")
+    frame = native.encode_frame([native.ADMIN, 1, "delete_topic", {"name": "t"}])[4:]
+    groups = {f"g{number}": 100 - number for number in range(12)}
+    for unread in (None, groups):
+        log = ChangeLog(Audit(lambda: 0), lambda *_, found=unread: found)
+        log.on_native(origin, frame, native.encode_frame([1, 0, "", {"trash_ms": 0}]))
+    first, second = caplog.messages
+    assert first.endswith("topic=t unread=unknown")
+    assert 'unread="g0=100 g1=99 ' in second and second.endswith("more_unread=2")

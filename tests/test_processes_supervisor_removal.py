@@ -33,7 +33,12 @@ from .server import NotServing, Server, wait_for
 OLD, NEW = encode_values([b"old"], 1_000), encode_values([b"new"], 2_000)
 BODY = 16
 """What a broker stamps into a batch, its offset and its leader epoch, ends here."""
-QUICK: dict[str, Any] = {"network.workers": 1, "disk.check_ms": 100, "liveness.timeout_ms": 300_000}
+QUICK: dict[str, Any] = {
+    "network.workers": 1,
+    "disk.check_ms": 100,
+    "liveness.timeout_ms": 300_000,
+    "topics.trash_ms": 0,
+}
 """Whoever is stopped here is not to be taken for hanging."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from appliance.retention import Deletion, PartitionUse, SegmentUse, plan
+from appliance.retention import Deletion, PartitionUse, SegmentUse, TrashUse, plan
 
 NOW = 1_000_000
 
@@ -35,12 +35,17 @@ def test_a_young_segment_keeps_what_comes_after_it() -> None:
 
 
 def test_the_active_segment_stays_however_large() -> None:
-    assert plan([use("a", (100, 999), keep=1)], NOW, bytes_max=1, lacking_bytes=999) == ([], 999, [])
+    assert plan([use("a", (100, 999), keep=1)], NOW, bytes_max=1, lacking_bytes=999) == ([], 999, [], [])
 
 
 def test_the_active_segment_goes_when_all_of_it_is_too_old() -> None:
     assert plan([use("a", (100, 301), (100, 301), age_ms=300)], NOW).deletions == [Deletion("a", 0, 200, "age")]
-    assert plan([use("a", (100, 301), age_ms=300)], NOW, lacking_bytes=100) == ([Deletion("a", 0, 100, "age")], 0, [])
+    assert plan([use("a", (100, 301), age_ms=300)], NOW, lacking_bytes=100) == (
+        [Deletion("a", 0, 100, "age")],
+        0,
+        [],
+        [],
+    )
     assert plan([use("a", (100, 301), (0, 999), age_ms=300)], NOW).deletions == [Deletion("a", 0, 100, "age")]
     assert plan([use("a", (0, 999), age_ms=300)], NOW).deletions == []  # nothing in it
 
@@ -73,13 +78,27 @@ def test_room_is_made_by_the_oldest_segments_of_the_largest_topic() -> None:
     ]
 
 
+def test_the_trash_counts_and_goes_before_anything_that_is_read() -> None:
+    uses = [use("a", (100, 9), (100, 1))]
+    trash = [TrashUse("old", 100), TrashUse("new", 100)]
+    for bytes_max, empties, deletions in [
+        (400, [], []),
+        (399, ["old"], []),
+        (299, ["old", "new"], []),
+        (199, ["old", "new"], [Deletion("a", 0, 100, "room")]),
+    ]:
+        planned = plan(uses, NOW, bytes_max=bytes_max, trash=trash)
+        assert (planned.empties, planned.deletions) == (empties, deletions)
+    assert plan(uses, NOW, lacking_bytes=1, trash=trash).empties == ["old"]
+
+
 def test_room_counts_what_age_frees_already() -> None:
     uses = [use("a", (100, 900), (100, 5), (100, 1), age_ms=500), use("b", (100, 9), (100, 1))]
-    assert plan(uses, NOW, lacking_bytes=100) == ([Deletion("a", 0, 100, "age")], 0, [])
+    assert plan(uses, NOW, lacking_bytes=100) == ([Deletion("a", 0, 100, "age")], 0, [], [])
 
 
 def test_a_disk_that_others_have_filled_is_said() -> None:
-    assert plan([use("a", (100, 5), (100, 1))], NOW, lacking_bytes=150) == ([Deletion("a", 0, 100, "room")], 50, [])
+    assert plan([use("a", (100, 5), (100, 1))], NOW, lacking_bytes=150) == ([Deletion("a", 0, 100, "room")], 50, [], [])
 
 
 segments = st.lists(st.tuples(st.integers(1, 100), st.integers(0, 100), st.integers(0, 1_000)), min_size=1, max_size=6)

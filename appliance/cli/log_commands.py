@@ -92,10 +92,10 @@ def directories(names: list[str] | None, data: Path | None) -> list[Path]:
 
 
 def _partitions(root: Path) -> list[Path]:
-    from ..log.partition_directory import DELETED_SUFFIX
+    from ..log.partition_directory import DELETED_SUFFIX, TRASH_SUFFIX
 
     found_here = {path.parent for path in root.glob("*/*.log") if path.stem.isdecimal()}
-    return sorted(path for path in found_here if not path.name.endswith(DELETED_SUFFIX))
+    return sorted(path for path in found_here if not path.name.endswith((DELETED_SUFFIX, TRASH_SUFFIX)))
 
 
 def _of_topic(path: Path) -> list[Path]:

@@ -193,6 +193,10 @@ def _print_status(seen: dict[str, Any], found: list[Finding], rates: dict[str, f
     if seen["removals"]:
         output.say()
         output.print_rows(seen["removals"], ["topic", "partitions", "whole"], title="Being deleted")
+    if trash := seen["trash"]["topics"]:
+        output.say()
+        held = f"{units.size(seen['trash']['bytes'])} in {trash} deleted topic{'s' if trash != 1 else ''}"
+        output.say(f"trash: {held} that can be brought back: `appliance topics trash`")
     if seen["partitions"]:
         output.say()
         columns = ["topic", "partition", "start", "end", "bytes", "messages", "state"]

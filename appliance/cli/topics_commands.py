@@ -1,30 +1,35 @@
-"""``appliance topics``: create, list, describe, alter, trim and delete topics."""
+"""``appliance topics``: create, list, describe, alter, trim, delete, undelete and restore topics."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from .. import units
-from ..errors import ClientFault, Unavailable, UnknownPartition
+from ..errors import ClientFault, TopicExists, Unavailable, UnknownPartition
+from ..owners import acting_as_owner
 from ..retention import lost_bytes
 from ..wire.requests import EARLIEST, LATEST
 from . import output
 from .asking import DryRun, Yes, confirm, how_many
 from .live_names import complete_setting_names, complete_topics
 from .offset_spec import FORMS, OffsetSpec, parse_offset_spec, resolve
-from .target import Connect, Data, Json, Settings, cluster, parse_settings
+from .target import Connect, Data, Json, Settings, cluster, data_dir, parse_settings
 
 if TYPE_CHECKING:
     from ..client.cluster_client import Cluster
 
-app = typer.Typer(no_args_is_help=True, help="Create, list, describe, alter, trim and delete topics.")
+app = typer.Typer(
+    no_args_is_help=True, help="Create, list, describe, alter, trim, delete, undelete and restore topics."
+)
 
 COLUMNS = ["name", "partitions", "messages", "bytes", "settings"]
+YEAR_9999_S = 253_370_764_800
 UNREAD_LINES_MAX = 5
 """Groups that a question names for each topic or partition."""
 
@@ -256,9 +261,10 @@ def delete(
     connect: Connect = None,
     as_json: Json = False,
 ) -> None:
-    """Delete topics and all that is in them, at once.
+    """Delete topics and all that is in them.
 
-    Groups that have not read all of them are shown with the bytes that they lose.
+    They can be brought back for topics.trash_ms, one day if not set (`appliance topics undelete`), unless the disk
+    needs their room. Groups that have not read all of them are shown with the bytes that they lose.
 
     [b]Examples[/b]
 
@@ -284,11 +290,135 @@ def delete(
         ]
         confirm(lost, f"Delete {how_many(len(rows), 'topic')}?", yes=yes)
         for row in rows:
-            asked.admin("delete_topic", {"name": row["name"]})
+            row["trash_ms"] = asked.admin("delete_topic", {"name": row["name"]})["trash_ms"]
             if not as_json:
                 output.say(f"deleted {row['name']}")
     if as_json:
         output.print_json(rows)
+    elif kept_ms := max(row["trash_ms"] for row in rows):
+        again = "`appliance topics undelete NAME` brings it back"
+        output.remark(f"kept for {units.duration(kept_ms / 1000)}, unless the disk needs the room: {again}")
+
+
+TRASH_COLUMNS = ["name", "id", "partitions", "bytes", "deleted", "until"]
+
+
+@app.command()
+def trash(data: Data = None, connect: Connect = None, as_json: Json = False) -> None:
+    """List deleted topics that can be brought back, the newest last.
+
+    They go at the time in the last column, or earlier, the oldest first, when the disk needs their room. Bytes are
+    those on the disk of the appliance that is asked.
+
+    [b]Example[/b]
+
+        appliance topics trash --data /tmp/box
+    """
+    with cluster(data, connect) as asked:
+        rows = [
+            {
+                **row,
+                "deleted": _time_text(row["deleted_ms"]),
+                "until": _time_text(row["until_ms"]),
+            }
+            for row in asked.admin("trash", {})
+        ]
+    output.print_rows(rows, TRASH_COLUMNS, as_json=as_json)
+
+
+def _time_text(at_ms: int) -> str:
+    return datetime.fromtimestamp(min(at_ms / 1000, YEAR_9999_S)).astimezone().isoformat(" ", "seconds")
+
+
+@app.command()
+def undelete(
+    name: Annotated[str, typer.Argument(metavar="NAME|ID", help="A deleted topic: the last one of that name.")],
+    new_name: Annotated[str, typer.Option("--as", metavar="NEW", help="Bring it back under another name.")] = "",
+    data: Data = None,
+    connect: Connect = None,
+    as_json: Json = False,
+) -> None:
+    """Bring a deleted topic back, with its messages, settings and the offsets that groups had committed.
+
+    What does not come back: access rules for its name that were deleted meanwhile, and the offsets of groups that were
+    deleted after it. Rules for the old name do not hold for a new one. If there is a topic of that name again, give
+    another name with --as; if several of one name were deleted, name the id that `topics trash` shows.
+
+    [b]Examples[/b]
+
+        appliance topics undelete web
+
+        appliance topics undelete web --as web-of-yesterday --data /tmp/box
+    """
+    back: dict[str, Any] = {}
+    unknown: UnknownPartition | None = None
+    with cluster(data, connect) as asked:
+        try:
+            back = asked.admin("undelete_topic", {"name": name, "new_name": new_name})
+        except TopicExists as error:
+            raise TopicExists(str(error), remedy=f"`appliance topics undelete {name} --as NEW`") from None
+        except UnknownPartition as error:  # raised below: a topic that there is, is not what was meant
+            unknown = error
+    if unknown is not None:
+        raise unknown
+    _say_back(back, as_json)
+
+
+def _say_back(back: Mapping[str, Any], as_json: bool) -> None:
+    if as_json:
+        output.print_json(back)
+        return
+    count, groups = back["partitions"], back["offsets"]
+    output.say(f"{back['name']} is back with {count} partition{'s' if count != 1 else ''}")
+    offsets = ", ".join(f"{output.safe(group)} ({number})" for group, number in sorted(groups.items()))
+    output.remark(
+        f"committed offsets of groups (in how many partitions): {offsets}" if offsets else "no group had read it"
+    )
+
+
+@app.command()
+def restore(
+    backup: Annotated[Path, typer.Argument(metavar="BACKUP", help="A directory that `appliance backup` has made.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A topic in it.")],
+    new_name: Annotated[str, typer.Option("--as", metavar="NEW", help="Restore it under another name.")] = "",
+    settings: Settings = None,
+    data: Data = None,
+    as_json: Json = False,
+) -> None:
+    """Restore one topic of a backup into a running appliance; everything else stays as it is.
+
+    It is a new topic with the messages and the settings of the backup, and with what is known of idempotent producers.
+    The offsets of groups are not restored: `appliance groups reset` sets them. Retention holds for it at once: if it is
+    older than its retention.ms, give a longer one with --setting.
+
+    [b]Examples[/b]
+
+        appliance topics restore /var/backups/appliance/monday web --as web-of-monday --data /var/lib/appliance
+
+        appliance topics restore /backup/box audit --setting retention.ms=-1 --data /tmp/box
+    """
+    from ..catalog import new_id
+    from ..data_directory import copy_topic
+    from ..log.partition_directory import discard_trash
+
+    directory = data_dir(data)
+    if directory is None:
+        raise typer.BadParameter("name the data directory with --data, or in APPLIANCE_DATA")
+    topic_id, target = new_id(), new_name or name
+    with cluster(data, None) as asked:
+        if target in {topic["name"] for topic in asked.admin("topics", {})}:
+            raise TopicExists(f"there is a topic {target!r}", remedy="take another name with --as")
+        topic, _ = copy_topic(backup, directory, name, topic_id)
+        own = topic.settings | parse_settings(settings)
+        wanted = {"name": target, "id": topic_id, "partitions": len(topic.partitions), "settings": own}
+        try:
+            back = asked.admin("restore_topic", wanted)
+        except ClientFault:
+            if topic_id not in {row["id"] for row in asked.admin("trash", {})}:  # refused: nobody knows this topic
+                with acting_as_owner(directory):
+                    discard_trash(directory, topic_id)
+            raise
+    _say_back(back, as_json)
 
 
 def _of_topic(unread: Mapping[tuple[str, int], Mapping[str, int]] | None, name: str) -> dict[str, int] | None:

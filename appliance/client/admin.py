@@ -72,8 +72,25 @@ class Admin:
         )
         return found
 
-    def delete_topic(self, name: str) -> None:
-        self._ask("delete_topic", name=name)
+    def delete_topic(self, name: str) -> int:
+        """Delete a topic.  Returns for how many ms it can be brought back; 0: not at all."""
+        kept_ms: int = self._ask("delete_topic", name=name)["trash_ms"]
+        return kept_ms
+
+    def trash(self) -> list[dict[str, Any]]:
+        """The deleted topics that can be brought back."""
+        found: list[dict[str, Any]] = self._ask("trash")
+        return found
+
+    def undelete_topic(self, name: str, new_name: str = "") -> dict[str, Any]:
+        """Bring a deleted topic back: the last one of that name, or the one with that id.
+
+        Raises:
+            UnknownPartition: it is not in the trash.
+            TopicExists: there is a topic of that name: give another ``new_name``.
+        """
+        found: dict[str, Any] = self._ask("undelete_topic", name=name, new_name=new_name)
+        return found
 
     def delete_records(self, topic: str, partition: int, before: int) -> None:
         """Delete the messages of a partition before this offset.  When it returns, nobody reads them any more."""

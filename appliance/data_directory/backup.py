@@ -15,6 +15,9 @@ is copied in an order that recovery can use:
 A sealed segment never changes, so the link and the log can share it.  Indexes of active segments are left out: recovery
 rebuilds them.  The backup has another name (``.partial``) until all of it is on the disk.
 
+One topic of a backup goes into the trash of a data directory that an appliance may serve (:func:`copy_topic`), from
+where that appliance takes it as a topic of its own.  It gets a new id: the topic of the backup may still be there.
+
 Root makes backups of directories of another user.  It makes and names the new directory in a directory of its own.
 All else, reading and writing, it does as that user, to whom the new directory is given: both may be changed by programs
 of that user meanwhile, and these gain nothing by it.
@@ -23,6 +26,7 @@ of that user meanwhile, and these gain nothing by it.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 from collections.abc import Iterable, Iterator
@@ -31,10 +35,10 @@ from pathlib import Path
 from typing import Final
 
 from ..catalog import FILE_NAME as CATALOG_NAME
-from ..catalog import Catalog
-from ..errors import BadValue, NoDirectory, disk_fault
+from ..catalog import Catalog, Topic
+from ..errors import AlreadyRunning, BadValue, NoDirectory, UnknownPartition, disk_fault
 from ..log.files import DIRECTORY_MODE, FILE_MODE, index_path, log_path, sizes, sync_directory
-from ..log.partition_directory import METADATA_NAME, directory_of
+from ..log.partition_directory import METADATA_NAME, directory_of, discard_trash, give, trash_directory
 from ..log.recovery import POINT_NAME
 from ..owners import Owner, acting_as_owner, keeper_of, refuse_others_directory
 from ..reserve import RESERVE_NAME
@@ -46,6 +50,8 @@ ATTEMPTS_MAX: Final = 5
 """How often a partition is started over because retention removed a segment in the middle of the copy."""
 NO_LINK: Final = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP})
 ENSEMBLE: Final = "zookeeper"
+STAGING: Final = "restoring"
+"""Where a topic is copied to before it is in the trash."""
 LEFT_OUT: Final = frozenset({LOCK_FILE, STATE_FILE, FAILED_START_FILE, CATALOG_NAME, RESERVE_NAME})
 
 
@@ -116,8 +122,83 @@ def _make(data_dir: Path, partial: Path, target: Path, owner: Owner) -> Backup:
     return made
 
 
+def copy_topic(backup: Path, data_dir: Path, name: str, topic_id: str) -> tuple[Topic, Backup]:
+    """Copy a topic of a backup into the trash of a data directory, as that of a topic with this new id.
+
+    Nothing else of the directory changes.  What an interrupted call has left is removed by the next one.
+
+    Raises:
+        NoDirectory: it is no backup.
+        UnknownPartition: there is no such topic in it.
+        BadValue: it has not all of its partitions.
+        AlreadyRunning: another topic is being restored there.
+        ConfigFault: the backup has a newer format.
+        DiskFull, StorageFault: the disk has no room, or fails; nothing is left of the copy.
+    """
+    made = Backup(data_dir)
+    staging = data_dir / STAGING
+    with acting_as_owner(data_dir):
+        topic = _topic_in(backup, name)
+        try:
+            staging.mkdir(DIRECTORY_MODE, exist_ok=True)
+            fd = os.open(staging, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                _hold(fd, staging)
+                _stage(_Copy(backup, staging, made), staging, topic, topic_id)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise disk_fault(error, staging) from error
+    return topic, made
+
+
+def _stage(copy: _Copy, staging: Path, topic: Topic, topic_id: str) -> None:
+    """Copy a topic, and put it into the trash when all of it is there.  Nothing stays in ``staging``."""
+    data_dir = staging.parent
+    is_complete = False
+    try:
+        for left in staging.iterdir():
+            shutil.rmtree(left)
+        for number in topic.partitions:
+            copy.copy_partition(directory_of(Path(), topic.name, number).name)
+        for number in topic.partitions:
+            directory = directory_of(staging, topic.name, number)
+            give(directory, topic_id)
+            directory.rename(trash_directory(data_dir, topic_id, number))
+        sync_directory(data_dir)
+        is_complete = True
+    finally:
+        if not is_complete:
+            discard_trash(data_dir, topic_id)
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _topic_in(backup: Path, name: str) -> Topic:
+    if not (backup / CATALOG_NAME).is_file():
+        raise NoDirectory(f"{backup}: no backup: it has no {CATALOG_NAME}")
+    check_format(backup)
+    topics = Catalog.load(backup).topics
+    topic = topics.get(name)
+    if topic is None:
+        raise UnknownPartition(f"there is no topic {name!r} in {backup}: it has {', '.join(sorted(topics)) or 'none'}")
+    for number, brokers in sorted(topic.partitions.items()):
+        if not directory_of(backup, name, number).is_dir():
+            raise BadValue(
+                f"{backup} has not {name}-{number}, which was on broker {brokers[0]}: only a topic that one appliance"
+                " has stored can be restored by itself"
+            )
+    return topic
+
+
+def _hold(fd: int, staging: Path) -> None:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise AlreadyRunning(f"{staging}: another topic is being restored here: wait for its end") from None
+
+
 class _Copy:
-    """One backup in the making."""
+    """One backup in the making, or a part of one on its way back."""
 
     def __init__(self, source: Path, target: Path, made: Backup) -> None:
         self._source, self._target, self._made = source, target, made
@@ -130,13 +211,13 @@ class _Copy:
             for partition in topic.partitions:
                 directory = directory_of(self._source, topic.name, partition)
                 if directory.is_dir():
-                    self._copy_partition(directory.name)
+                    self.copy_partition(directory.name)
         sync_directory(self._target)
         return self._made
 
     # ---- a partition
 
-    def _copy_partition(self, name: str) -> None:
+    def copy_partition(self, name: str) -> None:
         for _ in range(ATTEMPTS_MAX):
             before = self._made.linked_bytes, self._made.copied_bytes
             if self._try_partition(name):

@@ -426,6 +426,8 @@ def _disk(seen: Seen) -> Iterator[Finding]:
     lacking += [row["advice"] for row in seen.state["limits"] if row["limit"] == DISK]
     disk = seen.host.disk if seen.host is not None else None
     free = f"{size(disk.free)} of {size(disk.size)} are free" if disk is not None and disk.size else ""
+    trash = _trash_bytes(seen)
+    free += f", and {size(trash)} of deleted topics go first" if free and trash else ""
     warn = seen.state["disk"].get("free_bytes_warn", 0)
     if disk is not None and disk.files and not disk.files_free:
         why = f"all {disk.files:,} inodes are taken, {free}"
@@ -441,7 +443,7 @@ def _disk(seen: Seen) -> Iterator[Finding]:
     elif disk is not None and disk.size:
         rates = seen.rates or Rates()
         full_s = rates.full_s if rates.full_s is not None else float("inf")
-        if full_s < of.FULL_WITHIN_S or disk.free < of.FREE_SHARE * disk.size:
+        if full_s < of.FULL_WITHIN_S or disk.free + trash < of.FREE_SHARE * disk.size:
             grows = f", logs grow by {size(int(rates.growth))}/s" if rates.growth else ""
             until = f" in {duration(full_s)} at this rate" if full_s < of.FULL_WITHIN_S else " soon"
             yield _finding(of.DISK_FILLS_UP, f"the disk is full{until}", free + grows, _make_room(seen))
@@ -453,7 +455,7 @@ def _make_room(seen: Seen) -> str:
     if host is None or not host.disk.size:
         return of.ROOM
     wanted = max(limits.get("free_bytes_warn", 0), limits.get("free_bytes_min", 0), int(of.FREE_SHARE * host.disk.size))
-    lacking = wanted - host.disk.free
+    lacking = wanted - host.disk.free - _trash_bytes(seen)
     if lacking <= 0:  # it is not full yet
         return _keep_less(seen, *seen.largest, -lacking) if seen.largest is not None else of.ROOM
     if host.logs_size < lacking:
@@ -470,6 +472,11 @@ def _make_room(seen: Seen) -> str:
     more = "" if total >= lacking else f", of {size(lacking)} that are lacking"
     trim = seen.command("topics", "trim", topic, "--before", "latest")
     return f"{trim} frees {size(total)}{more}, all that it has; {_keep_less(seen, topic, total, partitions, -lacking)}"
+
+
+def _trash_bytes(seen: Seen) -> int:
+    """The room that deleted topics give before any log has to."""
+    return int((seen.state or {}).get("trash", {}).get("bytes", 0))
 
 
 def _topic(host: Host, topic: str) -> tuple[str, int, int]:

@@ -15,10 +15,10 @@ from .positions import PositionStore
 
 
 class Machinery(NamedTuple):
-    """What all inputs share.  ``config``: None outside of an appliance, where nothing listens."""
+    """What all inputs share."""
 
     name: str
-    config: Config | None
+    config: Config
     store: PositionStore
     outlet: Outlet
     ledger: Ledger

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ..client import Admin, Producer
+from ..config import Config
 from ..errors import InvalidRequest, RequestTimedOut
 from ..input_settings import Files
 from ..processes.messages import InputStats
@@ -71,7 +72,7 @@ async def _ship(shipment: Shipment, on_progress: Callable[[InputStats], None]) -
         host = socket.gethostname()
         ledger = Ledger(NAME, host, shipment.ledger_topic, store, producer, shipment.address)
         outlet = Outlet(producer, admin, IN_FLIGHT_BYTES_MAX)
-        source = files_input(settings, Machinery(NAME, None, store, outlet, ledger, {}))
+        source = files_input(settings, Machinery(NAME, Config(), store, outlet, ledger, {}))
         await ledger.recover()
         running = asyncio.create_task(source.run() if shipment.follow else source.read_all())
         try:

@@ -1,7 +1,8 @@
 """Foresees when there is no room left for the logs, at the rate of the last 24 hours.
 
 There is no room when the disk has ``disk.free_bytes_min`` left, or when the logs have ``disk.bytes_max``: then
-retention deletes what is younger than it should be, and without anything to delete producers are refused.
+retention deletes what is younger than it should be, and without anything to delete producers are refused.  Deleted
+topics in the trash make room before that, so their bytes count as free.
 """
 
 from __future__ import annotations
@@ -22,11 +23,16 @@ class Room(NamedTuple):
     logs: int
     cap: int
     reserve: int
+    trash: int = 0
+
+    @property
+    def usable(self) -> int:
+        return self.free + self.trash - self.reserve
 
     @property
     def left(self) -> int:
         """How much can still be written before old segments have to go."""
-        on_disk = max(0, self.free - self.reserve)
+        on_disk = max(0, self.usable)
         return min(on_disk, max(0, self.cap - self.logs)) if self.cap else on_disk
 
 
@@ -50,7 +56,7 @@ class DiskForecast:
         since_s, before = self._samples[0] if self._samples else (at_s, room)
         if at_s - since_s < SAMPLE_S:
             return None
-        lasts = [_lasts(room.free - room.reserve, before.free - room.free, at_s - since_s)]
+        lasts = [_lasts(room.usable, before.free + before.trash - room.free - room.trash, at_s - since_s)]
         if room.cap:
             lasts.append(_lasts(room.cap - room.logs, room.logs - before.logs, at_s - since_s))
         return min(lasts)

@@ -225,6 +225,10 @@ class Snapshot(Collector):
         yield _gauge("disk_size_bytes", "The file system of the data directory.", [], [([], room.size)])
         yield _gauge("disk_free_bytes", "Bytes free for the appliance.", [], [([], room.free)])
         yield _gauge("disk_log_bytes", "Bytes of all logs.", [], [([], room.logs)])
+        about = "Bytes of deleted topics that can be brought back; they make room when some is wanted."
+        yield _gauge("disk_trash_bytes", about, [], [([], room.trash)])
+        topics = (self._readings.state or {}).get("trash", {}).get("topics", 0)
+        yield _gauge("trash_topics", "Deleted topics that can be brought back.", [], [([], topics)])
         yield _gauge("disk_log_max_bytes", "disk.bytes_max; absent when 0.", [], [([], room.cap)] if room.cap else [])
         yield _gauge("disk_reserve_bytes", "disk.free_bytes_min.", [], [([], room.reserve)])
         warn = (self._readings.state or {}).get("disk", {}).get("free_bytes_warn", 0)

@@ -159,7 +159,8 @@ def of_status(status: Mapping[str, Any], at_s: float) -> Readings:
         )
     known = None if status["pid"] is None else {**status, **reasons}
     limits = status["disk"]
-    room = Room(0, 0, 0, limits.get("bytes_max", 0), limits.get("free_bytes_min", 0))
+    bounds = limits.get("bytes_max", 0), limits.get("free_bytes_min", 0)
+    room = Room(0, 0, 0, *bounds, status.get("trash", {}).get("bytes", 0))
     return Readings(at_s, known, partitions, {}, dict.fromkeys(LISTENERS, (0, 0)), {}, NO_REQUESTS, room)
 
 
@@ -252,7 +253,8 @@ class Reader:
         limits = state["disk"] if state else {}
         logs = sum(max(0, counts.log_end - counts.base) for counts in partitions.values())
         size, free = disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize
-        return Room(size, free, logs, limits.get("bytes_max", 0), limits.get("free_bytes_min", 0))
+        bounds = limits.get("bytes_max", 0), limits.get("free_bytes_min", 0)
+        return Room(size, free, logs, *bounds, (state or {}).get("trash", {}).get("bytes", 0))
 
 
 def _served(

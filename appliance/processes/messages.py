@@ -61,6 +61,7 @@ a descriptor travels with it.
 
     CreatePartitions     C → S            open partitions, and make those that are new
     DeletePartitions     C → S            close partitions and free their names
+    CleanUp              C → S            the files of topics that have left the trash can be deleted
     OrderDone            S → C            what has become of the partitions of such an order
     RepairLog            C → S            take a partition out of service and repair its log
     RepairDone           S → C            what has become of it
@@ -398,6 +399,12 @@ class DeletePartitions(Message):
     token: int
     partitions: list[TopicPartition]
     topic_id: str
+    trash: bool = False
+    """Their files are kept."""
+
+
+class CleanUp(Message):
+    pass
 
 
 class OrderDone(Message):
@@ -590,7 +597,15 @@ FromLog = (
 FromInspector = Damaged | FilesGone | FilesBack | FilesChanged | Strays | Judged
 """... of the inspector; FilesChanged comes from the scrubber, too."""
 PartitionOrder = (
-    CreatePartitions | DeletePartitions | ChangeSettings | DeleteBefore | Roll | StoreProducers | RepairLog | LookAt
+    CreatePartitions
+    | DeletePartitions
+    | CleanUp
+    | ChangeSettings
+    | DeleteBefore
+    | Roll
+    | StoreProducers
+    | RepairLog
+    | LookAt
 )
 """Orders of the coordinator about partitions."""
 FromChild = FromServer | FromLog | FromInspector | PartitionOrder | Refused

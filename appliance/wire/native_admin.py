@@ -5,7 +5,12 @@
     create_topic    {name, partitions?, settings?}        {name, partitions}
     ensure_topic    {name}                                {name, partitions, created}; made if auto_create is on
     alter_topic     {name, settings?, partitions?}        {name, partitions}; nil resets a setting
-    delete_topic    {name}                                nil
+    delete_topic    {name}                                {trash_ms}: how long it can be brought back
+    trash           {}                                    [TRASHED]: deleted topics that can be brought back
+    undelete_topic  {name, new_name?}                     {name, partitions, offsets: {group: how many}}; the last one
+                                                          of that name, or the one with that id
+    restore_topic   {name, id, partitions, settings}      as undelete_topic; one whose files of all partitions are in
+                                                          the trash of the broker that is asked, and no catalog has it
     delete_records  {name, partition, offset}             nil; deletes what is before; only the leader does it
     topics          {names?}                              [{name, settings, own, partitions: [PARTITION]}]
     repair          {name, partition, cut?}               {actions: [text], start, end, hole_bytes, cut_bytes}; see
@@ -36,6 +41,7 @@
     ACL             {resource, name, pattern, principal, host, operation, permission}: Kafka's words as text
     FILTER          as ACL, all optional; pattern "Match": rules about the resource ``name``
     PARTITION       {partition, leader, start, end, bytes, messages, state}
+    TRASHED         {name, id, partitions, bytes, deleted_ms, until_ms, pending}; pending: its deletion goes on
     MEMBER          {id, client, host, partitions: [[topic, partition]]}
     COMMITTED       {topic, partition, offset, end, lag_messages, lag_bytes, lag_seconds, lost_bytes, owner}
 
@@ -93,6 +99,18 @@ class AlterTopic(msgspec.Struct, forbid_unknown_fields=True):
 
 class OneTopic(msgspec.Struct, forbid_unknown_fields=True):
     name: Name
+
+
+class UndeleteTopic(msgspec.Struct, forbid_unknown_fields=True):
+    name: Name
+    new_name: Name = ""
+
+
+class RestoreTopic(msgspec.Struct, forbid_unknown_fields=True):
+    name: Name
+    id: Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
+    partitions: Annotated[int, Meta(ge=1, le=PARTS_MAX_MAX)]
+    settings: Annotated[dict[Name, Setting], ManySettings] = {}
 
 
 class DeleteRecords(msgspec.Struct, forbid_unknown_fields=True):
@@ -186,6 +204,9 @@ VERBS: Final[dict[str, type[msgspec.Struct]]] = {
     "ensure_topic": OneTopic,
     "alter_topic": AlterTopic,
     "delete_topic": OneTopic,
+    "trash": Nothing,
+    "undelete_topic": UndeleteTopic,
+    "restore_topic": RestoreTopic,
     "delete_records": DeleteRecords,
     "topics": ManyTopics,
     "repair": RepairPartition,

@@ -2,7 +2,7 @@
 
     path                       kind         value
     /cluster/id                persistent   text, chosen once by the first broker
-    /brokers/deleted/<id>      persistent   name of the topic that had this id
+    /brokers/deleted/<id>      persistent   name of the topic that had this id; offsets below: see ``deletion.py``
 
 A topic that is missing from ``/brokers/topics`` was deleted while a broker was away, or ZooKeeper lost its data.  A
 broker may delete its logs in the first case only.  So a deletion first stores a mark under the topic's id (see
@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import Final
 
 from ..errors import ZooKeeperAway
-from .operations import ATTEMPTS_MAX, Node, Operation, Refused, ask, create, delete, exists, get, read_children
+from .operations import ATTEMPTS_MAX, Node, Operation, Refused, ask, create, exists, get, read_children, remove_tree
 
 CLUSTER_ID: Final = "/cluster/id"
 DELETED: Final = "/brokers/deleted"
@@ -56,5 +56,6 @@ def drop_marks(before_ms: int) -> Operation[int]:
     """Remove the marks made before a time (ms since 1970).  Returns how many."""
     marks = yield from read_children(DELETED)
     old = [name for name, node in marks.items() if node.modified_ms < before_ms]
-    yield from ask([delete(f"{DELETED}/{name}") for name in old])
+    for name in old:
+        yield from remove_tree(f"{DELETED}/{name}")
     return len(old)

@@ -2,17 +2,37 @@
 
 Both are deleted only if they have the topic's id.  So any broker may repeat the operation at any time, even when a
 later topic has the same name.
+
+The offsets of a topic in the trash are kept beside the mark of its deletion (``cluster_identity.py``)::
+
+    /brokers/deleted/<id>/<group>/<partition>    persistent    the committed offset
 """
 
 from __future__ import annotations
 
 from ..errors import BadValue, ZooKeeperAway
 from . import cluster_identity, paths
-from .operations import ATTEMPTS_MAX, Node, Operation, Refused, ask, children, delete, get, list_children
+from .operations import (
+    ATTEMPTS_MAX,
+    Node,
+    Operation,
+    Refused,
+    ask,
+    children,
+    create,
+    delete,
+    get,
+    list_children,
+    read_children,
+    remove_tree,
+    set_value,
+)
 
 
-def retire_topic(name: str, topic_id: str) -> Operation[None]:
+def retire_topic(name: str, topic_id: str, *, trash: bool = False) -> Operation[None]:
     """Mark a topic as deleted, then remove its registration, then the committed offsets of all groups in it.
+
+    ``trash``: the offsets are kept beside the mark.
 
     After a crash between two of these steps the mark is there.  Every broker that has the topic deletes it and repeats
     this operation.
@@ -22,7 +42,7 @@ def retire_topic(name: str, topic_id: str) -> Operation[None]:
     """
     yield from cluster_identity.mark_deleted(topic_id, name)
     yield from _unregister(name, topic_id)
-    yield from _forget_offsets(name, topic_id)
+    yield from _forget_offsets(name, topic_id, trash)
 
 
 def _unregister(name: str, topic_id: str) -> Operation[None]:
@@ -42,21 +62,76 @@ def _unregister(name: str, topic_id: str) -> Operation[None]:
     raise ZooKeeperAway(f"topic {name!r} keeps changing; try again")
 
 
-def _forget_offsets(name: str, topic_id: str) -> Operation[None]:
+def _forget_offsets(name: str, topic_id: str, trash: bool) -> Operation[None]:
+    parents, found = yield from _offsets_in(name)
+    gone = [(path, node) for path, node in found.items() if _is_of(path, node.value, topic_id)]
+    if trash:
+        yield from _store({_kept_path(topic_id, path): node.value for path, node in gone})
+    yield from ask([delete(path, node.version) for path, node in gone])
+    yield from ask([delete(parent) for parent in parents])  # refused where a later topic has committed offsets
+
+
+def _offsets_in(name: str) -> Operation[tuple[list[str], dict[str, Node]]]:
+    """The committed offsets of all groups in topics of this name: the nodes above them, and they by their paths."""
     groups = yield from list_children(paths.CONSUMERS)
     parents = [paths.offsets(paths.decode_name(group), name) for group in groups]
     listed = yield from ask([children(parent) for parent in parents])
     found = {parent: names for parent, names in zip(parents, listed, strict=True) if not isinstance(names, Refused)}
     offsets = [f"{parent}/{number}" for parent, numbers in found.items() for number in sorted(numbers)]
     nodes = yield from ask([get(path) for path in offsets])
-    yield from ask(
-        [
-            delete(path, node.version)
-            for path, node in zip(offsets, nodes, strict=True)
-            if isinstance(node, Node) and _is_of(path, node.value, topic_id)
-        ]
-    )
-    yield from ask([delete(parent) for parent in found])  # refused where a later topic has committed offsets
+    return list(found), {path: node for path, node in zip(offsets, nodes, strict=True) if isinstance(node, Node)}
+
+
+def committed_in(name: str, topic_id: str) -> Operation[dict[tuple[str, int], int]]:
+    """The committed offsets in a topic, by group and partition."""
+    _, found = yield from _offsets_in(name)
+    committed = {}
+    for path, node in found.items():
+        group, _, _, number = path.removeprefix(f"{paths.CONSUMERS}/").split("/")
+        if number.isdecimal() and _is_of(path, node.value, topic_id):
+            committed[paths.decode_name(group), int(number)] = paths.decode_offset(path, node.value).offset
+    return committed
+
+
+def _kept_path(topic_id: str, path: str) -> str:
+    """Where the offset at this path is kept."""
+    group, _, _, number = path.removeprefix(f"{paths.CONSUMERS}/").split("/")
+    return f"{cluster_identity.DELETED}/{topic_id}/{group}/{number}"
+
+
+def _store(values: dict[str, bytes]) -> Operation[None]:
+    """Create nodes, or replace their values."""
+    replies = yield from ask([create(path, value) for path, value in values.items()])
+    there = [path for path, reply in zip(values, replies, strict=True) if reply is Refused.NODE_EXISTS]
+    yield from ask([set_value(path, values[path], -1) for path in there])
+
+
+def put_offsets_back(topic_id: str, name: str) -> Operation[dict[str, int]]:
+    """Put the kept offsets of a topic in the trash to where groups find them.  Returns how many, by group.
+
+    The topic gets this name, and is not registered yet: nobody has committed in it.
+    """
+    kept = f"{cluster_identity.DELETED}/{topic_id}"
+    counts: dict[str, int] = {}
+    for group in (yield from list_children(kept)):
+        nodes = yield from read_children(f"{kept}/{group}")
+        parent = paths.offsets(paths.decode_name(group), name)
+        yield from _store({f"{parent}/{number}": node.value for number, node in nodes.items()})
+        counts[paths.decode_name(group)] = len(nodes)
+    return counts
+
+
+def forget_deletion(topic_id: str, *, mark: bool) -> Operation[None]:
+    """Remove the kept offsets of a topic that has left the trash; with ``mark`` the mark of its deletion, too.
+
+    Without the mark, a broker that was away meanwhile finds nothing changed.  With it, that broker deletes the topic
+    under its old name.
+    """
+    kept = f"{cluster_identity.DELETED}/{topic_id}"
+    for group in (yield from list_children(kept)):
+        yield from remove_tree(f"{kept}/{group}")
+    if mark:
+        yield from ask([delete(kept)])
 
 
 def _is_of(path: str, value: bytes, topic_id: str) -> bool:

@@ -4,6 +4,8 @@ Each resource that a request has changed has a line of its own, with all that wa
 with their values, the whole access rule, limits.  So nothing that one request names can take the room of something
 else.  Topics that were made because a client asked for them have a line, too.  Verifiers of passwords are not shown.
 
+What groups had not read of what was deleted is in the line of the deletion.
+
 What was refused has another line (:class:`RefusalLog`).  What may have been done, since an answer did not come in time,
 has one with ``error=`` and the code.
 
@@ -34,6 +36,7 @@ from ...security.principals import Origin
 from ...wire import native
 from ...wire.frames import SIZE_BYTES
 from ...wire.kafka.call import Call
+from ...zookeeper.paths import encode_name
 
 MAYBE_DONE: Final = branch_codes(Unavailable)
 AUTO_CREATE: Final = "create topic on demand"
@@ -235,6 +238,11 @@ def _topic(given: dict[str, Any], result: Any) -> Iterator[dict[str, object]]:
     yield {"topic": given["name"], **more, **_settings(given.get("settings", {}).items())}
 
 
+def _undeleted(given: dict[str, Any], result: Any) -> Iterator[dict[str, object]]:
+    partitions = {} if result is None else {"partitions": result["partitions"]}
+    yield {"topic": given["name"], "as": given.get("new_name") or given["name"], **partitions}
+
+
 def _ensured(given: dict[str, Any], result: Any) -> Iterator[dict[str, object]]:
     if result is not None and result["created"]:
         yield {"topic": given["name"], "partitions": result["partitions"]}
@@ -274,6 +282,8 @@ NATIVE_CHANGES: Final[dict[str, Callable[[dict[str, Any], Any], Iterator[dict[st
     "ensure_topic": _ensured,
     "alter_topic": _topic,
     "delete_topic": _topic,
+    "undelete_topic": _undeleted,
+    "restore_topic": _topic,
     "delete_records": _topic,
     "repair": _repaired,
     "commit": _rows_of("offsets", ("topic", "partition", "offset"), "group"),
@@ -290,11 +300,20 @@ NAMES_OF: Final = {"Metadata": AUTO_CREATE, "ensure_topic": AUTO_CREATE}
 """What is written instead of the name of an API or verb."""
 
 
-class ChangeLog:
-    """Notes the changes among the requests that the coordinator answers."""
+DELETIONS: Final = frozenset({"delete_topic", "delete_records", "DeleteTopics", "DeleteRecords"})
+UNREAD_MAX: Final = 10
+"""Groups that a line names."""
 
-    def __init__(self, audit: Audit) -> None:
-        self._audit = audit
+
+class ChangeLog:
+    """Notes the changes among the requests that the coordinator answers.
+
+    ``take_unread``: who had not read what was deleted of a topic, or of one of its partitions, with bytes; None: it is
+    not known.
+    """
+
+    def __init__(self, audit: Audit, take_unread: Callable[..., Mapping[str, int] | None]) -> None:
+        self._audit, self._take_unread = audit, take_unread
 
     def on_kafka(self, api: str, call: Call, answer: Mapping[str, Any]) -> None:
         """Note the answer to a Kafka request, if it was a change."""
@@ -319,8 +338,21 @@ class ChangeLog:
     def _note(self, origin: Origin, what: str, code: int, fields: Mapping[str, object]) -> None:
         if code and code not in MAYBE_DONE:
             return
-        error = {"error": code} if code else {}
-        self._audit.changed(origin.principal, origin.peer, NAMES_OF.get(what, what), **fields, **error)
+        more: dict[str, object] = {"error": code} if code else {}
+        if what in DELETIONS:
+            partition = {"partition": fields["partition"]} if "partition" in fields else {}
+            more |= _unread(self._take_unread(fields["topic"], **partition))
+        self._audit.changed(origin.principal, origin.peer, NAMES_OF.get(what, what), **fields, **more)
+
+
+def _unread(groups: Mapping[str, int] | None) -> dict[str, object]:
+    """``unread``: GROUP=BYTES of each, those that lose most first; names as in paths of ZooKeeper, without blanks."""
+    if groups is None:
+        return {"unread": "unknown"}
+    worst = sorted(groups.items(), key=lambda row: (-row[1], row[0]))
+    texts = [f"{encode_name(group)}={count}" for group, count in worst[:UNREAD_MAX]]
+    more = {"more_unread": len(worst) - UNREAD_MAX} if len(worst) > UNREAD_MAX else {}
+    return {"unread": " ".join(texts), **more} if texts else {}
 
 
 class RefusalLog:

@@ -81,6 +81,7 @@ from .this_broker import ThisBroker
 from .topic_steps import TopicSteps
 from .topic_sync import TopicSync
 from .topics import Topics
+from .trash import WATCH_S, Trash
 from .trusted_clock import TrustedClock, newest_log_ms
 from .worker_stream import WorkerStream
 
@@ -184,10 +185,18 @@ class Coordinator:
 
     def _compose_topics(self, config: Config) -> None:
         broker_id, partitions, registry = config.broker.id, self._partitions, self._registry
-        steps = TopicSteps(broker_id, self._catalog, partitions, registry, config.topics.defaults)
+        steps = TopicSteps(
+            *(broker_id, self._catalog, partitions, registry, config.topics.defaults, config.topics.trash_ms),
+            deletion_ms=self._clock.judging_ms,
+        )
         steps.on_change = self._on_topics
         self._topic_sync = TopicSync(broker_id, steps, partitions, registry, self._spawn, self._clock.judging_ms)
         self._topics = Topics(config, steps, partitions, registry, self._topic_sync.synchronise_one)
+        self._trash = Trash(
+            *(self._data_dir, self._topics, steps, partitions, registry, self._brokers, self._clock),
+            steady_ms=lambda: int(self._loop.time() * 1000),
+            on_change=lambda report: self._send(Shown("trash", report)),
+        )
 
     def _compose_apis(self, config: Config, data_dir: Path) -> None:
         topics, partitions, registry, brokers = self._topics, self._partitions, self._registry, self._brokers
@@ -211,13 +220,14 @@ class Coordinator:
             self._authorizer,
             self._clock,
             self._known_groups,
+            self._trash,
         )
         self._expiry = Expiry(registry, self._groups.offsets, brokers.coordinates, self._clock)
         self._retention = RetentionEnforcer(
-            *(data_dir, topics, partitions, self._clock),
+            *(data_dir, topics, partitions, self._trash, self._clock),
             on_removed=lambda removed: self._send(Shown("retention", removed)),
         )
-        self._change_log = ChangeLog(self._audit)
+        self._change_log = ChangeLog(self._audit, self._broker.take_unread)
         self._refusal_log = RefusalLog(self._audit)
         self._kafka.on_answer = self._on_kafka_answer
         self._kafka.on_errors = self._on_errors
@@ -232,6 +242,7 @@ class Coordinator:
             self._topic_sync.found_cluster()
         self._spawn(self._look_at_clock())
         self._spawn(self._maintain())
+        self._spawn(self._watch_room())
         try:
             await self._stopped.wait()
         finally:
@@ -326,6 +337,7 @@ class Coordinator:
                 self._look_at_clock,
                 self._topic_sync.reconcile,
                 self._security.repeat,
+                lambda: self._trash.look(self._config),
                 lambda: self._retention.run(self._config),
                 self._groups.offsets.claims.tidy,
                 self._expire,
@@ -335,6 +347,16 @@ class Coordinator:
                     await step()
                 except ApplianceError as error:
                     log.error("%s", error)
+
+    async def _watch_room(self) -> None:
+        """Empty the trash before a disk is full: that takes less than ``disk.check_ms``."""
+        while True:
+            await asyncio.sleep(WATCH_S)
+            try:
+                await self._trash.make_room(self._config)
+            except ApplianceError as error:
+                log.error("%s", error)
+                await asyncio.sleep(self._config.disk.check_ms / 1000)
 
     async def _look_at_clock(self) -> None:
         """Compare the wall clock with the trusted time, which nothing is deleted without."""

@@ -61,7 +61,9 @@ from ...wire.native_admin import (
     PutUser,
     RepairPartition,
     ReportDamage,
+    RestoreTopic,
     SelectAcls,
+    UndeleteTopic,
 )
 from ...wire.requests import ADMIN_API
 from ...wire.sockets import LOCAL_SOCKET
@@ -72,6 +74,7 @@ from .partitions import Partitions
 from .registered_groups import RegisteredGroups
 from .this_broker import ThisBroker
 from .topics import Topics
+from .trash import Trash
 from .trusted_clock import TrustedClock
 
 STATES = {
@@ -171,7 +174,9 @@ class NativeApi:
         authorizer: Authorizer,
         clock: TrustedClock,
         known_groups: KnownGroups,
+        trash: Trash,
     ) -> None:
+        self._trash = trash
         self._broker, self._clock, self._known_groups = broker, clock, known_groups
         self._topics = topics
         self._partitions = partitions
@@ -185,6 +190,9 @@ class NativeApi:
             "ensure_topic": self._ensure_topic,
             "alter_topic": self._alter_topic,
             "delete_topic": self._delete_topic,
+            "trash": self._list_trash,
+            "undelete_topic": self._undelete_topic,
+            "restore_topic": self._restore_topic,
             "delete_records": self._delete_records,
             "topics": self._list_topics,
             "repair": self._repair,
@@ -252,8 +260,18 @@ class NativeApi:
     async def _alter_topic(self, wanted: AlterTopic, access: Access) -> dict[str, Any]:
         return _brief(await self._topics.alter(wanted.name, wanted.settings, wanted.partitions))
 
-    async def _delete_topic(self, wanted: OneTopic, access: Access) -> None:
-        await self._topics.delete(wanted.name)
+    async def _delete_topic(self, wanted: OneTopic, access: Access) -> dict[str, int]:
+        await self._broker.delete_topic(wanted.name)
+        return {"trash_ms": self._broker.config.topics.trash_ms}
+
+    async def _list_trash(self, wanted: Nothing, access: Access) -> list[dict[str, Any]]:
+        return await self._trash.rows()
+
+    async def _undelete_topic(self, wanted: UndeleteTopic, access: Access) -> dict[str, Any]:
+        return await self._trash.undelete(wanted.name, wanted.new_name)
+
+    async def _restore_topic(self, wanted: RestoreTopic, access: Access) -> dict[str, Any]:
+        return await self._trash.restore(wanted.name, wanted.id, wanted.partitions, wanted.settings)
 
     async def _delete_records(self, wanted: DeleteRecords, access: Access) -> None:
         await self._broker.delete_records(wanted.name, wanted.partition, wanted.offset)

@@ -24,6 +24,7 @@ from ...shared import memory
 from ...shared.table import SegmentTable
 from ..messages import (
     ChangeSettings,
+    CleanUp,
     CreatePartitions,
     DamagedPlace,
     DeleteBefore,
@@ -152,16 +153,20 @@ class Partitions:
         orders = [CreatePartitions(next(self._tokens), some) for some in _chunks(rows)]
         await self._carry_out("create", orders)
 
-    async def delete(self, keys: Iterable[TopicPartition], topic_id: str) -> None:
+    async def delete(self, keys: Iterable[TopicPartition], topic_id: str, *, trash: bool = False) -> None:
         """Close partitions of the topic with this id, and free their names; one that is gone is no error.
 
-        Partitions of another topic with the same name stay.
+        Partitions of another topic with the same name stay.  ``trash``: the files are kept.
 
         Raises:
             ApplianceError: the error of the first partition whose name is not free.
         """
-        orders = [DeletePartitions(next(self._tokens), some, topic_id) for some in _chunks(list(keys))]
+        orders = [DeletePartitions(next(self._tokens), some, topic_id, trash) for some in _chunks(list(keys))]
         await self._carry_out("delete", orders)
+
+    def clean_up(self) -> None:
+        """Let the files of partitions that have left the trash be deleted."""
+        self._send(CleanUp())
 
     def set(self, keys: Iterable[TopicPartition], settings: Mapping[str, str]) -> None:
         """Send the settings of a topic to the writers of these partitions."""

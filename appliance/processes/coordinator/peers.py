@@ -64,8 +64,8 @@ async def ask_offsets(address: str, identity: Identity, parts: Sequence[OffsetsP
     return results if len(results) == len(parts) else []
 
 
-async def ask_admin(address: str, identity: Identity, verb: str, arguments: Mapping[str, Any]) -> None:
-    """Let the broker whose native listener is at ``address`` carry an admin verb out.
+async def ask_admin(address: str, identity: Identity, verb: str, arguments: Mapping[str, Any]) -> Any:
+    """Let the broker whose native listener is at ``address`` carry an admin verb out, and return the result.
 
     Raises:
         BrokerAway: it does not answer; the verb may have been carried out.
@@ -73,11 +73,12 @@ async def ask_admin(address: str, identity: Identity, verb: str, arguments: Mapp
     """
     try:
         async with asyncio.timeout(ADMIN_MS_MAX / 1000), _connected(address, identity) as peer:
-            code, message = (await peer.ask([native.ADMIN, 2, verb, dict(arguments)]))[1:3]
+            code, message, result = (await peer.ask([native.ADMIN, 2, verb, dict(arguments)]))[1:4]
     except FAULTS as error:
-        raise BrokerAway(f"the broker at {address}, which coordinates this group, does not answer: {error!r}") from None
+        raise BrokerAway(f"the broker at {address} does not answer: {error!r}") from None
     if code:
         raise from_code(code, message)
+    return result
 
 
 class _Peer:

@@ -17,13 +17,15 @@ from typing import Final
 from ... import reserve
 from ...config import Config
 from ...errors import Unavailable
+from ...log import partition_directory
 from ...log.files import log_path
 from ...names import TopicPartition
 from ...partition_states import OFFLINE
-from ...retention import REASONS, PartitionUse, SegmentUse, aged_bytes, plan
+from ...retention import REASONS, PartitionUse, SegmentUse, TrashUse, aged_bytes, plan
 from ...shared.table import TableSnapshot
 from .partitions import Partitions
 from .topics import Topics
+from .trash import Trash
 from .trusted_clock import TrustedClock
 
 ORDERS_MAX: Final = 100
@@ -43,12 +45,14 @@ class RetentionEnforcer:
         data_dir: Path,
         topics: Topics,
         partitions: Partitions,
+        trash: Trash,
         clock: TrustedClock,
         on_removed: Callable[[dict[str, int]], None],
     ) -> None:
         self._data_dir = data_dir
         self._topics = topics
         self._partitions = partitions
+        self._trash = trash
         self._clock = clock
         self._sealed: dict[TopicPartition, dict[int, SegmentUse]] = {}
         self._ends: dict[TopicPartition, int] = {}
@@ -65,9 +69,16 @@ class RetentionEnforcer:
         disk = config.disk
         self._watch_disk(disk.free_bytes_warn)
         uses = await self._uses()
+        sizes = await self._trash.disk_bytes()
+        trash = [TrashUse(one.id, sizes.get(one.id, 0)) for one in self._trash.topics()]
         lacking = disk.free_bytes_min - _free_bytes(self._data_dir) if disk.free_bytes_min else 0
+        if lacking > 0:
+            lacking -= await asyncio.to_thread(partition_directory.leaving_bytes, self._data_dir)
         now_ms = self._clock.judging_ms()
-        deletions, lacking, rolls = plan(uses, now_ms, bytes_max=disk.bytes_max, lacking_bytes=lacking)
+        deletions, lacking, rolls, empties = plan(
+            uses, now_ms, bytes_max=disk.bytes_max, lacking_bytes=lacking, trash=trash
+        )
+        await self._trash.empty(empties, "the logs take more room than they may")
         self._ends = {key: end for key, end in self._ends.items() if key in self._sealed}
         self._ordered = {key: offset for key, offset in self._ordered.items() if offset <= self._ends.get(key, -1)}
         self._run_ms = now_ms

@@ -9,7 +9,7 @@ whole, or there is nothing of it in the catalog, in ZooKeeper and on the disk.
 One store of the catalog decides a deletion: it drops the topic and notes its removal
 (:meth:`TopicSteps.decide_deletion`).  :meth:`TopicSteps.finish` carries out the rest (``supervisor.removal`` has the
 table), and is repeated until it succeeds.  The name is free when the removal has left the catalog: old data, and old
-offsets of groups, never appear in a new topic.
+offsets of groups, never appear in a new topic.  The files, and the offsets, are kept in the trash (:mod:`.trash`).
 
 Changes of one topic happen one after another (:meth:`TopicSteps.changing`); every step has a deadline.
 """
@@ -24,7 +24,9 @@ from contextlib import asynccontextmanager
 from typing import Final
 from weakref import WeakValueDictionary
 
-from ...catalog import Catalog, Change, Removal, Topic
+import msgspec
+
+from ...catalog import Catalog, Change, Removal, Topic, TrashedTopic
 from ...config import TopicSettings
 from ...errors import ApplianceError, RequestTimedOut
 from ...names import TopicPartition
@@ -42,6 +44,8 @@ log = logging.getLogger(__name__)
 class TopicSteps:
     """The steps.  ``defaults``: the settings of topics that do not set their own.
 
+    ``trash_ms``: how long deleted topics are kept, 0 = not at all; ``deletion_ms``: the time that they get.
+
     ``revision`` grows with every change of :attr:`catalog`; ``on_change`` is called then.
     """
 
@@ -52,9 +56,13 @@ class TopicSteps:
         partitions: Partitions,
         registry: RegistrySession,
         defaults: TopicSettings,
+        trash_ms: int,
+        deletion_ms: Callable[[], int],
     ) -> None:
         self.catalog = catalog
         self.defaults = defaults
+        self.trash_ms = trash_ms
+        self._deletion_ms = deletion_ms
         self.revision = 0
         self.on_change: Callable[[], None] = lambda: None
         self._partitions = partitions
@@ -81,6 +89,10 @@ class TopicSteps:
 
     def removals(self, name: str) -> list[Removal]:
         return [removal for removal in self.catalog.removals if removal.name == name]
+
+    def trashed(self, topic_id: str) -> TrashedTopic | None:
+        """The topic with this id, if it is in the trash."""
+        return next((one for one in self.catalog.trash if one.id == topic_id), None)
 
     @asynccontextmanager
     async def changing(self, name: str) -> AsyncIterator[None]:
@@ -118,7 +130,8 @@ class TopicSteps:
     async def adopt(self, topic: Topic, *, new: bool = True) -> None:
         """Open the partitions of ``topic`` here, and store it in the catalog.
 
-        They are opened first: at a start, a partition of the catalog without a directory is one that is lost.
+        They are opened first: at a start, a partition of the catalog without a directory is one that is lost.  A topic
+        that comes back from the trash is stored first: openers find its directories there.
 
         ``new``: partitions without a directory are made.
 
@@ -128,6 +141,11 @@ class TopicSteps:
         old = self.catalog.topics.get(topic.name)
         if topic == old and all(key in self._partitions for key in self.hosted(topic)):
             return
+        if self.trashed(topic.id) is not None:
+            new = False
+            await self.finish_trashing(topic.id)
+            await self.commit(Change(put=topic))
+            self.changed()
         failure: ApplianceError | None = None
         try:
             await self.open(topic, new=new)
@@ -168,8 +186,10 @@ class TopicSteps:
     async def decide_deletion(self, topic: Topic) -> Removal:
         if self._registry.enabled:  # without ZooKeeper it could not be unregistered: do not begin
             await self._registry.ask(self._registry.topics.topics([topic.name]))
-        removal = Removal(topic.name, topic.id, [partition for _, partition in self.hosted(topic)])
-        await self.commit(Change(drop=topic.name, note=removal))
+        here = [partition for _, partition in self.hosted(topic)]
+        removal = Removal(topic.name, topic.id, here, trash=self.trash_ms > 0)
+        trashed = TrashedTopic(topic.name, topic.id, topic.partitions, topic.settings, self._deletion_ms())
+        await self.commit(Change(drop=topic.name, note=removal, trash=trashed if removal.trash else None))
         self.changed()
         return removal
 
@@ -182,11 +202,26 @@ class TopicSteps:
         if removal not in self.catalog.removals:
             return
         keys = [TopicPartition(removal.name, partition) for partition in removal.partitions]
-        await self._partitions.delete(keys, removal.id)
+        await self._partitions.delete(keys, removal.id, trash=removal.trash)
         if removal.whole and self._registry.enabled:
-            await self._registry.ask(retire_topic(removal.name, removal.id))
+            await self._registry.ask(retire_topic(removal.name, removal.id, trash=removal.trash))
         await self.commit(Change(done=removal))
         self._registry.announce()
+
+    async def finish_trashing(self, topic_id: str) -> None:
+        """Carry out the removals that have put a topic into the trash.
+
+        Raises:
+            ApplianceError: one stays noted; try again.
+        """
+        for removal in [one for one in self.catalog.removals if one.id == topic_id]:
+            await self.finish(removal)
+
+    async def leave_trash(self, trashed: TrashedTopic) -> None:
+        """Let a topic leave the trash for good; a removal that goes on keeps nothing of it."""
+        going = [removal for removal in self.catalog.removals if removal.id == trashed.id and removal.trash]
+        final = [Change(done=one, note=msgspec.structs.replace(one, trash=False)) for one in going]
+        await asyncio.gather(*(self.commit(change) for change in (*final, Change(forget=trashed.id))))
 
     # ---- the catalog
 

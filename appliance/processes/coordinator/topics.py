@@ -91,6 +91,18 @@ class Topics:
             InvalidTopic, TopicExists, InvalidPartitions, InvalidSetting: see the message.
             WriterGone: the name is not free yet.
         """
+        self.check_name(name)
+        own = self.check_settings(settings or {})
+        count = self._config.topics.partitions if partitions is None else partitions
+        self._check_count(count, 0)
+        return count, own
+
+    def check_name(self, name: str) -> None:
+        """Check that there can be a new topic of this name.
+
+        Raises:
+            InvalidTopic, TopicExists, WriterGone: as :meth:`check`.
+        """
         check_topic(name)
         if name in self.catalog.topics:
             raise TopicExists(f"there is a topic {name!r} already")
@@ -100,10 +112,6 @@ class Topics:
                     raise InvalidTopic(f"topic {name!r} collides with {other!r}: metrics have one name for both")
         if any(removal.whole for removal in self._steps.removals(name)):
             raise WriterGone(f"the earlier topic {name!r} is still being deleted: try again")
-        own = self.check_settings(settings or {})
-        count = self._config.topics.partitions if partitions is None else partitions
-        self._check_count(count, 0)
-        return count, own
 
     def check_settings(self, given: Mapping[str, str | int]) -> dict[str, str]:
         """The settings as canonical text.
@@ -215,7 +223,7 @@ class Topics:
         return topic
 
     async def delete(self, name: str) -> None:
-        """Remove a topic and its data; when this returns, the name is free.
+        """Remove a topic, and its data unless the trash keeps it; when this returns, the name is free.
 
         Raises:
             UnknownPartition: there is none.
@@ -238,7 +246,7 @@ class Topics:
     def reload(self, config: Config) -> None:
         """Take new defaults, and send the writers the settings of their topics."""
         self._config = config
-        self._steps.defaults = config.topics.defaults
+        self._steps.defaults, self._steps.trash_ms = config.topics.defaults, config.topics.trash_ms
         self._steps.changed()
         for topic in list(self.catalog.topics.values()):
             self._partitions.set(self._steps.hosted(topic), self.settings(topic).as_kafka())
@@ -250,9 +258,17 @@ class Topics:
                 if present
                 else f"{count} partitions: at least 1 is needed"
             )
+        self.check_room(count - present)
+
+    def check_room(self, count: int) -> None:
+        """Check that so many more partitions can be stored here.
+
+        Raises:
+            InvalidPartitions: they cannot.
+        """
         hosted = len(self.catalog.hosted(self._broker_id))
-        if hosted + count - present > self._config.topics.partitions_max:
+        if hosted + count > self._config.topics.partitions_max:
             raise InvalidPartitions(
-                f"{count} partitions: this appliance has {hosted} and takes at most"
+                f"{count} more partitions: this appliance has {hosted} and takes at most"
                 f" {self._config.topics.partitions_max} (topics.partitions_max)"
             )

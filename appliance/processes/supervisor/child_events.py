@@ -172,8 +172,10 @@ class ChildEvents:
         match message:
             case messages.CreatePartitions(token, rows):
                 self._orders.create(token, rows)
-            case messages.DeletePartitions(token, partitions, topic_id):
-                self._orders.delete(token, partitions, topic_id)
+            case messages.DeletePartitions(token, partitions, topic_id, trash):
+                self._orders.delete(token, partitions, topic_id, trash)
+            case messages.CleanUp():
+                self._removals.clean()
             case messages.ChangeSettings(partitions, settings):
                 for partition in partitions:
                     self._set(partition, settings)
@@ -307,8 +309,11 @@ class Orders:
                 order.finish(partition, "", "")
         self._answer_if_done(order)
 
-    def delete(self, token: int, partitions: list[TopicPartition], topic_id: str) -> None:
-        """Close partitions and free their names, each if it belongs to the topic with this id."""
+    def delete(self, token: int, partitions: list[TopicPartition], topic_id: str, trash: bool) -> None:
+        """Close partitions and free their names, each if it belongs to the topic with this id.
+
+        ``trash``: keep their files.
+        """
         order = self._by_token[token] = Order(token, partitions)
         for partition in partitions:
             if self._id_of(partition) not in ("", topic_id):  # a later topic has the name by now
@@ -317,7 +322,7 @@ class Orders:
             self._opening.drop(partition)
             self._writers.drop(partition)
             # Without a table too: files may be left of a removal that an earlier instance did not finish.
-            self._removals.add(partition, topic_id)
+            self._removals.add(partition, topic_id, trash)
         self._answer_if_done(order)
 
     def _id_of(self, partition: TopicPartition) -> str:

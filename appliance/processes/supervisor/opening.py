@@ -330,6 +330,7 @@ def open_partition(config: Config, data_dir: Path, job: Job) -> None:
     with memory.attach(job.table_name) as mapped, memoryview(mapped) as view, view.cast("Q") as cells:
         table = SegmentTable(cells)
         try:
+            partition_directory.take_back(data_dir, job.topic, job.partition, job.topic_id)
             if not job.new:
                 check_kept(path)
             partition_directory.claim(path, job.topic_id)

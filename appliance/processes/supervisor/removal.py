@@ -1,7 +1,8 @@
 """Removes partitions that the coordinator has ordered to delete; every step survives a crash of any process.
 
 A *remover* frees the names of partitions (:func:`free_names`), then a *cleaner* deletes their files
-(:func:`delete_files`).  It is not Kafka's log cleaner, which compacts topics: there is no such thing here.
+(:func:`delete_files`), unless they are kept in the trash (``coordinator.trash``).  It is not Kafka's log cleaner, which
+compacts topics: there is no such thing here.
 
 The coordinator notes a removal durably before it orders anything (``catalog.Removal``).  The table shows who continues
 after a crash at each step (C the coordinator, S the supervisor, R the remover, L the cleaner; C' and L' their
@@ -14,7 +15,8 @@ successors)::
     4 C removes registration and offsets         C'        C' at the next start (e)
     5 C drops the removal from the catalog:      -         C' at the next start (e)
       the name is free
-    6 L deletes the files                        -         L' at the next start       L', later
+    6 L deletes the files, unless they are       -         L' at the next start       L', later
+      kept in the trash
 
     (a) S continues by itself, and its answer to the dead coordinator is dropped; C' orders the same again.  An order
         for a partition that is being removed joins that removal, an order for one that is gone is done at once.  There
@@ -35,7 +37,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -67,6 +69,8 @@ class Removals:
         self._hosted, self._children, self._writers = hosted, children, writers
         self._pid = os.getpid()
         self._ids: dict[TopicPartition, str] = {}
+        self._to_trash: set[TopicPartition] = set()
+        """Those of them whose files are kept."""
         self._under_way: set[TopicPartition] = set()
         """Partitions that the remover has not reported yet."""
         self._removes = self._cleans = False
@@ -83,10 +87,14 @@ class Removals:
 
     # ---- freeing names
 
-    def add(self, partition: TopicPartition, topic_id: str) -> None:
-        """Remove a partition once its writer has ended; its table has been dropped."""
+    def add(self, partition: TopicPartition, topic_id: str, trash: bool = False) -> None:
+        """Remove a partition once its writer has ended; its table has been dropped.  ``trash``: keep its files."""
         assert self._ids.get(partition, topic_id) == topic_id
         self._ids[partition] = topic_id
+        if trash:
+            self._to_trash.add(partition)
+        else:
+            self._to_trash.discard(partition)
 
     def start_remover(self) -> None:
         """Start a remover for all partitions that no process has open; one at a time.  Called in every turn."""
@@ -103,7 +111,8 @@ class Removals:
             self._start_remover.want(tuple(ready.items()))
 
     def _fork_remover(self, ids: tuple[tuple[TopicPartition, str], ...]) -> None:
-        run = partial(free_names, self._data_dir, dict(ids), supervisor_pid=self._pid)
+        kept = self._to_trash.intersection(partition for partition, _ in ids)
+        run = partial(free_names, self._data_dir, dict(ids), kept, supervisor_pid=self._pid)
         partitions = tuple(partition for partition, _ in ids)
         self._children.fork("remover", partitions, lambda channel, _: run(channel), {LOCK}, work=True)
 
@@ -111,6 +120,7 @@ class Removals:
         for partition, *_ in outcomes:
             self._under_way.discard(partition)
             self._ids.pop(partition, None)
+            self._to_trash.discard(partition)
             self._children.restarts.forget("writer", partition)
 
     def on_remover_end(self) -> list[Outcome]:
@@ -143,11 +153,22 @@ class Removals:
         self.clean(CLEAN_AGAIN_MS if status else 0)
 
 
-def free_names(data_dir: Path, partitions: dict[TopicPartition, str], control: Channel, supervisor_pid: int) -> int:
-    """The remover: free the names of partitions whose writers have ended, and report like an opener."""
+def free_names(
+    data_dir: Path,
+    partitions: dict[TopicPartition, str],
+    kept: Set[TopicPartition],
+    control: Channel,
+    supervisor_pid: int,
+) -> int:
+    """The remover: free the names of partitions whose writers have ended, and report like an opener.
+
+    Args:
+        kept: partitions whose files are not to be deleted.
+    """
     become_child("remover", supervisor_pid)
     outcomes: list[Outcome] = [
-        (partition, *_set_aside(data_dir, partition, topic_id)) for partition, topic_id in partitions.items()
+        (partition, *_set_aside(data_dir, partition, topic_id, partition in kept))
+        for partition, topic_id in partitions.items()
     ]
     try:
         sync_directory(data_dir)
@@ -159,9 +180,9 @@ def free_names(data_dir: Path, partitions: dict[TopicPartition, str], control: C
     return 0
 
 
-def _set_aside(data_dir: Path, partition: TopicPartition, topic_id: str) -> tuple[str, str]:
+def _set_aside(data_dir: Path, partition: TopicPartition, topic_id: str, trash: bool) -> tuple[str, str]:
     try:
-        partition_directory.set_aside(data_dir, *partition, topic_id)
+        partition_directory.set_aside(data_dir, *partition, topic_id, trash=trash)
     except OSError as error:
         fault = disk_fault(error, partition_directory.directory_of(data_dir, *partition))
         return type(fault).__name__, str(fault)
