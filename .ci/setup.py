@@ -99,7 +99,7 @@ def main() -> None:
     if STAMP.exists() and STAMP.read_text() == wanted and (VENV / "bin/appliance").exists():
         return
     make_venv()
-    install(["console", "dev", "spark"] if java_found() else ["console", "dev", "java", "spark"])
+    install(["console", "dev", "inputs", "spark", *([] if java_found() else ["java"])])
     # As pip does with a wheel: a process that may not write beside its sources would compile them at every start.
     run_quietly("-m", "compileall", "-q", str(ROOT / "appliance"))
     STAMP.write_text(wanted)
