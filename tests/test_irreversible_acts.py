@@ -63,6 +63,7 @@ ACTS = {
     ("reserve.py", "fill"): OWN,
     ("security/secret_files.py", "write_secret_file"): OWN,
     ("processes/supervisor/supervisor.py", "lock"): "the file holds a process id; the lock on it is held",
+    ("cli/inputs_commands.py", "_replace"): "a configuration: the new one has its text, a table more, and was read",
     ("processes/supervisor/listeners.py", "remove_dead_socket"): "a socket that refuses connections: nobody listens",
     ("processes/supervisor/listeners.py", "remove_sockets"): "sockets that this process has bound",
     ("processes/supervisor/status_report.py", "StateFile.replace"): "exchanges two files of its own",

@@ -31,6 +31,7 @@ USES = {
     ("cli/diagnosis/machine_checks.py", "_clock"): SHOWN,
     ("cli/event_log.py", "_moment"): SHOWN,
     ("cli/groups_commands.py", "reset"): "`--to -2d`: shown before it is asked, and can be moved back",
+    ("cli/inputs_commands.py", "_rows"): "`--since -2d`: where reading begins",
     ("cli/messages/tail_command.py", "tail"): "`--since -2d`: where reading begins",
     ("cli/service_commands.py", "_print_status"): SHOWN,
     ("cli/starting.py", "start"): SHOWN,
@@ -49,6 +50,8 @@ USES = {
     ("inputs/files.py", "FilesInput._take_newer"): "which of a program's files are younger than one that was not read"
     " to its end; a jump back between two rotations leaves out those that no `include` matches",
     ("inputs/files.py", "FilesInput.scan"): "compared for being equal: has the file changed?",
+    ("inputs/http.py", "_Access._signature"): "compared for being equal: has the file changed?",
+    ("inputs/syslog.py", "_SyslogInput.__init__"): "the year of RFC 3164's times, which have none",
     ("inputs/ledger.py", "Ledger.minute"): "the minute of a row of the ledger; a jump gives rows another one",
     ("metrics/lag_watch.py", "LagWatch.measure"): "lag in seconds: wrong by the jump until it is over",
     ("metrics/looks.py", "_stopped"): SHOWN,
