@@ -75,6 +75,7 @@ class Box:
 
     def __init__(self, server: Server, place: Path) -> None:
         self.server, self.place = server, place
+        self._read: dict[str, list[Message]] = {}
 
     def input(self, name: str) -> dict[str, Any]:
         row: dict[str, Any] = self.server.state["inputs"][name]
@@ -91,12 +92,12 @@ class Box:
 
     def messages(self, topic: str = "net") -> list[Message]:
         """All that are in the topic now."""
-        found: list[Message] = []
+        read = self._read.setdefault(topic, [])
         with contextlib.suppress(ApplianceError), Consumer(self.server.native) as consumer:  # no such topic yet
-            consumer.assign({(topic, 0): 0})
-            while some := consumer.poll(timeout=0.3, messages_max=100_000):
-                found += some
-        return found
+            consumer.assign({(topic, 0): read[-1].offset + 1 if read else 0})
+            while some := consumer.poll(timeout=0.1, messages_max=100_000):
+                read += some
+        return list(read)
 
     def wait_for(self, mark: bytes, count: int = 1, topic: str = "net") -> list[Message]:
         """The messages with a mark, as soon as there are so many."""
