@@ -75,6 +75,7 @@ class Box:
 
     def __init__(self, server: Server, place: Path) -> None:
         self.server, self.place = server, place
+        self._read: dict[str, list[Message]] = {}
 
     def input(self, name: str) -> dict[str, Any]:
         row: dict[str, Any] = self.server.state["inputs"][name]
@@ -91,12 +92,12 @@ class Box:
 
     def messages(self, topic: str = "net") -> list[Message]:
         """All that are in the topic now."""
-        found: list[Message] = []
+        read = self._read.setdefault(topic, [])
         with contextlib.suppress(ApplianceError), Consumer(self.server.native) as consumer:  # no such topic yet
-            consumer.assign({(topic, 0): 0})
-            while some := consumer.poll(timeout=0.3, messages_max=100_000):
-                found += some
-        return found
+            consumer.assign({(topic, 0): read[-1].offset + 1 if read else 0})
+            while some := consumer.poll(timeout=0.1, messages_max=100_000):
+                read += some
+        return list(read)
 
     def wait_for(self, mark: bytes, count: int = 1, topic: str = "net") -> list[Message]:
         """The messages with a mark, as soon as there are so many."""
@@ -510,7 +511,7 @@ def test_datagrams_that_the_kernel_drops_are_a_gap(box: Box) -> None:
 def own(tmp_path: Path) -> Iterator[Box]:
     """An appliance to break, with one input."""
     file = tmp_path / "appliance.toml"
-    listen = ", ".join(f'"{scheme}://127.0.0.1:{free_port()}"' for scheme in ("udp", "tcp", "relp"))
+    listen = ", ".join(f'"{scheme}://127.0.0.1:{free_port()}"' for scheme in ("udp", "tcp", "relp", "tls"))
     file.write_text(f'[inputs.net]\ntype = "syslog"\ntopic = "net"\nlisten = [{listen}]\n')
     with Server(tmp_path / "data", file) as server:
         box = Box(server, tmp_path)
@@ -592,6 +593,48 @@ def test_every_answer_of_relp_means_flushed(own: Box) -> None:
         sender.finish()
     values = {one.value for one in own.messages()}
     assert not [line for line in sender.answered if b"<13>relp line %d" % line not in values]
+
+
+@pytest.mark.skipif(
+    RSYSLOG is None or not (MODULES / "omrelp.so").exists(), reason="no omrelp: apt-get install rsyslog rsyslog-relp"
+)
+def test_rsyslog_by_relp_loses_nothing_while_the_input_is_killed(own: Box) -> None:
+    host, port = own.address("relp")
+    source = own.place / "app.log"
+    source.touch()
+    (own.place / "rsyslog.conf").write_text(
+        f"""global(workDirectory="{own.place}")
+module(load="imfile") module(load="omrelp")
+input(type="imfile" file="{source}" tag="shop:")
+action(type="omrelp" target="{host}" port="{port}" windowSize="50" timeout="5"
+    action.resumeRetryCount="-1" action.resumeInterval="1" action.resumeIntervalMax="1")
+"""
+    )
+    command = [str(RSYSLOG), "-n", "-f", str(own.place / "rsyslog.conf"), "-i", str(own.place / "rsyslog.pid")]
+    with (own.place / "out").open("w") as out, source.open("a") as log:
+        process = subprocess.Popen(command, stdout=out, stderr=out)
+        try:
+            for number in range(3):
+                log.write("".join(f"kept {line}\n" for line in range(1_000 * number, 1_000 * (number + 1))))
+                log.flush()
+                wait_for(lambda number=number: own.input("net")["messages"] or number, "some to come")
+                os.kill(own.pid_of("net"), signal.SIGKILL)
+            wanted = {b"kept %d" % line for line in range(3_000)}
+
+            def missing() -> set[bytes]:
+                return wanted - {(one.value or b"").partition(b"shop: ")[2].strip() for one in own.messages()}
+
+            wait_for(lambda: not missing(), "all lines")
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+def test_a_listener_of_tls_without_certificates_is_told_and_the_others_serve(own: Box) -> None:
+    with own.connect() as sock:
+        sock.sendall(b"<13>beside\n")
+    own.wait_for(b"<13>beside")
+    wait_for(lambda: "tls.certificate is missing" in own.input("net")["trouble"], "it to be told")
 
 
 def test_an_ordered_stop_leaves_nothing_behind(own: Box) -> None:
