@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 from ..config import Config
 from ..errors import BadValue
 from ..input_settings import fill_topic
+from ..names import is_reserved, is_topic
 from .ledger import Ledger
 from .outlet import Outlet
 from .positions import PositionStore
@@ -43,9 +44,11 @@ class Topics:
         self._made: set[str] = set()
 
     def of(self, fields: Mapping[str, str]) -> str:
-        """Raises BadValue: there would be too many topics."""
+        """Raises BadValue: there would be too many topics, or a sender asks for one of the system."""
         topic = fill_topic(self._template, fields)
         if topic not in self._made:
+            if is_reserved(topic) or not is_topic(topic):
+                raise BadValue(f"topic {topic}: no such name is made from the template {self._template}")
             if len(self._made) >= self._topics_max:
                 raise BadValue(f"topic {topic}: {self._topics_max} were made from the template (topics_max)")
             self._made.add(topic)
