@@ -132,9 +132,9 @@ class HttpInput:
         import uvicorn
 
         from ..processes.http_server import HttpServer
-        from .http_connection import SenderConnection
+        from .http_connection import Places, SenderConnection
 
-        bounds = {"connections_max": self._settings.connections_max, "on_fault": staticmethod(self._note_fault)}
+        bounds = {"places": Places(self._settings.connections_max), "on_fault": staticmethod(self._note_fault)}
         settings = uvicorn.Config(
             self._serve,
             http=type("BoundedConnection", (SenderConnection,), bounds),
