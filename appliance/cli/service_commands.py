@@ -175,8 +175,17 @@ def _print_status(seen: dict[str, Any], found: list[Finding], rates: dict[str, f
     if seen["processes"]:
         output.say()
         columns = ["role", "topic", "partition", "pid", "started", "restarts"]
-        rows = [{**row, "started": _moment(row["started"])} for row in seen["processes"]]
+        rows = [
+            {**row, "role": f"{row['role']} {row.get('input', '')}".strip(), "started": _moment(row["started"])}
+            for row in seen["processes"]
+        ]
         output.print_rows(rows, columns, title="Processes")
+    if seen["inputs"]:
+        output.say()
+        rows = [{"input": name, **row} for name, row in seen["inputs"].items()]
+        output.print_rows(
+            rows, ["input", "type", "topic", "state", "lines", "refused", "gaps", "trouble"], title="Inputs"
+        )
     if seen["refused"]:
         output.say()
         rows = [{**row, "since": _moment(row["since"])} for row in seen["refused"]]

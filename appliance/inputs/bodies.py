@@ -455,7 +455,8 @@ class Lines:
     packed = NONE
 
     def batches(self, request: Request, body: bytes, outcome: Outcome) -> Iterator[Batch]:
-        host, app = request.query.get("host", request.host), request.query.get("app", "")
+        host = request.query.get("host", "")[:NAME_CHARS_MAX] or request.host
+        app = request.query.get("app", "")[:NAME_CHARS_MAX]
         rest = host, app, request.message_bytes_max
         kind = request.content_type
         if kind in _NDJSON:

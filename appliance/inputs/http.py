@@ -69,6 +69,8 @@ LINGER_S: Final = 2.0
 """How long the rest of a body is read and dropped that was answered early: else its sender would not see the answer."""
 CHECK_S: Final = 2.0
 BODIES_FACTOR: Final = 4
+EXPANSION_MAX: Final = 32
+"""How many times ``body_bytes_max`` the records of a request may have: each has headers that they share in the body."""
 REFUSED_SOURCES_MAX: Final = 1_000
 """Addresses by which refusals are counted in a minute; others count as one."""
 NO_APP: Final = "unknown"
@@ -115,7 +117,7 @@ class HttpInput:
         self._topics = Topics(settings.topic, settings.topics_max)
         self._access = _Access(settings, machinery)
         self._bodies = _Bodies(BODIES_FACTOR * settings.body_bytes_max)
-        self._readers: dict[str, BodyReader] = {}
+        self._expanded_bytes_max = EXPANSION_MAX * settings.body_bytes_max
         self._reading: set[asyncio.Timeout] = set()
         self._refused_sources: Counter[str] = Counter()
         self._refused_minute = 0
@@ -130,9 +132,9 @@ class HttpInput:
         import uvicorn
 
         from ..processes.http_server import HttpServer
-        from .http_connection import SenderConnection
+        from .http_connection import Places, SenderConnection
 
-        bounds = {"connections_max": self._settings.connections_max, "on_fault": staticmethod(self._note_fault)}
+        bounds = {"places": Places(self._settings.connections_max), "on_fault": staticmethod(self._note_fault)}
         settings = uvicorn.Config(
             self._serve,
             http=type("BoundedConnection", (SenderConnection,), bounds),
@@ -287,7 +289,7 @@ class HttpInput:
         outcome = Outcome()
         deadline = self._clock_s() + ANSWER_MS_MAX / 1000
         try:
-            for batches in _groups(reader.batches(request, body, outcome)):
+            for batches in _groups(reader.batches(request, body, outcome), self._expanded_bytes_max):
                 each = outcome if reader.per_record else None
                 puts = [asyncio.create_task(self._put_batch(request.host, batch, each)) for batch in batches]
                 done, late = await asyncio.wait(puts, timeout=max(0.0, deadline - self._clock_s()))
@@ -422,14 +424,22 @@ def _topic_field(value: str) -> str:
     return value[:100].strip(".") or "_"
 
 
-def _groups(batches: Iterator[Batch]) -> Iterator[list[Batch]]:
-    """Batches that are put together: those of many applications need not wait for each other."""
+def _groups(batches: Iterator[Batch], bytes_max: int) -> Iterator[list[Batch]]:
+    """Batches that are put together: those of many applications need not wait for each other.
+
+    Raises:
+        BodyTooLarge: all of them have more than ``bytes_max``, after some were yielded.
+    """
     group: list[Batch] = []
     size = records = 0
     for batch in batches:
         group.append(batch)
         records += len(batch.values)
-        size += sum(map(len, batch.values)) + sum(map(len, batch.tails))
+        batch_bytes = sum(map(len, batch.values)) + sum(map(len, batch.tails))
+        size += batch_bytes
+        bytes_max -= batch_bytes
+        if bytes_max < 0:
+            raise BodyTooLarge("the records repeat too much of what they share: send smaller requests")
         if size >= GROUP_BYTES or records >= GROUP_RECORDS:
             yield group
             group, size, records = [], 0, 0

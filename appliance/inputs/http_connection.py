@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
-from collections import Counter
 from collections.abc import Callable
 from email.utils import formatdate
 from typing import ClassVar, Final
@@ -15,21 +13,51 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from ..wire.sockets import set_options
 from .http import HEAD_MS_MAX, HEADER_BYTES_MAX, PIPELINE_MAX, UNREAD_S, host_of_peer
 
-_numbers = itertools.count()
 _silent = logging.getLogger(f"{__name__}.silent")
 _silent.setLevel(logging.ERROR)  # what is no HTTP is counted, and not worth a line each time
+
+
+class Places:
+    """The connections by the address of their sender, in the order in which they came."""
+
+    def __init__(self, connections_max: int) -> None:
+        self._connections_max = connections_max
+        self._count = 0
+        self._by_host: dict[str, dict[SenderConnection, None]] = {}
+
+    def enter(self, connection: SenderConnection) -> bool:
+        """Let another connection give way if there is no place; False if none can."""
+        self._by_host.setdefault(connection.host, {})[connection] = None
+        self._count += 1
+        if self._count <= self._connections_max:
+            return True
+        for crowd in sorted(self._by_host.values(), key=len, reverse=True):
+            for other in crowd:
+                if other is not connection and not other.is_answering:
+                    self.leave(other)
+                    other.transport.abort()
+                    return True
+        self.leave(connection)
+        return False
+
+    def leave(self, connection: SenderConnection) -> None:
+        crowd = self._by_host.get(connection.host, {})
+        if connection in crowd:
+            del crowd[connection]
+            self._count -= 1
+            if not crowd:
+                del self._by_host[connection.host]
 
 
 class SenderConnection(HttpToolsProtocol):
     """The application finds it in the state of a request, as ``connection``."""
 
-    connections_max: ClassVar[int]
+    places: ClassVar[Places]
     on_fault: ClassVar[Callable[[str], None]]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.logger = _silent
-        self.number = next(_numbers)
         peer = transport.get_extra_info("peername")
         self.host = host_of_peer(peer)
         self.is_answering = False
@@ -38,25 +66,14 @@ class SenderConnection(HttpToolsProtocol):
         self._unread_since: float | None = None
         self._quiet_bytes = 0  # since the last piece of a body, or end of a head
         self.app_state = {**self.app_state, "connection": self}
-        if peer is None or not self._find_place():
+        if peer is None or not self.places.enter(self):
             transport.abort()
             return
         set_options(transport.get_extra_info("socket"), peer[0])
 
-    def _find_place(self) -> bool:
-        """Let another connection give way if there is no place; False if none can."""
-        open_ones = [
-            one for one in self.connections if isinstance(one, SenderConnection) and not one.transport.is_closing()
-        ]
-        if len(open_ones) <= self.connections_max:
-            return True
-        waiting = [one for one in open_ones if one is not self and not one.is_answering]
-        if not waiting:
-            return False
-        crowds = Counter(one.host for one in open_ones)
-        crowd = max(crowds[one.host] for one in waiting)
-        min((one for one in waiting if crowds[one.host] == crowd), key=lambda one: one.number).transport.abort()
-        return True
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.places.leave(self)
+        super().connection_lost(exc)
 
     # ---- what comes
 

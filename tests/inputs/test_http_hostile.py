@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -189,6 +190,17 @@ def test_a_sender_that_waits_to_be_asked_is_refused_before_it_sends(web: Box) ->
         assert sock.recv(65536) == b"HTTP/1.1 100 Continue\r\n\r\n"
         sock.sendall(b"ok")
         assert sock.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
+def test_what_many_records_share_does_not_fill_the_disk(web: Box) -> None:
+    """32 KiB of labels, and 10,000 lines with them: 300 MB of a body of 200 KB."""
+    labels = {f"label_{number}": "x" * 8_000 for number in range(4)}
+    push = {"streams": [{"stream": labels, "values": [["1", "x"]] * 10_000}]}
+    reply = web.send("web", msgspec.json.encode(push), "/loki/api/v1/push", content_type="application/json")
+    assert (reply.status, "smaller requests" in reply.text) == (413, True)
+    before = len(web.values("web"))
+    assert web.send("web", "x\n" * 20_000, f"/?app={'y' * 50_000}").status == 200
+    assert sum(len(value or b"") for _, value in web.messages("web")[before].headers) < 1_000
 
 
 # ---- TLS

@@ -226,6 +226,8 @@ class StatusReport:
                 continue
             row: dict[str, Any] = {"role": child.role, "pid": child.pid, "started": child.started_s}
             row["heart"] = self._children.heart_of(child)
+            if child.role == "input":
+                row["input"] = child.key
             row["restarts"] = self._children.restarts.count(child.role, child.key)
             if child.role == "writer":
                 row["topic"], row["partition"] = child.key
