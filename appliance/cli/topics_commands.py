@@ -378,7 +378,7 @@ def _say_back(back: Mapping[str, Any], as_json: bool) -> None:
 
 @app.command()
 def restore(
-    backup: Annotated[Path, typer.Argument(metavar="BACKUP", help="A directory that `appliance backup` has made.")],
+    backup: Annotated[Path, typer.Argument(metavar="BACKUP", readable=False, help="What `appliance backup` has made.")],
     name: Annotated[str, typer.Argument(metavar="NAME", help="A topic in it.")],
     new_name: Annotated[str, typer.Option("--as", metavar="NEW", help="Restore it under another name.")] = "",
     settings: Settings = None,
