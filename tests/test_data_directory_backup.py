@@ -23,7 +23,7 @@ from appliance.records.encode import encode_values
 
 from .command_line import run, succeeding
 from .native_peer import Peer
-from .server import Server
+from .server import Server, wait_for
 
 SMALL = ("--setting", "segment.bytes=64KiB")
 LINE = "line %08d " + 300 * "x"
@@ -293,3 +293,17 @@ def test_two_restores_at_a_time_and_what_an_interrupted_one_has_left(stopped: Pa
     (found,) = partition_directory.in_trash(stopped)
     assert found[0] == "a" * 32 and not (found[1] / "left").exists() and not staging.exists()
     assert partition_directory.topic_id_of(found[1]) == "a" * 32
+
+
+def test_a_backup_has_nothing_of_the_trash_and_its_restore_says_so(
+    make_appliance: Callable[..., Server], tmp_path: Path
+) -> None:
+    server = make_appliance(**{"disk.check_ms": 100})
+    at = ("--data", str(server.data_dir))
+    succeeding("topics", "create", "web", *at)
+    succeeding("topics", "delete", "web", "--yes", *at)
+    succeeding("backup", str(tmp_path / "copy"), *at)
+    assert len(succeeding("topics", "trash", "--json", *at).json) == 1
+    restored(tmp_path / "copy", server)
+    wait_for(lambda: succeeding("topics", "trash", "--json", *at).json == [], "the topic to be forgotten")
+    assert "the deleted topic web cannot be brought back" in server.log()

@@ -172,6 +172,10 @@ def _print_status(seen: dict[str, Any], found: list[Finding], rates: dict[str, f
             output.say(f"{name:>10}  {value}")
         else:
             output.print_fields([f"{name}:", str(value)])
+    _print_tables(seen)
+
+
+def _print_tables(seen: dict[str, Any]) -> None:
     if seen["processes"]:
         output.say()
         columns = ["role", "topic", "partition", "pid", "started", "restarts"]
