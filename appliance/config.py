@@ -31,7 +31,7 @@ from .config_keys import GIB, KIB, MIB, Scalar, Value, keys_of, nearest, read_fi
 from .disk_settings import Disk, Scrub
 from .errors import BadValue, InvalidSetting, UnknownKey
 from .input_settings import TABLE as INPUTS
-from .input_settings import InputSettings, flat_inputs, given_of, parse_inputs
+from .input_settings import InputSettings, flat_inputs, given_of, open_addresses, parse_inputs
 from .kafka_settings import ACCEPTED
 from .security.configuration import Security, Tls, faults_of, is_loopback
 
@@ -514,6 +514,13 @@ def _check_together(config: Config) -> None:
             raise BadValue(
                 f"{table}.listen = {page}: other hosts reach this address, and {what} without TLS: must be"
                 " loopback, reached by `ssh -L` or a proxy with TLS; or set security.allow_insecure = true"
+            )
+    for name, settings in config.inputs.items():
+        if not config.security.allow_insecure and (reached := open_addresses(settings, config.tls)):
+            raise BadValue(
+                f"{INPUTS}.{name}.listen = {reached[0]}: anybody whose host reaches this address could write: name the"
+                f" networks of senders in {INPUTS}.{name}.allow; or let them show tokens or certificates over TLS; or"
+                " set security.allow_insecure = true"
             )
     try:
         parse_networks(config.console.proxies)

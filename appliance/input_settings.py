@@ -12,10 +12,11 @@ from typing import Annotated, Final, Literal, NamedTuple
 
 from msgspec import Meta, Struct
 
-from .addresses import parse_addresses, parse_networks
+from .addresses import PLAINTEXT, Listener, address_text, parse_addresses, parse_networks
 from .config_keys import KIB, MIB, Key, Value, keys_of, nearest
 from .errors import BadValue, UnknownKey
 from .names import is_topic
+from .security.configuration import Tls, is_loopback
 
 TABLE: Final = "inputs"
 INPUTS_MAX: Final = 100
@@ -136,6 +137,21 @@ def listen_of(settings: InputSettings) -> tuple[str, ...]:
     """The addresses at which an input is reached."""
     listen: tuple[str, ...] = getattr(settings, "listen", ())
     return listen
+
+
+def open_addresses(settings: InputSettings, tls: Tls) -> list[str]:
+    """The addresses of an input at which anybody on other hosts may write, without saying who they are."""
+    if isinstance(settings, Files) or settings.allow:
+        return []
+    knows_senders = tls.client_auth == "required" or bool(getattr(settings, "token_file", ""))
+    return [
+        text
+        for text in settings.listen
+        for address in [parse_address(text)]
+        if not address.path
+        and not (knows_senders and address.scheme in ("https", "tls"))
+        and not is_loopback(Listener(address.scheme, PLAINTEXT, address_text((address.host, address.port))))
+    ]
 
 
 class Given(NamedTuple):

@@ -114,7 +114,7 @@ def add(
 
         appliance inputs add files '/var/log/*.log' --topic disk --config appliance.toml --data /var/lib/appliance
 
-        appliance inputs add syslog udp://0.0.0.0:5514 tcp://0.0.0.0:5514 --topic net --config appliance.toml
+        appliance inputs add syslog udp://0.0.0.0:5514 --set allow=10.0.0.0/8 --topic net --config appliance.toml
 
         appliance inputs add http 127.0.0.1:8686 --topic web --set connections_max=100 --config appliance.toml
     """

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from appliance.config import load
 from appliance.errors import BadValue
+from appliance.input_settings import open_addresses
 from appliance.inputs.machinery import Topics
 
 
@@ -18,3 +20,29 @@ def test_a_template_makes_only_so_many_topics_and_none_of_the_system() -> None:
     with pytest.raises(BadValue, match="topics_max"):
         topics.of({"app": "third"})
     assert topics.of({"app": "shop"}) == "shop"
+
+
+OPEN = [
+    (["inputs.a.type=syslog", "inputs.a.listen=udp://0.0.0.0:5514"], True),
+    (["inputs.a.type=syslog", "inputs.a.listen=udp://127.0.0.1:5514,tcp://[::1]:5514,unix:///run/log"], False),
+    (["inputs.a.type=syslog", "inputs.a.listen=tcp://10.0.0.1:5514", "inputs.a.allow=10.0.0.0/8"], False),
+    (["inputs.a.type=syslog", "inputs.a.listen=tls://10.0.0.1:5514"], True),
+    (
+        ["inputs.a.type=syslog", "inputs.a.listen=tls://10.0.0.1:5514", "tls.client_auth=required", "tls.ca=/run/ca"],
+        False,
+    ),
+    (["inputs.a.type=http", "inputs.a.listen=10.0.0.1:8686", "inputs.a.token_file=/run/tokens"], True),
+    (["inputs.a.type=http", "inputs.a.listen=https://10.0.0.1:8686", "inputs.a.token_file=/run/tokens"], False),
+]
+
+
+@pytest.mark.parametrize(("given", "is_open"), OPEN)
+def test_an_input_that_anybody_may_write_to_needs_the_word_of_who_configures_it(
+    given: list[str], is_open: bool
+) -> None:
+    overrides = [*given, "inputs.a.topic=net"]
+    if is_open:
+        with pytest.raises(BadValue, match=r"inputs\.a\.allow"):
+            load(None, overrides)
+    chosen = load(None, [*overrides, "security.allow_insecure=true"])
+    assert bool(open_addresses(chosen.inputs["a"], chosen.tls)) == is_open

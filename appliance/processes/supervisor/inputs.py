@@ -33,7 +33,7 @@ import msgspec
 from ...addresses import address_text
 from ...config import Config
 from ...errors import AddressInUse, ApplianceError, BadValue
-from ...input_settings import InputSettings, kind_of, listen_of, parse_address
+from ...input_settings import InputSettings, kind_of, listen_of, open_addresses, parse_address
 from ...machine_limits import limit_of
 from ...proc_net import holder_of
 from ...shared.heartbeats import Heart
@@ -191,6 +191,12 @@ class Inputs:
                 sock.close()
 
     # ---- for status
+
+    @property
+    def insecure(self) -> list[str]:
+        """The addresses at which anybody on other hosts may write."""
+        inputs = self._config.inputs.items()
+        return [f"input {name} {text}" for name, one in inputs for text in open_addresses(one, self._config.tls)]
 
     def rows(self) -> dict[str, dict[str, Any]]:
         """The inputs with their state and numbers."""

@@ -163,7 +163,7 @@ class StatusReport:
             "started": self._started_s,
             "disk": {name: getattr(self.disk, name) for name in ("bytes_max", "free_bytes_min", "free_bytes_warn")},
             "listeners": self.listeners,
-            "insecure": self.insecure,
+            "insecure": [*self.insecure, *self._inputs.insecure],
             "foreign": self._foreign,
             "faults": [*self._coordinator.faults(), *self._inputs.faults()],
             "inputs": self._inputs.rows(),
