@@ -27,7 +27,7 @@ status needs no listener, no ZooKeeper and no free worker.  The object that :fun
      "clock": {"jump_ms", "believed", "kept_bytes"},       of a jump of the clock that is not believed; null without one
      "retention": {"age": 0, "size": 0, "room": 0},  bytes that it has removed, by reason, since the coordinator's start
      "inputs": {"disk": {"type", "topic", "state", "listen", "addresses", "lines", "bytes", "messages", "refused",
-                         "gaps", "sources", "trouble"}},   since the process of each began; what it waits for
+                         "gaps", "sources", "trouble", "todo"}},   since the process of each began; what it waits for
      "trash": {"topics": 0, "bytes": 0},       deleted topics that can be brought back, and their room on the disk
      "host": {"disk": {"size", "free"}, "shm", "processes", "logs", ...},    :class:`.health.host.Host`; see there
      "limits": [{"limit", "process", "value", "in_use", "since", "advice"}],         limits reached now

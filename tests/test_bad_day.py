@@ -57,6 +57,9 @@ def ill(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     settings |= {"tls.client_auth": "required", "kafka.listen": "127.0.0.1:0,SSL://127.0.0.1:0"}
     settings |= {"console.listen": "127.0.0.1:0", "metrics.listen": "127.0.0.1:0", "scrub.every_ms": 500}
     settings["console.anonymous"] = True
+    (files / "watched").mkdir()
+    settings |= {"inputs.a.type": "files", "inputs.a.include": f"{files}/watched/*.log", "inputs.a.topic": "a"}
+    settings["inputs.a.scan_ms"] = 200
     with Server(files / "data", **{"zookeeper.nodes": 1}, **settings) as server:
         server.wait_for_zookeeper()
         succeeding("topics", "create", "web", "--data", str(server.data_dir))
@@ -297,6 +300,22 @@ def move_it_away(server: Server, row: Row) -> None:
     wait_for(lambda: (server.data_dir / "security.json").exists(), "the file to be made again")
 
 
+@contextmanager
+def pipe_among_files(server: Server) -> Iterator[None]:
+    """Something that the input cannot read: for root, who runs tests, every file can be."""
+    pipe = server.data_dir.with_name("watched") / "x.log"
+    os.mkfifo(pipe)
+    try:
+        yield
+    finally:
+        pipe.unlink(missing_ok=True)
+
+
+def remove_it(server: Server, row: Row) -> None:
+    """The remedy: mend what the reason names."""
+    Path(row["why"].split(":")[0]).unlink()
+
+
 class Case(NamedTuple):
     """``says``: a part of what is found.  ``mend``: carries the remedy out; else the condition ends with its cause.
 
@@ -311,6 +330,7 @@ class Case(NamedTuple):
 
 CASES = {
     "GroupLags": Case(lagging, "group reports lags by 10,000 messages", read_on),
+    "InputWaits": Case(pipe_among_files, "x.log: is no regular file", remove_it),
     "DiskFillsUp": Case(filling, "the disk is full in"),
     "ProcessHangs": Case(hanging, "network hangs", continue_it),
     "ZooKeeperAway": Case(without_quorum, "no quorum", continue_it),

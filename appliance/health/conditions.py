@@ -485,6 +485,12 @@ ARENA_NEARLY_FULL = Condition(
     symptom="producers wait",
     seen="what the workers count",
 )
+INPUT_WAITS = Condition(
+    *("InputWaits", WARNING, "inputs", "mend what the reason names; it is tried again by itself"),
+    rule=Rule("appliance_input_waits > 0", "5m", "input {{ $labels.input }} of {{ $labels.instance }} waits"),
+    symptom="lines of a file, or of a sender, do not come",
+    seen="what the inputs say that is in their way; addresses that the supervisor cannot bind",
+)
 
 CONDITIONS: Final = (
     *(DOWN, NOT_SERVING, COORDINATOR_AWAY, FILE_DAMAGED, OFFSETS_LOST, BROKER_ID_TAKEN, LEADERS_AWAY),
@@ -492,7 +498,7 @@ CONDITIONS: Final = (
     *(DISK_FULL, DISK_LOW, DISK_FILLS_UP, SHM_FULL, CLOCK_JUMPED, ZOOKEEPER_AWAY),
     *(LIMIT_REACHED, LIMIT_LOW, ACTION_REFUSED),
     *(PROCESS_HANGS, PROCESS_DIES, PROCESS_RESTARTED, PROCESS_WAITS, PROCESS_BUSY, PROCESS_SPINS),
-    *(CLIENTS_REFUSED, FLOOD, GROUP_LAGS, GROUP_LOST, GROUPS_UNKNOWN, INSECURE),
+    *(CLIENTS_REFUSED, FLOOD, GROUP_LAGS, GROUP_LOST, GROUPS_UNKNOWN, INPUT_WAITS, INSECURE),
     *(CERTIFICATE_EXPIRED, CERTIFICATE_EXPIRES, CERTIFICATE_UNUSABLE, CLOCK_FREE),
     *(REQUEST_ERRORS, SLOW_FLUSHES, ARENA_NEARLY_FULL),
 )

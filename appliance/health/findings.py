@@ -222,6 +222,13 @@ def _partitions(seen: Seen) -> Iterator[Finding]:
         yield _finding(of.PARTITION_OPENING, f"{_listed(names)}: being opened", "not served yet")
 
 
+def _inputs(seen: Seen) -> Iterator[Finding]:
+    assert seen.state is not None
+    waiting = [(name, row) for name, row in seen.state.get("inputs", {}).items() if row["trouble"]]
+    found = [_finding(of.INPUT_WAITS, f"input {name} waits", row["trouble"], row["todo"]) for name, row in waiting]
+    yield from _bounded(found, "inputs wait")
+
+
 def _in_state(seen: Seen, state: str) -> list[str]:
     return sorted(name for name, (one, _) in seen.partitions.items() if one == state)
 
@@ -639,7 +646,19 @@ def _lost(seen: Seen) -> Iterator[Finding]:
 
 
 RULES: Final[tuple[Rule, ...]] = (
-    *(_state, _cluster, _partitions, _limits, _disk, _shared_memory, _clock_jump, _zookeeper, _processes, _deaths),
+    *(
+        _state,
+        _cluster,
+        _partitions,
+        _inputs,
+        _limits,
+        _disk,
+        _shared_memory,
+        _clock_jump,
+        _zookeeper,
+        _processes,
+        _deaths,
+    ),
     *(_refusals, _floods, _groups, _lost, _insecure, _certificates, _clock),
 )
 

@@ -63,6 +63,8 @@ TAIL_BYTES: Final = 64
 SHADOW_MS: Final = 60_000
 """How long a file that begins like another one, under a name that rotation gives, may be its copy."""
 RETRY_MS: Final = 2_000
+IS_COMPRESSED: Final = "is compressed"
+"""Which is as it should be: what it has was read before."""
 COMPRESSED: Final = (b"\x1f\x8b", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b"BZh")
 _BOMS: Final[tuple[tuple[bytes, Encoding], ...]] = ((b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be"))
 
@@ -308,6 +310,9 @@ class FilesInput:
         self._ledger.note_sources(len(self._by_inode))
         for path in [path for path in self._odd if not os.path.lexists(path)]:
             del self._odd[path]
+        unread = [f"{path}: {reason}" for path, reason in self._odd.items() if reason != IS_COMPRESSED]
+        more = f", and {len(unread) - 1} more files" if unread[1:] else ""
+        self._ledger.note_unread(f"{unread[0]}{more}" if unread else "")
 
     def _take_new(self, found: dict[tuple[int, int], str], now: float) -> None:
         """Begin, or go on with, the generations of files that are not known by their inode."""
@@ -351,7 +356,7 @@ class FilesInput:
         if not stat.S_ISREG(status.st_mode) or (status.st_dev, status.st_ino) != key:
             reason = "was replaced in this moment"
         elif os.pread(fd, 6, 0).startswith(COMPRESSED):
-            reason = "is compressed"
+            reason = IS_COMPRESSED
         if reason:
             self._note_odd(path, reason)
             os.close(fd)

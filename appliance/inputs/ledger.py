@@ -92,7 +92,7 @@ class Ledger:
         self._waiting = 0
         self._troubles: dict[str, tuple[float, int]] = {}
         self._begun: set[tuple[str, int]] = {row[:2] for row in store.partitions()}
-        self._stats = InputStats()
+        self._stats, self._unread = InputStats(), ""
         self._trouble_source = 0
         """The source whose trouble the stats have; 0: the input itself."""
 
@@ -117,9 +117,13 @@ class Ledger:
         """How many files, or senders, there are."""
         self._stats = msgspec.structs.replace(self._stats, sources=count)
 
+    def note_unread(self, reason: str) -> None:
+        """A source is there and is not read at all; "": no longer."""
+        self._unread = reason
+
     def stats(self) -> InputStats:
         """What this process has taken in, for ``status``."""
-        return self._stats
+        return msgspec.structs.replace(self._stats, trouble=self._stats.trouble or self._unread)
 
     def gap(self, number: int, source: str, start: int, stop: int | None, unit: str, reason: str) -> None:
         """Something of a source was lost before it could be read."""

@@ -3,7 +3,7 @@
 The supervisor binds the sockets of an input and keeps them as long as its settings have them: senders wait while a
 process is started again.  Then it forks the process as any other child: heartbeat, restart with growing delays.  An
 input produces as any client does, through the Unix socket in the data directory, so nothing on the data path waits for
-it.  An input that cannot begin is a row of ``faults``, and is tried again; everything else goes on.
+it.  An input that cannot begin says why in ``status``, and is tried again; everything else goes on.
 
 ::
 
@@ -208,16 +208,15 @@ class Inputs:
                 "listen": list(listen_of(settings)),
                 "addresses": [_bound_text(*one) for one in self._sockets.get(name, {}).items()],
                 **msgspec.structs.asdict(self._stats.get(name, InputStats())),
+                **self._fault(name),
             }
             for name, settings in self._config.inputs.items()
         }
 
-    def faults(self) -> list[dict[str, str]]:
-        """Why inputs cannot begin, and what to do."""
-        return [
-            {"role": f"input {name}", "reason": str(error), "todo": error.remedy}
-            for name, error in self._faults.items()
-        ]
+    def _fault(self, name: str) -> dict[str, str]:
+        """Why an input cannot begin, and what to do; "" if it can."""
+        error = self._faults.get(name)
+        return {"todo": ""} if error is None else {"trouble": str(error), "todo": error.remedy}
 
 
 def bind_input(name: str, text: str) -> socket.socket:

@@ -165,7 +165,7 @@ class StatusReport:
             "listeners": self.listeners,
             "insecure": [*self.insecure, *self._inputs.insecure],
             "foreign": self._foreign,
-            "faults": [*self._coordinator.faults(), *self._inputs.faults()],
+            "faults": self._coordinator.faults(),
             "inputs": self._inputs.rows(),
             "tls": self._certificates.report,
             "zookeeper": self._coordinator.zookeeper,
