@@ -7,11 +7,12 @@ them from what a file says, :func:`fault_of` checks the keys of one against each
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Final, Literal, NamedTuple
 
 from msgspec import Meta, Struct
 
+from . import extras
 from .addresses import PLAINTEXT, Listener, address_text, parse_addresses, parse_networks
 from .config_keys import KIB, MIB, Key, Value, keys_of, nearest
 from .errors import BadValue, UnknownKey
@@ -43,6 +44,13 @@ class Files(Struct, frozen=True, tag="files", tag_field="type"):
     encoding: Annotated[
         Literal["utf-8", "utf-16", "latin-1"], Meta(description="of the files; utf-8 keeps every byte as it is")
     ] = "utf-8"
+    event_start: Annotated[
+        str,
+        Meta(description="pattern (RE2) of lines that begin a message; others belong to it; none: all do"),
+    ] = ""
+    event_ms: Annotated[
+        int, Meta(ge=100, le=3_600_000, description="a message of several lines ends when no line has come for so long")
+    ] = 5_000
     message_bytes_max: Annotated[
         int, Meta(ge=KIB, le=64 * MIB, description="longer lines become several messages, with a header part")
     ] = 512 * KIB
@@ -237,8 +245,32 @@ def _files_fault(settings: Files) -> str:
     for pattern in (*settings.include, *settings.exclude):
         if not pattern or "\0" in pattern:
             return f"include = {pattern!r}: must be a pattern of paths"
+    try:
+        if settings.event_start:
+            event_starts(settings.event_start)
+    except BadValue as error:
+        return f"event_start = {settings.event_start!r}: {error}"
     relative = next((pattern for pattern in settings.include if not pattern.startswith("/")), "")
     return f"include = {relative!r}: must begin with /" if relative else ""
+
+
+def event_starts(pattern: str) -> Callable[[bytes], bool]:
+    """Whether a line matches; in time linear in the line, whatever the pattern.
+
+    Raises:
+        BadValue: it is no pattern, or RE2 is not installed.
+    """
+    try:
+        import re2
+    except ImportError:
+        raise BadValue(f"google-re2 is missing: {extras.install('inputs')}") from None
+    options = re2.Options()
+    options.log_errors = False
+    try:
+        compiled = re2.compile(pattern.encode(), options=options)
+    except re2.error as error:
+        raise BadValue(f"must be a pattern of RE2: {error.args[0].decode(errors='replace')}") from None
+    return lambda line: compiled.search(line) is not None
 
 
 def _listener_fault(kind: str, settings: Http | Syslog) -> str:

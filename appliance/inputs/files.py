@@ -42,7 +42,7 @@ from typing import Final, NamedTuple
 from inotify_simple import INotify, flags
 
 from ..errors import ApplianceError
-from ..input_settings import Files
+from ..input_settings import Files, event_starts
 from ..owners import acting_as_owner
 from ..processes.clock import now_ms
 from ..records.encode import Headers, encode_headers
@@ -796,6 +796,8 @@ def files_input(settings: Files, machinery: Machinery) -> FilesInput:
         headers_of=lambda path: [("file", path.encode("utf-8", "surrogateescape"))],
         from_end=settings.start == "end",
         encoding=settings.encoding,
+        starts=event_starts(settings.event_start) if settings.event_start else None,
+        event_ms=settings.event_ms,
         message_bytes_max=settings.message_bytes_max,
         scan_ms=settings.scan_ms,
         rotate_ms=settings.rotate_ms,

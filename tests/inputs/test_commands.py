@@ -43,6 +43,7 @@ def test_files_are_added_to_a_running_appliance_and_found_again(tmp_path: Path) 
     [
         (["files", "logs/*.log", "--topic", "disk"], "must begin with /"),
         (["files", "/logs/*.log", "--topic", "no{x}"], "must be the name of a topic"),
+        (["files", "/logs/*.log", "--topic", "disk", "--set", "event_start=("], "must be a pattern of RE2: missing )"),
         (["file", "/logs/*.log", "--topic", "disk"], "must be one of files"),
         (["files", "/logs/*.log", "--topic", "disk", "--set", "scan=1"], "did you mean 'scan_ms'"),
         (["syslog", "http://127.0.0.1:1", "--topic", "net"], "must begin with one of udp://"),

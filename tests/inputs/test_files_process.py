@@ -170,3 +170,22 @@ def test_what_vanishes_before_it_is_read_is_a_gap_with_its_bytes(tmp_path: Path,
         server.start()
         gaps = [gap for row in rows_of(server) for gap in row.gaps]
         assert [(gap.start, gap.stop, gap.unit) for gap in gaps] == [(seen, None, "bytes")]
+
+
+def test_an_event_of_several_lines_is_one_message_whenever_the_input_is_killed(tmp_path: Path) -> None:
+    program = Program(tmp_path / "logs", seed=4)
+    events = [b"2026-11-25 fault %d\n  at a\n  at b" % number for number in range(6)]
+    with server_of(tmp_path, event_start="^2026-", event_ms=60_000) as server:
+        for number, event in enumerate(events):
+            with program.path.open("ab") as file:
+                file.write(event + b"\n")
+            # The last event may go on: it is in the topic once the next one has begun.
+            wait_for(lambda number=number: len(messages_of(server, "disk")) == number, "the events before")
+            with suppress(ProcessLookupError):
+                server.kill(server.pid_of("input"))
+        server.stop()
+        server.start()
+        with program.path.open("ab") as file:
+            file.write(b"2026-11-25 the end\n")
+        wait_for(lambda: len(messages_of(server, "disk")) == len(events), "all events")
+        assert [value for _, value, _ in messages_of(server, "disk")] == events
