@@ -71,6 +71,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[SmallMachi
     """An appliance on a small disk, with a small /dev/shm."""
     directory = tmp_path_factory.mktemp("small")
     limits = {"disk.free_bytes_warn": 8 << 20, "disk.free_bytes_min": 1 << 20, "disk.check_ms": 60_000}
+    limits["topics.trash_ms"] = 0  # what was deleted is no room that is still to come
     with small_machine(directory, shm="24m", disk="48m") as machine, machine.server(directory / "log", **limits) as box:
         yield machine, box
 

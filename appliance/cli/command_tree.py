@@ -23,7 +23,7 @@ MODULES: Final = {
     "messages.tail_command": ("tail",),
     "topics_commands": ("topics",),
     "groups_commands": ("groups",),
-    "inputs_commands": ("inputs", "ship"),
+    "inputs_commands": ("ship", "inputs"),
     "users_commands": ("users",),
     "pipeline_commands": ("pipeline",),
     "diagnosis.doctor_command": ("doctor",),

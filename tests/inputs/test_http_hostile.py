@@ -100,7 +100,7 @@ GARBAGE = {
 @pytest.mark.parametrize("kind", GARBAGE)
 def test_what_is_no_request_ends_its_own_connection_only(web: Box, kind: str) -> None:
     with connect(web) as good, connect(web) as bad:
-        with contextlib.suppress(ConnectionError):
+        with contextlib.suppress(OSError):  # it may be closed before all was sent
             bad.sendall(GARBAGE[kind])
             bad.shutdown(socket.SHUT_WR)
         read_all(bad)
@@ -271,6 +271,7 @@ def test_senders_to_a_topic_that_is_not_writable_are_told_that_there_is_no_room(
     wait_for(lambda: web.send("strange", "x").status == 200, "room again")
 
 
+@pytest.mark.long  # 30 s: a producer waits for a topic that it has known
 def test_a_topic_that_was_deleted_is_made_again(web: Box) -> None:
     assert web.send("strange", "x").status == 200
     with Admin(web.server.native) as admin:

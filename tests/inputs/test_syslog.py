@@ -38,6 +38,7 @@ CONFIG = """
 type = "syslog"
 listen = ["udp://127.0.0.1:0", "tcp://127.0.0.1:0", "relp://127.0.0.1:0", "tls://127.0.0.1:0", "unix://{place}/log",
     "udp://[::1]:0", "tcp://[::]:0"]
+allow = ["127.0.0.0/8", "::1"]
 topic = "net"
 message_bytes_max = {message_bytes_max}
 connections_max = 20
@@ -674,7 +675,7 @@ def test_a_sender_waits_while_the_log_does(own: Box) -> None:
     count = 0
     with own.connect() as sock:
         sock.settimeout(2)
-        writers = own.server.pids("writer")
+        writers = wait_for(lambda: own.server.pids("writer"), "the writer to be shown")
         with contextlib.ExitStack() as stack:
             for pid in writers:
                 stack.enter_context(stopped(pid))
