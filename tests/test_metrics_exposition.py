@@ -37,6 +37,10 @@ STATE: dict[str, Any] = {
     "refused": [{"action": "start writers", "waiting": 3}],
     "refusals": {"throttled": 4},
     "retention": {"size": 6},
+    "inputs": {
+        "disk": {"state": "running", "trouble": "topic disk: the disk is full", "sources": 3}
+        | {"lines": 10, "bytes": 900, "messages": 9, "refused": 2, "gaps": 1},
+    },
     "clock": {"jump_ms": -5_000, "believed": 9, "kept_bytes": 0},
     "tls": {"error": "bad mode", "files": [{"key": "tls.certificate", "file": "/a.pem", "expires": 7.0}]},
     "damaged": {"web-1-0": [[100, 150, "0.log", 100, "CRC32C"], [200, 210, "0.log", 200, "CRC32C"]]},
@@ -78,6 +82,9 @@ def exposed(taken: Readings) -> dict[str, dict[tuple[tuple[str, str], ...], floa
 def test_numbers_arrive_under_their_names() -> None:
     found = exposed(readings())
     kafka = (("api", "Produce"), ("listener", "kafka"))
+    disk = (("input", "disk"),)
+    assert [found[f"appliance_input_{name}"][disk] for name in ("up", "waits", "sources")] == [1, 1, 3]
+    assert [found[f"appliance_input_{name}_total"][disk] for name in ("lines", "refused", "gaps")] == [10, 2, 1]
     assert found["appliance_requests_total"][kafka] == 24
     assert found["appliance_request_errors_total"][kafka] == 2
     assert found["appliance_request_seconds_count"][kafka] == 19

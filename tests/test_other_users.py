@@ -26,7 +26,7 @@ from appliance.zookeeper.login import LOCAL_USER
 
 from .long import LONG
 from .native_peer import Peer
-from .server import Server
+from .server import Server, wait_for
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or not shutil.which("setpriv"), reason="needs root and setpriv, to become two other users"
@@ -74,6 +74,10 @@ def service() -> Iterator[Service]:
             peer.create("t")
             assert peer.produce("t", BATCH, acks=-1)[0] == 0
             peer.admin("commit", group="g", offsets=[["t", 0, 0]])
+        wait_for(lambda: running.pids("inspector") and running.pids("scrubber"), "what starts last")
+        wait_for(
+            lambda: not running.pids("cleaner") and not running.pids("opener"), "what only starts something to end"
+        )
         yield running
 
 
