@@ -144,7 +144,7 @@ def made_anew(server: Server) -> None:
         server.start()
 
 
-@pytest.mark.parametrize("step", ["writer", "remover"])
+@pytest.mark.parametrize("step", [pytest.param("writer", marks=pytest.mark.long), "remover"])
 def test_a_coordinator_killed_in_a_deletion_orders_it_again_and_nothing_of_the_next_topic(
     make_appliance: Callable[..., Server], step: str
 ) -> None:
@@ -185,7 +185,9 @@ def test_a_remover_that_is_killed_is_told_of_and_another_goes_on(make_appliance:
     made_anew(server)
 
 
-@pytest.mark.parametrize("left", ["old name", "new name", "half deleted", "nothing"])
+@pytest.mark.parametrize(
+    "left", ["old name", pytest.param("new name", marks=pytest.mark.long), "half deleted", "nothing"]
+)
 def test_whatever_a_power_loss_leaves_of_a_deletion_the_next_start_finishes(tmp_path: Path, left: str) -> None:
     with Server(tmp_path / "data", **QUICK) as server, Peer(server.native) as peer:
         make(peer)
