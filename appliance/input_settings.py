@@ -282,9 +282,12 @@ def _listener_fault(kind: str, settings: Http | Syslog) -> str:
         for text in settings.listen:
             if parse_address(text).scheme not in schemes:
                 return f"listen = {text!r}: must begin with one of {', '.join(f'{one}://' for one in schemes)}"
-        parse_networks(",".join(settings.allow))
     except BadValue as error:
         return str(error)
+    try:
+        parse_networks(",".join(settings.allow))
+    except ValueError as error:
+        return f"allow = {','.join(settings.allow)}: {error}"
     return ""
 
 

@@ -46,6 +46,7 @@ def test_files_are_added_to_a_running_appliance_and_found_again(tmp_path: Path) 
         (["files", "/logs/*.log", "--topic", "disk", "--set", "event_start=("], "must be a pattern of RE2: missing )"),
         (["file", "/logs/*.log", "--topic", "disk"], "must be one of files"),
         (["files", "/logs/*.log", "--topic", "disk", "--set", "scan=1"], "did you mean 'scan_ms'"),
+        (["syslog", "udp://127.0.0.1:1", "--topic", "net", "--set", "allow=10.0.0.1/8"], "must be written 10.0.0.0/8"),
         (["syslog", "http://127.0.0.1:1", "--topic", "net"], "must begin with one of udp://"),
         (["files", "/logs/*.log", "--topic", "old"], "has an input 'old' already"),
     ],
