@@ -340,6 +340,7 @@ def test_an_ordered_stop_answers_what_it_has_taken(tmp_path: Path) -> None:
             half.sendall(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nhalf")
             senders.wait_for_more()
             assert web.server.stop() == 0
+            assert web.server.state["state"] == "stopped"
             assert half.recv(65536).startswith(b"HTTP/1.1 503 ")
         web.server.start()
         found = web.values("web")

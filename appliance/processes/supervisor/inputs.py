@@ -37,20 +37,19 @@ from ...input_settings import InputSettings, kind_of, listen_of, open_addresses,
 from ...machine_limits import limit_of
 from ...proc_net import holder_of
 from ...shared.heartbeats import Heart
-from ...wire.sockets import LOCAL_SOCKET, short_path
+from ...wire.sockets import short_path
 from ..child import become_child
 from ..control import Channel
 from ..messages import InputStats, Stop
 from .actions import Actions
 from .children import Children
 from .fork import Child
-from .listeners import remove_dead_socket
+from .listeners import BACKLOG, local_listener, remove_dead_socket
 
 logger = logging.getLogger(__name__)
 
 ROLE: Final = "input"
 RETRY_MS: Final = 5_000
-BACKLOG: Final = 1024
 DATAGRAM_BUFFER_BYTES: Final = 8 << 20
 """Wanted; the kernel gives up to net.core.rmem_max.  Datagrams wait there while the process is busy."""
 
@@ -68,6 +67,13 @@ class InputArguments(NamedTuple):
     heart: Heart
 
 
+class Bound(NamedTuple):
+    """``address``: with the port that the system has chosen; asked once, for ``status`` outlives the socket."""
+
+    sock: socket.socket
+    address: str
+
+
 RunInput = Callable[[InputArguments], None]
 """What the process of an input runs, until Stop comes or the channel closes.  It imports what it needs by itself."""
 
@@ -82,7 +88,8 @@ class Inputs:
         self._config, self._data_dir, self._children = config, data_dir, children
         self._pid = os.getpid()
         self._running: dict[str, Child] = {}
-        self._sockets: dict[str, dict[str, socket.socket]] = {}
+        self._bound: dict[str, dict[str, Bound]] = {}
+        """Of each input, by their text in ``listen``."""
         self._stats: dict[str, InputStats] = {}
         self._faults: dict[str, ApplianceError] = {}
         self._is_started = False
@@ -111,12 +118,9 @@ class Inputs:
 
         def target(channel: Channel, heart: Heart) -> int:
             become_child(f"input {name}", pid)
-            for other, sockets in self._sockets.items():
-                if other != name:
-                    for sock in sockets.values():
-                        sock.close()
-            address = f"unix:{self._data_dir.absolute() / LOCAL_SOCKET}"
-            mine = self._sockets.get(name, {})
+            mine = {text: one.sock for text, one in self._bound.pop(name, {}).items()}
+            self.close()
+            address = local_listener(self._data_dir).address
             self._run_input(InputArguments(name, settings, self._config, self._data_dir, address, mine, channel, heart))
             return 0
 
@@ -128,21 +132,25 @@ class Inputs:
         Raises:
             AddressInUse, BadValue, OSError: as for other listeners.
         """
-        bound = self._sockets.setdefault(name, {})
+        bound = self._bound.setdefault(name, {})
         wanted = listen_of(settings)
         for text in [text for text in bound if text not in wanted]:
-            bound.pop(text).close()
+            bound.pop(text).sock.close()
         for text in wanted:
             if text not in bound:
-                bound[text] = bind_input(name, text)
+                sock = bind_input(name, text)
+                bound[text] = Bound(sock, _bound_text(text, sock))
+
+    def _unbind(self, name: str) -> None:
+        for one in self._bound.pop(name, {}).values():
+            one.sock.close()
 
     def on_end(self, child: Child) -> None:
         name = child.key
         del self._running[name]
         self._stats.pop(name, None)
         if name not in self._config.inputs:
-            for sock in self._sockets.pop(name, {}).values():
-                sock.close()
+            self._unbind(name)
         elif child.stopping:
             if self._is_started:
                 self._start.want(name)  # it was stopped for other settings
@@ -163,8 +171,7 @@ class Inputs:
                 self._stop(name)
             elif name not in config.inputs:
                 self._start.drop(name)
-                for sock in self._sockets.pop(name, {}).values():
-                    sock.close()
+                self._unbind(name)
             elif self._is_started:
                 self._start.want(name)
 
@@ -186,9 +193,10 @@ class Inputs:
         return not self._running
 
     def close(self) -> None:
-        for sockets in self._sockets.values():
-            for sock in sockets.values():
-                sock.close()
+        """Close the sockets; ``status`` goes on showing where they were."""
+        for bound in self._bound.values():
+            for one in bound.values():
+                one.sock.close()
 
     # ---- for status
 
@@ -206,7 +214,7 @@ class Inputs:
                 "topic": settings.topic,
                 "state": "failed" if name in self._faults else "running" if name in self._running else "starting",
                 "listen": list(listen_of(settings)),
-                "addresses": [_bound_text(*one) for one in self._sockets.get(name, {}).items()],
+                "addresses": [one.address for one in self._bound.get(name, {}).values()],
                 **msgspec.structs.asdict(self._stats.get(name, InputStats())),
                 **self._fault(name),
             }

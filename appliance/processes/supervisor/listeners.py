@@ -70,7 +70,7 @@ def listen(config: Config, data_dir: Path) -> Bound:
 
 def texts(bound: Bound, data_dir: Path) -> dict[str, str]:
     """The listeners of each protocol as text; LOCAL for the one in the data directory."""
-    local = _local_listener(data_dir)
+    local = local_listener(data_dir)
     names = [(LOCAL if one == local else one.protocol, one) for one, _ in bound]
     return {name: listeners_text(one for other, one in names if other == name) for name, _ in names}
 
@@ -138,13 +138,14 @@ def _bind_tcp(host: str, port: int) -> socket.socket:
     return sock
 
 
-def _local_listener(data_dir: Path) -> Listener:
+def local_listener(data_dir: Path) -> Listener:
+    """The one in the data directory."""
     return Listener("native", PLAINTEXT, f"{UNIX}{data_dir.absolute() / LOCAL_SOCKET}")
 
 
 def _bind_local(data_dir: Path) -> Bound:
     """The Unix socket for commands on this host; none where the file system has no sockets."""
-    listener = _local_listener(data_dir)
+    listener = local_listener(data_dir)
     try:
         return [(listener, _bind_unix(listener))]
     except (OSError, ValueError) as error:
