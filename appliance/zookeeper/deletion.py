@@ -87,7 +87,7 @@ def committed_in(name: str, topic_id: str) -> Operation[dict[tuple[str, int], in
     _, found = yield from _offsets_in(name)
     committed = {}
     for path, node in found.items():
-        group, _, _, number = path.removeprefix(f"{paths.CONSUMERS}/").split("/")
+        group, number = _group_and_number(path)
         if number.isdecimal() and _is_of(path, node.value, topic_id):
             committed[paths.decode_name(group), int(number)] = paths.decode_offset(path, node.value).offset
     return committed
@@ -95,8 +95,19 @@ def committed_in(name: str, topic_id: str) -> Operation[dict[tuple[str, int], in
 
 def _kept_path(topic_id: str, path: str) -> str:
     """Where the offset at this path is kept."""
+    group, number = _group_and_number(path)
+    return f"{_kept(topic_id)}/{group}/{number}"
+
+
+def _group_and_number(path: str) -> tuple[str, str]:
+    """The names of the nodes of group and partition in the path of a committed offset."""
     group, _, _, number = path.removeprefix(f"{paths.CONSUMERS}/").split("/")
-    return f"{cluster_identity.DELETED}/{topic_id}/{group}/{number}"
+    return group, number
+
+
+def _kept(topic_id: str) -> str:
+    """Above the kept offsets of a topic: the mark of its deletion."""
+    return f"{cluster_identity.DELETED}/{topic_id}"
 
 
 def _store(values: dict[str, bytes]) -> Operation[None]:
@@ -111,7 +122,7 @@ def put_offsets_back(topic_id: str, name: str) -> Operation[dict[str, int]]:
 
     The topic gets this name, and is not registered yet: nobody has committed in it.
     """
-    kept = f"{cluster_identity.DELETED}/{topic_id}"
+    kept = _kept(topic_id)
     counts: dict[str, int] = {}
     for group in (yield from list_children(kept)):
         nodes = yield from read_children(f"{kept}/{group}")
@@ -127,7 +138,7 @@ def forget_deletion(topic_id: str, *, mark: bool) -> Operation[None]:
     Without the mark, a broker that was away meanwhile finds nothing changed.  With it, that broker deletes the topic
     under its old name.
     """
-    kept = f"{cluster_identity.DELETED}/{topic_id}"
+    kept = _kept(topic_id)
     for group in (yield from list_children(kept)):
         yield from remove_tree(f"{kept}/{group}")
     if mark:
