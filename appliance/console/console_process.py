@@ -58,13 +58,8 @@ async def _serve(arguments: SideArguments) -> None:
     def send_refusals() -> None:
         channel.send(Refusals(audit.take_counts()))
 
-    async def beat() -> None:
-        while True:
-            heart.beat()
-            await asyncio.sleep(heart.beat_ms / 1000)
-
     loop.add_reader(channel.fileno(), read)
-    beating = asyncio.create_task(beat())
+    beating = asyncio.create_task(heart.beat_in_loop())
     try:
         await serve_until(console.stopping, app, [sock], proxies)
     finally:

@@ -1,7 +1,7 @@
 """Sends what inputs have read to topics, and tells the loop of the input when it is flushed.
 
 The outlet of an input has one native producer with acks=all and idempotence.  A block of messages is one batch; many
-are on their way at a time, up to ``in_flight_bytes_max``, whatever their sources.  Whoever reads waits for room before
+are on their way at a time, up to IN_FLIGHT_BYTES_MAX, whatever their sources.  Whoever reads waits for room before
 it reads on, so back-pressure goes to where the lines come from, and nothing is spooled.
 
 Everything here but the producer's callbacks runs in one asyncio loop.
@@ -20,6 +20,8 @@ from ..records.partitioner import partition_for
 
 DELIVERY_TIMEOUT_MS: Final = 24 * 3600 * 1000
 """A block is not given up while the appliance is away: what it was read from waits behind it."""
+IN_FLIGHT_BYTES_MAX: Final = 8 << 20
+"""Of one input: enough for the disk to flush in large pieces, and little beside 60 MB of Python."""
 BUFFER_FACTOR: Final = 2
 """The producer's buffer holds a little more than a batch's bytes for each; it must never make the loop wait."""
 
@@ -37,21 +39,28 @@ class Placed(NamedTuple):
     messages: int
 
 
+def make_producer(address: str, name: str, delivery_timeout_ms: int = DELIVERY_TIMEOUT_MS) -> Producer:
+    """A producer for an outlet with IN_FLIGHT_BYTES_MAX."""
+    return Producer(
+        address,
+        linger_ms=0,
+        buffer_bytes_max=BUFFER_FACTOR * IN_FLIGHT_BYTES_MAX,
+        delivery_timeout_ms=delivery_timeout_ms,
+        client_name=name,
+    )
+
+
 class Outlet:
     """See the module's docstring.  Make it in a running loop."""
 
-    def __init__(self, producer: Producer, admin: Admin, in_flight_bytes_max: int) -> None:
-        """``producer``: with a buffer of BUFFER_FACTOR times ``in_flight_bytes_max``; ``admin`` makes topics."""
+    def __init__(self, producer: Producer, admin: Admin) -> None:
+        """``producer``: from :func:`make_producer`; ``admin`` makes topics."""
         self._producer, self._admin = producer, admin
         self._loop = asyncio.get_running_loop()
-        self._left_bytes = self._in_flight_bytes_max = in_flight_bytes_max
+        self._left_bytes = IN_FLIGHT_BYTES_MAX
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._finished: deque[tuple[asyncio.Future[Placed], int, int, ApplianceError | None, str, int, int]] = deque()
         self._woken = False
-
-    @property
-    def in_flight_bytes(self) -> int:
-        return self._in_flight_bytes_max - self._left_bytes
 
     @property
     def has_room(self) -> bool:
@@ -63,7 +72,7 @@ class Outlet:
         Raises:
             ApplianceError: it cannot be used now, or never.
         """
-        return min(await asyncio.to_thread(self._learn, topic), self._in_flight_bytes_max)
+        return min(await asyncio.to_thread(self._learn, topic), IN_FLIGHT_BYTES_MAX)
 
     def _learn(self, topic: str) -> int:
         self._admin.ensure_topic(topic)

@@ -24,22 +24,20 @@ import socket
 from pathlib import Path
 from typing import Final
 
-from ..client import Admin, Producer
+from ..client import Admin
 from ..errors import ApplianceError, ConfigFault, StorageFault
 from ..input_settings import Files, Http, InputSettings, Syslog
 from ..processes.messages import TO_SIDE_PROCESS, InputStats, Stop
 from ..processes.supervisor.inputs import InputArguments
 from .ledger import Ledger
 from .machinery import Input, Machinery
-from .outlet import BUFFER_FACTOR, DELIVERY_TIMEOUT_MS, Outlet
+from .outlet import Outlet, make_producer
 from .positions import PositionStore
 
 logger = logging.getLogger(__name__)
 
 COMMIT_S: Final = 1.0
 RETRY_S: Final = 1.0
-IN_FLIGHT_BYTES_MAX: Final = 8 << 20
-"""Bytes on their way to topics: enough for the disk to flush in large pieces, and little beside 60 MB of Python."""
 DIRECTORY: Final = "inputs"
 """In the data directory: a database of positions for each input."""
 
@@ -79,22 +77,16 @@ class _InputProcess:
     async def run(self) -> None:
         arguments = self._arguments
         asyncio.get_running_loop().add_reader(arguments.channel.fileno(), self._receive)
-        beating = asyncio.create_task(self._beat())
+        beating = asyncio.create_task(arguments.heart.beat_in_loop())
         path = store_path(arguments.data_dir, arguments.name)
         path.parent.mkdir(0o700, exist_ok=True)
         with contextlib.closing(PositionStore(path)) as store:
             self._store = store
-            producer = Producer(
-                arguments.address,
-                linger_ms=0,
-                buffer_bytes_max=BUFFER_FACTOR * IN_FLIGHT_BYTES_MAX,
-                delivery_timeout_ms=DELIVERY_TIMEOUT_MS,
-                client_name=f"input-{arguments.name}",
-            )
+            producer = make_producer(arguments.address, f"input-{arguments.name}")
             ledger = Ledger(
                 arguments.name, socket.gethostname(), arguments.config.ledger.topic, store, producer, arguments.address
             )
-            outlet = Outlet(producer, Admin(arguments.address), IN_FLIGHT_BYTES_MAX)
+            outlet = Outlet(producer, Admin(arguments.address))
             machinery = Machinery(arguments.name, arguments.config, store, outlet, ledger, arguments.sockets)
             try:
                 await self._recover(ledger)
@@ -110,12 +102,6 @@ class _InputProcess:
         if Stop() in [message for message, _ in channel.receive(TO_SIDE_PROCESS)] or channel.closed:
             self._stopping.set()
             asyncio.get_running_loop().remove_reader(channel.fileno())
-
-    async def _beat(self) -> None:
-        heart = self._arguments.heart
-        while True:
-            heart.beat()
-            await asyncio.sleep(heart.beat_ms / 1000)
 
     async def _recover(self, ledger: Ledger) -> None:
         while not self._stopping.is_set():
@@ -141,7 +127,7 @@ class _InputProcess:
     async def _take(self, source: Input, ledger: Ledger) -> None:
         """Run the input until Stop comes; then let what it has taken be flushed, noted and published."""
         running = asyncio.create_task(source.run())
-        noting = asyncio.create_task(self._note(source, ledger))
+        noting = asyncio.create_task(self._note(ledger))
         stopping = asyncio.create_task(self._stopping.wait())
         try:
             await asyncio.wait({running, noting, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -157,7 +143,7 @@ class _InputProcess:
             await ledger.publish(everything=True)
         await ledger.note_ends()
 
-    async def _note(self, source: Input, ledger: Ledger) -> None:
+    async def _note(self, ledger: Ledger) -> None:
         minute = ledger.minute()
         while True:
             await asyncio.sleep(COMMIT_S)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from ..client import Admin, Producer
+from ..client import Admin
 from ..config import Config
 from ..errors import InvalidRequest, RequestTimedOut
 from ..input_settings import Files
@@ -21,10 +21,9 @@ from ..processes.messages import InputStats
 from .files import FilesInput, expand, files_input
 from .ledger import Ledger
 from .machinery import Machinery
-from .outlet import BUFFER_FACTOR, DELIVERY_TIMEOUT_MS, Outlet
+from .outlet import DELIVERY_TIMEOUT_MS, Outlet, make_producer
 from .positions import PositionStore
 
-IN_FLIGHT_BYTES_MAX: Final = 8 << 20
 LOOK_S: Final = 0.2
 NAME: Final = "ship"
 
@@ -55,23 +54,19 @@ def ship(shipment: Shipment, on_progress: Callable[[InputStats], None]) -> Input
 
 
 async def _ship(shipment: Shipment, on_progress: Callable[[InputStats], None]) -> InputStats:
-    settings = Files(
-        include=tuple(str(Path(one).absolute()) for one in shipment.files), topic=shipment.topic, rotate_ms=1_000
-    )
+    settings = Files(include=_patterns(shipment.files), topic=shipment.topic, rotate_ms=1_000)
     with (
         contextlib.closing(PositionStore(shipment.positions)) as store,
-        Producer(
+        make_producer(
             shipment.address,
-            linger_ms=0,
-            buffer_bytes_max=BUFFER_FACTOR * IN_FLIGHT_BYTES_MAX,
-            delivery_timeout_ms=DELIVERY_TIMEOUT_MS if shipment.follow else int(1000 * shipment.patience_s),
-            client_name="appliance-ship",
+            "appliance-ship",
+            DELIVERY_TIMEOUT_MS if shipment.follow else int(1000 * shipment.patience_s),
         ) as producer,
         Admin(shipment.address) as admin,
     ):
         host = socket.gethostname()
         ledger = Ledger(NAME, host, shipment.ledger_topic, store, producer, shipment.address)
-        outlet = Outlet(producer, admin, IN_FLIGHT_BYTES_MAX)
+        outlet = Outlet(producer, admin)
         source = files_input(settings, Machinery(NAME, Config(), store, outlet, ledger, {}))
         await ledger.recover()
         running = asyncio.create_task(source.run() if shipment.follow else source.read_all())
@@ -113,7 +108,11 @@ async def _watch(
 
 def total_bytes(files: Iterable[str]) -> int:
     """How much there is now; raises InvalidRequest: there is nothing to ship."""
-    paths = expand([str(Path(one).absolute()) for one in files], ())
+    paths = expand(_patterns(files), ())
     if not paths:
         raise InvalidRequest(f"no such file: {', '.join(files)}")
     return sum(Path(path).stat().st_size for path in paths)
+
+
+def _patterns(files: Iterable[str]) -> tuple[str, ...]:
+    return tuple(str(Path(one).absolute()) for one in files)

@@ -51,6 +51,14 @@ class Heart:
     def beat(self) -> None:
         self._cells[CELLS * self.index + BEAT] += 1
 
+    async def beat_in_loop(self) -> None:
+        """Beat as long as the asyncio loop runs that this is a task of."""
+        import asyncio  # 25 MB of memory for the supervisor and the writers, which have no such loop
+
+        while True:
+            self.beat()
+            await asyncio.sleep(self.beat_ms / 1000)
+
     def note_service(self, now_ms: int) -> None:
         """Note that the process serves somebody now; ``now_ms`` is of the monotonic clock."""
         self._cells[CELLS * self.index + SERVED] = now_ms

@@ -109,18 +109,11 @@ def run(
 async def _serve(
     config: Config, data_dir: Path, instance: str, channel: Channel, heart: Heart, counters: Counters
 ) -> None:
-    beating = asyncio.create_task(_beat(heart))
+    beating = asyncio.create_task(heart.beat_in_loop())
     try:
         await Coordinator(config, data_dir, instance, channel, counters).serve()
     finally:
         beating.cancel()
-
-
-async def _beat(heart: Heart) -> None:
-    """Beat as long as the loop runs."""
-    while True:
-        heart.beat()
-        await asyncio.sleep(heart.beat_ms / 1000)
 
 
 def owner_of(instance: str, config: Config, host: str, boot: tuple[int, int]) -> str:
