@@ -63,25 +63,30 @@ class Files(Struct, frozen=True, tag="files", tag_field="type"):
     files_max: Annotated[int, Meta(ge=1, le=100_000, description="files at a time; others are not read")] = 10_000
 
 
+# ---- keys of those that listen
+TopicsMax = Annotated[int, Meta(ge=1, le=10_000, description="topics that a template may make")]
+MessageKey = Annotated[Literal["", "app", "host"], Meta(description="the keys of messages; none: a sender's order")]
+Allow = Annotated[tuple[str, ...], Meta(description='networks that may send, such as ["10.0.0.0/8"]; none: all')]
+ConnectionsMax = Annotated[int, Meta(ge=1, le=100_000, description="at a time; others are closed")]
+
+
 class Http(Struct, frozen=True, tag="http", tag_field="type"):
     listen: Annotated[
         tuple[str, ...], Meta(description='addresses, such as "127.0.0.1:8686" or "https://0.0.0.0:8686" with [tls]')
     ] = ()
     topic: Annotated[str, Meta(description='topic, such as "web" or "logs-{app}"; also {host}')] = ""
-    topics_max: Annotated[int, Meta(ge=1, le=10_000, description="topics that a template may make")] = 100
-    key: Annotated[Literal["", "app", "host"], Meta(description="the keys of messages; none: a sender's order")] = ""
+    topics_max: TopicsMax = 100
+    key: MessageKey = ""
     token_file: Annotated[
         str,
         Meta(description="file with tokens, one on each line; a sender has to have one of them"),
     ] = ""
-    allow: Annotated[
-        tuple[str, ...], Meta(description='networks that may send, such as ["10.0.0.0/8"]; none: all')
-    ] = ()
+    allow: Allow = ()
     body_bytes_max: Annotated[
         int, Meta(ge=KIB, le=256 * MIB, description="of a request, also after it was unpacked")
     ] = 16 * MIB
     message_bytes_max: Annotated[int, Meta(ge=KIB, le=64 * MIB, description="of a line or record")] = 512 * KIB
-    connections_max: Annotated[int, Meta(ge=1, le=100_000, description="at a time; others are closed")] = 1_000
+    connections_max: ConnectionsMax = 1_000
 
 
 class Syslog(Struct, frozen=True, tag="syslog", tag_field="type"):
@@ -90,15 +95,13 @@ class Syslog(Struct, frozen=True, tag="syslog", tag_field="type"):
         Meta(description="addresses: udp://, tcp://, tls:// and relp:// with host and port, unix:// with a path"),
     ] = ()
     topic: Annotated[str, Meta(description='topic, such as "net" or "logs-{app}"; also {host}, {facility}')] = ""
-    topics_max: Annotated[int, Meta(ge=1, le=10_000, description="topics that a template may make")] = 100
-    key: Annotated[Literal["", "app", "host"], Meta(description="the keys of messages; none: a sender's order")] = ""
-    allow: Annotated[
-        tuple[str, ...], Meta(description='networks that may send, such as ["10.0.0.0/8"]; none: all')
-    ] = ()
+    topics_max: TopicsMax = 100
+    key: MessageKey = ""
+    allow: Allow = ()
     message_bytes_max: Annotated[
         int, Meta(ge=KIB, le=MIB, description="of a message; a longer one becomes several, with a header part")
     ] = 64 * KIB
-    connections_max: Annotated[int, Meta(ge=1, le=100_000, description="at a time; others are closed")] = 1_000
+    connections_max: ConnectionsMax = 1_000
 
 
 InputSettings = Files | Http | Syslog

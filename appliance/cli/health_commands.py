@@ -17,7 +17,7 @@ from ..units import duration, size
 from . import output
 from .asking import DryRun, Yes, confirm
 from .subject import Subject
-from .target import Connect, Data, Json, cluster, data_dir
+from .target import Connect, Data, Json, cluster, running_dir
 
 RELOAD_MS_MAX = 20_000
 LOOK_S = 0.02
@@ -77,9 +77,7 @@ def reload(data: Data = None, as_json: Json = False) -> None:
 
 def ask_to_reload(data: Path | None, *, as_json: bool = False) -> None:
     """Let an appliance reload, wait until it has, and print what has changed."""
-    directory = data_dir(data)
-    if directory is None:
-        raise typer.BadParameter("--data DIR: name the data directory of a running appliance")
+    directory = running_dir(data)
     state = _state(directory)
     if state is None or state.get("state") != "serving":
         raise BrokerAway(f"no appliance serves {directory}")

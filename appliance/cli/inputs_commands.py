@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,22 +11,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..config import load
-from ..errors import BadValue, InvalidRequest
+from ..errors import BadValue, ConfigFault, InvalidRequest
 from ..input_settings import TABLE, TYPES
 from ..owners import acting_as_owner
 from . import output
 from .config_commands import toml_value
 from .health_commands import ask_to_reload
 from .service_commands import ConfigFile, Overrides
-from .target import Connect, Data, Json, address, cluster, data_dir
+from .target import Connect, Data, Json, address, cluster, data_dir, running_dir
 
 if TYPE_CHECKING:
     from ..inputs.ledger import Row
     from ..processes.messages import InputStats
 
 app = typer.Typer(no_args_is_help=True, help="Logs that are taken in without a shipper: add, check, account for.")
-
-FAULT_STATUS = 78
 
 
 @app.command(name="list")
@@ -38,10 +35,7 @@ def list_(data: Data = None, as_json: Json = False) -> None:
 
         appliance inputs list --data /tmp/box
     """
-    directory = data_dir(data)
-    if directory is None:
-        raise typer.BadParameter("--data DIR: name the data directory of a running appliance")
-    rows = [{"input": name, **row} for name, row in _running(directory).items()]
+    rows = [{"input": name, **row} for name, row in _running(running_dir(data)).items()]
     columns = ["input", "type", "topic", "state", "sources", "lines", "bytes", "refused", "gaps", "trouble"]
     output.print_rows(rows, columns, as_json=as_json)
 
@@ -71,16 +65,16 @@ def check(config: ConfigFile = None, settings: Overrides = None, data: Data = No
         return
     output.print_rows(rows, ["input", "what", "state", "todo"], as_json=as_json)
     if any(row["state"] != "good" for row in rows):
-        raise typer.Exit(FAULT_STATUS)
+        raise typer.Exit(ConfigFault.exit_status)
 
 
 def _running(directory: Path | None) -> dict[str, Any]:
     """The inputs of the appliance that serves a directory; none when none does."""
     if directory is None:
         return {}
-    with acting_as_owner(directory):
-        from ..status import read_state
+    from ..status import read_state
 
+    with acting_as_owner(directory):
         state = read_state(directory)
     inputs: dict[str, Any] = (state or {}).get("inputs", {})
     return inputs
@@ -320,7 +314,7 @@ def _rows(data: Path | None, connect: str | None, topic: str, since: str) -> Ite
     spec = parse_offset_spec(since, datetime.now().astimezone())
     if spec.offset is not None:
         raise BadValue(f"--since {since}: must be a time, such as -2h or 2026-11-25T08:00")
-    with closing(Consumer(address(data, connect), client_name="appliance-inputs")) as consumer:
+    with Consumer(address(data, connect), client_name="appliance-inputs") as consumer:
         yield from read_rows(consumer, topic, spec.timestamp)
 
 

@@ -85,6 +85,16 @@ def data_dir(data: Path | None) -> Path | None:
 
 _VERBS: dict[type[ApplianceError], str] = {UnknownPartition: "topics", UnknownGroup: "groups", UnknownUser: "users"}
 """What lists the names that there are, by the error about a name that there is not."""
+
+
+def running_dir(data: Path | None) -> Path:
+    """As :func:`data_dir`, for what only the data directory of a running appliance has."""
+    directory = data_dir(data)
+    if directory is None:
+        raise typer.BadParameter("--data DIR: name the data directory of a running appliance")
+    return directory
+
+
 LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 

@@ -35,7 +35,7 @@ import logging
 import os
 import stat
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -165,8 +165,7 @@ class Generation:
         self.in_flight: list[tuple[Block, asyncio.Future[Placed], Identity]] = []
         self.retry_ms = 0.0
         self.changed_ms = 0.0  # when it was seen to grow
-        self.gone = self.replaced = self.is_dirty = self.is_stored = False
-        self.is_stored = True
+        self.replaced = self.is_dirty = False
 
     @property
     def key(self) -> tuple[int, int]:
@@ -292,7 +291,7 @@ class FilesInput:
         for key, generation in list(self._by_inode.items()):
             if key not in found:
                 del self._by_inode[key]
-                generation.gone = generation.is_dirty = True
+                generation.is_dirty = True
                 generation.changed_ms = now
                 self._ending.append(generation)
                 self._take_newer(generation, generation.path)
@@ -373,7 +372,7 @@ class FilesInput:
     def _generation_of(self, fd: int, key: tuple[int, int], path: str) -> Generation | None:
         """The generation that lost its file, and goes on in this one."""
         same = [one for one in self._lost if one.key == key]
-        like = [one for one in (*self._lost, *self._ending) if one.replaced or one in self._lost]
+        like = [*self._lost, *(one for one in self._ending if one.replaced)]
         for one in (*same, *(one for one in like if one.key != key and _is_rotation_of(path, one.path))):
             if one.read_at and one.identity.fits(fd, one.committed):
                 return one
@@ -400,7 +399,7 @@ class FilesInput:
         generation.close()
         generation.path, generation.fd = path, fd
         status = os.fstat(fd)
-        generation.gone = generation.replaced = False
+        generation.replaced = False
         generation.is_dirty = True
         generation.identity = generation.identity._replace(device=status.st_dev, inode=status.st_ino)
         generation.changed_ms = self._clock_ms()
@@ -410,20 +409,16 @@ class FilesInput:
 
     def _seek(self, generation: Generation) -> bool:
         """Look for the file of a generation under the names that rotation gives, also where ``include`` has none."""
-        directory, name = os.path.split(generation.path)
-        with contextlib.suppress(OSError), os.scandir(directory or ".") as entries:
-            for entry in entries:
-                if not _is_rotation_of(entry.name, name) or not entry.is_file():
-                    continue
-                status = entry.stat()
+        with contextlib.suppress(OSError):
+            for path, status in _rotations_of(generation.path):
                 key = status.st_dev, status.st_ino
-                if key in self._by_inode or (fd := self._open(entry.path, key)) < 0:
+                if key in self._by_inode or (fd := self._open(path, key)) < 0:
                     continue
                 same = (
                     generation.identity.fits(fd, generation.committed) if generation.read_at else key == generation.key
                 )
                 if same:
-                    self._adopt(generation, fd, entry.path)
+                    self._adopt(generation, fd, path)
                     return True
                 os.close(fd)
         return False
@@ -433,24 +428,21 @@ class FilesInput:
 
         A file may come and be rotated away between two scans, or while this input does not run.
         """
-        directory, name = os.path.split(path)
         modified_ns = os.fstat(generation.fd).st_mtime_ns if generation.fd >= 0 else generation.mtime_ns
         newer: list[tuple[int, str, tuple[int, int]]] = []
-        with contextlib.suppress(OSError), os.scandir(directory or ".") as entries:
-            for entry in entries:
-                if _is_rotation_of(entry.name, name) and entry.is_file():
-                    status = entry.stat()
-                    newer.append((status.st_mtime_ns, entry.path, (status.st_dev, status.st_ino)))
-        found = {key: path for mtime_ns, path, key in sorted(newer) if mtime_ns > modified_ns}
+        with contextlib.suppress(OSError):
+            for other, status in _rotations_of(path):
+                if status.st_mtime_ns > modified_ns:
+                    newer.append((status.st_mtime_ns, other, (status.st_dev, status.st_ino)))
+        found = {key: other for _, other, key in sorted(newer)}
         known = {one.key for one in self._ending} | self._by_inode.keys() | self._ended.keys()
-        self._take_new({key: path for key, path in found.items() if key not in known}, self._clock_ms())
+        self._take_new({key: other for key, other in found.items() if key not in known}, self._clock_ms())
 
     def _tell_lost(self, generation: Generation) -> None:
         """Tell of a generation of the store that no file has: what it had unread cannot be known any more."""
         self._lost.remove(generation)
-        at = generation.committed
-        logger.warning("%s was removed or replaced while it was not read, at byte %d", generation.path, at)
-        self._ledger.gap(generation.source, generation.path, at, None, "bytes", "removed while it was not read")
+        lost = (generation.committed, None, "bytes", "removed or replaced while it was not read")
+        self._ledger.gap(generation.source, generation.path, *lost)
         self._store.note(generation.row(ended=True))
 
     # ---- reading
@@ -743,6 +735,15 @@ class _Hints:
         """The paths that were named since the last call."""
         paths, self._paths = self._paths, set()
         return paths
+
+
+def _rotations_of(path: str) -> Iterator[tuple[str, os.stat_result]]:
+    """The files beside ``path`` with a name that rotation gives it.  Raises OSError."""
+    directory, name = os.path.split(path)
+    with os.scandir(directory or ".") as entries:
+        for entry in entries:
+            if _is_rotation_of(entry.name, name) and entry.is_file():
+                yield entry.path, entry.stat()
 
 
 def _is_rotation_of(path: str, base: str) -> bool:

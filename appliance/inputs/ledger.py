@@ -86,7 +86,6 @@ class Ledger:
         """``bootstrap``: where the log is read, to recover."""
         self._name, self._host, self._topic = name, host, topic
         self._store, self._producer, self._bootstrap = store, producer, bootstrap
-        self._names: dict[int, str] = {}
         self._gaps: dict[tuple[int, str, int], list[Gap]] = {}
         self._refused: dict[tuple[int, str, int], Counter[str]] = {}
         self._waiting = 0
@@ -196,19 +195,7 @@ class Ledger:
                     lines=sum(span.lines for span in spans),
                     bytes=sum(span.stop - span.start for span in spans),
                     messages=sum(span.messages for span in spans),
-                    spans=[
-                        (
-                            one.topic,
-                            one.partition,
-                            one.offset,
-                            one.messages,
-                            one.start,
-                            one.stop,
-                            one.first_line,
-                            one.lines,
-                        )
-                        for one in spans
-                    ],
+                    spans=[span[1:9] for span in spans],
                 )
 
     async def _send(self, row: Row, loop: asyncio.AbstractEventLoop) -> None:
@@ -231,13 +218,10 @@ class Ledger:
         """
         if (topic, partition) in self._begun:
             return
-        end = await asyncio.to_thread(self._end_of, topic, partition)
-        self._store.add_partition(topic, partition, end)
+        part = topic, partition
+        ends = await asyncio.to_thread(self._ends, [part])
+        self._store.add_partition(*part, ends[part])
         self._begun.add((topic, partition))
-
-    def _end_of(self, topic: str, partition: int) -> int:
-        with Consumer(self._bootstrap) as consumer:
-            return consumer.offsets_at(LATEST, [(topic, partition)])[topic, partition]
 
     async def note_ends(self) -> None:
         """At an ordered end: nothing of this input is on its way, so recovery may begin at the end of each log."""
@@ -250,7 +234,7 @@ class Ledger:
         if not parts:
             return {}
         with Consumer(self._bootstrap) as consumer:
-            return {(topic, number): at for (topic, number), at in consumer.offsets_at(LATEST, parts).items()}
+            return consumer.offsets_at(LATEST, parts)
 
     async def recover(self) -> list[Span]:
         """Take blocks into account that are in the log and not in the store.

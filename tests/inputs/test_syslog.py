@@ -197,6 +197,19 @@ def test_logger(box: Box, kind: str, options: list[str]) -> None:
     assert headers == {"host": socket.gethostname(), "app": "door", "facility": "auth", "severity": "err"}
 
 
+def sent_by(command: list[str], box: Box, token: bytes, count: int, place: Path, **environment: str) -> list[Message]:
+    """What a shipper sends until so many messages with ``token`` are in the topic: numbered, and in order."""
+    with (place / "out").open("w") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out, env=os.environ | environment)
+    try:
+        found = box.wait_for(token, count)
+    finally:
+        process.terminate()
+        process.wait(60)
+    assert [(one.value or b"").rpartition(b" ")[2] for one in found] == [b"%d" % number for number in range(count)]
+    return found
+
+
 @pytest.mark.skipif(RSYSLOG is None, reason="no rsyslog: apt-get install rsyslog rsyslog-relp rsyslog-gnutls")
 @pytest.mark.parametrize("kind", ["udp", "tcp", "octets", "tls", "relp"])
 def test_rsyslog(box: Box, tmp_path: Path, kind: str) -> None:
@@ -226,14 +239,7 @@ action({action})
 """
     )
     command = [str(RSYSLOG), "-n", "-f", str(tmp_path / "rsyslog.conf"), "-i", str(tmp_path / "rsyslog.pid")]
-    with (tmp_path / "out").open("w") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out)
-    try:
-        found = box.wait_for(b"rsyslog-%b " % kind.encode(), 500)
-    finally:
-        process.terminate()
-        process.wait(60)
-    assert [(one.value or b"").rpartition(b" ")[2] for one in found] == [b"%d" % number for number in range(500)]
+    found = sent_by(command, box, b"rsyslog-%b " % kind.encode(), 500, tmp_path)
     headers = headers_of(found[0])
     assert headers.pop("time")
     assert headers == {"host": socket.gethostname(), "app": "shop", "facility": "local1", "severity": "info"}
@@ -267,14 +273,7 @@ log {{ source(s); destination(d); }};
     paths = f"{libraries}:{SYSLOG_NG / 'lib/x86_64-linux-gnu'}:{SYSLOG_NG / 'usr/lib/syslog-ng'}:{modules}"
     command = [str(binary), "-F", "--no-caps", f"--module-path={modules}", "-f", str(tmp_path / "syslog-ng.conf")]
     command += [f"--{name}={tmp_path}/ng.{name}" for name in ("persist-file", "pidfile", "control")]
-    with (tmp_path / "out").open("w") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out, env=os.environ | {"LD_LIBRARY_PATH": paths})
-    try:
-        found = box.wait_for(b"ng-%b " % kind.encode(), 200)
-    finally:
-        process.terminate()
-        process.wait(60)
-    assert [(one.value or b"").rpartition(b" ")[2] for one in found] == [b"%d" % number for number in range(200)]
+    found = sent_by(command, box, b"ng-%b " % kind.encode(), 200, tmp_path, LD_LIBRARY_PATH=paths)
     headers = headers_of(found[0])
     assert headers.pop("time")
     assert headers.pop("host") == socket.gethostname()
