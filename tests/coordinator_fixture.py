@@ -23,6 +23,7 @@ import msgspec
 from appliance.addresses import PLAINTEXT, Listener
 from appliance.catalog import Catalog
 from appliance.config import Config
+from appliance.log.partition_directory import directory_of, give, set_aside
 from appliance.names import TopicPartition
 from appliance.partition_states import ONLINE
 from appliance.processes import coordinator
@@ -74,6 +75,7 @@ class Rig:
         self.shown: dict[str, Any] = {}
         self.refusals: dict[tuple[str, int], tuple[str, str]] = {}
         self.silent = False  # a supervisor that has stopped answering
+        self.answers_creations = True  # else partitions are made, and nobody hears of it
         self._names: dict[tuple[str, int], str] = {}
         self._correlation = 0
         self.replies: dict[int, bytes | None] = {}
@@ -164,14 +166,17 @@ class Rig:
                     if not error and (topic, partition) not in self.tables:
                         self._open(topic, partition)
                         self.settings[topic, partition] = settings
+                        give(directory_of(self.data_dir, topic, partition), topic_id)
                         table = self._names[topic, partition]
                         self.channel.send(PartitionTable(TopicPartition(topic, partition), table))
                     outcomes.append((TopicPartition(topic, partition), error, text))
-                self.channel.send(OrderDone(token, outcomes))
+                if self.answers_creations:
+                    self.channel.send(OrderDone(token, outcomes))
             case DeletePartitions(token, partitions, topic_id):
                 assert len(topic_id) == 32
                 for key in partitions:
                     self.deleted.append(key)
+                    set_aside(self.data_dir, *key, topic_id)
                     if self.tables.pop(key, None) is not None:
                         memory.unlink(self._names.pop(key))
                         self.channel.send(PartitionDropped(key))

@@ -299,6 +299,27 @@ def test_a_broker_that_was_away_learns_what_happened(tmp_path: Path, connect: st
         assert [row["name"] for row in away.metadata()["topics"]] == ["again", "new", "stays"]
 
 
+def test_partitions_that_no_topic_was_stored_for_go_with_their_topic(tmp_path: Path, connect: str) -> None:
+    """The coordinator is killed after partitions were opened for it, and before it has stored their topic."""
+    quick = ["zookeeper.session_timeout_ms=1000"]
+    with member(tmp_path, connect, 0, *quick) as away, member(tmp_path, connect, 1) as other:
+        pump([away, other], lambda: len(other.metadata()["brokers"]) == 2)
+        away.answers_creations = False
+        for name in ("gone", "again"):
+            other.admin("create_topic", name=name, partitions=2)
+        pump([away, other], lambda: len(away.tables) == 2)
+        away.kill()
+        for name in ("gone", "again"):
+            other.admin("delete_topic", name=name)
+        other.admin("create_topic", name="again", partitions=4)
+        away.answers_creations = True
+        away.fork()
+        pump([away, other], lambda: len(away.metadata()["topics"]) == 1 and len(away.deleted) == 2)
+        pump([away, other], lambda: len(away.tables) + len(other.tables) == 4)
+        assert {name for name, _ in [*away.tables, *other.tables]} == {"again"}
+        assert [row["name"] for row in away.admin("trash")] == ["again", "gone"]
+
+
 def test_zookeeper_that_lost_its_data_costs_nobody_a_log(tmp_path: Path, connect: str) -> None:
     with member(tmp_path, connect, 0) as rig:
         rig.admin("create_topic", name="logs", partitions=2, settings={"segment.ms": "1d"})

@@ -184,12 +184,15 @@ class TopicSteps:
             raise
 
     async def decide_deletion(self, topic: Topic) -> Removal:
+        """Drop a topic from the catalog, unless a later one has its name, and note its removal."""
         if self._registry.enabled:  # without ZooKeeper it could not be unregistered: do not begin
             await self._registry.ask(self._registry.topics.topics([topic.name]))
         here = [partition for _, partition in self.hosted(topic)]
         removal = Removal(topic.name, topic.id, here, trash=self.trash_ms > 0)
         trashed = TrashedTopic(topic.name, topic.id, topic.partitions, topic.settings, self._deletion_ms())
-        await self.commit(Change(drop=topic.name, note=removal, trash=trashed if removal.trash else None))
+        present = self.catalog.topics.get(topic.name)
+        drop = topic.name if present is not None and present.id == topic.id else ""
+        await self.commit(Change(drop=drop, note=removal, trash=trashed if removal.trash else None))
         self.changed()
         return removal
 

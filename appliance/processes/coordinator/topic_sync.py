@@ -5,18 +5,26 @@ compared (:meth:`TopicSync.synchronise`).  For the same id, the registration in 
 registered is deleted here only if ZooKeeper has a mark of its deletion (see ``zookeeper/cluster_identity.py``).
 Otherwise ZooKeeper has lost it, or never had it, and it is registered again.
 
+A coordinator that is killed between opening partitions and storing their topic leaves directories that no topic of the
+catalog has.  If that topic is deleted before the next comparison, nothing else would remove them, and a later topic of
+its name could not be opened here (:meth:`TopicSync._remove_strays`).
+
 :meth:`TopicSync.reconcile` repeats unfinished changes.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Set
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from ...catalog import Topic
 from ...errors import ApplianceError, TopicExists, Unavailable, ZooKeeperAway
 from ...log import partition_directory
+from ...names import TopicPartition
 from ...zookeeper import cluster_identity
 from ...zookeeper.paths import TopicInfo
 from ...zookeeper.session import SessionState
@@ -120,12 +128,33 @@ class TopicSync:
             self._catalog.store()
         self._stale, self._compared = False, True
         found = await registry.ask(registry.topics.topics())
+        await self._remove_strays({info.id for info in found.values()})
         for name in sorted(found.keys() | self._catalog.topics.keys()):
             mine, info = self._catalog.topics.get(name), found.get(name)
             if mine is None or info is None or info_of(mine) != info:
                 await self._try_synchronise(name)
         self._lost = self._lost and self._stale
         await registry.ask(cluster_identity.drop_marks(self._clock_ms() - cluster_identity.MARK_MS))
+
+    async def _remove_strays(self, registered: Set[str]) -> None:
+        """Remove the partitions here of topics that the catalog does not have, and that were deleted in the cluster."""
+        hosted = self._catalog.hosted(self._broker_id)
+        settled = {key for key in hosted if key in self._partitions}
+        directories = await asyncio.to_thread(_directories, self._catalog.path.parent, settled)
+        known = registered | {topic.id for topic in self._catalog.topics.values()} | {""}
+        known |= {removal.id for removal in self._catalog.removals}
+        strays: dict[tuple[str, str], list[int]] = {}
+        for (name, partition), topic_id in directories.items():
+            if topic_id not in known:
+                strays.setdefault((name, topic_id), []).append(partition)
+        for (name, topic_id), partitions in strays.items():
+            if await self._registry.ask(cluster_identity.is_deleted(topic_id)):
+                log.info("topic %s was deleted in the cluster before it was stored here", name)
+                topic = Topic(name, {partition: [self._broker_id] for partition in partitions}, {}, topic_id)
+                await self._attempt(name, lambda topic=topic: self._remove(topic))  # type: ignore[misc]
+
+    async def _remove(self, topic: Topic) -> None:
+        await self._steps.finish(await self._steps.decide_deletion(topic))
 
     async def _try_synchronise(self, name: str) -> None:
         try:
@@ -147,7 +176,7 @@ class TopicSync:
             if mine is not None and (info is None or info.id != mine.id):
                 if await registry.ask(cluster_identity.is_deleted(mine.id)):
                     log.info("topic %s was deleted in the cluster", name)
-                    await self._steps.finish(await self._steps.decide_deletion(mine))
+                    await self._remove(mine)
                 elif info is None:
                     log.warning("topic %s is not registered in ZooKeeper: registering it again", name)
                     await registry.ask(registry.topics.create_topic(name, info_of(mine)))
@@ -158,3 +187,17 @@ class TopicSync:
                     )
             if info is not None:
                 await self._steps.adopt(topic_of(name, info), new=not self._lost)
+
+
+def _directories(data_dir: Path, settled: Set[TopicPartition]) -> dict[TopicPartition, str]:
+    """The partitions, other than the settled ones, that have a directory, and the id of the topic in each."""
+    found: dict[TopicPartition, str] = {}
+    for directory in partition_directory.partitions_in(data_dir):
+        topic, _, number = directory.rpartition("-")
+        key = TopicPartition(topic, int(number))
+        if key not in settled:
+            try:
+                found[key] = partition_directory.topic_id_of(data_dir / directory)
+            except ApplianceError as error:  # whoever opens it says the same, and marks it
+                log.error("%s", error)
+    return found
