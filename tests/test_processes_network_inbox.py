@@ -48,6 +48,8 @@ class Client:
         """As a worker does: receive, take some of the whole frames, leave the others, settle."""
         inbox = self.inbox
         inbox.starved = False
+        if inbox.parked and (next(iter(buffers.parked)) is not inbox or not inbox.admit(now_ms)):
+            return
         assert inbox.receive(self.transport) >= 0
         stalled = False
         if not inbox.starved:
@@ -147,7 +149,7 @@ def test_every_stream_is_whole(
     for client in clients:
         client.close()
     assert (buffers.private_bytes, buffers.arena.used_bytes) == (0, 0)
-    assert not buffers.holders and not buffers.unfinished
+    assert not buffers.holders and not buffers.parked and not buffers.admitted and not buffers.reserved_bytes
 
 
 @given(
@@ -213,3 +215,46 @@ def test_who_holds_longest_makes_room_first() -> None:
                 held.pop().drop()
         assert client.taken == [b"x" * 100]
         client.close()
+
+
+def test_what_is_admitted_by_its_size_is_completed_before_what_comes_later() -> None:
+    """Goal: no frame that has been let in waits for, or is thrown away for, one that came later."""
+    buffers = Buffers(memoryview(bytearray(ARENA_BYTES)), PRIVATE_BYTES_MAX)
+    taken = [extent for _ in range(8) if (extent := buffers.arena.allocate(BLOCK_BYTES))]  # by writers: all is private
+    large = [Client(buffers, [b"x" * FRAME_BYTES_MAX], b"\x00") for _ in range(3)]
+    small = Client(buffers, [b"x" * 100], b"\x00")
+    for _ in range(4):
+        for client in (*large, small):
+            client.send(50)
+            client.turn(buffers, 1, [], 1)
+    assert [client.inbox.parked for client in (*large, small)] == [False, True, True, False]
+    first, second, third = large
+    for _ in range(400):
+        for client in large:
+            client.send(1_000)
+            client.turn(buffers, 1, [], 1)
+    assert first.inbox.starved and len(second.inbox) < 200, "the first is whole, the others were not read"
+    for extent in taken:
+        extent.drop()
+    for who, later in ((first, second), (second, third), (third, None)):
+        held: list[Extent] = []
+        for _ in range(300):
+            who.send(1_000)
+            who.turn(buffers, 1, held, 1)
+        while held:
+            held.pop().drop()
+        assert who.taken == [b"x" * FRAME_BYTES_MAX] and (later is None or not later.taken)
+    for client in (*large, small):
+        client.close()
+
+
+def test_a_frame_that_cannot_be_complete_in_time_is_behind() -> None:
+    buffers = Buffers(memoryview(bytearray(ARENA_BYTES)), PRIVATE_BYTES_MAX)
+    client = Client(buffers, [b"x" * (FRAME_BYTES_MAX - 4)])
+    client.send(FRAME_BYTES_MAX // 10)
+    client.turn(buffers, 1, [], 1_000)
+    assert [client.inbox.is_behind(1_000 + ms, 30_000) for ms in (0, 1_999, 2_500, 3_100)] == [False] * 3 + [True]
+    client.send(FRAME_BYTES_MAX // 10)
+    client.turn(buffers, 1, [], 4_000)
+    assert not client.inbox.is_behind(4_000, 30_000)
+    client.close()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import resource
+import select
 import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -53,18 +55,45 @@ def test_many_that_have_sent_almost_nothing_keep_nobody_waiting(make_appliance: 
             assert one.hung_up()
 
 
-def test_unfinished_requests_that_take_all_memory_are_closed_for_those_who_wait(
-    make_appliance: Callable[..., Server],
-) -> None:
+LARGE: Final = encode_values([bytes(350_000)], 1_000)
+
+
+UPLOAD: Final = native.encode_frame([native.PRODUCE, 2, "t", 0, 1, 10_000], len(LARGE)) + LARGE
+
+
+def test_slow_uploads_of_more_than_all_memory_are_all_completed(make_appliance: Callable[..., Server]) -> None:
+    """Goal: who comes on a slow link is not cut, and keeps nobody waiting."""
     server = make_appliance(**SMALL)
-    with many(server, 10) as slow, Peer(server.native) as peer:
+    with many(server, 20) as slow, Peer(server.native) as peer:
         peer.create("t")
+        rest = {}
         for one in slow:
             one.sock.setblocking(False)
-            one.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 19)
-            one.sock.send((1 << 19).to_bytes(4, "big") + bytes(400_000))
+            rest[one.sock] = UPLOAD[one.sock.send(UPLOAD[:100_000]) :]
         for _ in range(20):
             assert peer.produce("t", BATCH)[0] == 0
+        waits_until = time.monotonic() + 60
+        while rest:
+            assert time.monotonic() < waits_until
+            for one in select.select([], list(rest), [], 1)[1]:
+                rest[one] = rest[one][one.send(rest[one][:20_000]) :]
+            rest = {one: left for one, left in rest.items() if left}
+        for one in slow:
+            one.sock.setblocking(True)
+            assert one.receive()[0][1] == 0
+
+
+def test_unfinished_requests_that_do_not_go_on_are_closed_for_those_who_wait(
+    make_appliance: Callable[..., Server],
+) -> None:
+    server = make_appliance(**SMALL, **{"network.frame_ms_max": 5_000})
+    with many(server, 8) as slow, Peer(server.native) as peer:
+        peer.create("t")
+        for one in slow:
+            one.sock.sendall(UPLOAD[:100_000])
+        for _ in range(20):
+            assert peer.produce("t", BATCH)[0] == 0
+        assert peer.produce("t", LARGE)[0] == 0
     assert server.pids("network")
 
 

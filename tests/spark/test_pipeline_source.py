@@ -115,7 +115,9 @@ def test_a_topic_that_is_created_again_is_noticed_at_the_start_and_in_between(
     topics.cluster.admin("delete_topic", {"name": topic})
     topics.create(topic)
     fill(topics, topic, [access(number) for number in range(40, 50)])
-    with pytest.raises(OffsetOutOfRange, match=r"created again .* `appliance pipeline accept( CONFIG)?`, then run again"):
+    with pytest.raises(
+        OffsetOutOfRange, match=r"created again .* `appliance pipeline accept( CONFIG)?`, then run again"
+    ):
         list(following)
     accept(made)
     list(run(made))

@@ -290,7 +290,9 @@ class Connection:
     @property
     def may_move(self) -> bool:
         """Whether nothing is outstanding: see :mod:`appliance.processes.handoff`."""
-        return not (self.started or self.requests or self.out or self.stalled or self.inbox.starved)
+        return not (
+            self.started or self.requests or self.out or self.stalled or self.inbox.starved or self.inbox.parked
+        )
 
     def cancel_handoff(self) -> None:
         self.handoff_count.link = None  # it begins again

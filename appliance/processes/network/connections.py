@@ -4,8 +4,8 @@
 parts of the worker start each kind of request: its :data:`Handler`.
 
 A connection without memory for received bytes is *starved*: it waits, after those that wait longer, until there is
-room; administrators go before all others.  A connection whose unfinished request keeps memory that others wait for is
-closed.
+room; administrators go before all others.  One whose request is *parked* waits until memory for all of it is free.
+While others wait for memory, a connection whose unfinished request comes too slowly to be complete in time is closed.
 
 Bounds: ``network.requests_max`` unanswered requests and ``network.send_bytes_max`` unsent bytes of a connection, memory
 for received bytes, ``REQUESTS_PER_TURN`` requests of one connection in a turn.  A connection that reaches one of them
@@ -27,7 +27,7 @@ from ...security.audit_log import Audit, Reason
 from ...shared.counters import Counters
 from ...wire.requests import FileRange, Local, Login, Produce, Request, decode_frames
 from .connection_state import Connection, FileFault, Pending
-from .inbox import Buffers
+from .inbox import Buffers, Inbox
 from .turn import Turn
 
 REQUESTS_PER_TURN: Final = 100
@@ -43,14 +43,14 @@ Raises:
     ProtocolFault: the connection is to be closed.
 """
 STARVED_MS_MAX: Final = 500
-"""How long connections wait for memory before the connection with the oldest unfinished request is closed."""
+"""How long connections wait for memory before a connection that is behind with its request is closed."""
 
 
 class Starved:
     """See the module's docstring.  ``read`` lets a connection receive as if no other had waited longer."""
 
-    def __init__(self, turn: Turn, buffers: Buffers, read: Callable[[Connection], None]) -> None:
-        self._turn, self._buffers, self._read = turn, buffers, read
+    def __init__(self, turn: Turn, read: Callable[[Connection], None]) -> None:
+        self._turn, self._read = turn, read
         self.waiting: OrderedDict[Connection, None] = OrderedDict()
         self._since_ms = 0
         """When the first of them began to wait, or one was last fed."""
@@ -72,15 +72,7 @@ class Starved:
         self.waiting.pop(connection, None)
 
     def feed(self) -> bool:
-        """Let the connections try again, those that wait longest first; return whether they have waited too long.
-
-        The oldest unfinished frame comes before all: while memory is used up only that frame may grow.
-        """
-        oldest = self._buffers.oldest
-        for connection in self.waiting:
-            if connection.inbox is oldest:
-                self._feed(connection)
-                break
+        """Let the connections try again, those that wait longest first; return whether they have waited too long."""
         while self.waiting and self._feed(next(iter(self.waiting))):
             pass
         if not self.waiting or self._turn.now_ms < self.due_ms:
@@ -118,7 +110,11 @@ class Connections:
         """Connections that may have something to send, or to start, at the end of this turn."""
         self.resumed: dict[Connection, None] = {}
         """Connections with requests that can start in the next turn."""
-        self.starved = Starved(turn, buffers, self._feed)
+        self.starved = Starved(turn, self._feed)
+        self._parked: dict[Inbox, Connection] = {}
+        """The connections of the parked inboxes."""
+        self._parked_since_ms = 0
+        """When one of them was last admitted, or one was closed for them."""
         self.unread: dict[Connection, None] = {}
         """Connections whose transport has received bytes that epoll does not report; they are read in the next turn."""
 
@@ -210,6 +206,8 @@ class Connections:
         inbox.release_parsed(self._turn.now_ms, connection.stalled)
         if inbox.starved:
             self._starve(connection)
+        if inbox.parked and inbox not in self._parked:
+            self._park(connection)
         return True
 
     def _start(self, connection: Connection, request: Request, start: int, frame: memoryview) -> bool:
@@ -267,18 +265,48 @@ class Connections:
             self._ask_for_room()
         self.starved.add(connection)
 
-    def feed_starved(self) -> None:
-        """Let starved connections try again; close one when they have waited too long."""
-        if self.starved.feed():
-            self._close_slowest()
+    def _park(self, connection: Connection) -> None:
+        """Let the connection wait until there is room for the whole of its request."""
+        if not self._parked:
+            self._parked_since_ms = self._turn.now_ms
+        self._parked[connection.inbox] = connection
+        self.watch(connection)
+
+    @property
+    def waits_for_memory(self) -> bool:
+        return bool(self.starved.waiting or self._buffers.parked)
+
+    @property
+    def memory_due_ms(self) -> int:
+        """When connections have waited too long for memory."""
+        starved_ms = self.starved.due_ms if self.starved.waiting else 1 << 62
+        return min(starved_ms, self._parked_since_ms + STARVED_MS_MAX if self._buffers.parked else 1 << 62)
+
+    def feed_waiting(self) -> None:
+        """Let connections that wait for memory try again; close one that is behind when they have waited too long."""
+        if self.starved.waiting and self.starved.feed():
+            self._close_one_behind()
+        now_ms = self._turn.now_ms
+        while self._buffers.parked:
+            inbox = next(iter(self._buffers.parked))
+            if not inbox.admit(now_ms):
+                break
+            self._parked_since_ms = now_ms
+            connection = self._parked.pop(inbox)
+            self.read(connection)
+            if not connection.closed:
+                self.watch(connection)
+        if self._buffers.parked and now_ms >= self._parked_since_ms + STARVED_MS_MAX:
+            self._parked_since_ms = now_ms
+            self._close_one_behind()
 
     def _feed(self, connection: Connection) -> None:
         self.read(connection, first=True)
         if not connection.inbox.starved and not connection.closed:
             self.watch(connection)
 
-    def _close_slowest(self) -> None:
-        """Close the connection that has kept an unfinished request in memory longest, since others wait for memory.
+    def _close_one_behind(self) -> None:
+        """Close the youngest connection whose unfinished request will not be complete in time, since others wait.
 
         First go those that are throttled and have sent requests all the same.
         """
@@ -286,16 +314,19 @@ class Connections:
             for connection in held:
                 self.disconnect(connection, "it is throttled, and its requests keep memory that others wait for")
             return
-        oldest = self._buffers.oldest
-        if oldest is None or oldest.starved or self._turn.now_ms - oldest.frame_since_ms < STARVED_MS_MAX:
-            return  # a starved oldest frame is whole, since it may always grow: it waits for writers, too
-        for connection in [one for one in self.by_fd.values() if one.inbox is oldest]:
-            if connection.settling:  # it would be read else
-                connection.cancel_handoff()
-                connection.handoff_count.try_later(self._turn.now_ms)
-                self.watch(connection)
-            else:
-                self.disconnect(connection, "its unfinished request keeps memory that others wait for")
+        now_ms, frame_ms_max = self._turn.now_ms, self._limits.frame_ms_max
+        behind = [one for one in self.by_fd.values() if one.inbox.is_behind(now_ms, frame_ms_max)]
+        if not behind:
+            return
+        connection = max(behind, key=lambda one: one.inbox.frame_since_ms)
+        if connection.settling:  # it would be read else
+            connection.cancel_handoff()
+            connection.handoff_count.try_later(now_ms)
+            self.watch(connection)
+        else:
+            self.disconnect(
+                connection, "its unfinished request comes too slowly, and keeps memory that others wait for"
+            )
 
     # ---- sending
 
@@ -348,6 +379,7 @@ class Connections:
         if (
             not connection.stalled
             and not connection.inbox.starved
+            and not connection.inbox.parked
             and not connection.close_when_sent
             and not connection.session.held
             and not connection.settling
@@ -392,6 +424,7 @@ class Connections:
         del self.by_fd[fd]
         self._epoll.unregister(fd)
         self.starved.discard(connection)
+        self._parked.pop(connection.inbox, None)
         self._on_close(connection)
         connection.close()
 

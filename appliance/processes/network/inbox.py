@@ -10,9 +10,12 @@ it.  Then :meth:`Buffers.allocate` moves its bytes to private memory, first thos
 longest.  An unfinished frame grows in private memory, and moves back into the arena when it is complete.  So slow
 clients and large requests that come in pieces leave the arena to fast clients.
 
-There is no deadlock.  When private memory is used up, only the oldest unfinished frame is read.  It may always grow and
-always moves back into the arena, so it is completed, and then the next.  If its client does not send, the worker closes
-that connection (:attr:`Buffers.oldest`).
+A frame that grows in private memory is admitted by its size, which its first four bytes say: memory for all of it is
+reserved, or it is *parked* and not read, so that TCP slows its client down.  So a frame that has begun to grow can be
+completed, whatever others send; work that is nearly done is never thrown away for work that has just begun.  Parked
+frames are admitted in their order.  A part of the memory is for small frames only, so that they do not wait for large
+ones.  A frame is admitted in any case when no other is, so there is no deadlock: it always moves back into the arena,
+and then the next.  If its client does not send as fast as it must, the worker closes it (:meth:`Inbox.is_behind`).
 
 Bounds: the arena; ``private_bytes_max`` of private memory, plus the bytes moved from the arena, and one frame.
 """
@@ -31,6 +34,12 @@ EXTENT_BYTES_MAX: Final = 1 << 20
 """The largest extent for a connection with large frames, so that one recv takes several."""
 PRIVATE_BYTES_MIN: Final = 64
 """Memory for an unfinished frame whose size is not known yet."""
+SMALL_BYTES: Final = BLOCK_BYTES
+"""Frames up to this size may be admitted to all of the private memory, and before parked ones."""
+SMALL_SHARE: Final = 8
+"""One part in so many of the private memory is for small frames only."""
+BEHIND_MS_MIN: Final = 2_000
+"""A frame that has come for less time is not behind, since a network may stand still for a moment."""
 
 
 class Buffers:
@@ -41,25 +50,29 @@ class Buffers:
         self.arena = Arena(len(memory))
         self.private_bytes = 0
         self.private_bytes_max = private_bytes_max
+        self.reserved_bytes = 0
+        """What private inboxes hold, or have been admitted to hold."""
+        self.admitted = 0
+        """Inboxes whose frame has been admitted to private memory."""
+        self.parked: OrderedDict[Inbox, None] = OrderedDict()
+        """Inboxes whose frame waits to be admitted, those that have waited longest first."""
         self.holders: OrderedDict[Inbox, None] = OrderedDict()
         """Inboxes that hold an extent between turns, those that have held longest first."""
-        self.unfinished: OrderedDict[Inbox, None] = OrderedDict()
-        """Inboxes with an unfinished frame, the oldest first."""
 
     @property
     def used_up(self) -> bool:
-        """Whether only the oldest unfinished frame may read more."""
+        """Whether no more inboxes are moved out of the arena for new ones."""
         return self.private_bytes >= self.private_bytes_max
+
+    def has_room(self, frame_bytes: int, more_bytes: int) -> bool:
+        """Whether a frame of this size may be admitted, whose inbox needs so many more bytes than it has reserved."""
+        kept_bytes = 0 if frame_bytes <= SMALL_BYTES else self.private_bytes_max // SMALL_SHARE
+        return self.reserved_bytes + more_bytes <= self.private_bytes_max - kept_bytes
 
     @property
     def crowded(self) -> bool:
         """Whether half of the arena is taken."""
         return 2 * self.arena.used_bytes >= self.arena.size_bytes
-
-    @property
-    def oldest(self) -> Inbox | None:
-        """The inbox whose frame has been unfinished longest."""
-        return next(iter(self.unfinished), None)
 
     def allocate(self, size_bytes: int) -> Extent | None:
         """Take an extent, if need be from the inboxes that have held one longest; None while writers use them all."""
@@ -74,10 +87,13 @@ class Buffers:
 class Inbox:
     """The received bytes of one connection.
 
-    ``starved``: no byte can be received or parsed until the arena has room.
+    ``starved``: no byte can be received or parsed until the arena has room.  ``parked``: its frame waits for admission.
     """
 
-    __slots__ = ("_buffers", "_filled", "_parsed", "_private", "_wanted", "extent", "frame_since_ms", "starved")
+    __slots__ = (
+        *("_admitted", "_buffers", "_filled", "_parsed", "_private", "_reserved_bytes", "_wanted"),
+        *("extent", "frame_since_ms", "parked", "starved"),
+    )
 
     def __init__(self, buffers: Buffers, received: bytes = b"") -> None:
         """``received``: bytes that a writer has received and not parsed."""
@@ -87,10 +103,10 @@ class Inbox:
         self._parsed = self._filled = 0
         self._wanted = BLOCK_BYTES
         self.frame_since_ms = 0
-        self.starved = False
+        self.starved = self.parked = self._admitted = False
+        self._reserved_bytes = 0
         if received:
-            self._private, self._filled = bytearray(received), len(received)
-            buffers.private_bytes += len(received)
+            self._hold(bytearray(received), len(received))
 
     def __len__(self) -> int:
         """The number of bytes that are not parsed yet."""
@@ -160,20 +176,76 @@ class Inbox:
         if extent is None:
             return False
         buffers.memory[extent.start : extent.start + self._filled] = private[: self._filled]
-        buffers.private_bytes -= len(private)
-        self._private, self.extent = None, extent
+        self._let_go()
+        self.extent = extent
         self._parsed, self._filled = extent.start, extent.start + self._filled
         return True
 
+    def _hold(self, private: bytearray, filled: int) -> None:
+        """Keep the unparsed bytes in private memory."""
+        self._private, self._parsed, self._filled = private, 0, filled
+        self._buffers.private_bytes += len(private)
+        self._reserve(len(private))
+
+    def _let_go(self) -> None:
+        """Release private memory, and what is reserved of it."""
+        assert self._private is not None
+        self._buffers.private_bytes -= len(self._private)
+        self._private = None
+        self._reserve(0)
+        self._set_admitted(False)
+        self._buffers.parked.pop(self, None)
+        self.parked = False
+
+    def _reserve(self, reserved_bytes: int) -> None:
+        self._buffers.reserved_bytes += reserved_bytes - self._reserved_bytes
+        self._reserved_bytes = reserved_bytes
+
     def _grow(self, need: int) -> None:
-        """Double the memory of an unfinished frame, but not beyond ``need``."""
+        """Double the memory of an unfinished frame, but not beyond ``need``, if it is, or can be, admitted."""
         private, buffers = self._private, self._buffers
         assert private is not None
-        self.starved = buffers.used_up and buffers.oldest is not self
-        if not self.starved:
-            more = min(max(PRIVATE_BYTES_MIN, 2 * len(private)), max(need, PRIVATE_BYTES_MIN)) - len(private)
-            private.extend(bytes(more))
-            buffers.private_bytes += more
+        need = max(need, PRIVATE_BYTES_MIN)
+        self.starved = False
+        overtakes = bool(buffers.parked) and need > SMALL_BYTES
+        if need > self._reserved_bytes and (overtakes or not self._admit(need)):
+            self._set_admitted(False)
+            self.parked = True
+            buffers.parked.setdefault(self)
+            return
+        more = min(max(PRIVATE_BYTES_MIN, 2 * len(private)), need) - len(private)
+        private.extend(bytes(more))
+        buffers.private_bytes += more
+
+    def _admit(self, need: int) -> bool:
+        buffers = self._buffers
+        alone = buffers.admitted == self._admitted
+        if not alone and not buffers.has_room(need, need - self._reserved_bytes):
+            return False
+        self._set_admitted(True)
+        self._reserve(need)
+        return True
+
+    def _set_admitted(self, admitted: bool) -> None:
+        self._buffers.admitted += admitted - self._admitted
+        self._admitted = admitted
+
+    def admit(self, now_ms: int) -> bool:
+        """Admit the parked frame, if there is room for it; its client has its time from now on."""
+        assert self._private is not None
+        if not self._admit(frame_bytes(self._private, 0, self._filled)):
+            return False
+        del self._buffers.parked[self]
+        self.parked, self.frame_since_ms = False, now_ms
+        return True
+
+    def is_behind(self, now_ms: int, frame_ms_max: int) -> bool:
+        """Whether an unfinished frame comes so slowly that it will not be complete ``frame_ms_max`` after its start."""
+        waited_ms = now_ms - self.frame_since_ms
+        if not self.frame_since_ms or self.starved or self.parked or waited_ms < BEHIND_MS_MIN:
+            return False
+        source = self._buffers.memory if self._private is None else self._private
+        return len(self) * frame_ms_max < frame_bytes(source, self._parsed, self._filled) * waited_ms
 
     def rewind(self, start: int) -> None:
         """Let the frame at ``start``, and all after it, wait."""
@@ -188,10 +260,9 @@ class Inbox:
         extent, buffers = self.extent, self._buffers
         rest = self._filled - self._parsed
         if not rest or stalled:
-            self._finish()
+            self.frame_since_ms = 0
         elif not self.frame_since_ms:
             self.frame_since_ms = now_ms
-            buffers.unfinished[self] = None
         if extent is None:
             return
         if not rest:
@@ -226,8 +297,7 @@ class Inbox:
         private = bytearray(max(rest, min(need, PRIVATE_BYTES_MIN)))
         private[:rest] = buffers.memory[self._parsed : self._filled]
         self._drop()
-        self._private, self._parsed, self._filled = private, 0, rest
-        buffers.private_bytes += len(private)
+        self._hold(private, rest)
 
     def copy(self) -> bytes:
         """A copy of the unparsed bytes, for the writer."""
@@ -241,20 +311,13 @@ class Inbox:
         self.extent = None
         self._parsed = self._filled = 0
 
-    def _finish(self) -> None:
-        """Note that no frame is unfinished any more."""
-        if self.frame_since_ms:
-            self.frame_since_ms = 0
-            del self._buffers.unfinished[self]
-
     def clear(self) -> None:
         """Release all memory."""
-        self._finish()
+        self.frame_since_ms = 0
         if self.extent is not None:
             self._drop()
         if self._private is not None:
-            self._buffers.private_bytes -= len(self._private)
-            self._private = None
+            self._let_go()
         self._parsed = self._filled = 0
 
     @property

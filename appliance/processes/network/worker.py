@@ -99,6 +99,8 @@ REST_MS: Final = 2_500
 """How often they are checked while nothing happens, but there are clients or open files: as often as a worker beats."""
 CONTROL_RETRY_MS: Final = 10
 """How soon queued messages to the supervisor are sent again."""
+UPLOADS_PER_ARENA: Final = 2
+"""The private memory for unfinished requests, in arenas; clients on slow links wait until some of it is free."""
 GONE: Final = select.EPOLLHUP | select.EPOLLERR | select.EPOLLRDHUP
 """Events that end a connection."""
 STATS_MS: Final = 5_000
@@ -148,7 +150,7 @@ class NetworkWorker:
         self._control, self._tls = control, arguments.tls
         limits = arguments.config.network
         arena = memoryview(memory.attach(arguments.arena_name))
-        self._buffers = buffers = Buffers(arena, len(arena))
+        self._buffers = buffers = Buffers(arena, UPLOADS_PER_ARENA * len(arena))
         self._epoll, self._turn = epoll, turn = select.epoll(), Turn()
         self._wait_lists = wait_lists = WaitLists(arguments.number)
         self._partitions = partitions = KnownPartitions(
@@ -291,8 +293,8 @@ class NetworkWorker:
             if self._producing.to_send:
                 self._producing.send_all()
             self._connections.advance_touched()
-        if self._connections.starved.waiting:
-            self._connections.feed_starved()
+        if self._connections.waits_for_memory:
+            self._connections.feed_waiting()
         if self._turn.now_ms - self._check_ms >= self._checks_every_ms:
             self._check_timeouts()
         self._turn.end()
@@ -322,8 +324,8 @@ class NetworkWorker:
             next_ms = min(next_ms, now + CONTROL_RETRY_MS)
         if self._accepting.resume_ms:
             next_ms = min(next_ms, self._accepting.resume_ms)
-        if connections.starved.waiting:
-            next_ms = min(next_ms, connections.starved.due_ms)
+        if connections.waits_for_memory:
+            next_ms = min(next_ms, connections.memory_due_ms)
         return max(0, next_ms - now_ms()) / 1000
 
     # ---- messages of the supervisor
