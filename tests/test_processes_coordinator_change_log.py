@@ -301,6 +301,24 @@ def test_the_line_of_a_deletion_names_the_groups_that_had_not_read_what_goes(
     assert lines() == expected
 
 
+def test_retention_names_the_groups_that_had_not_read_what_goes(make_appliance: Callable[..., Server]) -> None:
+    server = make_appliance(**{"zookeeper.nodes": 1, "disk.check_ms": 100})
+    server.wait_for_zookeeper()
+    batch = encode_values([bytes(1 << 19)], 1_000)
+    size = len(batch)
+    with Peer(server.native) as peer:
+        peer.create("t", segment_bytes=1 << 20)
+        for _ in range(4):
+            assert peer.produce("t", batch, acks=-1)[0] == 0
+        peer.admin("commit", group="has not", offsets=[["t", 0, size]])
+        peer.admin("commit", group="has", offsets=[["t", 0, 4 * size]])
+        peer.admin("alter_topic", name="t", settings={"retention.bytes": size + 1})
+        wait_for(lambda: "retention removes" in server.log(), "the line of the deletion")
+    (line,) = [line for line in server.log().splitlines() if "retention removes" in line]
+    lost, _, more = line.partition("has%20not=")[2].partition(" ")
+    assert line.count("=") == 2 and int(lost) in (size, 2 * size) and not more
+
+
 def test_groups_that_nobody_can_ask_for_are_said_to_be_unknown(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "appliance.audit")
     origin = Origin(Listener("native", PLAINTEXT, "127.0.0.1:1"), "10.0.0.7:5", "User:a")

@@ -36,7 +36,7 @@ from ...security.principals import Origin
 from ...wire import native
 from ...wire.frames import SIZE_BYTES
 from ...wire.kafka.call import Call
-from ...zookeeper.paths import encode_name
+from .unread import Unread, unread_fields
 
 MAYBE_DONE: Final = branch_codes(Unavailable)
 AUTO_CREATE: Final = "create topic on demand"
@@ -301,8 +301,6 @@ NAMES_OF: Final = {"Metadata": AUTO_CREATE, "ensure_topic": AUTO_CREATE}
 
 
 DELETIONS: Final = frozenset({"delete_topic", "delete_records", "DeleteTopics", "DeleteRecords"})
-UNREAD_MAX: Final = 10
-"""Groups that a line names."""
 
 
 class ChangeLog:
@@ -312,7 +310,7 @@ class ChangeLog:
     not known.
     """
 
-    def __init__(self, audit: Audit, take_unread: Callable[..., Mapping[str, int] | None]) -> None:
+    def __init__(self, audit: Audit, take_unread: Callable[..., Unread | None]) -> None:
         self._audit, self._take_unread = audit, take_unread
 
     def on_kafka(self, api: str, call: Call, answer: Mapping[str, Any]) -> None:
@@ -341,18 +339,8 @@ class ChangeLog:
         more: dict[str, object] = {"error": code} if code else {}
         if what in DELETIONS:
             partition = {"partition": fields["partition"]} if "partition" in fields else {}
-            more |= _unread(self._take_unread(fields["topic"], **partition))
+            more |= unread_fields(self._take_unread(fields["topic"], **partition))
         self._audit.changed(origin.principal, origin.peer, NAMES_OF.get(what, what), **fields, **more)
-
-
-def _unread(groups: Mapping[str, int] | None) -> dict[str, object]:
-    """``unread``: GROUP=BYTES of each, those that lose most first; names as in paths of ZooKeeper, without blanks."""
-    if groups is None:
-        return {"unread": "unknown"}
-    worst = sorted(groups.items(), key=lambda row: (-row[1], row[0]))
-    texts = [f"{encode_name(group)}={count}" for group, count in worst[:UNREAD_MAX]]
-    more = {"more_unread": len(worst) - UNREAD_MAX} if len(worst) > UNREAD_MAX else {}
-    return {"unread": " ".join(texts), **more} if texts else {}
 
 
 class RefusalLog:

@@ -83,6 +83,7 @@ from .topic_sync import TopicSync
 from .topics import Topics
 from .trash import WATCH_S, Trash
 from .trusted_clock import TrustedClock, newest_log_ms
+from .unread import UnreadBy
 from .worker_stream import WorkerStream
 
 log = logging.getLogger(__name__)
@@ -217,7 +218,7 @@ class Coordinator:
         )
         self._expiry = Expiry(registry, self._groups.offsets, brokers.coordinates, self._clock)
         self._retention = RetentionEnforcer(
-            *(data_dir, topics, partitions, self._trash, self._clock),
+            *(data_dir, topics, partitions, self._trash, self._clock, UnreadBy(registry)),
             on_removed=lambda removed: self._send(Shown("retention", removed)),
         )
         self._change_log = ChangeLog(self._audit, self._broker.take_unread)

@@ -27,6 +27,7 @@ from .partitions import Partitions
 from .topics import Topics
 from .trash import Trash
 from .trusted_clock import TrustedClock
+from .unread import UnreadBy, unread_fields
 
 ORDERS_MAX: Final = 100
 STATS_PER_TURN: Final = 500
@@ -47,6 +48,7 @@ class RetentionEnforcer:
         partitions: Partitions,
         trash: Trash,
         clock: TrustedClock,
+        unread_by: UnreadBy,
         on_removed: Callable[[dict[str, int]], None],
     ) -> None:
         self._data_dir = data_dir
@@ -54,6 +56,7 @@ class RetentionEnforcer:
         self._partitions = partitions
         self._trash = trash
         self._clock = clock
+        self._unread_by = unread_by
         self._sealed: dict[TopicPartition, dict[int, SegmentUse]] = {}
         self._ends: dict[TopicPartition, int] = {}
         """Log end offsets at the last run, which was at ``_run_ms``."""
@@ -89,6 +92,7 @@ class RetentionEnforcer:
         for deletion in sorted(deletions, key=lambda deletion: deletion.reason != "room")[:ORDERS_MAX]:
             topic, partition, offset, reason = deletion
             log.info("%s-%d: removing what lies before %d (%s)", topic, partition, offset, reason)
+            await self._tell_unread(TopicPartition(topic, partition), starts[topic, partition], offset)
             self._partitions.delete_before(topic, partition, offset)
             self._count(TopicPartition(topic, partition), starts[topic, partition], offset, reason)
         for topic, partition in rolls[:ORDERS_MAX]:
@@ -101,6 +105,16 @@ class RetentionEnforcer:
                 self._data_dir,
             )
         self._lacking = bool(lacking)
+
+    async def _tell_unread(self, key: TopicPartition, start: int, offset: int) -> None:
+        """Name the groups that have not read what is about to be removed, once."""
+        topic, start = self._topics.catalog.topics.get(key.topic), max(start, self._ordered.get(key, 0))
+        if topic is None or offset <= start:
+            return
+        fields = unread_fields(await self._unread_by.of(topic, {key.partition: (start, offset)}))
+        if fields:
+            text = " ".join(f"{name}={value}" for name, value in fields.items())
+            log.warning("%s-%d: retention removes what groups have not read, in bytes: %s", *key, text)
 
     def _count(self, key: TopicPartition, start: int, offset: int, reason: str) -> None:
         """Count the bytes of a deletion, once."""

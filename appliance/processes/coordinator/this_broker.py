@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -21,10 +20,8 @@ from ...config import Config, TopicSettings
 from ...errors import ApplianceError, OffsetOutOfRange, RequestTimedOut, StorageFault
 from ...kafka_apis.appliance import Extent, Producer
 from ...records.batch import SEQUENCE_MASK
-from ...retention import lost_bytes
 from ...security.security_state import SecurityState
 from ...wire.kafka.metadata_reply import Broker
-from ...zookeeper.deletion import committed_in
 from ...zookeeper.login import Login
 from .. import snapshot
 from .live_brokers import LiveBrokers
@@ -32,11 +29,10 @@ from .partitions import Partitions
 from .registry_session import RegistrySession
 from .security_registry import Change, SecurityRegistry
 from .topics import Topics
+from .unread import Unread, UnreadBy
 
 WHOLE: Final = -1
 """All partitions of a topic."""
-UNREAD_MS_MAX: Final = 2_000
-"""How long a deletion waits for what groups have not read."""
 DELETE_RECORDS_MS_MAX: Final = 10_000
 DELETE_RECORDS_POLL_S: Final = 0.02
 PRODUCERS_MS_MAX: Final = 10_000
@@ -81,7 +77,8 @@ class ThisBroker:
         self._partitions = partitions
         self._registry = registry
         self._security = security
-        self._unread: dict[tuple[str, int], dict[str, int] | None] = {}
+        self._unread_by = UnreadBy(registry)
+        self._unread: dict[tuple[str, int], Unread | None] = {}
         """Of each deletion until it is in the audit log."""
 
     def reload(self, config: Config) -> None:
@@ -199,29 +196,11 @@ class ThisBroker:
             for number in topic.partitions:
                 with suppress(ApplianceError):  # stored elsewhere, or not to be read now
                     spans[number] = self.extent(name, number)
-            self._unread[name, WHOLE] = await self._unread_in(topic, spans)
+            self._unread[name, WHOLE] = await self._unread_by.of(topic, spans)
         await self._topics.delete(name)
 
-    async def _unread_in(self, topic: Topic, spans: Mapping[int, tuple[int, int]]) -> dict[str, int] | None:
-        """The groups that have not read all between two offsets of partitions, with the bytes that they have not read.
-
-        None: ZooKeeper does not say it in time.
-        """
-        if not self._registry.enabled or all(start == stop for start, stop in spans.values()):
-            return {}
-        try:
-            async with asyncio.timeout(UNREAD_MS_MAX / 1000):
-                committed = await self._registry.ask(committed_in(topic.name, topic.id))
-        except (ApplianceError, TimeoutError):
-            return None
-        unread: Counter[str] = Counter()
-        for (group, number), offset in committed.items():
-            start, stop = spans.get(number, (0, 0))
-            unread[group] += lost_bytes(offset, stop) - lost_bytes(offset, start)
-        return {group: count for group, count in unread.items() if count}
-
-    def take_unread(self, topic: str, partition: int = WHOLE) -> dict[str, int] | None:
-        """Who had not read what the last deletion has removed, of a topic or a partition; see :meth:`_unread_in`."""
+    def take_unread(self, topic: str, partition: int = WHOLE) -> Unread | None:
+        """Who had not read what the last deletion has removed, of a topic or a partition; see :mod:`.unread`."""
         return self._unread.pop((topic, partition), {})
 
     async def alter_topic(self, name: str, settings: Mapping[str, str | None]) -> None:
@@ -269,9 +248,8 @@ class ThisBroker:
         if not start <= offset <= end:
             raise OffsetOutOfRange(f"offset {offset} of {topic}-{partition} is not in {start} to {end}")
         if offset > start:
-            self._unread[topic, partition] = await self._unread_in(
-                self._topics.get(topic), {partition: (start, offset)}
-            )
+            spans = {partition: (start, offset)}
+            self._unread[topic, partition] = await self._unread_by.of(self._topics.get(topic), spans)
             self._partitions.delete_before(topic, partition, offset)
             try:
                 async with asyncio.timeout(DELETE_RECORDS_MS_MAX / 1000):
