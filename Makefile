@@ -26,7 +26,7 @@ demo: setup
 	@$(BIN)/appliance demo $(FILES)
 
 test: setup
-	@$(BIN)/python -m pytest -q -n 3 --dist loadgroup --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
+	@$(BIN)/python -m pytest -q -n 5 --dist loadgroup --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
 
 lint: setup
 	@$(BIN)/ruff check .
