@@ -14,10 +14,10 @@ from hypothesis import settings
 
 from appliance.log import Log
 
-from .derived import compare
-from .long import LONG
-from .server import Server
-from .zookeeper_fixture import ensemble, standalone
+from .support.derived import compare
+from .support.long import LONG
+from .support.server import Server
+from .support.zookeeper_fixture import ensemble, standalone
 
 __all__ = ["ensemble", "standalone"]  # fixtures: here and nowhere else, so that each is made once in a run
 

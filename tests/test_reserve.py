@@ -13,9 +13,9 @@ from appliance.catalog import Catalog, Change, Removal, Topic, new_id
 from appliance.errors import DiskFull
 from appliance.reserve import RESERVE_BYTES, RESERVE_NAME, with_reserve
 
-from .command_line import run, succeeding
-from .server import wait_for
-from .small_machine import fill, small_machine
+from .support.command_line import run, succeeding
+from .support.server import wait_for
+from .support.small_machine import fill, small_machine
 
 
 def test_the_reserve_is_made_once_and_only_where_there_is_plenty(

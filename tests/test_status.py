@@ -15,8 +15,8 @@ from appliance.catalog import Catalog, Removal, Topic
 from appliance.errors import NoDirectory
 from appliance.status import collect, holder, read_state, removals
 
-from .command_line import run, succeeding
-from .server import Server, wait_for
+from .support.command_line import run, succeeding
+from .support.server import Server, wait_for
 
 ROLES = {"supervisor", "nursery", "network", "coordinator", "inspector", "scrubber", "writer"}
 ROW = ("topic", "partition", "start", "end", "bytes", "messages")

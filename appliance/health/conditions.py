@@ -3,8 +3,8 @@
 A condition is found in one of two ways, or in both: :mod:`.findings` looks at the appliance as it is now; Prometheus
 looks at its metrics over some time (``rule``), under the name with "Appliance" before it.  From this table come
 ``doctor``, ``health``, ``status``, the console, ``/ready``, systemd's status line, ``alerts.yml``
-(:mod:`.alert_rules`) and the table of systemd/README.md (:mod:`.bad_days`).  ``tests/test_bad_day.py`` makes each of
-them happen and lets the remedy mend it.
+(:mod:`.alert_rules`) and the table of systemd/README.md (:mod:`.bad_days`).  ``tests/behaviour/test_bad_day.py`` makes
+each of them happen and lets the remedy mend it.
 
 Two are found by Prometheus only, since they are rates that mean something over minutes, which ``status`` and ``doctor``
 do not wait for.  RequestErrors: any client can cause some at any moment; ``status`` shows their rate of this moment

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.server import Server
+from tests.support.server import Server
 
 
 class Broker(Server):

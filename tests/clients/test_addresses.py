@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
-from tests.server import wait_for
+from tests.support.server import wait_for
 
 from .adapters import (
     BATCH,

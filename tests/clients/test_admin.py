@@ -27,7 +27,7 @@ from kafka import KafkaProducer
 from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaError
 
-from ..server import Server
+from ..support.server import Server
 from .adapters import (
     CLIENTS,
     DEADLINE_S,

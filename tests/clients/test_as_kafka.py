@@ -20,9 +20,9 @@ from appliance.errors import DuplicateSequence, InvalidRequest, OutOfOrderSequen
 from appliance.records.encode import encode_values
 from appliance.wire.kafka.codes import Code
 
-from ..kafka_peer import KafkaPeer
-from ..sequence_cases import APPENDED, CASES, EMPTIED, MADE_AGAIN
-from ..server import wait_for
+from ..support.kafka_peer import KafkaPeer
+from ..support.sequence_cases import APPENDED, CASES, EMPTIED, MADE_AGAIN
+from ..support.server import wait_for
 from .adapters import KAFKA_CLIENT, KAFKA_JARS, jars, new_topic
 from .conftest import Broker
 

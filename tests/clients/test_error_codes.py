@@ -17,9 +17,9 @@ import pytest
 from appliance.records.encode import encode_values
 from appliance.wire.kafka.codes import Code
 
-from ..kafka_peer import KafkaPeer
-from ..server import wait_for
-from ..test_api_rights_matrix import codes
+from ..rules.test_api_rights_matrix import codes
+from ..support.kafka_peer import KafkaPeer
+from ..support.server import wait_for
 from .conftest import Broker
 from .test_as_kafka import create, find, join, kafka, produce
 

@@ -20,10 +20,10 @@ from appliance.client import Producer as NativeProducer
 from appliance.errors import UnknownPartition
 from appliance.records.encode import encode_values
 
-from ..kafka_peer import KafkaPeer
-from ..long import LONG
-from ..native_peer import Peer
-from ..server import stopped, wait_for
+from ..support.kafka_peer import KafkaPeer
+from ..support.long import LONG
+from ..support.native_peer import Peer
+from ..support.server import stopped, wait_for
 from .adapters import CLIENTS, DEADLINE_S, Client, confluent_events, confluent_read, expected, java, new_topic
 from .conftest import Broker
 from .proxy import CuttingProxy

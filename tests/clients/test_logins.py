@@ -36,8 +36,8 @@ from appliance.client.client_login import ClientLogin
 from appliance.errors import BadCredentials, BadValue, LoginOutOfOrder
 from appliance.wire.native import FETCH
 
-from ..command_line import run
-from ..server import Server, wait_for
+from ..support.command_line import run
+from ..support.server import Server, wait_for
 from .adapters import DEADLINE_S, java, new_topic
 
 PASSWORD, WRONG = "correct horse", "battery staple"

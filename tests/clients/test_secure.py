@@ -27,9 +27,9 @@ from confluent_kafka import Producer
 from kafka import KafkaProducer
 from kafka.errors import KafkaError
 
-from tests.certificates import make_certificates
-from tests.command_line import succeeding
-from tests.server import Server, wait_for
+from tests.support.certificates import make_certificates
+from tests.support.command_line import succeeding
+from tests.support.server import Server, wait_for
 
 from .adapters import (
     DEADLINE_S,
@@ -274,7 +274,7 @@ def test_kcat(secured: Secured, way: str) -> None:
 
 @pytest.mark.parametrize("way", [way for way, reason in REASONS.items() if reason])
 def test_rsyslog_is_refused(secured: Secured, way: str, tmp_path: Path) -> None:
-    """The recipes have it with the right ones (``tests/test_recipes.py``)."""
+    """The recipes have it with the right ones (``tests/systemd/test_recipes.py``)."""
     if not (Path(RSYSLOG).exists() and OMKAFKA.exists()):
         pytest.skip("no rsyslog with omkafka: apt-get install rsyslog rsyslog-kafka")
     access = secured.access(way)

@@ -23,11 +23,11 @@ from pathlib import Path
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
-from ..certificates import make_certificates
-from ..command_line import succeeding
-from ..native_peer import Peer
-from ..server import wait_for
-from ..small_machine import SmallMachine, fill
+from ..support.certificates import make_certificates
+from ..support.command_line import succeeding
+from ..support.native_peer import Peer
+from ..support.server import wait_for
+from ..support.small_machine import SmallMachine, fill
 from .adapters import confluent_events, kcat, new_topic
 from .conftest import Broker
 from .shipper_files import DIRECTORY, STATE_DIRS, Security, set_up

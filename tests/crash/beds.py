@@ -30,9 +30,9 @@ from appliance.wire import native as native_wire
 from appliance.wire.sockets import LOCAL_SOCKET
 
 from ..clients.proxy import CuttingProxy
-from ..native_peer import Peer
-from ..server import Server, wait_for
-from ..zookeeper_fixture import ACCESS, fresh_connect, running
+from ..support.native_peer import Peer
+from ..support.server import Server, wait_for
+from ..support.zookeeper_fixture import ACCESS, fresh_connect, running
 from .workload import Workload
 
 HERE = Path(__file__).parent

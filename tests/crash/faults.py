@@ -25,8 +25,8 @@ from appliance.zookeeper.ensemble import probe
 
 from ..hostile.box import STAYING, addresses_of, attacker
 from ..hostile.kafka_frames import NAMES
-from ..server import Server, wait_for
-from ..small_machine import fill
+from ..support.server import Server, wait_for
+from ..support.small_machine import fill
 from .beds import SESSION_MS, Run, hold, traced
 from .churn import churn
 from .consumers import SESSION_MS as MEMBER_SESSION_MS

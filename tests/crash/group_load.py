@@ -17,9 +17,9 @@ from types import TracebackType
 from appliance.client import Admin
 from appliance.errors import Unavailable
 
-from ..group_readers import Member, MemberProcess
-from ..native_peer import Peer
-from ..server import wait_for
+from ..support.group_readers import Member, MemberProcess
+from ..support.native_peer import Peer
+from ..support.server import wait_for
 from .load import Load, leader, numbers, read_all
 
 Reader = Member | MemberProcess

@@ -13,7 +13,7 @@ from appliance.records.decode import Record, decode_batch
 from appliance.records.encode import encode_values
 from appliance.wire import native
 
-from ..native_peer import Peer
+from ..support.native_peer import Peer
 
 FETCH_BYTES: Final = 1 << 22
 

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from ..group_readers import ROOT
+from ..support.group_readers import ROOT
 from .beds import BEDS, Missing
 from .faults import FAULTS, Fault
 from .history import Report

@@ -14,7 +14,7 @@ from appliance.client import Producer
 from appliance.records.encode import encode_values
 from appliance.wire import native
 
-from ..native_peer import Peer
+from ..support.native_peer import Peer
 from .client import Client, Recorder, Spec, kafka_settings
 from .history import Log, text_of
 

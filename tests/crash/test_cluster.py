@@ -14,10 +14,10 @@ from appliance.client import Admin, Consumer, Producer
 from appliance.wire import native
 from appliance.zookeeper.ensemble import Ensemble
 
-from ..group_readers import SESSION_MS
-from ..native_peer import Peer
-from ..server import Server, wait_for
-from ..zookeeper_fixture import ACCESS, fresh_connect
+from ..support.group_readers import SESSION_MS
+from ..support.native_peer import Peer
+from ..support.server import Server, wait_for
+from ..support.zookeeper_fixture import ACCESS, fresh_connect
 from .group_load import Group
 from .load import Load
 

@@ -11,9 +11,9 @@ import pytest
 
 from appliance.client import Admin, Producer
 
-from ..group_readers import ROOT, SESSION_MS, Member
-from ..native_peer import Peer
-from ..server import Server, wait_for
+from ..support.group_readers import ROOT, SESSION_MS, Member
+from ..support.native_peer import Peer
+from ..support.server import Server, wait_for
 from .group_load import Group, twice
 from .load import Load
 

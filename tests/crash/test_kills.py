@@ -11,8 +11,8 @@ import pytest
 
 from appliance.client import Producer
 
-from ..native_peer import Peer
-from ..server import NotServing, Server, stopped, wait_for
+from ..support.native_peer import Peer
+from ..support.server import NotServing, Server, stopped, wait_for
 from .load import Load, check
 
 PARTITIONS = 2

@@ -1,7 +1,8 @@
 """Power loss at any moment: what was flushed is there, nothing is acknowledged that is not, and the log opens.
 
 Method: runs of the real log and producers' snapshot on a disk that remembers what was made durable
-(``tests/power_loss.py``).  After each call that changes the disk, states that a power loss may leave are opened.
+(``tests/support/power_loss.py``).  After each call that changes the disk, states that a power loss may leave are
+opened.
 
 The suite looks at some thousand states; ``POWER_LOSS_RUNS=500 pytest tests/crash/test_power_loss.py`` at many more,
 of random runs that go on after each power loss.
@@ -26,9 +27,9 @@ from appliance.log.files import SYSTEM
 from appliance.log.recovery import RecoveryPoint
 from appliance.processes.writer.producers import Producers
 
-from ..long import LONG
-from ..power_loss import Disk, Image, Tree, plant
-from ..producing import Partition, Promises, check_promises
+from ..support.long import LONG
+from ..support.power_loss import Disk, Image, Tree, plant
+from ..support.producing import Partition, Promises, check_promises
 
 MEMORY = Path("/dev/shm")
 NAME = "t-0"

@@ -19,9 +19,9 @@ from appliance.zookeeper.ensemble import probe
 from appliance.zookeeper.operations import Operation
 from appliance.zookeeper.session import Session
 
-from ..group_readers import SESSION_MS
-from ..native_peer import Peer
-from ..server import Server, stopped, wait_for
+from ..support.group_readers import SESSION_MS
+from ..support.native_peer import Peer
+from ..support.server import Server, stopped, wait_for
 from .group_load import Group
 from .load import Load, check
 

@@ -28,9 +28,9 @@ from appliance.client import Admin
 from appliance.errors import TopicExists, Unavailable, UnknownPartition
 from appliance.records.encode import encode_values
 
-from ..group_readers import ROOT
-from ..native_peer import Peer
-from ..server import wait_for
+from ..support.group_readers import ROOT
+from ..support.native_peer import Peer
+from ..support.server import wait_for
 from .client import Spec
 from .history import History, Log, Operation, Report, check, decode_lines, log_of, text_of
 from .load import fetched, leader

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from appliance.security.scram import MECHANISMS, encode_verifier, make_verifier
-from tests.certificates import make_certificates
-from tests.measures import memory_bytes
-from tests.native_peer import Peer
-from tests.server import Server
+from tests.support.certificates import make_certificates
+from tests.support.measures import memory_bytes
+from tests.support.native_peer import Peer
+from tests.support.server import Server
 
 from .attack import Attacker, Target
 from .kafka_frames import NAMES, kafka_frame

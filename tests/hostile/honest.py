@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 from appliance.records.encode import encode_values
-from tests.native_peer import Peer
+from tests.support.native_peer import Peer
 
 BEGIN_S_MAX = 60
 EVERY_S = 0.01

@@ -14,7 +14,7 @@ from typing import Any
 
 from appliance.records.encode import encode_batch
 from appliance.wire.kafka.apis import APIS, SERVED_BY_WORKERS
-from tests.kafka_messages import message
+from tests.support.kafka_messages import message
 
 NAMES = [f"hostile-{number}" for number in range(8)]
 ODD_NAMES = [

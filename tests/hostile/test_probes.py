@@ -20,11 +20,11 @@ from appliance.log.reader import RECORDS_MAX
 from appliance.records.encode import encode_batch
 from appliance.wire import native
 from appliance.wire.kafka.apis import APIS
-from tests.kafka_messages import message, mutated, random_values, request_frame
-from tests.kafka_peer import KafkaPeer
-from tests.measures import memory_bytes
-from tests.native_peer import Peer
-from tests.server import Server
+from tests.support.kafka_messages import message, mutated, random_values, request_frame
+from tests.support.kafka_peer import KafkaPeer
+from tests.support.measures import memory_bytes
+from tests.support.native_peer import Peer
+from tests.support.server import Server
 
 from .box import MEASURED
 

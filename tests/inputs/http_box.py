@@ -14,7 +14,7 @@ from appliance.client import Consumer
 from appliance.client.decoder import Message
 from appliance.wire.requests import LATEST
 
-from ..server import Server, runs, wait_for
+from ..support.server import Server, runs, wait_for
 
 
 class Reply(NamedTuple):

@@ -9,8 +9,8 @@ import pytest
 
 from appliance.config import load
 
-from ..command_line import run, succeeding
-from ..server import Server, wait_for
+from ..support.command_line import run, succeeding
+from ..support.server import Server, wait_for
 
 
 def test_files_are_added_to_a_running_appliance_and_found_again(tmp_path: Path) -> None:

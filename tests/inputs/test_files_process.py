@@ -18,7 +18,7 @@ from appliance.errors import UnknownPartition
 from appliance.inputs.ledger import Row
 from appliance.wire.requests import LATEST
 
-from ..server import Server, wait_for
+from ..support.server import Server, wait_for
 
 MESSAGES_MAX = 1_000_000
 

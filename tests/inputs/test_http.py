@@ -26,7 +26,7 @@ from appliance.inputs import http as http_module
 from appliance.inputs.http import http_input
 from appliance.inputs.machinery import Machinery
 
-from ..server import runs, wait_for
+from ..support.server import runs, wait_for
 from .http_box import Box, box, headers_of, reply_of
 
 TOKEN = "s3cret-token"

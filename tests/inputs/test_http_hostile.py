@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from appliance.bench.accounts import pss_bytes
 from appliance.client import Admin
 
-from ..certificates import make_certificates
-from ..server import stopped, wait_for
+from ..support.certificates import make_certificates
+from ..support.server import stopped, wait_for
 from .http_box import Box, box
 
 TABLES = """

@@ -23,8 +23,8 @@ from appliance.client import Consumer
 from appliance.client.decoder import Message
 from appliance.errors import ApplianceError
 
-from ..certificates import make_certificates
-from ..server import Server, stopped, wait_for
+from ..support.certificates import make_certificates
+from ..support.server import Server, stopped, wait_for
 
 RSYSLOG = shutil.which("rsyslogd", path="/usr/sbin:/usr/bin")
 SYSLOG_NG = Path(os.environ.get("SYSLOG_NG", "/"))

@@ -13,7 +13,7 @@ from appliance.client.cluster_client import Cluster
 from appliance.errors import from_code
 from appliance.wire.native import ProduceHead
 
-from ..server import Server
+from ..support.server import Server
 
 pyspark_sql = pytest.importorskip("pyspark.sql")
 ROOT = Path(__file__).parents[2]

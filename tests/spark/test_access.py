@@ -17,7 +17,7 @@ from appliance.spark.arrow import Decoder
 from appliance.spark.stream_offsets import Range
 from appliance.wire.requests import EARLIEST, LATEST
 
-from ..server import Server, wait_for
+from ..support.server import Server, wait_for
 from .conftest import Topics
 
 

@@ -32,7 +32,7 @@ from appliance.spark import arrow
 from appliance.spark.arrow import SCHEMA, SCHEMA_WITH_HEADERS, Decoder
 from appliance.spark.record_starts import equal_starts, scan, starts_at_zeros
 
-from ..long import LONG
+from ..support.long import LONG
 
 EVERYTHING = 1 << 62
 small = st.none() | st.binary(max_size=70) | st.just(b"v" * 9000)

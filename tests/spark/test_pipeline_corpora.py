@@ -18,7 +18,7 @@ from appliance.spark.pipeline.events import Outcome, Transform
 from appliance.spark.pipeline.multiline import Joiner
 from appliance.spark.pipeline.settings import parse
 
-from ..server import wait_for
+from ..support.server import wait_for
 from .test_pipeline_events import batch
 
 TRACE = """

@@ -18,7 +18,7 @@ from appliance.spark.pipeline.output_files import OutputFiles, with_dictionaries
 from appliance.spark.pipeline.settings import Settings, parse
 from appliance.spark.pipeline.tables import owner_of
 
-from ..server import wait_for
+from ..support.server import wait_for
 from .conftest import Topics
 from .pipelines import access
 from .pipelines import settings as pipeline_of

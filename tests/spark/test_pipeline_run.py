@@ -32,7 +32,7 @@ from appliance.spark.pipeline.tables import claim
 from appliance.spark.spark_session import prepare_environment
 from appliance.wire.requests import EARLIEST
 
-from ..server import Server, wait_for
+from ..support.server import Server, wait_for
 from .conftest import ROOT, Topics
 from .pipelines import access, events, fill, places, settings
 from .test_sink import stored

@@ -25,7 +25,7 @@ from appliance.records.partitioner import partition_for
 from appliance.spark.options import sink_options
 from appliance.spark.sink import EPOCHS, TaskWriter, check_columns, identity
 
-from ..server import Server, wait_for
+from ..support.server import Server, wait_for
 from .conftest import ROOT, Topics
 
 TopicsOf = Callable[[Server], Topics]

@@ -22,7 +22,7 @@ from appliance.spark.options import source_options
 from appliance.spark.source import BatchReader, StreamReader
 from appliance.spark.stream_offsets import from_json
 
-from ..server import Server, wait_for
+from ..support.server import Server, wait_for
 from .conftest import Topics
 
 small = st.none() | st.binary(max_size=40)

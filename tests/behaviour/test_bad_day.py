@@ -1,0 +1,733 @@
+"""The bad days of systemd/README.md: each condition is caused for real, found by all that judge, and mended.
+
+``CASES`` has how each condition is made to happen, and what its remedy is carried out with; ``SHOWN_BY`` names the
+tests of other modules that do so for those that need a bed of their own.  A condition without either fails a test.
+"""
+
+from __future__ import annotations
+
+import ast
+import http.client
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from appliance.addresses import parse_addresses
+from appliance.client import Producer
+from appliance.health import bad_days
+from appliance.health.conditions import CONDITIONS, CONNECTIONS, DIES_AGAIN, LAG_MESSAGES
+
+from ..cli.test_statuses import alone
+from ..support.certificates import make_certificates
+from ..support.command_line import Said, run, succeeding
+from ..support.remedies import carry_out, commands_in, fault_of
+from ..support.server import Server, runs, stopped, wait_for
+from ..support.small_machine import SmallMachine, fill, small_machine
+
+TESTS = Path(__file__).parents[1]
+PAGE = TESTS.parent / "systemd" / "README.md"
+
+Row = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def ill(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """An appliance with a ZooKeeper node of its own, a listener that wants certificates, console and metrics."""
+    files = tmp_path_factory.mktemp("bad")
+    for arguments in (("ca",), ("server", "127.0.0.1")):
+        make_certificates(files, *arguments)
+    make_certificates(files / "other", "ca")
+    make_certificates(files / "other", "client", "stranger")
+    settings = {"tls.certificate": files / "server.pem", "tls.key": files / "server.key", "tls.ca": files / "ca.pem"}
+    settings |= {"tls.client_auth": "required", "kafka.listen": "127.0.0.1:0,SSL://127.0.0.1:0"}
+    settings |= {"console.listen": "127.0.0.1:0", "metrics.listen": "127.0.0.1:0", "scrub.every_ms": 500}
+    settings["console.anonymous"] = True
+    (files / "watched").mkdir()
+    settings |= {"inputs.a.type": "files", "inputs.a.include": f"{files}/watched/*.log", "inputs.a.topic": "a"}
+    settings["inputs.a.scan_ms"] = 200
+    with Server(files / "data", **{"zookeeper.nodes": 1}, **settings) as server:
+        server.wait_for_zookeeper()
+        succeeding("topics", "create", "web", "--data", str(server.data_dir))
+        yield server
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[SmallMachine, Server]]:
+    """An appliance on a small disk, with a small /dev/shm."""
+    directory = tmp_path_factory.mktemp("small")
+    limits = {"disk.free_bytes_warn": 8 << 20, "disk.free_bytes_min": 1 << 20, "disk.check_ms": 60_000}
+    limits["topics.trash_ms"] = 0  # what was deleted is no room that is still to come
+    with small_machine(directory, shm="24m", disk="48m") as machine, machine.server(directory / "log", **limits) as box:
+        yield machine, box
+
+
+# ---- the judges
+
+
+def at(server: Server) -> tuple[str, str]:
+    return "--data", str(server.data_dir)
+
+
+def doctor(server: Server, *options: str) -> list[Row]:
+    said = run("doctor", "--json", *options, *(() if "--connect" in options else at(server)))
+    assert said.status in (0, 74, 75), said
+    rows: list[Row] = said.json
+    assert said.status == min((row["exit_status"] for row in rows if row["exit_status"]), default=0), rows
+    return rows
+
+
+def found(server: Server, condition: str) -> Row | None:
+    """The finding of a condition, if the doctor has it."""
+    return next((row for row in doctor(server) if row["condition"] == condition), None)
+
+
+def agree(server: Server) -> bool:
+    """Whether all that judge say the same of what has an exit status."""
+    rows = doctor(server, "--quiet")
+    health = run("health", "--json", *at(server))
+    names = [row["condition"] for row in rows]
+    same = [row["condition"] for row in health.json["findings"]] == names
+    statuses = {health.status, run("status", "--json", *at(server)).status, run("doctor", *at(server)).status}
+    listeners = server.state["listeners"]
+    if "metrics" in listeners:
+        texts = [row["text"] for row in health.json["findings"]]
+        ready = over_http(listeners["metrics"], "/ready").splitlines()
+        ready = [line.partition(":")[0] for line in ready if line != "ready"]
+        same = same and [text.partition(":")[0] for text in texts] == ready
+    if "console" in listeners:
+        shown = {row["condition"] for row in console_alerts(listeners["console"])}
+        same = same and set(names) <= shown
+    return same and len(statuses) == 1
+
+
+def over_http(address: str, path: str) -> str:
+    with closing(http.client.HTTPConnection(address, timeout=60)) as connection:
+        connection.request("GET", path)
+        return connection.getresponse().read().decode()
+
+
+def console_alerts(address: str) -> list[Row]:
+    with closing(http.client.HTTPConnection(address, timeout=60)) as connection:
+        connection.request("GET", "/api/events")
+        event = json.loads(connection.getresponse().readline().removeprefix(b"data: "))
+    alerts: list[Row] = event["set"].get("alerts", {}).get("", [])
+    return alerts
+
+
+# ---- causes, and remedies
+
+
+@contextmanager
+def lagging(server: Server) -> Iterator[None]:
+    lines = b"".join(b"line %d\n" % number for number in range(LAG_MESSAGES))
+    succeeding("produce", "web", *at(server), stdin=lines)
+    succeeding("groups", "reset", "reports", "--topic", "web", "--to", "earliest", "--new", "--yes", *at(server))
+    yield
+    succeeding("groups", "delete", "reports", "--yes", *at(server))
+
+
+def read_on(server: Server, row: Row) -> None:
+    """The remedy shows the group; then a member is started, which reads all."""
+    (described,) = commands_in(row["todo"])
+    assert "web" in carry_out(described).out
+    succeeding("consume", "web", "--group", "reports", "--max", str(LAG_MESSAGES), *at(server))
+
+
+@contextmanager
+def filling(server: Server) -> Iterator[None]:
+    over = threading.Event()
+
+    def fill_up() -> None:
+        with Producer(server.native, acks="1") as producer:
+            while not over.wait(0.02):
+                producer.send_many("web", [bytes(1000)] * 200)
+
+    thread = threading.Thread(target=fill_up)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+@contextmanager
+def hanging(server: Server) -> Iterator[None]:
+    with stopped(server.pid_of("network"), may_die=True):
+        yield
+
+
+def shell_commands(row: Row) -> list[list[str]]:
+    return [shlex.split(command) for command in re.findall(r"`([^`]*)`", row["todo"])]
+
+
+def continue_it(server: Server, row: Row) -> None:
+    """``kill -CONT PID``, as the remedy names it."""
+    command = shell_commands(row)[0]
+    assert command[:2] == ["kill", "-CONT"] and row["condition"] in ("ProcessHangs", "ZooKeeperAway"), command
+    subprocess.run(command, check=False)  # it may have been killed and replaced by now
+
+
+@contextmanager
+def without_quorum(server: Server) -> Iterator[None]:
+    pid = server.pid_of("zookeeper")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        wait_for(lambda: server.state["zookeeper"]["state"] != "connected", "the session to suffer", 60)
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@contextmanager
+def refusing(server: Server) -> Iterator[None]:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    directory = server.data_dir.with_name("other")
+    context.load_cert_chain(directory / "stranger.pem", directory / "stranger.key")
+    address = parse_addresses(server.address("kafka", "SSL"))[0]
+    with suppress(OSError), socket.create_connection(address, 10) as plain, context.wrap_socket(plain) as sock:
+        sock.settimeout(60)
+        sock.recv(1)
+    wait_for(lambda: server.state["refusals_recent"].get("certificate"), "the refusal to be counted")
+    yield
+
+
+@contextmanager
+def flooding(server: Server) -> Iterator[None]:
+    address = parse_addresses(server.kafka)[0]
+    with ExitStack() as open_ones:
+        for _ in range(CONNECTIONS + 20):
+            open_ones.enter_context(socket.create_connection(address, 10))
+        yield
+
+
+@contextmanager
+def open_to_others(server: Server) -> Iterator[None]:
+    key = server.data_dir.with_name("server.key")
+    key.chmod(0o644)
+    try:
+        yield
+    finally:
+        key.chmod(0o600)
+
+
+def close_the_key(server: Server, row: Row) -> None:
+    """The remedy: mend the file."""
+    assert "server.key" in row["why"]
+    server.data_dir.with_name("server.key").chmod(0o600)
+
+
+@contextmanager
+def dying(server: Server) -> Iterator[None]:
+    """A worker is killed once."""
+    kill_and_wait(server, "console")
+    yield
+
+
+@contextmanager
+def dying_again(server: Server) -> Iterator[None]:
+    for _ in range(DIES_AGAIN):
+        kill_and_wait(server, "scrubber")
+    yield
+
+
+def kill_and_wait(server: Server, role: str) -> None:
+    pid = server.pid_of(role)
+    server.kill(pid)
+    wait_for(lambda: pid not in server.pids(role) and server.pids(role), f"another {role}")
+
+
+SCRAPES = """
+import socket, sys
+while True:
+    with socket.create_connection((sys.argv[1], int(sys.argv[2]))) as sock:
+        sock.sendall(b"GET /metrics HTTP/1.0\\r\\n\\r\\n")
+        while sock.recv(1 << 20):
+            pass
+"""
+
+
+@contextmanager
+def scraped_again_and_again(server: Server) -> Iterator[None]:
+    """The metrics process has work without end, as if it span."""
+    ((host, port),) = parse_addresses(server.state["listeners"]["metrics"])
+    command = [sys.executable, "-c", SCRAPES, host, str(port)]
+    scrapers = [subprocess.Popen(command, stderr=subprocess.DEVNULL) for _ in range(3)]
+    try:
+        yield
+    finally:
+        for scraper in scrapers:
+            scraper.kill()
+            scraper.wait()
+
+
+def kill_it(server: Server, row: Row) -> None:
+    """``kill -9 PID``: another one is started."""
+    (command,) = shell_commands(row)
+    assert command[:2] == ["kill", "-9"] and int(command[2]) in server.pids("metrics"), command
+    subprocess.run(command, check=True)
+    wait_for(lambda: int(command[2]) not in server.pids("metrics") and server.pids("metrics"), "another one")
+
+
+@contextmanager
+def users_scribbled_over(server: Server) -> Iterator[None]:
+    """security.json is damaged while it serves, and the coordinator has to start again."""
+    (server.data_dir / "security.json").write_bytes(b"scribble")
+    server.kill(server.pid_of("coordinator"))
+    yield
+
+
+def move_it_away(server: Server, row: Row) -> None:
+    """``mv FILE FILE.damaged``: what was in it comes from ZooKeeper."""
+    (move,) = (words for words in shell_commands(row) if words[0] == "mv")
+    subprocess.run(move, check=True)
+    server.wait_for_zookeeper()
+    wait_for(lambda: (server.data_dir / "security.json").exists(), "the file to be made again")
+
+
+@contextmanager
+def pipe_among_files(server: Server) -> Iterator[None]:
+    """Something that the input cannot read: for root, who runs tests, every file can be."""
+    pipe = server.data_dir.with_name("watched") / "x.log"
+    os.mkfifo(pipe)
+    try:
+        yield
+    finally:
+        pipe.unlink(missing_ok=True)
+
+
+def remove_it(server: Server, row: Row) -> None:
+    """The remedy: mend what the reason names."""
+    Path(row["why"].split(":")[0]).unlink()
+
+
+class Case(NamedTuple):
+    """``says``: a part of what is found.  ``mend``: carries the remedy out; else the condition ends with its cause.
+
+    ``passes``: it ends by time alone.
+    """
+
+    cause: Callable[[Server], AbstractContextManager[None]]
+    says: str
+    mend: Callable[[Server, Row], None] | None = None
+    passes: bool = False
+
+
+CASES = {
+    "GroupLags": Case(lagging, "group reports lags by 10,000 messages", read_on),
+    "InputWaits": Case(pipe_among_files, "x.log: is no regular file", remove_it),
+    "DiskFillsUp": Case(filling, "the disk is full in"),
+    "ProcessHangs": Case(hanging, "network hangs", continue_it),
+    "ZooKeeperAway": Case(without_quorum, "no quorum", continue_it),
+    "ClientsRefused": Case(refusing, "clients are refused: certificate", passes=True),
+    "Flood": Case(flooding, "floods the listeners"),
+    "CertificateUnusable": Case(open_to_others, "server.key", close_the_key),
+    "ProcessRestarted": Case(dying, "console was started again", passes=True),
+    "ProcessDies": Case(dying_again, "scrubber dies again and again", passes=True),
+    "FileDamaged": Case(users_scribbled_over, "security.json: damaged", move_it_away),
+    "ProcessSpins": Case(scraped_again_and_again, "metrics spins", kill_it),
+}
+
+
+@pytest.mark.parametrize("condition", CASES)
+def test_it_is_found_by_all_and_ends_with_its_cause(ill: Server, condition: str) -> None:
+    case = CASES[condition]
+    wait_for(lambda: found(ill, condition) is None, "all to be well before")
+    with case.cause(ill):
+        row = wait_for(lambda: found(ill, condition), f"{condition} to be found")
+        assert case.says in f"{row['what']}: {row['why']}", row
+        assert not [fault for words in commands_in(row["todo"]) if (fault := fault_of(words))]
+        if row["exit_status"]:
+            wait_for(lambda: agree(ill), "all judges to agree")
+        if case.mend is not None:
+            case.mend(ill, row)
+    if not case.passes:
+        wait_for(lambda: found(ill, condition) is None, f"the end of {condition}")
+
+
+# ---- the disk and /dev/shm
+
+
+def test_a_full_disk_is_one_finding_whose_remedy_makes_room(small: tuple[SmallMachine, Server]) -> None:
+    """Method: a topic of one file in each partition, as most are; nobody produces while there is room again."""
+    _, server = small
+    succeeding("topics", "create", "a", "--partitions", "4", *at(server))
+    fill_the_topic(server, "a")
+    row = wait_for(lambda: found(server, "DiskFull"), "the full disk to be found")
+    assert {one["condition"] for one in doctor(server)} & {"DiskLow", "DiskFillsUp", "LimitReached"} == set()
+    assert "a-0" in row["what"] and "producers are refused" in row["what"]
+    wait_for(lambda: agree(server), "all judges to agree")
+    trim, alter = commands_in(row["todo"])
+    assert trim[:3] == ["topics", "trim", "a"] and alter[:3] == ["topics", "alter", "a"], row
+    carry_out(trim)
+    wait_for(lambda: not doctor_minds_the_disk(server), "room again, although nobody writes")
+    carry_out(alter)
+    fill_the_topic(server, "a", rounds=30)
+    carry_out(["topics", "delete", "a", *at(server)])
+
+
+def test_of_a_log_with_many_files_only_what_is_lacking_goes(small: tuple[SmallMachine, Server]) -> None:
+    _, server = small
+    succeeding("topics", "create", "b", "--partitions", "1", "--setting", "segment.bytes=2MiB", *at(server))
+    fill_the_topic(server, "b")
+    row = wait_for(lambda: found(server, "DiskFull"), "the full disk to be found")
+    trim, _ = commands_in(row["todo"])
+    assert "--partition" in trim and trim[trim.index("--before") + 1].isdecimal(), row
+    carry_out(trim)
+    wait_for(lambda: not doctor_minds_the_disk(server), "room again")
+    left = succeeding("topics", "describe", "b", "--json", *at(server)).json["partitions"][0]["bytes"]
+    assert left > 20 << 20, "most of it is kept"
+    carry_out(["topics", "delete", "b", *at(server)])
+
+
+def test_a_disk_that_something_else_fills_is_low(small: tuple[SmallMachine, Server]) -> None:
+    machine, server = small
+    other = machine.path / "other"
+    with other.open("wb") as file:
+        file.write(bytes(42 << 20))
+    row = wait_for(lambda: found(server, "DiskLow"), "the low disk to be found")
+    assert "something else fills the disk" in row["todo"] and "8.0 MiB" in row["what"]
+    wait_for(lambda: agree(server), "all judges to agree")
+    other.unlink()
+    assert not doctor_minds_the_disk(server), "at once"
+
+
+def test_a_full_dev_shm_is_found(small: tuple[SmallMachine, Server]) -> None:
+    machine, server = small
+    fill(machine.shm / "other")
+    assert run("topics", "create", "none", "--partitions", "100", *at(server)).status == 75
+    row = found(server, "SharedMemoryFull")
+    assert row is not None and "no topic can be made" in row["why"]
+    wait_for(lambda: agree(server), "all judges to agree")
+    command = shell_commands(row)[0]
+    (machine.shm / "other").unlink()
+    subprocess.run([*machine.wrapper, *command], check=True)
+    assert found(server, "SharedMemoryFull") is None
+    succeeding("topics", "create", "many", "--partitions", "100", *at(server))
+
+
+def fill_the_topic(server: Server, topic: str, rounds: int = 1_000) -> None:
+    """Produce to all partitions until each is refused for lack of room, or for some rounds."""
+    end_s = time.monotonic() + 60
+    with Producer(server.native, acks="1", delivery_timeout_ms=2_000) as producer:
+        for _ in range(rounds):
+            if server.state["full"] or time.monotonic() > end_s:
+                break
+            for one in [producer.send(topic, os.urandom(200_000)) for _ in range(8)]:
+                with suppress(Exception):
+                    one.result(60)
+
+
+def doctor_minds_the_disk(server: Server) -> list[str]:
+    return [row["condition"] for row in doctor(server) if row["condition"].startswith("Disk")]
+
+
+# ---- an appliance of its own
+
+
+def test_a_damaged_log_is_named_with_its_place_and_repaired(tmp_path: Path) -> None:
+    with Server(tmp_path / "data") as server:
+        succeeding("topics", "create", "web", *at(server))
+        succeeding("produce", "web", *at(server), stdin=b"a\nb\n")
+        server.stop()
+        (server.data_dir / "web-0" / "clean-shutdown").unlink()
+        log = next((server.data_dir / "web-0").glob("*.log"))
+        content = bytearray(log.read_bytes())
+        content[65] ^= 0xFF
+        log.write_bytes(content)
+        server.start()
+        row = wait_for(lambda: found(server, "PartitionOffline"), "the partition to be offline")
+        assert row["what"] == "web-0 is offline" and log.name in row["why"] and row["exit_status"] == 74
+        assert agree(server)
+        for words in commands_in(row["todo"]):
+            carry_out(words)
+        assert found(server, "PartitionOffline") is None
+        succeeding("produce", "web", *at(server), stdin=b"c\n")
+
+
+def test_it_does_not_run_and_the_doctor_knows_why(tmp_path: Path) -> None:
+    """Method: stopped in order, killed, and a start that fails, each followed by what the doctor says to do."""
+    server = Server(tmp_path / "data")
+    with server:
+        server.stop()
+        (row,) = doctor(server)
+        assert row["condition"] == "Down" and "stopped in order" in row["why"]
+        assert {run(what, *at(server)).status for what in ("doctor", "health", "status")} == {75}
+        (start,) = commands_in(row["todo"])
+        assert start == ["start", *at(server)]
+        server.start()
+        server.kill_supervisor()
+        (row,) = wait_for(lambda: [row for row in doctor(server) if row["condition"] == "Down"], "all to have ended")
+        assert "killed" in row["why"] and "Killed process" in row["todo"]
+        server.start()
+        server.stop()
+    config = tmp_path / "appliance.toml"
+    config.write_text("[network]\nworkers = 1\n\n[topics]\npartitions = many\n")
+    assert run("start", *at(server), "--config", str(config)).status == 78
+    (row,) = doctor(server)
+    assert "exit status 78" in row["why"] and "line 5" in row["why"] and str(config) in row["why"]
+    config.write_text("[network]\nworkers = 1\nworker = 2\n")
+    assert run("start", *at(server), "--config", str(config)).status == 78
+    (row,) = doctor(server)
+    assert f"{config}:3: unknown key 'network.worker'" in row["why"]
+    documents, start = commands_in(row["todo"])
+    assert documents == ["config", "show"] and not fault_of(start)
+    with server:
+        assert doctor(server) is not None and found(server, "Down") is None
+        assert not (server.data_dir / "failed-start.json").exists()
+
+
+def start_of(server: Server, *settings: str) -> Said:
+    """What a start without ZooKeeper says, at free ports, in a process of its own."""
+    given = ["zookeeper.nodes=0", "native.listen=127.0.0.1:0", "kafka.listen=127.0.0.1:0", *settings]
+    status, said = alone("start", *at(server), *(word for one in given for word in ("--set", one)))
+    return Said(status, "", said)
+
+
+DAMAGES = {"garbage": b"\xff\x00{", "empty": b"", "short": b'{"version": 1, "clus'}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize(
+    "name", ["catalog.json", "security.json", "format.json", "producer-id", "scrub.json", "groups.json"]
+)
+def test_a_small_file_that_is_damaged_ends_the_start_or_is_begun_anew(tmp_path: Path, name: str, damage: str) -> None:
+    server = Server(tmp_path / "data")
+    with server:
+        succeeding("topics", "create", "web", *at(server))
+        succeeding("produce", "web", *at(server), stdin=b"a\n")
+        server.stop()
+    file = server.data_dir / name
+    backup = file.read_bytes() if file.exists() else b""
+    file.write_bytes(DAMAGES[damage])
+    if name in ("producer-id", "scrub.json", "groups.json"):
+        with server:
+            succeeding("produce", "web", *at(server), stdin=b"b\n")
+            assert not [row for row in doctor(server) if row["exit_status"]]
+        return
+    said = start_of(server)
+    assert said.status == 74 and f"{file}: damaged" in said.err, said
+    (row,) = doctor(server)
+    assert row["condition"] == "Down" and f"{file}: damaged" in row["why"]
+    todo = row["todo"]
+    if name == "format.json":
+        subprocess.run(shlex.split(re.findall(r"`(mv [^`]*)`", todo)[0]), check=True)
+    else:
+        copy = re.findall(r"`(cp [^`]*)`", todo)[0]
+        (tmp_path / "backup").mkdir()
+        (tmp_path / "backup" / name).write_bytes(backup)
+        subprocess.run(shlex.split(copy.replace("BACKUP", str(tmp_path / "backup"))), check=True)
+    with server:
+        assert succeeding("consume", "web", "--from", "earliest", "--max", "1", *at(server)).out == "a\n"
+
+
+def test_a_small_file_that_is_gone_is_missed_where_nothing_brings_it_back(tmp_path: Path) -> None:
+    server = Server(tmp_path / "data")
+    with server:
+        succeeding("topics", "create", "web", *at(server))
+        server.stop()
+    catalog, kept = server.data_dir / "catalog.json", tmp_path / "catalog.json"
+    catalog.rename(kept)
+    said = start_of(server)
+    assert said.status == 74 and "it is gone, and these partitions are here: web-0" in said.err
+    copy = re.findall(r"`(cp [^`]*)`", said.err)[0]
+    subprocess.run(shlex.split(copy.replace("BACKUP", str(tmp_path))), check=True)
+    (server.data_dir / "security.json").unlink()
+    said = start_of(server, "security.authorizer=acl")
+    assert said.status == 74 and "all users" in said.err
+    (echo,) = re.findall(r"`(echo [^`]*)`", said.err)
+    subprocess.run(echo, shell=True, check=True)
+    with server:
+        assert "web" in succeeding("topics", "list", *at(server)).out
+
+
+def test_data_of_another_broker_end_the_start_with_the_way_back(tmp_path: Path) -> None:
+    server = Server(tmp_path / "data")
+    with server:
+        succeeding("topics", "create", "web", "--partitions", "5", *at(server))
+        server.stop()
+    said = start_of(server, "broker.id=1")
+    assert said.status == 78 and "has the partitions of broker 0 (web-0, web-1, web-2 and 2 more)" in said.err, said
+    assert "id = 0 in [broker]" in said.err
+    (row,) = doctor(server)
+    assert "broker.id = 1" in row["why"] and "id = 0" in row["todo"]
+    with server:
+        assert not [row for row in doctor(server) if row["exit_status"]]
+
+
+# ---- ZooKeeper, and other brokers
+
+
+def ends(server: Server, condition: str) -> None:
+    wait_for(lambda: found(server, condition) is None, f"the end of {condition}")
+
+
+def test_brokers_that_are_away_and_that_share_an_id(tmp_path: Path) -> None:
+    """Method: three brokers of one ensemble; the second one is killed, the third has the id of the first."""
+    quick = {"zookeeper.session_timeout_ms": 1_000}
+    with Server(tmp_path / "a", **{"zookeeper.nodes": 1} | quick) as first:
+        first.wait_for_zookeeper()
+        access = first.zookeeper_access | quick
+        second = Server(tmp_path / "b", **{"broker.id": 2} | access)
+        with second:
+            second.wait_for_zookeeper()
+            for number in range(4):  # spread over both
+                succeeding("topics", "create", f"t{number}", *at(first))
+            assert found(first, "LeadersAway") is None
+            second.kill_supervisor()
+            row = wait_for(lambda: found(first, "LeadersAway"), "the absence to be found")
+            assert "2 partitions have no leader" in row["what"] and "broker 2 on" in row["why"], row
+            wait_for(lambda: agree(first), "all judges to agree")
+            assert "start the appliance with broker.id = 2" in row["todo"]
+            second.start()
+            ends(first, "LeadersAway")
+        with Server(tmp_path / "c", **access) as third:
+            row = wait_for(lambda: found(third, "BrokerIdTaken"), "the id to be found taken")
+            assert "another appliance has broker.id = 0" in row["what"] and first.native in row["why"], row
+            wait_for(lambda: agree(third), "all judges to agree")
+            assert found(first, "BrokerIdTaken") is None, "it was there before"
+            first.stop()  # the remedy: stop one of the two
+
+
+def test_an_earlier_life_of_ones_own_is_waited_for(tmp_path: Path) -> None:
+    """Goal: a restored copy that starts while the session of the original lives on says nothing of another appliance.
+
+    Method: everything is killed at once, and the directory, with its ensemble, is copied as a restore does.
+    """
+    with Server(tmp_path / "data", **{"zookeeper.nodes": 1}) as server:
+        server.wait_for_zookeeper()
+        succeeding("topics", "create", "web", *at(server))
+        pids = [row["pid"] for row in server.state["processes"]]
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # stopped first: nobody ends its session in order
+            for pid in pids:
+                with suppress(ProcessLookupError):  # the cleaner has ended
+                    os.kill(pid, number)
+        wait_for(lambda: not any(runs(pid) for pid in pids), "all to be gone")
+        server.kill_supervisor()
+        shutil.copytree(server.data_dir, tmp_path / "copy", symlinks=True, ignore=shutil.ignore_patterns("*.sock"))
+        with Server(tmp_path / "copy", **{"zookeeper.nodes": 1}) as restored:
+            restored.wait_for_zookeeper()
+            wait_for(lambda: run("topics", "create", "new", *at(restored)).status in (0, 65), "topics to be made")
+            assert found(restored, "BrokerIdTaken") is None
+            assert "has this id" not in restored.log() and " error " not in restored.log().lower(), restored.log()
+
+
+@pytest.mark.parametrize("way", ["restored", "deleted"])
+def test_offsets_that_zookeeper_has_lost(tmp_path: Path, way: str) -> None:
+    with Server(tmp_path / "data", **{"zookeeper.nodes": 1, "disk.check_ms": 200}) as server:
+        server.wait_for_zookeeper()
+        succeeding("topics", "create", "web", *at(server))
+        succeeding("produce", "web", *at(server), stdin=b"a\nb\n")
+        for group in ("reports", "audit"):
+            succeeding("groups", "reset", group, "--topic", "web", "--to", "latest", "--new", "--yes", *at(server))
+        known = server.data_dir / "groups.json"
+        wait_for(lambda: known.exists() and b"reports" in known.read_bytes(), "the groups to be noted")
+        succeeding("backup", str(tmp_path / "backup"), *at(server))
+        server.stop()
+        shutil.rmtree(server.data_dir / "zookeeper")
+        server.start()
+        row = wait_for(lambda: found(server, "OffsetsLost"), "the loss to be found")
+        assert "of 2 groups: audit, reports" in row["what"] and "audit read web" in row["why"], row
+        assert row["exit_status"] == 74
+        wait_for(lambda: agree(server), "all judges to agree")
+        if way == "restored":
+            remove, copy = (words for words in shell_commands(row) if words[0] in ("rm", "cp"))
+            server.stop()
+            subprocess.run(remove, check=True)
+            subprocess.run([word.replace("BACKUP", str(tmp_path / "backup")) for word in copy], check=True)
+            server.start()
+        else:
+            _, delete = commands_in(row["todo"])
+            carry_out(delete)
+            wait_for(lambda: "1 groups: reports" in (found(server, "OffsetsLost") or row)["what"], "one to be left")
+            reset, _ = commands_in((found(server, "OffsetsLost") or row)["todo"])
+            assert reset[:3] == ["groups", "reset", "reports"]
+            carry_out(reset)
+        ends(server, "OffsetsLost")
+        left = {one["group"] for one in succeeding("groups", "list", "--json", *at(server)).json}
+        assert left == {"audit", "reports"} if way == "restored" else left == {"reports"}
+
+
+def test_partitions_of_another_broker(tmp_path: Path) -> None:
+    """As after a directory was put together from two; the condition ends without a restart."""
+    with Server(tmp_path / "data") as server:
+        succeeding("topics", "create", "web", *at(server))
+        server.stop()
+        catalog = server.data_dir / "catalog.json"
+        content = json.loads(catalog.read_text())
+        content["topics"]["moved"] = {"partitions": {"0": [7]}, "id": "5f" * 16}
+        catalog.write_text(json.dumps(content))
+        shutil.copytree(server.data_dir / "web-0", server.data_dir / "moved-0")
+        server.start()
+        row = wait_for(lambda: found(server, "PartitionsForeign"), "the partition to be found")
+        assert "moved-0" in row["what"] and "broker.id = 7" in row["todo"], row
+        wait_for(lambda: agree(server), "all judges to agree")
+        (server.data_dir / "moved-0").rename(tmp_path / "moved-0")
+        ends(server, "PartitionsForeign")
+
+
+# ---- the table
+
+JUDGED = "cli/test_diagnosis.py::test_each_rule"
+"""By the judge alone: no test can cause it within seconds, or another test causes it without a doctor."""
+SHOWN_BY = {
+    "NotServing": "health/test_health.py::test_each_thing_that_is_wrong",
+    "CoordinatorAway": "health/test_health.py::test_each_thing_that_is_wrong",
+    "CertificateExpired": "health/test_health.py::test_certificates_are_watched",
+    "CertificateExpires": "health/test_health.py::test_certificates_are_watched",
+    "ClockJumped": "behaviour/test_clock.py::test_an_operator_says_that_the_clock_is_right",
+    "LimitLow": "behaviour/test_few_descriptors.py::test_few_descriptors_are_a_warning_before_anybody_lacks_one",
+    "GroupLost": "cli/test_groups_commands.py::test_what_goes_before_a_group_has_read_it_is_said_before_and_after",
+    "RequestErrors": "metrics/test_exposition.py::test_rules_and_dashboard_ask_for_what_there_is",
+    "SlowFlushes": "metrics/test_exposition.py::test_rules_and_dashboard_ask_for_what_there_is",
+} | dict.fromkeys(
+    (
+        *("PartitionDamaged", "PartitionOpening", "LimitReached", "ActionRefused", "InsecureListener"),
+        *("ProcessBusy", "ProcessWaitsForDisk", "ClockNotSynchronised", "ArenaFull", "GroupsUnknown"),
+    ),
+    JUDGED,
+)
+
+
+def test_each_condition_is_made_to_happen() -> None:
+    """A condition that no test causes is not in the table, and the tests that are named exist."""
+    here = {
+        *("DiskFull", "DiskLow", "SharedMemoryFull", "PartitionOffline", "Down"),
+        *("LeadersAway", "BrokerIdTaken", "OffsetsLost", "PartitionsForeign"),
+    }
+    names = {one.name for one in CONDITIONS}
+    shown = {*CASES, *SHOWN_BY, *here}
+    assert shown == names, f"no test: {names - shown}; no condition: {shown - names}"
+    for test in SHOWN_BY.values():
+        module, _, function = test.partition("::")
+        tree = ast.parse((TESTS / module).read_text())
+        assert function in {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}, test
+
+
+def test_the_page_has_the_table() -> None:
+    """`python -m appliance.health.bad_days systemd/README.md` writes it again."""
+    page = PAGE.read_text()
+    assert bad_days.with_table(page) == page
+
+
+def test_the_table_says_all_of_each_condition() -> None:
+    for one in CONDITIONS:
+        assert one.symptom and one.seen and one.todo, one
+        for words in commands_in(one.todo):
+            assert not fault_of(words), one

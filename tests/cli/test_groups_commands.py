@@ -1,0 +1,163 @@
+"""appliance.cli.groups_commands and ``consume --group``, against a real appliance with a ZooKeeper of its own."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+
+import pytest
+
+from appliance.cli.command_tree import tree
+from appliance.cli.interactive_shell import completions
+from appliance.client import Admin, GroupConsumer
+
+from ..support.command_line import run, succeeding
+from ..support.server import Server, wait_for
+
+
+@pytest.fixture(scope="module")
+def grouped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("grouped") / "data", **{"zookeeper.nodes": 1}) as server:
+        server.wait_for_zookeeper()
+        yield server
+
+
+def test_a_group_goes_on_where_it_has_committed(grouped: Server, topic: str) -> None:
+    at = ("--data", str(grouped.data_dir))
+    succeeding("topics", "create", topic, "--partitions", "2", *at)
+    succeeding("produce", topic, "--partition", "0", *at, stdin=b"a\nb\nc\n")
+    reading = ("consume", topic, "--group", topic, *at)
+    first = succeeding(*reading, "--max", "2").out
+    rest = succeeding(*reading, "--timeout", "1").out
+    assert first + rest == "a\nb\nc\n"
+    succeeding("produce", topic, "--partition", "1", *at, stdin=b"d\n")
+    assert json.loads(succeeding(*reading, "--max", "1", "--json").out)["value"] == "d"
+
+    rows = {row["group"]: row for row in succeeding("groups", "list", "--json", *at).json}
+    assert (rows[topic]["state"], rows[topic]["members"]) == ("empty", 0)
+    described = succeeding("groups", "describe", topic, "--json", *at).json
+    lag = [(row["partition"], row["lag_messages"], row["lag_bytes"]) for row in described["partitions"]]
+    assert lag == [(0, 0, 0), (1, 0, 0)]
+    assert topic in succeeding("groups", "describe", topic, *at).out
+
+    moved = succeeding("groups", "reset", topic, "--topic", topic, "--to", "earliest", "--yes", *at)
+    assert [line.split("\t")[:3] for line in moved.out.splitlines()[1:]] == [[topic, "0", "0"], [topic, "1", "0"]]
+    described = succeeding("groups", "describe", topic, "--json", *at).json
+    assert [row["lag_messages"] for row in described["partitions"]] == [3, 1]
+    assert sorted(succeeding(*reading, "--timeout", "1").out.split()) == ["a", "b", "c", "d"]
+
+
+def test_what_one_member_reads(grouped: Server, topic: str) -> None:
+    """Its id is completed, in the shell and by the scripts of bash, zsh and fish, which ask the same function."""
+    at = ("--data", str(grouped.data_dir))
+    succeeding("topics", "create", topic, "--partitions", "2", *at)
+    describe = ("groups", "describe", topic, "--member")
+    with GroupConsumer(grouped.native, topic) as consumer, GroupConsumer(grouped.native, topic) as other:
+        for one in (consumer, other):
+            one.create_message_streams({topic: 1})
+        wait_for(lambda: len(consumer.owned) == len(other.owned) == 1, "both to own a partition")
+        id = consumer.consumer_id
+        line = f"groups describe {topic} --data {grouped.data_dir} --member "
+        assert {value for value, _, _ in completions(tree(), line)} == {id, other.consumer_id}
+        assert [value for value, _, _ in completions(tree(), line + id[:-1])] == [id]
+        (part,) = consumer.owned
+        found = succeeding(*describe, id, "--json", *at).json
+        assert [row["id"] for row in found["members"]] == [id]
+        assert [(row["topic"], row["partition"]) for row in found["partitions"]] in ([part], [])
+        wrong = run(*describe, f"{id}x", *at)
+        assert wrong.status == 66 and f"did you mean {id!r}?" in wrong.err
+
+
+def test_what_is_refused(grouped: Server, topic: str) -> None:
+    at = ("--data", str(grouped.data_dir))
+    succeeding("topics", "create", topic, "--partitions", "2", *at)
+    reset = ("groups", "reset", "g", "--topic")
+    for words, status, says in [
+        (("groups", "describe", "nobody"), 66, "groups list"),
+        (("consume", "no-such-topic", "--group", "g", "--timeout", "0.1"), 66, "topics list"),
+        (("consume", topic, "--group", "g", "--from", "5"), 2, "groups reset"),
+        ((*reset, topic, "--to", "5"), 2, "--partition"),
+        ((*reset, topic, "--to", "whenever"), 2, "earliest, latest"),
+        ((*reset, "no-such-topic", "--to", "latest"), 66, "topics list"),
+    ]:
+        said = run(*words, *at)
+        assert (said.status, said.out) == (status, ""), said
+        assert says in said.err, said
+
+
+def test_resetting_says_what_it_did_and_makes_no_group_by_a_typo(grouped: Server, topic: str) -> None:
+    at = ("--data", str(grouped.data_dir))
+    succeeding("topics", "create", topic, *at)
+    succeeding("produce", topic, *at, stdin=b"a\nb\nc\n")
+    reset = ("groups", "reset", topic, "--topic", topic, "--partition", "0", "--to")
+    said = run(*reset, "earliest", *at)
+    assert said.status == 66 and "--new" in said.err
+    assert topic not in {row["group"] for row in succeeding("groups", "list", "--json", *at).json}
+    assert succeeding(*reset, "earliest", "--new", *at).err == ""
+    end = succeeding("topics", "describe", topic, "--json", *at).json["partitions"][0]["end"]
+    assert run(*reset, "999999", *at).status == 2, "nobody can be asked"
+    said = succeeding(*reset, "999999", "--yes", "--json", *at)
+    assert said.json == [{"topic": topic, "partition": 0, "offset": end, "before": 0}]
+    assert f"offset 999999 is outside of 0 to {end}" in said.err
+    described = succeeding("groups", "describe", topic, *at).out
+    assert described.startswith(f"{topic}: empty, no members\n")
+
+
+def test_a_group_is_deleted_when_somebody_agrees(grouped: Server, topic: str) -> None:
+    at = ("--data", str(grouped.data_dir))
+    succeeding("topics", "create", topic, *at)
+    succeeding("produce", topic, *at, stdin=b"a\n")
+    succeeding("consume", topic, "--group", topic, "--max", "1", *at)
+    delete = ("groups", "delete", topic)
+    assert run(*delete, *at).status == 2
+    assert succeeding(*delete, "--dry-run", "--json", *at).json == [{"group": topic, "topics": [topic], "offsets": 1}]
+    assert run(*delete, "nobody", "--yes", *at).status == 66
+    assert topic in succeeding("groups", "list", *at).out
+    succeeding(*delete, "--yes", *at)
+    assert topic not in succeeding("groups", "list", *at).out
+    with GroupConsumer(grouped.native, topic) as consumer:
+        (stream,) = consumer.create_message_streams({topic: 1})[topic]
+        next(stream.messages(60))
+        said = run(*delete, "--yes", *at)
+        assert said.status == 65 and "stop them first" in said.err
+
+
+def test_without_zookeeper_groups_are_not_possible_for_now(appliance: Server, topic: str) -> None:
+    at = ("--data", str(appliance.data_dir))
+    succeeding("topics", "create", topic, *at)
+    said = run("consume", topic, "--group", "g", "--timeout", "0.1", *at)
+    assert said.status == 75 and "zookeeper.nodes" in said.err
+    said = run("groups", "list", *at)
+    assert said.status == 65 and "zookeeper.nodes" in said.err
+
+
+def test_what_goes_before_a_group_has_read_it_is_said_before_and_after(grouped: Server, topic: str) -> None:
+    """Before: by the commands that remove it.  After: as lost, which is not lag, until the group commits beyond."""
+    at = ("--data", str(grouped.data_dir))
+    succeeding("topics", "create", topic, "--partitions", "2", *at)
+    for partition in ("0", "1"):
+        succeeding("produce", topic, "--partition", partition, *at, stdin=b"a\nb\nc\n")
+    group = f"{topic} reports"
+    with Admin(grouped.native) as admin:
+        ends = {row["partition"]: row["end"] for row in admin.topics([topic])[0]["partitions"]}
+        admin.commit(group, {(topic, 0): 0, (topic, 1): ends[1]})
+    trim = ("topics", "trim", topic, "--before", "latest", "--partition", "0", "--partition", "1")
+    first, second = succeeding(*trim, "--dry-run", "--json", *at).json
+    assert (first["unread"], second["unread"]) == ({group: ends[0]}, {})
+    (row,) = succeeding("topics", "delete", topic, "--dry-run", "--json", *at).json
+    assert row["unread"] == {group: ends[0]}
+
+    succeeding(*trim, "--yes", *at)
+    about = f"of {topic} were removed before group {group} had read them"
+    lost = {row["partition"]: row for row in succeeding("groups", "describe", group, "--json", *at).json["partitions"]}
+    assert [lost[number]["lost_bytes"] for number in (0, 1)] == [ends[0], 0]
+    assert [lost[number]["lag_bytes"] for number in (0, 1)] == [0, 0]
+    doctor = succeeding("doctor", *at).out
+    assert about in doctor
+    (remedy,) = re.findall(r"it ends with `(appliance groups reset [^`]*)`", doctor)
+    assert succeeding(*trim, "--dry-run", "--json", *at).json[0]["unread"] == {}, "it cannot be lost twice"
+    succeeding(*shlex.split(remedy)[1:], "--yes", *at)
+    assert about not in succeeding("doctor", *at).out
+    assert succeeding("groups", "describe", group, "--json", *at).json["partitions"][0]["lost_bytes"] == 0

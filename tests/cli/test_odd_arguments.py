@@ -1,0 +1,178 @@
+"""No argument of any command ends it with a traceback, whatever its bytes are.
+
+Method: for every argument and option of every command, a command line that is right but for that one value, which is
+each of :data:`ODD` in turn.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import pytest
+from typer.main import get_command
+
+from appliance.cli.command_tree import tree
+from appliance.cli.faults import EXIT_STATUSES
+
+from ..support.command_line import Said, run, succeeding
+from ..support.server import Server
+
+ODD = {
+    "no UTF-8": os.fsdecode(b"\xdf"),
+    "no UTF-8 behind =": os.fsdecode(b"a=\xdf"),
+    "a pair without a name": "=",
+    "empty": "",
+    "more than 64 bits": "9" * 400,
+    "more than Python reads": "9" * 5000,
+    "the largest of 64 bits": str(2**63 - 1),
+    "no number": "nan",
+    "infinite": "inf",
+    "an escape": "\x1b[31m",
+    "other digits": "٣",
+    "a name of a host that is none": "a..b:1",
+}
+
+
+class Right(NamedTuple):
+    """What makes a command line of a command right: its arguments by name, and options."""
+
+    arguments: Mapping[str, list[str]] = MappingProxyType({})
+    options: Mapping[str, str] = MappingProxyType({})
+
+
+TOPIC = {"name": ["odd"]}
+ALL_RIGHT: dict[str, Right] = {
+    "start": Right(
+        {}, {"--data": "none", "--set": "network.workers=many"}
+    ),  # refused: a right one would serve for ever
+    "produce": Right({"topic": ["odd"], "files": []}),
+    "consume": Right({"topic": ["odd"]}, {"--timeout": "0.05", "--max": "1"}),
+    "tail": Right({"topics": ["odd"]}),
+    "top": Right({}, {"--count": "1", "--interval": "0.1"}),
+    "backup": Right({"target": ["copy"]}),
+    "demo": Right({"files": ["nothing"]}),
+    "bench": Right({"questions": ["nothing"]}),
+    "topics create": Right({"name": ["odd-2"]}),
+    "topics describe": Right(TOPIC),
+    "topics alter": Right(TOPIC, {"--setting": "retention.ms=7d"}),
+    "topics trim": Right(TOPIC, {"--before": "earliest"}),
+    "topics delete": Right({"names": ["nothing"]}),
+    "groups describe": Right({"group": ["odd"]}),
+    "groups reset": Right({"group": ["odd"]}, {"--topic": "odd", "--to": "earliest"}),
+    "groups delete": Right({"groups": ["odd"]}),
+    "users add": Right({"name": ["odd"]}, {"--password-file": "password"}),
+    "users password": Right({"name": ["odd"]}, {"--password-file": "password"}),
+    "users delete": Right({"names": ["odd"]}),
+    "pipeline run": Right({"config": ["none.toml"]}),
+    "pipeline status": Right({"config": ["none.toml"]}),
+    "pipeline check": Right({"config": ["none.toml"]}),
+    "pipeline accept": Right({"config": ["none.toml"]}),
+    "pipeline report": Right({"config": ["none.toml"]}),
+    "log dump": Right({"partition": ["odd-0"]}),
+    "log verify": Right({"partitions": ["odd-0"]}),
+    "log repair": Right({"partitions": ["odd-0"]}),
+    "acl add": Right({}, {"--principal": "User:odd", "--operation": "Read", "--topic": "odd"}),
+    "acl delete": Right({}, {"--principal": "User:odd"}),
+}
+"""Those of commands that need any; an option ``--data`` is added to all that have it."""
+
+
+def commands(group: Any, *words: str) -> Iterator[tuple[str, Any]]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, *words, name)
+        else:
+            yield " ".join((*words, name)), command
+
+
+COMMANDS = dict(commands(get_command(tree())))
+
+
+@pytest.fixture
+def place(appliance: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory of its own, and a topic of one line."""
+    monkeypatch.chdir(tmp_path)
+    password = tmp_path / "password"
+    password.touch(0o600)
+    password.write_text("a long password\n")
+    if run("topics", "describe", "odd", "--connect", appliance.native).status:
+        succeeding("topics", "create", "odd", "--connect", appliance.native)
+        succeeding("produce", "odd", "--connect", appliance.native, stdin=b"a line\n")
+    return tmp_path
+
+
+def line(command: str, odd_param: Any, odd: str, data: str) -> list[str]:
+    """A command line in which only one value is odd."""
+    right = ALL_RIGHT.get(command, Right())
+    options = dict(right.options)
+    params = COMMANDS[command].params
+    names = {name for param in params for name in param.opts}
+    if "--data" in names and "--connect" not in odd_param.opts:
+        options.setdefault("--data", data)
+    words = command.split()
+    for param in params:
+        if param.param_type_name == "argument":
+            words += [odd] if param is odd_param else right.arguments.get(param.name, [])
+    if odd_param.param_type_name == "option":
+        for name in odd_param.opts:
+            options.pop(name, None)
+        words += [f"{odd_param.opts[0]}={odd}"]
+    if odd_param.name in ("timeout", "count_max", "interval", "watch") and "--connect" in names:
+        del options["--data"]  # nobody sees the end of a very long time
+        options["--connect"] = "127.0.0.1:1"
+    return [*words, *(word for pair in options.items() for word in pair)]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_odd_values_are_used_or_refused(appliance: Server, place: Path, command: str) -> None:
+    for param in COMMANDS[command].params:
+        if param.param_type_name == "option" and param.is_flag:
+            continue
+        for name, odd in ODD.items():
+            if (command, param.name, name) == ("top", "count", "the largest of 64 bits"):
+                continue  # right, and without an end
+            words = line(command, param, odd, str(appliance.data_dir))
+            try:
+                said = run(*words, stdin=b"x\n")
+            except Exception as error:
+                raise AssertionError(f"{words}: {name}: {error!r}") from error
+            assert_told(words, said)
+
+
+def assert_told(words: list[str], said: Said) -> None:
+    assert said.status in EXIT_STATUSES and said.status not in (1, 70), (words, said)
+    assert said.status in (0, 74, 75) or said.err, (words, said)
+    assert all(each.isprintable() for each in said.err.splitlines()), (words, said.err)
+
+
+@pytest.mark.parametrize("name", ["APPLIANCE_CONNECT", "APPLIANCE_DATA", "APPLIANCE_USER", "APPLIANCE_CA"])
+@pytest.mark.parametrize("odd", ODD)
+def test_odd_values_of_the_environment_are_refused(place: Path, name: str, odd: str, monkeypatch: Any) -> None:
+    monkeypatch.setenv("APPLIANCE_PASSWORD_FILE", "password")
+    monkeypatch.setenv(name, ODD[odd])
+    at = ["--connect", "SASL_SSL://127.0.0.1:1"] if name in ("APPLIANCE_USER", "APPLIANCE_CA") else []
+    words = ["topics", "list", *at]
+    assert_told(words, run(*words, keep=(name,)))
+
+
+def test_values_may_be_any_bytes(appliance: Server, topic: str) -> None:
+    """Goal: what goes into messages, and what is looked for in them, is what was typed."""
+    at = ("--connect", appliance.native)
+    succeeding("topics", "create", topic, *at)
+    odd = os.fsdecode(b"\xdf")
+    succeeding("produce", topic, "--key", f"k{odd}", "--header", f"h={odd}", *at, stdin=b"one \xdf\n")
+    succeeding("produce", topic, "--key-separator", odd, *at, stdin=b"k2\xdftwo\n")
+    said = run_bytes("tail", topic, "--grep", odd, "--format", f"%k {odd} %h %s\\n", *at)
+    assert said == b"k\xdf \xdf h=\xdf one \xdf\n"
+    said = run_bytes("consume", topic, "--from", "earliest", "--max", "2", "--key-separator", odd, *at)
+    assert sorted(said.splitlines()) == [b"k2\xdftwo", b"k\xdf\xdfone \xdf"]
+    succeeding("produce", topic, *at, stdin=b"a=\xdf b=1\n")
+    assert run_bytes("tail", topic, "--field", f"a={odd}", *at) == b"a=\xdf b=1\n"
+
+
+def run_bytes(*words: str) -> bytes:
+    return succeeding(*words).out.encode(errors="surrogateescape")

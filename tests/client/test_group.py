@@ -1,0 +1,396 @@
+"""appliance.client.group: real consumers, a real appliance, a real ZooKeeper; and admin.py on the way."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from appliance.client import Admin, Blacklist, Consumer, GroupConsumer, MessageStream, Producer, Whitelist
+from appliance.errors import (
+    BadValue,
+    ClientBroken,
+    InvalidRequest,
+    TopicExists,
+    UnknownGroup,
+    UnknownPartition,
+    ZooKeeperAway,
+)
+
+from ..support.ready import readable
+from ..support.server import Server, wait_for
+
+TIMEOUT_S = 60
+QUIET_S = 1.0
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("groups") / "data", **{"zookeeper.nodes": 1}) as running:
+        running.wait_for_zookeeper()
+        yield running
+
+
+@pytest.fixture
+def admin(server: Server) -> Iterator[Admin]:
+    with Admin(server.native) as running:
+        yield running
+
+
+def fill(server: Server, topic: str, count: int, first: int = 0) -> list[bytes]:
+    """Numbered messages spread over the partitions by key."""
+    values = [b"%d" % i for i in range(first, first + count)]
+    with Producer(server.native) as producer:
+        for value in values:
+            producer.send(topic, value, key=value)
+    return values
+
+
+def join(server: Server, group: str, **options: Any) -> GroupConsumer:
+    options = {"session_timeout_ms": 2_000, "auto_commit_ms": 100} | options
+    return GroupConsumer(server.native, group, **options)
+
+
+class Reader:
+    """Threads that read streams into lists, until the consumer is closed."""
+
+    def __init__(self, *streams: MessageStream) -> None:
+        self.seen: list[tuple[int, int, bytes | None]] = []
+        self.threads = [threading.Thread(target=self._read, args=(stream,)) for stream in streams]
+        for thread in self.threads:
+            thread.start()
+
+    def _read(self, stream: MessageStream) -> None:
+        for message in stream:
+            self.seen.append((message.partition, message.offset, message.value))
+
+    def values(self) -> list[bytes | None]:
+        return [value for _, _, value in list(self.seen)]
+
+    def join(self) -> None:
+        for thread in self.threads:
+            thread.join(TIMEOUT_S)
+
+
+def until(condition: Callable[[], Any], what: str) -> Any:
+    return wait_for(condition, what, TIMEOUT_S)
+
+
+def test_two_members_share_a_topic_and_hand_over_without_loss_or_repeat(
+    server: Server, admin: Admin, topic: str
+) -> None:
+    """Paper, consumer groups: each message to one member; orderly changes of membership repeat nothing."""
+    admin.create_topic(topic, 4)
+    values = fill(server, topic, 500)
+    with join(server, topic) as one:
+        first = Reader(*one.create_message_streams({topic: 2})[topic])
+        until(lambda: len(first.seen) == 500, "the only member reads everything")
+        assert sorted(one.owned.values()) == [0, 0, 1, 1]
+        with join(server, topic) as two:
+            second = Reader(*two.create_message_streams({topic: 1})[topic])
+            until(lambda: len(two.owned) == 1 and len(one.owned) == 3, "range assignment: 3 streams, 4 partitions")
+            values += fill(server, topic, 500, 500)
+            until(lambda: len(first.seen) + len(second.seen) == 1000, "both read")
+            assert {p for p, _, _ in second.seen} == {place[1] for place in two.owned}
+        second.join()
+        until(lambda: len(one.owned) == 4, "the one that stays takes over")
+        values += fill(server, topic, 100, 1000)
+        until(lambda: len(first.seen) + len(second.seen) >= 1100, "it reads on")
+    first.join()
+    assert Counter(first.values() + second.values()) == Counter(values)
+    for reader in (first, second):
+        for partition in range(4):
+            offsets = [offset for p, offset, _ in reader.seen if p == partition]
+            assert offsets == sorted(offsets)
+
+
+def test_the_next_consumer_goes_on_where_the_last_one_stopped(server: Server, admin: Admin, topic: str) -> None:
+    admin.create_topic(topic, 1)
+    values = fill(server, topic, 100)
+    with join(server, topic) as consumer:
+        (stream,) = consumer.create_message_streams({topic: 1})[topic]
+        got = [message.value for message in itertools.islice(stream.messages(TIMEOUT_S), 40)]
+    assert admin.offsets(topic)[topic, 0] > 0
+    with join(server, topic) as consumer:
+        (stream,) = consumer.create_message_streams({topic: 1})[topic]
+        got += [value for batch in stream.batches(QUIET_S) for value in batch.values]
+        report = admin.group(topic)
+    assert report["members"][0]["id"] == consumer.consumer_id
+    assert got[:40] == values[:40] and Counter(got) == Counter(values)
+    admin.delete_offsets(topic)
+    with pytest.raises(UnknownGroup):
+        admin.group(topic)
+
+
+def test_an_exception_leaves_its_message_to_be_delivered_again(server: Server, admin: Admin, topic: str) -> None:
+    admin.create_topic(topic, 1)
+    fill(server, topic, 10)
+    with pytest.raises(ArithmeticError), join(server, topic) as consumer:
+        for message in consumer.create_message_streams({topic: 1})[topic][0]:
+            if message.value == b"5":
+                raise ArithmeticError("processing failed")
+    with join(server, topic) as consumer:
+        (stream,) = consumer.create_message_streams({topic: 1})[topic]
+        assert next(stream.messages(TIMEOUT_S)).value == b"5"
+
+
+def test_manual_commit_is_all_that_counts(server: Server, admin: Admin, topic: str) -> None:
+    admin.create_topic(topic, 1)
+    fill(server, topic, 10)
+    for expected in (b"0", b"4"):
+        with join(server, topic, auto_commit=False) as consumer:
+            messages = consumer.create_message_streams({topic: 1})[topic][0].messages(TIMEOUT_S)
+            assert next(messages).value == expected
+            if expected == b"0":
+                for _ in range(3):
+                    next(messages)
+                consumer.commit()
+                next(messages)
+    with join(server, topic, auto_commit=False) as consumer:
+        consumer.create_message_streams({topic: 1})
+        until(lambda: consumer.owned, "it joins")
+        consumer.commit({(topic, 0): 77})
+    assert admin.offsets(topic) == {(topic, 0): 77}
+
+
+def test_latest_and_time_decide_where_a_new_group_begins(server: Server, admin: Admin, topic: str) -> None:
+    admin.create_topic(topic, 1)
+    with Producer(server.native) as producer:
+        for second in range(10):
+            producer.send(topic, b"%d" % second, timestamp=1000 * second)
+    with join(server, f"{topic}-time", start=7000) as consumer:
+        (stream,) = consumer.create_message_streams({topic: 1})[topic]
+        assert next(stream.messages(TIMEOUT_S)).value == b"7"
+    with join(server, f"{topic}-latest", start="latest") as consumer:
+        (stream,) = consumer.create_message_streams({topic: 1})[topic]
+        until(lambda: consumer.positions, "it knows where the end is")
+        fill(server, topic, 1, 10)
+        assert next(stream.messages(TIMEOUT_S)).value == b"10"
+
+
+def test_patterns_take_present_and_future_topics(server: Server, admin: Admin, topic: str) -> None:
+    admin.create_topic(f"{topic}-a", 1)
+    admin.create_topic(f"{topic}-x", 1)
+    fill(server, f"{topic}-a", 5)
+    with join(server, f"{topic}-white") as white, join(server, f"{topic}-black") as black:
+        (stream,) = white.create_message_streams_by_filter(Whitelist(f"{topic}-a,{topic}-b"))
+        others = black.create_message_streams_by_filter(Blacklist(rf"(?!{topic}-).*|{topic}-x"), 2)
+        reader, other = Reader(stream), Reader(*others)
+        until(lambda: len(reader.seen) == 5, "present topics")
+        admin.create_topic(f"{topic}-b", 2)
+        fill(server, f"{topic}-b", 5, 5)
+        fill(server, f"{topic}-x", 5, 10)
+        until(lambda: len(reader.seen) == 10 and len(other.seen) == 10, "future topics")
+        assert (
+            {place[0] for place in white.owned} == {place[0] for place in black.owned} == {f"{topic}-a", f"{topic}-b"}
+        )
+        assert {place[1] for place in black.owned if place[0] == f"{topic}-b"} == {0, 1}
+        assert sorted(black.owned[f"{topic}-b", p] for p in (0, 1)) == [0, 1], "sub-streams share a topic"
+    reader.join()
+    other.join()
+
+
+CHILD = """
+import sys
+from appliance.client import GroupConsumer
+address, group, topic = sys.argv[1:]
+with GroupConsumer(address, group, session_timeout_ms=2000, auto_commit_ms=50) as consumer:
+    for message in consumer.create_message_streams({topic: 1})[topic][0]:
+        print(message.partition, message.offset, message.value.decode(), flush=True)
+"""
+
+
+def test_a_killed_member_loses_nothing(server: Server, admin: Admin, topic: str) -> None:
+    """At least once: what the killed member had not committed is delivered again, to the others."""
+    admin.create_topic(topic, 2)
+    values = fill(server, topic, 300)
+    command = [sys.executable, "-c", CHILD, server.native, topic, topic]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": "."})
+    assert child.stdout is not None
+    assert readable(child.stdout, TIMEOUT_S)
+    with join(server, topic) as consumer:
+        reader = Reader(*consumer.create_message_streams({topic: 1})[topic])
+        until(lambda: len(consumer.owned) == 1, "they share")
+        values += fill(server, topic, 300, 300)
+        child.send_signal(signal.SIGKILL)
+        output = child.communicate()[0]
+        until(lambda: len(consumer.owned) == 2, "its partitions are taken over")
+        by_child = [line.split()[2] for line in output.splitlines() if len(line.split()) == 3]
+        until(lambda: {*by_child, *reader.values()} >= set(values), "everything was delivered")
+    reader.join()
+
+
+def test_a_member_that_slept_through_its_session_comes_back(server: Server, admin: Admin, topic: str) -> None:
+    """Stopped for longer than its lease it owns nothing when it wakes; it registers anew and gets its share."""
+    admin.create_topic(topic, 2)
+    command = [sys.executable, "-c", CHILD, server.native, topic, topic]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": "."})
+    try:
+        with join(server, topic) as consumer:
+            reader = Reader(*consumer.create_message_streams({topic: 1})[topic])
+            until(lambda: len(consumer.owned) == 1, "they share")
+            child.send_signal(signal.SIGSTOP)
+            until(lambda: len(consumer.owned) == 2, "its partition is taken over")
+            values = fill(server, topic, 200)
+            until(lambda: len(reader.seen) == 200, "by us")
+            child.send_signal(signal.SIGCONT)
+            until(lambda: len(consumer.owned) == 1, "it is back")
+        reader.join()
+        assert Counter(reader.values()) == Counter(values)
+    finally:
+        child.kill()
+        assert child.communicate()[0].strip() == b"", "what others have read and committed is not repeated"
+
+
+def test_wrong_use_is_named(server: Server, admin: Admin, topic: str, appliance: Server) -> None:
+    for start in ("middle", -5):
+        with pytest.raises(BadValue):
+            GroupConsumer(server.native, topic, start=start)
+    with join(server, topic) as consumer:
+        with pytest.raises(InvalidRequest, match="create"):
+            consumer.commit()
+        with pytest.raises(BadValue):
+            consumer.create_message_streams({topic: 0})
+        with pytest.raises(BadValue, match="not a pattern"):
+            consumer.create_message_streams_by_filter("(")
+        consumer.create_message_streams({topic: 1})
+        with pytest.raises(InvalidRequest, match="once"):
+            consumer.create_message_streams({topic: 1})
+    with pytest.raises(InvalidRequest, match="closed"):
+        consumer.commit()
+    with GroupConsumer(appliance.native, topic) as alone, pytest.raises(ZooKeeperAway, match=r"zookeeper\.nodes"):
+        alone.create_message_streams({topic: 1})
+
+
+class Bug(Exception):
+    """What no one expects."""
+
+
+CALLS: dict[str, Callable[[GroupConsumer, MessageStream], object]] = {
+    "messages": lambda consumer, stream: next(stream.messages(TIMEOUT_S)),
+    "batches": lambda consumer, stream: next(stream.batches(TIMEOUT_S)),
+    "commit": lambda consumer, stream: consumer.commit(),
+    "close": lambda consumer, stream: consumer.close(),
+}
+
+
+@pytest.mark.parametrize("thread", ["member", "fetch"])
+@pytest.mark.parametrize("call", CALLS)
+def test_the_end_of_a_thread_reaches_every_call(
+    server: Server, admin: Admin, topic: str, thread: str, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: no member that holds partitions and reads nothing.  Method: a bug in each thread, then each call."""
+    admin.create_topic(topic, 1)
+    consumer = join(server, topic)
+    (stream,) = consumer.create_message_streams({topic: 1})[topic]
+    until(lambda: consumer.owned, "it joins")
+    broken = {"member": consumer._member, "fetch": consumer._fetcher}[thread]
+    monkeypatch.setattr(broken, "poll", lambda *_: _raise(Bug("here")))
+    consumer._fetcher.wake()
+    if call in ("commit", "close"):
+        until(lambda: consumer._threads.error, "the thread ends")
+    with pytest.raises(ClientBroken, match=f"the {thread} thread") as said:
+        CALLS[call](consumer, stream)
+    assert isinstance(said.value.__cause__, Bug)
+    if thread == "member":
+        with join(server, topic) as other:
+            other.create_message_streams({topic: 1})
+            until(lambda: other.owned, "the others take over without being asked")
+    if call != "close":
+        with pytest.raises(ClientBroken):
+            consumer.close()
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+def test_a_broken_consumer_does_not_hide_what_ended_its_block(
+    server: Server, admin: Admin, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admin.create_topic(topic, 1)
+    with pytest.raises(KeyboardInterrupt), join(server, topic) as consumer:
+        consumer.create_message_streams({topic: 1})
+        monkeypatch.setattr(consumer._fetcher, "poll", lambda *_: _raise(Bug("here")))
+        until(lambda: consumer._threads.error, "the thread ends")
+        raise KeyboardInterrupt
+
+
+HOSTILE = [
+    *(b"*1*(a+)+b", b"!1!(a|a)*b", b"*1*" + b"(" * 500, b"*1*(.*a){900}b", b"*999999999999*.*", b"*1*" + b"a?" * 5000),
+    *(b"\xff\xfe", b"[]", b'{"t": 1000000000000}', b'{"t": 1e400}', b"*x*y", b"*1*(?i)a", b""),
+]
+
+
+def test_what_another_member_registers_can_neither_hang_nor_end_the_others(
+    server: Server, admin: Admin, topic: str
+) -> None:
+    """Goal: a group is stopped by none of its members.  Method: names that such patterns take an age for."""
+    name = "a" * 200
+    admin.create_topic(name, 2)  # one of the hostile members wants one
+    zookeeper = server.zookeeper_client()
+    zookeeper.start(TIMEOUT_S)
+    try:
+        for i, value in enumerate(HOSTILE):
+            zookeeper.create(f"/consumers/{topic}/ids/hostile-{i}", value, ephemeral=True, makepath=True)
+        with join(server, topic) as consumer:
+            consumer.create_message_streams_by_filter(Whitelist("a+"))
+            assert until(lambda: consumer.owned, "it joins") == {(name, 1): 0}
+    finally:
+        zookeeper.stop()
+        zookeeper.close()
+        admin.delete_topic(name)
+
+
+def test_admin_verbs(admin: Admin, topic: str) -> None:
+    admin.create_topic(topic, 2, {"retention.ms": "1d"})
+    with pytest.raises(TopicExists):
+        admin.create_topic(topic)
+    admin.alter_topic(topic, {"retention.ms": None}, partitions=3)
+    (found,) = admin.topics([topic])
+    assert found["name"] == topic and len(found["partitions"]) == 3 and found["own"] == {}
+    assert topic in {row["name"] for row in admin.topics()}
+    assert admin.ensure_topic(topic)["partitions"] == 3
+    assert admin.init_producer()["producer_id"] != admin.init_producer()["producer_id"]
+    admin.commit(topic, {(topic, 0): 5, (topic, 1): 6})
+    assert admin.offsets(topic) == {(topic, 0): 5, (topic, 1): 6}
+    assert topic in {row["group"] for row in admin.groups()}
+    assert admin.status()["state"] == "serving"
+    admin.delete_offsets(topic, [(topic, 0), (topic, 1)])
+    assert admin.offsets(topic) == {}
+    admin.delete_topic(topic)
+    with pytest.raises(UnknownPartition):
+        admin.topics([topic])
+
+
+def test_several_appliances_share_one_ensemble(
+    server: Server, admin: Admin, topic: str, make_appliance: Callable[..., Server]
+) -> None:
+    """A topic's partitions are spread over them; producer, consumer and group find each where it is."""
+    other = make_appliance(**server.zookeeper_access | {"zookeeper.nodes": 0, "broker.id": 7})
+    with Admin(other.native) as there:
+        until(lambda: {row["name"] for row in there.topics()} >= {row["name"] for row in admin.topics()}, "it joined")
+        there.create_topic(topic, 4)
+        (found,) = there.topics([topic])
+        assert {row["leader"] for row in found["partitions"]} == {0, 7}
+    until(lambda: topic in {row["name"] for row in admin.topics()}, "the other knows it, too")
+    values = [b"%d" % i for i in range(400)]
+    with Producer(server.native) as producer:
+        for i, value in enumerate(values):
+            producer.send(topic, value, partition=i % 4)
+    with Consumer(other.native) as consumer:
+        consumer.assign_topic(topic)
+        assert Counter(message.value for message in consumer.messages(QUIET_S)) == Counter(values)
+    with join(other, topic) as member:
+        reader = Reader(*member.create_message_streams({topic: 1})[topic])
+        until(lambda: len(reader.seen) == len(values), "a group reads from both")
+    reader.join()
+    assert Counter(reader.values()) == Counter(values)

@@ -1,0 +1,156 @@
+"""appliance.kafka_apis.handlers: every advertised API answers, whatever valid values a request holds."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import struct
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from appliance.errors import DiskFull, ProtocolFault
+from appliance.kafka_apis.appliance import Extent
+from appliance.kafka_apis.handlers import AT_ONCE_BYTES_MAX, AT_ONCE_ROWS_MAX
+from appliance.wire.kafka import forwarded
+from appliance.wire.kafka.apis import APIS, METADATA, SERVED_BY_WORKERS
+from appliance.wire.kafka.codes import Code
+
+from ..support.kafka_apis_fixture import ORIGIN, Client, FakeCluster, run
+from ..support.kafka_messages import decode_response, message, random_values, request_frame
+
+COLD = [
+    (key, version)
+    for key, api in APIS.items()
+    if key not in SERVED_BY_WORKERS
+    for version in range(api.version_min, api.version_max + 1)
+]
+
+
+@pytest.mark.parametrize("key, version", COLD, ids=lambda value: str(value))
+def test_random_requests_are_answered_in_kind(key: int, version: int) -> None:
+    """Goal: no valid frame of any API goes without an answer that its client can read.
+
+    Method: random values in all fields; those that would wait (members of one group) have a short session, so
+    that each join or sync is answered by the clock at the latest.
+    """
+
+    async def scenario() -> None:
+        client = Client(FakeCluster(), session_ms_min=0, session_ms_max=0, rebalance_ms_max=1, id_wait_ms=1)
+        for seed in range(6):
+            values = random_values(message(key, "Request")._struct, version, random.Random(seed))
+            frame = await client.apis.answer(request_frame(key, version, values, 5), ORIGIN)
+            reply = decode_response(key, version, frame)
+            assert reply.header.correlation_id == 5
+            assert not list(_messages_of_success(reply.to_dict(json=False))), "the message of a success is null"
+        client.apis.close()
+
+    run(scenario())
+
+
+def _messages_of_success(reply: object) -> Iterator[object]:
+    """Error messages that stand beside error code 0, at any depth."""
+    if isinstance(reply, dict):
+        if reply.get("error_code") == 0 and reply.get("error_message") is not None:
+            yield reply["error_message"]
+        for value in reply.values():
+            yield from _messages_of_success(value)
+    elif isinstance(reply, list):
+        for value in reply:
+            yield from _messages_of_success(value)
+
+
+def test_a_version_that_is_not_advertised_is_refused_in_kind() -> None:
+    frame = struct.pack(">hhih", 12, 99, 5, -1)
+    reply = run(Client(FakeCluster()).apis.answer(frame, ORIGIN))
+    assert decode_response(12, APIS[12].version_max, reply).error_code == Code.UNSUPPORTED_VERSION
+
+
+@pytest.mark.parametrize(
+    "frame", [b"", b"\0\3", struct.pack(">hhih", 999, 0, 5, -1), struct.pack(">hhih", 3, 9, 5, -1)]
+)
+def test_what_is_no_request_closes_the_connection(frame: bytes) -> None:
+    with pytest.raises(ProtocolFault):
+        run(Client(FakeCluster()).apis.answer(frame, ORIGIN))
+
+
+def test_large_frames_are_decoded_beside_others_and_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a thread decodes one, others are answered; what its peer sends after it waits for it."""
+    free = threading.Event()
+    threads = []
+
+    def decode(frame: bytes, elements_max: int) -> tuple[forwarded.Header, object]:
+        threads.append(threading.current_thread() is threading.main_thread())
+        if len(frame) > AT_ONCE_BYTES_MAX:
+            assert free.wait(60)
+        return decode_frame(frame, elements_max)
+
+    decode_frame = forwarded.decode
+    monkeypatch.setattr(forwarded, "decode", decode)
+    order: list[str] = []
+
+    async def scenario() -> None:
+        apis = Client(FakeCluster()).apis
+        no = {"allow_auto_topic_creation": False}
+        small = request_frame(METADATA, 4, {"topics": [], **no})
+        large = request_frame(METADATA, 4, {"topics": [{"name": "n" * 100}] * 200, **no})
+
+        async def ask(frame: bytes, peer: str) -> None:
+            await apis.answer(frame, ORIGIN._replace(peer=peer))
+            order.append(peer if frame is small else f"{peer} large")
+
+        asked = [asyncio.create_task(ask(frame, peer)) for frame, peer in ((large, "a"), (small, "a"), (small, "b"))]
+        await asked[2]
+        free.set()
+        await asyncio.gather(*asked)
+        await ask(small, "a")
+        apis.close()
+
+    run(scenario())
+    assert order == ["b", "a large", "a", "a"] and sorted(threads) == [False, False, True, True]
+
+
+def test_large_answers_are_encoded_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer to a small question may be large: where all partitions are, say."""
+    free = threading.Event()
+
+    def encode(answer: dict[str, Any], *reply_to: int) -> bytes:
+        if threading.current_thread() is not threading.main_thread():
+            assert free.wait(60)
+        return encode_frame(answer, *reply_to)
+
+    encode_frame = forwarded.encode
+    monkeypatch.setattr(forwarded, "encode", encode)
+
+    async def scenario() -> None:
+        cluster = FakeCluster()
+        cluster.add("t", AT_ONCE_ROWS_MAX + 1)
+        client = Client(cluster)
+        large = asyncio.create_task(client.ask("DescribeLogDirs", topics=None))
+        small = await client.ask("DescribeLogDirs", topics=[{"topic": "t", "partitions": [0]}])
+        assert len(small.results[0].topics[0].partitions) == 1 and not large.done()
+        free.set()
+        assert len((await large).results[0].topics[0].partitions) == AT_ONCE_ROWS_MAX + 1
+        client.apis.close()
+
+    run(scenario())
+
+
+def test_a_picture_that_is_missing_is_an_error_code() -> None:
+    class Failing(FakeCluster):
+        def disk_space(self) -> tuple[int, int]:
+            raise DiskFull("cannot say")
+
+        def extent(self, topic: str, partition: int) -> Extent:
+            return Extent(0, 0)
+
+    assert run(Client(Failing()).ask("DescribeLogDirs", topics=None)).error_code == DiskFull.code
+
+
+def test_metadata_is_answered_from_its_own_encoder() -> None:
+    cluster = FakeCluster()
+    cluster.add("t")
+    frame = run(Client(cluster).frame("Metadata", topics=None))
+    assert [topic.name for topic in decode_response(METADATA, APIS[METADATA].version_max, frame).topics] == ["t"]

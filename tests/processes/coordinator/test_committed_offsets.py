@@ -1,0 +1,470 @@
+"""appliance.processes.coordinator.committed_offsets: the newest commit wins, and nothing is written without a claim."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine, Mapping
+from itertools import count
+from typing import Any, TypeVar
+
+import pytest
+
+from appliance.errors import ApplianceError, NotCoordinator, OffsetsFull, RequestTimedOut, ZooKeeperAway
+from appliance.names import TopicPartition
+from appliance.processes.coordinator import committed_offsets
+from appliance.processes.coordinator.committed_offsets import UNIT_BYTES, CommittedOffsets, State
+from appliance.zookeeper import claims
+from appliance.zookeeper.claims import Claimant, GroupInfo
+from appliance.zookeeper.group_registry import GroupRegistry
+from appliance.zookeeper.operations import Operation, ask, create, delete
+from appliance.zookeeper.paths import CommittedOffset, group, offset
+
+from ...support.zookeeper_fixture import Tree
+
+T = TypeVar("T")
+PART, OTHER = TopicPartition("logs", 0), TopicPartition("logs", 1)
+
+
+class SlowZooKeeper:
+    """A session on a tree: every operation takes a turn of the loop, or as long as ``held_up``; ``away``: it fails;
+    ``mute``: it is carried out and fails.
+    """
+
+    enabled = True
+
+    def __init__(self, tree: Tree, session_id: int) -> None:
+        self.tree, self.session_id = tree, session_id
+        self.groups = GroupRegistry()
+        self.leased, self.away, self.mute = True, False, False
+        self.held_up: asyncio.Event | None = None
+        self.running = self.running_max = self.writes = 0
+
+    async def ask(self, operation: Operation[T], *, session_id: int | None = None) -> T:
+        self.running += 1
+        self.running_max = max(self.running, self.running_max)
+        self.writes += operation.__name__ == "write"
+        try:
+            await asyncio.sleep(0)
+            if self.held_up is not None:
+                await self.held_up.wait()
+            if self.away or session_id not in (None, self.session_id):
+                operation.close()
+                raise ZooKeeperAway("away")
+            result: T = self.tree.run(operation, self.session_id)
+            if self.mute:
+                raise ZooKeeperAway("done, but the answer is lost")
+            return result
+        finally:
+            self.running -= 1
+
+
+class Broker:
+    """One broker's offsets.  ``elsewhere``: groups that another is to coordinate; ``lost``: what it dissolved."""
+
+    def __init__(self, tree: Tree, broker_id: int = 1, offsets_max: int = 1_000) -> None:
+        self.zookeeper = SlowZooKeeper(tree, broker_id)
+        self.elsewhere: set[str] = set()
+        self.members: set[str] = set()
+        self.lost: list[str] = []
+        self.tasks: list[asyncio.Task[None]] = []
+        epochs = count(1)
+        self.offsets = CommittedOffsets(
+            self.zookeeper,
+            Claimant(broker_id, str(broker_id)),
+            self.spawn,
+            offsets_max=offsets_max,
+            coordinates=lambda group: group not in self.elsewhere,
+            new_epoch=lambda: f"{broker_id}-{next(epochs)}",
+            clock_ms=lambda: 1_000,
+        )
+        self.offsets.claims.has_members = self.members.__contains__
+        self.offsets.claims.on_lost = self.dissolve
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self.tasks.append(asyncio.get_running_loop().create_task(work))
+
+    def dissolve(self, name: str) -> None:
+        self.members.discard(name)
+        self.lost.append(name)
+
+    async def commit(self, to: int | None, part: TopicPartition = PART, **more: Any) -> Mapping[Any, ApplianceError]:
+        change = None if to is None else CommittedOffset(to)
+        return await self.offsets.commit("g", {part: change}, **more)
+
+    async def stored(self) -> dict[TopicPartition, int]:
+        return {part: at.offset for part, at in (await self.offsets.read("g", None)).items()}
+
+
+def run(scenario: Coroutine[Any, Any, None]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(10):
+            await scenario
+
+    asyncio.run(bounded())
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(committed_offsets, "COMMIT_MS_MAX", 400)
+    monkeypatch.setattr(committed_offsets, "RETRY_S", 0.002)
+
+
+def test_any_number_of_pipelined_commits_succeed_and_the_newest_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(committed_offsets, "COMMIT_MS_MAX", 8_000)
+
+    async def scenario() -> None:
+        broker = Broker(Tree())
+        assert await asyncio.gather(*(broker.commit(n) for n in range(1, 1_001))) == [{}] * 1_000
+        assert await broker.stored() == {PART: 1_000}
+        assert broker.zookeeper.running_max == 1, "one write at a time"
+        assert broker.zookeeper.writes <= 3, "what has come meanwhile is one write"
+
+    run(scenario())
+
+
+def test_each_partition_has_its_newest_and_a_deletion_is_a_commit_like_any_other() -> None:
+    async def scenario() -> None:
+        broker = Broker(Tree())
+        await broker.commit(1, OTHER)
+        broker.zookeeper.held_up = asyncio.Event()
+        waiting = [asyncio.ensure_future(broker.commit(to, part)) for to, part in
+                   [(5, PART), (6, OTHER), (None, PART), (7, PART), (8, OTHER), (None, OTHER)]]  # fmt: skip
+        await asyncio.sleep(0.01)
+        broker.zookeeper.held_up.set()
+        assert await asyncio.gather(*waiting) == [{}] * 6
+        assert await broker.stored() == {PART: 7}
+
+    run(scenario())
+
+
+def test_a_commit_waits_for_zookeeper_and_what_was_refused_is_never_stored_afterwards() -> None:
+    async def scenario() -> None:
+        broker = Broker(Tree())
+        await broker.commit(1)
+        broker.zookeeper.away = True
+        with pytest.raises(RequestTimedOut):
+            await broker.commit(2)
+        late = asyncio.ensure_future(broker.commit(3))
+        await asyncio.sleep(0.05)
+        broker.zookeeper.away = False
+        assert await late == {}
+        await asyncio.sleep(0.05)
+        assert await broker.stored() == {PART: 3}
+        broker.zookeeper.away = True
+        with pytest.raises(RequestTimedOut):
+            await broker.commit(4)
+        await asyncio.sleep(0.01)  # what was on its way at that moment would have landed
+        broker.zookeeper.away = False
+        await asyncio.sleep(0.05)
+        assert await broker.stored() == {PART: 3}, "nobody was told that it is stored"
+
+    run(scenario())
+
+
+def test_a_reader_sees_what_was_committed_before_it_asked() -> None:
+    async def scenario() -> None:
+        broker = Broker(Tree())
+        broker.zookeeper.away = True
+        commit = asyncio.ensure_future(broker.commit(5))
+        await asyncio.sleep(0)
+        read = asyncio.ensure_future(broker.stored())
+        await asyncio.sleep(0.01)
+        broker.zookeeper.away = False
+        assert await read == {PART: 5} and await commit == {}
+
+    run(scenario())
+
+
+def test_the_states_of_a_claim() -> None:
+    """Goal: every line of the table.  Method: two brokers on one tree, sessions and leases that end by hand."""
+
+    async def scenario() -> None:
+        tree = Tree()
+        one, two = Broker(tree, 1), Broker(tree, 2)
+        assert one.offsets.claims.state("g") is State.UNCLAIMED
+        one.zookeeper.held_up = asyncio.Event()
+        claiming = asyncio.ensure_future(one.offsets.claim("g"))
+        await asyncio.sleep(0.01)
+        assert one.offsets.claims.state("g") is State.CLAIMING
+        one.zookeeper.held_up.set()
+        await claiming
+        one.members.add("g")
+        assert one.offsets.claims.state("g") is State.HELD
+        # CLAIMING -> UNCLAIMED: another has it
+        with pytest.raises(ZooKeeperAway, match="broker 1 still"):
+            await two.offsets.claim("g")
+        assert two.offsets.claims.state("g") is State.UNCLAIMED
+        # HELD -> HELD: the lease was over, but the session lives
+        one.zookeeper.leased = False
+        assert not one.offsets.claims.leads
+        with pytest.raises(ZooKeeperAway):
+            await one.offsets.claim("g")
+        with pytest.raises(RequestTimedOut):
+            await one.commit(1, protocol_type="consumer")
+        one.zookeeper.leased = True
+        await one.offsets.claim("g")
+        assert await one.commit(2, protocol_type="consumer") == {} and not one.lost
+        # HELD -> UNCLAIMED: cut off, deposed, and back with a new session
+        one.zookeeper.leased = False
+        tree.expire(1)
+        await two.offsets.claim("g")
+        assert await two.commit(1_000) == {}
+        one.zookeeper.session_id, one.zookeeper.leased = 3, True
+        one.offsets.claims.new_session()
+        assert one.lost == ["g"] and one.offsets.claims.state("g") is State.UNCLAIMED
+        with pytest.raises(RequestTimedOut):
+            await one.commit(3, protocol_type="consumer")
+        assert await two.stored() == {PART: 1_000}
+        # HELD -> UNCLAIMED: another broker is to coordinate it
+        two.elsewhere.add("g")
+        await two.offsets.claims.review()
+        assert two.lost == ["g"] and two.offsets.claims.state("g") is State.UNCLAIMED
+        with pytest.raises(NotCoordinator):
+            await two.commit(4)
+        await one.offsets.claim("g")
+        # HELD -> UNCLAIMED: idle
+        one.members.clear()
+        await one.offsets.claims.tidy()
+        assert one.offsets.claims.state("g") is State.HELD
+        one.offsets.claims._groups["g"].used -= committed_offsets.CLAIM_IDLE_S
+        await one.offsets.claims.tidy()
+        assert one.offsets.claims.state("g") is State.UNCLAIMED and not one.offsets.claims._groups
+        # HELD -> UNCLAIMED: nobody in it, and no positions
+        two.elsewhere.clear()
+        await two.offsets.claim("g")
+        await two.commit(None)
+        await two.offsets.left("g")
+        assert two.offsets.claims.state("g") is State.UNCLAIMED and group("g") not in tree.nodes
+
+    run(scenario())
+
+
+async def taken(broker: Broker) -> None:
+    """The group's next coordinator has it, after some attempts."""
+    while broker.offsets.claims.state("g") is not State.HELD:
+        with contextlib.suppress(ZooKeeperAway):
+            await broker.offsets.claim("g")
+        await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("positions_stored", [False, True])
+@pytest.mark.parametrize("trouble", ["away", "mute"])
+def test_a_claim_that_cannot_be_given_back_at_once_is_given_back_later(trouble: str, positions_stored: bool) -> None:
+    """The others of the same review are given back at once."""
+
+    async def scenario() -> None:
+        tree = Tree()
+        one, two = Broker(tree, 1), Broker(tree, 2)
+        await two.offsets.claim("g")
+        if positions_stored:
+            await two.commit(1)
+        two.elsewhere.add("g")
+        setattr(two.zookeeper, trouble, True)
+        await two.offsets.claims.review()
+        setattr(two.zookeeper, trouble, False)
+        await taken(one)
+        await asyncio.gather(*two.tasks)
+        assert not two.offsets.claims._groups and not two.offsets.claims._withdrawing
+
+    run(scenario())
+
+
+def test_a_claim_that_nobody_knows_was_made_keeps_no_other_out() -> None:
+    async def scenario() -> None:
+        tree = Tree()
+        one, two = Broker(tree, 1), Broker(tree, 2)
+        two.zookeeper.mute = True
+        with pytest.raises(ZooKeeperAway):
+            await two.offsets.claim("g")
+        two.zookeeper.mute = False
+        await taken(one)
+        await asyncio.gather(*two.tasks)
+        assert not two.offsets.claims._groups and one.offsets.claims.state("g") is State.HELD
+
+    run(scenario())
+
+
+def test_a_claim_is_given_back_although_a_write_was_put_back_and_somebody_has_come() -> None:
+    """Method: the group is given up while a write is under way that ZooKeeper does not answer."""
+
+    async def scenario() -> None:
+        tree = Tree()
+        one, two = Broker(tree, 1), Broker(tree, 2)
+        await two.commit(1, protocol_type="consumer")
+        two.zookeeper.held_up = asyncio.Event()
+        writing = asyncio.create_task(two.commit(2))
+        await asyncio.sleep(0.005)
+        two.elsewhere.add("g")
+        review = asyncio.create_task(two.offsets.claims.review())
+        await asyncio.sleep(0.005)
+        two.members.add("g")
+        late = asyncio.create_task(two.commit(3))
+        two.zookeeper.away = True
+        two.zookeeper.held_up.set()
+        await asyncio.sleep(0.005)
+        two.zookeeper.away = False
+        await review
+        for refused in (writing, late):
+            with pytest.raises(NotCoordinator):
+                await refused
+        assert not two.members
+        await taken(one)
+        assert await one.stored() == {PART: 1}
+
+    run(scenario())
+
+
+def test_withdrawing_ends_with_the_session() -> None:
+    async def scenario() -> None:
+        two = Broker(Tree(), 2)
+        two.zookeeper.away = True
+        with pytest.raises(ZooKeeperAway):
+            await two.offsets.claim("g")
+        await asyncio.sleep(0.005)
+        assert two.offsets.claims._withdrawing
+        two.zookeeper.session_id = 3
+        await asyncio.gather(*two.tasks)
+        assert not two.offsets.claims._groups and not two.offsets.claims._withdrawing
+
+    run(scenario())
+
+
+def test_a_deposed_coordinator_dissolves_its_group_at_the_first_write_and_stores_nothing() -> None:
+    async def scenario() -> None:
+        tree = Tree()
+        one, two = Broker(tree, 1), Broker(tree, 2)
+        await one.commit(1, protocol_type="consumer")
+        one.members.add("g")
+        tree.expire(1)  # and it does not know yet
+        await two.commit(1_000)
+        with pytest.raises(NotCoordinator):
+            await one.commit(2, protocol_type="consumer")
+        assert one.lost == ["g"] and await two.stored() == {PART: 1_000}
+        tree.expire(2)
+        assert await one.commit(3) == {}, "who is no member commits with the next claim"
+
+    run(scenario())
+
+
+def test_nothing_stays_of_groups_that_were_only_asked_for_or_left_without_a_commit() -> None:
+    async def scenario() -> None:
+        tree = Tree()
+        broker = Broker(tree)
+        for n in range(100):
+            assert not await broker.offsets.read(f"typo-{n}", [PART])
+            assert not await broker.offsets.remove(f"typo-{n}")
+            await broker.offsets.note_active(f"typo-{n}")
+            await broker.offsets.claim(f"joined-{n}")
+            await broker.offsets.left(f"joined-{n}")
+        assert not broker.offsets.claims._groups and not broker.offsets.count.total
+        assert not any(path.startswith("/consumers/") for path in tree.nodes)
+
+    run(scenario())
+
+
+def test_a_group_that_somebody_joins_while_it_is_cleaned_up_stays() -> None:
+    async def scenario() -> None:
+        tree = Tree()
+        broker = Broker(tree)
+        for _ in range(20):
+            await broker.offsets.claim("g")
+
+            async def join() -> None:
+                await broker.offsets.claim("g")
+                broker.members.add("g")  # as a join does: nothing is awaited in between
+
+            await asyncio.gather(broker.offsets.left("g"), join(), broker.offsets.left("g"))
+            assert await broker.commit(1, protocol_type="consumer") == {} and not broker.lost
+            await broker.commit(None)
+            broker.members.clear()
+
+    run(scenario())
+
+
+def test_positions_have_a_maximum_with_a_name() -> None:
+    async def scenario() -> None:
+        broker = Broker(Tree(), offsets_max=4)
+        parts = [TopicPartition("logs", n) for n in range(6)]
+        refused = await broker.offsets.commit("g", {part: CommittedOffset(1) for part in parts})
+        assert {part: type(error) for part, error in refused.items()} == dict.fromkeys(parts[4:], OffsetsFull)
+        assert await broker.commit(2, parts[0]) == {}, "those that exist may change"
+        long = CommittedOffset(1, "x" * UNIT_BYTES)
+        assert PART in await broker.offsets.commit("g", {PART: long}), "a long note counts as more"
+        assert await broker.commit(None, parts[3]) == {}
+        assert isinstance((await broker.offsets.commit("h", {PART: long}))[PART], OffsetsFull)
+        assert await broker.offsets.commit("h", {PART: CommittedOffset(1)}) == {}
+        assert await broker.offsets.remove("g") and await broker.offsets.commit("h", {PART: long}) == {}
+
+    run(scenario())
+
+
+def test_what_others_have_is_counted_too() -> None:
+    async def scenario() -> None:
+        broker = Broker(Tree(), offsets_max=3)
+        broker.offsets.counted({"theirs": {PART: 10, OTHER: 10 + UNIT_BYTES}})
+        assert isinstance((await broker.commit(1))[PART], OffsetsFull)
+        broker.offsets.counted({"theirs": {PART: 10}})
+        assert await broker.commit(1) == {}
+
+    run(scenario())
+
+
+def test_claims_are_bounded_and_idle_ones_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(committed_offsets, "CLAIMS_MAX", 3)
+
+    async def scenario() -> None:
+        broker = Broker(Tree())
+        for n in range(10):
+            await broker.offsets.claim(f"g{n}")
+        assert sum(entry.held is not None for entry in broker.offsets.claims._groups.values()) <= 3
+        for n in range(3):
+            broker.members.add(f"h{n}")
+            await broker.offsets.claim(f"h{n}")
+        with pytest.raises(ZooKeeperAway, match="3 groups already"):
+            await broker.offsets.claim("one more")
+
+    run(scenario())
+
+
+def test_a_change_by_hand_in_zookeeper_is_overwritten_and_a_foreign_claim_is_named() -> None:
+    async def scenario() -> None:
+        tree = Tree()
+        broker = Broker(tree)
+        await broker.commit(1)
+
+        def meddle() -> Operation[None]:
+            yield from ask([delete(offset("g", PART)), create(offset("g", OTHER), b"9")])
+
+        tree.run(meddle())
+        assert await broker.offsets.commit("g", {PART: CommittedOffset(2), OTHER: CommittedOffset(3)}) == {}
+        assert await broker.stored() == {PART: 2, OTHER: 3}
+
+        def junk() -> Operation[None]:
+            yield from ask([create(f"{group('h')}/{claims.CLAIM}x", b"junk", ephemeral=True)])
+
+        tree.run(junk(), 9)
+        with pytest.raises(ApplianceError, match="is no claim of a coordinator"):
+            await broker.offsets.commit("h", {PART: CommittedOffset(1)})
+
+    run(scenario())
+
+
+def test_positions_expire_unless_they_change_or_somebody_is_there() -> None:
+    async def scenario() -> None:
+        tree = Tree()
+        broker = Broker(tree)
+        await broker.offsets.commit("g", {PART: CommittedOffset(1), OTHER: CommittedOffset(1)}, "consumer")
+        assert claims.decode_info(tree.nodes[group("g")].value) == GroupInfo("consumer", 1_000)
+        seen = tree.run(claims.look("g"))
+        await broker.commit(2)
+        broker.members.add("g")
+        assert await broker.offsets.expire("g", seen.nodes) == 0
+        broker.members.clear()
+        assert await broker.offsets.expire("g", seen.nodes) == 1
+        assert await broker.stored() == {PART: 2}
+        seen = tree.run(claims.look("g"))
+        assert await broker.offsets.expire("g", seen.nodes) == 1
+        assert not any(path.startswith("/consumers/") for path in tree.nodes)
+
+    run(scenario())

@@ -1,0 +1,168 @@
+"""appliance.processes.coordinator.registered_groups: members and offsets of groups in the registry."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from appliance.errors import InvalidRequest, UnknownPartition, ZooKeeperAway
+from appliance.groups.store import Commit, RegisteredMember
+from appliance.names import TopicPartition as Part
+from appliance.processes.coordinator import member_registration
+from appliance.zookeeper.paths import consumer, owner
+
+from ...support.coordinator_bench import Bench
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def member(name: str, *partitions: tuple[str, int]) -> RegisteredMember:
+    return RegisteredMember(name, "client", "/192.0.2.1", ("logs",), tuple(Part(*one) for one in partitions))
+
+
+async def nothing() -> None:
+    pass
+
+
+def register(bench: Bench, group: str, *members: RegisteredMember) -> None:
+    bench.groups.register(group, lambda: members)
+
+
+def test_members_of_kafka_groups_are_registered_moved_and_taken_away(bench: Bench) -> None:
+    nodes = bench.registry.tree.nodes
+    register(bench, "g", member("a", ("logs", 0), ("logs", 1)), member("b"))
+    bench.run(nothing())
+    group = bench.run(bench.groups.group("g"))
+    assert group is not None and not group.native
+    assert group.members == (member("a", ("logs", 0), ("logs", 1)), member("b"))
+    assert [row.name for row in bench.run(bench.groups.groups())] == ["g"]
+
+    register(bench, "g", member("b", ("logs", 1)))
+    bench.run(nothing())
+    assert consumer("g", "a") not in nodes and owner("g", Part("logs", 0)) not in nodes
+    assert nodes[owner("g", Part("logs", 1))].value == b"b-0"
+
+    register(bench, "g")
+    bench.run(nothing())
+    assert bench.run(bench.groups.group("g")) is None, "who leaves without a commit leaves nothing"
+    assert not any(path.startswith("/consumers/") for path in nodes)
+
+
+def test_what_could_not_be_registered_while_zookeeper_was_away_is_registered_later(bench: Bench) -> None:
+    nodes = bench.registry.tree.nodes
+    register(bench, "g", member("a"), member("b"))
+    bench.run(nothing())
+    bench.registry.away = True
+    register(bench, "g", member("b"))
+    register(bench, "h", member("c"))
+    bench.run(nothing())
+    assert consumer("g", "a") in nodes
+    bench.registry.away = False
+    bench.run(bench.groups.reconnected())
+    assert consumer("g", "a") not in nodes and {consumer("g", "b"), consumer("h", "c")} <= set(nodes)
+
+
+def test_a_group_that_is_left_while_zookeeper_goes_away_is_tidied_up_later(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its nodes are taken away, then ZooKeeper is gone: looking at the group again ended the coordinator."""
+    nodes = bench.registry.tree.nodes
+    register(bench, "g", member("a"))
+    bench.run(nothing())
+    tidy_up = bench.groups._members._emptied
+
+    async def away(group: str) -> None:
+        monkeypatch.setattr(bench.groups._members, "_emptied", tidy_up)
+        raise ZooKeeperAway("away")
+
+    monkeypatch.setattr(bench.groups._members, "_emptied", away)
+    register(bench, "g")
+    bench.run(nothing())
+    assert consumer("g", "a") not in nodes
+    bench.run(bench.groups.reconnected())
+    bench.run(nothing())
+    assert not any(path.startswith("/consumers/") for path in nodes) and not bench.groups._members._members
+
+
+def test_in_a_new_session_everything_is_registered_again(bench: Bench) -> None:
+    nodes = bench.registry.tree.nodes
+    register(bench, "g", member("a", ("logs", 0)), member("b"))
+    bench.run(nothing())
+    bench.registry.session_id = 2
+    bench.run(bench.groups.reconnected())
+    assert {nodes[path].owner for path in nodes if "/ids/" in path or path.endswith("logs/0")} == {2}
+    bench.registry.tree.expire(1)
+    group = bench.run(bench.groups.group("g"))
+    assert group is not None and len(group.members) == 2
+
+
+ANY_TEXT = st.text(st.characters(), max_size=30)
+PARTITION = st.tuples(ANY_TEXT | st.just("logs") | st.just(".."), st.integers(-3, 10))
+MEMBER = st.builds(
+    RegisteredMember, ANY_TEXT, ANY_TEXT | st.just("x" * 5_000), ANY_TEXT, st.lists(ANY_TEXT, max_size=3).map(tuple),
+    st.lists(PARTITION, max_size=5).map(tuple),
+)  # fmt: skip
+
+
+@given(st.lists(st.tuples(ANY_TEXT, st.lists(MEMBER, max_size=3)), max_size=4))
+@settings(deadline=None)
+def test_whatever_members_are_called_registering_them_never_fails(
+    groups: list[tuple[str, list[RegisteredMember]]],
+) -> None:
+    with TemporaryDirectory() as data_dir:
+        bench = Bench(Path(data_dir))
+        for group, members in groups:
+            register(bench, group, *members)
+            bench.run(nothing())
+        register(bench, "last", member("a", ("logs", 0)))
+        bench.run(nothing())
+        assert consumer("last", "a") in bench.registry.tree.nodes
+        for group in [*dict(groups), "last"]:
+            register(bench, group)
+            bench.run(nothing())
+        assert not any(path.startswith("/consumers/") for path in bench.registry.tree.nodes)
+
+
+def test_what_is_registered_is_bounded_and_members_come_before_what_they_own(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(member_registration, "NODES_BYTES_MAX", 7 * 400)
+    nodes = bench.registry.tree.nodes
+    register(bench, "g", *(member(f"m{n}", ("logs", 0), ("logs", 1), ("logs", 9), ("x", 0)) for n in range(2)))
+    register(bench, "h", *(member(f"m{n}") for n in range(50)))
+    bench.run(nothing())
+    assert {consumer("g", f"m{n}") for n in range(2)} <= set(nodes)
+    assert 2 <= sum(path.startswith("/consumers/h/ids/") for path in nodes) <= 4
+    register(bench, "h")
+    bench.run(nothing())
+    register(bench, "i", member("c"))
+    bench.run(nothing())
+    assert consumer("i", "c") in nodes, "what was taken away makes room"
+
+
+def test_commits_name_the_partitions_that_do_not_exist(bench: Bench) -> None:
+    refused = bench.run(
+        bench.groups.commit(
+            "g", {Part("logs", 0): Commit(7, "note"), Part("logs", 9): Commit(1), Part("x", 0): Commit(1)}
+        )
+    )
+    assert {key: type(error) for key, error in refused.items()} == {
+        Part("logs", 9): UnknownPartition,
+        Part("x", 0): UnknownPartition,
+    }
+    assert bench.run(bench.groups.committed("g", None)) == {Part("logs", 0): Commit(7, "note")}
+    assert bench.run(bench.groups.committed("g", [Part("logs", 1)])) == {}
+
+
+def test_a_group_with_live_members_is_not_forgotten(bench: Bench) -> None:
+    register(bench, "g", member("a"))
+    bench.run(nothing())
+    with pytest.raises(InvalidRequest):
+        bench.run(bench.groups.forget("g"))

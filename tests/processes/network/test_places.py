@@ -1,0 +1,135 @@
+"""appliance.processes.network.accepting: no client takes all connections, and nobody those of the administrator."""
+
+from __future__ import annotations
+
+import functools
+import resource
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+
+from appliance.records.encode import encode_values
+from appliance.security import scram
+from appliance.wire import native
+
+from ...support.command_line import run, succeeding
+from ...support.long import LONG
+from ...support.native_peer import TIMEOUT_S, Peer
+from ...support.server import Server, wait_for
+
+SASL = "SASL_PLAINTEXT"
+IDLE, CONNECTIONS_MAX = (9_000, 4_096) if LONG else (90, 40)
+"""Connections of one user; those that a worker takes."""
+BOTH = f"127.0.0.1:0, {SASL}://127.0.0.1:0"
+PER_ADDRESS, PER_USER = 8, 3
+PASSWORD = "correct horse"
+BATCH = encode_values([b"one"], 1_000)
+
+
+class SlowlyMade(Peer):
+    """A native client from an address of this host, without its hello."""
+
+    def __init__(self, address: str, source: str = "127.0.0.1") -> None:
+        host, port = address.rsplit(":", 1)
+        self.sock = socket.create_connection((host, int(port)), TIMEOUT_S, (source, 0))
+        self._received = b""
+
+
+def served(peer: Peer, user: str = "") -> bool:
+    """Whether a client is served: it says hello and, as a user, logs in; False when it is closed instead."""
+    with suppress(EOFError, ConnectionError):
+        peer.call([native.HELLO, 0, native.MAGIC, native.VERSION, "test"])
+        if user:
+            client = scram.ScramClient("SCRAM-SHA-256", user, PASSWORD.encode())
+            answer = peer.call([native.LOGIN, 1, "SCRAM-SHA-256", client.first()])[0][3]
+            assert peer.call([native.LOGIN, 2, None, client.final(answer)])[0][1] == 0
+        return True
+    return False
+
+
+@pytest.fixture(autouse=True)
+def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client computes the iterations of a password once."""
+    monkeypatch.setattr(scram, "salted_password", functools.cache(scram.salted_password))
+
+
+@pytest.fixture(scope="module")
+def password(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("password") / "password"
+    file.touch(0o600)
+    file.write_text(f"{PASSWORD}\n")
+    return file
+
+
+@pytest.fixture
+def descriptors() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.usefixtures("descriptors")
+def test_the_command_line_gets_in_whatever_others_hold(make_appliance: Callable[..., Server], password: Path) -> None:
+    """Method: one user logs in as often as it is let in, and stays idle.  Then commands of the administrator run."""
+    server = make_appliance(**{"native.listen": BOTH, "network.workers": 2, "network.connections_max": CONNECTIONS_MAX})
+    data = ("--data", str(server.data_dir))
+    succeeding("users", "add", "crowd", "--password-file", str(password), *data)
+    with ExitStack() as stack:
+        held, refused = 0, 0
+        for _ in range(IDLE):
+            peer = stack.enter_context(SlowlyMade(server.address("native", SASL)))
+            if served(peer, "crowd"):
+                held += 1
+            else:
+                refused += 1
+                peer.close()
+        assert held == 2 * CONNECTIONS_MAX and refused == IDLE - held
+        with SlowlyMade(server.native) as other:
+            assert not served(other)
+        succeeding("topics", "create", "t", *data)
+        assert '"t"' in succeeding("topics", "list", "--json", *data).out
+        succeeding("users", "delete", "crowd", *data)
+        assert '"serving"' in run("status", "--json", *data).out  # with 75: a limit is reached
+
+
+def test_connections_of_an_address_and_of_a_user_are_bounded(
+    make_appliance: Callable[..., Server], password: Path
+) -> None:
+    """Method: fill both bounds, also with a connection that a writer serves; each that ends makes room for one."""
+    server = make_appliance(
+        **{
+            "native.listen": BOTH,
+            "network.workers": 1,
+            "network.connections_per_address_max": PER_ADDRESS,
+            "network.connections_per_user_max": PER_USER,
+        }
+    )
+    for user in ("alice", "bob"):
+        succeeding("users", "add", user, "--password-file", str(password), "--data", str(server.data_dir))
+    with_login = server.address("native", SASL)
+    with ExitStack() as stack:
+        new = lambda address=with_login, source="127.0.0.1": stack.enter_context(SlowlyMade(address, source))  # noqa: E731
+        alices = [new() for _ in range(PER_USER)]
+        assert all(served(one, "alice") for one in alices)
+        assert not served(new(), "alice") and served(new(), "bob")
+        alices.pop().close()
+        wait_for(lambda: served(new(), "alice"), "there is room for alice again")
+        producer = new(server.native)
+        assert served(producer)
+        producer.create("t")
+        for _ in range(200):  # it is handed over to the writer meanwhile
+            assert producer.produce("t", BATCH)[0] == 0
+        others = [new(server.native) for _ in range(PER_ADDRESS)]
+        assert sum(map(served, others)) == PER_ADDRESS - PER_USER - 2
+        assert served(new(server.native, "127.0.0.2")), "another address"
+        producer.close()
+        wait_for(lambda: served(new(server.native)), "there is room for the address again")
+    refusals = wait_for(
+        lambda: server.state.get("refusals", {}).get("connections per address") and server.state["refusals"], "counts"
+    )
+    assert refusals["connections per user"] >= 1
+    assert 'reason="connections per user" who=User:alice' in server.log()

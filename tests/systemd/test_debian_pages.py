@@ -1,0 +1,98 @@
+"""systemd.debian: man pages, configuration, completions and scripts of the package agree with the program."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from appliance.cli.command_tree import tree
+from appliance.config import KEYS
+from appliance.data_directory import FORMAT
+from appliance.input_settings import TYPE_KEYS
+from systemd.debian import control, documents, manual_pages
+
+from ..support.command_line import succeeding
+
+PAGES = manual_pages.pages("0.1.0")
+HERE = Path(control.__file__).parent
+
+
+def commands(group: Any, *words: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for name, each in group.commands.items():
+        if not each.hidden:
+            yield from commands(each, *words, name) if hasattr(each, "commands") else [((*words, name), each)]
+
+
+def test_every_command_and_option_is_in_a_page() -> None:
+    for words, command in commands(get_command(tree())):
+        page = PAGES[(f"appliance-{words[0]}", 1)].replace("\\-", "-")
+        assert f"appliance {' '.join(words)}" in page
+        for param in command.params:
+            assert all(each in page for each in param.opts if each.startswith("-")), f"{words}: {param.opts}"
+        assert f"appliance-{words[0]}" in PAGES[("appliance", 1)].replace("\\-", "-")
+
+
+def test_every_key_is_in_the_page_of_the_configuration() -> None:
+    page = PAGES[("appliance.toml", 5)].replace("\\-", "-")
+    assert not [name for name in KEYS if name not in page]
+
+
+def test_the_pages_are_right_for_man(tmp_path: Path) -> None:
+    if shutil.which("man") is None:
+        pytest.skip("there is no man")
+    for (name, section), text in PAGES.items():
+        path = tmp_path / f"{name}.{section}"
+        path.write_text(text)
+        done = subprocess.run(["man", "--warnings", "-P", "cat", "-l", str(path)], capture_output=True, text=True)
+        assert done.returncode == 0 and not done.stderr, f"{path}: {done.stderr}"
+
+
+def test_texts_cannot_become_requests_of_roff() -> None:
+    assert manual_pages._safe(".de x") == "\\&.de x"
+    assert manual_pages._safe("'so /etc/passwd") == "\\&'so /etc/passwd"
+    assert manual_pages._safe("a\\fBb --set") == "a\\efBb \\-\\-set"
+
+
+def test_the_configuration_has_all_defaults_as_comments(tmp_path: Path) -> None:
+    path = tmp_path / "appliance.toml"
+    text = documents.configuration()
+    path.write_text(text)
+    assert "right, 0 of" in succeeding("config", "check", "--config", str(path)).out
+    keys = [line for line in text.splitlines() if line.startswith("#") and not line.startswith(("# ", "#\n"))]
+    examples = sum(1 + len(keys) for keys in TYPE_KEYS.values())
+    assert len([line for line in keys if " = " in line]) == len(KEYS) + examples
+    path.write_text("".join(f"{line.removeprefix('#')}\n" for line in text.splitlines() if not line.startswith("# ")))
+    assert "right, 0 of" in succeeding("config", "check", "--config", str(path)).out
+
+
+@pytest.mark.parametrize("shell", documents.COMPLETIONS)
+def test_the_shells_can_read_their_completions(shell: str, tmp_path: Path) -> None:
+    script = documents.completion(shell)
+    assert "_APPLIANCE_COMPLETE" in script
+    if shell == "zsh":
+        assert script.startswith("#compdef appliance\n") and script.endswith('\n_appliance_completion "$@"\n')
+    if shutil.which(shell):
+        (tmp_path / "script").write_text(script)
+        assert subprocess.run([shell, "-n", str(tmp_path / "script")]).returncode == 0
+
+
+@pytest.mark.parametrize("script", control.SCRIPTS)
+def test_the_scripts_are_right_for_sh(script: str) -> None:
+    assert subprocess.run(["sh", "-n", str(HERE / script)]).returncode == 0
+
+
+@pytest.mark.parametrize(("format", "status"), [(FORMAT, 0), (FORMAT + 1, 1), (10 * FORMAT + 9, 1), (None, 0)])
+def test_preinst_refuses_a_newer_format(tmp_path: Path, format: int | None, status: int) -> None:
+    if format is not None:
+        (tmp_path / "format.json").write_text(f'{{"format":{format},"release":"0.9.0"}}\n')
+    text = (HERE / "preinst").read_text().replace("/var/lib/appliance", str(tmp_path))
+    text = text.replace("$FORMAT", str(FORMAT)).replace("$VERSION", "0.1.0")
+    done = subprocess.run(["sh", "-c", text, "preinst", "upgrade", "0.9.0"], capture_output=True, text=True)
+    assert done.returncode == status, done.stderr
+    assert ("stay with 0.9.0 or newer" in done.stderr) == bool(status)
