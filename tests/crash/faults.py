@@ -21,10 +21,13 @@ from typing import Final, NamedTuple
 from appliance.addresses import PLAINTEXT
 from appliance.client import Admin
 from appliance.errors import ApplianceError, TopicExists, Unavailable
+from appliance.wire import native
 from appliance.zookeeper.ensemble import probe
 
 from ..hostile.box import STAYING, addresses_of, attacker
 from ..hostile.kafka_frames import NAMES
+from ..support.command_line import run as command
+from ..support.native_peer import Peer
 from ..support.server import Server, wait_for
 from ..support.small_machine import fill
 from .beds import SESSION_MS, Run, hold, traced
@@ -39,6 +42,8 @@ TEN_DAYS_NS: Final = 10 * 86_400 * 10**9
 UP_S_MAX: Final = 60
 SPARE_DESCRIPTORS: Final = 4
 IDLE_CONNECTIONS: Final = 64
+SLOW_CONNECTIONS: Final = 32
+CRAWLING_BYTES: Final = 4 << 20
 HOSTILE_REQUESTS: Final = 150
 HOSTILE_PER_SECOND: Final = 50
 
@@ -277,19 +282,45 @@ def refuse_fork(run: Run) -> None:
     run.load.wait_progress()
 
 
+@contextmanager
+def _limited(pid: int, descriptors: int) -> Iterator[None]:
+    """A process may open so many files; what is open stays."""
+    prlimit = ["prlimit", "--pid", str(pid)]
+    shown = [*prlimit, "--nofile", "--output", "SOFT,HARD", "--noheadings", "--raw"]
+    before = ":".join(subprocess.run(shown, capture_output=True, text=True, check=True).stdout.split())
+    subprocess.run([*prlimit, f"--nofile={descriptors}:"], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run([*prlimit, f"--nofile={before}"], stderr=subprocess.DEVNULL)  # it may have ended
+
+
+@fault("1,024 descriptors", "small", "what died is replaced, new topics are made, connections beyond them are refused")
+def few_descriptors(run: Run) -> None:
+    """The limit that a shell gives; processes that are forked meanwhile inherit it."""
+    name = f"few-descriptors-{run.injected}"
+    with ExitStack() as stack:
+        for pid in {row["pid"] for row in run.server.state["processes"]} | {run.server.pids("supervisor")[0]}:
+            stack.enter_context(_limited(pid, 1_024))
+        run.injected += 1
+        with Admin(run.load.control) as admin:
+            persistently(lambda: _ensure(admin, name, 4), Unavailable)
+        host, _, port = run.server.native.rpartition(":")
+        with ExitStack() as idle:
+            for _ in range(2_048):
+                with suppress(OSError):
+                    idle.enter_context(socket.create_connection((host, int(port)), 1))
+        _kill(run, "writer")
+    run.load.wait_progress()
+
+
 @fault("descriptors exhausted", "small", "new connections are refused or wait; those that exist go on")
 def exhaust_descriptors(run: Run) -> None:
     pids = [*run.server.pids("network"), *run.server.pids("coordinator")]
     with ExitStack() as stack:
         for pid in pids:
             used = max(int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir()) + 1
-            limit = subprocess.run(
-                ["prlimit", "--pid", str(pid), "--nofile", "--output", "SOFT,HARD", "--noheadings", "--raw"],
-                capture_output=True, text=True, check=True,
-            )  # fmt: skip
-            before = ":".join(limit.stdout.split())
-            subprocess.run(["prlimit", "--pid", str(pid), f"--nofile={used + SPARE_DESCRIPTORS}:"], check=True)
-            stack.callback(subprocess.run, ["prlimit", "--pid", str(pid), f"--nofile={before}"])
+            stack.enter_context(_limited(pid, used + SPARE_DESCRIPTORS))
         run.injected += 1
         for address in (run.server.native, run.server.kafka):
             host, _, port = address.rpartition(":")
@@ -299,6 +330,39 @@ def exhaust_descriptors(run: Run) -> None:
         hold(MOMENT_S)
         run.load.wait_progress()
     run.load.wait_progress()
+
+
+# ---- files that are gone
+
+
+def _doctor(run: Run) -> str:
+    return command("doctor", "--data", str(run.server.data_dir)).out
+
+
+def _take_away(run: Run, choose: Callable[[Path], Path]) -> None:
+    """Rename what ``choose`` finds in the directory of a partition, until `doctor` names the partition."""
+    partition = f"{run.random.choice(list(TOPICS))}-0"
+    path = choose(run.server.data_dir / partition)
+    away = path.with_name(f"{path.name}.elsewhere")
+    path.rename(away)
+    run.injected += 1
+    try:
+        wait_for(lambda: partition in run.server.state["offline"], f"{partition} to be offline", UP_S_MAX)
+        wait_for(lambda: partition in _doctor(run), f"doctor to name {partition}", UP_S_MAX)
+    finally:
+        away.rename(path)
+    wait_for(lambda: not run.server.state["offline"], f"{partition} to be served again", UP_S_MAX)
+    run.load.wait_progress()
+
+
+@fault("directory of a partition gone", "network", "it is offline and named until the directory is back; " + GOES_ON)
+def take_directory(run: Run) -> None:
+    _take_away(run, lambda directory: directory)
+
+
+@fault("segment of a partition gone", "network", "it is offline and named until the file is back; " + GOES_ON)
+def take_segment(run: Run) -> None:
+    _take_away(run, lambda directory: max(directory.glob("*.log")))
 
 
 # ---- disks that fail, clocks that jump
@@ -368,6 +432,34 @@ def cut_connections(run: Run) -> None:
         proxy.calm = True
     run.injected += sum(proxy.cuts for proxy in run.proxies) - before
     run.load.wait_progress()
+
+
+@fault("uploads that crawl", "network", "they take no more than their memory, and others do not notice")
+def crawl(run: Run) -> None:
+    """Far more than a worker has memory for is announced, and comes a little at a time."""
+    size = CRAWLING_BYTES.to_bytes(4, "big")
+    with ExitStack() as stack:
+        slow = [stack.enter_context(Peer(run.server.native)) for _ in range(SLOW_CONNECTIONS)]
+        for peer in slow:
+            peer.sock.sendall(size + bytes(1_000))
+        run.injected += len(slow)
+        for _ in range(3):
+            run.load.wait_progress(least=20)
+            for peer in slow:
+                with suppress(OSError):  # it was closed, since others waited for memory
+                    peer.sock.sendall(bytes(1_000))
+
+
+@fault("readers that do not read", "network", "what they asked for waits, bounded; others do not notice")
+def read_nothing(run: Run) -> None:
+    topic = next(iter(TOPICS))
+    with ExitStack() as stack:
+        for _ in range(SLOW_CONNECTIONS):
+            peer = stack.enter_context(Peer(run.server.native))
+            for _ in range(8):
+                peer.send([native.FETCH, 1, 0, 1, 1 << 20, [[topic, 0, 0, 1 << 20]]])
+            run.injected += 1
+        run.load.wait_progress(least=50)
 
 
 @fault("hostile clients beside honest ones", "box", "the honest ones do not notice, and nothing is started again")
