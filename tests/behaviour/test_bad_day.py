@@ -684,7 +684,7 @@ def test_partitions_of_another_broker(tmp_path: Path) -> None:
 
 # ---- the table
 
-JUDGED = "cli/test_diagnosis.py::test_each_rule"
+JUDGED = "cli/diagnosis/test_diagnosis.py::test_each_rule"
 """By the judge alone: no test can cause it within seconds, or another test causes it without a doctor."""
 SHOWN_BY = {
     "NotServing": "health/test_health.py::test_each_thing_that_is_wrong",
