@@ -31,7 +31,7 @@ from .config_keys import GIB, KIB, MIB, Scalar, Value, keys_of, nearest, read_fi
 from .disk_settings import Disk, Scrub
 from .errors import BadValue, InvalidSetting, UnknownKey
 from .input_settings import TABLE as INPUTS
-from .input_settings import InputSettings, flat_inputs, given_of, open_addresses, parse_inputs
+from .input_settings import InputSettings, flat_inputs, given_of, open_addresses, parse_inputs, secured_addresses
 from .kafka_settings import ACCEPTED
 from .security.configuration import Security, Tls, faults_of, is_loopback
 
@@ -516,6 +516,11 @@ def _check_together(config: Config) -> None:
                 " loopback, reached by `ssh -L` or a proxy with TLS; or set security.allow_insecure = true"
             )
     for name, settings in config.inputs.items():
+        if (secured := secured_addresses(settings)) and not (config.tls.certificate and config.tls.key):
+            raise BadValue(
+                f"{INPUTS}.{name}.listen = {secured[0]}: must have tls.certificate and tls.key, the PEM files to prove"
+                " with who it is"
+            )
         if not config.security.allow_insecure and (reached := open_addresses(settings, config.tls)):
             raise BadValue(
                 f"{INPUTS}.{name}.listen = {reached[0]}: anybody whose host reaches this address could write: name the"

@@ -165,6 +165,11 @@ def open_addresses(settings: InputSettings, tls: Tls) -> list[str]:
     ]
 
 
+def secured_addresses(settings: InputSettings) -> list[str]:
+    """The addresses of an input that need the certificate of ``[tls]``."""
+    return [text for text in listen_of(settings) if parse_address(text).scheme in ("https", "tls")]
+
+
 class Given(NamedTuple):
     """A value that a file (``where``) or an option says for the key ``name`` of the input ``table``."""
 

@@ -238,8 +238,6 @@ class _SyslogInput:
     def _load_tls(self) -> None:
         """Raises BadValue."""
         if self._tls_files is None:
-            if not self._tls.certificate:
-                raise BadValue("tls.certificate is missing, which listeners of TLS need")
             self._tls_files = TlsFiles(self._tls)
             self._watching_tls = asyncio.create_task(self._watch_tls(self._tls_files))
 

@@ -36,6 +36,19 @@ OPEN = [
 ]
 
 
+CERTIFICATE = ["tls.certificate=/run/c.pem", "tls.key=/run/c.key"]
+
+
+@pytest.mark.parametrize("address", ["syslog=tls://127.0.0.1:6514", "http=https://127.0.0.1:8686"])
+def test_an_address_of_tls_needs_a_certificate(address: str) -> None:
+    kind, _, listen = address.partition("=")
+    given = [f"inputs.a.type={kind}", "inputs.a.topic=net", f"inputs.a.listen={listen}"]
+    for lacking in ([], CERTIFICATE[:1], CERTIFICATE[1:]):
+        with pytest.raises(BadValue, match=r"inputs\.a\.listen = .* must have tls\.certificate and tls\.key"):
+            load(None, [*given, *lacking])
+    load(None, [*given, *CERTIFICATE])
+
+
 @pytest.mark.parametrize(("given", "is_open"), OPEN)
 def test_an_input_that_anybody_may_write_to_needs_the_word_of_who_configures_it(
     given: list[str], is_open: bool
@@ -43,6 +56,6 @@ def test_an_input_that_anybody_may_write_to_needs_the_word_of_who_configures_it(
     overrides = [*given, "inputs.a.topic=net"]
     if is_open:
         with pytest.raises(BadValue, match=r"inputs\.a\.allow"):
-            load(None, overrides)
-    chosen = load(None, [*overrides, "security.allow_insecure=true"])
+            load(None, [*overrides, *CERTIFICATE])
+    chosen = load(None, [*overrides, *CERTIFICATE, "security.allow_insecure=true"])
     assert bool(open_addresses(chosen.inputs["a"], chosen.tls)) == is_open
