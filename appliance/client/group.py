@@ -39,12 +39,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ..errors import BadValue, ClientBroken, InvalidRequest, NotLeader, OutOfResources, ZooKeeperAway
+from ..errors import ApplianceError, BadValue, ClientBroken, InvalidRequest, NotLeader, OutOfResources, ZooKeeperAway
 from ..names import TopicPartition
 from ..records.decode import BYTES_MAX
 from ..wire.requests import EARLIEST, LATEST
 from ..zookeeper import patterns
-from ..zookeeper.paths import STREAMS_MAX, Subscription
+from ..zookeeper.paths import OFFSET_MAX, STREAMS_MAX, Subscription
 from .client_security import ClientSecurity
 from .cluster_client import Cluster
 from .consumer import MEBIBYTE
@@ -187,9 +187,10 @@ class GroupConsumer:
     def commit(self, offsets: Mapping[tuple[str, int], int] | None = None) -> None:
         """Commit offsets now: of everything handed out, or ``offsets`` ((topic, partition) -> next offset).
 
-        Partitions that another member owns by now are left out.
+        Partitions that this member does not own, or another one owns by now, are left out.
 
         Raises:
+            BadValue: what is given is no offset; nothing is stored.
             ZooKeeperAway: the offsets may not be stored; try again.
             ClientBroken: a thread of this consumer has ended.
         """
@@ -198,6 +199,10 @@ class GroupConsumer:
             raise InvalidRequest("this consumer has no streams yet: create them first")
         if self._closed:
             raise InvalidRequest("this consumer is closed")
+        if offsets is not None:
+            _check_offsets(offsets)
+            owned = self.owned
+            offsets = {part: offset for part, offset in offsets.items() if part in owned}
         self._commit(self._owned.to_commit(in_hand=True) if offsets is None else offsets)
 
     def close(self, *, processed: bool = True, timeout: float = CLOSE_S_MAX) -> None:
@@ -298,7 +303,7 @@ class GroupConsumer:
             subscription,
             _Streams(self._gained, self._stop),
             clock_ms=self._clock_ms,
-            failed=self._owned.finish,
+            failed=self._leave_with,
         )
         self._threads.start("fetch", self._fetching.run)  # first: a member without it would own what nobody reads
         self._session.start()
@@ -307,6 +312,11 @@ class GroupConsumer:
         except OutOfResources:
             self._session.close()
             raise
+
+    def _leave_with(self, trouble: ApplianceError) -> None:
+        """Leave the group, which this member may not be in: what it has registered would be in the way of others."""
+        self._owned.finish(trouble)
+        self._closing.set()
 
     def _run_member(self) -> None:
         member, session = self._member, self._session
@@ -369,6 +379,12 @@ def _start_timestamp(start: str | int) -> int:
     if start in ("earliest", "latest"):
         return EARLIEST if start == "earliest" else LATEST
     raise BadValue(f"start={start!r}: give 'earliest', 'latest' or a time in ms since 1970")
+
+
+def _check_offsets(offsets: Mapping[tuple[str, int], int]) -> None:
+    for part, offset in offsets.items():
+        if not isinstance(offset, int) or not 0 <= offset <= OFFSET_MAX:
+            raise BadValue(f"offset {offset!r} of {part!r}: give a number from 0 to {OFFSET_MAX}")
 
 
 def _check_count(streams: int) -> None:

@@ -74,7 +74,7 @@ def _forget_offsets(name: str, topic_id: str, trash: bool) -> Operation[None]:
 def _offsets_in(name: str) -> Operation[tuple[list[str], dict[str, Node]]]:
     """The committed offsets of all groups in topics of this name: the nodes above them, and they by their paths."""
     groups = yield from list_children(paths.CONSUMERS)
-    parents = [paths.offsets(paths.decode_name(group), name) for group in groups]
+    parents = [paths.offsets(group, name) for group in paths.decode_names(groups)]
     listed = yield from ask([children(parent) for parent in parents])
     found = {parent: names for parent, names in zip(parents, listed, strict=True) if not isinstance(names, Refused)}
     offsets = [f"{parent}/{number}" for parent, numbers in found.items() for number in sorted(numbers)]

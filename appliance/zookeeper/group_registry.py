@@ -15,15 +15,14 @@ class GroupRegistry:
     """``/consumers``: members and owners of groups.  It has no state."""
 
     def groups(self) -> Operation[list[str]]:
-        names = yield from list_children(paths.CONSUMERS)
-        return sorted(paths.decode_name(name) for name in names)
+        return paths.decode_names((yield from list_children(paths.CONSUMERS)))
 
     def members(self, group: str) -> Operation[dict[str, Subscription]]:
         """Consumer id -> subscription of every live member."""
         nodes = yield from read_children(paths.consumers(group))
         found = {}
-        for name, node in nodes.items():
-            consumer = paths.decode_name(name)
+        for consumer in paths.decode_names(nodes):
+            node = nodes[paths.encode_name(consumer)]
             path = paths.consumer(group, consumer)
             subscription = readable(paths.decode_subscription, path, node.value)
             if subscription is not None:

@@ -30,7 +30,9 @@ somebody else; it raises :class:`BadValue` with its path.
 from __future__ import annotations
 
 import json
-from typing import NamedTuple
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -46,6 +48,8 @@ CONSUMERS = "/consumers"
 GROUP_NAME_CHARACTERS_MAX = 1_000
 NO_NAME = "%"
 """The path component of the empty name; encoded names have two digits behind each percent sign."""
+OFFSET_MAX: Final = (1 << 63) - 1
+"""The largest offset that can be committed."""
 STREAMS_MAX = 1_000
 """Most streams of one member on one topic: every member computes the assignment of all of them."""
 
@@ -155,7 +159,26 @@ def encode_name(name: str) -> str:
 
 
 def decode_name(component: str) -> str:
-    return "" if component == NO_NAME else unquote(component, errors="surrogatepass")
+    """
+    Raises:
+        BadValue: it is no name that :func:`encode_name` has made.
+    """
+    try:
+        name = "" if component == NO_NAME else unquote(component, errors="surrogatepass")
+        if encode_name(name) == component:
+            return name
+    except (UnicodeError, InvalidRequest):
+        pass
+    raise BadValue(f"{component!r} in ZooKeeper is no name of a group or consumer")
+
+
+def decode_names(components: Iterable[str]) -> list[str]:
+    """The names, sorted; nodes that others have made, of whatever name, are left out."""
+    names = []
+    for component in components:
+        with suppress(BadValue):
+            names.append(decode_name(component))
+    return sorted(names)
 
 
 def encode_broker(info: BrokerInfo) -> bytes:
@@ -251,9 +274,9 @@ def encode_offset(committed: CommittedOffset) -> bytes:
 
 def decode_offset(path: str, value: bytes) -> CommittedOffset:
     try:
-        if value[:1] != b"{":
-            return CommittedOffset(int(value))
-        found = msgspec.json.decode(value, type=_Offset)
+        found = _Offset(int(value)) if value[:1] != b"{" else msgspec.json.decode(value, type=_Offset)
+        if not -OFFSET_MAX <= found.offset <= OFFSET_MAX:
+            raise ValueError("no offset of 64 bits")
         return CommittedOffset(found.offset, found.metadata, found.topic_id, found.leader_epoch)
     except ValueError as error:  # msgspec's errors and UnicodeDecodeError are ValueErrors
         raise _unreadable(path, value, error) from None

@@ -243,6 +243,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         first.wait_for_zookeeper()
         with Server(directory / "b", **{"broker.id": 7} | quick | first.zookeeper_access) as second:
             second.wait_for_zookeeper()
+            for server in (first, second):
+                kafka = AdminClient({"bootstrap.servers": server.kafka})
+                wait_for(lambda kafka=kafka: len(kafka.list_topics(timeout=60).brokers) == 2, "they know each other")
             yield Cluster(first, second)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from confluent_kafka import Consumer as KafkaConsumer
 
 from appliance.client import Admin, Blacklist, Consumer, GroupConsumer, MessageStream, Producer, Whitelist
 from appliance.errors import (
@@ -348,6 +349,69 @@ def test_what_another_member_registers_can_neither_hang_nor_end_the_others(
         zookeeper.stop()
         zookeeper.close()
         admin.delete_topic(name)
+
+
+@pytest.mark.parametrize("offset", [-5, "7", 10**30, None, 1.5])
+def test_what_is_no_offset_is_not_committed(server: Server, admin: Admin, topic: str, offset: Any) -> None:
+    """Nor what belongs to a partition of another member, or of nobody; the group can be used as before."""
+    admin.create_topic(topic, 1)
+    with join(server, topic, auto_commit=False) as consumer:
+        consumer.create_message_streams({topic: 1})
+        until(lambda: consumer.owned, "it joins")
+        with pytest.raises(BadValue, match="offset"):
+            consumer.commit({(topic, 0): offset})
+        consumer.commit({(topic, 0): 7, (topic, 99): 8, ("elsewhere", 0): 9})
+    assert admin.offsets(topic) == {(topic, 0): 7}
+
+
+def test_what_others_make_in_zookeeper_hides_no_group(server: Server, admin: Admin, topic: str) -> None:
+    """Names that are none, offsets beyond 64 bits."""
+    admin.create_topic(topic, 2)
+    admin.commit(topic, {(topic, 0): 5, (topic, 1): 6})
+    zookeeper = server.zookeeper_client()
+    zookeeper.start(TIMEOUT_S)
+    others = ["/consumers/%FF", "/consumers/%zz", "/consumers/%41", f"/consumers/{topic}/ids/%FF"]
+    try:
+        for path in others:
+            zookeeper.create(path, b"", makepath=True)
+        zookeeper.set(f"/consumers/{topic}/offsets/{topic}/1", b"1" + b"0" * 30)
+        assert topic in {row["group"] for row in admin.groups()}
+        assert admin.offsets(topic) == {(topic, 0): 5}
+        admin.commit(topic, {(topic, 1): 8})
+        assert admin.offsets(topic) == {(topic, 0): 5, (topic, 1): 8}
+    finally:
+        for path in others:
+            zookeeper.delete(path)
+        zookeeper.stop()
+        zookeeper.close()
+    admin.delete_topic(topic)
+
+
+def test_a_member_that_is_refused_leaves_what_it_has_registered(server: Server, admin: Admin, topic: str) -> None:
+    """A native consumer started in a Kafka group by mistake: the group goes on, also when it is founded anew."""
+    admin.create_topic(topic, 1)
+    zookeeper = server.zookeeper_client()
+    zookeeper.start(TIMEOUT_S)
+
+    def kafka_member() -> KafkaConsumer:
+        member = KafkaConsumer({"bootstrap.servers": server.kafka, "group.id": topic})
+        member.subscribe([topic])
+        until(lambda: member.poll(0.1) is None and member.assignment(), "the Kafka member has the partition")
+        return member
+
+    try:
+        kafka = kafka_member()
+        before = until(lambda: zookeeper.get_children(f"/consumers/{topic}/ids"), "it is registered")
+        with join(server, topic) as mistaken:
+            stream = mistaken.create_message_streams({topic: 1})[topic][0]
+            with pytest.raises(InvalidRequest, match="another listener"):
+                next(stream.messages(TIMEOUT_S))
+            until(lambda: zookeeper.get_children(f"/consumers/{topic}/ids") == before, "the refused one has left")
+            kafka.close()
+            kafka_member().close()
+    finally:
+        zookeeper.stop()
+        zookeeper.close()
 
 
 def test_admin_verbs(admin: Admin, topic: str) -> None:

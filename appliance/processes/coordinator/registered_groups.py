@@ -128,14 +128,13 @@ class RegisteredGroups:
         return [_group(name, info, members, {}) for name, (info, members) in sorted(found.items())]
 
     async def names(self) -> Sequence[str]:
-        """The names of all groups in the registry, sorted; those that are no names of ours are left out."""
+        """The names of all groups in the registry, sorted; those that no reply can carry are left out."""
         found = []
-        for component in await self._registry.ask(operations.list_children(paths.CONSUMERS)):
+        for name in await self._registry.ask(self._registry.groups.groups()):
             with suppress(UnicodeError):
-                name = paths.decode_name(component)
                 name.encode()
                 found.append(name)
-        return sorted(found)
+        return found
 
     async def group(self, name: str) -> RegisteredGroup | None:
         """One group with its members and what they own; None when there is no such group."""
@@ -159,8 +158,7 @@ class RegisteredGroups:
 
 def _overview() -> operations.Operation[dict[str, tuple[GroupInfo, dict[str, Subscription]]]]:
     """All groups and their members, in three round trips however many there are."""
-    names = yield from operations.list_children(paths.CONSUMERS)
-    groups = [paths.decode_name(name) for name in names]
+    groups = paths.decode_names((yield from operations.list_children(paths.CONSUMERS)))
     found = yield from operations.ask(
         [
             request
@@ -174,7 +172,7 @@ def _overview() -> operations.Operation[dict[str, tuple[GroupInfo, dict[str, Sub
         if isinstance(node, operations.Node):
             overview[group] = decode_info(node.value), {}
             if not isinstance(listed, operations.Refused):
-                members += [(group, paths.decode_name(name)) for name in sorted(listed)]
+                members += [(group, name) for name in paths.decode_names(listed)]
     nodes = yield from operations.ask([operations.get(paths.consumer(*member)) for member in members])
     for (group, member), node in zip(members, nodes, strict=True):
         if isinstance(node, operations.Node):
