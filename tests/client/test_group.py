@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer as KafkaConsumer
+from confluent_kafka.admin import AdminClient
 
 from appliance.client import Admin, Blacklist, Consumer, GroupConsumer, MessageStream, Producer, Whitelist
 from appliance.errors import (
@@ -385,6 +386,27 @@ def test_what_others_make_in_zookeeper_hides_no_group(server: Server, admin: Adm
         zookeeper.stop()
         zookeeper.close()
     admin.delete_topic(topic)
+
+
+@pytest.mark.parametrize("count", [250, pytest.param(5_000, marks=pytest.mark.long)])
+def test_many_groups_are_listed(server: Server, admin: Admin, topic: str, count: int) -> None:
+    """By both listeners: more than are asked for at once, and as many as take longer than one question may."""
+    names = {f"{topic}-{number:04}" for number in range(count)}
+    zookeeper = server.zookeeper_client()
+    zookeeper.start(TIMEOUT_S)
+    try:
+        zookeeper.ensure_path("/consumers")
+        for name in names:
+            zookeeper.create_async(f"/consumers/{name}/offsets/{topic}/0", b"5", makepath=True)
+        assert until(lambda: names <= {row["group"] for row in admin.groups()}, "all are listed")
+        kafka = AdminClient({"bootstrap.servers": server.kafka})
+        listed = kafka.list_consumer_groups(request_timeout=TIMEOUT_S).result(TIMEOUT_S)
+        assert names <= {row.group_id for row in listed.valid} and not listed.errors
+    finally:
+        for name in names:
+            zookeeper.delete(f"/consumers/{name}", recursive=True)
+        zookeeper.stop()
+        zookeeper.close()
 
 
 def test_a_member_that_is_refused_leaves_what_it_has_registered(server: Server, admin: Admin, topic: str) -> None:
