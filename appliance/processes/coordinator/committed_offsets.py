@@ -311,6 +311,7 @@ class OffsetCount:
         self.offsets_max = offsets_max
         self.total = 0
         self._by_group: dict[str, int] = {}
+        self._is_full = False
 
     def __contains__(self, group: str) -> bool:
         return group in self._by_group
@@ -349,6 +350,10 @@ class OffsetCount:
                 )
             else:
                 room -= more
+                self._is_full = self._is_full and more <= 0
+        if errors and not self._is_full:  # once for each time that it fills up
+            self._is_full = True
+            log.warning("%s: new offsets are refused: %s", held.group_path, next(iter(errors.values())))
         return errors
 
 

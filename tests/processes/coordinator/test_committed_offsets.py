@@ -399,6 +399,22 @@ def test_positions_have_a_maximum_with_a_name() -> None:
     run(scenario())
 
 
+def test_the_journal_says_once_that_there_is_no_room(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        broker = Broker(Tree(), offsets_max=2)
+        parts = [TopicPartition("t", number) for number in range(4)]
+        for part in parts[:2]:
+            await broker.commit(1, part)
+        for part in (parts[2], parts[0], parts[3], parts[2]):
+            await broker.commit(2, part)
+        await broker.commit(None, parts[0])
+        await broker.commit(1, parts[2])
+        await broker.commit(1, parts[3])
+
+    run(scenario())
+    assert ["new offsets are refused" in line for line in caplog.messages] == [True, True]
+
+
 def test_what_others_have_is_counted_too() -> None:
     async def scenario() -> None:
         broker = Broker(Tree(), offsets_max=3)
