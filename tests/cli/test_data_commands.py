@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from appliance.cli.messages.line_input import LineReader, LongLines, details_bytes
@@ -54,6 +54,8 @@ def test_lines_do_not_depend_on_how_the_pipe_was_filled(pieces: list[bytes]) -> 
     assert got == lines_in(b"".join(pieces))
 
 
+@example(pieces=[b"aa\r", b"\n"], bytes_max=1, treatment="skip")
+@example(pieces=[b"aa\r", b"\n"], bytes_max=1, treatment="cut")
 @given(pieces_of_text, st.integers(1, 9), st.sampled_from(["skip", "cut", "split"]))
 def test_long_lines_do_not_change_the_others(pieces: list[bytes], bytes_max: int, treatment: str) -> None:
     """Goal: each treatment, however the pipe was filled, and whole characters of UTF-8."""

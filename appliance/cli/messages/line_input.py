@@ -177,9 +177,9 @@ class LineReader:
                 yield parts
             case "cut":
                 self._head = self._head or rest[: _fitting(rest, bytes_max)]
-                rest = b""
+                rest = _end_of_line(rest)
             case "skip":
-                rest = b""
+                rest = _end_of_line(rest)
         self._gone_bytes += len(self._rest) - len(rest)
         self._rest = rest
 
@@ -193,6 +193,11 @@ def details_bytes(key: bytes | None, headers: Headers) -> int:
         + key_bytes
         + sum(RECORD_BYTES + 4 * len(name) + (0 if value is None else len(value)) for name, value in headers)
     )
+
+
+def _end_of_line(rest: bytes) -> bytes:
+    """The last byte, if it may be the CR of a line break, which is no byte of the line."""
+    return b"\r" if rest.endswith(b"\r") else b""
 
 
 def _fitting(line: bytes, bytes_max: int) -> int:
