@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -89,12 +89,16 @@ class RetentionEnforcer:
             self._clock.kept_bytes = max(0, aged_bytes(uses, self._clock.wall_ms()) - aged_bytes(uses, now_ms))
             self._clock.report(disk.clock_jump_hold_ms)
         starts = {(use.topic, use.partition): use.segments[0].base for use in uses}
+        removed: dict[str, dict[int, tuple[int, int]]] = {}
         for deletion in sorted(deletions, key=lambda deletion: deletion.reason != "room")[:ORDERS_MAX]:
             topic, partition, offset, reason = deletion
             log.info("%s-%d: removing what lies before %d (%s)", topic, partition, offset, reason)
-            await self._tell_unread(TopicPartition(topic, partition), starts[topic, partition], offset)
             self._partitions.delete_before(topic, partition, offset)
-            self._count(TopicPartition(topic, partition), starts[topic, partition], offset, reason)
+            key = TopicPartition(topic, partition)
+            start = max(starts[key], self._ordered.get(key, 0))  # the order may be a repeated one
+            if offset > start:
+                self._count(key, start, offset, reason)
+                removed.setdefault(topic, {})[partition] = start, offset
         for topic, partition in rolls[:ORDERS_MAX]:
             self._partitions.roll(topic, partition)
         if lacking and not self._lacking:
@@ -105,24 +109,26 @@ class RetentionEnforcer:
                 self._data_dir,
             )
         self._lacking = bool(lacking)
+        await self._tell_unread(removed)  # last: no order waits for ZooKeeper
 
-    async def _tell_unread(self, key: TopicPartition, start: int, offset: int) -> None:
-        """Name the groups that have not read what is about to be removed, once."""
-        topic, start = self._topics.catalog.topics.get(key.topic), max(start, self._ordered.get(key, 0))
-        if topic is None or offset <= start:
-            return
-        fields = unread_fields(await self._unread_by.of(topic, {key.partition: (start, offset)}))
-        if fields:
-            text = " ".join(f"{name}={value}" for name, value in fields.items())
-            log.warning("%s-%d: retention removes what groups have not read, in bytes: %s", *key, text)
+    async def _tell_unread(self, removed: Mapping[str, Mapping[int, tuple[int, int]]]) -> None:
+        """Name the groups that have not read what is removed: by topic, the first and last offset by partition."""
+        for name, spans in removed.items():
+            topic = self._topics.catalog.topics.get(name)
+            if topic is None:
+                continue
+            unread = await self._unread_by.of(topic, spans)
+            if fields := unread_fields(unread):
+                text = " ".join(f"{field}={value}" for field, value in fields.items())
+                log.warning("%s: retention removes what groups have not read, in bytes: %s", name, text)
+            if unread is None:  # nor would it be known of the other topics
+                return
 
     def _count(self, key: TopicPartition, start: int, offset: int, reason: str) -> None:
-        """Count the bytes of a deletion, once."""
-        start = max(start, self._ordered.get(key, 0))
-        if offset > start:
-            self._ordered[key] = offset
-            self._removed_bytes[reason] += offset - start
-            self._on_removed(dict(self._removed_bytes))
+        """Count the bytes of a deletion."""
+        self._ordered[key] = offset
+        self._removed_bytes[reason] += offset - start
+        self._on_removed(dict(self._removed_bytes))
 
     def _watch_disk(self, warn_bytes: int) -> None:
         """Warn early of a disk that fills up, and keep room for deletions while there is plenty."""
