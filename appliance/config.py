@@ -33,9 +33,9 @@ from .errors import BadValue, InvalidSetting, UnknownKey
 from .input_settings import TABLE as INPUTS
 from .input_settings import InputSettings, flat_inputs, given_of, open_addresses, parse_inputs, secured_addresses
 from .kafka_settings import ACCEPTED
-from .security.configuration import Security, Tls, faults_of, is_loopback
+from .names import OFFSET_MAX
+from .security.configuration import Security, Tls, faults_of, faults_of_certificate, is_loopback
 
-OFFSET_MAX = (1 << 63) - 1
 WORKERS_MAX = 64
 """Network workers that a segment table has cells for."""
 
@@ -516,11 +516,9 @@ def _check_together(config: Config) -> None:
                 " loopback, reached by `ssh -L` or a proxy with TLS; or set security.allow_insecure = true"
             )
     for name, settings in config.inputs.items():
-        if (secured := secured_addresses(settings)) and not (config.tls.certificate and config.tls.key):
-            raise BadValue(
-                f"{INPUTS}.{name}.listen = {secured[0]}: must have tls.certificate and tls.key, the PEM files to prove"
-                " with who it is"
-            )
+        for address in secured_addresses(settings):
+            for fault in faults_of_certificate(f"{INPUTS}.{name}.listen = {address}", config.tls):
+                raise BadValue(fault)
         if not config.security.allow_insecure and (reached := open_addresses(settings, config.tls)):
             raise BadValue(
                 f"{INPUTS}.{name}.listen = {reached[0]}: anybody whose host reaches this address could write: name the"

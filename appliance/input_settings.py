@@ -124,6 +124,11 @@ class Address(NamedTuple):
     def is_datagram(self) -> bool:
         return self.scheme in ("udp", "unix")
 
+    @property
+    def is_secured(self) -> bool:
+        """Whether it needs the certificate of ``[tls]``."""
+        return self.scheme in ("https", "tls")
+
 
 def parse_address(text: str) -> Address:
     """``udp://127.0.0.1:5514``, ``unix:///run/log``.
@@ -160,14 +165,14 @@ def open_addresses(settings: InputSettings, tls: Tls) -> list[str]:
         for text in settings.listen
         for address in [parse_address(text)]
         if not address.path
-        and not (knows_senders and address.scheme in ("https", "tls"))
+        and not (knows_senders and address.is_secured)
         and not is_loopback(Listener(address.scheme, PLAINTEXT, address_text((address.host, address.port))))
     ]
 
 
 def secured_addresses(settings: InputSettings) -> list[str]:
     """The addresses of an input that need the certificate of ``[tls]``."""
-    return [text for text in listen_of(settings) if parse_address(text).scheme in ("https", "tls")]
+    return [text for text in listen_of(settings) if parse_address(text).is_secured]
 
 
 class Given(NamedTuple):

@@ -37,6 +37,8 @@ NOTE_BYTES_MAX: Final = 4096
 SUBSCRIPTION_BYTES_MAX: Final = 256 * 1024
 ASSIGNMENT_BYTES_MAX: Final = 256 * 1024
 PARTITION_MAX: Final = 2**31 - 1
+OFFSET_MAX: Final = 2**63 - 1
+"""Offsets, times and sizes have 63 bits in Kafka's protocol."""
 INTERNAL_TOPICS: Final = frozenset({"__consumer_offsets", "__transaction_state"})
 """Topics that Kafka uses itself.  They are created only on request, and marked as internal."""
 

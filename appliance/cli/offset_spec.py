@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from typer import BadParameter
 
 from ..config_keys import DURATIONS_MS
+from ..names import OFFSET_MAX
 from ..wire.requests import EARLIEST, LATEST
 
 if TYPE_CHECKING:
     from ..client.cluster_client import Cluster
 
 FORMS = "earliest, latest, now, an offset (4711), a time (2026-11-20T06:00, 06:00 today) or an age (-15m, -2h, -7d)"
-OFFSET_MAX = 2**63 - 1
 
 
 class OffsetSpec(NamedTuple):

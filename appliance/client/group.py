@@ -40,11 +40,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ..errors import ApplianceError, BadValue, ClientBroken, InvalidRequest, NotLeader, OutOfResources, ZooKeeperAway
-from ..names import TopicPartition
+from ..names import OFFSET_MAX, TopicPartition
 from ..records.decode import BYTES_MAX
 from ..wire.requests import EARLIEST, LATEST
 from ..zookeeper import patterns
-from ..zookeeper.paths import OFFSET_MAX, STREAMS_MAX, Subscription
+from ..zookeeper.paths import STREAMS_MAX, Subscription
 from .client_security import ClientSecurity
 from .cluster_client import Cluster
 from .consumer import MEBIBYTE
@@ -199,11 +199,12 @@ class GroupConsumer:
             raise InvalidRequest("this consumer has no streams yet: create them first")
         if self._closed:
             raise InvalidRequest("this consumer is closed")
-        if offsets is not None:
+        if offsets is None:
+            self._commit(self._owned.to_commit(in_hand=True))
+        else:
             _check_offsets(offsets)
             owned = self.owned
-            offsets = {part: offset for part, offset in offsets.items() if part in owned}
-        self._commit(self._owned.to_commit(in_hand=True) if offsets is None else offsets)
+            self._commit({part: offset for part, offset in offsets.items() if part in owned})
 
     def close(self, *, processed: bool = True, timeout: float = CLOSE_S_MAX) -> None:
         """Stop, commit and leave the group: the others take over at once.  Closing twice does nothing.

@@ -44,7 +44,8 @@ def check_small_files(data_dir: Path, config: Config) -> None:
     catalog, security = Catalog.load(data_dir), security_file.load(data_dir / security_file.FILE_NAME)
     has_zookeeper = bool(config.zookeeper.connect or config.zookeeper.nodes)
     if not has_zookeeper and not catalog.path.exists() and (here := partitions_in(data_dir)):
-        raise _gone(catalog.path, f"and these partitions are here: {_listed(here)}", "move their directories away")
+        names = [f"{topic}-{number}" for topic, number in here]
+        raise _gone(catalog.path, f"and these partitions are here: {_listed(names)}", "move their directories away")
     wants_users = config.security.authorizer or any(one.sasl for one in config.listeners)
     if not has_zookeeper and wants_users and catalog.path.exists() and not security.secret:
         path = data_dir / security_file.FILE_NAME

@@ -40,7 +40,7 @@ from urllib.parse import parse_qsl
 from .. import extras
 from ..addresses import MAPPED, Network, parse_networks
 from ..errors import ApplianceError, BadValue, BufferFull, CorruptBatch, InvalidTopic, MessageTooLarge
-from ..input_settings import Http, parse_address
+from ..input_settings import Http, secured_addresses
 from ..processes.tls_files import TlsFiles
 from ..records.batch import CODECS
 from ..records.compression import GZIP, NONE, ZSTD, decompress
@@ -124,7 +124,7 @@ class HttpInput:
         self._stopping = asyncio.Event()
         self._served: asyncio.Task[None] | None = None
         self._clock_s = asyncio.get_running_loop().time
-        names = [text for text in settings.listen if parse_address(text).scheme == "https"]
+        names = secured_addresses(settings)
         self._tls = TlsFiles(machinery.config.tls) if names else None
         self._secured = [machinery.sockets[name] for name in names]
 

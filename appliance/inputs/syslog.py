@@ -202,7 +202,7 @@ class _SyslogInput:
     async def _accept(self, text: str, address: Address, sock: socket.socket) -> None:
         while True:
             try:
-                if address.scheme == "tls":
+                if address.is_secured:
                     self._load_tls()
                 connection, peer = sock.accept()
             except BlockingIOError:
@@ -228,7 +228,7 @@ class _SyslogInput:
         else:
             connection.setblocking(False)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            stream = _TlsStream() if address.scheme == "tls" else _PlainStream()
+            stream = _TlsStream() if address.is_secured else _PlainStream()
             if self._is_stopping:
                 stream.end_reading()
             serving = asyncio.create_task(self._serve(stream, connection, host, text, address))
@@ -251,7 +251,7 @@ class _SyslogInput:
                     self._ledger.trouble(0, "tls", str(error))
 
     async def _serve(self, stream: _Stream, connection: socket.socket, host: str, text: str, address: Address) -> None:
-        tls = self._tls_files.context if address.scheme == "tls" and self._tls_files is not None else None
+        tls = self._tls_files.context if address.is_secured and self._tls_files is not None else None
         timeout_s = self._tls.handshake_ms_max / 1000 if tls is not None else None
         try:
             await asyncio.get_running_loop().connect_accepted_socket(

@@ -26,7 +26,7 @@ from typing import Final
 
 from ..catalog import check_id, replace_file
 from ..errors import StorageFault, disk_fault
-from ..names import is_topic
+from ..names import TopicPartition, is_topic
 from .files import DIRECTORY_MODE, sync_directory
 
 METADATA_NAME: Final = "partition.metadata"
@@ -40,14 +40,14 @@ def directory_of(data_dir: Path, topic: str, partition: int) -> Path:
     return data_dir / f"{topic}-{partition}"
 
 
-def partitions_in(data_dir: Path) -> list[str]:
-    """The names of the directories in a data directory that have, or had, the log of a partition."""
+def partitions_in(data_dir: Path) -> list[TopicPartition]:
+    """The partitions that have, or had, a log in a data directory, sorted."""
     found = []
     with os.scandir(data_dir) as entries:
         for entry in entries:
             topic, _, number = entry.name.rpartition("-")
             if is_topic(topic) and number.isdecimal() and (Path(entry.path) / METADATA_NAME).exists():
-                found.append(entry.name)
+                found.append(TopicPartition(topic, int(number)))
     return sorted(found)
 
 

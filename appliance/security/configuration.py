@@ -80,14 +80,20 @@ def is_insecure(listener: Listener, tls: Tls) -> bool:
     return not is_loopback(listener) and not (listener.tls and authenticated)
 
 
+def faults_of_certificate(key: str, tls: Tls) -> Iterator[str]:
+    """What ``key``, an address that is reached over TLS, lacks."""
+    if not (tls.certificate and tls.key):
+        yield f"{key}: must have tls.certificate and tls.key, the PEM files to prove with who it is"
+
+
 def faults_of(
     listeners: Sequence[Listener], advertised: Sequence[Listener], tls: Tls, security: Security
 ) -> Iterator[str]:
     """What is wrong with listeners of the configuration, each with its remedy."""
     for one in listeners:
         key = f"{one.protocol}.listen = {one}"
-        if one.tls and not (tls.certificate and tls.key):
-            yield f"{key}: must have tls.certificate and tls.key, the PEM files to prove with who it is"
+        if one.tls:
+            yield from faults_of_certificate(key, tls)
         if not security.allow_insecure and is_insecure(one, tls):
             yield (
                 f"{key}: other hosts reach this address, and whoever does may do everything: must be SASL_SSL, or SSL"

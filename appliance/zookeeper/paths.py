@@ -32,14 +32,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import NamedTuple
 from urllib.parse import quote, unquote
 
 import msgspec
 
 from ..catalog import check_id
 from ..errors import BadValue, InvalidRequest
-from ..names import TopicPartition, check_topic
+from ..names import OFFSET_MAX, TopicPartition, check_topic
 from . import patterns
 
 BROKER_IDS = "/brokers/ids"
@@ -48,8 +48,6 @@ CONSUMERS = "/consumers"
 GROUP_NAME_CHARACTERS_MAX = 1_000
 NO_NAME = "%"
 """The path component of the empty name; encoded names have two digits behind each percent sign."""
-OFFSET_MAX: Final = (1 << 63) - 1
-"""The largest offset that can be committed."""
 STREAMS_MAX = 1_000
 """Most streams of one member on one topic: every member computes the assignment of all of them."""
 

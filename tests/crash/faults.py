@@ -295,6 +295,14 @@ def _limited(pid: int, descriptors: int) -> Iterator[None]:
         subprocess.run([*prlimit, f"--nofile={before}"], stderr=subprocess.DEVNULL)  # it may have ended
 
 
+def _connect(stack: ExitStack, address: str, count: int) -> None:
+    """Connections that send nothing; those that are refused are none."""
+    host, _, port = address.rpartition(":")
+    for _ in range(count):
+        with suppress(OSError):
+            stack.enter_context(socket.create_connection((host, int(port)), 1))
+
+
 @fault("1,024 descriptors", "small", "what died is replaced, new topics are made, connections beyond them are refused")
 def few_descriptors(run: Run) -> None:
     """The limit that a shell gives; processes that are forked meanwhile inherit it."""
@@ -305,11 +313,8 @@ def few_descriptors(run: Run) -> None:
         run.injected += 1
         with Admin(run.load.control) as admin:
             persistently(lambda: _ensure(admin, name, 4), Unavailable)
-        host, _, port = run.server.native.rpartition(":")
         with ExitStack() as idle:
-            for _ in range(2_048):
-                with suppress(OSError):
-                    idle.enter_context(socket.create_connection((host, int(port)), 1))
+            _connect(idle, run.server.native, 2_048)
         _kill(run, "writer")
     run.load.wait_progress()
 
@@ -323,10 +328,7 @@ def exhaust_descriptors(run: Run) -> None:
             stack.enter_context(_limited(pid, used + SPARE_DESCRIPTORS))
         run.injected += 1
         for address in (run.server.native, run.server.kafka):
-            host, _, port = address.rpartition(":")
-            for _ in range(IDLE_CONNECTIONS // 2):
-                with suppress(OSError):
-                    stack.enter_context(socket.create_connection((host, int(port)), 1))
+            _connect(stack, address, IDLE_CONNECTIONS // 2)
         hold(MOMENT_S)
         run.load.wait_progress()
     run.load.wait_progress()

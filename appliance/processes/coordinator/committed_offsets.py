@@ -311,7 +311,8 @@ class OffsetCount:
         self.offsets_max = offsets_max
         self.total = 0
         self._by_group: dict[str, int] = {}
-        self._is_full = False
+        self._told_max = 0
+        """The ``offsets_max`` for which the journal says that there is no room; 0: there was some since."""
 
     def __contains__(self, group: str) -> bool:
         return group in self._by_group
@@ -323,18 +324,23 @@ class OffsetCount:
             for group, offsets in sizes.items()
         }
         self._by_group |= {group: units(claim, claim.sizes) for group, claim in held}
-        self.total = sum(self._by_group.values())
+        self._change_total(sum(self._by_group.values()) - self.total)
 
     def set(self, group: str, held: Held) -> None:
         self.add(group, units(held, held.sizes) - self._by_group.get(group, 0))
 
     def add(self, group: str, more: int) -> None:
         self._by_group[group] = self._by_group.get(group, 0) + more
-        self.total += more
+        self._change_total(more)
 
     def drop(self, group: str) -> None:
         """Forget a group that was removed."""
-        self.total -= self._by_group.pop(group, 0)
+        self._change_total(-self._by_group.pop(group, 0))
+
+    def _change_total(self, more: int) -> None:
+        self.total += more
+        if more < 0:
+            self._told_max = 0
 
     def refuse(self, held: Held, changes: Changes) -> Refusals:
         """The changes for which there is no room.  A change that needs no more units is never refused."""
@@ -350,9 +356,8 @@ class OffsetCount:
                 )
             else:
                 room -= more
-                self._is_full = self._is_full and more <= 0
-        if errors and not self._is_full:  # once for each time that it fills up
-            self._is_full = True
+        if errors and self._told_max != self.offsets_max:
+            self._told_max = self.offsets_max
             log.warning("%s: new offsets are refused: %s", held.group_path, next(iter(errors.values())))
         return errors
 

@@ -192,12 +192,10 @@ class TopicSync:
 def _directories(data_dir: Path, settled: Set[TopicPartition]) -> dict[TopicPartition, str]:
     """The partitions, other than the settled ones, that have a directory, and the id of the topic in each."""
     found: dict[TopicPartition, str] = {}
-    for directory in partition_directory.partitions_in(data_dir):
-        topic, _, number = directory.rpartition("-")
-        key = TopicPartition(topic, int(number))
+    for key in partition_directory.partitions_in(data_dir):
         if key not in settled:
             try:
-                found[key] = partition_directory.topic_id_of(data_dir / directory)
+                found[key] = partition_directory.topic_id_of(partition_directory.directory_of(data_dir, *key))
             except ApplianceError as error:  # whoever opens it says the same, and marks it
                 log.error("%s", error)
     return found

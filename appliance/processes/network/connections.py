@@ -277,10 +277,13 @@ class Connections:
         return bool(self.starved.waiting or self._buffers.parked)
 
     @property
-    def memory_due_ms(self) -> int:
-        """When connections have waited too long for memory."""
-        starved_ms = self.starved.due_ms if self.starved.waiting else 1 << 62
-        return min(starved_ms, self._parked_since_ms + STARVED_MS_MAX if self._buffers.parked else 1 << 62)
+    def memory_due_ms(self) -> int | None:
+        """When connections have waited too long for memory; None: none waits."""
+        starved_ms = self.starved.due_ms if self.starved.waiting else None
+        if not self._buffers.parked:
+            return starved_ms
+        parked_ms = self._parked_since_ms + STARVED_MS_MAX
+        return parked_ms if starved_ms is None else min(starved_ms, parked_ms)
 
     def feed_waiting(self) -> None:
         """Let connections that wait for memory try again; close one that is behind when they have waited too long."""

@@ -315,7 +315,7 @@ class NetworkWorker:
         next_ms = now + self._heart.beat_ms
         if connections.by_fd or self._handshakes.by_fd or len(self._partitions.files) or self._turn.audit.pending:
             next_ms = min(next_ms, self._check_ms + self._checks_every_ms)
-        for deadline_ms in (self._wait_lists.next_deadline_ms(), self._logging_in.due_ms):
+        for deadline_ms in (self._wait_lists.next_deadline_ms(), self._logging_in.due_ms, connections.memory_due_ms):
             if deadline_ms is not None:
                 next_ms = min(next_ms, deadline_ms)
         if self._metering.active:
@@ -324,8 +324,6 @@ class NetworkWorker:
             next_ms = min(next_ms, now + CONTROL_RETRY_MS)
         if self._accepting.resume_ms:
             next_ms = min(next_ms, self._accepting.resume_ms)
-        if connections.waits_for_memory:
-            next_ms = min(next_ms, connections.memory_due_ms)
         return max(0, next_ms - now_ms()) / 1000
 
     # ---- messages of the supervisor

@@ -408,11 +408,15 @@ def test_the_journal_says_once_that_there_is_no_room(caplog: pytest.LogCaptureFi
         for part in (parts[2], parts[0], parts[3], parts[2]):
             await broker.commit(2, part)
         await broker.commit(None, parts[0])
-        await broker.commit(1, parts[2])
+        for _ in range(2):  # one fits, the other does not
+            await broker.offsets.commit("g", {part: CommittedOffset(1) for part in parts[2:]})
         await broker.commit(1, parts[3])
+        broker.offsets.count.offsets_max = 3
+        await broker.commit(1, parts[3])
+        await broker.commit(1, parts[0])
 
     run(scenario())
-    assert ["new offsets are refused" in line for line in caplog.messages] == [True, True]
+    assert ["new offsets are refused" in line for line in caplog.messages] == [True, True, True]
 
 
 def test_what_others_have_is_counted_too() -> None:
