@@ -55,11 +55,10 @@ from appliance.shared.table import CELL_COUNT, SegmentTable
 from appliance.wire.requests import MAX_TIMESTAMP, OffsetsPart
 
 from ..support.derived import Opened, compare
-from ..support.log_batches import Arena, labelled
+from ..support.log_batches import MEMORY, Arena, labelled
 from ..support.long import LONG
 from ..support.power_loss import Disk, plant
 
-MEMORY = Path("/dev/shm")
 RUNS = int(os.environ.get("LOG_MODEL_RUNS", 300 if LONG else 20))
 IDS_MAX = 3
 SEGMENTS_MAX = 6
@@ -147,7 +146,7 @@ class PartitionMachine(RuleBasedStateMachine):
         flushes=st.booleans(),
     )
     def begin(self, segment: int, interval: int, append_time: bool, validates: bool, flushes: bool) -> None:
-        self.room = Path(tempfile.mkdtemp(prefix="derived-", dir=MEMORY if MEMORY.is_dir() else None))
+        self.room = Path(tempfile.mkdtemp(prefix="derived-", dir=MEMORY))
         self.root = self.room / "0"
         self.root.mkdir()
         self.settings = TopicSettings(

@@ -27,11 +27,11 @@ from appliance.log.files import SYSTEM
 from appliance.log.recovery import RecoveryPoint
 from appliance.processes.writer.producers import Producers
 
+from ..support.log_batches import MEMORY
 from ..support.long import LONG
 from ..support.power_loss import Disk, Image, Tree, plant
 from ..support.producing import Partition, Promises, check_promises
 
-MEMORY = Path("/dev/shm")
 NAME = "t-0"
 STATES_PER_MOMENT = 12
 RUNS = int(os.environ.get("POWER_LOSS_RUNS", "6" if LONG else "3"))
@@ -39,7 +39,7 @@ RUNS = int(os.environ.get("POWER_LOSS_RUNS", "6" if LONG else "3"))
 
 @pytest.fixture
 def room() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="power-", dir=MEMORY if MEMORY.is_dir() else None) as name:
+    with tempfile.TemporaryDirectory(prefix="power-", dir=MEMORY) as name:
         yield Path(name)
 
 

@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import threading
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from appliance.log.recovery import POINT_NAME
 
 from ..support.log_batches import (
     BOOT,
+    MEMORY,
     SETTINGS,
     Group,
     batch,
@@ -41,8 +42,6 @@ from ..support.log_batches import (
     retire,
 )
 from ..support.long import LONG
-
-MEMORY = Path("/dev/shm")  # thousands of logs: what a disk does is played by Faults
 
 
 class Killed(BaseException):
@@ -87,12 +86,6 @@ class Faults:
 
     def heal(self) -> None:
         self.bytes_left = self.calls_left = None
-
-
-@pytest.fixture
-def memory_path() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="log-", dir=MEMORY if MEMORY.is_dir() else None) as name:
-        yield Path(name)
 
 
 def no_room() -> OSError:
@@ -256,15 +249,15 @@ def test_a_write_that_fails_is_a_storage_fault(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("marked", [False, True])
-def test_a_full_disk_at_any_byte_leaves_everything_as_it_was(memory_path: Path, marked: bool) -> None:
+def test_a_full_disk_at_any_byte_leaves_everything_as_it_was(path: Path, marked: bool) -> None:
     """Method: a group that rolls twice, on a disk that takes so many bytes more, for every number of them."""
     faults = Faults(error=no_room())
-    log = Log.open(memory_path, SETTINGS, lambda: 0, boot=BOOT, system=faults.system())
+    log = Log.open(path, SETTINGS, lambda: 0, boot=BOOT, system=faults.system())
     log.append(place_all(0, [batch([b"x" * 500])] * 2))
     if marked:
         log.close()
-        log = Log.open(memory_path, SETTINGS, lambda: 0, boot=BOOT, system=faults.system())
-    before = snapshot(memory_path)
+        log = Log.open(path, SETTINGS, lambda: 0, boot=BOOT, system=faults.system())
+    before = snapshot(path)
     group = place_all(log.end_offset, [batch([b"y" * 500])] * 8)
     needed = 0
     while True:
@@ -276,7 +269,7 @@ def test_a_full_disk_at_any_byte_leaves_everything_as_it_was(memory_path: Path, 
             assert error.retriable
         else:
             break
-        assert snapshot(memory_path) == before, needed
+        assert snapshot(path) == before, needed
         assert (log.state, log.end_offset, log.bases) == (3, group_start(group), [0])
         needed += 1
     assert log.state == 1
@@ -286,10 +279,10 @@ def test_a_full_disk_at_any_byte_leaves_everything_as_it_was(memory_path: Path, 
     log.flush()
     log.raise_high_watermark(log.end_offset)
     log.close(clean=False)
-    assert open_log(memory_path).end_offset == log.end_offset
+    assert open_log(path).end_offset == log.end_offset
 
 
-def test_a_lack_of_descriptors_in_a_roll_leaves_everything_as_it_was(memory_path: Path) -> None:
+def test_a_lack_of_descriptors_in_a_roll_leaves_everything_as_it_was(path: Path) -> None:
     """Method: a group that rolls several times, with so many opens that succeed, for every number of them."""
     left = [1000]
 
@@ -299,25 +292,25 @@ def test_a_lack_of_descriptors_in_a_roll_leaves_everything_as_it_was(memory_path
         left[0] -= 1
         return os.open(path, flags, mode)
 
-    log = Log.open(memory_path, SETTINGS, lambda: 0, boot=BOOT, system=System(open=open_))
+    log = Log.open(path, SETTINGS, lambda: 0, boot=BOOT, system=System(open=open_))
     log.append(place_all(log.end_offset, [batch([b"x" * 500])] * 2))
     log.flush()
     group = place_all(log.end_offset, [batch([b"y" * 500])] * 8)
-    before, end = snapshot(memory_path), log.end_offset
+    before, end = snapshot(path), log.end_offset
     for opens in range(20):
         left[0] = opens
         try:
             log.append(group)
         except OutOfResources as error:
             assert error.retriable
-            assert (snapshot(memory_path), log.end_offset, log.bases, log.state) == (before, end, [0], 1), opens
+            assert (snapshot(path), log.end_offset, log.bases, log.state) == (before, end, [0], 1), opens
         else:
             break
     assert opens == 4 * (len(log.bases) - 1)  # two files, opened twice each, for each new segment
     left[0] = 1000
     log.flush()
     log.close(clean=False)
-    assert open_log(memory_path).end_offset == log.end_offset
+    assert open_log(path).end_offset == log.end_offset
 
 
 def group_start(group: Group) -> int:
@@ -484,7 +477,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix="log-", dir=MEMORY if MEMORY.is_dir() else None))
+        self.path = Path(tempfile.mkdtemp(prefix="log-", dir=MEMORY))
         self.model = Model()
         self.now_ms = 1_000
         self.boot = (1, 1)

@@ -24,9 +24,7 @@ from appliance.log.reader import BOUNDARIES_MAX, RECORDS_MAX, TIMES_MAX, UNPACKE
 from appliance.records.encode import encode_batch
 from appliance.wire.requests import FileRange
 
-from ..support.log_batches import SETTINGS, batch, filled, log_range, open_log, place_all, placed, retire
-
-MEMORY = Path("/dev/shm")
+from ..support.log_batches import MEMORY, SETTINGS, batch, filled, log_range, open_log, place_all, placed, retire
 
 
 class Naive:
@@ -88,7 +86,7 @@ def mixed(path: Path, count: int, seed: int = 0) -> Log:
 
 @pytest.fixture(scope="module")
 def log() -> Iterator[Log]:
-    with tempfile.TemporaryDirectory(prefix="log-", dir=MEMORY if MEMORY.is_dir() else None) as name:
+    with tempfile.TemporaryDirectory(prefix="log-", dir=MEMORY) as name:
         yield mixed(Path(name), 120)
 
 

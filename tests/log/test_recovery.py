@@ -6,7 +6,6 @@ import dataclasses
 import errno
 import os
 import random
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -33,15 +32,7 @@ from appliance.records.batch import LEADER_EPOCH_AT, MAGIC_AT
 from ..support.log_batches import BOOT, SETTINGS, batch, contents, filled, open_log, place_all
 from ..support.power_loss import Disk, plant
 
-MEMORY = Path("/dev/shm")
 RAWS = [batch([b"one", b"two"], 10), batch([b"three"], 30), batch([b"x" * 200], 20), batch([b"last"] * 3, 40)]
-
-
-@pytest.fixture
-def path() -> Iterator[Path]:
-    """A directory on which thousands of recoveries take seconds."""
-    with tempfile.TemporaryDirectory(prefix="log-", dir=MEMORY if MEMORY.is_dir() else None) as name:
-        yield Path(name)
 
 
 def kill(log: Log) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -24,35 +23,23 @@ from appliance.records.decode import decode_batch
 from appliance.records.encode import encode_batch
 from appliance.records.holes import reason_of
 
-from ..support.log_batches import SETTINGS, batch, contents, filled, open_log, place_all, retire
+from ..support.log_batches import (
+    MEMORY,
+    RAWS,
+    SETTINGS,
+    batch,
+    boundaries,
+    contents,
+    filled,
+    kinds,
+    open_log,
+    overwrite,
+    place_all,
+    retire,
+)
 
-MEMORY = Path("/dev/shm")
-RAWS = [batch([b"%d" % number * 60] * (number % 3 + 1), number) for number in range(20)]
 TOMBSTONE = encode_batch([(None, None, (), 5)])
 """The smallest batch that a client makes: too small for a hole with a text."""
-
-
-@pytest.fixture
-def path() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="log-", dir=MEMORY if MEMORY.is_dir() else None) as name:
-        yield Path(name)
-
-
-def overwrite(path: Path, position: int, data: bytes) -> None:
-    with path.open("r+b") as file:
-        file.seek(position)
-        file.write(data)
-
-
-def boundaries(raws: list[bytes]) -> list[int]:
-    ends = [0]
-    for raw in raws:
-        ends.append(ends[-1] + len(raw))
-    return ends
-
-
-def kinds(path: Path) -> list[str]:
-    return [problem.kind for problem in verify(path).problems]
 
 
 class Content(NamedTuple):
@@ -126,7 +113,7 @@ HARMS = st.lists(
 @given(harms=HARMS, closed=st.booleans())
 def test_all_that_is_not_damaged_is_kept_with_its_offsets(harms: list[Harm], closed: bool) -> None:
     raws = [TOMBSTONE if number % 5 == 4 else raw for number, raw in enumerate(RAWS)]
-    with tempfile.TemporaryDirectory(prefix="log-", dir=MEMORY if MEMORY.is_dir() else None) as name:
+    with tempfile.TemporaryDirectory(prefix="log-", dir=MEMORY) as name:
         path = Path(name) / "log"
         log = filled(path, raws)
         bases, end = list(log.bases), log.end_offset

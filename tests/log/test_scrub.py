@@ -23,17 +23,9 @@ from appliance.log.repair import repair
 from appliance.log.scrub import DamagedRange, joined, look_again, place_of, scrub
 from appliance.log.tools import verify
 
-from ..support.log_batches import batch, filled, open_log, place_all, retire
+from ..support.log_batches import RAWS, batch, boundaries, filled, open_log, place_all, retire
 
-RAWS = [batch([b"%d" % number * 60] * (number % 3 + 1), number) for number in range(20)]
 RANGES_MAX = 4
-
-
-def boundaries(raws: Sequence[bytes] = RAWS) -> list[int]:
-    ends = [0]
-    for raw in raws:
-        ends.append(ends[-1] + len(raw))
-    return ends
 
 
 def damage(path: Path, bases: Sequence[int], offset: int, count: int = 1) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import tempfile
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,34 +16,18 @@ from appliance.log.recovery import MARKER_NAME, POINT_NAME, Marker
 from appliance.log.repair import repair
 from appliance.log.tools import CORRUPT, DERIVED, INDEX, TORN, Batch, Damage, dump, verify
 
-from ..support.log_batches import SETTINGS, batch, contents, filled, open_log, place_all, retire
-
-MEMORY = Path("/dev/shm")
-RAWS = [batch([b"%d" % number * 60] * (number % 3 + 1), number) for number in range(20)]
-
-
-@pytest.fixture
-def path() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="log-", dir=MEMORY if MEMORY.is_dir() else None) as name:
-        yield Path(name)
-
-
-def overwrite(path: Path, position: int, data: bytes) -> None:
-    with path.open("r+b") as file:
-        file.seek(position)
-        file.write(data)
-
-
-def boundaries(raws: list[bytes]) -> list[int]:
-    ends = [0]
-    for raw in raws:
-        ends.append(ends[-1] + len(raw))
-    return ends
-
-
-def kinds(path: Path) -> list[str]:
-    return [problem.kind for problem in verify(path).problems]
-
+from ..support.log_batches import (
+    RAWS,
+    SETTINGS,
+    boundaries,
+    contents,
+    filled,
+    kinds,
+    open_log,
+    overwrite,
+    place_all,
+    retire,
+)
 
 # ---- dump
 

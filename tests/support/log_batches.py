@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from crc32c import crc32c
 from appliance.config import TopicSettings
 from appliance.log import Log
 from appliance.log.files import File
+from appliance.log.tools import verify
 from appliance.records.batch import ATTRIBUTES_AT, CRC_AT, MAX_TIMESTAMP_AT, BatchInfo, check, place
 from appliance.records.encode import encode_values
 from appliance.wire.requests import FileRange
@@ -20,10 +22,32 @@ Group = list[tuple[memoryview, BatchInfo]]
 BATCH_BYTES_MAX = 1 << 24
 BOOT = (17, 4)
 SETTINGS = TopicSettings(segment_bytes=2048, index_interval_bytes=256)
+MEMORY = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
+"""Where tests make thousands of logs: what a disk does to them is played by other means."""
 
 
 def batch(values: Iterable[bytes] = (b"a line of a log",), timestamp: int = 1000) -> bytes:
     return encode_values(list(values), timestamp)
+
+
+RAWS = [batch([b"%d" % number * 60] * (number % 3 + 1), number) for number in range(20)]
+"""Batches of several segments."""
+
+
+def boundaries(raws: Iterable[bytes] = RAWS) -> list[int]:
+    """Where batches that follow one another begin, and the end of the last."""
+    return list(accumulate(map(len, raws), initial=0))
+
+
+def overwrite(path: Path, position: int, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(position)
+        file.write(data)
+
+
+def kinds(path: Path) -> list[str]:
+    """The problems that are found in a log."""
+    return [problem.kind for problem in verify(path).problems]
 
 
 def placed(raw: bytes, position: int) -> tuple[memoryview, BatchInfo]:

@@ -254,15 +254,17 @@ def test_a_writer_is_killed_by_its_pid_only_while_its_channel_is_open(steps: Ste
     os.waitpid(pid, 0)
 
 
+def close_and_stay(_: object, control: Channel) -> None:
+    """Instead of a writer: one whose files the disk keeps when it is to end."""
+    control.close()
+    signal.alarm(60)
+    signal.pause()
+
+
 def test_a_writer_that_takes_long_to_end_is_reaped_then_and_keeps_no_other_from_being_forked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one whose files the disk keeps, or, for a pid that is used again, as one that goes on."""
-
-    def close_and_stay(_: object, control: Channel) -> None:
-        control.close()
-        signal.alarm(60)
-        signal.pause()
 
     monkeypatch.setattr("appliance.processes.writer.run", close_and_stay)
     with Hatchery(tmp_path) as hatchery:
@@ -283,11 +285,6 @@ def test_a_nursery_that_is_stopped_ends_after_its_last_writer_and_does_not_seem_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Method: writers that live on after the end of their channels."""
-
-    def close_and_stay(_: object, control: Channel) -> None:
-        control.close()
-        signal.alarm(60)
-        signal.pause()
 
     monkeypatch.setattr("appliance.processes.writer.run", close_and_stay)
     with Hatchery(tmp_path) as hatchery:

@@ -21,11 +21,11 @@ from appliance.log.files import SYSTEM, System
 from appliance.log.repair import repair
 from appliance.processes.writer import producers
 
+from ...support.log_batches import MEMORY
 from ...support.long import LONG
 from ...support.power_loss import Disk, plant
 from ...support.producing import Partition, Promises, check_promises, count_of
 
-MEMORY = Path("/dev/shm")
 BOOT = (1, 0)
 
 
@@ -206,7 +206,7 @@ class ProducersMachine(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.room = Path(tempfile.mkdtemp(prefix="producers-", dir=MEMORY if MEMORY.is_dir() else None))
+        self.room = Path(tempfile.mkdtemp(prefix="producers-", dir=MEMORY))
         self.root = self.room / "0"
         self.root.mkdir()
         self.boot = 1
