@@ -310,9 +310,9 @@ class Connection:
             before = self.out_bytes
             for piece in pending.reply or ():
                 self.put(piece)
-            self.cuttable_bytes = (
-                0 if type(pending.request) is Produce else self.cuttable_bytes + self.out_bytes - before
-            )
+            more = self.out_bytes - before
+            answers_produce = more and type(pending.request) is Produce  # with acks=0 there is no answer
+            self.cuttable_bytes = 0 if answers_produce else self.cuttable_bytes + more
 
     def put(self, piece: bytes | FileRange) -> None:
         """Queue a part of a reply."""

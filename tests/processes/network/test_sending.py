@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from appliance.addresses import PLAINTEXT, Listener
@@ -214,6 +214,8 @@ REPLIES = st.lists(
 )
 
 
+@example(steps=[(Produce, 0, 4225), (Fetch, 0, 1), (Produce, 0, 0)])
+@example(steps=[(Produce, 0, 705), (Produce, 0, 4225), (Fetch, 0, 1), (Produce, 0, 0)])
 @given(steps=REPLIES)
 def test_an_acknowledgement_is_owed_until_its_last_byte_is_sent(steps: list[tuple[Any, int, int]]) -> None:
     """Whatever replies are before and behind it: an ordered stop waits for no other."""
