@@ -87,12 +87,12 @@ class Buffers:
 class Inbox:
     """The received bytes of one connection.
 
-    ``starved``: no byte can be received or parsed until the arena has room.  ``parked``: its frame waits for admission.
+    ``starved``: no byte can be received or parsed until the arena has room.
     """
 
     __slots__ = (
         *("_admitted", "_buffers", "_filled", "_parsed", "_private", "_reserved_bytes", "_wanted"),
-        *("extent", "frame_since_ms", "parked", "starved"),
+        *("extent", "frame_since_ms", "starved"),
     )
 
     def __init__(self, buffers: Buffers, received: bytes = b"") -> None:
@@ -103,7 +103,7 @@ class Inbox:
         self._parsed = self._filled = 0
         self._wanted = BLOCK_BYTES
         self.frame_since_ms = 0
-        self.starved = self.parked = self._admitted = False
+        self.starved = self._admitted = False
         self._reserved_bytes = 0
         if received:
             self._hold(bytearray(received), len(received))
@@ -111,6 +111,11 @@ class Inbox:
     def __len__(self) -> int:
         """The number of bytes that are not parsed yet."""
         return self._filled - self._parsed
+
+    @property
+    def parked(self) -> bool:
+        """Whether its frame waits to be admitted, and must not be read."""
+        return self in self._buffers.parked
 
     def receive(self, transport: Transport) -> int:
         """Read once; return the number of bytes, -1 at the end of the stream.  With ``starved`` set it is 0."""
@@ -195,7 +200,6 @@ class Inbox:
         self._reserve(0)
         self._set_admitted(False)
         self._buffers.parked.pop(self, None)
-        self.parked = False
 
     def _reserve(self, reserved_bytes: int) -> None:
         self._buffers.reserved_bytes += reserved_bytes - self._reserved_bytes
@@ -210,7 +214,6 @@ class Inbox:
         overtakes = bool(buffers.parked) and need > SMALL_BYTES
         if need > self._reserved_bytes and (overtakes or not self._admit(need)):
             self._set_admitted(False)
-            self.parked = True
             buffers.parked.setdefault(self)
             return
         more = min(max(PRIVATE_BYTES_MIN, 2 * len(private)), need) - len(private)
@@ -236,7 +239,7 @@ class Inbox:
         if not self._admit(frame_bytes(self._private, 0, self._filled)):
             return False
         del self._buffers.parked[self]
-        self.parked, self.frame_since_ms = False, now_ms
+        self.frame_since_ms = now_ms
         return True
 
     def is_behind(self, now_ms: int, frame_ms_max: int) -> bool:
