@@ -415,6 +415,10 @@ def test_a_member_that_is_refused_leaves_what_it_has_registered(server: Server, 
     zookeeper = server.zookeeper_client()
     zookeeper.start(TIMEOUT_S)
 
+    def registered() -> list[str]:
+        ids = f"/consumers/{topic}/ids"
+        return sorted(zookeeper.get_children(ids)) if zookeeper.exists(ids) else []
+
     def kafka_member() -> KafkaConsumer:
         member = KafkaConsumer({"bootstrap.servers": server.kafka, "group.id": topic})
         member.subscribe([topic])
@@ -423,12 +427,12 @@ def test_a_member_that_is_refused_leaves_what_it_has_registered(server: Server, 
 
     try:
         kafka = kafka_member()
-        before = until(lambda: zookeeper.get_children(f"/consumers/{topic}/ids"), "it is registered")
+        before = until(registered, "it is registered")
         with join(server, topic) as mistaken:
             stream = mistaken.create_message_streams({topic: 1})[topic][0]
             with pytest.raises(InvalidRequest, match="another listener"):
                 next(stream.messages(TIMEOUT_S))
-            until(lambda: zookeeper.get_children(f"/consumers/{topic}/ids") == before, "the refused one has left")
+            until(lambda: registered() == before, "the refused one has left")
             kafka.close()
             kafka_member().close()
     finally:
