@@ -47,7 +47,7 @@ class Reader(Protocol):
 
     looked_bytes: int
 
-    def locate(self, bases: tuple[int, ...], end: int, offset: int, bytes_max: int) -> FileRange | None: ...
+    def without_holes(self, bases: tuple[int, ...], end: int, offset: int, bytes_max: int) -> FileRange | None: ...
 
     def by_time(self, bases: tuple[int, ...], end: int, timestamp: int, start: int) -> Found | None: ...
 
@@ -135,7 +135,7 @@ def _fetch_part(part: FetchPart, partition: Readable | None, left: int, first: b
         return FetchResult(0, start, end, 0, ())
     try:
         limit = sound_end(partition.damaged, offset, end) if partition.damaged else end
-        found = partition.reader.locate(bases, limit, offset, max(bytes_max, 1))
+        found = partition.reader.without_holes(bases, limit, offset, max(bytes_max, 1))
     except ApplianceError as error:
         _report(error, partition)
         return FetchResult(error.code, start, end, 0, ())

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 from ..errors import BadValue, ClientFault, CorruptBatch, MessageTooLarge
-from ..records.batch import COUNT_AT, HEADER_BYTES, LENGTH_AT, LENGTH_END
+from ..records.batch import HEADER_BYTES, LENGTH_AT, LENGTH_END, end_offset, read_header
 from ..records.decode import BYTES_MAX, Meter, Record, decode_batch, decode_values
 from ..records.holes import check_hole
 from .fetcher import Chunk
@@ -30,7 +30,7 @@ class Message(NamedTuple):
 
 
 class Values(NamedTuple):
-    """The values of consecutive messages; ``next_offset`` is the offset after the last one."""
+    """The values of consecutive messages; ``next_offset`` is the offset from which to read on."""
 
     topic: str
     partition: int
@@ -66,12 +66,11 @@ class Decoder:
 
     def values(self, chunk: Chunk) -> Values | None:
         """The next batch of the chunk, without values if it was stepped over; None when there is none left."""
-        found = self._next(chunk, self._values, ())
+        found = self._next(chunk, self._wanted_values, ())
         if found is None:
             return None
         values, next_offset = found or ((), chunk.start_offset + chunk.at)
-        unwanted = chunk.wanted - (next_offset - len(values))
-        return Values(*chunk.fetched.topic_partition, values[unwanted:] if unwanted > 0 else values, next_offset)
+        return Values(*chunk.fetched.topic_partition, values, next_offset)
 
     def messages(self, chunk: Chunk) -> list[Message] | None:
         """The next batch of the chunk, [] if nothing in it is selected, or it was stepped over; None at the end."""
@@ -83,6 +82,18 @@ class Decoder:
         if records and records[0].offset < wanted:
             records = [record for record in records if record.offset >= wanted]
         return [Message(topic, partition, *record) for record in records]
+
+    def _wanted_values(self, chunk: Chunk) -> tuple[Sequence[bytes | None], int]:
+        """The values of the messages that are wanted, and the offset after the batch."""
+        values, next_offset = self._values(chunk)
+        span = read_header(chunk.data, chunk.at).span
+        unwanted = chunk.wanted - (next_offset - span)
+        if unwanted <= 0:
+            return values, next_offset
+        if span == len(values):
+            return values[unwanted:], next_offset
+        records = decode_batch(chunk.data, chunk.at, check_crc=False, bytes_max=self._bytes_max)  # it was cleaned
+        return [record.value for record in records if record.offset >= chunk.wanted], next_offset
 
     def _values(self, chunk: Chunk) -> tuple[Sequence[bytes | None], int]:
         return decode_values(
@@ -159,7 +170,4 @@ def _size_at(data: memoryview, start: int) -> int:
 
 def _in_place(chunk: Chunk, start: int, size: int) -> bool:
     """Whether the base offset, which no checksum covers, agrees with the batch's place in the log."""
-    data = chunk.data
-    base = int.from_bytes(data[start : start + LENGTH_AT], "big", signed=True)
-    count = int.from_bytes(data[start + COUNT_AT : start + HEADER_BYTES], "big")
-    return base + count == chunk.start_offset + start + size
+    return end_offset(chunk.data, start) == chunk.start_offset + start + size

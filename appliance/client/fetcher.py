@@ -44,7 +44,7 @@ from ..errors import (
     UnknownPartition,
     from_code,
 )
-from ..records.batch import HEADER, HEADER_BYTES, LENGTH_END
+from ..records.batch import HEADER_BYTES, end_offset, read_header
 from ..wire.native import FETCH
 from .broker_connection import Connection, Reply
 from .cluster_client import Cluster, ClusterSnapshot
@@ -415,10 +415,9 @@ def _name(link: _Link) -> str:
 
 
 def _start_offset(data: memoryview, offset: int) -> int:
-    """The offset of the first byte of ``data``, whose first batch must contain ``offset``."""
+    """The offset of the first byte of ``data``, whose first batch ends behind ``offset``: emptied ones are left out."""
     if len(data) >= HEADER_BYTES:
-        base, length, *_, count = HEADER.unpack_from(data)
-        size = length + LENGTH_END
-        if 0 <= count <= size and base + count - size <= offset < base + count:
-            return int(base + count - size)
+        stop, size = end_offset(data, 0), read_header(data, 0).size
+        if 0 <= stop - size <= stop and offset < stop:
+            return stop - size
     raise ProtocolFault(f"the reply to a fetch at {offset} does not contain that offset")

@@ -73,6 +73,10 @@ class IndexCheck:
             if builder.wrong_at is not None:
                 self._mend(self._base, self._before)
 
+    def note_count(self, base: int, count: int) -> None:
+        """Note the number of records of a segment, holes included, in place of its batches."""
+        self._counts[base] = count
+
     def _begin(self, start: int) -> None:
         """Begin a segment, if one begins there."""
         self._builder = None

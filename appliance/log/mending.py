@@ -21,8 +21,9 @@ from ..records.batch import (
     LENGTH_END,
     MAGIC,
     MAGIC_AT,
-    check,
+    check_stored,
     place,
+    read_header,
 )
 from .segment import SIZE_MAX
 
@@ -55,9 +56,9 @@ def mended(batch: memoryview, offset: int) -> bool:
     count = int.from_bytes(batch[COUNT_AT:HEADER_BYTES], "big")
     if not 1 <= count <= size:
         return False
-    place(batch, 0, offset, size, count)
+    place(batch, 0, offset, size, read_header(batch, 0).span)
     try:
-        check(batch, 0, size, SIZE_MAX)
+        check_stored(batch, 0, size, SIZE_MAX)
     except ClientFault:
         return False
     return True

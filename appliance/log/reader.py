@@ -27,15 +27,19 @@ from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from pathlib import Path
-from typing import Final, NamedTuple, TypeVar
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from ..errors import ClientFault, CorruptLog, OffsetOutOfRange, SegmentMissing, StorageFault
+from ..records.batch import ATTRIBUTES_AT, EMPTIED
 from ..wire.requests import FileRange
-from .files import INDEX_SUFFIX, LOG_SUFFIX, NAME_DIGITS, File
+from .files import INDEX_SUFFIX, LOG_SUFFIX, NAME_DIGITS, File, base_of
 from .index import Entry, IndexFile
 from .recovery import is_retired
 from .segment import has_header, headers
+
+if TYPE_CHECKING:
+    from ..records.timestamps import Times  # a worker imports it, with the codecs, only when it needs it
 
 FILES_MAX: Final = 1024
 BOUNDARIES_MAX: Final = 512
@@ -56,6 +60,29 @@ RECORD_BYTES: Final = 64
 """Added to ``looked_bytes`` for each record whose time is read."""
 
 AnyFile = TypeVar("AnyFile", bound=File)
+_EMPTIED: Final = EMPTIED.to_bytes(2, "big")
+
+
+class SegmentFile(File):
+    """The file of a segment.  ``holed``: parts of it take no room on the disk, since it was cleaned (``cleaning``)."""
+
+    __slots__ = ("holed", "number")
+
+    def __init__(self, path: Path | str) -> None:
+        super().__init__(path)
+        found = os.fstat(self.fd)
+        self.holed = self.hole_from(0) < found.st_size
+        self.number = found.st_ino
+        """Which file it is.  Numbers of inodes return, but not with the time of the last change, in a file at rest."""
+        if self.holed:
+            self.number = found.st_ino << 64 | found.st_ctime_ns
+
+    def hole_from(self, position: int) -> int:
+        """The first position from ``position`` on that takes no room on the disk; at the end of the file none does."""
+        try:
+            return os.lseek(self.fd, position, os.SEEK_HOLE)
+        except OSError:  # it is empty, or the file system has no such question
+            return 1 << 63
 
 
 class FileCache:
@@ -65,7 +92,7 @@ class FileCache:
         assert files_max >= 2
         self._files_max = files_max
         self._files: OrderedDict[str, File] = OrderedDict()
-        self._times: OrderedDict[tuple[str, int], array[int]] = OrderedDict()
+        self._times: OrderedDict[tuple[str, int], Times] = OrderedDict()
         self._times_count = 0
         self.opened = 0
         """Number of files opened so far."""
@@ -125,11 +152,11 @@ class FileCache:
         for batch in [batch for batch in self._times if batch[0] == prefix]:
             self._times_count -= _weight(self._times.pop(batch))
 
-    def times(self, prefix: str, offset: int) -> array[int] | None:
+    def times(self, prefix: str, offset: int) -> Times | None:
         """The times of the batch at ``offset``, if :meth:`remember_times` has kept them."""
         return self._times.get((prefix, offset))
 
-    def remember_times(self, prefix: str, offset: int, times: array[int]) -> None:
+    def remember_times(self, prefix: str, offset: int, times: Times) -> None:
         """Keep the times of the batch at ``offset``.  The last TIMES_MAX times of all batches are kept."""
         self._times[prefix, offset] = times
         self._times_count += _weight(times)
@@ -161,6 +188,8 @@ class LogReader:
         self._files = files
         self._young: set[int] = set()
         self._old: set[int] = set()
+        self._numbers: dict[int, int] = {}
+        """The files, by base, to which the boundaries belong."""
         self._peaks: dict[tuple[int, int], int] = {}
         """Largest timestamps of sealed segments, by base and by the offset from which on messages count."""
         self.looked_bytes = 0
@@ -169,7 +198,7 @@ class LogReader:
     def forget(self) -> None:
         """Forget files and boundaries."""
         self._files.drop(self._prefix)
-        self._young, self._old, self._peaks = set(), set(), {}
+        self._young, self._old, self._numbers, self._peaks = set(), set(), {}, {}
 
     # ---- fetch
 
@@ -197,6 +226,8 @@ class LogReader:
             raise self._out_of_range(offset, bases, end)
         try:
             log = self._log(base, limit)
+            if self._numbers.get(base) != log.number:
+                self._on_file(base, log)
             if offset == base or offset in self._young or offset in self._old:
                 start = offset
             else:
@@ -208,6 +239,43 @@ class LogReader:
             self._remember(stop)
         return FileRange(log, start - base, stop - start)
 
+    def without_holes(self, bases: Sequence[int], end: int, offset: int, bytes_max: int) -> FileRange | None:
+        """As :meth:`locate`, without what compaction has emptied: the range may begin behind ``offset``.
+
+        Returns:
+            None when nothing but that is left.
+        """
+        while True:
+            found = self.locate(bases, end, offset, bytes_max)
+            if found is None or offset >= bases[-1]:
+                return found
+            log = found.file
+            assert isinstance(log, SegmentFile)
+            if os.pread(log.fd, 2, found.position + ATTRIBUTES_AT) != _EMPTIED:
+                return self._up_to_hole(log, found) if log.holed else found
+            number = bisect_right(bases, offset) - 1
+            offset = self._behind_emptied(log, bases[number], min(bases[number + 1], end), found.position)
+            self._remember(offset)
+
+    def _behind_emptied(self, log: File, base: int, limit: int, position: int) -> int:
+        """Where the first batch from ``position`` on begins that is not emptied; ``limit`` without one."""
+        for at, info in headers(log, base, position, limit - base):
+            if info.attributes != EMPTIED:
+                return base + at
+        return limit
+
+    def _up_to_hole(self, log: SegmentFile, found: FileRange) -> FileRange:
+        """The part of a range, which begins with a message, before the first emptied bytes that take no room."""
+        stop = found.position + found.count
+        if log.hole_from(found.position) < stop:
+            base = base_of(PurePath(log.path).name, LOG_SUFFIX)
+            assert base is not None
+            for at, info in headers(log, base, found.position, stop):
+                if info.attributes == EMPTIED:
+                    self._remember(base + at)
+                    return FileRange(log, found.position, at - found.position)
+        return found
+
     def has(self, found: FileRange) -> bool:
         """Whether the file is as long as a range of it: ask in an offline partition, whose files nobody looks at."""
         assert isinstance(found.file, File)
@@ -216,12 +284,21 @@ class LogReader:
     def _out_of_range(self, offset: int, bases: Sequence[int], end: int) -> OffsetOutOfRange:
         return OffsetOutOfRange(f"offset {offset} is not in the log, which has {bases[0]} to {end}: seek")
 
+    def _on_file(self, base: int, log: SegmentFile) -> None:
+        """Note the file of a segment.  In one that was cleaned since, batches begin elsewhere."""
+        if base in self._numbers:
+            self.forget()
+        elif len(self._numbers) >= FILES_MAX:
+            self._numbers.clear()
+            self._young, self._old = set(), set()
+        self._numbers[base] = log.number
+
     def _remember(self, boundary: int) -> None:
         self._young.add(boundary)
         if len(self._young) >= BOUNDARIES_MAX:
             self._old, self._young = self._young, set()
 
-    def _log(self, base: int, limit: int) -> File:
+    def _log(self, base: int, limit: int) -> SegmentFile:
         """The file of the segment [base, limit).
 
         Raises:
@@ -230,7 +307,7 @@ class LogReader:
         """
         path = f"{self._prefix}{base:0{NAME_DIGITS}d}{LOG_SUFFIX}"
         try:
-            return self._files.get(path, File)
+            return self._files.get(path, SegmentFile)
         except FileNotFoundError:
             if is_retired(self._directory, limit):
                 raise
@@ -312,29 +389,29 @@ class LogReader:
         Returns the first one that counts when the batch cannot be unpacked or is too large to unpack.
         """
         skipped = max(0, start - batch.offset)
-        times = self._times_from(bases, end, batch.offset, skipped)
-        number = bisect_left(times, timestamp)
-        time = times[number] if number < len(times) else batch.timestamp
-        number = skipped + (number if number < len(times) else 0)
-        return Found(batch.offset + number, time, batch.records + number)
+        found = self._times_from(bases, end, batch.offset, skipped)
+        number = bisect_left(found.times, timestamp)
+        if number == len(found.times):
+            return Found(batch.offset + skipped, batch.timestamp, batch.records + found.first)
+        return Found(batch.offset + found.delta(number), found.times[number], batch.records + found.first + number)
 
-    def _times_from(self, bases: Sequence[int], end: int, offset: int, skipped: int) -> array[int]:
-        """As :func:`largest_times` for the batch at ``offset``, without its first records."""
+    def _times_from(self, bases: Sequence[int], end: int, offset: int, skipped: int) -> Times:
+        """As :func:`largest_times` for the batch with this base offset, without what is at its first offsets."""
         times = self._files.times(self._prefix, offset + skipped)
         if times is None:
-            piece = self.locate(bases, end, offset, 1)
+            piece = self.without_holes(bases, end, offset, 1)
             if piece is None:
-                return array("q")
+                return _unknown(skipped)
             times = self._times(piece, skipped)
             self._files.remember_times(self._prefix, offset + skipped, times)
         return times
 
-    def _times(self, piece: FileRange, skipped: int) -> array[int]:
+    def _times(self, piece: FileRange, skipped: int) -> Times:
         """As :func:`largest_times` for the one batch in ``piece``; empty when it is not unpacked."""
-        from ..records.timestamps import largest_times  # imports the codecs; a worker needs them only here
+        from ..records.timestamps import largest_times
 
         if piece.count > UNPACKED_BYTES_MAX:
-            return array("q")
+            return _unknown(skipped)
         data = os.pread(piece.file.fd, piece.count, piece.position)
         self.looked_bytes += len(data)
         try:
@@ -343,8 +420,8 @@ class LogReader:
             )
         except ClientFault:
             self.looked_bytes += UNPACKED_BYTES_MAX  # at most: the exact number is not known
-            return array("q")
-        self.looked_bytes += unpacked_bytes + RECORD_BYTES * len(times)
+            return _unknown(skipped)
+        self.looked_bytes += unpacked_bytes + RECORD_BYTES * len(times.times)
         return times
 
     def at(self, bases: Sequence[int], end: int, offset: int) -> tuple[int, int]:
@@ -369,7 +446,7 @@ class LogReader:
                 following = base + position + info.size
                 self.looked_bytes += info.size
                 if following > offset:
-                    return info.max_timestamp, records + max(0, offset - (following - info.count))
+                    return info.max_timestamp, records + min(info.count, max(0, offset - (following - info.span)))
                 records += info.count
         except FileNotFoundError:
             raise self._out_of_range(offset, bases, end) from None
@@ -430,7 +507,7 @@ class LogReader:
             if base + stop > start:
                 break
             gone = max(gone, info.max_timestamp)
-        peak, offset = info.max_timestamp, base + stop - info.count
+        peak, offset = info.max_timestamp, base + stop - info.span
         if offset < start:
             gone = max(gone, peak)
             peak = self._largest(base, limit, offset, start - offset, peak)
@@ -440,7 +517,7 @@ class LogReader:
 
     def _largest(self, base: int, limit: int, offset: int, skipped: int, otherwise: int) -> int:
         """The largest timestamp of the batch at ``offset`` without its first records, if it can be unpacked."""
-        times = self._times_from((base,), limit, offset, skipped)
+        times = self._times_from((base,), limit, offset, skipped).times
         return times[-1] if times else otherwise
 
     def _search(self, base: int, limit: int, timestamp: int, start: int) -> Found | None:
@@ -455,19 +532,26 @@ class LogReader:
         records = entry.records
         for position, info in headers(log, base, entry.offset - base, limit - base):
             self.looked_bytes += info.size
-            found = Found(base + position + info.size - info.count, info.max_timestamp, records)
+            found = Found(base + position + info.size - info.span, info.max_timestamp, records)
             records += info.count
             skipped = start - found.offset
-            if found.timestamp < timestamp or skipped >= info.count:
+            if found.timestamp < timestamp or skipped >= info.span:
                 continue
             if skipped <= 0 or self._largest(base, limit, found.offset, skipped, found.timestamp) >= timestamp:
                 return found
         return None
 
 
-def _weight(times: array[int]) -> int:
+def _weight(times: Times) -> int:
     """The memory of an entry, in numbers: an entry without times takes some, too."""
-    return len(times) + TIMES_OVERHEAD
+    return len(times.times) + len(times.deltas) + TIMES_OVERHEAD
+
+
+def _unknown(skipped: int) -> Times:
+    """For a batch that is not unpacked."""
+    from ..records.timestamps import Times
+
+    return Times(array("q"), skipped, array("q"))
 
 
 def _segments(bases: Sequence[int], end: int) -> Iterator[tuple[int, int]]:

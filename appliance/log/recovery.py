@@ -65,7 +65,7 @@ from crc32c import crc32c
 
 from ..errors import CorruptLog, StorageFault
 from . import files
-from .files import LOG_SUFFIX, SYSTEM, File, System, base_of, index_path, log_path, remove
+from .files import CLEANED_STATE, LOG_SUFFIX, SYSTEM, File, System, base_of, index_path, log_path, remove
 from .index import Builder, Entry, ends
 from .segment import Segment, State, find_valid, headers, scan
 
@@ -404,7 +404,7 @@ def _count_sealed(directory: Path, bases: Sequence[int], interval_bytes: int, sy
     found = {base: ends(index_path(directory, base)) for base in bases}
     records, rebuilt = 0, set()
     own = found[bases[0]]
-    if bases[0] and own is not None and own[0].offset == bases[0]:
+    if own is not None and own[0].offset == bases[0] and counts_before(directory, bases[0]):
         records = own[0].records
     for base, following in pairwise(bases):
         own, after = found[base], found[following]
@@ -425,6 +425,14 @@ def _count_sealed(directory: Path, bases: Sequence[int], interval_bytes: int, sy
         rebuilt.add(base)
         records = builder.records
     return records, rebuilt
+
+
+def counts_before(directory: Path, base: int) -> bool:
+    """Whether the index of the first segment, which begins at ``base``, may have records before it.
+
+    Retention has removed them, or compaction (``cleaning``), which leaves the log its first offset.
+    """
+    return base > 0 or (directory / CLEANED_STATE).exists()
 
 
 def read_index(directory: Path, base: int) -> bytes:

@@ -1,7 +1,7 @@
 """Appends to the active segment, and reads any segment batch by batch.
 
 A segment file holds only record batches (``records.batch``), so ranges of it are sent unchanged.  A batch at position p
-of the segment with base B has the base offset ``B + p + size - count``.  Bytes with another base offset are not a batch
+of the segment with base B has the base offset ``B + p + size - span``.  Bytes with another base offset are not a batch
 of this log, even with a valid checksum: payloads of messages may contain forged batches.  Repair may have put holes
 (``records.holes``) between them, which only readers of whole batches need to know.
 
@@ -23,7 +23,18 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from ..errors import ClientFault, CorruptLog, StorageFault, UnreadableLog
-from ..records.batch import COUNT_AT, HEADER, HEADER_BYTES, LENGTH_END, MAGIC, MAGIC_AT, BatchInfo, check
+from ..records.batch import (
+    EMPTIED,
+    HEADER,
+    HEADER_BYTES,
+    LENGTH_END,
+    MAGIC,
+    MAGIC_AT,
+    BatchInfo,
+    check_stored,
+    end_offset,
+    read_header,
+)
 from ..records.holes import check_hole
 from .files import File, System, index_path, log_path, remove, write_at
 from .index import ENTRY_BYTES, Entry, pack
@@ -95,7 +106,7 @@ class Segment:
         start = end
         due = last_entry + interval_bytes
         entries: list[int] = []
-        for _, (size, count, max_timestamp, _, _, _, _, _) in batches:
+        for _, (size, count, max_timestamp, _, _, _, _, _, _) in batches:
             if end >= due:
                 entries += (end, timestamp, records)
                 last_entry, due = end, end + interval_bytes
@@ -189,15 +200,15 @@ def scan(file: File, base: int, position: int, stop: int) -> Iterator[tuple[int,
                     buffer = memoryview(bytearray(size))
             at, start, filled = position, 0, read_into(file, buffer, position, stop)
         try:
-            info = check(buffer, start, filled, SIZE_MAX)
+            info = check_stored(buffer, start, filled, SIZE_MAX)
         except ClientFault as error:
             hole = check_hole(buffer, start, filled)
             if hole is None:
                 raise CorruptLog(str(file.path), position, str(error)) from None
             info = hole
         size = info.size
-        if stored != base + position + size - info.count:
-            reason = f"a batch with base offset {stored} where {base + position + size - info.count} belongs"
+        if stored != base + position + size - info.span and not _is_emptied(info, stored, base, position):
+            reason = f"a batch with base offset {stored} where {base + position + size - info.span} belongs"
             raise CorruptLog(str(file.path), position, reason)
         yield position, info, buffer[start : start + size]
         position += size
@@ -231,14 +242,18 @@ def has_header(file: File, base: int, position: int, stop: int) -> bool:
         raise UnreadableLog(str(file.path), position, error) from error
     if len(data) < HEADER_BYTES:
         return False
-    stored, length = _BASE_AND_LENGTH.unpack_from(data)
-    size, count = length + LENGTH_END, int.from_bytes(data[COUNT_AT:HEADER_BYTES], "big")
+    info = read_header(data, 0)
     return (
         data[MAGIC_AT] == MAGIC
-        and 0 <= count <= size
-        and HEADER_BYTES <= size <= stop - position
-        and stored == base + position + size - count
+        and info.span >= 0
+        and HEADER_BYTES <= info.size <= stop - position
+        and end_offset(data, 0) == base + position + info.size
     )
+
+
+def _is_emptied(info: BatchInfo, stored: int, base: int, position: int) -> bool:
+    """Whether a batch is emptied bytes, and belongs to this position (``records.holes``)."""
+    return info.attributes == EMPTIED and info.first_timestamp == base + position and base <= stored <= base + position
 
 
 def headers(file: File, base: int, position: int, stop: int) -> Iterator[tuple[int, BatchInfo]]:
@@ -267,18 +282,19 @@ def headers(file: File, base: int, position: int, stop: int) -> Iterator[tuple[i
             producer_id, producer_epoch, base_sequence, count,
         ) = HEADER.unpack_from(data, start)  # fmt: skip
         size = length + LENGTH_END
+        fields = (
+            size, count, max_timestamp, first_timestamp, producer_id, producer_epoch, base_sequence, attributes,
+            last_delta + 1,
+        )  # fmt: skip
+        info = _new(BatchInfo, fields)
         if (
             magic != MAGIC
-            or stored != base + position + size - count
             or not HEADER_BYTES <= size <= stop - position
-            or last_delta != count - 1
-            or count < 0
+            or not 0 <= count <= last_delta + 1
+            or (stored != base + position + size - last_delta - 1 and not _is_emptied(info, stored, base, position))
         ):
             raise CorruptLog(str(file.path), position, "no header of a batch that belongs here")
-        info = (
-            size, count, max_timestamp, first_timestamp, producer_id, producer_epoch, base_sequence, attributes,
-        )  # fmt: skip
-        yield position, _new(BatchInfo, info)
+        yield position, info
         position += size
 
 
@@ -296,8 +312,8 @@ def find_valid(file: File, base: int, position: int, stop: int) -> int | None:
         at = data.find(MAGIC, MAGIC_AT)
         while MAGIC_AT <= at <= last + MAGIC_AT:
             start = at - MAGIC_AT
-            stored, length, *_, count = HEADER.unpack_from(data, start)
-            if stored == base + position + start + length + LENGTH_END - count:
+            size = _BASE_AND_LENGTH.unpack_from(data, start)[1] + LENGTH_END
+            if end_offset(data, start) == base + position + start + size:
                 with contextlib.suppress(CorruptLog):
                     next(scan(file, base, position + start, stop))
                     return position + start

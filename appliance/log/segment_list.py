@@ -138,4 +138,4 @@ def headers_from(path: Path, bases: Sequence[int], end: int, offset: int) -> Ite
             file = File(log_path(path, base))
             for position, info in headers(file, base, first if base <= offset else 0, following - base):
                 stop = base + position + info.size
-                yield info, stop - info.count, stop
+                yield info, stop - info.span, stop

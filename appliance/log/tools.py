@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ..errors import CorruptLog
-from ..records.batch import CONTROL, BatchInfo
+from ..records.batch import CONTROL, EMPTIED, BatchInfo
 from . import files
 from .files import File, index_path, log_path
 from .index import ANY_INTERVAL, Builder, ends
@@ -26,6 +26,7 @@ from .recovery import (
     Marker,
     Point,
     boot_id,
+    counts_before,
     read_index,
 )
 from .segment import State, find_valid, scan
@@ -48,7 +49,12 @@ class Batch(NamedTuple):
     @property
     def is_hole(self) -> bool:
         """Whether repair has put it in the place of a damaged one (``records.holes``)."""
-        return self.info.attributes & CONTROL != 0
+        return self.info.attributes == CONTROL
+
+    @property
+    def is_emptied(self) -> bool:
+        """Whether compaction has left it in the place of messages."""
+        return self.info.attributes == EMPTIED
 
 
 class Damage(NamedTuple):
@@ -95,7 +101,7 @@ def go_through(path: Path, base: int, position: int, stop: int) -> Iterator[Batc
     while position < stop:
         try:
             for at, info, data in scan(file, base, position, stop):
-                yield Batch(path, at, base + at + info.size - info.count, info, data)
+                yield Batch(path, at, base + at + info.size - info.span, info, data)
             return
         except CorruptLog as error:
             following = find_valid(file, base, error.position, stop)
@@ -158,7 +164,8 @@ def verify(directory: Path, known: Derived | None = None, interval_bytes: int = 
     for base, following in zip_longest(bases, bases[1:]):
         if not whole or base == bases[0]:
             first = ends(index_path(directory, base))
-            before = first[0].records if base and first is not None and first[0].offset == base else before
+            if first is not None and first[0].offset == base and counts_before(directory, base):
+                before = first[0].records
         seen = _verify_segment(directory, base, following, before, trusted, interval_bytes)
         problems += seen.problems
         batches, records, holes = batches + seen.batches, records + seen.records, holes + seen.holes
@@ -239,7 +246,7 @@ def _verify_segment(
             batches += 1
             if found.is_hole:
                 holes += 1
-            else:
+            elif not found.is_emptied:
                 records += found.info.count
             builder.batch(found.info.size, found.info.count, found.info.max_timestamp)
         else:

@@ -15,6 +15,10 @@ leader epoch, so :func:`place` can store them alone.  A batch of S bytes and N r
 base offset P + S - N.  Its last record has the offset P + S - 1, and the next batch starts at P + S.  That needs
 N <= S, which :func:`check` requires.
 
+Compaction (``log.cleaning``) takes records out of a batch, and joins batches.  The others keep their offsets, so the
+last offset delta of a *cleaned* batch is larger than N - 1.  Its *span*, last offset delta + 1, takes the place of N in
+the rule above, and may exceed S: then the first offsets lie before the batch, in the hole that stands there.
+
 ``buffer[start:stop]`` holds one batch after another; ``start`` is an index into the buffer, ``position`` one into the
 log.  Errors are faults of the sender (:class:`~appliance.errors.ClientFault`).  An incomplete batch or a wrong checksum
 is a :class:`~appliance.errors.CorruptBatch`: clients send the batch again.  A batch with a right checksum that breaks a
@@ -64,6 +68,8 @@ LOG_APPEND_TIME = 0x08
 TRANSACTIONAL = 0x10
 CONTROL = 0x20
 DELETE_HORIZON = 0x40
+EMPTIED: Final = CONTROL | DELETE_HORIZON
+"""The attributes of a hole that compaction has left (``records.holes``), whose base timestamp is its own offset."""
 _REFUSED = TRANSACTIONAL | CONTROL | DELETE_HORIZON
 NOT_FOR_CLIENTS: Final = 0xFFFF & ~CODEC_MASK
 """The bits that a client must not set; a log may have them."""
@@ -80,6 +86,8 @@ class BatchInfo(NamedTuple):
     producer_epoch: int
     base_sequence: int
     attributes: int
+    span: int
+    """Offsets from the base offset to the last one, that included; ``count`` unless it was cleaned."""
 
 
 _unpack_header = HEADER.unpack_from
@@ -119,8 +127,31 @@ def check(buffer: memoryview, start: int, stop: int, bytes_max: int) -> BatchInf
         BatchInfo,
         (
             size, count, max_timestamp, first_timestamp,
-            producer_id, producer_epoch, base_sequence, attributes,
+            producer_id, producer_epoch, base_sequence, attributes, count,
         ),
+    )  # fmt: skip
+
+
+def check_stored(buffer: memoryview, start: int, stop: int, bytes_max: int) -> BatchInfo:
+    """As :func:`check`, for a batch from a log: it may be a cleaned one, too."""
+    try:
+        return check(buffer, start, stop, bytes_max)
+    except InvalidRecord:  # so its checksum and attributes are right
+        info = read_header(buffer, start)
+        if not 1 <= info.count <= min(info.size, info.span) or info.producer_id >= 0:
+            raise
+        return info
+
+
+def read_header(buffer: memoryview | bytes, start: int) -> BatchInfo:
+    """The fields of the batch at ``start``, whose whole header is there; nothing is checked."""
+    (
+        _, length, _, _, _, attributes, last_delta, first_timestamp, max_timestamp,
+        producer_id, producer_epoch, base_sequence, count,
+    ) = _unpack_header(buffer, start)  # fmt: skip
+    return BatchInfo(
+        length + LENGTH_END, count, max_timestamp, first_timestamp,
+        producer_id, producer_epoch, base_sequence, attributes, last_delta + 1,
     )  # fmt: skip
 
 
@@ -165,10 +196,10 @@ assert struct.calcsize(">qii") == MAGIC_AT
 
 
 def place(
-    buffer: memoryview, start: int, position: int, size: int, count: int, leader_epoch: int = LEADER_EPOCH
+    buffer: memoryview, start: int, position: int, size: int, span: int, leader_epoch: int = LEADER_EPOCH
 ) -> None:
     """Store base offset and leader epoch of the batch at ``start``, which will be at ``position`` of its log."""
-    buffer[start : start + MAGIC_AT] = _pack_place(position + size - count, size - LENGTH_END, leader_epoch)
+    buffer[start : start + MAGIC_AT] = _pack_place(position + size - span, size - LENGTH_END, leader_epoch)
 
 
 _ATTRIBUTES = struct.Struct(">H")
@@ -185,13 +216,18 @@ def restamp(buffer: memoryview, start: int, info: BatchInfo, timestamp_ms: int, 
     return info._replace(max_timestamp=timestamp_ms, attributes=attributes)
 
 
-_BASE_AND_LENGTH = struct.Struct(">qi")
-_TIMESTAMP_AND_COUNT = struct.Struct(">q14xi")
-assert MAX_TIMESTAMP_AT + _TIMESTAMP_AND_COUNT.size == HEADER_BYTES
+_LENGTH = struct.Struct(">i")
 
 
-def walk(buffer: memoryview, start: int, stop: int) -> Iterator[tuple[int, int, int, int, int]]:
-    """Yields (start, size, base offset, count, largest timestamp) of every whole batch.
+def end_offset(buffer: memoryview | bytes, start: int) -> int:
+    """The offset of the log at which the batch at ``start`` ends, from its header; nothing is checked."""
+    base, length, _, _, _, attributes, last_delta, first_timestamp, *_ = _unpack_header(buffer, start)
+    stop: int = first_timestamp + length + LENGTH_END if attributes == EMPTIED else base + last_delta + 1
+    return stop
+
+
+def walk(buffer: memoryview, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+    """Yields (start, size, offset behind it) of every whole batch.
 
     Stops before a partial batch at the end.  Reads only headers; checks no checksum.
 
@@ -200,12 +236,10 @@ def walk(buffer: memoryview, start: int, stop: int) -> Iterator[tuple[int, int, 
         UnsupportedVersion: not magic 2.
     """
     while stop - start >= HEADER_BYTES:
-        base, length = _BASE_AND_LENGTH.unpack_from(buffer, start)
-        size = length + LENGTH_END
+        size = _LENGTH.unpack_from(buffer, start + LENGTH_AT)[0] + LENGTH_END
         if buffer[start + MAGIC_AT] != MAGIC or size < HEADER_BYTES:
             raise _refuse(buffer, start, stop, size)
         if size > stop - start:
             return
-        max_timestamp, count = _TIMESTAMP_AND_COUNT.unpack_from(buffer, start + MAX_TIMESTAMP_AT)
-        yield start, size, base, count, max_timestamp
+        yield start, size, end_offset(buffer, start)
         start += size

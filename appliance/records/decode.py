@@ -8,7 +8,8 @@ Bounds count what a batch becomes, not what it takes in the log: some kilobytes 
 of a few megabytes to millions of objects.  A batch that unpacks to more than ``bytes_max``, of which each record and
 each header takes OBJECT_BYTES, is a :class:`~appliance.errors.MessageTooLarge`.
 
-The offsets follow from the base offset that the broker stored; timestamps are milliseconds since 1970.
+The offsets follow from the base offset that the broker stored, and in a cleaned batch from the deltas of its records;
+timestamps are milliseconds since 1970.
 """
 
 from __future__ import annotations
@@ -16,7 +17,18 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ..errors import CorruptBatch, MessageTooLarge
-from .batch import CODEC_MASK, CONTROL, HEADER, HEADER_BYTES, LENGTH_END, LOG_APPEND_TIME, MAGIC, BatchInfo, check
+from .batch import (
+    CODEC_MASK,
+    CONTROL,
+    HEADER,
+    HEADER_BYTES,
+    LOG_APPEND_TIME,
+    MAGIC,
+    MAGIC_AT,
+    BatchInfo,
+    check_stored,
+    read_header,
+)
 from .compression import NONE, decompress
 from .encode import DELTA_STEPS, LARGE_BYTES, join_plain, keep_heap, plain_spans, varint
 
@@ -65,7 +77,7 @@ def _open(
     stop = len(buffer)
     if check_crc:
         base = HEADER.unpack_from(buffer, start)[0] if stop - start >= HEADER_BYTES else 0
-        info = check(buffer, start, stop, bytes_max)
+        info = check_stored(buffer, start, stop, bytes_max)
     else:
         base, info = _trust(buffer, start, stop)
     if info.size >= LARGE_BYTES:
@@ -88,12 +100,15 @@ def _trust(buffer: memoryview, start: int, stop: int) -> tuple[int, BatchInfo]:
     """Read the header of a batch that was checked before.  Checks only the fields that could lead out of the buffer."""
     if stop - start < HEADER_BYTES:
         raise CorruptBatch(f"{stop - start} bytes are no record batch")
-    fields = HEADER.unpack_from(buffer, start)
-    base, length, _, magic, _, attributes, _, first, last, producer, epoch, sequence, count = fields
-    size = length + LENGTH_END
-    if magic != MAGIC or not HEADER_BYTES <= size <= stop - start or count < 1 or attributes & CONTROL:
+    info = read_header(buffer, start)
+    if (
+        buffer[start + MAGIC_AT] != MAGIC
+        or not HEADER_BYTES <= info.size <= stop - start
+        or not 1 <= info.count <= info.span
+        or info.attributes & CONTROL
+    ):
         raise CorruptBatch(f"no record batch of magic {MAGIC} at {start}")
-    return base, BatchInfo(size, count, last, first, producer, epoch, sequence, attributes)
+    return HEADER.unpack_from(buffer, start)[0], info
 
 
 def decode_batch(
@@ -109,7 +124,7 @@ def decode_batch(
     append_time = info.max_timestamp if info.attributes & LOG_APPEND_TIME else None
     headers_max = bytes_max // OBJECT_BYTES - info.count
     try:
-        return _records(data, base, info.count, info.first_timestamp, append_time, headers_max)
+        return _records(data, base, info, append_time, headers_max)
     except IndexError:
         raise CorruptBatch(f"the records of batch {base} leave its {len(data)} bytes") from None
 
@@ -129,10 +144,10 @@ def decode_values(
         if info.max_timestamp == info.first_timestamp and info.count >= _PLAIN_MIN:
             values = _equal_values(data, info.count) or _plain_values(data, info.count)
         if values is None:
-            values = _values(data, info.count)
+            values = _values(data, info.count, info.span)
     except IndexError:
         raise CorruptBatch(f"the records of batch {base} leave its {len(data)} bytes") from None
-    return values, base + info.count
+    return values, base + info.span
 
 
 def _long_varint(data: bytes, position: int) -> tuple[int, int]:
@@ -208,11 +223,11 @@ def _plain_values(data: bytes, count: int) -> list[bytes | None] | None:
     return values if len(values) == count and join_plain(values) == data else None  # type: ignore[arg-type]  # no None among them
 
 
-def _values(data: bytes, count: int) -> list[bytes | None]:
+def _values(data: bytes, count: int, span: int) -> list[bytes | None]:
     """Read only the values, field by field.  Raises IndexError where a record leaves ``data``."""
+    position, last = 0, -1 if span > count else None
     values: list[bytes | None] = []
     append = values.append
-    position = 0
     for index in range(count):
         # Almost every number has one byte, so that case is tried first.
         length = data[position]
@@ -238,8 +253,8 @@ def _values(data: bytes, count: int) -> list[bytes | None]:
         else:
             delta, position = _long_varint(data, position)
             delta <<= 1
-        if delta != index << 1:
-            raise CorruptBatch(f"record {index} of its batch has another offset delta")
+        if last is not None or delta != index << 1:
+            last = _later(delta, last, span, index)
         if data[position] == 1:  # null key
             position += 1
         else:
@@ -270,10 +285,10 @@ def _values(data: bytes, count: int) -> list[bytes | None]:
     return values
 
 
-def _records(
-    data: bytes, base: int, count: int, first_timestamp: int, append_time: int | None, headers_max: int
-) -> list[Record]:
+def _records(data: bytes, base: int, info: BatchInfo, append_time: int | None, headers_max: int) -> list[Record]:
     """Read whole records, field by field.  Raises IndexError where one leaves ``data``."""
+    count, first_timestamp, span = info.count, info.first_timestamp, info.span
+    last = -1 if span > count else None
     records: list[Record] = []
     new = tuple.__new__
     position = 0
@@ -304,8 +319,8 @@ def _records(
         else:
             delta, position = _long_varint(data, position)
             delta <<= 1
-        if delta != index << 1:
-            raise CorruptBatch(f"record {index} of its batch has another offset delta")
+        if last is not None or delta != index << 1:
+            last = _later(delta, last, span, index)
         key: bytes | None = None
         if data[position] == 1:
             position += 1
@@ -321,10 +336,21 @@ def _records(
         if position != end:
             raise CorruptBatch(f"record {index} of its batch has another length than declared")
         timestamp = first_timestamp + timestamp if append_time is None else append_time
-        records.append(new(Record, (base + index, timestamp, key, value, headers)))
+        records.append(new(Record, (base + (delta >> 1), timestamp, key, value, headers)))
     if position != len(data):
         raise CorruptBatch(f"{len(data) - position} bytes follow the last record")
     return records
+
+
+def _later(delta: int, last: int | None, span: int, index: int) -> int:
+    """The offset delta of a record of a cleaned batch, from its zigzag form: after ``last``, before ``span``.
+
+    In other batches, where ``last`` is None, it is another one than it has to be.
+    """
+    offset = delta >> 1
+    if last is None or delta & 1 or not last < offset < span:
+        raise CorruptBatch(f"record {index} of its batch has another offset delta")
+    return offset
 
 
 def _bytes(data: bytes, position: int) -> tuple[bytes | None, int]:

@@ -14,6 +14,11 @@ clients (sarama) refuse bytes behind the last record.
 
 A hole of S bytes at P has the base offset ``P + S - count``, as any batch.  It has no producer and no time, so it is
 found neither by time nor by the sequence of a producer.
+
+Compaction (``log.cleaning``) leaves holes of another kind, *emptied* bytes.  A client goes on reading behind the last
+offset of each batch that it gets, and the cleaned batch behind these bytes has offsets that lie in them.  So all holes
+of one gap have the offset of its first byte.  What other batches have their place from, such a hole has as its base
+timestamp: the offset of its own first byte.  Bit 6 of the attributes (delete horizon) tells it from others.
 """
 
 from __future__ import annotations
@@ -29,6 +34,7 @@ from .batch import (
     ATTRIBUTES_AT,
     CONTROL,
     CRC_AT,
+    EMPTIED,
     HEADER,
     HEADER_BYTES,
     LENGTH_END,
@@ -44,29 +50,50 @@ HOLE_TYPE: Final = 0x484F
 HOLE_BYTES_MIN: Final = 72
 HOLE_BYTES_MAX: Final = 64 * 1024
 """Largest hole that is made: more missing bytes become several, so that no client needs a large buffer for nothing."""
+EMPTIED_BYTES_MAX: Final = 1 << 20
+"""Larger than other holes: readers leave them out, where that is worth the while."""
 NO_TIME: Final = -1
 _KEY: Final = struct.pack(">hh", 0, HOLE_TYPE)
 
 
 def holes(offset: int, size: int, reason: str) -> Iterator[bytes]:
     """Yields the batches that fill ``size`` bytes at ``offset``; ``size`` is at least that of a batch's header."""
+    for at, part in _parts(offset, size, HOLE_BYTES_MAX):
+        yield hole(at, part, reason)
+
+
+def emptied(offset: int, size: int) -> Iterator[bytes]:
+    """Yields the batches that fill ``size`` emptied bytes at ``offset``: one gap."""
+    for at, part in _parts(offset, size, EMPTIED_BYTES_MAX):
+        yield _batch(at, part, "compacted", EMPTIED, offset, at)
+
+
+def _parts(offset: int, size: int, bytes_max: int) -> Iterator[tuple[int, int]]:
+    """Yields offset and size of holes of at most ``bytes_max``."""
     assert size >= HEADER_BYTES
     stop = offset + size
     while offset < stop:
         left = stop - offset
-        if left > HOLE_BYTES_MAX:  # the last one has room for a record, too
-            left = min(HOLE_BYTES_MAX, left - HOLE_BYTES_MIN)
-        yield hole(offset, left, reason)
+        if left > bytes_max:  # the last one has room for a record, too
+            left = min(bytes_max, left - HOLE_BYTES_MIN)
+        yield offset, left
         offset += left
 
 
 def hole(offset: int, size: int, reason: str) -> bytes:
     """One batch of ``size`` bytes at ``offset`` that says why it has no messages."""
+    return _batch(offset, size, reason, CONTROL, offset + size - (size >= HOLE_BYTES_MIN), NO_TIME)
+
+
+def _batch(offset: int, size: int, reason: str, attributes: int, base_offset: int, base_timestamp: int) -> bytes:
     count = 1 if size >= HOLE_BYTES_MIN else 0
+    last_delta = 0 if attributes == EMPTIED else count - 1
     payload = _record(size - HEADER_BYTES, reason.encode()) if count else _before(size - HEADER_BYTES)
     batch = bytearray(HEADER_BYTES) + payload
-    HEADER.pack_into(batch, 0, 0, 0, 0, MAGIC, 0, CONTROL, count - 1, NO_TIME, NO_TIME, -1, -1, -1, count)
-    place(memoryview(batch), 0, offset, size, count)
+    times = base_timestamp, NO_TIME
+    HEADER.pack_into(batch, 0, 0, 0, 0, MAGIC, 0, attributes, last_delta, *times, -1, -1, -1, count)
+    span = offset + size - base_offset
+    place(memoryview(batch), 0, offset, size, span)
     struct.pack_into(">I", batch, CRC_AT, crc32c(memoryview(batch)[ATTRIBUTES_AT:]))
     assert len(batch) == size
     return bytes(batch)
@@ -82,7 +109,7 @@ def _record(size: int, text: bytes) -> bytes:
     )
     body = len(fixed) + len(varint(value_bytes)) + value_bytes + 1
     value = text[:value_bytes].ljust(value_bytes, b"\0")
-    return b"".join((_padded(varint(body), padding), fixed, varint(value_bytes), value, b"\0"))
+    return b"".join((padded(varint(body), padding), fixed, varint(value_bytes), value, b"\0"))
 
 
 def _record_bytes(fixed_bytes: int, value_bytes: int) -> int:
@@ -90,7 +117,7 @@ def _record_bytes(fixed_bytes: int, value_bytes: int) -> int:
     return len(varint(body)) + body
 
 
-def _padded(number: bytes, padding: int) -> bytes:
+def padded(number: bytes, padding: int) -> bytes:
     """A varint with more bytes than it needs: where lengths grow by a byte, one size of record is left out."""
     if not padding:
         return number
@@ -113,15 +140,20 @@ def check_hole(buffer: memoryview, start: int, stop: int) -> BatchInfo | None:
     size = length + LENGTH_END
     if (
         magic != MAGIC
-        or attributes != CONTROL
+        or attributes not in (CONTROL, EMPTIED)
         or not HEADER_BYTES <= size <= stop - start
         or count not in (0, 1)
-        or last_delta != count - 1
+        or last_delta != (0 if attributes == EMPTIED else count - 1)
         or producer != -1
         or crc32c(buffer[start + ATTRIBUTES_AT : start + size]) != crc
     ):
         return None
-    return BatchInfo(size, count, last, first, producer, epoch, sequence, attributes)
+    return BatchInfo(size, count, last, first, producer, epoch, sequence, attributes, last_delta + 1)
+
+
+def is_hole(info: BatchInfo) -> bool:
+    """Whether a batch of a sound log is a hole."""
+    return bool(info.attributes & CONTROL) and info.producer_id < 0
 
 
 def reason_of(batch: memoryview) -> str:

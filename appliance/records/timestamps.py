@@ -7,10 +7,10 @@ has more than ``records_max`` records, is refused.
 from __future__ import annotations
 
 from array import array
-from typing import Final
+from typing import Final, NamedTuple
 
 from ..errors import CorruptBatch, MessageTooLarge
-from .batch import CODEC_MASK, HEADER_BYTES, LOG_APPEND_TIME, check
+from .batch import CODEC_MASK, HEADER_BYTES, LOG_APPEND_TIME, BatchInfo, check_stored
 from .compression import decompress
 from .varints import read_unsigned
 
@@ -18,35 +18,53 @@ _VARINT_BYTES_MAX: Final = 10
 _I64_MIN, _I64_MAX = -(2**63), 2**63 - 1
 
 
-def largest_times(batch: bytes, *, bytes_max: int, records_max: int, skipped: int = 0) -> tuple[array[int], int]:
-    """For each record of a batch, the largest timestamp (ms) up to it.  And the number of bytes unpacked.
+class Times(NamedTuple):
+    """For each record of a batch that counts, the largest timestamp (ms) up to it.
 
-    The first ``skipped`` records do not count, and have no entry.  The times never fall, so bisection finds the first
-    record with at least a given time.  A batch that the broker stamped has one time for all its records, and one entry.
+    The times never fall, so bisection finds the first record with at least a given time.  A batch that the broker
+    stamped has one time for all its records, and one entry.
+    """
+
+    times: array[int]
+    first: int
+    """The number of records before those."""
+    deltas: array[int]
+    """Their offsets, less that of the batch, if it was cleaned; else they count up from ``first``."""
+
+    def delta(self, number: int) -> int:
+        """The offset of an entry, less that of the batch."""
+        return self.deltas[number] if self.deltas else self.first + number
+
+
+def largest_times(batch: bytes, *, bytes_max: int, records_max: int, skipped: int = 0) -> tuple[Times, int]:
+    """The times of the records of a batch, and the number of bytes unpacked.
+
+    Records at the first ``skipped`` offsets do not count.
 
     Raises:
         ClientFault: the batch cannot be read, or is larger than allowed.
     """
     data = memoryview(batch)
-    info = check(data, 0, len(data), bytes_max)
+    info = check_stored(data, 0, len(data), bytes_max)
     if info.attributes & LOG_APPEND_TIME:
-        return array("q", (info.max_timestamp,)), 0
+        return Times(array("q", (info.max_timestamp,)), skipped, array("q")), 0
     if info.count > records_max:
         raise MessageTooLarge(f"a batch of {info.count} records: at most {records_max} are looked into")
     payload = decompress(info.attributes & CODEC_MASK, batch[HEADER_BYTES : info.size], bytes_max)
     try:
-        return _scan(payload, info.count, info.first_timestamp, skipped), len(payload)
+        return _scan(payload, info, skipped), len(payload)
     except IndexError:
         raise CorruptBatch(f"the records of a batch leave its {len(payload)} bytes") from None
 
 
-def _scan(payload: bytes, count: int, first_timestamp: int, skipped: int) -> array[int]:
+def _scan(payload: bytes, info: BatchInfo, skipped: int) -> Times:
     """Raises IndexError where a record leaves the payload."""
-    times = array("q")
+    times, deltas, first = array("q"), array("q"), 0
+    first_timestamp, is_cleaned = info.first_timestamp, info.span > info.count
     append = times.append
     largest = _I64_MIN
     position = 0
-    for index in range(count):
+    for index in range(info.count):
         length = payload[position]
         if length < 0x80:
             position += 1
@@ -54,13 +72,18 @@ def _scan(payload: bytes, count: int, first_timestamp: int, skipped: int) -> arr
             length, position = read_unsigned(payload, position, _VARINT_BYTES_MAX, CorruptBatch)
         if length & 1:
             raise CorruptBatch("a record of a negative length")
-        delta = payload[position + 1]  # attributes come first
+        delta, after = payload[position + 1], position + 2  # attributes come first
         if delta >= 0x80:
-            delta, _ = read_unsigned(payload, position + 1, _VARINT_BYTES_MAX, CorruptBatch)
+            delta, after = read_unsigned(payload, position + 1, _VARINT_BYTES_MAX, CorruptBatch)
         time = first_timestamp + ((delta >> 1) ^ -(delta & 1))
-        if index >= skipped:
+        offset = read_unsigned(payload, after, _VARINT_BYTES_MAX, CorruptBatch)[0] >> 1 if is_cleaned else index
+        if offset < skipped:
+            first += 1
+        else:
+            if is_cleaned:
+                deltas.append(offset)
             if time > largest:
                 largest = time if time < _I64_MAX else _I64_MAX
             append(largest)
         position += length >> 1
-    return times
+    return Times(times, first, deltas)

@@ -335,10 +335,12 @@ def _start(data: memoryview, wanted: Range, position: int) -> int:
         batches = list(walk(data, 0, len(data)))
     except (CorruptBatch, UnsupportedVersion) as error:
         raise CorruptBatch(f"{where}: {error}; check: appliance log verify") from error
-    for start, size, base, count, _ in batches[:1] + batches[-1:]:
-        found = base + count - size - start
+    starts = [stop - size - start for start, size, stop in batches[:1] + batches[-1:]]
+    for found in starts:
         if found <= position < found + batches[0][1]:
             return found
+    if starts and starts[0] == starts[-1] > position:  # what compaction has emptied is left out
+        return starts[0]
     raise CorruptBatch(f"{where}: batches contradict each other; check: appliance log verify")
 
 

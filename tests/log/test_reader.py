@@ -22,6 +22,7 @@ from appliance.log.files import File, index_path, log_path
 from appliance.log.index import IndexFile
 from appliance.log.reader import BOUNDARIES_MAX, RECORDS_MAX, TIMES_MAX, UNPACKED_BYTES_MAX, Found
 from appliance.records.encode import encode_batch
+from appliance.records.timestamps import Times
 from appliance.wire.requests import FileRange
 
 from ..support.log_batches import MEMORY, SETTINGS, batch, filled, log_range, open_log, place_all, placed, retire
@@ -286,10 +287,10 @@ def test_a_bomb_is_answered_as_a_whole_and_once(tmp_path: Path, raw: bytes) -> N
 def test_remembered_times_are_bounded() -> None:
     cache = FileCache()
     for number in range(200):
-        cache.remember_times("t", number, array("q", range(1_500)))
-        cache.remember_times("u", number, array("q"))
+        cache.remember_times("t", number, Times(array("q", range(1_500)), 0, array("q")))
+        cache.remember_times("u", number, Times(array("q"), 0, array("q")))
     assert cache.times("t", 199) is not None and cache.times("t", 0) is None
-    assert sum(len(times) + 64 for times in cache._times.values()) == cache._times_count <= TIMES_MAX
+    assert sum(len(times.times) + 64 for times in cache._times.values()) == cache._times_count <= TIMES_MAX
     cache.drop("t")
     cache.drop("u")
     assert cache._times_count == 0 and not cache._times

@@ -63,7 +63,8 @@ def test_every_damaged_batch_is_found_and_no_other(
     for number, (start, stop) in enumerate(pairwise(boundaries())):
         assert any(one.start <= start and stop <= one.stop for one in ranges) == (number in harmed)
     assert sum(paces) == log.end_offset
-    assert again(log, ranges) == ranges
+    # Where damage hides the begin of a range behind it, a part of it is found again.
+    assert [one[:2] for one in joined(again(log, ranges), 9)] == [one[:2] for one in joined(ranges, 9)]
     log.close(clean=False)
 
 

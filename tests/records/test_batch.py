@@ -41,7 +41,7 @@ def make(
 
 def test_every_field_is_read() -> None:
     data = make()
-    expected = BatchInfo(len(data), 3, 1002, 1000, 7, 8, 9, 0)
+    expected = BatchInfo(len(data), 3, 1002, 1000, 7, 8, 9, 0, 3)
     assert check(memoryview(data), 0, len(data), BYTES_MAX) == expected
     assert check(memoryview(b"junk" + data + b"junk"), 4, 8 + len(data), BYTES_MAX) == expected
 
@@ -112,9 +112,10 @@ def test_place_touches_the_base_offset_and_the_leader_epoch_only(epoch: int) -> 
 
 def test_walk_gives_every_whole_batch_and_stops_at_a_cut_one() -> None:
     first, second = make(), make(count=1, payload=b"\x10\0\0\0\1\4ab\0")
+    place(memoryview(first), 0, 0, len(first), 3)
     place(memoryview(second), 0, len(first), len(second), 1)
     data = memoryview(first + second)
-    both = [(0, len(first), 0, 3, 1002), (len(first), len(second), len(data) - 1, 1, 1002)]
+    both = [(0, len(first), len(first)), (len(first), len(second), len(data))]
     for stop in range(len(data) + 1):
         whole = (stop >= len(first)) + (stop == len(data))
         assert list(walk(data, 0, stop)) == both[:whole]

@@ -207,7 +207,7 @@ class Appender:
             ClientFault: the request is refused.
         """
         info = check(arena, start, stop, self._bytes_max)
-        size, count, max_timestamp, first_timestamp, producer_id, epoch, sequence, attributes = info
+        size, count, max_timestamp, first_timestamp, producer_id, epoch, sequence, attributes, _ = info
         end = position + size
         if size < stop - start:
             return self._admit_several(arena, start, stop, position, group)

@@ -1,0 +1,530 @@
+"""Compacts a log: of each key, the last message stays, and its offset.
+
+Offsets are byte positions, and stay so: a cleaned segment has the length that it had.  What stays of a stretch of
+batches (a *window*) becomes one batch at the end of it, which ends behind its last record, and holes
+(``records.holes``) take the place of what stood before.  The file is sparse, so holes take no room on the disk, and
+readers leave them out.  So nothing that finds batches by position knows of compaction.  Windows are as long as
+WINDOW_BYTES, so that small batches far from each other still free whole blocks.
+
+A hole has at least HEADER_BYTES.  Where less is left before a batch, it is padded; where less is left behind its last
+record, it ends where the next one begins.  Where nothing of that fits, batches are not joined, and a batch for which it
+does not fit either stays as it is: its messages are *kept back*.
+
+One pass (:class:`Pass`) goes in two steps through the log before ``limit``:
+
+1. The offset of the last message of each key from the *dirty start*, where the pass before has ended, to at most
+   KEYS_MAX different keys (:func:`last_offsets`).
+2. Each segment is written anew without the messages that have a later one of their key (:func:`clean_segment`).
+
+A message without a value (a *tombstone*) deletes its key.  It goes itself in a pass at least ``delete.retention.ms``
+after the first pass that has seen it, so that readers get to know of the deletion; ``CleanedState`` has the times of
+passes.  As long as an older message of its key is kept back, it stays.
+
+A message without a key, from a time when the topic was not compacted, goes as in Kafka.  A batch whose records cannot
+be read stays as it is.  The last message of the log stays as well: its end is where readers end.
+
+A segment is replaced in these steps, each durable before the next; the writer takes the last ones (:meth:`.Log.swap`)::
+
+    <base>.log.cleaned and <base>.index.cleaned are written
+    <base>.index is removed: recovery makes a missing index anew
+    <base>.log.cleaned becomes <base>.log
+    <base>.index.cleaned becomes <base>.index
+
+Source: Kafka's log compaction; KIP-534 (the time of tombstones).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from hashlib import blake2b
+from itertools import pairwise
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from ..errors import ClientFault, SegmentMissing, StorageFault
+from ..records.batch import CODEC_MASK, HEADER_BYTES, BatchInfo
+from ..records.compression import NONE
+from ..records.holes import emptied, is_hole
+from ..records.keyed import KeyedRecord, Place, join, keyed_records
+from . import files
+from .files import CLEANED_STATE, CLEANED_SUFFIX, File, cleaned_path, index_path, log_path, remove
+from .index import Builder, entry_in
+from .index import ends as index_ends
+from .index_check import IndexCheck
+from .recovery import is_retired, read_index
+from .segment import headers, scan
+
+KEYS_MAX: Final = 500_000
+"""Different keys that one pass knows: about 100 MB.  A log with more takes several passes."""
+WINDOW_BYTES: Final = 16 << 20
+"""Longest stretch of a log whose messages may become one batch."""
+JOINED_BYTES_MAX: Final = 256 << 10
+"""A window ends when its messages have so many bytes, and a batch as large is not joined with others."""
+SMALL_BYTES_MAX: Final = 16 << 10
+"""A batch of at most so many bytes, from which nothing goes, is joined with its neighbours, if there is a gap."""
+UNPACKED_BYTES_MAX: Final = 64 << 20
+PASSES_MAX: Final = 100
+DIGEST_BYTES: Final = 16
+
+Pace = Callable[[int], None]
+"""Called after each piece with its number of bytes: waits as long as the rate demands."""
+
+
+class Policy(NamedTuple):
+    """What a pass is told.
+
+    ``limit``: a base of a segment, which and all behind it stay as they are.  ``tombstones_ms``: tombstones go that a
+    pass has seen which had ended by then.  ``now_ms``: the time, by the same clock.
+    """
+
+    limit: int
+    tombstones_ms: int
+    now_ms: int
+    batch_bytes_max: int
+    interval_bytes: int
+
+
+Swap = Callable[[int], bool]
+"""Lets the writer put the new file of the segment with this base in its place; False if the segment has gone."""
+
+
+class CleanedState(msgspec.Struct):
+    """The file ``cleaned`` of a partition.  Without it, compaction begins anew."""
+
+    dirty_start: int = 0
+    """Up to here the log holds one message of each key, not counting what follows, and what was kept back."""
+    keys_start: int = 0
+    """Where the next pass begins to look at keys: before the first message that was kept back."""
+    passes: list[tuple[int, int]] = []
+    """The offset up to which each pass has come, and when it ended (ms), ascending."""
+    tombstones: int = 0
+    """Messages without a value that the last pass has left."""
+    kept_back: int = 0
+    """Messages that should have gone in the last pass, but for which no hole had room."""
+    unreadable: int = 0
+    """Batches whose records the last pass could not read."""
+
+    @classmethod
+    def load(cls, directory: Path) -> CleanedState:
+        try:
+            return msgspec.json.decode((directory / CLEANED_STATE).read_bytes(), type=cls)
+        except (OSError, msgspec.MsgspecError):
+            return cls()
+
+    def store(self, directory: Path) -> None:
+        files.replace(directory / CLEANED_STATE, msgspec.json.encode(self) + b"\n")
+
+    def seen_before(self, ms: int) -> int:
+        """The offset before which everything was seen by a pass that had ended at ``ms``."""
+        return max((end for end, ended_ms in self.passes if ended_ms <= ms), default=0)
+
+    def note_pass(self, end: int, now_ms: int) -> None:
+        """Note a pass up to ``end``.  Of too many the first is forgotten: what it has seen, others have seen later."""
+        if not self.passes or end > self.passes[-1][0]:
+            self.passes.append((end, now_ms))
+        if len(self.passes) > PASSES_MAX:
+            del self.passes[0]
+        self.dirty_start = max(self.dirty_start, end)
+
+
+class Keys:
+    """Names of keys that are all short: what is longer than a digest is one."""
+
+    def __init__(self) -> None:
+        self._secret = os.urandom(DIGEST_BYTES)  # nobody can make two keys of the same name
+
+    def name(self, key: bytes) -> bytes:
+        return key if len(key) < DIGEST_BYTES else blake2b(key, digest_size=DIGEST_BYTES, key=self._secret).digest()
+
+
+class LastOffsets(NamedTuple):
+    """The offset of the last message of each key, by its name, and the offset up to which that holds."""
+
+    by_key: Mapping[bytes, int]
+    end: int
+
+
+def batches(
+    directory: Path, bases: Sequence[int], start: int, stop: int
+) -> Iterator[tuple[int, BatchInfo, memoryview]]:
+    """Yields offset, header and bytes of each batch that ends behind ``start`` and begins before ``stop``.
+
+    ``bases`` has one from ``stop`` on.
+
+    Raises:
+        StorageFault: a segment is damaged, or cannot be read.
+    """
+    for base, limit in pairwise(bases):
+        if base >= stop:
+            return
+        file = _opened(directory, base, limit) if limit > start else None
+        if file is not None:
+            for position, info, data in scan(file, base, 0, limit - base):
+                if base + position >= stop:
+                    return
+                if base + position + info.size > start:
+                    yield base + position, info, data
+
+
+def last_offsets(
+    directory: Path, bases: Sequence[int], start: int, stop: int, keys: Keys, pace: Pace, keys_max: int = KEYS_MAX
+) -> LastOffsets:
+    """The offsets of the last messages of all keys in [start, stop), or in a part of it with ``keys_max`` keys."""
+    found: dict[bytes, int] = {}
+    name = keys.name
+    for at, info, data in batches(directory, bases, start, stop):
+        if is_hole(info):
+            continue
+        if len(found) >= keys_max:
+            return LastOffsets(found, min(at, at + info.size - info.span))  # a cleaned one has offsets before it
+        with contextlib.suppress(ClientFault):
+            for record in keyed_records(data, info, at + info.size - info.span, UNPACKED_BYTES_MAX):
+                if record.key is not None:
+                    found[name(record.key)] = record.offset
+        pace(info.size)
+    return LastOffsets(found, stop)
+
+
+class Rules(NamedTuple):
+    """What goes from a log."""
+
+    last: LastOffsets
+    tombstones_before: int
+    """Tombstones before this offset were seen long enough ago."""
+    last_batch_end: int
+    """The last message of the batch that ends here is that of the log, and stays; 0: there are others behind."""
+
+
+class Counts(msgspec.Struct):
+    """What a pass has done; ``disk_bytes``: that the segments took before and take now."""
+
+    removed: int = 0
+    first_kept_back: int | None = None
+    tombstones: int = 0
+    kept_back: int = 0
+    unreadable: int = 0
+    segments: int = 0
+    disk_bytes_before: int = 0
+    disk_bytes: int = 0
+
+
+class _Slot(NamedTuple):
+    """A batch of the old segment, at [start, stop) of the log.  ``records``: those that stay; None: all of it stays."""
+
+    start: int
+    stop: int
+    info: BatchInfo
+    data: bytes
+    records: list[KeyedRecord] | None
+    removed: int
+    """How many records do not stay."""
+
+
+class Cleaner:
+    """Cleans the segments of one log in order; ``counts`` adds up what was done."""
+
+    def __init__(
+        self, directory: Path, rules: Rules, keys: Keys, *, batch_bytes_max: int, interval_bytes: int, pace: Pace
+    ) -> None:
+        self._directory, self._rules, self._keys = directory, rules, keys
+        self._joined_bytes_max = min(JOINED_BYTES_MAX, batch_bytes_max)
+        self._interval_bytes, self._pace = interval_bytes, pace
+        self._held: set[bytes] = set()
+        """Names of keys of which a message was kept back: their tombstones have to stay."""
+        self.counts = Counts()
+
+    def clean_segment(self, base: int, limit: int) -> int | None:
+        """Write the segment [base, limit) anew, beside the old one, if something goes from it.
+
+        Returns:
+            The number of records in it, holes included; None if it stays as it is, and nothing was written.
+
+        Raises:
+            StorageFault: it is damaged.  OSError: the disk fails, or is full.
+        """
+        source = _opened(self._directory, base, limit)
+        if source is None:
+            return None
+        path = cleaned_path(log_path(self._directory, base))
+        status, removed = os.fstat(source.fd), self.counts.removed
+        try:
+            target = _Target(File(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC), base, limit)
+            self._copy(source, target)
+            if self.counts.removed == removed:
+                remove(path)
+                return None
+            count = self._write_index(target.file, base, limit)
+            os.utime(target.file.fd, ns=(status.st_atime_ns, status.st_mtime_ns))  # retention judges by it
+            os.fdatasync(target.file.fd)
+        except (StorageFault, OSError):
+            remove(path)
+            remove(cleaned_path(index_path(self._directory, base)))
+            raise
+        self.counts.segments += 1
+        self.counts.disk_bytes_before += status.st_blocks * 512
+        self.counts.disk_bytes += os.fstat(target.file.fd).st_blocks * 512
+        return count
+
+    def _copy(self, source: File, target: _Target) -> None:
+        """Go through the batches of a segment."""
+        window: list[_Slot] = []
+        window_bytes = 0
+        for position, info, data in scan(source, target.base, 0, target.limit - target.base):
+            start = target.base + position
+            stop = start + info.size
+            self._pace(info.size)
+            if window and (stop - window[0].start > WINDOW_BYTES or window_bytes >= self._joined_bytes_max):
+                self._write_window(target, window)
+                window, window_bytes = [], 0
+            if is_hole(info):
+                continue
+            slot = self._judged(start, stop, info, bytes(data))
+            if slot.records is None or (not slot.removed and info.size > SMALL_BYTES_MAX):
+                self._write_window(target, window)
+                window, window_bytes = [], 0
+                target.write(start, slot.data)
+            elif window or slot.removed or start > target.end:
+                window.append(slot)
+                window_bytes += sum(len(record.rest) for record in slot.records)
+            else:
+                target.write(start, slot.data)
+        self._write_window(target, window)
+        target.fill(target.limit)
+
+    def _judged(self, start: int, stop: int, info: BatchInfo, data: bytes) -> _Slot:
+        """A batch, with those of its records that stay."""
+        try:
+            records = keyed_records(memoryview(data), info, stop - info.span, UNPACKED_BYTES_MAX)
+        except ClientFault:
+            self.counts.unreadable += 1
+            return _Slot(start, stop, info, data, None, 0)
+        last = records[-1].offset if stop == self._rules.last_batch_end else -1
+        kept = [record for record in records if record.offset == last or self._stays(record)]
+        return _Slot(start, stop, info, data, kept, len(records) - len(kept))
+
+    def _stays(self, record: KeyedRecord) -> bool:
+        rules = self._rules
+        if record.offset >= rules.last.end:
+            return True
+        if record.key is None:
+            return False
+        name = self._keys.name(record.key)
+        if record.offset < rules.last.by_key.get(name, -1):
+            return False
+        return record.has_value or record.offset >= rules.tombstones_before or name in self._held
+
+    def _write_window(self, target: _Target, window: Sequence[_Slot]) -> None:
+        """Write what stays of a window: as one batch, if that fits, else batch by batch."""
+        if not window:
+            return
+        records = [record for slot in window for record in slot.records or ()]
+        removed = sum(slot.removed for slot in window)
+        if not records or (len(window) > 1 and self._joined(target, window, records)):
+            self.counts.removed += removed
+            self._count_tombstones(records)
+            return
+        for slot in window:
+            self._write_alone(target, self._judged(slot.start, slot.stop, slot.info, slot.data))
+
+    def _joined(self, target: _Target, window: Sequence[_Slot], records: Sequence[KeyedRecord]) -> bool:
+        """Write these records as one batch at the end of the window; False if that does not fit."""
+        first, last = records[0], records[-1]
+        place = Place(first.offset, first.timestamp, _end(last.offset + 1, window[-1].stop))
+        batch = _fitting(records, window[-1].info.attributes & CODEC_MASK, place, target.end)
+        if batch is None or len(batch) > max(self._joined_bytes_max, *(slot.info.size for slot in window)):
+            return False
+        target.write(place.end - len(batch), batch)
+        return True
+
+    def _write_alone(self, target: _Target, slot: _Slot) -> None:
+        """Write what stays of one batch; all of it, if there is no room for a hole."""
+        records = slot.records
+        assert records is not None
+        if slot.removed and not records:
+            self.counts.removed += slot.removed
+            return
+        batch = slot.data if not slot.removed else None
+        end = slot.stop
+        if batch is None:
+            end = _end(records[-1].offset + 1, slot.stop)
+            place = Place(slot.stop - slot.info.span, slot.info.first_timestamp, end)
+            batch = _fitting(records, slot.info.attributes & CODEC_MASK, place, target.end)
+        if batch is not None:
+            self.counts.removed += slot.removed
+            self._count_tombstones(records)
+            target.write(end - len(batch), batch)
+            return
+        self._keep_back(slot)
+        target.write(slot.start, slot.data)
+
+    def _keep_back(self, slot: _Slot) -> None:
+        """Note that records of a batch stay which should have gone."""
+        stays = {record.offset for record in slot.records or ()}
+        records = keyed_records(memoryview(slot.data), slot.info, slot.stop - slot.info.span, UNPACKED_BYTES_MAX)
+        self._count_tombstones(records)
+        for record in records:
+            if record.offset not in stays:
+                self.counts.kept_back += 1
+                if self.counts.first_kept_back is None:
+                    self.counts.first_kept_back = slot.start
+                if record.key is not None:
+                    self._held.add(self._keys.name(record.key))
+
+    def _count_tombstones(self, records: Sequence[KeyedRecord]) -> None:
+        self.counts.tombstones += sum(not record.has_value for record in records)
+
+    def _write_index(self, target: File, base: int, limit: int) -> int:
+        """Write the index of a new segment; return its number of records, holes included."""
+        entry = entry_in(read_index(self._directory, base), 0)
+        first = entry.records if entry is not None and entry.offset == base else 0
+        builder = Builder(b"", base, first, self._interval_bytes)
+        for _, info, _ in scan(target, base, 0, limit - base):  # no file takes the place of a log that is not sound
+            builder.batch(info.size, info.count, info.max_timestamp)
+        builder.finish(sealed=True)
+        index = File(cleaned_path(index_path(self._directory, base)), os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        files.write_at(index.fd, builder.rest, 0)
+        os.fdatasync(index.fd)
+        return builder.records - first
+
+
+class _Target:
+    """The new file of a segment, written in order.  ``end``: the offset before which it is whole."""
+
+    def __init__(self, file: File, base: int, limit: int) -> None:
+        self.file, self.base, self.limit = file, base, limit
+        self.end = base
+        os.ftruncate(file.fd, limit - base)
+
+    def write(self, offset: int, batch: bytes) -> None:
+        """Write a batch, and holes before it."""
+        self.fill(offset)
+        files.write_at(self.file.fd, batch, offset - self.base)
+        self.end = offset + len(batch)
+
+    def fill(self, offset: int) -> None:
+        """Write holes up to ``offset``.  Their zeros are not written, so they take no room."""
+        if offset == self.end:
+            return
+        at = self.end
+        for hole in emptied(at, offset - at):
+            files.write_at(self.file.fd, hole.rstrip(b"\0"), at - self.base)
+            at += len(hole)
+        self.end = offset
+
+
+def _end(behind_last: int, stop: int) -> int:
+    """Where a batch ends whose last record is before ``behind_last``, and behind which the next one is at ``stop``."""
+    return behind_last if stop - behind_last >= HEADER_BYTES else stop
+
+
+def _fitting(records: Sequence[KeyedRecord], codec: int, place: Place, end: int) -> bytes | None:
+    """A batch of these records that leaves room for holes, or none at all, behind ``end``; None if that cannot be."""
+    batch = join(records, codec, place)
+    left = place.end - end - len(batch)
+    if left == 0 or left >= HEADER_BYTES:
+        return batch
+    if codec == NONE and left > 0:
+        batch = join(records, codec, place, left)
+        return batch if len(batch) == place.end - end else None
+    return None
+
+
+def _opened(directory: Path, base: int, limit: int) -> File | None:
+    """The file of the segment [base, limit); None if retention has removed it.
+
+    Raises:
+        SegmentMissing: somebody else has.
+    """
+    path = log_path(directory, base)
+    try:
+        return File(path)
+    except FileNotFoundError:
+        if is_retired(directory, limit):
+            return None
+        raise SegmentMissing(str(path)) from None
+
+
+def remove_unfinished(directory: Path) -> None:
+    """Remove what a pass that was cut off has left."""
+    for path in directory.glob(f"*{CLEANED_SUFFIX}"):
+        remove(path)
+
+
+def run_pass(
+    directory: Path, bases: Sequence[int], end: int, policy: Policy, swap: Swap, pace: Pace, keys_max: int = KEYS_MAX
+) -> Counts:
+    """Clean a log once, and store in its directory what was done.
+
+    Args:
+        bases: of its segments; ``end``: its log end offset.
+
+    Raises:
+        StorageFault: a segment is damaged, or cannot be read.
+        OSError: the disk fails, or is full.
+    """
+    remove_unfinished(directory)
+    state, keys = CleanedState.load(directory), Keys()
+    state.store(directory)  # before anything is replaced: see recovery.counts_before
+    sealed = [(base, stop) for base, stop in pairwise(bases) if stop <= policy.limit]
+    dirty_start, keys_start = (min(max(at, bases[0]), policy.limit) for at in (state.dirty_start, state.keys_start))
+    last = last_offsets(directory, bases, keys_start, policy.limit, keys, pace, keys_max)
+    tombstones_before = state.seen_before(policy.tombstones_ms)
+    if keys_start < dirty_start and last.end <= dirty_start < policy.limit:  # too many keys: do not stand still
+        last = last_offsets(directory, bases, dirty_start, policy.limit, keys, pace, keys_max)
+        tombstones_before = 0  # older messages of their keys may have been kept back
+    else:
+        keys_start = last.end
+    rules = Rules(last, tombstones_before, _last_batch_end(directory, bases) if bases[-1] == end else 0)
+    cleaner = Cleaner(
+        directory,
+        rules,
+        keys,
+        batch_bytes_max=policy.batch_bytes_max,
+        interval_bytes=policy.interval_bytes,
+        pace=pace,
+    )
+    replaced: dict[int, int] = {}
+    for base, stop in sealed:
+        if base < last.end:
+            count = cleaner.clean_segment(base, stop)
+            if count is not None and swap(base):
+                replaced[base] = count
+    _count_anew(directory, bases, replaced, pace)
+    counts = cleaner.counts
+    state.note_pass(last.end, policy.now_ms)
+    state.keys_start = min(keys_start, last.end if counts.first_kept_back is None else counts.first_kept_back)
+    state.tombstones, state.kept_back, state.unreadable = counts.tombstones, counts.kept_back, counts.unreadable
+    state.store(directory)
+    return counts
+
+
+def _last_batch_end(directory: Path, bases: Sequence[int]) -> int:
+    """The end of the last batch that is no hole, in a log whose active segment is empty; 0 without one."""
+    for base, stop in reversed(list(pairwise(bases))):
+        file, end = _opened(directory, base, stop), 0
+        for position, info in headers(file, base, 0, stop - base) if file is not None else ():
+            if not is_hole(info):
+                end = base + position + info.size
+        if end:
+            return end
+    return 0
+
+
+def _count_anew(directory: Path, bases: Sequence[int], replaced: Mapping[int, int], pace: Pace) -> None:
+    """Let the indexes before the last replaced segment count the records that there are now.
+
+    They count up to what the index behind it says, which stays: so the removed ones are before the first segment.
+    """
+    check = IndexCheck(directory, bases, lambda: True, pace)
+    for base, following in pairwise(bases):
+        first, last = index_ends(index_path(directory, base)) or (None, None)
+        if base in replaced:
+            check.note_count(base, replaced[base])
+        elif first is not None and last is not None and last.offset == following:
+            check.note_count(base, last.records - first.records)
+    if replaced:
+        check.finish()

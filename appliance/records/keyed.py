@@ -1,0 +1,154 @@
+"""Takes batches apart into records that stay as they are, and joins records to batches, for compaction.
+
+Of a record only the key, the time and the offset are read; what follows the offset delta is copied.  A joined batch has
+no producer: the state of producers is kept elsewhere (``processes/writer/producers``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from crc32c import crc32c
+
+from ..errors import CorruptBatch, InvalidRecord
+from .batch import (
+    ATTRIBUTES_AT,
+    CODEC_MASK,
+    CRC_AT,
+    HEADER,
+    HEADER_BYTES,
+    LOG_APPEND_TIME,
+    MAGIC,
+    BatchInfo,
+    place,
+)
+from .compression import NONE, compress, decompress
+from .encode import varint
+from .holes import padded
+from .varints import read_unsigned
+
+_VARINT_BYTES_MAX: Final = 10
+_TIME_BYTES_MAX: Final = 10
+_LENGTH_BYTES_MAX: Final = 5
+
+
+class KeyedRecord(NamedTuple):
+    """A record: offset in the log, time in ms, key, whether it has a value, and its bytes from the key on."""
+
+    offset: int
+    timestamp: int
+    key: bytes | None
+    has_value: bool
+    rest: bytes
+
+
+def keyed_records(batch: memoryview, info: BatchInfo, base_offset: int, bytes_max: int) -> list[KeyedRecord]:
+    """The records of a sound batch from a log.
+
+    A batch that the broker stamped has one time for all its records.
+
+    Raises:
+        CorruptBatch: they cannot be read.
+        MessageTooLarge: they unpack to more than ``bytes_max``.
+    """
+    data = bytes(batch[HEADER_BYTES : info.size])
+    if codec := info.attributes & CODEC_MASK:
+        data = decompress(codec, data, bytes_max)
+    append_time = info.max_timestamp if info.attributes & LOG_APPEND_TIME else None
+    try:
+        return _split(data, info, base_offset, append_time)
+    except IndexError:
+        raise CorruptBatch(f"the records of batch {base_offset} leave its {len(data)} bytes") from None
+
+
+def _split(data: bytes, info: BatchInfo, base_offset: int, append_time: int | None) -> list[KeyedRecord]:
+    records: list[KeyedRecord] = []
+    position, last = 0, -1
+    for _ in range(info.count):
+        length, position = _number(data, position)
+        end = position + length
+        if length < 0 or end > len(data):
+            raise IndexError
+        time, position = _number(data, position + 1)  # attributes come first
+        delta, position = _number(data, position)
+        if not last < delta < info.span:
+            raise CorruptBatch(f"a record of batch {base_offset} has another offset delta")
+        last, rest = delta, position
+        length, position = _number(data, position)
+        key = None
+        if length >= 0:
+            key = data[position : position + length]
+            position += length
+        has_value = _number(data, position)[0] >= 0
+        timestamp = info.first_timestamp + time if append_time is None else append_time
+        records.append(KeyedRecord(base_offset + delta, timestamp, key, has_value, data[rest:end]))
+        position = end
+    if position != len(data):
+        raise CorruptBatch(f"{len(data) - position} bytes follow the last record of batch {base_offset}")
+    return records
+
+
+def _number(data: bytes, position: int) -> tuple[int, int]:
+    """The zigzag varint at ``position``, and the position after it."""
+    number = data[position]
+    if number < 0x80:
+        position += 1
+    else:
+        number, position = read_unsigned(data, position, _VARINT_BYTES_MAX, CorruptBatch)
+    return (number >> 1) ^ -(number & 1), position
+
+
+class Place(NamedTuple):
+    """What a batch of records counts from, and the offset before which it ends."""
+
+    base_offset: int
+    base_timestamp: int
+    end: int
+
+
+def join(records: Sequence[KeyedRecord], codec: int, place_: Place, padding: int = 0) -> bytes:
+    """One batch of these records, which are in the order of their offsets.
+
+    ``padding``: how many bytes longer it is to be before it is compressed: numbers get more bytes than they need, which
+    every client reads.  The batch is as long as they allow.
+    """
+    parts: list[bytes] = []
+    for offset, timestamp, _, _, rest in records:
+        time, delta = varint(timestamp - place_.base_timestamp), varint(offset - place_.base_offset)
+        length = varint(1 + len(time) + len(delta) + len(rest))
+        if padding:
+            longest = min(padding, _LENGTH_BYTES_MAX - len(delta))
+            longer = min(padding - longest, _TIME_BYTES_MAX - len(time))
+            if len(varint(1 + len(time) + longer + len(delta) + longest + len(rest))) == len(length):
+                time, delta = padded(time, longer), padded(delta, longest)
+                padding -= longer + longest
+                length = varint(1 + len(time) + len(delta) + len(rest))
+            longest = min(padding, _LENGTH_BYTES_MAX - len(length))
+            length = padded(length, longest)
+            padding -= longest
+        parts += (length, b"\0", time, delta, rest)
+    payload = b"".join(parts)
+    if codec != NONE:
+        payload = compress(codec, payload)
+    batch = bytearray(HEADER_BYTES) + payload
+    span = place_.end - place_.base_offset
+    latest = max(record.timestamp for record in records)
+    fields = (0, 0, 0, MAGIC, 0, codec, span - 1, place_.base_timestamp, latest, -1, -1, -1, len(records))
+    HEADER.pack_into(batch, 0, *fields)
+    view = memoryview(batch)
+    place(view, 0, place_.end - len(batch), len(batch), span)
+    view[CRC_AT:ATTRIBUTES_AT] = crc32c(view[ATTRIBUTES_AT:]).to_bytes(4, "big")
+    return bytes(batch)
+
+
+def check_keys(batch: memoryview, info: BatchInfo, bytes_max: int) -> None:
+    """Check that all records of a batch have keys: compaction keeps the last one of each.
+
+    Raises:
+        InvalidRecord: one has none.
+        CorruptBatch, MessageTooLarge: see :func:`keyed_records`.
+    """
+    for number, record in enumerate(keyed_records(batch, info, 0, bytes_max)):
+        if record.key is None:
+            raise InvalidRecord(f"record {number} has no key, which a compacted topic needs (cleanup.policy)")

@@ -1,0 +1,334 @@
+"""Compaction: what stays, where it stays, and that nothing else of the log notices."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from appliance.config import TopicSettings
+from appliance.log import FileCache, Log, LogReader
+from appliance.log.cleaning import CleanedState, Counts, Policy, run_pass
+from appliance.log.files import File, log_path
+from appliance.log.reader import SegmentFile
+from appliance.log.segment import scan
+from appliance.log.tools import verify
+from appliance.records.batch import LOG_APPEND_TIME, check, restamp
+from appliance.records.decode import Record, decode_batch
+from appliance.records.encode import encode_batch
+from appliance.records.holes import is_hole
+
+from ..support.log_batches import filled, open_log, place_all
+
+SETTINGS = TopicSettings(segment_bytes=2048, index_interval_bytes=256)
+NEVER = -1
+
+
+class Written(NamedTuple):
+    key: bytes | None
+    value: bytes | None
+    timestamp: int = 1000
+
+
+def raw(records: Sequence[Written], codec: str = "none", *, stamped: int | None = None) -> bytes:
+    data = encode_batch([(one.key, one.value, (), one.timestamp) for one in records], codec=codec)
+    if stamped is not None:
+        view = memoryview(bytearray(data))
+        info = check(view, 0, len(view), 1 << 24)
+        restamp(view, 0, info, stamped, info.attributes | LOG_APPEND_TIME)
+        data = bytes(view)
+    return data
+
+
+def keyed(*pairs: tuple[bytes, bytes | None]) -> bytes:
+    return raw([Written(*pair) for pair in pairs])
+
+
+def clean(log: Log, *, tombstones_ms: int = NEVER, now_ms: int = 5000, keys_max: int = 1 << 20) -> Counts:
+    policy = Policy(log.bases[-1], tombstones_ms, now_ms, 1 << 20, SETTINGS.index_interval_bytes)
+    counts = run_pass(log.path, log.bases, log.end_offset, policy, log.swap, lambda _: None, keys_max)
+    assert not list(log.path.glob("*.cleaned"))
+    return counts
+
+
+def rolled(path: Path, *raws: bytes) -> Log:
+    """A log of these batches, each in a segment of its own, and an empty active one."""
+    log = open_log(path, SETTINGS)
+    for one in raws:
+        log.append(place_all(log.end_offset, [one]))
+        log.roll()
+    log.flush()
+    log.raise_high_watermark(log.end_offset)
+    return log
+
+
+def records_of(log: Log) -> list[Record]:
+    """All records, in the order of the files."""
+    found: list[Record] = []
+    for base, stop in zip(log.bases, [*log.bases[1:], log.end_offset], strict=True):
+        for _, info, data in scan(File(log_path(log.path, base)), base, 0, stop - base):
+            if not is_hole(info):
+                found += decode_batch(bytes(data))
+    return found
+
+
+def pairs_of(log: Log) -> list[tuple[bytes | None, bytes | None]]:
+    return [(record.key, record.value) for record in records_of(log)]
+
+
+def served(log: Log, offset: int, bytes_max: int = 1 << 20) -> list[Record]:
+    """What a consumer sees that reads on from an offset to the end, as one that goes on behind each batch."""
+    reader, found = LogReader(log.path, FileCache()), []
+    while (piece := reader.without_holes(log.bases, log.end_offset, offset, bytes_max)) is not None:
+        data = os.pread(piece.file.fd, piece.count, piece.position)
+        at = 0
+        while at < len(data):
+            size = int.from_bytes(data[at + 8 : at + 12], "big") + 12
+            base = int.from_bytes(data[at : at + 8], "big")
+            last_delta = int.from_bytes(data[at + 23 : at + 27], "big", signed=True)
+            if not data[at + 22] & 0x20:
+                found += [one for one in decode_batch(data, at) if one.offset >= offset]
+            assert base + last_delta + 1 > offset, "a consumer would stand still"
+            offset = base + last_delta + 1
+            at += size
+    return found
+
+
+# ---- what stays
+
+
+def test_the_last_message_of_each_key_stays_at_its_offset(path: Path) -> None:
+    log = filled(path, [keyed((b"a", b"1"), (b"b", b"1")), keyed((b"a", b"2")), keyed((b"c", b"3"))], SETTINGS)
+    offsets = {record.value: record.offset for record in records_of(log) if record.key != b"b"}
+    log.roll()
+    log.append(place_all(log.end_offset, [keyed((b"z", b"active"))]))
+    clean(log)
+    assert pairs_of(log) == [(b"b", b"1"), (b"a", b"2"), (b"c", b"3"), (b"z", b"active")]
+    assert all(offsets[record.value] == record.offset for record in records_of(log) if record.value in (b"2", b"3"))
+    assert verify(path).sound
+
+
+def test_the_active_segment_stays_as_it_is(path: Path) -> None:
+    log = filled(path, [keyed((b"a", b"1"))], SETTINGS)
+    log.roll()
+    log.append(place_all(log.end_offset, [keyed((b"a", b"2")), keyed((b"a", b"3"))]))
+    clean(log)
+    assert pairs_of(log) == [(b"a", b"1"), (b"a", b"2"), (b"a", b"3")], "what the active one has is not known yet"
+
+
+def test_a_tombstone_goes_only_after_a_pass_has_seen_it_long_ago(path: Path) -> None:
+    log = rolled(path, keyed((b"a", b"1")), keyed((b"a", None)), keyed((b"z", b"")))
+    clean(log, now_ms=10_000)
+    assert pairs_of(log) == [(b"a", None), (b"z", b"")]
+    clean(log, now_ms=20_000, tombstones_ms=9_999)
+    assert pairs_of(log) == [(b"a", None), (b"z", b"")]
+    clean(log, now_ms=30_000, tombstones_ms=10_000)
+    assert pairs_of(log) == [(b"z", b"")]
+
+
+def test_the_last_batch_of_the_log_stays(path: Path) -> None:
+    """Readers that read to the end have to find a last message there."""
+    log = rolled(path, keyed((b"a", b"1")), keyed((b"a", None)))
+    for ms in (10_000, 20_000):
+        clean(log, now_ms=ms, tombstones_ms=ms - 1)
+    assert pairs_of(log) == [(b"a", None)]
+    assert served(log, 0)[-1].offset + 1 == log.end_offset
+
+
+def test_a_message_without_a_key_goes(path: Path) -> None:
+    log = rolled(path, raw([Written(None, b"old")]), keyed((b"a", b"1")))
+    clean(log)
+    assert pairs_of(log) == [(b"a", b"1")]
+
+
+def test_a_batch_that_cannot_be_read_stays_as_it_is(path: Path) -> None:
+    garbage = bytearray(keyed((b"a", b"1"), (b"b", b"2")))
+    garbage[61] = 0x7E  # the length of the first record
+    from crc32c import crc32c
+
+    garbage[17:21] = crc32c(bytes(garbage[21:])).to_bytes(4, "big")
+    log = rolled(path, bytes(garbage), keyed((b"a", b"2"), (b"b", b"2")), keyed((b"a", b"3")))
+    counts = clean(log)
+    assert counts.unreadable == 1 and counts.removed == 1
+    assert verify(path).sound
+
+
+def test_a_large_key_is_known_by_its_digest(path: Path) -> None:
+    log = rolled(path, keyed((b"k" * 100, b"1")), keyed((b"k" * 99 + b"j", b"1")), keyed((b"k" * 100, b"2")))
+    clean(log)
+    assert [value for _, value in pairs_of(log)] == [b"1", b"2"]
+
+
+def test_a_pass_with_too_many_keys_goes_on_in_the_next(path: Path) -> None:
+    raws = [keyed((b"%d" % (number % 7), b"%d" % number)) for number in range(40)]
+    log = rolled(path, *raws)
+    seen = []
+    while (start := CleanedState.load(path).dirty_start) < log.bases[-1]:
+        clean(log, keys_max=2)
+        seen.append(start)
+    assert len(seen) > 5
+    assert sorted(pairs_of(log)) == sorted((b"%d" % (n % 7), b"%d" % n) for n in range(33, 40))
+
+
+# ---- what it costs
+
+
+def test_small_batches_far_apart_free_their_blocks(path: Path) -> None:
+    """Of 200 bytes a message, one in ten stays: about so much of the disk is taken then."""
+    large = TopicSettings(segment_bytes=4 << 20, index_interval_bytes=4096)
+    raws = [keyed((b"%d" % (number % 2000), bytes(100) + b"%d" % number)) for number in range(20_000)]
+    log = filled(path, raws, large)
+    log.roll()
+    before = log_path(path, log.bases[0]).stat().st_blocks
+    counts = clean(log)
+    assert counts.removed == 18_000 and counts.kept_back == 0
+    after = sum(log_path(path, base).stat().st_blocks for base in log.bases)
+    assert after < 0.15 * before
+    assert SegmentFile(log_path(path, log.bases[0])).holed
+    assert len(served(log, 0)) == 2000
+
+
+# ---- what readers see
+
+
+def test_readers_find_times_in_a_cleaned_log(path: Path) -> None:
+    records = [Written(b"%d" % (number % 5), b"%d" % number, 1000 + number) for number in range(60)]
+    log = rolled(path, *[raw(records[at : at + 6]) for at in range(0, 60, 6)])
+    clean(log)
+    left = records_of(log)
+    reader = LogReader(path, FileCache())
+    for timestamp in range(990, 1070):
+        found = reader.by_time(log.bases, log.end_offset, timestamp)
+        expected = next((record for record in left if record.timestamp >= timestamp), None)
+        if found is None:
+            assert expected is None
+        else:
+            exact = reader.first_record(log.bases, log.end_offset, found, timestamp)
+            assert expected is not None and (exact.offset, exact.timestamp) == (expected.offset, expected.timestamp)
+
+
+def test_a_reader_with_the_old_file_reads_on_and_finds_the_new_one_later(path: Path) -> None:
+    log = rolled(path, *[keyed((b"k", b"%d" % number), (b"j", b"%d" % number)) for number in range(9)])
+    reader = LogReader(path, FileCache())
+    old = reader.locate(log.bases, log.end_offset, 0, 1 << 20)
+    assert old is not None
+    before = os.pread(old.file.fd, old.count, old.position)
+    clean(log)
+    assert os.pread(old.file.fd, old.count, old.position) == before
+    assert reader.locate(log.bases, log.end_offset, 0, 1 << 20) == old
+    reader.forget()
+    again = reader.locate(log.bases, log.end_offset, 0, 1 << 20)
+    assert again is not None and os.pread(again.file.fd, again.count, again.position) != before
+
+
+def test_a_log_opens_after_a_pass(path: Path) -> None:
+    """In order, and after a kill: what recovery derives is what there was."""
+    log = rolled(path, *[keyed((b"k", b"%d" % number), (b"j", b"%d" % number)) for number in range(9)])
+    clean(log)
+    records, derived = records_of(log), log.derived
+    for ordered in (True, False):
+        log.close(clean=ordered)
+        log = open_log(path, SETTINGS)
+        assert records_of(log) == records and log.derived.state.records == derived.state.records
+        assert log.bases == list(derived.bases) and log.end_offset == derived.state.end
+    assert verify(path).sound
+
+
+def test_a_segment_that_retention_has_removed_is_not_put_back(path: Path) -> None:
+    log = rolled(path, *[keyed((b"k", b"%d" % number)) for number in range(5)])
+    policy = Policy(log.bases[-1], NEVER, 0, 1 << 20, 256)
+
+    def swap(base: int) -> bool:
+        log.retire_before(log.bases[2] if len(log.bases) > 4 else log.start)
+        log.unlink_retired()
+        return log.swap(base)
+
+    run_pass(path, list(log.bases), log.end_offset, policy, swap, lambda _: None)
+    assert sorted(int(one.stem) for one in path.glob("*.log")) == log.bases
+    assert not list(path.glob("*.cleaned"))
+    assert verify(path).sound
+
+
+# ---- any log
+
+
+KEYS = st.sampled_from([b"a", b"b", b"c", b"long-key-that-becomes-a-digest", None])
+VALUES = st.one_of(st.none(), st.binary(max_size=40))
+RECORDS = st.lists(st.builds(Written, KEYS, VALUES, st.integers(0, 10**13)), min_size=1, max_size=12)
+BATCHES = st.tuples(
+    RECORDS, st.sampled_from(["none", "gzip", "lz4", "zstd", "snappy"]), st.none() | st.integers(0, 9999)
+)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("append"), st.lists(BATCHES, min_size=1, max_size=6)),
+        st.tuples(st.just("roll"), st.none()),
+        st.tuples(st.just("clean"), st.tuples(st.integers(1, 6), st.booleans())),
+        st.tuples(st.just("reopen"), st.booleans()),
+        st.tuples(st.just("damage state"), st.none()),
+    ),
+    max_size=14,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps=STEPS)
+def test_any_log_keeps_what_compaction_promises(steps: list[tuple[str, Any]]) -> None:
+    import tempfile
+
+    from ..support.log_batches import MEMORY
+
+    with tempfile.TemporaryDirectory(dir=MEMORY) as name:
+        path, now = Path(name), 1000
+        log = open_log(path, SETTINGS)
+        written: dict[int, Record] = {}
+        for step, argument in steps:
+            now += 1000
+            match step:
+                case "append":
+                    raws = [raw(records, codec, stamped=ms) for records, codec, ms in argument]
+                    before = log.end_offset
+                    log.append(place_all(before, raws))
+                    log.flush()
+                    log.raise_high_watermark(log.end_offset)
+                    written |= {one.offset: one for one in records_of(log) if one.offset >= before}
+                case "roll":
+                    log.roll()
+                case "clean":
+                    keys_max, old = argument
+                    counts = clean(log, now_ms=now, tombstones_ms=now if old else NEVER, keys_max=keys_max)
+                    done = CleanedState.load(path).dirty_start
+                    check_promises(log, written, done if not counts.kept_back else 0)
+                case "reopen":
+                    log.close(clean=bool(argument))
+                    log = open_log(path, SETTINGS)
+                case "damage state":
+                    (path / "cleaned").write_bytes(b"{")
+        check_promises(log, written, 0)
+        log.close()
+
+
+def check_promises(log: Log, written: dict[int, Record], cleaned_up_to: int) -> None:
+    left = records_of(log)
+    offsets = [record.offset for record in left]
+    assert offsets == sorted(set(offsets))
+    assert all(written[record.offset] == record for record in left), "a message is another one now"
+    last = {record.key: record.offset for record in written.values() if record.key is not None}
+    present = set(offsets)
+    for key, offset in last.items():
+        if written[offset].value is not None:
+            assert offset in present, f"the last message of {key!r} is gone"
+        elif offset not in present:
+            assert not any(record.key == key for record in left), "a deleted key is back"
+    if log.end_offset:
+        assert offsets[-1] + 1 == log.end_offset, "no message at the end"
+    if cleaned_up_to:
+        below = [record.key for record in left if record.offset < cleaned_up_to and record.offset + 1 < log.end_offset]
+        assert len(below) - len(set(below)) <= 1, "a key twice"
+    for start in {0, *offsets[::3], log.end_offset // 2}:
+        assert served(log, start, 1 + start % 300) == [record for record in left if record.offset >= start]
+    report = verify(log.path)
+    assert report.sound, report.problems
