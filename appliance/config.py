@@ -260,7 +260,8 @@ _TOPIC_NAMES = {
     for name in (
         "retention.ms", "retention.bytes", "segment.bytes", "segment.ms", "max.message.bytes",
         "flush.messages", "flush.ms", "flush.bytes", "message.timestamp.type", "message.validate",
-        "index.interval.bytes",
+        "index.interval.bytes", "cleanup.policy", "min.cleanable.dirty.ratio", "min.compaction.lag.ms",
+        "max.compaction.lag.ms", "delete.retention.ms",
     )
 }  # fmt: skip
 
@@ -310,6 +311,27 @@ class TopicSettings(Struct, frozen=True, kw_only=True, rename=_TOPIC_NAMES):
         bool, Meta(description="refuse batches whose records cannot be read; false: look at their headers only")
     ] = False
     index_interval_bytes: Annotated[int, Meta(ge=256, le=MIB, description="bytes of log per index entry")] = 4096
+    cleanup_policy: Annotated[
+        Literal["delete", "compact", "compact,delete", "delete,compact"],
+        Meta(description="delete: old segments go; compact: of each key the last message stays; or both"),
+    ] = "delete"
+    min_cleanable_dirty_ratio: Annotated[
+        float, Meta(ge=0, le=1, description="part of a log to compact that is new since the last time; then it is due")
+    ] = 0.5
+    min_compaction_lag_ms: Annotated[
+        int, Meta(ge=0, le=OFFSET_MAX, description="messages younger than this are not compacted away")
+    ] = 0
+    max_compaction_lag_ms: Annotated[
+        int, Meta(ge=1, le=OFFSET_MAX, description="messages older than this are compacted, whatever the ratio")
+    ] = OFFSET_MAX
+    delete_retention_ms: Annotated[
+        int,
+        Meta(ge=0, le=OFFSET_MAX, description="how long messages without a value stay, which delete a key"),
+    ] = 86_400_000
+
+    @property
+    def compacts(self) -> bool:
+        return "compact" in self.cleanup_policy
 
     @staticmethod
     def parse(given: Mapping[str, str | int], base: TopicSettings) -> TopicSettings:

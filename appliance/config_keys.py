@@ -23,7 +23,7 @@ from .owners import acting_as_owner
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 PROTOCOLS = ("native", "kafka")
 """The tables whose ``listen`` has listeners; that of another table is one plain address."""
-Scalar = bool | int | str
+Scalar = bool | int | float | str
 Value = Scalar | tuple[str, ...]
 LINE_SHOWN_MAX = 80
 """Characters of a line in a message."""
@@ -61,15 +61,17 @@ class Key(NamedTuple):
             parsed = _parse_bool(value)
         elif self.kind is int:
             parsed = _parse_int(value, self.unit)
+        elif self.kind is float:
+            parsed = _parse_float(value)
         elif isinstance(value, str):
-            parsed = value
+            parsed = ",".join(word.strip() for word in value.split(",")) if self.choices else value
         else:
             raise ValueError("must be text in quotes")
         if self.choices and parsed not in self.choices:
             raise ValueError("must be one of " + ", ".join(map(str, self.choices)))
-        if self.least is not None and int(parsed) < self.least:
+        if self.least is not None and _number(parsed) < self.least:
             raise ValueError(f"must be at least {self.least}")
-        if self.most is not None and int(parsed) > self.most:
+        if self.most is not None and _number(parsed) > self.most:
             raise ValueError(f"must be at most {self.most}")
         if self.attribute in ("listen", "advertised"):
             _check_listeners(self.table, str(parsed), self.attribute)
@@ -121,6 +123,17 @@ def _parse_int(value: object, unit: str) -> int:
     if number is None:
         raise ValueError(f"must be a whole number{example}")
     return number
+
+
+def _number(value: Scalar) -> int | float:
+    return value if isinstance(value, float) else int(value)
+
+
+def _parse_float(value: object) -> float:
+    text = str(value).strip()
+    if isinstance(value, bool) or not re.fullmatch(r"\d{1,20}(\.\d{1,20})?", text, re.ASCII):
+        raise ValueError("must be a number, such as 0.5")
+    return float(text)
 
 
 def parse_units(text: str, units: Mapping[str, int]) -> int | None:

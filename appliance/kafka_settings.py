@@ -80,7 +80,6 @@ class Accepted(NamedTuple):
 
 
 _ONE_COPY: Final = "each partition is stored once"
-_COMPACTION: Final = "a hint for compaction, which does not exist here"
 _TIERS: Final = "all of a log is local"
 _AS_THEY_CAME: Final = "batches are stored as they came, so producers choose their compression"
 _ANY_TIME: Final = "no message is refused for its timestamp"
@@ -90,30 +89,20 @@ _REPLICAS: Final = r"|\*|\d+:\d+(,\d+:\d+)*"
 ACCEPTED: Final = {
     setting.name: setting
     for setting in (
-        Accepted("cleanup.policy", Kind.LIST, "delete", None, "old segments are deleted; there is no compaction",
-                 "log.cleanup.policy"),
         Accepted("compression.gzip.level", Kind.INT, "-1", "-1|[1-9]", _AS_THEY_CAME, "compression.gzip.level"),
         Accepted("compression.lz4.level", Kind.INT, "9", (1, 17), _AS_THEY_CAME, "compression.lz4.level"),
         Accepted("compression.type", Kind.STRING, "producer", None, _AS_THEY_CAME, "compression.type"),
         Accepted("compression.zstd.level", Kind.INT, "3", (-131_072, 22), _AS_THEY_CAME, "compression.zstd.level"),
-        Accepted("delete.retention.ms", Kind.LONG, "86400000", (0, LONG_MAX), _COMPACTION,
-                 "log.cleaner.delete.retention.ms"),
         Accepted("file.delete.delay.ms", Kind.LONG, "60000", (0, LONG_MAX),
                  "a hint: files are deleted at once, except those being read", "log.segment.delete.delay.ms"),
         Accepted("follower.replication.throttled.replicas", Kind.LIST, "", _REPLICAS, _ONE_COPY),
         Accepted("leader.replication.throttled.replicas", Kind.LIST, "", _REPLICAS, _ONE_COPY),
         Accepted("local.retention.bytes", Kind.LONG, "-2", (-2, LONG_MAX), _TIERS, "log.local.retention.bytes"),
         Accepted("local.retention.ms", Kind.LONG, "-2", (-2, LONG_MAX), _TIERS, "log.local.retention.ms"),
-        Accepted("max.compaction.lag.ms", Kind.LONG, str(LONG_MAX), (1, LONG_MAX), _COMPACTION,
-                 "log.cleaner.max.compaction.lag.ms"),
         Accepted("message.timestamp.after.max.ms", Kind.LONG, str(LONG_MAX), (0, LONG_MAX), _ANY_TIME,
                  "log.message.timestamp.after.max.ms"),
         Accepted("message.timestamp.before.max.ms", Kind.LONG, str(LONG_MAX), (0, LONG_MAX), _ANY_TIME,
                  "log.message.timestamp.before.max.ms"),
-        Accepted("min.cleanable.dirty.ratio", Kind.DOUBLE, "0.5", (0, 1), _COMPACTION,
-                 "log.cleaner.min.cleanable.ratio"),
-        Accepted("min.compaction.lag.ms", Kind.LONG, "0", (0, LONG_MAX), _COMPACTION,
-                 "log.cleaner.min.compaction.lag.ms"),
         Accepted("min.insync.replicas", Kind.INT, "1", None, _ONE_COPY, "min.insync.replicas"),
         Accepted("preallocate", Kind.BOOLEAN, "false", None, "files grow as they are written", "log.preallocate"),
         Accepted("remote.log.copy.disable", Kind.BOOLEAN, "false", None, _TIERS),

@@ -8,7 +8,7 @@ Three rules, in this order, each delete whole segments from the old end:
    active one;
 3. room: when all logs together exceed their limit, or the disk has too little free space: first the topics in the
    trash, in the order of their deletions; then repeatedly the oldest segment of the topic that is largest then, until
-   there is enough room; never the active one.
+   there is enough room; never the active one, and none of a topic that is only compacted.
 
 If that is not enough, large active segments are rolled.  The next run can delete them and keep the newest messages.
 
@@ -37,13 +37,17 @@ class SegmentUse(NamedTuple):
 
 
 class PartitionUse(NamedTuple):
-    """The segments of a partition, by ascending base (the last one is active), and its limits; -1: no limit."""
+    """The segments of a partition, by ascending base (the last one is active), and its limits; -1: no limit.
+
+    ``may_go``: they may be deleted to make room.  Those of a topic that is only compacted may not.
+    """
 
     topic: str
     partition: int
     segments: Sequence[SegmentUse]
     retention_ms: int
     retention_bytes: int
+    may_go: bool = True
 
 
 REASONS: Final = ("age", "size", "room")
@@ -139,7 +143,7 @@ def _to_roll(uses: Sequence[PartitionUse], gone: Sequence[int], lacking_bytes: i
     large = [
         (-use.segments[-1].disk_bytes, use.topic, use.partition)
         for use, count in zip(uses, gone, strict=True)
-        if count < len(use.segments) and use.segments[-1].bytes >= ROLL_BYTES_MIN
+        if use.may_go and count < len(use.segments) and use.segments[-1].bytes >= ROLL_BYTES_MIN
     ]
     for size, topic, partition in sorted(large):
         if lacking_bytes <= 0:
@@ -177,10 +181,11 @@ def _oversized(use: PartitionUse) -> int:
     """The number of segments at the old end that ``retention_bytes`` does not need."""
     if use.retention_bytes < 0:
         return 0
-    surplus = sum(segment.bytes for segment in use.segments) - use.retention_bytes
+    sizes = [min(segment.bytes, segment.disk_bytes) for segment in use.segments]  # compaction leaves holes
+    surplus = sum(sizes) - use.retention_bytes
     count = 0
-    for segment in use.segments[:-1]:
-        surplus -= segment.bytes
+    for size in sizes[:-1]:
+        surplus -= size
         if surplus < 0:
             break
         count += 1
@@ -197,7 +202,7 @@ def _make_room(uses: Sequence[PartitionUse], gone: Sequence[int]) -> Iterator[in
     oldest: dict[str, list[tuple[int, int]]] = {}  # per topic a heap of (time of the next segment, index)
     for index, (use, count) in enumerate(zip(uses, gone, strict=True)):
         sizes[use.topic] = sizes.get(use.topic, 0) + sum(segment.disk_bytes for segment in use.segments[count:])
-        if count < len(use.segments) - 1:
+        if use.may_go and count < len(use.segments) - 1:
             oldest.setdefault(use.topic, []).append((use.segments[count].modified_ms, index))
     for heap in oldest.values():
         heapq.heapify(heap)

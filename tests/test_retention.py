@@ -136,3 +136,17 @@ def test_what_always_holds(
             removable += segment.disk_bytes * (not gone and segment is not item.segments[-1])
     assert made.lacking_bytes == max(0, lacking - freed, left - bytes_max if bytes_max else 0)
     assert made.lacking_bytes == 0 or removable == 0
+
+
+def test_what_is_only_compacted_makes_no_room() -> None:
+    kept = use("kept", (1 << 21, 900), (1 << 21, 1))._replace(may_go=False)
+    other = use("other", (100, 5), (100, 1))
+    deletions, lacking, rolls, _ = plan([kept, other], NOW, bytes_max=1)
+    assert deletions == [Deletion("other", 0, 100, "room")] and lacking > 0 and not rolls
+
+
+def test_the_size_of_a_compacted_log_is_what_it_takes_of_the_disk() -> None:
+    sparse = PartitionUse("a", 0, [SegmentUse(0, 1000, 50, NOW), SegmentUse(1000, 100, 100, NOW)], -1, 150)
+    assert plan([sparse], NOW).deletions == []
+    full = PartitionUse("a", 0, [SegmentUse(0, 1000, 1000, NOW), SegmentUse(1000, 100, 100, NOW)], -1, 150)
+    assert len(plan([full], NOW).deletions) == 0 and len(plan([full._replace(retention_bytes=100)], NOW).deletions) == 1

@@ -92,7 +92,7 @@ class Decoder:
             return values, next_offset
         if span == len(values):
             return values[unwanted:], next_offset
-        records = decode_batch(chunk.data, chunk.at, check_crc=False, bytes_max=self._bytes_max)  # it was cleaned
+        records = decode_batch(chunk.data, chunk.at, check_crc=False, bytes_max=self._bytes_max)  # it was compacted
         return [record.value for record in records if record.offset >= chunk.wanted], next_offset
 
     def _values(self, chunk: Chunk) -> tuple[Sequence[bytes | None], int]:

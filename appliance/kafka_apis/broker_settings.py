@@ -28,6 +28,11 @@ BROKER_NAMES: Final = {
     "flush.ms": "log.flush.interval.ms",
     "message.timestamp.type": "log.message.timestamp.type",
     "index.interval.bytes": "log.index.interval.bytes",
+    "cleanup.policy": "log.cleanup.policy",
+    "min.cleanable.dirty.ratio": "log.cleaner.min.cleanable.ratio",
+    "min.compaction.lag.ms": "log.cleaner.min.compaction.lag.ms",
+    "max.compaction.lag.ms": "log.cleaner.max.compaction.lag.ms",
+    "delete.retention.ms": "log.cleaner.delete.retention.ms",
 } | {name: accepted.broker_name for name, accepted in ACCEPTED.items() if accepted.broker_name}
 """What Kafka calls the broker-wide default of a topic's setting."""
 
@@ -70,8 +75,10 @@ def kind_of(key: Key) -> Kind:
     """Kafka's type of a setting that is a key of ours."""
     if key.kind is bool:
         return Kind.BOOLEAN
+    if key.kind is float:
+        return Kind.DOUBLE
     if key.kind is str:
-        return Kind.STRING
+        return Kind.LIST if any("," in str(choice) for choice in key.choices) else Kind.STRING
     return Kind.INT if key.most is not None and key.most <= INT_MAX else Kind.LONG
 
 

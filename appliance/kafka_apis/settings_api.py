@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from ..addresses import Listener
 from ..catalog import Topic
-from ..config import KEYS, TopicSettings
+from ..config import KEYS, TOPIC_KEYS, TopicSettings
 from ..errors import (
     ApplianceError,
     ClusterNotPermitted,
@@ -34,7 +34,7 @@ from ..security.acls import CLUSTER_NAME, Operation, ResourceType
 from ..wire.kafka.call import Answer, Call, Encoded, Handler
 from ..wire.kafka.codes import Code
 from .appliance import Appliance
-from .broker_settings import broker_settings
+from .broker_settings import broker_settings, kind_of
 from .settings_reply import (
     Described,
     Options,
@@ -263,18 +263,22 @@ def _operations(topic: Topic, base: TopicSettings, configs: Sequence[Any]) -> di
         elif operation == SET:
             changes[name] = value
         elif operation in (APPEND, SUBTRACT):
-            changes[name] = _edited(topic, name, value, operation)
+            changes[name] = _edited(topic, base, name, value, operation)
         else:
             raise InvalidRequest(f"{name}: operation {operation} is not one of set, delete, append and subtract")
     return changes
 
 
-def _edited(topic: Topic, name: str, value: str, operation: int) -> str:
+def _edited(topic: Topic, base: TopicSettings, name: str, value: str, operation: int) -> str:
     """A list with elements added or taken out."""
-    accepted = ACCEPTED.get(name)
-    if accepted is None or accepted.kind is not Kind.LIST:
+    key, accepted = TOPIC_KEYS.get(name), ACCEPTED.get(name)
+    if key is not None and kind_of(key) is Kind.LIST:
+        default = base.as_kafka()[name]
+    elif accepted is not None and accepted.kind is Kind.LIST:
+        default = accepted.default
+    else:
         raise InvalidSetting(f"{name}: set a value or delete the setting; it is not a list to edit")
-    present = [part for part in topic.settings.get(name, accepted.default).split(",") if part]
+    present = [part for part in topic.settings.get(name, default).split(",") if part]
     parts = [part.strip() for part in value.split(",")]
     if operation == APPEND:
         return ",".join(dict.fromkeys([*present, *parts]))

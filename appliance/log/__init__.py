@@ -20,8 +20,8 @@ Files::
     clean-shutdown                   present after an ordered stop: nothing to recover (``recovery``)
     <base:020d>.log.cut-<pos>        a tail with valid batches that recovery or repair truncated
     <base:020d>.log.damaged-<pos>    bytes before ``repair`` changed them
-    <base:020d>.log.cleaned, .index.cleaned   what compaction has written and the writer puts in place (``cleaning``)
-    cleaned                          how far compaction is
+    <name>.compacted                 what compaction has written, until the writer puts it in place (``compaction``)
+    compaction                       how far compaction is
 
 One process writes these files (:class:`Log`).  Any number of processes may read them (:class:`LogReader`), also while
 the writer restarts.

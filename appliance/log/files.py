@@ -21,8 +21,8 @@ from ..errors import NO_ROOM
 
 LOG_SUFFIX: Final = ".log"
 INDEX_SUFFIX: Final = ".index"
-CLEANED_SUFFIX: Final = ".cleaned"
-CLEANED_STATE: Final = "cleaned"
+COMPACTED_SUFFIX: Final = ".compacted"
+COMPACTION_STATE: Final = "compaction"
 """The file that says how far compaction is."""
 NAME_DIGITS: Final = 20
 FILE_MODE: Final = 0o600
@@ -109,9 +109,9 @@ def index_path(directory: Path, base: int) -> Path:
     return directory / f"{base:0{NAME_DIGITS}d}{INDEX_SUFFIX}"
 
 
-def cleaned_path(path: Path) -> Path:
+def compacted_path(path: Path) -> Path:
     """The name of a file that compaction has written, until it takes the place of the one at ``path``."""
-    return path.with_name(path.name + CLEANED_SUFFIX)
+    return path.with_name(path.name + COMPACTED_SUFFIX)
 
 
 def base_of(name: str, suffix: str) -> int | None:

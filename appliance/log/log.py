@@ -50,7 +50,7 @@ from ..errors import LACKS, NO_ROOM, DiskFull, OutOfResources, StorageFault, dis
 from ..partition_states import DISK_FULL, OFFLINE, ONLINE
 from ..records.batch import BatchInfo
 from . import files
-from .files import SYSTEM, File, System, cleaned_path, index_path, log_path, remove
+from .files import SYSTEM, File, System, compacted_path, index_path, log_path, remove
 from .flush_ticket import FlushTicket, Unsynced
 from .recovery import MARKER_NAME, Boot, Derived, Marker, RecoveryPoint, boot_id, check_kept, recover
 from .segment import Batches, Segment
@@ -363,7 +363,7 @@ class Log:
     # ---- compaction
 
     def swap(self, base: int) -> bool:
-        """Put the file that compaction has written in the place of a sealed segment (``cleaning`` has the steps).
+        """Put the file that compaction has written in the place of a sealed segment (``compaction`` has the steps).
 
         Readers that have the old file open may read on in it.
 
@@ -376,17 +376,19 @@ class Log:
         log, index = log_path(self.path, base), index_path(self.path, base)
         if base not in self.bases[:-1]:
             for path in (log, index):
-                remove(cleaned_path(path), self._system)
+                remove(compacted_path(path), self._system)
             return False
+        if not compacted_path(log).exists():  # asked again: it was done before
+            return True
         following = self.bases[self.bases.index(base) + 1]
         with self._disk():
-            if cleaned_path(log).stat().st_size != following - base or not cleaned_path(index).is_file():
-                raise StorageFault(f"{cleaned_path(log)}: is not what belongs in the place of {log.name}")
+            if compacted_path(log).stat().st_size != following - base or not compacted_path(index).is_file():
+                raise StorageFault(f"{compacted_path(log)}: is not what belongs in the place of {log.name}")
             self._remove_marker()
             remove(index, self._system)
             self._system.fsync(self._directory.fd)
-            self._system.rename(cleaned_path(log), log)
-            self._system.rename(cleaned_path(index), index)
+            self._system.rename(compacted_path(log), log)
+            self._system.rename(compacted_path(index), index)
             self._system.fsync(self._directory.fd)
         return True
 

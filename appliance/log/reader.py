@@ -64,7 +64,7 @@ _EMPTIED: Final = EMPTIED.to_bytes(2, "big")
 
 
 class SegmentFile(File):
-    """The file of a segment.  ``holed``: parts of it take no room on the disk, since it was cleaned (``cleaning``)."""
+    """The file of a segment.  ``holed``: parts of it take no room on the disk (``compaction``)."""
 
     __slots__ = ("holed", "number")
 
@@ -285,7 +285,7 @@ class LogReader:
         return OffsetOutOfRange(f"offset {offset} is not in the log, which has {bases[0]} to {end}: seek")
 
     def _on_file(self, base: int, log: SegmentFile) -> None:
-        """Note the file of a segment.  In one that was cleaned since, batches begin elsewhere."""
+        """Note the file of a segment.  In one that was compacted since, batches begin elsewhere."""
         if base in self._numbers:
             self.forget()
         elif len(self._numbers) >= FILES_MAX:

@@ -65,7 +65,7 @@ from crc32c import crc32c
 
 from ..errors import CorruptLog, StorageFault
 from . import files
-from .files import CLEANED_STATE, LOG_SUFFIX, SYSTEM, File, System, base_of, index_path, log_path, remove
+from .files import COMPACTION_STATE, LOG_SUFFIX, SYSTEM, File, System, base_of, index_path, log_path, remove
 from .index import Builder, Entry, ends
 from .segment import Segment, State, find_valid, headers, scan
 
@@ -430,9 +430,9 @@ def _count_sealed(directory: Path, bases: Sequence[int], interval_bytes: int, sy
 def counts_before(directory: Path, base: int) -> bool:
     """Whether the index of the first segment, which begins at ``base``, may have records before it.
 
-    Retention has removed them, or compaction (``cleaning``), which leaves the log its first offset.
+    Retention has removed them, or compaction (``compaction``), which leaves the log its first offset.
     """
-    return base > 0 or (directory / CLEANED_STATE).exists()
+    return base > 0 or (directory / COMPACTION_STATE).exists()
 
 
 def read_index(directory: Path, base: int) -> bytes:

@@ -31,6 +31,7 @@ a descriptor travels with it.
     WorkerChannel +fd    S → R            the channel to a worker, and the name of its arena
     ChangeSettings       C → S → R        the settings of a topic
     DeleteBefore         C → S → R        move the log start offset, and remove the segments before it
+    CompactLog           C → S            compact this partition's log, unless one is being compacted
     Roll                 C → S → R        seal the active segment, so that it can be removed
     StoreProducers       C → S → R        store what is known of the producers
     Retire               S → R            answer what has come, close the log, and end
@@ -48,6 +49,10 @@ a descriptor travels with it.
     PartitionsRemoved    remover → S      likewise
     LogRepaired          repairer → S     what it has done to a log
     ScrubSoon            S → scrubber     read this partition first: a part of it is damaged
+    SegmentCompacted     compactor → S    a segment is written anew: let its writer put it in place
+    SwapSegment          S → R            put it in place
+    SegmentSwapped       R → S → compactor  it is, or the segment has gone meanwhile
+    LogCompacted         compactor → S    what it has done to a log
 
     Inspect              S → I            look at this partition: it is new, or was opened again
     LeaveAlone           S → I            somebody changes its files: do not look until the next Inspect
@@ -229,6 +234,18 @@ class Roll(Message):
     partition: TopicPartition
 
 
+class SwapSegment(Message):
+    partition: TopicPartition
+    base: int
+
+
+class SegmentSwapped(Message):
+    partition: TopicPartition
+    base: int
+    done: bool
+    """False: retention has removed the segment."""
+
+
 class StoreProducers(Message):
     partition: TopicPartition
 
@@ -300,6 +317,19 @@ class LogRepaired(Message):
     message: str
     result: dict[str, Any]
     """The fields of :class:`~appliance.log.repair.Repaired`; none after an error."""
+
+
+class SegmentCompacted(Message):
+    partition: TopicPartition
+    base: int
+
+
+class LogCompacted(Message):
+    partition: TopicPartition
+    error: str
+    """Why it could not be; "" after success."""
+    counts: dict[str, Any]
+    """The fields of :class:`~appliance.log.compaction.Counts`; none after an error."""
 
 
 class ScrubSoon(Message):
@@ -410,6 +440,17 @@ class CleanUp(Message):
 class OrderDone(Message):
     token: int
     outcomes: list[Outcome]
+
+
+class CompactLog(Message):
+    """See :class:`~appliance.log.compaction.Policy`."""
+
+    partition: TopicPartition
+    limit: int
+    tombstones_ms: int
+    now_ms: int
+    batch_bytes_max: int
+    interval_bytes: int
 
 
 class RepairLog(Message):
@@ -548,7 +589,9 @@ ToWorker = (
     | Stop
     | Refused
 )
-ToWriter = WorkerChannel | ChangeSettings | DeleteBefore | Roll | StoreProducers | Retire | Reload | Refused
+ToWriter = (
+    WorkerChannel | ChangeSettings | DeleteBefore | Roll | SwapSegment | StoreProducers | Retire | Reload | Refused
+)
 ToNursery = ForkWriter | Reap | Reload | Stop | Refused
 ToCoordinator = (
     PartitionTable
@@ -565,6 +608,7 @@ ToCoordinator = (
     | Refused
 )
 ToScrubber = ScrubSoon | Reload | Stop
+ToCompactor = SegmentSwapped | Stop
 ToInspector = Inspect | PartitionDropped | LeaveAlone | LookAt | Stop
 ToSideProcess = Reload | Stop
 
@@ -592,8 +636,11 @@ FromLog = (
     | PartitionsOpened
     | PartitionsRemoved
     | LogRepaired
+    | SegmentSwapped
+    | SegmentCompacted
+    | LogCompacted
 )
-"""Messages of processes that have logs open: writers, openers, removers, repairers."""
+"""Messages of processes that have logs open: writers, openers, removers, repairers, compactors."""
 FromInspector = Damaged | FilesGone | FilesBack | FilesChanged | Strays | Judged
 """... of the inspector; FilesChanged comes from the scrubber, too."""
 PartitionOrder = (
@@ -604,6 +651,7 @@ PartitionOrder = (
     | DeleteBefore
     | Roll
     | StoreProducers
+    | CompactLog
     | RepairLog
     | LookAt
 )
@@ -621,6 +669,7 @@ TO_WRITER: Final[Decoder[ToWriter]] = Decoder(ToWriter)
 TO_NURSERY: Final[Decoder[ToNursery]] = Decoder(ToNursery)
 TO_COORDINATOR: Final[Decoder[ToCoordinator]] = Decoder(ToCoordinator)
 TO_SCRUBBER: Final[Decoder[ToScrubber]] = Decoder(ToScrubber)
+TO_COMPACTOR: Final[Decoder[ToCompactor]] = Decoder(ToCompactor)
 TO_INSPECTOR: Final[Decoder[ToInspector]] = Decoder(ToInspector)
 TO_SIDE_PROCESS: Final[Decoder[ToSideProcess]] = Decoder(ToSideProcess)
 TO_SUPERVISOR: Final[Decoder[ToSupervisor]] = Decoder(ToSupervisor)

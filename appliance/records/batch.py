@@ -15,9 +15,9 @@ leader epoch, so :func:`place` can store them alone.  A batch of S bytes and N r
 base offset P + S - N.  Its last record has the offset P + S - 1, and the next batch starts at P + S.  That needs
 N <= S, which :func:`check` requires.
 
-Compaction (``log.cleaning``) takes records out of a batch, and joins batches.  The others keep their offsets, so the
-last offset delta of a *cleaned* batch is larger than N - 1.  Its *span*, last offset delta + 1, takes the place of N in
-the rule above, and may exceed S: then the first offsets lie before the batch, in the hole that stands there.
+Compaction (``log.compaction``) takes records out of a batch, and joins batches.  The others keep their offsets, so
+the last offset delta of a *compacted* batch is larger than N - 1.  Its *span*, last offset delta + 1, takes the place
+of N in the rule above, and may exceed S: then the first offsets lie before the batch, in the hole that stands there.
 
 ``buffer[start:stop]`` holds one batch after another; ``start`` is an index into the buffer, ``position`` one into the
 log.  Errors are faults of the sender (:class:`~appliance.errors.ClientFault`).  An incomplete batch or a wrong checksum
@@ -87,7 +87,7 @@ class BatchInfo(NamedTuple):
     base_sequence: int
     attributes: int
     span: int
-    """Offsets from the base offset to the last one, that included; ``count`` unless it was cleaned."""
+    """Offsets from the base offset to the last one, that included; ``count`` unless it was compacted."""
 
 
 _unpack_header = HEADER.unpack_from
@@ -133,7 +133,7 @@ def check(buffer: memoryview, start: int, stop: int, bytes_max: int) -> BatchInf
 
 
 def check_stored(buffer: memoryview, start: int, stop: int, bytes_max: int) -> BatchInfo:
-    """As :func:`check`, for a batch from a log: it may be a cleaned one, too."""
+    """As :func:`check`, for a batch from a log: it may be a compacted one, too."""
     try:
         return check(buffer, start, stop, bytes_max)
     except InvalidRecord:  # so its checksum and attributes are right

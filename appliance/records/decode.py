@@ -8,7 +8,7 @@ Bounds count what a batch becomes, not what it takes in the log: some kilobytes 
 of a few megabytes to millions of objects.  A batch that unpacks to more than ``bytes_max``, of which each record and
 each header takes OBJECT_BYTES, is a :class:`~appliance.errors.MessageTooLarge`.
 
-The offsets follow from the base offset that the broker stored, and in a cleaned batch from the deltas of its records;
+The offsets follow from the base offset that the broker stored, and in a compacted batch from the deltas of its records;
 timestamps are milliseconds since 1970.
 """
 
@@ -343,7 +343,7 @@ def _records(data: bytes, base: int, info: BatchInfo, append_time: int | None, h
 
 
 def _later(delta: int, last: int | None, span: int, index: int) -> int:
-    """The offset delta of a record of a cleaned batch, from its zigzag form: after ``last``, before ``span``.
+    """The offset delta of a record of a compacted batch, from its zigzag form: after ``last``, before ``span``.
 
     In other batches, where ``last`` is None, it is another one than it has to be.
     """

@@ -15,10 +15,10 @@ clients (sarama) refuse bytes behind the last record.
 A hole of S bytes at P has the base offset ``P + S - count``, as any batch.  It has no producer and no time, so it is
 found neither by time nor by the sequence of a producer.
 
-Compaction (``log.cleaning``) leaves holes of another kind, *emptied* bytes.  A client goes on reading behind the last
-offset of each batch that it gets, and the cleaned batch behind these bytes has offsets that lie in them.  So all holes
-of one gap have the offset of its first byte.  What other batches have their place from, such a hole has as its base
-timestamp: the offset of its own first byte.  Bit 6 of the attributes (delete horizon) tells it from others.
+Compaction (``log.compaction``) leaves holes of another kind, *emptied* bytes.  A client goes on reading behind the
+last offset of each batch that it gets, and the compacted batch behind these bytes has offsets that lie in them.  So all
+holes of one gap have the offset of its first byte.  What tells the place of such a hole is its base timestamp: the
+offset of its own first byte.  Bit 6 of the attributes (delete horizon) tells it from others.
 """
 
 from __future__ import annotations

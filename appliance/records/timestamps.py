@@ -29,7 +29,7 @@ class Times(NamedTuple):
     first: int
     """The number of records before those."""
     deltas: array[int]
-    """Their offsets, less that of the batch, if it was cleaned; else they count up from ``first``."""
+    """Their offsets, less that of the batch, if it was compacted; else they count up from ``first``."""
 
     def delta(self, number: int) -> int:
         """The offset of an entry, less that of the batch."""
@@ -60,7 +60,7 @@ def largest_times(batch: bytes, *, bytes_max: int, records_max: int, skipped: in
 def _scan(payload: bytes, info: BatchInfo, skipped: int) -> Times:
     """Raises IndexError where a record leaves the payload."""
     times, deltas, first = array("q"), array("q"), 0
-    first_timestamp, is_cleaned = info.first_timestamp, info.span > info.count
+    first_timestamp, is_compacted = info.first_timestamp, info.span > info.count
     append = times.append
     largest = _I64_MIN
     position = 0
@@ -76,11 +76,11 @@ def _scan(payload: bytes, info: BatchInfo, skipped: int) -> Times:
         if delta >= 0x80:
             delta, after = read_unsigned(payload, position + 1, _VARINT_BYTES_MAX, CorruptBatch)
         time = first_timestamp + ((delta >> 1) ^ -(delta & 1))
-        offset = read_unsigned(payload, after, _VARINT_BYTES_MAX, CorruptBatch)[0] >> 1 if is_cleaned else index
+        offset = read_unsigned(payload, after, _VARINT_BYTES_MAX, CorruptBatch)[0] >> 1 if is_compacted else index
         if offset < skipped:
             first += 1
         else:
-            if is_cleaned:
+            if is_compacted:
                 deltas.append(offset)
             if time > largest:
                 largest = time if time < _I64_MAX else _I64_MAX

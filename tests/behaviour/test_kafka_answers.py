@@ -72,14 +72,16 @@ def test_a_topic_keeps_the_settings_that_are_so_anyway(confluent: AdminClient, t
     for name, value in COPIED.items():
         assert (described[name].value, described[name].source) == (value, ConfigSource.DYNAMIC_TOPIC_CONFIG.value)
     entries = [
-        ConfigEntry("min.compaction.lag.ms", "5", incremental_operation=AlterConfigOpType.SET),
+        ConfigEntry("file.delete.delay.ms", "5", incremental_operation=AlterConfigOpType.SET),
+        ConfigEntry("cleanup.policy", "compact", incremental_operation=AlterConfigOpType.APPEND),
         ConfigEntry("preallocate", None, incremental_operation=AlterConfigOpType.DELETE),
         ConfigEntry("no.such.setting", None, incremental_operation=AlterConfigOpType.DELETE),
     ]
     change = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
     only(confluent.incremental_alter_configs([change]))
     described = only(confluent.describe_configs([ConfigResource(ResourceType.TOPIC, topic)]))
-    assert described["min.compaction.lag.ms"].value == "5"
+    assert described["file.delete.delay.ms"].value == "5"
+    assert described["cleanup.policy"].value == "delete,compact"
     assert (described["preallocate"].value, described["preallocate"].is_default) == ("false", True)
 
 
@@ -89,7 +91,7 @@ def test_a_topic_keeps_the_settings_that_are_so_anyway(confluent: AdminClient, t
         ("min.insync.replicas", "2", "stored once"),
         ("unclean.leader.election.enable", "true", "stored once"),
         ("compression.type", "zstd", "stored as they came"),
-        ("cleanup.policy", "compact", "no compaction"),
+        ("cleanup.policy", "compress", "must be one of delete, compact"),
         ("remote.storage.enable", "true", "local"),
         ("retention.sm", "5", "did you mean 'retention.ms'"),
     ],

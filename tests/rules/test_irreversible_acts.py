@@ -29,9 +29,9 @@ ACTS = {
     ("log/files.py", "replace"): OWN,
     ("log/index.py", "Builder.store"): DERIVED,
     ("log/index_check.py", "IndexCheck._mend"): DERIVED,
-    ("log/cleaning.py", "Cleaner.clean_segment"): OWN,
-    ("log/cleaning.py", "_Target.__init__"): OWN,
-    ("log/cleaning.py", "remove_unfinished"): OWN,
+    ("log/compaction.py", "Compactor.compact_segment"): OWN,
+    ("log/compaction.py", "_Target.__init__"): OWN,
+    ("log/compaction.py", "remove_unfinished"): OWN,
     ("log/log.py", "Log.swap"): "puts a file that was read to its end, and is durable, in the place of a segment: it"
     " lacks only what a later message of its key, in the same log, replaces",
     ("log/log.py", "Log._remove_marker"): "the mark of a clean stop: without it more is checked",

@@ -53,7 +53,7 @@ USES = {
     ("inputs/http.py", "_Access._signature"): "compared for being equal: has the file changed?",
     ("inputs/syslog.py", "_SyslogInput.__init__"): "the year of RFC 3164's times, which have none",
     ("inputs/ledger.py", "Ledger.minute"): "the minute of a row of the ledger; a jump gives rows another one",
-    ("log/cleaning.py", "Cleaner.clean_segment"): "a cleaned segment keeps the time of the one before it",
+    ("log/compaction.py", "Compactor.compact_segment"): "a compacted segment keeps the time of the one before it",
     ("log/reader.py", "SegmentFile.__init__"): "compared for being equal: is it another file?",
     ("metrics/lag_watch.py", "LagWatch.measure"): "lag in seconds: wrong by the jump until it is over",
     ("metrics/looks.py", "_stopped"): SHOWN,
@@ -61,6 +61,7 @@ USES = {
     ("metrics/readings.py", "Reader.read"): "for rates between two readings; one is wrong after a jump",
     ("processes/clock.py", "wall_ms"): "the clock itself",
     ("processes/clock.py", "wall_s"): "the clock itself",
+    ("processes/coordinator/compaction_enforcer.py", "measure"): "which segments are young: trusted time",
     ("processes/coordinator/coordinator.py", "Coordinator.__init__"): "since when another broker has this id, and when"
     " offsets were lost: shown",
     ("processes/coordinator/coordinator.py", "Coordinator._compose_apis"): "lag in seconds, as above",

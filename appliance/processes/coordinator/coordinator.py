@@ -67,6 +67,7 @@ from ..messages import (
 )
 from .change_log import ChangeLog, RefusalLog
 from .cluster_watch import ClusterWatch
+from .compaction_enforcer import CompactionEnforcer
 from .expiry import Expiry
 from .known_groups import KnownGroups
 from .live_brokers import LiveBrokers
@@ -221,6 +222,10 @@ class Coordinator:
             *(data_dir, topics, partitions, self._trash, self._clock, UnreadBy(registry)),
             on_removed=lambda removed: self._send(Shown("retention", removed)),
         )
+        self._compaction = CompactionEnforcer(
+            *(data_dir, topics, partitions, self._retention, self._clock),
+            show=lambda rows: self._send(Shown("compaction", rows)),
+        )
         self._change_log = ChangeLog(self._audit, self._broker.take_unread)
         self._refusal_log = RefusalLog(self._audit)
         self._kafka.on_answer = self._on_kafka_answer
@@ -287,6 +292,7 @@ class Coordinator:
                 self._measurements.forget_files(*partition)
             case FilesChanged(partition):
                 self._measurements.forget_files(*partition)
+                self._retention.forget(partition)
             case OrderDone():
                 self._partitions.on_order_done(message)
             case RepairDone():
@@ -333,6 +339,7 @@ class Coordinator:
                 self._security.repeat,
                 lambda: self._trash.look(self._config),
                 lambda: self._retention.run(self._config),
+                self._compaction.run,
                 self._groups.offsets.claims.tidy,
                 self._expire,
             )

@@ -25,6 +25,7 @@ from ...shared.table import SegmentTable
 from ..messages import (
     ChangeSettings,
     CleanUp,
+    CompactLog,
     CreatePartitions,
     DamagedPlace,
     DeleteBefore,
@@ -180,6 +181,10 @@ class Partitions:
     def roll(self, topic: str, partition: int) -> None:
         """Seal the active segment, so that it can be removed."""
         self._send(Roll(TopicPartition(topic, partition)))
+
+    def compact(self, order: CompactLog) -> None:
+        """Compact the log of a partition, unless another one is being compacted."""
+        self._send(order)
 
     def store_producers(self, topic: str, partition: int) -> None:
         """Store what the partition's writer knows of its producers now."""

@@ -58,6 +58,8 @@ class RetentionEnforcer:
         self._clock = clock
         self._unread_by = unread_by
         self._sealed: dict[TopicPartition, dict[int, SegmentUse]] = {}
+        self.measured: dict[TopicPartition, list[SegmentUse]] = {}
+        """The segments of all partitions, as the last run has found them."""
         self._ends: dict[TopicPartition, int] = {}
         """Log end offsets at the last run, which was at ``_run_ms``."""
         self._run_ms = 0
@@ -66,6 +68,10 @@ class RetentionEnforcer:
         self._ordered: dict[TopicPartition, int] = {}
         """The last offset that each partition was told to delete before: an order may have to be repeated."""
         self._lacking = self._warned = False
+
+    def forget(self, key: TopicPartition) -> None:
+        """Measure the segments of a partition again: they are others now."""
+        self._sealed.pop(key, None)
 
     async def run(self, config: Config) -> None:
         """Measure all partitions stored here, and order deletions."""
@@ -162,6 +168,7 @@ class RetentionEnforcer:
         uses: list[PartitionUse] = []
         looked = 0
         known, self._sealed = self._sealed, {}
+        self.measured = {}
         for key in self._partitions.stored():
             topic, partition = key
             if topic not in self._topics.catalog.topics:
@@ -178,8 +185,11 @@ class RetentionEnforcer:
             segments = _segments(self._data_dir / f"{topic}-{partition}", view, table.log_end_offset, sealed)
             if segments:
                 self._note_growth(key, segments)
+                self.measured[key] = segments
                 settings = self._topics.settings(self._topics.catalog.topics[topic])
-                uses.append(PartitionUse(topic, partition, segments, settings.retention_ms, settings.retention_bytes))
+                may_go = "delete" in settings.cleanup_policy
+                limits = (settings.retention_ms, settings.retention_bytes) if may_go else (-1, -1)
+                uses.append(PartitionUse(topic, partition, segments, *limits, may_go))
             if looked > STATS_PER_TURN:
                 looked = 0
                 await asyncio.sleep(0)

@@ -16,6 +16,7 @@ from .. import messages
 from ..messages import NewPartition, OrderDone, Outcome
 from .actions import REFUSALS, reason_of
 from .children import Children
+from .compactions import Compactions
 from .coordinator_child import CoordinatorChild
 from .fork import Child
 from .hosted import Hosted
@@ -50,6 +51,7 @@ class ChildEvents:
         opening: Opening,
         removals: Removals,
         outages: Outages,
+        compactions: Compactions,
         inspection: Inspection,
         scrubbing: Scrubbing,
         sides: SideProcesses,
@@ -61,7 +63,8 @@ class ChildEvents:
         self._workers, self._coordinator, self._writers = workers, coordinator, writers
         self._opening, self._removals, self._outages, self._sides = opening, removals, outages, sides
         self._inspection, self._scrubbing, self._inputs = inspection, scrubbing, inputs
-        self._orders = Orders(hosted, opening, writers, removals, coordinator)
+        self._compactions = compactions
+        self._orders = Orders(hosted, opening, writers, removals, compactions, coordinator)
         self._on_change, self._on_refusals = on_change, on_refusals
 
     def on_message(self, child: Child, message: messages.FromChild) -> None:
@@ -137,6 +140,15 @@ class ChildEvents:
                 return
             case messages.WriterOpened():
                 self._writers.on_opened(child)
+            case messages.SegmentCompacted():
+                self._compactions.on_compacted(child, message)
+                return
+            case messages.SegmentSwapped():
+                self._compactions.on_swapped(message)
+                return
+            case messages.LogCompacted():
+                self._compactions.on_done(message)
+                return
             case messages.LogFull(reason):
                 self._hosted.on_full(child.key, reason)
             case messages.Offline(reason):
@@ -183,6 +195,8 @@ class ChildEvents:
                 # Its writer is started for it; the coordinator repeats lost orders.
                 self._writers.want(partition)
                 self._writers.send(partition, message)
+            case messages.CompactLog():
+                self._compactions.compact(message)
             case messages.RepairLog(token, partition, cut):
                 self._outages.repair(token, partition, cut)
                 self._on_change()
@@ -260,6 +274,8 @@ class ChildEvents:
                 self._scrubbing.on_end(child)
             case "inspector":
                 self._inspection.on_end(child)
+            case "compactor":
+                self._compactions.on_end()
             case "cleaner":
                 self._removals.on_cleaner_end(status)
             case "input":
@@ -285,10 +301,16 @@ class Orders:
     """Orders that have not been answered yet, by their tokens."""
 
     def __init__(
-        self, hosted: Hosted, opening: Opening, writers: Writers, removals: Removals, coordinator: CoordinatorChild
+        self,
+        hosted: Hosted,
+        opening: Opening,
+        writers: Writers,
+        removals: Removals,
+        compactions: Compactions,
+        coordinator: CoordinatorChild,
     ) -> None:
         self._hosted, self._opening, self._writers = hosted, opening, writers
-        self._removals, self._coordinator = removals, coordinator
+        self._removals, self._compactions, self._coordinator = removals, compactions, coordinator
         self._by_token: dict[int, Order] = {}
 
     def create(self, token: int, rows: list[NewPartition]) -> None:
@@ -320,6 +342,7 @@ class Orders:
                 order.finish(partition, "", "")
                 continue
             self._opening.drop(partition)
+            self._compactions.drop(partition)
             self._writers.drop(partition)
             # Without a table too: files may be left of a removal that an earlier instance did not finish.
             self._removals.add(partition, topic_id, trash)

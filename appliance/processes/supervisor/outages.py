@@ -49,6 +49,7 @@ from ..control import Channel
 from ..messages import LogRepaired, Outcome, RepairDone
 from .actions import UNDER_WAY, Actions
 from .children import LOCK, Children
+from .compactions import Compactions
 from .coordinator_child import CoordinatorChild
 from .hosted import Hosted
 from .inspection import Inspection
@@ -96,11 +97,12 @@ class Outages:
         writers: Writers,
         opening: Opening,
         inspection: Inspection,
+        compactions: Compactions,
     ) -> None:
         self._data_dir = data_dir
         self._hosted, self._children, self._writers = hosted, children, writers
         self._opening, self._workers, self._coordinator = opening, workers, coordinator
-        self._inspection = inspection
+        self._inspection, self._compactions = inspection, compactions
         self._before_answer = before_answer
         self._pid = os.getpid()
         self._outages: dict[TopicPartition, Outage] = {}
@@ -165,6 +167,7 @@ class Outages:
         self._outages[partition] = outage
         self._hosted[partition].offline = reason
         self._inspection.leave(partition)
+        self._compactions.drop(partition)
         self._writers.drop(partition)
 
     def start(self) -> None:

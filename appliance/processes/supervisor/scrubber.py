@@ -113,13 +113,13 @@ class Progress(msgspec.Struct):
 
 def run(config: Config, data_dir: Path, control: Channel, heart: Heart, supervisor_pid: int) -> int:
     become_child("scrubber", supervisor_pid)
-    _take_lowest_priority()
+    take_lowest_priority()
     with heart.working():
         Scrubber(config.scrub, data_dir, control).run()
     return 0
 
 
-def _take_lowest_priority() -> None:
+def take_lowest_priority() -> None:
     os.setpriority(os.PRIO_PROCESS, 0, NICE)
     number = IOPRIO_SET.get(platform.machine())
     if number is not None:

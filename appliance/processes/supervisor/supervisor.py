@@ -30,6 +30,7 @@ The parts::
     outages            partitions that are repaired, or whose files somebody has touched, and how they come back
     inspection         the inspector, which looks whether files are there, and the damage that it has found
     scrubber           reads all logs slowly, to find damage
+    compactions        the process that compacts logs
     nodes              the local ZooKeeper
     orphans            reaps those whose parent has ended, in containers
     side_processes     servers beside the data path: console, metrics
@@ -82,6 +83,7 @@ from .actions import REFUSALS, Actions, reason_of, surviving
 from .certificates import Certificates
 from .child_events import ChildEvents
 from .children import LOCK, Children
+from .compactions import Compactions
 from .coordinator_child import CoordinatorChild
 from .hosted import Hosted, HostedPartition
 from .inputs import Inputs, RunInput
@@ -293,12 +295,13 @@ class Supervisor:
         self._opening = Opening(*common, self._workers, self._coordinator, self._inspection)
         self._writers = Writers(config, data_dir, hosted, children, actions, self._workers, self._on_change)
         self._removals = Removals(data_dir, hosted, children, actions, self._writers)
-        self._outages = Outages(*among, self._writers, self._opening, self._inspection)
-        beside = (config, data_dir, children, actions)
-        self._sides, self._inputs = SideProcesses(side_roles, *beside), Inputs(run_input, *beside)
+        self._compactions = Compactions(*among[:-1], self._writers)
+        self._outages = Outages(*among, self._writers, self._opening, self._inspection, self._compactions)
+        self._sides = SideProcesses(side_roles, config, data_dir, children, actions)
+        self._inputs = Inputs(run_input, config, data_dir, children, actions)
         self._child_events = ChildEvents(
             *(hosted, children, self._workers, self._coordinator, self._writers, self._opening, self._removals),
-            *(self._outages, self._inspection, self._scrubbing, self._sides, self._inputs),
+            *(self._outages, self._compactions, self._inspection, self._scrubbing, self._sides, self._inputs),
             on_change=self._on_change,
             on_refusals=lambda counts: self._report.add_refusals(counts),
         )
@@ -313,9 +316,12 @@ class Supervisor:
             self._notifier,
             *(Reloads(config), self._certificates, self._inspection, self._inputs),
         )
-        children.close_in_child(lambda: os.close(lock_fd), LOCK)
+        self._close_in_children(lock_fd)
+
+    def _close_in_children(self, lock_fd: int) -> None:
+        self._children.close_in_child(lambda: os.close(lock_fd), LOCK)
         for mine in (self._signals.close, self._nodes.close_in_child, self._notifier.close):
-            children.close_in_child(mine)
+            self._children.close_in_child(mine)
 
     def _on_change(self) -> None:
         self._report.on_change()
@@ -505,10 +511,11 @@ class Supervisor:
         # They may still need to make a topic, and the others need time, too.
         self._wait_until(lambda: self._inputs.stopped, now_ms() + (deadline_ms - now_ms()) // 2)
         self._scrubbing.stop()
+        self._compactions.stop()
         self._inspection.stop()
         self._sides.stop()
         self._coordinator.stop()
-        parts = (self._coordinator, self._scrubbing, self._inspection)
+        parts = (self._coordinator, self._scrubbing, self._compactions, self._inspection)
         self._wait_until(lambda: self._sides.stopped and not any(part.runs for part in parts), deadline_ms)
         self._nodes.stop()
         self._wait_until(lambda: not self._nodes, deadline_ms)

@@ -131,7 +131,11 @@ class Producers:
 
     def covers(self, base: int) -> bool:
         """Whether the snapshot on the disk covers all segments before the one at ``base``."""
-        return self._stored_end >= base or base <= self._log.bases[0]
+        return self.covers_to(base) or base <= self._log.bases[0]
+
+    def covers_to(self, offset: int) -> bool:
+        """Whether the snapshot on the disk has what all batches before ``offset`` tell."""
+        return self._stored_end >= offset
 
 
 def load(directory: Path) -> Snapshot | None:

@@ -54,6 +54,7 @@ from ...machine_limits import DISK, limit_of
 from ...names import TopicPartition
 from ...partition_states import DISK_FULL, OFFLINE, ONLINE
 from ...records.batch import LOG_APPEND_TIME, NOT_FOR_CLIENTS, BatchInfo, check, place, restamp
+from ...records.keyed import check_keys
 from ...records.validation import check_records, unpacked_bytes_max
 from ...reserve import with_reserve
 from ...shared import memory
@@ -86,7 +87,9 @@ from ..messages import (
     Reload,
     Retire,
     Roll,
+    SegmentSwapped,
     StoreProducers,
+    SwapSegment,
     WorkerChannel,
     WriterOpened,
 )
@@ -125,8 +128,8 @@ class Appender:
         """The maximum size of a batch in this turn."""
         self._append_ms = -1
         """The timestamp of all batches of this turn with LogAppendTime, else -1."""
-        self._validates = True
-        """Whether the records of all batches of this turn are checked."""
+        self._validates = self._compacts = True
+        """Whether the records of all batches of this turn are checked, and need keys."""
         self._future_ms = 0
 
     def check(self, arrived: list[tuple[Source, AppendRow]]) -> list[ReadyAnswer]:
@@ -140,7 +143,8 @@ class Appender:
         self._bytes_max = settings.max_message_bytes
         now_ms = wall_ms()
         self._append_ms = now_ms if settings.message_timestamp_type == "LogAppendTime" else -1
-        self._validates, self._future_ms = settings.message_validate, now_ms + FUTURE_MS_MAX
+        self._compacts, self._future_ms = settings.compacts, now_ms + FUTURE_MS_MAX
+        self._validates = settings.message_validate or self._compacts
         for source, (token, acks, positions) in arrived:
             arena = source.arena
             parts += len(positions) // 2
@@ -223,6 +227,8 @@ class Appender:
         if self._validates or not first_timestamp <= max_timestamp <= self._future_ms:
             # Some clients leave the largest timestamp out (sarama).  Kafka corrects it, too.
             max_timestamp = check_records(arena, start, info, unpacked_bytes_max(self._bytes_max))
+        if self._compacts:
+            check_keys(arena[start:stop], info, unpacked_bytes_max(self._bytes_max))
         if max_timestamp < -1:
             raise InvalidTimestamp(f"largest timestamp is {max_timestamp} ms: must be -1 (none) or later")
         if self._append_ms >= 0:
@@ -573,6 +579,8 @@ class Writer:
                     self._delete_before(offset)
                 case Roll():
                     self._roll()
+                case SwapSegment(partition, base):
+                    self._swap(partition, base)
                 case StoreProducers():
                     with self._heart.working():
                         self._unflushed.flush_and_wait()
@@ -605,6 +613,16 @@ class Writer:
             return
         self._table.count(COUNT_RETIRED, count)
 
+    def _swap(self, partition: TopicPartition, base: int) -> None:
+        """Put a compacted segment in its place.
+
+        Raises:
+            StorageFault: the disk fails.
+        """
+        with self._heart.working():
+            done = swap_segment(self._log, self._producers, base, self._unflushed.flush_and_wait)
+        self._control.send(SegmentSwapped(partition, base, done))
+
     def _show_start(self) -> None:
         with self._unflushed.lock:
             self._table.retire_before(self._log.start)  # a full table has no row for a new segment before that
@@ -620,6 +638,19 @@ class Writer:
                 logger.warning("%s: not rolled: %s", self._arguments.path, error)
             with self._unflushed.lock:
                 self._appender.show_segments()
+
+
+def swap_segment(log: Log, producers: Producers, base: int, flush: Callable[[], None]) -> bool:
+    """Put what compaction has written in the place of a sealed segment; see :meth:`.Log.swap`.
+
+    The headers of the messages that have gone are not there any more to derive the producers from.
+    """
+    bases = log.bases
+    following = next((one for one in bases if one > base), base)
+    if base in bases and not producers.covers_to(following):
+        flush()
+        with_reserve(log.path.parent, producers.store_all)
+    return log.swap(base)
 
 
 def delete_before(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from appliance.config import TopicSettings
 from appliance.log import FileCache, Log, LogReader
-from appliance.log.cleaning import CleanedState, Counts, Policy, run_pass
+from appliance.log.compaction import CompactionState, Counts, Policy, run_pass
 from appliance.log.files import File, log_path
 from appliance.log.reader import SegmentFile
 from appliance.log.segment import scan
@@ -48,10 +48,10 @@ def keyed(*pairs: tuple[bytes, bytes | None]) -> bytes:
     return raw([Written(*pair) for pair in pairs])
 
 
-def clean(log: Log, *, tombstones_ms: int = NEVER, now_ms: int = 5000, keys_max: int = 1 << 20) -> Counts:
+def compact(log: Log, *, tombstones_ms: int = NEVER, now_ms: int = 5000, keys_max: int = 1 << 20) -> Counts:
     policy = Policy(log.bases[-1], tombstones_ms, now_ms, 1 << 20, SETTINGS.index_interval_bytes)
     counts = run_pass(log.path, log.bases, log.end_offset, policy, log.swap, lambda _: None, keys_max)
-    assert not list(log.path.glob("*.cleaned"))
+    assert not list(log.path.glob("*.compacted"))
     return counts
 
 
@@ -106,7 +106,7 @@ def test_the_last_message_of_each_key_stays_at_its_offset(path: Path) -> None:
     offsets = {record.value: record.offset for record in records_of(log) if record.key != b"b"}
     log.roll()
     log.append(place_all(log.end_offset, [keyed((b"z", b"active"))]))
-    clean(log)
+    compact(log)
     assert pairs_of(log) == [(b"b", b"1"), (b"a", b"2"), (b"c", b"3"), (b"z", b"active")]
     assert all(offsets[record.value] == record.offset for record in records_of(log) if record.value in (b"2", b"3"))
     assert verify(path).sound
@@ -116,17 +116,17 @@ def test_the_active_segment_stays_as_it_is(path: Path) -> None:
     log = filled(path, [keyed((b"a", b"1"))], SETTINGS)
     log.roll()
     log.append(place_all(log.end_offset, [keyed((b"a", b"2")), keyed((b"a", b"3"))]))
-    clean(log)
+    compact(log)
     assert pairs_of(log) == [(b"a", b"1"), (b"a", b"2"), (b"a", b"3")], "what the active one has is not known yet"
 
 
 def test_a_tombstone_goes_only_after_a_pass_has_seen_it_long_ago(path: Path) -> None:
     log = rolled(path, keyed((b"a", b"1")), keyed((b"a", None)), keyed((b"z", b"")))
-    clean(log, now_ms=10_000)
+    compact(log, now_ms=10_000)
     assert pairs_of(log) == [(b"a", None), (b"z", b"")]
-    clean(log, now_ms=20_000, tombstones_ms=9_999)
+    compact(log, now_ms=20_000, tombstones_ms=9_999)
     assert pairs_of(log) == [(b"a", None), (b"z", b"")]
-    clean(log, now_ms=30_000, tombstones_ms=10_000)
+    compact(log, now_ms=30_000, tombstones_ms=10_000)
     assert pairs_of(log) == [(b"z", b"")]
 
 
@@ -134,14 +134,14 @@ def test_the_last_batch_of_the_log_stays(path: Path) -> None:
     """Readers that read to the end have to find a last message there."""
     log = rolled(path, keyed((b"a", b"1")), keyed((b"a", None)))
     for ms in (10_000, 20_000):
-        clean(log, now_ms=ms, tombstones_ms=ms - 1)
+        compact(log, now_ms=ms, tombstones_ms=ms - 1)
     assert pairs_of(log) == [(b"a", None)]
     assert served(log, 0)[-1].offset + 1 == log.end_offset
 
 
 def test_a_message_without_a_key_goes(path: Path) -> None:
     log = rolled(path, raw([Written(None, b"old")]), keyed((b"a", b"1")))
-    clean(log)
+    compact(log)
     assert pairs_of(log) == [(b"a", b"1")]
 
 
@@ -152,14 +152,14 @@ def test_a_batch_that_cannot_be_read_stays_as_it_is(path: Path) -> None:
 
     garbage[17:21] = crc32c(bytes(garbage[21:])).to_bytes(4, "big")
     log = rolled(path, bytes(garbage), keyed((b"a", b"2"), (b"b", b"2")), keyed((b"a", b"3")))
-    counts = clean(log)
+    counts = compact(log)
     assert counts.unreadable == 1 and counts.removed == 1
     assert verify(path).sound
 
 
 def test_a_large_key_is_known_by_its_digest(path: Path) -> None:
     log = rolled(path, keyed((b"k" * 100, b"1")), keyed((b"k" * 99 + b"j", b"1")), keyed((b"k" * 100, b"2")))
-    clean(log)
+    compact(log)
     assert [value for _, value in pairs_of(log)] == [b"1", b"2"]
 
 
@@ -167,8 +167,8 @@ def test_a_pass_with_too_many_keys_goes_on_in_the_next(path: Path) -> None:
     raws = [keyed((b"%d" % (number % 7), b"%d" % number)) for number in range(40)]
     log = rolled(path, *raws)
     seen = []
-    while (start := CleanedState.load(path).dirty_start) < log.bases[-1]:
-        clean(log, keys_max=2)
+    while (start := CompactionState.load(path).dirty_start) < log.bases[-1]:
+        compact(log, keys_max=2)
         seen.append(start)
     assert len(seen) > 5
     assert sorted(pairs_of(log)) == sorted((b"%d" % (n % 7), b"%d" % n) for n in range(33, 40))
@@ -184,7 +184,7 @@ def test_small_batches_far_apart_free_their_blocks(path: Path) -> None:
     log = filled(path, raws, large)
     log.roll()
     before = log_path(path, log.bases[0]).stat().st_blocks
-    counts = clean(log)
+    counts = compact(log)
     assert counts.removed == 18_000 and counts.kept_back == 0
     after = sum(log_path(path, base).stat().st_blocks for base in log.bases)
     assert after < 0.15 * before
@@ -195,10 +195,10 @@ def test_small_batches_far_apart_free_their_blocks(path: Path) -> None:
 # ---- what readers see
 
 
-def test_readers_find_times_in_a_cleaned_log(path: Path) -> None:
+def test_readers_find_times_in_a_compacted_log(path: Path) -> None:
     records = [Written(b"%d" % (number % 5), b"%d" % number, 1000 + number) for number in range(60)]
     log = rolled(path, *[raw(records[at : at + 6]) for at in range(0, 60, 6)])
-    clean(log)
+    compact(log)
     left = records_of(log)
     reader = LogReader(path, FileCache())
     for timestamp in range(990, 1070):
@@ -217,7 +217,7 @@ def test_a_reader_with_the_old_file_reads_on_and_finds_the_new_one_later(path: P
     old = reader.locate(log.bases, log.end_offset, 0, 1 << 20)
     assert old is not None
     before = os.pread(old.file.fd, old.count, old.position)
-    clean(log)
+    compact(log)
     assert os.pread(old.file.fd, old.count, old.position) == before
     assert reader.locate(log.bases, log.end_offset, 0, 1 << 20) == old
     reader.forget()
@@ -228,7 +228,7 @@ def test_a_reader_with_the_old_file_reads_on_and_finds_the_new_one_later(path: P
 def test_a_log_opens_after_a_pass(path: Path) -> None:
     """In order, and after a kill: what recovery derives is what there was."""
     log = rolled(path, *[keyed((b"k", b"%d" % number), (b"j", b"%d" % number)) for number in range(9)])
-    clean(log)
+    compact(log)
     records, derived = records_of(log), log.derived
     for ordered in (True, False):
         log.close(clean=ordered)
@@ -249,7 +249,7 @@ def test_a_segment_that_retention_has_removed_is_not_put_back(path: Path) -> Non
 
     run_pass(path, list(log.bases), log.end_offset, policy, swap, lambda _: None)
     assert sorted(int(one.stem) for one in path.glob("*.log")) == log.bases
-    assert not list(path.glob("*.cleaned"))
+    assert not list(path.glob("*.compacted"))
     assert verify(path).sound
 
 
@@ -266,7 +266,7 @@ STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("append"), st.lists(BATCHES, min_size=1, max_size=6)),
         st.tuples(st.just("roll"), st.none()),
-        st.tuples(st.just("clean"), st.tuples(st.integers(1, 6), st.booleans())),
+        st.tuples(st.just("compact"), st.tuples(st.integers(1, 6), st.booleans())),
         st.tuples(st.just("reopen"), st.booleans()),
         st.tuples(st.just("damage state"), st.none()),
     ),
@@ -297,21 +297,21 @@ def test_any_log_keeps_what_compaction_promises(steps: list[tuple[str, Any]]) ->
                     written |= {one.offset: one for one in records_of(log) if one.offset >= before}
                 case "roll":
                     log.roll()
-                case "clean":
+                case "compact":
                     keys_max, old = argument
-                    counts = clean(log, now_ms=now, tombstones_ms=now if old else NEVER, keys_max=keys_max)
-                    done = CleanedState.load(path).dirty_start
+                    counts = compact(log, now_ms=now, tombstones_ms=now if old else NEVER, keys_max=keys_max)
+                    done = CompactionState.load(path).dirty_start
                     check_promises(log, written, done if not counts.kept_back else 0)
                 case "reopen":
                     log.close(clean=bool(argument))
                     log = open_log(path, SETTINGS)
                 case "damage state":
-                    (path / "cleaned").write_bytes(b"{")
+                    (path / "compaction").write_bytes(b"{")
         check_promises(log, written, 0)
         log.close()
 
 
-def check_promises(log: Log, written: dict[int, Record], cleaned_up_to: int) -> None:
+def check_promises(log: Log, written: dict[int, Record], compacted_up_to: int) -> None:
     left = records_of(log)
     offsets = [record.offset for record in left]
     assert offsets == sorted(set(offsets))
@@ -325,8 +325,10 @@ def check_promises(log: Log, written: dict[int, Record], cleaned_up_to: int) -> 
             assert not any(record.key == key for record in left), "a deleted key is back"
     if log.end_offset:
         assert offsets[-1] + 1 == log.end_offset, "no message at the end"
-    if cleaned_up_to:
-        below = [record.key for record in left if record.offset < cleaned_up_to and record.offset + 1 < log.end_offset]
+    if compacted_up_to:
+        below = [
+            record.key for record in left if record.offset < compacted_up_to and record.offset + 1 < log.end_offset
+        ]
         assert len(below) - len(set(below)) <= 1, "a key twice"
     for start in {0, *offsets[::3], log.end_offset // 2}:
         assert served(log, start, 1 + start % 300) == [record for record in left if record.offset >= start]

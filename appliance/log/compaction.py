@@ -1,6 +1,6 @@
 """Compacts a log: of each key, the last message stays, and its offset.
 
-Offsets are byte positions, and stay so: a cleaned segment has the length that it had.  What stays of a stretch of
+Offsets are byte positions, and stay so: a compacted segment has the length that it had.  What stays of a stretch of
 batches (a *window*) becomes one batch at the end of it, which ends behind its last record, and holes
 (``records.holes``) take the place of what stood before.  The file is sparse, so holes take no room on the disk, and
 readers leave them out.  So nothing that finds batches by position knows of compaction.  Windows are as long as
@@ -14,10 +14,10 @@ One pass (:class:`Pass`) goes in two steps through the log before ``limit``:
 
 1. The offset of the last message of each key from the *dirty start*, where the pass before has ended, to at most
    KEYS_MAX different keys (:func:`last_offsets`).
-2. Each segment is written anew without the messages that have a later one of their key (:func:`clean_segment`).
+2. Each segment is written anew without the messages that have a later one of their key (:func:`compact_segment`).
 
 A message without a value (a *tombstone*) deletes its key.  It goes itself in a pass at least ``delete.retention.ms``
-after the first pass that has seen it, so that readers get to know of the deletion; ``CleanedState`` has the times of
+after the first pass that has seen it, so that readers get to know of the deletion; ``CompactionState`` has the times of
 passes.  As long as an older message of its key is kept back, it stays.
 
 A message without a key, from a time when the topic was not compacted, goes as in Kafka.  A batch whose records cannot
@@ -25,10 +25,10 @@ be read stays as it is.  The last message of the log stays as well: its end is w
 
 A segment is replaced in these steps, each durable before the next; the writer takes the last ones (:meth:`.Log.swap`)::
 
-    <base>.log.cleaned and <base>.index.cleaned are written
+    <base>.log.compacted and <base>.index.compacted are written
     <base>.index is removed: recovery makes a missing index anew
-    <base>.log.cleaned becomes <base>.log
-    <base>.index.cleaned becomes <base>.index
+    <base>.log.compacted becomes <base>.log
+    <base>.index.compacted becomes <base>.index
 
 Source: Kafka's log compaction; KIP-534 (the time of tombstones).
 """
@@ -51,7 +51,7 @@ from ..records.compression import NONE
 from ..records.holes import emptied, is_hole
 from ..records.keyed import KeyedRecord, Place, join, keyed_records
 from . import files
-from .files import CLEANED_STATE, CLEANED_SUFFIX, File, cleaned_path, index_path, log_path, remove
+from .files import COMPACTED_SUFFIX, COMPACTION_STATE, File, compacted_path, index_path, log_path, remove
 from .index import Builder, entry_in
 from .index import ends as index_ends
 from .index_check import IndexCheck
@@ -92,8 +92,8 @@ Swap = Callable[[int], bool]
 """Lets the writer put the new file of the segment with this base in its place; False if the segment has gone."""
 
 
-class CleanedState(msgspec.Struct):
-    """The file ``cleaned`` of a partition.  Without it, compaction begins anew."""
+class CompactionState(msgspec.Struct):
+    """The file ``compaction`` of a partition.  Without it, compaction begins anew."""
 
     dirty_start: int = 0
     """Up to here the log holds one message of each key, not counting what follows, and what was kept back."""
@@ -103,20 +103,22 @@ class CleanedState(msgspec.Struct):
     """The offset up to which each pass has come, and when it ended (ms), ascending."""
     tombstones: int = 0
     """Messages without a value that the last pass has left."""
+    ended_ms: int = 0
+    """When the last pass ended, by the clock of ``passes``."""
     kept_back: int = 0
     """Messages that should have gone in the last pass, but for which no hole had room."""
     unreadable: int = 0
     """Batches whose records the last pass could not read."""
 
     @classmethod
-    def load(cls, directory: Path) -> CleanedState:
+    def load(cls, directory: Path) -> CompactionState:
         try:
-            return msgspec.json.decode((directory / CLEANED_STATE).read_bytes(), type=cls)
+            return msgspec.json.decode((directory / COMPACTION_STATE).read_bytes(), type=cls)
         except (OSError, msgspec.MsgspecError):
             return cls()
 
     def store(self, directory: Path) -> None:
-        files.replace(directory / CLEANED_STATE, msgspec.json.encode(self) + b"\n")
+        files.replace(directory / COMPACTION_STATE, msgspec.json.encode(self) + b"\n")
 
     def seen_before(self, ms: int) -> int:
         """The offset before which everything was seen by a pass that had ended at ``ms``."""
@@ -180,7 +182,7 @@ def last_offsets(
         if is_hole(info):
             continue
         if len(found) >= keys_max:
-            return LastOffsets(found, min(at, at + info.size - info.span))  # a cleaned one has offsets before it
+            return LastOffsets(found, min(at, at + info.size - info.span))  # a compacted one has offsets before it
         with contextlib.suppress(ClientFault):
             for record in keyed_records(data, info, at + info.size - info.span, UNPACKED_BYTES_MAX):
                 if record.key is not None:
@@ -224,8 +226,8 @@ class _Slot(NamedTuple):
     """How many records do not stay."""
 
 
-class Cleaner:
-    """Cleans the segments of one log in order; ``counts`` adds up what was done."""
+class Compactor:
+    """Compacts the segments of one log in order; ``counts`` adds up what was done."""
 
     def __init__(
         self, directory: Path, rules: Rules, keys: Keys, *, batch_bytes_max: int, interval_bytes: int, pace: Pace
@@ -237,7 +239,7 @@ class Cleaner:
         """Names of keys of which a message was kept back: their tombstones have to stay."""
         self.counts = Counts()
 
-    def clean_segment(self, base: int, limit: int) -> int | None:
+    def compact_segment(self, base: int, limit: int) -> int | None:
         """Write the segment [base, limit) anew, beside the old one, if something goes from it.
 
         Returns:
@@ -249,7 +251,7 @@ class Cleaner:
         source = _opened(self._directory, base, limit)
         if source is None:
             return None
-        path = cleaned_path(log_path(self._directory, base))
+        path = compacted_path(log_path(self._directory, base))
         status, removed = os.fstat(source.fd), self.counts.removed
         try:
             target = _Target(File(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC), base, limit)
@@ -262,7 +264,7 @@ class Cleaner:
             os.fdatasync(target.file.fd)
         except (StorageFault, OSError):
             remove(path)
-            remove(cleaned_path(index_path(self._directory, base)))
+            remove(compacted_path(index_path(self._directory, base)))
             raise
         self.counts.segments += 1
         self.counts.disk_bytes_before += status.st_blocks * 512
@@ -385,7 +387,7 @@ class Cleaner:
         for _, info, _ in scan(target, base, 0, limit - base):  # no file takes the place of a log that is not sound
             builder.batch(info.size, info.count, info.max_timestamp)
         builder.finish(sealed=True)
-        index = File(cleaned_path(index_path(self._directory, base)), os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        index = File(compacted_path(index_path(self._directory, base)), os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         files.write_at(index.fd, builder.rest, 0)
         os.fdatasync(index.fd)
         return builder.records - first
@@ -450,14 +452,14 @@ def _opened(directory: Path, base: int, limit: int) -> File | None:
 
 def remove_unfinished(directory: Path) -> None:
     """Remove what a pass that was cut off has left."""
-    for path in directory.glob(f"*{CLEANED_SUFFIX}"):
+    for path in directory.glob(f"*{COMPACTED_SUFFIX}"):
         remove(path)
 
 
 def run_pass(
     directory: Path, bases: Sequence[int], end: int, policy: Policy, swap: Swap, pace: Pace, keys_max: int = KEYS_MAX
 ) -> Counts:
-    """Clean a log once, and store in its directory what was done.
+    """Compact a log once, and store in its directory what was done.
 
     Args:
         bases: of its segments; ``end``: its log end offset.
@@ -467,7 +469,7 @@ def run_pass(
         OSError: the disk fails, or is full.
     """
     remove_unfinished(directory)
-    state, keys = CleanedState.load(directory), Keys()
+    state, keys = CompactionState.load(directory), Keys()
     state.store(directory)  # before anything is replaced: see recovery.counts_before
     sealed = [(base, stop) for base, stop in pairwise(bases) if stop <= policy.limit]
     dirty_start, keys_start = (min(max(at, bases[0]), policy.limit) for at in (state.dirty_start, state.keys_start))
@@ -479,7 +481,7 @@ def run_pass(
     else:
         keys_start = last.end
     rules = Rules(last, tombstones_before, _last_batch_end(directory, bases) if bases[-1] == end else 0)
-    cleaner = Cleaner(
+    compactor = Compactor(
         directory,
         rules,
         keys,
@@ -490,12 +492,13 @@ def run_pass(
     replaced: dict[int, int] = {}
     for base, stop in sealed:
         if base < last.end:
-            count = cleaner.clean_segment(base, stop)
+            count = compactor.compact_segment(base, stop)
             if count is not None and swap(base):
                 replaced[base] = count
     _count_anew(directory, bases, replaced, pace)
-    counts = cleaner.counts
+    counts = compactor.counts
     state.note_pass(last.end, policy.now_ms)
+    state.ended_ms = policy.now_ms
     state.keys_start = min(keys_start, last.end if counts.first_kept_back is None else counts.first_kept_back)
     state.tombstones, state.kept_back, state.unreadable = counts.tombstones, counts.kept_back, counts.unreadable
     state.store(directory)

@@ -1,0 +1,216 @@
+"""Compacts logs of topics with ``cleanup.policy=compact``, one at a time, in a process of its own.
+
+The coordinator orders it (:mod:`..coordinator.compaction_enforcer`).  The compactor writes each segment anew beside the
+old one, and the partition's writer, which owns the files, puts it in place (:mod:`appliance.log.compaction`)::
+
+    state       until                                            then
+    none        an order of the coordinator                      writing
+    writing     a segment is written: SegmentCompacted           swapping
+                the log is done, or cannot be: LogCompacted      none
+    swapping    the writer has put it in place: SegmentSwapped   writing
+
+Whoever dies: the compactor takes nothing with it but files that nobody uses, which the next one removes.  Without an
+answer of the writer, which may have died, the compactor asks again after ASK_MS; a writer that is asked twice has
+nothing to do.  Where the log is repaired or deleted meanwhile (:meth:`Compactions.drop`), the compactor is killed:
+what it has read is not what is there then.  It has the lowest priority of processor and disk.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import time
+from functools import partial
+from pathlib import Path
+from typing import Final, assert_never
+
+import msgspec
+
+from ...errors import ApplianceError, CorruptLog, UnreadableLog, WriterGone, disk_fault
+from ...log import partition_directory
+from ...log.compaction import Policy, run_pass
+from ...log.files import LOG_SUFFIX, base_of
+from ...names import TopicPartition
+from ...shared import memory
+from ...shared.table import SegmentTable
+from ..child import become_child
+from ..control import Channel
+from ..messages import (
+    TO_COMPACTOR,
+    CompactLog,
+    FilesChanged,
+    LogCompacted,
+    SegmentCompacted,
+    SegmentSwapped,
+    Stop,
+    Suspect,
+    SwapSegment,
+)
+from .actions import UNDER_WAY, Actions
+from .children import Children
+from .coordinator_child import CoordinatorChild
+from .fork import Child
+from .hosted import Hosted
+from .scrubber import take_lowest_priority
+from .workers import Workers
+from .writers import Writers
+
+logger = logging.getLogger(__name__)
+
+ASK_MS: Final = 2_000
+SWAP_S_MAX: Final = 120.0
+"""How long the compactor asks for one segment: a writer that cannot open its log does not answer."""
+
+
+class Compactions:
+    """The compactor as a child, and the order that it carries out."""
+
+    def __init__(
+        self,
+        data_dir: Path,
+        hosted: Hosted,
+        children: Children,
+        actions: Actions,
+        workers: Workers,
+        coordinator: CoordinatorChild,
+        writers: Writers,
+    ) -> None:
+        self._data_dir = data_dir
+        self._hosted, self._children = hosted, children
+        self._workers, self._coordinator, self._writers = workers, coordinator, writers
+        self._pid = os.getpid()
+        self._order: CompactLog | None = None
+        self._child: Child | None = None
+        self._start = actions.define("start the compactor", lambda _: self._fork())
+
+    @property
+    def runs(self) -> bool:
+        return self._child is not None
+
+    def compact(self, order: CompactLog) -> None:
+        """Carry out an order, unless another one is carried out: the coordinator repeats it."""
+        if self._order is None and self._hosted.is_writable(order.partition):
+            self._order = order
+            self._start.want()
+
+    def _fork(self) -> object:
+        order = self._order
+        if order is None or self._children.stopping or not self._hosted.is_writable(order.partition):
+            self._order = None
+            return None
+        run = partial(compact_log, self._data_dir, order, self._hosted[order.partition].table, supervisor_pid=self._pid)
+        self._child = self._children.fork("compactor", order.partition, lambda channel, _: run(channel), work=True)
+        return UNDER_WAY
+
+    def on_compacted(self, child: Child, message: SegmentCompacted) -> None:
+        """Let the writer put a segment in place, which is started for it."""
+        if child is self._child and not child.stopping:
+            self._writers.want(message.partition)
+            self._writers.send(message.partition, SwapSegment(message.partition, message.base))
+
+    def on_swapped(self, message: SegmentSwapped) -> None:
+        """Let readers forget the old file, and the compactor go on."""
+        self._workers.send_all(FilesChanged(message.partition))
+        self._coordinator.send(FilesChanged(message.partition))
+        if self._child is not None and self._child.key == message.partition:
+            self._children.send(self._child, message)
+
+    def on_done(self, message: LogCompacted) -> None:
+        if message.error:
+            logger.error("%s-%d cannot be compacted: %s", *message.partition, message.error)
+        else:
+            logger.info("%s-%d was compacted: %s", *message.partition, message.counts)
+
+    def on_end(self) -> None:
+        """Take the next order, however the compactor has ended."""
+        self._child = self._order = None
+        self._start.done("")
+
+    def drop(self, partition: TopicPartition) -> None:
+        """End the compaction of a partition whose files are about to change."""
+        if self._order is not None and self._order.partition == partition:
+            if self._child is None:
+                self._start.drop("")
+                self._order = None
+            elif not self._child.stopping:
+                self._child.stopping = True
+                self._child.kill()
+
+    def stop(self) -> None:
+        self._start.drop("")
+        if self._child is not None:
+            self._child.stopping = True
+            self._children.send(self._child, Stop())
+
+
+class _Stopped(Exception):
+    """The appliance stops."""
+
+
+def compact_log(data_dir: Path, order: CompactLog, table_name: str, control: Channel, supervisor_pid: int) -> int:
+    """The compactor: compact a log and report what was done."""
+    become_child("compactor", supervisor_pid)
+    take_lowest_priority()
+    path = partition_directory.directory_of(data_dir, *order.partition)
+    policy = Policy(order.limit, order.tombstones_ms, order.now_ms, order.batch_bytes_max, order.interval_bytes)
+    link = _WriterLink(control, order.partition)
+    try:
+        with memory.attach(table_name) as mapped, memoryview(mapped) as view, view.cast("Q") as cells:
+            seen = SegmentTable(cells).snapshot()
+        counts = run_pass(path, seen.bases, seen.high_watermark, policy, link.swap, link.pace)
+        control.send(LogCompacted(order.partition, "", msgspec.structs.asdict(counts)))
+    except _Stopped:
+        pass
+    except ApplianceError as error:
+        if isinstance(error, CorruptLog | UnreadableLog):
+            base = base_of(Path(error.path).name, LOG_SUFFIX) or 0
+            control.send(Suspect(order.partition, base + error.position, base + error.position + 1))
+        control.send(LogCompacted(order.partition, str(error), {}))
+    except OSError as error:
+        control.send(LogCompacted(order.partition, str(disk_fault(error, path)), {}))
+    return 0
+
+
+class _WriterLink:
+    """Asks the partition's writer, through the supervisor."""
+
+    def __init__(self, control: Channel, partition: TopicPartition) -> None:
+        self._control, self._partition = control, partition
+        self._poll = select.poll()
+        self._poll.register(control.fileno(), select.POLLIN)
+
+    def pace(self, size: int) -> None:
+        """Look whether the appliance stops."""
+        self._receive(0)
+
+    def swap(self, base: int) -> bool:
+        """Let the writer put a segment in place; False if it is not there any more.
+
+        Raises:
+            WriterGone: there is no answer.
+        """
+        deadline_s = time.monotonic() + SWAP_S_MAX
+        while time.monotonic() < deadline_s:
+            self._control.send(SegmentCompacted(self._partition, base))
+            asked_s = time.monotonic()
+            while (left_ms := ASK_MS - 1000 * (time.monotonic() - asked_s)) > 0:
+                for message in self._receive(left_ms):
+                    if message.base == base:
+                        return message.done
+        raise WriterGone(f"{self._partition.topic}-{self._partition.partition}: its writer has not answered")
+
+    def _receive(self, wait_ms: float) -> list[SegmentSwapped]:
+        found: list[SegmentSwapped] = []
+        self._poll.poll(wait_ms)
+        for message, _ in self._control.receive(TO_COMPACTOR):
+            match message:
+                case SegmentSwapped():
+                    found.append(message)
+                case Stop():
+                    raise _Stopped
+                case _:
+                    assert_never(message)
+        if self._control.closed:
+            raise _Stopped
+        return found
