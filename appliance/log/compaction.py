@@ -51,7 +51,17 @@ from ..records.compression import NONE
 from ..records.holes import emptied, is_hole
 from ..records.keyed import KeyedRecord, Place, join, keyed_records
 from . import files
-from .files import COMPACTED_SUFFIX, COMPACTION_STATE, File, compacted_path, index_path, log_path, remove
+from .files import (
+    COMPACTED_SUFFIX,
+    COMPACTION_STATE,
+    SYSTEM,
+    File,
+    System,
+    compacted_path,
+    index_path,
+    log_path,
+    remove,
+)
 from .index import Builder, entry_in
 from .index import ends as index_ends
 from .index_check import IndexCheck
@@ -67,6 +77,8 @@ JOINED_BYTES_MAX: Final = 256 << 10
 SMALL_BYTES_MAX: Final = 16 << 10
 """A batch of at most so many bytes, from which nothing goes, is joined with its neighbours, if there is a gap."""
 UNPACKED_BYTES_MAX: Final = 64 << 20
+RECORD_BYTES: Final = 16
+"""What a record takes beside its key, value and headers, at most."""
 PASSES_MAX: Final = 100
 DIGEST_BYTES: Final = 16
 
@@ -117,8 +129,8 @@ class CompactionState(msgspec.Struct):
         except (OSError, msgspec.MsgspecError):
             return cls()
 
-    def store(self, directory: Path) -> None:
-        files.replace(directory / COMPACTION_STATE, msgspec.json.encode(self) + b"\n")
+    def store(self, directory: Path, system: System = SYSTEM) -> None:
+        files.replace(directory / COMPACTION_STATE, msgspec.json.encode(self) + b"\n", system)
 
     def seen_before(self, ms: int) -> int:
         """The offset before which everything was seen by a pass that had ended at ``ms``."""
@@ -230,11 +242,19 @@ class Compactor:
     """Compacts the segments of one log in order; ``counts`` adds up what was done."""
 
     def __init__(
-        self, directory: Path, rules: Rules, keys: Keys, *, batch_bytes_max: int, interval_bytes: int, pace: Pace
+        self,
+        directory: Path,
+        rules: Rules,
+        keys: Keys,
+        *,
+        batch_bytes_max: int,
+        interval_bytes: int,
+        pace: Pace,
+        system: System,
     ) -> None:
         self._directory, self._rules, self._keys = directory, rules, keys
         self._joined_bytes_max = min(JOINED_BYTES_MAX, batch_bytes_max)
-        self._interval_bytes, self._pace = interval_bytes, pace
+        self._interval_bytes, self._pace, self._system = interval_bytes, pace, system
         self._held: set[bytes] = set()
         """Names of keys of which a message was kept back: their tombstones have to stay."""
         self.counts = Counts()
@@ -254,22 +274,25 @@ class Compactor:
         path = compacted_path(log_path(self._directory, base))
         status, removed = os.fstat(source.fd), self.counts.removed
         try:
-            target = _Target(File(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC), base, limit)
+            target = _Target(self._make(path), base, limit, self._system)
             self._copy(source, target)
             if self.counts.removed == removed:
-                remove(path)
+                remove(path, self._system)
                 return None
             count = self._write_index(target.file, base, limit)
             os.utime(target.file.fd, ns=(status.st_atime_ns, status.st_mtime_ns))  # retention judges by it
-            os.fdatasync(target.file.fd)
+            self._system.fdatasync(target.file.fd)
         except (StorageFault, OSError):
-            remove(path)
-            remove(compacted_path(index_path(self._directory, base)))
+            remove(path, self._system)
+            remove(compacted_path(index_path(self._directory, base)), self._system)
             raise
         self.counts.segments += 1
         self.counts.disk_bytes_before += status.st_blocks * 512
         self.counts.disk_bytes += os.fstat(target.file.fd).st_blocks * 512
         return count
+
+    def _make(self, path: Path) -> File:
+        return File(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, self._system)
 
     def _copy(self, source: File, target: _Target) -> None:
         """Go through the batches of a segment."""
@@ -279,19 +302,20 @@ class Compactor:
             start = target.base + position
             stop = start + info.size
             self._pace(info.size)
-            if window and (stop - window[0].start > WINDOW_BYTES or window_bytes >= self._joined_bytes_max):
-                self._write_window(target, window)
-                window, window_bytes = [], 0
             if is_hole(info):
                 continue
             slot = self._judged(start, stop, info, bytes(data))
-            if slot.records is None or (not slot.removed and info.size > SMALL_BYTES_MAX):
+            slot_bytes = sum(RECORD_BYTES + len(record.rest) for record in slot.records or ())
+            is_whole = slot.records is None or (not slot.removed and info.size > SMALL_BYTES_MAX)
+            is_full = stop - window[0].start > WINDOW_BYTES if window else False
+            if window and (is_whole or is_full or window_bytes + slot_bytes > self._joined_bytes_max):
                 self._write_window(target, window)
                 window, window_bytes = [], 0
-                target.write(start, slot.data)
-            elif window or slot.removed or start > target.end:
+                slot = self._judged(start, stop, info, slot.data)  # what was kept back now may matter
+            self.counts.unreadable += slot.records is None
+            if not is_whole and (window or slot.removed or start > target.end):
                 window.append(slot)
-                window_bytes += sum(len(record.rest) for record in slot.records)
+                window_bytes += slot_bytes
             else:
                 target.write(start, slot.data)
         self._write_window(target, window)
@@ -302,7 +326,6 @@ class Compactor:
         try:
             records = keyed_records(memoryview(data), info, stop - info.span, UNPACKED_BYTES_MAX)
         except ClientFault:
-            self.counts.unreadable += 1
             return _Slot(start, stop, info, data, None, 0)
         last = records[-1].offset if stop == self._rules.last_batch_end else -1
         kept = [record for record in records if record.offset == last or self._stays(record)]
@@ -387,24 +410,24 @@ class Compactor:
         for _, info, _ in scan(target, base, 0, limit - base):  # no file takes the place of a log that is not sound
             builder.batch(info.size, info.count, info.max_timestamp)
         builder.finish(sealed=True)
-        index = File(compacted_path(index_path(self._directory, base)), os.O_RDWR | os.O_CREAT | os.O_TRUNC)
-        files.write_at(index.fd, builder.rest, 0)
-        os.fdatasync(index.fd)
+        index = self._make(compacted_path(index_path(self._directory, base)))
+        files.write_at(index.fd, builder.rest, 0, self._system)
+        self._system.fdatasync(index.fd)
         return builder.records - first
 
 
 class _Target:
     """The new file of a segment, written in order.  ``end``: the offset before which it is whole."""
 
-    def __init__(self, file: File, base: int, limit: int) -> None:
-        self.file, self.base, self.limit = file, base, limit
+    def __init__(self, file: File, base: int, limit: int, system: System) -> None:
+        self.file, self.base, self.limit, self._system = file, base, limit, system
         self.end = base
-        os.ftruncate(file.fd, limit - base)
+        system.ftruncate(file.fd, limit - base)
 
     def write(self, offset: int, batch: bytes) -> None:
         """Write a batch, and holes before it."""
         self.fill(offset)
-        files.write_at(self.file.fd, batch, offset - self.base)
+        files.write_at(self.file.fd, batch, offset - self.base, self._system)
         self.end = offset + len(batch)
 
     def fill(self, offset: int) -> None:
@@ -413,7 +436,7 @@ class _Target:
             return
         at = self.end
         for hole in emptied(at, offset - at):
-            files.write_at(self.file.fd, hole.rstrip(b"\0"), at - self.base)
+            files.write_at(self.file.fd, hole.rstrip(b"\0"), at - self.base, self._system)
             at += len(hole)
         self.end = offset
 
@@ -450,14 +473,22 @@ def _opened(directory: Path, base: int, limit: int) -> File | None:
         raise SegmentMissing(str(path)) from None
 
 
-def remove_unfinished(directory: Path) -> None:
+def remove_unfinished(directory: Path, system: System = SYSTEM) -> None:
     """Remove what a pass that was cut off has left."""
     for path in directory.glob(f"*{COMPACTED_SUFFIX}"):
-        remove(path)
+        remove(path, system)
 
 
 def run_pass(
-    directory: Path, bases: Sequence[int], end: int, policy: Policy, swap: Swap, pace: Pace, keys_max: int = KEYS_MAX
+    directory: Path,
+    bases: Sequence[int],
+    end: int,
+    policy: Policy,
+    swap: Swap,
+    pace: Pace,
+    *,
+    keys_max: int = KEYS_MAX,
+    system: System = SYSTEM,
 ) -> Counts:
     """Compact a log once, and store in its directory what was done.
 
@@ -468,9 +499,9 @@ def run_pass(
         StorageFault: a segment is damaged, or cannot be read.
         OSError: the disk fails, or is full.
     """
-    remove_unfinished(directory)
+    remove_unfinished(directory, system)
     state, keys = CompactionState.load(directory), Keys()
-    state.store(directory)  # before anything is replaced: see recovery.counts_before
+    state.store(directory, system)  # before anything is replaced: see recovery.counts_before
     sealed = [(base, stop) for base, stop in pairwise(bases) if stop <= policy.limit]
     dirty_start, keys_start = (min(max(at, bases[0]), policy.limit) for at in (state.dirty_start, state.keys_start))
     last = last_offsets(directory, bases, keys_start, policy.limit, keys, pace, keys_max)
@@ -488,6 +519,7 @@ def run_pass(
         batch_bytes_max=policy.batch_bytes_max,
         interval_bytes=policy.interval_bytes,
         pace=pace,
+        system=system,
     )
     replaced: dict[int, int] = {}
     for base, stop in sealed:
@@ -501,7 +533,7 @@ def run_pass(
     state.ended_ms = policy.now_ms
     state.keys_start = min(keys_start, last.end if counts.first_kept_back is None else counts.first_kept_back)
     state.tombstones, state.kept_back, state.unreadable = counts.tombstones, counts.kept_back, counts.unreadable
-    state.store(directory)
+    state.store(directory, system)
     return counts
 
 

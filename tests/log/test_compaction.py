@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
+import shutil
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,7 +26,8 @@ from appliance.records.decode import Record, decode_batch
 from appliance.records.encode import encode_batch
 from appliance.records.holes import is_hole
 
-from ..support.log_batches import filled, open_log, place_all
+from ..support.log_batches import BOOT, MEMORY, filled, open_log, place_all
+from ..support.power_loss import Disk, Image, plant
 
 SETTINGS = TopicSettings(segment_bytes=2048, index_interval_bytes=256)
 NEVER = -1
@@ -50,7 +55,7 @@ def keyed(*pairs: tuple[bytes, bytes | None]) -> bytes:
 
 def compact(log: Log, *, tombstones_ms: int = NEVER, now_ms: int = 5000, keys_max: int = 1 << 20) -> Counts:
     policy = Policy(log.bases[-1], tombstones_ms, now_ms, 1 << 20, SETTINGS.index_interval_bytes)
-    counts = run_pass(log.path, log.bases, log.end_offset, policy, log.swap, lambda _: None, keys_max)
+    counts = run_pass(log.path, log.bases, log.end_offset, policy, log.swap, lambda _: None, keys_max=keys_max)
     assert not list(log.path.glob("*.compacted"))
     return counts
 
@@ -148,8 +153,6 @@ def test_a_message_without_a_key_goes(path: Path) -> None:
 def test_a_batch_that_cannot_be_read_stays_as_it_is(path: Path) -> None:
     garbage = bytearray(keyed((b"a", b"1"), (b"b", b"2")))
     garbage[61] = 0x7E  # the length of the first record
-    from crc32c import crc32c
-
     garbage[17:21] = crc32c(bytes(garbage[21:])).to_bytes(4, "big")
     log = rolled(path, bytes(garbage), keyed((b"a", b"2"), (b"b", b"2")), keyed((b"a", b"3")))
     counts = compact(log)
@@ -253,6 +256,39 @@ def test_a_segment_that_retention_has_removed_is_not_put_back(path: Path) -> Non
     assert verify(path).sound
 
 
+# ---- power loss
+
+
+def test_a_power_loss_at_any_step_leaves_a_log_that_opens(path: Path) -> None:
+    """Whatever each file and directory then holds, nothing is lost that was to stay, and no deleted key is back."""
+    root = path / "log"
+    rolled(root, *[keyed((b"k", b"%d" % n), (b"%d" % n, None if n % 2 else b"x" * 400)) for n in range(6)]).close()
+    log = open_log(root, SETTINGS)
+    written = {record.offset: record for record in records_of(log)}
+    log.close()
+    images: list[Image] = []
+    disk = Disk(root, lambda: images.append(disk.image()))
+    log = Log.open(root, SETTINGS, lambda: 5000, boot=BOOT, system=disk.system())
+    first = len(images)
+    policy = Policy(log.bases[-1], NEVER, 5000, 1 << 20, 256)
+    counts = run_pass(root, log.bases, log.end_offset, policy, log.swap, lambda _: None, system=disk.system())
+    assert counts.segments > 2 and len(images) - first > 20
+    random_ = random.Random(7)
+    seen = set()
+    for number, image in enumerate(images[first:]):
+        for tree in image.states(random_, 6):
+            place = path / "after"
+            plant(tree, place)
+            after = open_log(place, SETTINGS)
+            check_promises(after, written, 0)
+            seen.add(tuple(record.offset for record in records_of(after)))
+            after.close(clean=False)
+            shutil.rmtree(place)
+        assert number < 2000
+    assert len(seen) > 2, "states in the middle were seen"
+    disk.close()
+
+
 # ---- any log
 
 
@@ -277,10 +313,6 @@ STEPS = st.lists(
 @settings(max_examples=60, deadline=None)
 @given(steps=STEPS)
 def test_any_log_keeps_what_compaction_promises(steps: list[tuple[str, Any]]) -> None:
-    import tempfile
-
-    from ..support.log_batches import MEMORY
-
     with tempfile.TemporaryDirectory(dir=MEMORY) as name:
         path, now = Path(name), 1000
         log = open_log(path, SETTINGS)
