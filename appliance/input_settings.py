@@ -26,9 +26,12 @@ NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,30}")
 TOPIC_FIELDS: Final = {
     "files": ("file", "directory"),
     "http": ("app", "host"),
+    "journal": (),
     "syslog": ("app", "host", "facility", "severity"),
 }
 """What a template of ``topic`` may name, by type."""
+MATCH: Final = re.compile(r"[A-Z0-9_]{1,64}=[^\0]*|\+")
+"""A field and its value, as journalctl wants it, or what stands between those of which one has to be met."""
 
 
 class Files(Struct, frozen=True, tag="files", tag_field="type"):
@@ -104,9 +107,26 @@ class Syslog(Struct, frozen=True, tag="syslog", tag_field="type"):
     connections_max: ConnectionsMax = 1_000
 
 
-InputSettings = Files | Http | Syslog
+class Journal(Struct, frozen=True, tag="journal", tag_field="type"):
+    directory: Annotated[
+        str, Meta(description="with the files of a journal; none: that of this host, as journald keeps it")
+    ] = ""
+    matches: Annotated[
+        tuple[str, ...],
+        Meta(description='entries to take, as journalctl wants it, such as ["_SYSTEMD_UNIT=ssh.service"]; none: all'),
+    ] = ()
+    topic: Annotated[str, Meta(description="topic; all entries go to one partition of it, in their order")] = ""
+    start: Annotated[Literal["beginning", "end"], Meta(description="where the journal is begun at the first start")] = (
+        "beginning"
+    )
+    message_bytes_max: Annotated[
+        int, Meta(ge=4 * KIB, le=64 * MIB, description="of an entry; fields that do not fit are null")
+    ] = 512 * KIB
+
+
+InputSettings = Files | Http | Journal | Syslog
 """Of any type."""
-TYPES: Final[Mapping[str, type[InputSettings]]] = {"files": Files, "http": Http, "syslog": Syslog}
+TYPES: Final[Mapping[str, type[InputSettings]]] = {"files": Files, "http": Http, "journal": Journal, "syslog": Syslog}
 SCHEMES: Final = {"http": ("http", "https"), "syslog": ("udp", "tcp", "tls", "relp", "unix")}
 """What the addresses of a type begin with; the first of "http" may be left out."""
 TYPE_KEYS: Final = {kind: {key.name: key for key in keys_of("", struct)} for kind, struct in TYPES.items()}
@@ -157,7 +177,7 @@ def listen_of(settings: InputSettings) -> tuple[str, ...]:
 
 def open_addresses(settings: InputSettings, tls: Tls) -> list[str]:
     """The addresses of an input at which anybody on other hosts may write, without saying who they are."""
-    if isinstance(settings, Files) or settings.allow:
+    if isinstance(settings, Files | Journal) or settings.allow:
         return []
     knows_senders = tls.client_auth == "required" or bool(getattr(settings, "token_file", ""))
     return [
@@ -242,13 +262,21 @@ def _parse_table(rows: list[Given], keys: Mapping[str, Key]) -> tuple[dict[str, 
 
 def fault_of(kind: str, settings: InputSettings) -> str:
     """What is wrong with an input beyond single values, as ``key = value: what is right``; "" if all is well."""
-    if fault := _files_fault(settings) if isinstance(settings, Files) else _listener_fault(kind, settings):
+    match settings:
+        case Files():
+            fault = _files_fault(settings)
+        case Journal():
+            fault = _journal_fault(settings)
+        case Http() | Syslog():
+            fault = _listener_fault(kind, settings)
+    if fault:
         return fault
     fields = TOPIC_FIELDS[kind]
     sample = fill_topic(settings.topic, dict.fromkeys(fields, "x"))
     if not is_topic(sample):
         named = " and ".join(f"{{{field}}}" for field in fields)
-        return f"topic = {settings.topic!r}: must be the name of a topic, which may contain {named}"
+        more = f", which may contain {named}" if named else ""
+        return f"topic = {settings.topic!r}: must be the name of a topic{more}"
     return ""
 
 
@@ -265,6 +293,13 @@ def _files_fault(settings: Files) -> str:
         return f"event_start = {settings.event_start!r}: {error}"
     relative = next((pattern for pattern in settings.include if not pattern.startswith("/")), "")
     return f"include = {relative!r}: must begin with /" if relative else ""
+
+
+def _journal_fault(settings: Journal) -> str:
+    if settings.directory and not settings.directory.startswith("/"):
+        return f"directory = {settings.directory!r}: must begin with /"
+    wrong = next((match for match in settings.matches if not MATCH.fullmatch(match)), None)
+    return f"matches = {wrong!r}: must be such as _SYSTEMD_UNIT=ssh.service" if wrong is not None else ""
 
 
 def event_starts(pattern: str) -> Callable[[bytes], bool]:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from ..inputs.ledger import Row
     from ..processes.messages import InputStats
 
+LISTED = {"files": "include", "journal": "matches"}
+"""The key of what `add` is given, for types that do not listen."""
 app = typer.Typer(no_args_is_help=True, help="Logs that are taken in without a shipper: add, check, account for.")
 
 
@@ -84,7 +86,8 @@ def _running(directory: Path | None) -> dict[str, Any]:
 def add(
     kind: Annotated[str, typer.Argument(metavar="TYPE", help=f"One of {', '.join(TYPES)}.")],
     what: Annotated[
-        list[str], typer.Argument(metavar="PATTERN|ADDRESS...", help="Patterns of files; addresses to listen at.")
+        list[str] | None,
+        typer.Argument(metavar="[PATTERN|ADDRESS|MATCH]...", help="Of files; to listen at; of entries of the journal."),
     ],
     topic: Annotated[str, typer.Option("--topic", help="Topic, also a template such as logs-{app}.")],
     config: Annotated[
@@ -110,13 +113,15 @@ def add(
 
         appliance inputs add syslog udp://0.0.0.0:5514 --set allow=10.0.0.0/8 --topic net --config appliance.toml
 
+        appliance inputs add journal _SYSTEMD_UNIT=ssh.service --topic ssh --config appliance.toml
+
         appliance inputs add http 127.0.0.1:8686 --topic web --set connections_max=100 --config appliance.toml
     """
     if kind not in TYPES:
         raise BadValue(f"{kind!r}: must be one of {', '.join(TYPES)}")
     chosen_name = name or topic.replace("{", "").replace("}", "").lower()
     values: list[tuple[str, object]] = [
-        ("type", kind), ("include" if kind == "files" else "listen", tuple(what)), ("topic", topic),
+        ("type", kind), ("topic", topic), *([(LISTED.get(kind, "listen"), tuple(what))] if what else []),
     ]  # fmt: skip
     values += [(key, value) for key, _, value in (word.partition("=") for word in keys or [])]
     with acting_as_owner(config.absolute().parent):

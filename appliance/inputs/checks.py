@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import errno
-import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import ApplianceError
-from ..input_settings import Files, Http, InputSettings, Syslog, listen_of
+from ..input_settings import Files, Http, InputSettings, Journal, Syslog, listen_of
 from ..owners import acting_as_owner
 from ..processes.supervisor.inputs import bind_input
 from .files import expand
+from .journal import NO_PROGRAM, PROGRAM, RIGHTS, journal_directories, journal_files
+from .machinery import is_readable
 
 SHOWN_MAX = 5
 """Files that cannot be read, by name."""
@@ -32,6 +33,8 @@ def findings(name: str, settings: InputSettings, data_dir: Path | None, bound: f
     match settings:
         case Files():
             yield from _files(name, settings, data_dir)
+        case Journal():
+            yield from _journal(name, settings, data_dir)
         case Http() | Syslog():
             for text in listen_of(settings):
                 yield Finding(name, text, "") if text in bound else _address(name, text)
@@ -41,7 +44,7 @@ def _files(name: str, settings: Files, data_dir: Path | None) -> Iterator[Findin
     with acting_as_owner(data_dir or Path("/")):
         for pattern in settings.include:
             paths = expand([pattern], settings.exclude)
-            unreadable = [path for path in paths if not _is_readable(path)]
+            unreadable = [path for path in paths if not is_readable(path)]
             if not paths:
                 yield Finding(name, f"{pattern}: no file yet")
             elif len(unreadable) < len(paths):
@@ -54,13 +57,22 @@ def _files(name: str, settings: Files, data_dir: Path | None) -> Iterator[Findin
                 yield Finding(name, pattern, f"{len(unreadable) - SHOWN_MAX} more cannot be read")
 
 
-def _is_readable(path: str) -> bool:
-    """Tried, not asked: access(2) asks for the real user, and a device may be one that waits."""
-    try:
-        os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC))
-    except OSError as error:
-        return error.errno not in (errno.EACCES, errno.EPERM)
-    return True
+def _journal(name: str, settings: Journal, data_dir: Path | None) -> Iterator[Finding]:
+    if shutil.which(PROGRAM) is None:
+        yield Finding(name, PROGRAM, NO_PROGRAM, "install systemd, or leave this input out")
+    directories = journal_directories(settings.directory)
+    what = " and ".join(map(str, directories))
+    with acting_as_owner(data_dir or Path("/")):
+        files = journal_files(directories)
+        unreadable = [path for path in files if not is_readable(path)]
+    if not files:
+        yield Finding(name, what, "no files of a journal", "let journald keep one: Storage= in journald.conf")
+    elif len(unreadable) < len(files):
+        yield Finding(name, f"{what}: {len(files) - len(unreadable)} files")
+    for path in unreadable[:SHOWN_MAX]:
+        yield Finding(name, path, "cannot be read", RIGHTS)
+    if len(unreadable) > SHOWN_MAX:
+        yield Finding(name, what, f"{len(unreadable) - SHOWN_MAX} more cannot be read")
 
 
 def _group(gid: int) -> str:

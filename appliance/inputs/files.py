@@ -36,6 +36,7 @@ import os
 import stat
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -46,6 +47,7 @@ from ..input_settings import Files, event_starts
 from ..owners import acting_as_owner
 from ..processes.clock import now_ms
 from ..records.encode import Headers, encode_headers
+from .in_order import InOrder
 from .ledger import Ledger
 from .lines import Block, Encoding, LineReader
 from .machinery import Machinery, Topics
@@ -162,7 +164,7 @@ class Generation:
         self.read_at = position  # the next byte to read
         self.last_bytes = b""  # those before read_at
         self.size = self.mtime_ns = -1  # as seen last
-        self.in_flight: list[tuple[Block, asyncio.Future[Placed], Identity]] = []
+        self.in_flight: InOrder[tuple[Block, Identity]] | None = None  # None: nothing was sent yet
         self.retry_ms = 0.0
         self.changed_ms = 0.0  # when it was seen to grow
         self.replaced = self.is_dirty = False
@@ -253,12 +255,8 @@ class FilesInput:
     async def drain(self) -> None:
         """Wait until everything that was read is flushed, or has failed."""
         while True:
-            waiting = [
-                future
-                for one in (*self._by_inode.values(), *self._ending)
-                for _, future, _ in one.in_flight
-                if not future.done()
-            ]
+            generations = (*self._by_inode.values(), *self._ending)
+            waiting = [future for one in generations if one.in_flight for future in one.in_flight.waiting()]
             if not waiting:
                 return
             await asyncio.wait(waiting)
@@ -475,6 +473,8 @@ class FilesInput:
             await self._outlet.room()
             if generation.reader is not reader or not self._is_whole(generation):
                 return False
+            if generation.in_flight and generation.in_flight.has_failed:
+                return False
             try:
                 data = os.pread(generation.fd, READ_BYTES, generation.read_at)
             except OSError as error:
@@ -586,34 +586,23 @@ class FilesInput:
                     future.set_exception(error)
             else:
                 future.set_result(Placed("", 0, 0, 0))
-            generation.in_flight.append((block, future, generation.identity))
-            future.add_done_callback(lambda _: self._settle(generation))
+            if generation.in_flight is None:
+                generation.in_flight = InOrder(
+                    partial(self._take, generation), lambda error: self._fail(generation, str(error))
+                )
+            generation.in_flight.add((block, generation.identity), future)
 
-    def _settle(self, generation: Generation) -> None:
-        """Take what is flushed into the position, in the order of the file."""
-        in_flight = generation.in_flight
-        done = 0
-        for block, future, identity in in_flight:
-            if not future.done():
-                break
-            if future.exception() is not None:
-                if all(one.done() for _, one, _ in in_flight):  # what is behind it is sent again, too
-                    error = future.exception()
-                    del in_flight[:]
-                    self._fail(generation, str(error))
-                    return
-                break
-            placed = future.result()
-            generation.committed, generation.committed_line = block.stop, block.first_line + block.lines
-            row = generation.row(ended=False)._replace(identity=identity.encode())
-            if placed.messages:
-                span = Span(generation.source, *placed, *block[1:5], self._ledger.minute())
-                self._ledger.note(span)
-                self._store.note(row, span)
-            else:
-                self._store.note(row)
-            done += 1
-        del in_flight[:done]
+    def _take(self, generation: Generation, sent: tuple[Block, Identity], placed: Placed) -> None:
+        """A block is flushed, and so is all before it."""
+        block, identity = sent
+        generation.committed, generation.committed_line = block.stop, block.first_line + block.lines
+        row = generation.row(ended=False)._replace(identity=identity.encode())
+        if placed.messages:
+            span = Span(generation.source, *placed, *block[1:5], self._ledger.minute())
+            self._ledger.note(span)
+            self._store.note(row, span)
+        else:
+            self._store.note(row)
 
     def _fail(self, generation: Generation, reason: str) -> None:
         """Read it again later, from what is flushed on."""

@@ -156,6 +156,11 @@ class Ledger:
         else:
             self._troubles[reason] = since, count + 1
 
+    def goes_on(self, number: int) -> None:
+        """A source, or the input itself, waits for nothing any more."""
+        if self._trouble_source in (number, 0):
+            self._stats = msgspec.structs.replace(self._stats, trouble="")
+
     # ---- publishing
 
     async def publish(self, everything: bool = False) -> None:

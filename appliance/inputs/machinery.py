@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
@@ -53,3 +55,12 @@ class Topics:
                 raise BadValue(f"topic {topic}: {self._topics_max} were made from the template (topics_max)")
             self._made.add(topic)
         return topic
+
+
+def is_readable(path: str) -> bool:
+    """Tried, not asked: access(2) asks for the real user, and a device may be one that waits."""
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError as error:
+        return error.errno not in (errno.EACCES, errno.EPERM)
+    return True

@@ -26,7 +26,7 @@ from typing import Final
 
 from ..client import Admin
 from ..errors import ApplianceError, ConfigFault, StorageFault
-from ..input_settings import Files, Http, InputSettings, Syslog
+from ..input_settings import Files, Http, InputSettings, Journal, Syslog
 from ..processes.messages import TO_SIDE_PROCESS, InputStats, Stop
 from ..processes.supervisor.inputs import InputArguments
 from .ledger import Ledger
@@ -58,6 +58,10 @@ def make_input(settings: InputSettings, machinery: Machinery) -> Input:
             from .http import http_input
 
             return http_input(settings, machinery)
+        case Journal():
+            from .journal import journal_input
+
+            return journal_input(settings, machinery)
         case Syslog():
             from .syslog import syslog_input
 

@@ -37,7 +37,6 @@ other two have agreed on.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import logging
 import os
@@ -53,6 +52,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ..config import HEAP_MB_MIN, ZooKeeper
+from ..die_with import DieWith
 from ..errors import ConfigFault, OutOfResources
 from ..security.secret_files import keep_secret
 from .java import JVM_FLAGS, MAIN_CLASS, find_classpath, find_java
@@ -74,8 +74,6 @@ log = logging.getLogger(__name__)
 PORT_MIN: Final = 20_000
 PORTS_TRIED_MAX: Final = 1_000
 LEFTOVER_MS_MAX: Final = 2_000  # how long to wait for a killed leftover node to be gone
-PR_SET_PDEATHSIG: Final = 1
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Command(NamedTuple):
@@ -249,7 +247,7 @@ class Ensemble:
                 stdout=console,
                 stderr=console,
                 start_new_session=True,  # Ctrl-C is for the supervisor, which stops its nodes in order
-                preexec_fn=_DieWith(os.getpid()),
+                preexec_fn=DieWith(os.getpid()),
             )
         except subprocess.SubprocessError as error:
             raise OutOfResources(f"{command.argv[0]}: {error}") from error
@@ -318,19 +316,6 @@ def _quoted(option: str) -> str:
     """An option as the files for arguments of java(1) have it."""
     escaped = option.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
-
-
-class _DieWith:
-    """Runs in the child before exec: sets the umask; the kernel kills the child when the parent ends, or has ended."""
-
-    def __init__(self, parent: int) -> None:
-        self._parent = parent
-
-    def __call__(self) -> None:
-        os.umask(0o077)
-        _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != self._parent:
-            os._exit(1)
 
 
 def probe(port: int, timeout_ms: int = 200) -> str | None:
