@@ -85,10 +85,6 @@ def _running(directory: Path | None) -> dict[str, Any]:
 @app.command()
 def add(
     kind: Annotated[str, typer.Argument(metavar="TYPE", help=f"One of {', '.join(TYPES)}.")],
-    what: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[PATTERN|ADDRESS|MATCH]...", help="Of files; to listen at; of entries of the journal."),
-    ],
     topic: Annotated[str, typer.Option("--topic", help="Topic, also a template such as logs-{app}.")],
     config: Annotated[
         Path,
@@ -96,6 +92,10 @@ def add(
             "--config", metavar="FILE.toml", readable=False, help="Configuration to add it to; made if there is none."
         ),
     ],
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="PATTERN|ADDRESS|MATCH", help="Of files; to listen at; of entries of the journal."),
+    ] = None,
     name: Annotated[str, typer.Option("--name", help="Name of the input; by default that of the topic.")] = "",
     keys: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A further key; repeatable.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 
@@ -48,6 +49,10 @@ def test_files_are_added_to_a_running_appliance_and_found_again(tmp_path: Path) 
         (["files", "/logs/*.log", "--topic", "disk", "--set", "scan=1"], "did you mean 'scan_ms'"),
         (["syslog", "udp://127.0.0.1:1", "--topic", "net", "--set", "allow=10.0.0.1/8"], "must be written 10.0.0.0/8"),
         (["syslog", "http://127.0.0.1:1", "--topic", "net"], "must begin with one of udp://"),
+        (["files", "--topic", "disk"], "include is missing"),
+        (["journal", "ssh.service", "--topic", "host"], "must be such as _SYSTEMD_UNIT=ssh.service"),
+        (["journal", "--topic", "host-{app}"], "must be the name of a topic\n"),
+        (["journal", "--topic", "host", "--set", "directory=logs"], "must begin with /"),
         (["files", "/logs/*.log", "--topic", "old"], "has an input 'old' already"),
     ],
 )
@@ -72,6 +77,27 @@ def test_what_is_in_the_way_of_inputs_is_named_before_they_begin(tmp_path: Path)
         assert "the address is in use" in states["web"] and states["disk"] == "good"
     assert run("inputs", "check", "--config", str(config)).status == 0
     assert list(load(config).inputs) == ["web", "disk"]
+
+
+def test_files_of_a_journal_that_the_service_cannot_read_are_named(tmp_path: Path) -> None:
+    config, journal, data = tmp_path / "appliance.toml", tmp_path / "journal", tmp_path / "data"
+    where = ("--set", f"directory={journal}")
+    succeeding("inputs", "add", "journal", "PRIORITY=3", "--topic", "host", *where, "--config", str(config))
+    assert "no files of a journal" in run("inputs", "check", "--config", str(config)).out
+    (journal / "id").mkdir(parents=True)
+    for name in ("system", "user-1000"):
+        (journal / "id" / f"{name}.journal").touch(0o600)
+    assert "2 files" in succeeding("inputs", "check", "--config", str(config)).out
+    if os.geteuid():
+        pytest.skip("needs root, to be another user")
+    data.mkdir()
+    for path in (tmp_path, *tmp_path.parents[:2]):
+        path.chmod(0o755)
+    os.chown(data, 65534, 65534)
+    os.chown(journal / "id" / "user-1000.journal", 65534, 65534)
+    said = run("inputs", "check", "--config", str(config), "--data", str(data))
+    assert said.status == 78
+    assert "system.journal" in said.out and "systemd-journal" in said.out and "1 files" in said.out
 
 
 def test_files_are_shipped_once_however_often_the_command_is_called(tmp_path: Path) -> None:
