@@ -9,12 +9,15 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from ..errors import ApplianceError
+from ..errors import ApplianceError, ClientFault, UnknownPartition
 from .cluster_client import Cluster
 from .troubles import Troubles
 
 METADATA_AGE_S: Final = 60.0
 """Age at which metadata are requested again: partitions may have been added."""
+
+REFUSED_S: Final = 5.0
+"""How soon to ask again for a topic that was not made."""
 
 
 class BackgroundRequests:
@@ -34,6 +37,11 @@ class BackgroundRequests:
         identified: Callable[[int, int], None],
     ) -> None:
         self.stale_topics: set[str] = set()
+        """Something is sent to them, and what is known of them is wrong."""
+        self._aged_topics: set[str] = set()
+        self._needed: set[str] = set()  # of those that are requested now, the stale ones
+        self._refused_s: dict[str, float] = {}  # when a topic was not made
+        self._now_s = now_s
         self.wants_id = False
         self.producer_id = -1
         self._cluster = cluster
@@ -51,18 +59,24 @@ class BackgroundRequests:
         """
         if now_s >= self._aged_s and self._cluster.snapshot.topics:
             self._aged_s = now_s + METADATA_AGE_S
-            self.stale_topics.update(topic for topic, _ in partitions)
-        if now_s < self._resume_s or not (self.stale_topics or self.wants_id):
+            self._aged_topics.update(topic for topic, _ in partitions)
+        if now_s < self._resume_s or not (self.stale_topics or self._aged_topics or self.wants_id):
             return None
-        self._resume_s = now_s + self._pause_s
-        topics, self.stale_topics = self.stale_topics, set()
+        self._now_s, self._resume_s = now_s, now_s + self._pause_s
+        topics = self.stale_topics | self._aged_topics
+        self._needed, self.stale_topics, self._aged_topics = self.stale_topics, set(), set()
         return topics
 
     def make(self, topics: set[str]) -> None:
-        """Make the requests, without the lock.  Those that fail are due again after a pause."""
+        """Make the requests, without the lock.  Those that fail are due again after a pause.
+
+        A topic that something is sent to, and that was deleted, may be made again, as at its first message.
+        """
         try:
             if topics:
-                self._cluster.refresh(topics)
+                found = self._cluster.refresh(topics).topics
+                known = {name for name, row in found.items() if row.error != UnknownPartition.code}
+                self._make_again(topics & self._needed - known)
                 if self._troubles:
                     self._troubles.end("metadata")
             if self.wants_id:
@@ -75,6 +89,19 @@ class BackgroundRequests:
             self._troubles.begin("metadata", error)
             with self._lock:
                 self.stale_topics |= topics
+
+    def _make_again(self, gone: set[str]) -> None:
+        """Let the appliance make topics, as at their first message; what is sent to those that are not made waits."""
+        made: list[str] = []
+        for name in gone:
+            if self._refused_s.get(name, -REFUSED_S) + REFUSED_S <= self._now_s:
+                try:
+                    self._cluster.admin("ensure_topic", {"name": name})
+                    made.append(name)
+                except ClientFault:  # not permitted, or topics are not made on demand
+                    self._refused_s[name] = self._now_s
+        if made:
+            self._cluster.refresh(made)
 
     def ensure_id(self) -> None:
         """Get a producer id if there is none yet, in the calling thread."""

@@ -21,7 +21,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from ..client.open_batches import PLAIN_BYTES
-from ..errors import ApplianceError, MessageTooLarge
+from ..errors import ApplianceError, MessageTooLarge, UnknownPartition
 from ..records.encode import put_header_first
 from .machinery import Machinery
 from .outlet import ORIGIN_BYTES, Placed
@@ -34,6 +34,8 @@ TAKEN_BYTES_MAX: Final = 8 << 20
 """Of messages that are not flushed, whichever their lane.  One call may go beyond it."""
 LEARN_S: Final = 30.0
 """How long what is known of a topic is used: its settings may change."""
+SLOW_S: Final = 2.0
+"""After so long without an answer of a topic, look whether it is there."""
 DRAIN_POLL_S: Final = 0.01
 
 
@@ -107,9 +109,21 @@ class Intake:
 
         Raises:
             MessageTooLarge: one of them is, for this topic; none was sent.
-            ApplianceError: the topic does not take them now, or never.  Some may be in the log all the same.
+            ApplianceError: the topic does not take them now, or never, or there is none any more.  Some may be in the
+                log all the same.
         """
-        await (await self.begin(source, topic, messages))
+        flushed = await self.begin(source, topic, messages)
+        while not flushed.done():
+            await asyncio.wait([flushed], timeout=SLOW_S)
+            if not flushed.done():
+                try:
+                    await asyncio.shield(self._ask(topic))
+                except UnknownPartition:
+                    flushed.add_done_callback(asyncio.Future.exception)  # nobody waits for it any more
+                    raise
+                except ApplianceError:  # such as a restart
+                    continue
+        await flushed
 
     async def begin(self, source: str, topic: str, messages: Sequence[Message]) -> asyncio.Future[None]:
         """As :meth:`put`, but return when the messages have their place in the order; the result comes when all are

@@ -339,6 +339,18 @@ def test_a_topic_that_is_not_there_is_made_by_sending(peer: Peer) -> None:
     assert peer.log("fresh", 0).values() == [b"x"]
 
 
+def test_a_topic_that_was_deleted_is_made_again_by_what_is_sent_to_it_and_by_nothing_else(peer: Peer) -> None:
+    now = [0.0]
+    with make(peer, clock=lambda: now[0] + time.monotonic()) as producer:
+        producer.send("idle", b"x").result(TIMEOUT_S)
+        producer.send("fresh", b"x").result(TIMEOUT_S)
+        del peer.topics["fresh"], peer.topics["idle"]
+        now[0] += METADATA_AGE_S
+        producer.send("fresh", b"y").result(TIMEOUT_S)
+        wait_for(lambda: producer._cluster.snapshot.topics["idle"].error, "the other topic to be looked up")
+        assert "fresh" in peer.topics and "idle" not in peer.topics
+
+
 def test_follows_a_partition_to_another_broker() -> None:
     brokers: list[Peer] = []
     with Peer({"t": 2}, broker_id=0, brokers=brokers) as first, Peer({"t": 2}, broker_id=1, brokers=brokers) as second:

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,10 +21,11 @@ import msgspec
 import pytest
 
 from appliance.bench.local_appliance import LocalAppliance
+from appliance.client import Admin
 from appliance.errors import BadValue
 from appliance.input_settings import Http
 from appliance.inputs import http as http_module
-from appliance.inputs.http import http_input
+from appliance.inputs.http import ANSWER_MS_MAX, http_input
 from appliance.inputs.machinery import Machinery
 
 from ..support.server import runs, wait_for
@@ -364,3 +366,23 @@ def test_missing_packages_are_named_with_what_installs_them(monkeypatch: pytest.
     monkeypatch.setattr(http_module, "PACKAGES", ("uvicorn", "no_such_package", "no_such_package.inner"))
     with pytest.raises(BadValue, match=r"inputs.web: no_such_package and no_such_package.inner missing: .*\[inputs\]"):
         http_input(Http(listen=("127.0.0.1:0",), topic="web"), cast(Machinery, SimpleNamespace(name="web")))
+
+
+@pytest.mark.parametrize("is_made_again", [True, False])
+def test_a_deleted_topic_holds_no_sender(tmp_path: Path, is_made_again: bool) -> None:
+    """It is made again at once where topics are made on demand; else senders hear that there is none."""
+    tables = '[inputs.web]\ntype = "http"\nlisten = ["127.0.0.1:0"]\ntopic = "web"\n'
+    with box(tmp_path, tables, **{"topics.auto_create": is_made_again}) as web, Admin(web.server.native) as admin:
+        if not is_made_again:
+            admin.create_topic("web")
+        assert web.send("web", "before").status == 200
+        admin.delete_topic("web")
+        begun_s = time.monotonic()
+        reply = web.send("web", "after")
+        assert time.monotonic() - begun_s < ANSWER_MS_MAX / 3000
+        if is_made_again:
+            assert (reply.status, web.values("web")) == (200, [b"after"])
+        else:
+            assert (reply.status, reply.text) == (503, "there is no topic 'web'\n")
+            admin.create_topic("web")
+            assert web.send("web", "again").status == 200
