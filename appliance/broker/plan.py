@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 from typing import Final, Protocol
 
@@ -39,6 +39,7 @@ PARTS_GIVEN_MAX: Final = 500
 """Largest number of parts of a fetch that get data: finding it takes some 20 ms."""
 PART_BYTES: Final = 1024
 """Added for each part of a request about offsets to the bytes looked at."""
+NOT_LOOKED_AT: Final = FetchResult(0, -1, -1, 0, ())
 EMPTY_BATCH = InvalidRecord("a produce request without record batches")
 
 
@@ -91,32 +92,70 @@ def snapshot_of(partition: Readable | None, name: str) -> TableSnapshot:
     return partition.table.snapshot()
 
 
-def fetch(request: Fetch, partitions: Sequence[Readable | None]) -> tuple[list[FetchResult], int]:
-    """Plan the reply to a fetch.
+class FetchPlan:
+    """What the parts of a fetch get.  While the fetch waits, only the parts that have changed are looked at again.
 
     As in Kafka, the first batch found is returned whole, whatever the limits, so that a consumer always makes progress.
     All other batches keep to ``request.bytes_max``.  At most PARTS_GIVEN_MAX parts get data, since each needs a look
     into an index.  The others are answered as if there was no room.  The partitions of denied parts are None.
 
-    Returns:
-        The result of every part, and the number of bytes in all: -1 when a part has an error.
+    ``results``: of every part.  ``size``: bytes of all together.  ``failed``: one has an error.
     """
-    results: list[FetchResult] = []
-    left, total, failed = request.bytes_max, 0, False
-    given = 0
-    for part, partition in zip(request.parts, partitions, strict=True):
-        result = _fetch_part(part, partition, left, total == 0)
-        results.append(result)
-        total += result.size
-        left -= result.size
-        if result.size:
-            given += 1
-            if given == PARTS_GIVEN_MAX:
-                left = 0
-        failed = failed or result.error != 0
-    for index in request.denied:
-        results[index] = FetchResult(TopicNotPermitted.code, -1, -1, 0, ())
-    return results, -1 if failed else total
+
+    def __init__(self, request: Fetch, partitions: Sequence[Readable | None]) -> None:
+        self.request, self.partitions = request, partitions
+        self.results = [NOT_LOOKED_AT] * len(partitions)
+        self.size = self._available = 0
+        self.failed = False
+        self._given: set[int] = set()
+        self._let_go = False
+        self.look(range(len(partitions)))
+
+    def look(self, parts: Iterable[int]) -> None:
+        """Look at parts, for the first time or again."""
+        request, results = self.request, self.results
+        for index in parts:
+            part = request.parts[index]
+            if index in self._given:
+                self._given.remove(index)
+                self.size -= results[index].size
+                self._available -= _available(part, results[index])
+            left = request.bytes_max - self.size if len(self._given) < PARTS_GIVEN_MAX else 0
+            result = results[index] = _fetch_part(part, self.partitions[index], left, self.size == 0)
+            if result.size:
+                self._given.add(index)
+                self.size += result.size
+                self._available += _available(part, result)
+            elif result.error:
+                self.failed = True
+                if index in request.denied:
+                    results[index] = FetchResult(TopicNotPermitted.code, -1, -1, 0, ())
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether to reply at once: there is an error, or enough, or all that the parts may get."""
+        enough = self.request.bytes_enough
+        if self.failed or self._available >= enough:
+            return True
+        return self._available >= max(1, sum(part.bytes_max for part in self.request.parts))
+
+    def let_go(self) -> None:
+        """Hold no files while the fetch waits: retention may remove them, and there may be many."""
+        self._let_go = bool(self._given)
+        for index in self._given:
+            self.results[index] = self.results[index]._replace(pieces=())
+
+    def find(self) -> list[FetchResult]:
+        """The results for the reply, with files."""
+        if self._let_go:
+            self._let_go = False
+            self.look(sorted(index for index in self._given if not self.results[index].pieces))
+        return self.results
+
+
+def _available(part: FetchPart, result: FetchResult) -> int:
+    """The bytes that count as available for a part with data: as in Kafka, whether or not batches end there."""
+    return max(result.size, min(result.high_watermark - part.offset, part.bytes_max))
 
 
 def _fetch_part(part: FetchPart, partition: Readable | None, left: int, first: bool) -> FetchResult:

@@ -101,8 +101,11 @@ class Fetch:
 
     @property
     def bytes_enough(self) -> int:
-        """``bytes_min`` of the request, with which a reply is sent at once.  Without time to wait, 1 byte is enough."""
-        return self.bytes_min if self.wait_ms_max > 0 else min(self.bytes_min, 1)
+        """``bytes_min`` of the request, with which a reply is sent at once.  Without time to wait, 1 byte is enough.
+
+        As in Kafka, it is at most what a reply may have.
+        """
+        return min(self.bytes_min, self.bytes_max if self.wait_ms_max > 0 else 1)
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.broker.plan import PART_BYTES, PARTS_GIVEN_MAX, Lookup, fetch, offsets
+from appliance.broker.plan import PART_BYTES, PARTS_GIVEN_MAX, FetchPlan, Lookup, offsets
 from appliance.config import TopicSettings
 from appliance.errors import StorageFault, UnknownPartition
 from appliance.log import FileCache, Log, LogReader
@@ -87,10 +87,29 @@ def test_a_slice_goes_beyond_its_bound_by_one_batch_at_most(held: Held) -> None:
 def test_a_fetch_gives_something_to_so_many_parts(held: Held) -> None:
     """The rest is answered as if there was no more room: no error, nothing to read, the end it can be read to."""
     parts = [FetchPart("t", 0, 0, 1)] * (2 * PARTS_GIVEN_MAX)
-    results, size = fetch(Fetch(None, 0, 1, 1 << 40, parts), [held] * len(parts))
+    plan = FetchPlan(Fetch(None, 0, 1, 1 << 40, parts), [held] * len(parts))
+    results = plan.find()
     assert [result.size > 0 for result in results] == [True] * PARTS_GIVEN_MAX + [False] * PARTS_GIVEN_MAX
     assert {(result.error, result.high_watermark) for result in results} == {(0, held.table.high_watermark)}
-    assert size == sum(result.size for result in results)
+    assert plan.size == sum(result.size for result in results)
+
+
+def test_a_plan_that_is_kept_gives_what_a_new_one_gives(held: Held) -> None:
+    """Goal: what was let go of while the fetch waited is found again, and only the parts that are named are looked at.
+
+    Method: the log grows between the looks: its end is what the plan's snapshot says.
+    """
+    end = held.table.high_watermark
+    parts = [FetchPart("t", 0, offset, 3_000) for offset in (0, end, end // 2, end)]
+    request = Fetch(None, 500, 1 << 20, 1 << 20, parts)
+    plan = FetchPlan(request, [held] * len(parts))
+    new = FetchPlan(request, [held] * len(parts)).find()
+    plan.let_go()
+    assert [result.size for result in plan.results] == [result.size for result in new]
+    assert not any(result.pieces for result in plan.results)
+    assert plan.find() == new and plan.size == sum(result.size for result in new)
+    plan.look([0, 1])
+    assert plan.find() == new and not plan.is_enough
 
 
 def test_where_a_log_begins_and_ends_is_known_without_a_look(held: Held) -> None:
@@ -145,10 +164,11 @@ def test_damaged_ranges_are_not_served_and_all_else_is(tmp_path: Path) -> None:
     held.damaged = [(ends[1], ends[2]), (ends[5], ends[7])]
     served = set()
     for offset in [0, *ends[:-1], ends[1] + 1, ends[2] - 1]:
-        (result,), total = fetch(Fetch(None, 0, 1, 1 << 30, [FetchPart("t", 0, offset, 1 << 30)]), [held])
+        plan = FetchPlan(Fetch(None, 0, 1, 1 << 30, [FetchPart("t", 0, offset, 1 << 30)]), [held])
+        (result,) = plan.find()
         assert result.high_watermark == ends[-1]
         if any(start <= offset < stop for start, stop in held.damaged):
-            assert (result.error, total) == (StorageFault.code, -1)
+            assert (result.error, plan.failed, plan.size) == (StorageFault.code, True, 0)
         else:
             served.add((offset, offset + result.size))
     assert {stop for _, stop in served} == {ends[1], ends[5], ends[-1]}

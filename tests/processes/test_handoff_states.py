@@ -40,7 +40,7 @@ from appliance.processes.writer.writer import Writer, WriterArguments
 from appliance.records.decode import decode_values
 from appliance.records.encode import encode_values
 from appliance.shared import memory
-from appliance.shared.doorbell import Doorbell
+from appliance.shared.doorbell import MarkedDoorbell
 from appliance.shared.table import SEGMENTS_MAX, TABLE_BYTES
 from appliance.wire import native
 from appliance.wire.frames import split
@@ -113,7 +113,7 @@ class Bench:
         self.path = path
         self._instance = f"test{os.getpid()}"
         self._tables = {topic: memory.create(self._instance, topic, TABLE_BYTES)[0] for topic in (X, Y)}
-        self._doorbell = Doorbell()
+        self._doorbell = MarkedDoorbell()
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.listener.setblocking(False)
         self.processes: dict[str, Stepped] = {}

@@ -17,7 +17,7 @@ from appliance.processes.control import Channel
 from appliance.processes.messages import FROM_WRITER, Append, Appended, ToWriter, WorkerChannel
 from appliance.processes.writer.writer import Writer, WriterArguments
 from appliance.shared import memory
-from appliance.shared.doorbell import Doorbell
+from appliance.shared.doorbell import MarkedDoorbell
 from appliance.shared.table import TABLE_BYTES, SegmentTable
 
 ARENA_BYTES = 1 << 20
@@ -42,7 +42,9 @@ class Rig:
         self.supervisor, control = Channel.pair()
         self._control = control
         self.worker, self._theirs = Channel.pair()
-        self.writer = Writer(WriterArguments(Config(), path, "t", 0, named, self._names[0], [Doorbell()]), control)
+        self.writer = Writer(
+            WriterArguments(Config(), path, "t", 0, named, self._names[0], [MarkedDoorbell()]), control
+        )
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._serve, name="writer")
         self._tokens = itertools.count(1)

@@ -12,6 +12,7 @@ from ...log.files import LOG_SUFFIX, File, base_of
 from ...machine_limits import open_files_max
 from ...names import TopicPartition
 from ...shared import memory
+from ...shared.doorbell import slot_of
 from ...shared.table import TABLE_BYTES, SegmentTable
 from ...wire.requests import Fetch, FileRange, Offsets, Produce
 from ..clock import now_ms
@@ -45,7 +46,7 @@ class Partition:
         self.reader = reader
         self.link = link
         self.damaged: list[tuple[int, int]] = []
-        self.wait_list = WaitList(table)
+        self.wait_list = WaitList(table, slot_of(*key))
 
     def suspect(self, start: int, stop: int) -> None:
         """Let the inspector look at offsets that cannot be read."""

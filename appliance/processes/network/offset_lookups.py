@@ -20,7 +20,7 @@ from .connections import Connections
 from .fetching import FLUSH_WAIT_MS
 from .known_partitions import KnownPartitions, Partition
 from .turn import Turn
-from .wait_lists import Awaited, DelayedRequest, WaitLists
+from .wait_lists import Awaited, DelayedRequest, WaitLists, Watch
 
 
 class OffsetLookups:
@@ -58,31 +58,29 @@ class OffsetLookups:
             for partition in partitions:
                 if partition is not None:
                     partition.ask_for_flush(now=True)
-            if self._delay(DelayedRequest(pending, self._turn.now_ms + FLUSH_WAIT_MS, self), awaited):
+            watch = Watch()
+            self._wait_lists.await_at(watch, awaited)
+            if watch.lists:
+                delayed = DelayedRequest(pending, self._turn.now_ms + FLUSH_WAIT_MS, self, watch)
+                self._wait_lists.begin(delayed)
                 return True
         self._enqueue(pending, request, partitions)
         return True
 
-    def _delay(self, delayed: DelayedRequest, awaited: Sequence[Awaited]) -> bool:
-        """Delay a request until one of the missing high watermarks comes; False when none is missing."""
-        while missing := [(wait_list, end) for wait_list, end in awaited if wait_list.table.high_watermark < end]:
-            if self._wait_lists.delay(delayed, missing):
-                return True
-        return False
-
-    def retry(self, delayed: DelayedRequest) -> None:
+    def retry(self, delayed: DelayedRequest) -> int:
         """Look up, or go on waiting for the flush of other partitions."""
-        awaited = self._wait_lists.awaited_by(delayed)
-        self._wait_lists.remove(delayed)
-        if not self._delay(delayed, awaited):
-            self.answer(delayed)
+        moved = len(delayed.watch.moved)
+        delayed.watch.moved.clear()
+        return moved if delayed.watch.lists else self.answer(delayed)
 
-    def answer(self, delayed: DelayedRequest) -> None:
+    def answer(self, delayed: DelayedRequest) -> int:
         """Look up now, without waiting for flushes."""
         request = delayed.pending.request
         assert isinstance(request, Offsets)
-        self._wait_lists.remove(delayed)
+        self._wait_lists.end(delayed)
+        self._wait_lists.release(delayed.watch)
         self._enqueue(delayed.pending, request, self._partitions.of(request))
+        return len(request.parts)
 
     def _enqueue(self, pending: Pending, request: Offsets, partitions: Sequence[Partition | None]) -> None:
         self.unfinished.append((pending, plan.Lookup(request, partitions)))
@@ -116,9 +114,10 @@ class OffsetLookups:
 
 
 def _awaited_by(request: Offsets, partitions: Sequence[Partition | None]) -> list[Awaited]:
-    """The log end offset of each partition whose end the request asks for."""
+    """The log end offset of each partition whose end the request asks for, where it is not readable yet."""
     return [
-        (partition.wait_list, partition.table.log_end_offset)
+        (partition.wait_list, end)
         for part, partition in zip(request.parts, partitions, strict=True)
         if part.timestamp != EARLIEST and part.offset < 0 and partition is not None
+        if (end := partition.table.log_end_offset) > partition.table.high_watermark
     ]

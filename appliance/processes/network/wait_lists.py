@@ -1,14 +1,18 @@
 """Keeps delayed requests: they wait until the high watermarks of their partitions reach an offset (long poll).
 
-Every partition has a :class:`WaitList`: the requests that wait at it, each with the high watermark that it awaits.  The
+Every partition has a :class:`WaitList`: the watches that wait at it, each with the high watermark that it awaits.  The
 worker stores the lowest of these in its wait cell of the partition's table; the writer rings the worker's doorbell when
-the high watermark reaches it.  ``shared.doorbell`` argues that no wake-up is lost: :meth:`WaitLists.delay` stores the
-cell, executes the fence, and reads the high watermark again.
+the high watermark reaches it, and marks the partition.  ``shared.doorbell`` argues that no wake-up is lost:
+:meth:`WaitLists.await_at` stores the cell, executes the fence, and reads the high watermark again.
+
+A :class:`Watch` is what waits at several partitions for one reader.  Where a high watermark has come, it waits no more:
+the partition is among those that have moved, until the reader has looked at it.  So a message costs nothing at all the
+other partitions that are watched.
 
 A fetch of one partition waits for ``bytes_enough``.  A fetch of several waits for anything new in one of them, and then
 counts whether that is enough.  A request for offsets waits until the high watermark reaches the log end offset.
 
-Cost: to begin and to end a wait takes O(log n) steps for n requests that wait at the partition.  Bounds: a connection
+Cost: to begin and to end a wait takes O(log n) steps for n watches that wait at the partition.  Bounds: a connection
 has at most one delayed request, because the request after it does not start.  A turn of the loop retries PARTS_PER_TURN
 parts of delayed requests, and leaves the others to the next turn.
 """
@@ -17,12 +21,11 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final, Protocol
 
 from ...shared.doorbell import fence
 from ...shared.table import SegmentTable
-from ...wire.requests import Fetch, Offsets
 
 if TYPE_CHECKING:
     from .connection_state import Connection, Pending
@@ -36,68 +39,75 @@ _sequence = itertools.count()
 
 
 class Owner(Protocol):
-    """Delays requests, and answers them later.  Both methods remove the request from its wait lists."""
+    """Delays requests, and answers them later.  Both methods return how many parts they have looked at or answered."""
 
-    def retry(self, delayed: DelayedRequest) -> None:
-        """A high watermark has come: answer, or delay it again."""
+    def retry(self, delayed: DelayedRequest) -> int:
+        """High watermarks have come (``delayed.watch.moved``): answer, or go on waiting."""
 
-    def answer(self, delayed: DelayedRequest) -> None:
+    def answer(self, delayed: DelayedRequest) -> int:
         """Answer now."""
 
 
-class DelayedRequest:
-    """A request that waits until a partition reaches the high watermark that it awaits, or until ``deadline_ms``.
+class Watch:
+    """The partitions that one reader watches.
 
-    ``wait_lists``: where it waits now.  ``timed``: it is among the deadlines; it stays there while it is delayed again.
+    ``lists``: where it waits.  ``moved``: where it waits no more, because the high watermark has come or the partition
+    is gone; whoever looks there clears it.  ``delayed``: the request that waits for that, if there is one.
     """
 
-    __slots__ = ("deadline_ms", "owner", "pending", "timed", "wait_lists")
+    __slots__ = ("delayed", "lists", "moved")
 
-    def __init__(self, pending: Pending, deadline_ms: int, owner: Owner) -> None:
+    def __init__(self) -> None:
+        self.delayed: DelayedRequest | None = None
+        self.lists: dict[WaitList, None] = {}
+        self.moved: dict[WaitList, None] = {}
+
+
+class DelayedRequest:
+    """A request that waits for what it watches, or until ``deadline_ms``."""
+
+    __slots__ = ("deadline_ms", "owner", "pending", "watch")
+
+    def __init__(self, pending: Pending, deadline_ms: int, owner: Owner, watch: Watch) -> None:
         self.pending = pending
         self.deadline_ms = deadline_ms
         self.owner = owner
-        self.wait_lists: list[WaitList] = []
-        self.timed = False
+        self.watch = watch
 
     @property
-    def parts(self) -> int:
-        """The cost of a retry: the number of its parts."""
-        request = self.pending.request
-        return len(request.parts) if isinstance(request, Fetch | Offsets) else 0
+    def waits(self) -> bool:
+        """Whether it has not been answered."""
+        return self.watch.delayed is self
 
 
 class WaitList:
-    """The requests that wait at one partition; the one that awaits the lowest high watermark is on top of a heap."""
+    """The watches that wait at one partition; the one that awaits the lowest high watermark is on top of a heap.
 
-    __slots__ = ("_entries", "_heap", "table")
+    ``slot``: the partition's, of the doorbell.
+    """
 
-    def __init__(self, table: SegmentTable) -> None:
+    __slots__ = ("_entries", "_heap", "slot", "table")
+
+    def __init__(self, table: SegmentTable, slot: int) -> None:
         self.table = table
-        self._entries: dict[DelayedRequest, tuple[int, int, DelayedRequest]] = {}
-        self._heap: list[tuple[int, int, DelayedRequest]] = []
+        self.slot = slot
+        self._entries: dict[Watch, tuple[int, int, Watch]] = {}
+        self._heap: list[tuple[int, int, Watch]] = []
 
     def __len__(self) -> int:
-        """How many requests wait here."""
+        """How many watches wait here."""
         return len(self._entries)
 
-    def __iter__(self) -> Iterator[DelayedRequest]:
-        return iter(list(self._entries))
-
-    def add(self, delayed: DelayedRequest, high_watermark: int) -> None:
-        """Add a request that is not in this list."""
-        entry = self._entries[delayed] = (high_watermark, next(_sequence), delayed)
+    def add(self, watch: Watch, high_watermark: int) -> None:
+        """Add a watch that is not in this list."""
+        entry = self._entries[watch] = (high_watermark, next(_sequence), watch)
         heapq.heappush(self._heap, entry)
 
-    def remove(self, delayed: DelayedRequest) -> None:
-        del self._entries[delayed]
+    def remove(self, watch: Watch) -> None:
+        del self._entries[watch]
         if len(self._heap) > STALE_MAX + 2 * len(self._entries):
             self._heap = list(self._entries.values())
             heapq.heapify(self._heap)
-
-    def awaited_by(self, delayed: DelayedRequest) -> int:
-        """The high watermark that a request awaits here."""
-        return self._entries[delayed][0]
 
     def lowest(self) -> int:
         """The lowest high watermark that is awaited; 0: none."""
@@ -106,16 +116,22 @@ class WaitList:
             heapq.heappop(heap)
         return heap[0][0] if heap else 0
 
-    def reached(self, high_watermark: int) -> list[DelayedRequest]:
-        """The requests that await this high watermark or a lower one; they stay until they are removed."""
-        live = []
+    def take(self, high_watermark: int) -> list[Watch]:
+        """Remove and return the watches that await this high watermark or a lower one."""
+        taken = []
         while self._heap and self._heap[0][0] <= high_watermark:
             entry = heapq.heappop(self._heap)
             if self._entries.get(entry[2]) is entry:
-                live.append(entry)
-        for entry in live:
-            heapq.heappush(self._heap, entry)
-        return [delayed for _, _, delayed in live]
+                del self._entries[entry[2]]
+                taken.append(entry[2])
+        return taken
+
+    def take_all(self) -> list[Watch]:
+        """Remove and return all watches."""
+        taken = list(self._entries)
+        self._entries.clear()
+        self._heap.clear()
+        return taken
 
 
 Awaited = tuple[WaitList, int]
@@ -123,23 +139,24 @@ Awaited = tuple[WaitList, int]
 
 
 class WaitLists:
-    """The delayed requests of network worker ``number``."""
+    """The wait lists and the delayed requests of network worker ``number``."""
 
     def __init__(self, number: int) -> None:
         self._number = number
-        self._lists: set[WaitList] = set()
+        self._by_slot: dict[int, dict[WaitList, None]] = {}
         self._deadlines: list[tuple[int, int, DelayedRequest]] = []
         self._stale = 0
-        self.unfinished = False
-        """The last turn has left requests whose high watermark has come."""
+        self._ready: dict[DelayedRequest, None] = {}
 
     @property
     def waiting(self) -> int:
-        """How many requests wait; one that waits at several partitions counts there."""
-        return sum(map(len, self._lists))
+        """How many watches wait; one that waits at several partitions counts there."""
+        return sum(len(wait_list) for lists in self._by_slot.values() for wait_list in lists)
 
-    def delay(self, delayed: DelayedRequest, awaited: Sequence[Awaited]) -> bool:
-        """Let a request wait at all these partitions; False when a high watermark has come meanwhile.
+    # ---- what is watched
+
+    def await_at(self, watch: Watch, awaited: Iterable[Awaited]) -> None:
+        """Wait at these partitions, too.  Those where the high watermark has come meanwhile go to ``watch.moved``.
 
         At a partition that is named several times it waits for the lowest of its high watermarks.
         """
@@ -147,61 +164,96 @@ class WaitLists:
         for wait_list, high_watermark in awaited:
             lowest[wait_list] = min(high_watermark, lowest.get(wait_list, high_watermark))
         for wait_list, high_watermark in lowest.items():
-            delayed.wait_lists.append(wait_list)
-            wait_list.add(delayed, high_watermark)
-            self._lists.add(wait_list)
+            assert wait_list not in watch.lists
+            watch.lists[wait_list] = None
+            wait_list.add(watch, high_watermark)
+            self._by_slot.setdefault(wait_list.slot, {})[wait_list] = None
             wait_list.table.set_wait(self._number, wait_list.lowest())
         fence()
+        for wait_list, high_watermark in lowest.items():
+            if wait_list.table.high_watermark >= high_watermark:
+                wait_list.remove(watch)
+                self._on_removed(wait_list)
+                del watch.lists[wait_list]
+                watch.moved[wait_list] = None
+
+    def release(self, watch: Watch) -> None:
+        """Wait nowhere any more."""
+        for wait_list in watch.lists:
+            wait_list.remove(watch)
+            self._on_removed(wait_list)
+        watch.lists.clear()
+        watch.moved.clear()
+
+    def drop(self, wait_list: WaitList) -> None:
+        """Nobody waits any more at a partition that is gone; requests that did are answered."""
+        for watch in self._moved(wait_list, wait_list.take_all()):
+            if watch.delayed is not None:
+                watch.delayed.owner.answer(watch.delayed)
+
+    def _moved(self, wait_list: WaitList, taken: list[Watch]) -> list[Watch]:
+        for watch in taken:
+            del watch.lists[wait_list]
+            watch.moved[wait_list] = None
+        self._on_removed(wait_list)
+        return taken
+
+    def _on_removed(self, wait_list: WaitList) -> None:
+        wait_list.table.set_wait(self._number, wait_list.lowest())
+        if not wait_list:
+            lists = self._by_slot.get(wait_list.slot, {})
+            lists.pop(wait_list, None)
+            if not lists:
+                self._by_slot.pop(wait_list.slot, None)
+
+    # ---- requests that wait
+
+    def begin(self, delayed: DelayedRequest) -> None:
+        """Let a request wait for what it watches."""
+        delayed.watch.delayed = delayed
         delayed.pending.connection.delayed = delayed
-        if not delayed.timed:
-            delayed.timed = True
-            heapq.heappush(self._deadlines, (delayed.deadline_ms, next(_sequence), delayed))
-        if any(wait_list.table.high_watermark >= high_watermark for wait_list, high_watermark in lowest.items()):
-            self.remove(delayed)
-            return False
-        return True
+        heapq.heappush(self._deadlines, (delayed.deadline_ms, next(_sequence), delayed))
 
-    def awaited_by(self, delayed: DelayedRequest) -> list[Awaited]:
-        """The wait lists of a delayed request, with the high watermarks that it awaits."""
-        return [(wait_list, wait_list.awaited_by(delayed)) for wait_list in delayed.wait_lists]
-
-    def remove(self, delayed: DelayedRequest) -> None:
-        """End a request's wait; the caller answers it, or delays it again."""
-        if not delayed.wait_lists:
-            return
-        for wait_list in delayed.wait_lists:
-            wait_list.remove(delayed)
-            wait_list.table.set_wait(self._number, wait_list.lowest())
-            if not wait_list:
-                self._lists.discard(wait_list)
-        delayed.wait_lists.clear()
+    def end(self, delayed: DelayedRequest) -> None:
+        """End a request's wait; the caller answers it, and releases what it watched."""
+        delayed.watch.delayed = None
         delayed.pending.connection.delayed = None
         self._stale += 1
         if self._stale > max(STALE_MAX, len(self._deadlines) // 2):
-            for entry in self._deadlines:
-                entry[2].timed = bool(entry[2].wait_lists)
-            self._deadlines = [entry for entry in self._deadlines if entry[2].timed]
+            self._deadlines = [entry for entry in self._deadlines if entry[2].waits]
             heapq.heapify(self._deadlines)
             self._stale = 0
 
     def forget(self, connection: Connection) -> None:
-        """Remove the delayed request of a closed connection."""
-        if connection.delayed is not None:
-            self.remove(connection.delayed)
+        """Forget the delayed request of a closed connection."""
+        if (delayed := connection.delayed) is not None:
+            self.end(delayed)
+            self.release(delayed.watch)
 
     # ---- the end of a wait
 
-    def retry_reached(self) -> None:
-        """Retry the requests whose high watermark has come, as many as fit into a turn."""
+    def retry_reached(self, slots: Iterable[int]) -> None:
+        """Retry the requests whose high watermark has come in partitions of these slots, as many as fit into a turn."""
+        for slot in slots:
+            for wait_list in list(self._by_slot.get(slot, ())):
+                for watch in self._moved(wait_list, wait_list.take(wait_list.table.high_watermark)):
+                    if watch.delayed is not None:
+                        self._ready[watch.delayed] = None
+        self.retry_ready()
+
+    def retry_ready(self) -> None:
+        """Retry the requests that earlier turns have left, too, as many as fit into a turn."""
         parts = 0
-        self.unfinished = False
-        for delayed in self.reached():
-            self.unfinished = parts >= PARTS_PER_TURN
-            if self.unfinished:
-                return
-            parts += delayed.parts
-            if delayed.wait_lists:  # else it has been answered meanwhile
-                delayed.owner.retry(delayed)
+        while self._ready and parts < PARTS_PER_TURN:
+            delayed = next(iter(self._ready))
+            del self._ready[delayed]
+            if delayed.waits:  # else it has been answered meanwhile
+                parts += delayed.owner.retry(delayed)
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether the last turn has left requests whose high watermark has come."""
+        return bool(self._ready)
 
     def answer_expired(self, now_ms: int) -> None:
         """Answer the requests whose time is up, as many as fit into a turn."""
@@ -209,8 +261,7 @@ class WaitLists:
             return
         parts = 0
         for delayed in self.expired(now_ms):
-            delayed.owner.answer(delayed)
-            parts += delayed.parts
+            parts += delayed.owner.answer(delayed)
             if parts >= PARTS_PER_TURN:
                 return
 
@@ -219,27 +270,18 @@ class WaitLists:
         for delayed in self.everything():
             delayed.owner.answer(delayed)
 
-    def reached(self) -> list[DelayedRequest]:
-        """The requests whose high watermark has come."""
-        ready: dict[DelayedRequest, None] = {}
-        for wait_list in self._lists:
-            for delayed in wait_list.reached(wait_list.table.high_watermark):
-                ready[delayed] = None
-        return list(ready)
-
     def expired(self, now_ms: int) -> Iterator[DelayedRequest]:
         """The requests whose time is up."""
         while self._deadlines and self._deadlines[0][0] <= now_ms:
             delayed = heapq.heappop(self._deadlines)[2]
-            delayed.timed = False
-            if delayed.wait_lists:
+            if delayed.waits:
                 yield delayed
 
     def next_deadline_ms(self) -> int | None:
-        while self._deadlines and not self._deadlines[0][2].wait_lists:
-            heapq.heappop(self._deadlines)[2].timed = False
+        while self._deadlines and not self._deadlines[0][2].waits:
+            heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
 
     def everything(self) -> list[DelayedRequest]:
         """All delayed requests."""
-        return list({delayed: None for wait_list in self._lists for delayed in wait_list})
+        return [delayed for _, _, delayed in self._deadlines if delayed.waits]

@@ -42,7 +42,7 @@ from ...security.local_users import user_of
 from ...security.principals import ANONYMOUS, principal_of
 from ...shared import memory
 from ...shared.counters import Counters
-from ...shared.doorbell import Doorbell
+from ...shared.doorbell import MarkedDoorbell
 from ...shared.heartbeats import Heart, alone
 from ...wire.bounds import Limits
 from ...wire.listener_codecs import codec_of
@@ -121,7 +121,7 @@ class WorkerArguments(NamedTuple):
     number: int
     arena_name: str
     listeners: list[tuple[Listener, socket.socket]]
-    doorbell: Doorbell
+    doorbell: MarkedDoorbell
     tls: TlsFiles | None
     page_name: str = ""
     """Of its counters; "": nobody reads them."""
@@ -253,8 +253,7 @@ class NetworkWorker:
             elif fd == self._control_fd:
                 self._read_announcements()
             elif fd == self._doorbell.fd:
-                self._doorbell.silence()
-                self._wait_lists.retry_reached()
+                self._wait_lists.retry_reached(self._doorbell.take())
             elif fd in self._handshakes.by_fd:
                 self._handshakes.on_event(fd)
             elif fd in self._accepting.by_fd:
@@ -283,7 +282,7 @@ class NetworkWorker:
             self._read_announcements()
             self._connections.start_resumed()
         if self._wait_lists.unfinished:
-            self._wait_lists.retry_reached()
+            self._wait_lists.retry_ready()
 
     def _finish_turn(self) -> None:
         """Send the append requests and replies of this turn; each may lead to more of both."""
@@ -377,8 +376,7 @@ class NetworkWorker:
             return
         self._producing.on_deleted(partition)
         self._lookups.on_deleted(partition)
-        for delayed in partition.wait_list:
-            delayed.owner.answer(delayed)
+        self._wait_lists.drop(partition.wait_list)
 
     # ---- clients come and go
 

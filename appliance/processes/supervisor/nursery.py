@@ -51,7 +51,7 @@ from ...config import Config
 from ...log.recovery import boot_id
 from ...machine_limits import limit_of
 from ...names import TopicPartition
-from ...shared.doorbell import Doorbell
+from ...shared.doorbell import MarkedDoorbell
 from ...shared.heartbeats import Heart
 from .. import writer
 from ..child import become_child, set_log_level
@@ -80,7 +80,7 @@ class Nursery:
         self,
         config: Config,
         data_dir: Path,
-        doorbells: Sequence[Doorbell],
+        doorbells: Sequence[MarkedDoorbell],
         heart_at: Callable[[int], Heart],
         control: Channel,
         heart: Heart,

@@ -15,7 +15,7 @@ from ...config import Config
 from ...machine_limits import DESCRIPTORS, descriptors_of
 from ...shared import memory
 from ...shared.counters import PAGE_BYTES
-from ...shared.doorbell import Doorbell
+from ...shared.doorbell import MarkedDoorbell
 from ...shared.heartbeats import Heart
 from ...shared.table import WORKERS_MAX
 from .. import network
@@ -57,7 +57,7 @@ class Workers:
         self.snapshot: Sequence[SnapshotChange] = ()
         """What workers begin with; empty once the coordinator has sent them its own, since this one is older then."""
         self._count = min(config.network.workers or os.cpu_count() or 1, WORKERS_MAX)
-        self.doorbells: list[Doorbell] = []
+        self.doorbells: list[MarkedDoorbell] = []
         self._start = actions.define("start network workers", self._fork)
 
     def __iter__(self) -> Iterator[int]:
@@ -74,7 +74,7 @@ class Workers:
         self._listeners, self._tls = listeners, tls
         for _, sock in listeners:
             self._children.close_in_child(sock.close, LISTENERS)
-        self.doorbells = [Doorbell() for _ in range(self._count)]
+        self.doorbells = [MarkedDoorbell() for _ in range(self._count)]
 
     def make_arenas(self) -> None:
         """Reserve the memory of all arenas, ahead of starting the workers.

@@ -42,7 +42,7 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from ...log import FlushTicket, Log
-from ...shared.doorbell import Doorbell, fence
+from ...shared.doorbell import MarkedDoorbell, fence
 from ...shared.heartbeats import Heart
 from ...shared.table import SegmentTable
 from ..clock import now_ms, now_ns
@@ -204,10 +204,17 @@ class Unflushed:
     """The unflushed batches.  ``fault``: the error of a failed flush; after it nothing more is acknowledged."""
 
     def __init__(
-        self, table: SegmentTable, doorbells: Sequence[Doorbell], heart: Heart, wake: Callable[[], None]
+        self,
+        table: SegmentTable,
+        doorbells: Sequence[MarkedDoorbell],
+        slot: int,
+        heart: Heart,
+        wake: Callable[[], None],
     ) -> None:
-        """``wake`` is called by the flusher's thread once ``fault`` is set."""
-        self._table, self._doorbells, self._wake = table, doorbells, wake
+        """``slot``: the partition's, of the workers' doorbells.  ``wake`` is called by the flusher's thread once
+        ``fault`` is set.
+        """
+        self._table, self._doorbells, self._slot, self._wake = table, doorbells, slot, wake
         self._flusher = Flusher(self._flushed, self._failed, heart)
         self.lock = self._flusher.lock
         """Guards the data of both threads: links to workers, the high watermark, the jobs of the flusher."""
@@ -391,4 +398,4 @@ class Unflushed:
         self._table.publish_high_watermark(end, records)
         fence()
         for worker in self._table.waiting(len(self._doorbells), end):
-            self._doorbells[worker].ring()
+            self._doorbells[worker].ring_for(self._slot)

@@ -58,7 +58,7 @@ from ...records.keyed import check_keys
 from ...records.validation import check_records, unpacked_bytes_max
 from ...reserve import with_reserve
 from ...shared import memory
-from ...shared.doorbell import Doorbell
+from ...shared.doorbell import Doorbell, MarkedDoorbell, slot_of
 from ...shared.heartbeats import Heart, alone
 from ...shared.table import COUNT_DUPLICATES, COUNT_REFUSED, COUNT_RETIRED, SEGMENTS_MAX, SegmentTable
 from ..answers import FOR_ALL, Answer
@@ -282,7 +282,7 @@ class WriterArguments(NamedTuple):
     partition: int
     settings: dict[str, str]
     table_name: str
-    doorbells: Sequence[Doorbell]
+    doorbells: Sequence[MarkedDoorbell]
     heart: Heart = alone()
 
     @property
@@ -334,7 +334,8 @@ class Writer:
         self._links: dict[int, Link] = {}
         self._epoll = select.epoll()
         self._alarm = Doorbell()
-        self._unflushed = Unflushed(self._table, arguments.doorbells, arguments.heart, wake=self._alarm.ring)
+        slot = slot_of(arguments.topic, arguments.partition)
+        self._unflushed = Unflushed(self._table, arguments.doorbells, slot, arguments.heart, wake=self._alarm.ring)
         self._handed_over = HandedOverConnections(
             TopicPartition(arguments.topic, arguments.partition),
             arguments.config,

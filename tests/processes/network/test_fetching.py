@@ -1,95 +1,218 @@
-"""appliance.processes.network.fetching: what a writer delays is flushed soon for whoever waits for it."""
+"""appliance.processes.network.fetching: a fetch waits for enough, looks at what has moved, and is flushed for soon."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import combinations_with_replacement
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from appliance.broker import plan
+from appliance.errors import UnknownPartition
 from appliance.names import TopicPartition
+from appliance.partition_states import ONLINE
 from appliance.processes.network.fetching import Fetching
 from appliance.processes.network.known_partitions import Partition
-from appliance.processes.network.wait_lists import DelayedRequest, WaitLists
+from appliance.processes.network.wait_lists import WaitLists, Watch
 from appliance.shared.table import ROWS, SegmentTable
-from appliance.wire.requests import Fetch, FetchPart, FetchResult
+from appliance.wire.requests import Fetch, FetchPart, FetchResult, FileRange
 
 WORKER = 3
 WORKERS = 4
 WRITTEN = 10
 
 
-class Steps:
-    """A worker that starts a fetch, and a writer of the first partition, whose two steps come at ``moments``.
+class Log:
+    """A partition's log, all of which is one batch that grows.  ``looks``: how often it was looked at."""
 
-    Moments of the worker: 0, before it looks for what can be read; 1, before it stores its wait; 2, before it looks for
-    what is written; 3, after that.
-    """
+    def __init__(self, readable: int, part_bytes: int = 1 << 20) -> None:
+        self.table = SegmentTable([0] * (ROWS + 4))
+        self.table.publish([0], 0, readable, 0)
+        self.table.set_state(ONLINE)
+        self.looks, self._part_bytes = 0, part_bytes
+        self.looked_bytes = 0
 
-    def __init__(self, moments: tuple[int, int], partitions: int, readable: int) -> None:
-        self._moments, self._readable = moments, readable
-        self.now = 0
+    def without_holes(self, bases: tuple[int, ...], end: int, offset: int, bytes_max: int) -> FileRange | None:
+        self.looks += 1
+        return FileRange(cast(Any, None), offset, min(end - offset, bytes_max)) if offset < end else None
+
+    def grow(self, size: int) -> None:
+        self.table.publish_high_watermark(self.table.high_watermark + size, 0)
+
+
+class Worker:
+    """A worker with partitions 0 and so on of one topic, and one connection."""
+
+    def __init__(self, logs: Sequence[Log], wait_lists: WaitLists | None = None) -> None:
+        self.logs = logs
         self.asked: list[bool] = []
-        self.seen = False
-        self.wait_lists = WaitLists(WORKER)
-        tables = [SegmentTable([0] * (ROWS + 4)) for _ in range(partitions)]
-        for table in tables:
-            table.publish([0], 0, 0, 0)
-        self.table = tables[0]
-        link = SimpleNamespace(ask_for_flush=lambda written, now: self.asked.append(now))
-        self.partitions = [
-            Partition(TopicPartition("t", number), table, cast(Any, None), cast(Any, link), lambda *_: None)
-            for number, table in enumerate(tables)
-        ]
+        self.wait_lists = wait_lists or WaitLists(WORKER)
+        link: Any = SimpleNamespace(ask_for_flush=lambda written, now: self.asked.append(now))
+        self.by_key = {
+            ("t", number): Partition(TopicPartition("t", number), log.table, cast(Any, log), link, lambda *_: None)
+            for number, log in enumerate(logs)
+        }
+        known: Any = SimpleNamespace(
+            number=WORKER,
+            of=lambda request: [self.by_key.get((part.topic, part.partition)) for part in request.parts],
+            get=self.by_key.get,
+        )
+        self.answers: list[list[FetchResult]] = []
+        connections: Any = SimpleNamespace(
+            awaits_announcement=lambda *_: False, answer=lambda pending, results: self.answers.append(results)
+        )
+        self.turn = SimpleNamespace(now_ms=0, stopping=False)
+        self.fetching = Fetching(cast(Any, self.turn), connections, known, self.wait_lists)
+        self.connection: Any = SimpleNamespace(
+            begin=lambda _: None,
+            read_ns=0,
+            delayed=None,
+            codec=SimpleNamespace(encode_fetch=lambda request, results: list(results)),
+            counters=SimpleNamespace(failed=lambda *_: None),
+        )
 
-    def reach(self, moment: int) -> None:
-        """Let the writer do what it does by then: store what it writes; look for waiting workers."""
-        while self.now <= moment:
-            if self._moments[0] == self.now:
-                self.table.set_log_end_offset(WRITTEN)
-            if self._moments[1] == self.now:
-                self.seen = self.table.anybody_waits(WORKERS)
-            self.now += 1
+    def fetch(self, offsets: Sequence[int], bytes_min: int, wait_ms: int = 500, part_bytes: int = 1 << 20) -> None:
+        parts = [FetchPart("t", number, offset, part_bytes) for number, offset in enumerate(offsets)]
+        self.fetching.start(self.connection, Fetch(None, wait_ms, bytes_min, 1 << 20, parts), 0, memoryview(b""))
 
-    def look_for_what_can_be_read(self, *_: object) -> tuple[list[FetchResult], int]:
-        self.reach(0)
-        return [FetchResult(0, 0, 0, self._readable, ())] * len(self.partitions), self._readable
+    def ring(self, *numbers: int) -> None:
+        self.wait_lists.retry_reached(self.by_key["t", number].wait_list.slot for number in numbers)
 
-    def wait(self, delay: Callable[..., bool], *given: Any) -> bool:
+    @property
+    def sizes(self) -> list[list[int]]:
+        """The bytes of each part in each answer."""
+        return [[result.size for result in results] for results in self.answers]
+
+
+class Moments(WaitLists):
+    """Calls ``reach`` before a watch is stored, and after it."""
+
+    reach: Callable[[int], None] = staticmethod(lambda _: None)
+
+    def await_at(self, watch: Watch, awaited: Any) -> None:
         self.reach(1)
-        waits = delay(self.wait_lists, *given)
+        super().await_at(watch, awaited)
         self.reach(2)
-        return waits
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["a new fetch", "a fetch that waits again"])
 @pytest.mark.parametrize("readable", [0, 5], ids=["nothing", "too little"])
 @pytest.mark.parametrize("moments", list(combinations_with_replacement(range(4), 2)), ids=str)
-def test_a_writer_sees_who_waits_or_is_asked(
-    moments: tuple[int, int], readable: int, again: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Goal: in every order of their steps, what is written is not flushed late because neither has seen the other."""
-    steps = Steps(moments, 2 if again else 1, readable)
-    connections: Any = SimpleNamespace(awaits_announcement=lambda *_: False)
-    known: Any = SimpleNamespace(of=lambda _: steps.partitions)
-    fetching = Fetching(cast(Any, SimpleNamespace(now_ms=0, stopping=False)), connections, known, steps.wait_lists)
-    parts = [FetchPart("t", number, 0, 1 << 20) for number in range(len(steps.partitions))]
-    connection: Any = SimpleNamespace(begin=lambda _: None, read_ns=0, delayed=None)
-    request = Fetch(None, 500, 100, 1 << 20, parts)
-    delay = WaitLists.delay
+def test_a_writer_sees_who_waits_or_is_asked(moments: tuple[int, int], readable: int, again: bool) -> None:
+    """Goal: in every order of their steps, what is written is not flushed late because neither has seen the other.
+
+    Method: the writer stores what it has written, and looks for waiting workers, at ``moments`` of the worker: 0,
+    before it looks for what can be read; 1, before it stores its wait; 2, before it looks for what is written; 3, after
+    that.
+    """
+    wait_lists = Moments(WORKER)
+    worker = Worker([Log(0 if again else readable)] + [Log(0)] * again, wait_lists)
+    table = worker.logs[0].table
+    now, seen = 0, False
+
+    def reach(moment: int) -> None:
+        nonlocal now, seen
+        while now <= moment:
+            if moments[0] == now:
+                table.set_log_end_offset(readable + WRITTEN)
+            if moments[1] == now:
+                seen = table.anybody_waits(WORKERS)
+            now += 1
+
     if again:
-        monkeypatch.setattr(plan, "fetch", lambda *_: ([FetchResult(0, 0, 0, 0, ())] * 2, 0))
-        fetching.start(connection, request, 0, memoryview(b""))
-    monkeypatch.setattr(plan, "fetch", steps.look_for_what_can_be_read)
-    monkeypatch.setattr(WaitLists, "delay", lambda _, *given: steps.wait(delay, *given))
-    if again:
-        waiting: DelayedRequest = connection.delayed
-        fetching.retry(waiting)
+        worker.fetch([0, 0], 100)
+        worker.logs[0].grow(readable or 1)
+        wait_lists.reach = reach
+        reach(0)
+        worker.ring(0)
     else:
-        fetching.start(connection, request, 0, memoryview(b""))
-    steps.reach(3)
-    assert connection.delayed is not None
-    assert steps.seen or steps.asked == [False]
+        wait_lists.reach = reach
+        reach(0)
+        worker.fetch([0], 100)
+    reach(3)
+    assert worker.connection.delayed is not None
+    assert seen or worker.asked == [False]
+
+
+def test_a_fetch_of_several_partitions_waits_for_what_they_have_together() -> None:
+    worker = Worker([Log(10), Log(0), Log(0)])
+    worker.fetch([0, 0, 0], 100)
+    for number, size in ((1, 30), (2, 30), (1, 20)):
+        worker.logs[number].grow(size)
+        worker.ring(number)
+        assert worker.answers == []
+    worker.logs[0].grow(10)
+    worker.ring(0)
+    assert worker.sizes == [[20, 50, 30]]
+    assert worker.connection.delayed is None and worker.wait_lists.waiting == 0
+
+
+def test_min_bytes_holds_while_messages_come_between_a_look_and_its_wait() -> None:
+    """Goal: a fetch is not answered early because a writer is quicker.  Method: it writes before each wait."""
+    wait_lists = Moments(WORKER)
+    worker = Worker([Log(0), Log(0)], wait_lists)
+    wait_lists.reach = lambda moment: worker.logs[1].grow(7) if moment == 1 else None
+    worker.fetch([0, 0], 100)
+    assert worker.sizes == [[0, 105]]
+
+
+def test_a_message_makes_a_fetch_look_at_its_partition_only() -> None:
+    worker = Worker([Log(0) for _ in range(50)])
+    worker.logs[3].grow(5)
+    worker.fetch([0] * 50, 1_000)
+    before = [log.looks for log in worker.logs]
+    for _ in range(20):
+        worker.logs[7].grow(10)
+        worker.ring(7)
+    looked = [log.looks - count for log, count in zip(worker.logs, before, strict=True)]
+    assert looked == [20 * (number == 7) for number in range(50)] and worker.answers == []
+    (delayed,) = worker.wait_lists.everything()
+    worker.fetching.answer(delayed)
+    assert worker.sizes == [[5 * (number == 3) + 200 * (number == 7) for number in range(50)]]
+    assert all(result.pieces for result in worker.answers[0] if result.size)
+
+
+def test_a_fetch_that_waits_holds_no_files() -> None:
+    """Goal: retention may remove them, and their number is bounded elsewhere."""
+    worker = Worker([Log(5), Log(0)])
+    worker.fetch([0, 0], 1_000)
+    watch: Any = worker.connection.delayed.watch
+    assert [result.pieces for result in watch.plan.results] == [(), ()]
+
+
+def test_a_fetch_waits_for_no_more_than_its_parts_may_get() -> None:
+    worker = Worker([Log(0), Log(0)])
+    worker.fetch([0, 0], 1_000, part_bytes=50)
+    for number, answers in ((0, []), (1, [[50, 50]])):
+        worker.logs[number].grow(60)
+        worker.ring(number)
+        assert worker.sizes == answers
+
+
+def test_a_deleted_partition_ends_the_wait() -> None:
+    worker = Worker([Log(0), Log(0)])
+    worker.fetch([0, 0], 1_000)
+    wait_list = worker.by_key.pop(("t", 1)).wait_list
+    worker.wait_lists.drop(wait_list)
+    assert [result.error for result in worker.answers[0]] == [0, UnknownPartition.code]
+    assert worker.wait_lists.waiting == 0 and len(wait_list) == 0
+
+
+def test_a_fetch_without_time_asks_for_a_flush_of_what_is_written() -> None:
+    worker = Worker([Log(0), Log(0)])
+    worker.logs[1].table.set_log_end_offset(WRITTEN)
+    worker.fetch([0, 0], 1_000, wait_ms=0)
+    assert worker.asked == [True, False] and worker.answers == []
+    worker.logs[1].grow(WRITTEN)
+    worker.ring(1)
+    assert worker.sizes == [[0, WRITTEN]]
+
+
+def test_a_request_of_a_closed_connection_is_forgotten() -> None:
+    worker = Worker([Log(0), Log(0)])
+    worker.fetch([0, 0], 1_000)
+    worker.wait_lists.forget(worker.connection)
+    worker.logs[0].grow(2_000)
+    worker.ring(0)
+    assert worker.answers == [] and worker.wait_lists.waiting == 0

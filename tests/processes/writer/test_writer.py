@@ -20,7 +20,7 @@ from appliance.processes.control import Channel
 from appliance.processes.writer.writer import WriterArguments, run
 from appliance.records.decode import decode_batch
 from appliance.records.encode import encode_batch, encode_values
-from appliance.shared.doorbell import Doorbell
+from appliance.shared.doorbell import MarkedDoorbell
 
 from ...support.kafka_peer import KafkaPeer
 from ...support.native_peer import Peer
@@ -34,7 +34,7 @@ LARGE = encode_values([os.urandom(500_000)], 1_000)
 
 def test_a_writer_of_a_topic_that_is_gone_ends_quietly(tmp_path: Path) -> None:
     """The topic was deleted, and its table with it, after the supervisor had decided to fork."""
-    arguments = WriterArguments(Config(), tmp_path, "gone", 0, {}, "/appliance.test.gone", [Doorbell()])
+    arguments = WriterArguments(Config(), tmp_path, "gone", 0, {}, "/appliance.test.gone", [MarkedDoorbell()])
     ours, control = Channel.pair()
     pid = os.fork()
     if pid == 0:
