@@ -1,0 +1,113 @@
+"""What does a message cost a broker when a consumer waits at many partitions?
+
+    python perf/wide_consumer.py [--smoke] [--messages 300] [--peer kafka]
+
+A consumer's fetch of 1 to 5,000 partitions waits for more than comes, while a producer sends messages, one at a time,
+to one of them.  *cpu/message* is the CPU of all the broker's processes for one message, in µs; it should be the same
+for any number of partitions.  The rows say what a consumer asks for: *nothing*, the same without a consumer; *waits*, a
+fetch that names all partitions and goes on waiting.
+"""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import struct
+import tempfile
+import time
+from pathlib import Path
+
+from _bench import headline, row
+from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
+
+from appliance.bench import brokers
+from appliance.records.encode import encode_values
+
+PARTITIONS = (1, 10, 100, 1_000, 5_000)
+BATCH = encode_values([bytes(200)], 1_000)
+HEAD = struct.Struct(">hhih")
+WAIT_MS = 600_000
+BYTES = 50 << 20
+
+
+class Client:
+    """A connection with Kafka's protocol."""
+
+    def __init__(self, address: str) -> None:
+        host, port = address.rsplit(":", 1)
+        self._sock = socket.create_connection((host, int(port)), 60)
+        self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._file = self._sock.makefile("rb")
+
+    def send(self, api: int, version: int, body: bytes) -> None:
+        frame = HEAD.pack(api, version, 1, -1) + body
+        self._sock.sendall(struct.pack(">i", len(frame)) + frame)
+
+    def receive(self) -> bytes:
+        (size,) = struct.unpack(">i", self._file.read(4))
+        return self._file.read(size)
+
+    def produce(self, topic: str) -> None:
+        """Append one message to partition 0, with acks=all."""
+        head = struct.pack(">hhiih", -1, -1, 30_000, 1, len(topic)) + topic.encode()
+        self.send(0, 7, head + struct.pack(">iii", 1, 0, len(BATCH)) + BATCH)
+        error = struct.unpack_from(">h", self.receive(), 4 + 4 + 2 + len(topic) + 4 + 4)
+        assert error == (0,), error
+
+    def fetch(self, topic: str, offsets: list[int], bytes_min: int, wait_ms: int) -> None:
+        head = struct.pack(">iiiibiiih", -1, wait_ms, bytes_min, BYTES, 0, 0, -1, 1, len(topic)) + topic.encode()
+        rows = b"".join(struct.pack(">iiqqi", n, -1, offset, -1, BYTES) for n, offset in enumerate(offsets))
+        self.send(1, 11, head + struct.pack(">i", len(offsets)) + rows + struct.pack(">ih", 0, 0))
+
+    def close(self) -> None:
+        self._file.close()
+        self._sock.close()
+
+
+def cpu_us(broker: brokers.Broker, topic: str, messages: int) -> float:
+    """CPU of the broker for each message that is sent to a topic's first partition."""
+    producer = Client(broker.address)
+    for _ in range(max(messages // 10, 3)):
+        producer.produce(topic)
+    time.sleep(0.2)
+    before = broker.cpu_s()
+    for _ in range(messages):
+        producer.produce(topic)
+    used = broker.cpu_s() - before
+    producer.close()
+    return 1e6 * used / messages
+
+
+def measure(broker: brokers.Broker, partitions: int, messages: int) -> None:
+    topic = f"wide-{partitions}"
+    admin = brokers.admin_of(broker.address)
+    admin.create_topics([NewTopic(topic, partitions, 1)], request_timeout=120)[topic].result(150)
+    idle = cpu_us(broker, topic, messages)
+    consumer = Client(broker.address)
+    consumer.fetch(topic, [0] * partitions, BYTES, WAIT_MS)
+    time.sleep(0.5)
+    row(f"{broker.name}, {partitions} partitions", nothing=idle, waits=cpu_us(broker, topic, messages))
+    consumer.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--messages", type=int, default=300)
+    parser.add_argument("--peer", choices=["kafka"], help="measure Kafka, too")
+    parser.add_argument("--smoke", action="store_true", help="a small size that only shows that it works")
+    given = parser.parse_args()
+    sizes, messages = ((1, 20), 10) if given.smoke else (PARTITIONS, given.messages)
+    headline("CPU in µs for each message, by what a consumer of so many partitions does", messages=messages)
+    makers = [brokers.OurBroker] + ([brokers.Kafka] if given.peer else [])
+    for make in makers:
+        with tempfile.TemporaryDirectory(prefix="perf-") as directory:
+            broker = make(Path(directory))
+            try:
+                for partitions in sizes:
+                    measure(broker, partitions, messages)
+            finally:
+                broker.stop()
+
+
+if __name__ == "__main__":
+    main()
