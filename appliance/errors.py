@@ -166,6 +166,18 @@ class StaleProducerEpoch(ClientFault):
     code = 47
 
 
+class UnknownFetchSession(ClientFault):
+    """The client starts another one."""
+
+    code = 70
+
+
+class InvalidSessionEpoch(ClientFault):
+    """A fetch of a session came twice, or one before it is missing.  The client starts another session."""
+
+    code = 71
+
+
 class InvalidRecord(ClientFault):
     """A batch with a right checksum that no client could read.  Sent again it would be refused again."""
 

@@ -99,27 +99,27 @@ class FetchPlan:
     All other batches keep to ``request.bytes_max``.  At most PARTS_GIVEN_MAX parts get data, since each needs a look
     into an index.  The others are answered as if there was no room.  The partitions of denied parts are None.
 
-    ``results``: of every part.  ``size``: bytes of all together.  ``failed``: one has an error.
+    ``results``: of every part.  ``size``: bytes of all together.  ``bytes_wanted``: what the parts may get if there
+    is room; whoever changes parts keeps it up to date.
     """
 
     def __init__(self, request: Fetch, partitions: Sequence[Readable | None]) -> None:
         self.request, self.partitions = request, partitions
         self.results = [NOT_LOOKED_AT] * len(partitions)
         self.size = self._available = 0
-        self.failed = False
         self._given: set[int] = set()
+        self._failed: set[int] = set()
         self._let_go = False
+        self.bytes_wanted = sum(part.bytes_max for part in request.parts)
         self.look(range(len(partitions)))
 
     def look(self, parts: Iterable[int]) -> None:
         """Look at parts, for the first time or again."""
         request, results = self.request, self.results
         for index in parts:
+            if results[index] is not NOT_LOOKED_AT:
+                self.forget(index)
             part = request.parts[index]
-            if index in self._given:
-                self._given.remove(index)
-                self.size -= results[index].size
-                self._available -= _available(part, results[index])
             left = request.bytes_max - self.size if len(self._given) < PARTS_GIVEN_MAX else 0
             result = results[index] = _fetch_part(part, self.partitions[index], left, self.size == 0)
             if result.size:
@@ -127,17 +127,33 @@ class FetchPlan:
                 self.size += result.size
                 self._available += _available(part, result)
             elif result.error:
-                self.failed = True
+                self._failed.add(index)
                 if index in request.denied:
-                    results[index] = FetchResult(TopicNotPermitted.code, -1, -1, 0, ())
+                    results[index] = _without_data(TopicNotPermitted.code)
+                elif index in request.refused and result.error == OffsetOutOfRange.code:
+                    results[index] = _without_data(request.refused[index])
+
+    def forget(self, index: int) -> None:
+        """Take back what a part gets, and that it has an error."""
+        result = self.results[index]
+        self.results[index] = NOT_LOOKED_AT
+        self._failed.discard(index)
+        if index in self._given:
+            self._given.remove(index)
+            self.size -= result.size
+            self._available -= _available(self.request.parts[index], result)
+
+    @property
+    def failed(self) -> bool:
+        """Whether a part has an error."""
+        return bool(self._failed)
 
     @property
     def is_enough(self) -> bool:
         """Whether to reply at once: there is an error, or enough, or all that the parts may get."""
-        enough = self.request.bytes_enough
-        if self.failed or self._available >= enough:
+        if self._failed or self._available >= self.request.bytes_enough:
             return True
-        return self._available >= max(1, sum(part.bytes_max for part in self.request.parts))
+        return self._available >= self.bytes_wanted and (self.size > 0 or not self.request.parts)
 
     def let_go(self) -> None:
         """Hold no files while the fetch waits: retention may remove them, and there may be many."""
@@ -151,6 +167,10 @@ class FetchPlan:
             self._let_go = False
             self.look(sorted(index for index in self._given if not self.results[index].pieces))
         return self.results
+
+
+def _without_data(error: int) -> FetchResult:
+    return FetchResult(error, -1, -1, 0, ())
 
 
 def _available(part: FetchPart, result: FetchResult) -> int:

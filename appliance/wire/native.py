@@ -87,6 +87,7 @@ from .requests import (
     ProducePart,
     ProduceResult,
     Request,
+    SessionReply,
 )
 
 PRODUCE, FETCH, OFFSETS, METADATA, ADMIN, LOGIN, HELLO = 0, 1, 2, 3, 4, 5, 9
@@ -320,13 +321,19 @@ class NativeCodec:
         replies = [encode_frame([context, *result[:5]]) for context, result in rows]
         return b"".join(replies)
 
-    def encode_fetch(self, request: Fetch, results: list[FetchResult]) -> list[bytes | FileRange]:
+    def encode_fetch(
+        self, request: Fetch, results: list[FetchResult], session: SessionReply | None = None
+    ) -> list[bytes | FileRange]:
+        assert session is None, "only Kafka's protocol has fetch sessions"
         rows = [result[:4] for result in results]
         size = sum(result.size for result in results)
         reply: list[bytes | FileRange] = [encode_frame([request.context, 0, rows], size)]
         for result in results:
             reply += result.pieces
         return reply
+
+    def refuse_fetch(self, request: Fetch, error: int) -> bytes:
+        raise AssertionError("only Kafka's protocol has fetch sessions")
 
     def encode_offsets(self, request: Offsets, results: list[OffsetsResult]) -> bytes:
         return encode_frame([request.context, 0, results])

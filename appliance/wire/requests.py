@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, NamedTuple, Protocol
 
+NO_OFFSET: Final = -1
+"""An offset that no log has: a part with it is answered at once, with OFFSET_OUT_OF_RANGE."""
 EARLIEST = -2
 LATEST = -1
 MAX_TIMESTAMP = -3
@@ -88,8 +90,35 @@ class Produce:
     denied: frozenset[int] = NONE_DENIED
 
 
+class SessionStep(NamedTuple):
+    """What a fetch says of its session (KIP-227).
+
+    ``epoch``: NEW_SESSION asks for one, NO_SESSION for none, and both end the one with this ``id`` if there is one.
+    Any other continues it: the fetch names only the parts that are new or changed, and those to be ``forgotten``.
+    """
+
+    id: int
+    epoch: int
+    forgotten: list[tuple[str, int]]
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the fetch names all its parts."""
+        return self.epoch in (NEW_SESSION, NO_SESSION)
+
+
+NEW_SESSION: Final = 0
+NO_SESSION: Final = -1
+WITHOUT_SESSION: Final = SessionStep(0, NO_SESSION, [])
+
+
 @dataclass(slots=True)
 class Fetch:
+    """A fetch.  ``refused``: the errors of parts, by number, that name another leader epoch.
+
+    Such a part has NO_OFFSET; its error applies if the partition exists.
+    """
+
     overlap: ClassVar[str] = ""
     api: ClassVar[int] = 1
     context: Any
@@ -98,6 +127,8 @@ class Fetch:
     bytes_max: int
     parts: list[FetchPart]
     denied: frozenset[int] = NONE_DENIED
+    refused: dict[int, int] = field(default_factory=dict)
+    session: SessionStep = WITHOUT_SESSION
 
     @property
     def bytes_enough(self) -> int:
@@ -184,6 +215,13 @@ class FetchResult(NamedTuple):
     pieces: tuple[bytes | FileRange, ...]
 
 
+class SessionReply(NamedTuple):
+    """The session of a reply to a fetch; ``parts``: those that the reply names, None: all of the request."""
+
+    id: int
+    parts: list[FetchPart] | None = None
+
+
 class OffsetsResult(NamedTuple):
     """``records``: number of records before ``offset`` since the log began (differences give lag in messages)."""
 
@@ -238,7 +276,13 @@ class Codec(Protocol):
 
     def encode_produce(self, request: Produce, results: list[ProduceResult]) -> bytes: ...
 
-    def encode_fetch(self, request: Fetch, results: list[FetchResult]) -> list[bytes | FileRange]: ...
+    def encode_fetch(
+        self, request: Fetch, results: list[FetchResult], session: SessionReply | None = None
+    ) -> list[bytes | FileRange]:
+        """Encode the results of all parts, or those of the parts that a session names."""
+
+    def refuse_fetch(self, request: Fetch, error: int) -> bytes:
+        """The reply to a fetch that has an error as a whole."""
 
     def encode_offsets(self, request: Offsets, results: list[OffsetsResult]) -> bytes: ...
 

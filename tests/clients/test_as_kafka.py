@@ -116,6 +116,67 @@ def test_numbers_of_idempotent_producers(peer: KafkaPeer, name: str) -> None:
                 assert said.error_code == (OutOfOrderSequence if answer is DuplicateSequence else answer).code, what
 
 
+# ---- fetch sessions
+
+
+class FetchSession:
+    """A session of a topic's partitions 0 and so on: what its replies say."""
+
+    def __init__(self, peer: KafkaPeer, topic: str) -> None:
+        self._peer, self._topic = peer, topic
+        self.id = self.next_offset = 0
+
+    def ask(self, epoch: int, offsets: dict[int, int], forgotten: tuple[int, ...] = ()) -> Any:
+        rows = [{"partition": number, "fetch_offset": offset, **ROW} for number, offset in offsets.items()]
+        topics = [{"topic": self._topic, "partitions": rows}] if rows else []
+        forget = [{"topic": self._topic, "partitions": list(forgotten)}] if forgotten else []
+        session = {"session_id": self.id, "session_epoch": epoch, "forgotten_topics_data": forget}
+        limits = {"replica_id": -1, "max_wait_ms": 0, "min_bytes": 0, "max_bytes": 1 << 20}
+        return self._peer.ask("Fetch", 12, topics=topics, **session, **limits)
+
+    def named(
+        self, epoch: int, offsets: dict[int, int], forgotten: tuple[int, ...] = ()
+    ) -> list[tuple[int, int, bool]]:
+        """Number, error, and whether there is data, of the partitions that the reply names."""
+        reply = self.ask(epoch, offsets, forgotten)
+        assert reply.error_code == 0 and (not self.id or reply.session_id == self.id)
+        self.id = reply.session_id
+        parts = sorted(
+            (part for topic in reply.responses for part in topic.partitions), key=lambda one: one.partition_index
+        )
+        self.next_offset = max([part.high_watermark for part in parts], default=0)
+        return [(part.partition_index, part.error_code, bool(part.records)) for part in parts]
+
+
+ROW = {"current_leader_epoch": -1, "last_fetched_epoch": -1, "log_start_offset": -1, "partition_max_bytes": 1 << 20}
+
+
+def test_what_the_replies_of_a_fetch_session_name(peer: KafkaPeer) -> None:
+    topic = new_topic()
+    create(peer, topic, 3)
+    session = FetchSession(peer, topic)
+    assert session.named(0, {0: 0, 1: 0, 2: 0}) == [(0, 0, False), (1, 0, False), (2, 0, False)]
+    assert session.id > 0
+    assert session.named(1, {}) == []
+    produce(peer, topic, encode_values([b"v"], 1_000))
+    assert session.named(2, {}) == session.named(3, {}) == [(0, 0, True)]
+    end = session.next_offset
+    assert session.named(4, {0: end}) == []
+    assert session.ask(4, {}).error_code == 71
+    assert session.named(5, {0: end + 1_000}) == session.named(6, {}) == [(0, 1, False)]
+    assert session.named(7, {0: end}) == [(0, 0, False)]
+    assert session.named(8, {0: 0}, (0,)) == []
+    assert session.named(9, {0: 0}) == [(0, 0, True)]
+    reply = session.ask(10, {}, (0, 1, 2))
+    assert (reply.error_code, reply.session_id) == (0, 0), "nothing is left of it"
+    assert session.ask(11, {}).error_code == 70
+    session.id = 0
+    assert session.named(0, {0: end}) == [(0, 0, False)]
+    reply = session.ask(-1, {})
+    assert (reply.error_code, reply.session_id) == (0, 0)
+    assert session.ask(1, {}).error_code == 70
+
+
 # ---- groups: the same condition, asked with every verb
 
 

@@ -14,7 +14,7 @@ from ...names import TopicPartition
 from ...shared import memory
 from ...shared.doorbell import slot_of
 from ...shared.table import TABLE_BYTES, SegmentTable
-from ...wire.requests import Fetch, FileRange, Offsets, Produce
+from ...wire.requests import Fetch, FetchPart, FileRange, Offsets, Produce
 from ..clock import now_ms
 from .wait_lists import WaitList
 from .writer_link import WriterLink
@@ -119,6 +119,10 @@ class KnownPartitions:
         if partition is not None and base is not None:
             start = base + piece.position
             partition.suspect(start, start + piece.count)
+
+    def at(self, part: FetchPart) -> Partition | None:
+        """The partition of a part; None: unknown."""
+        return self.get((part.topic, part.partition))
 
     def of(self, request: Produce | Fetch | Offsets) -> list[Partition | None]:
         """The partition of each part of a request; None: unknown, or not for this client.

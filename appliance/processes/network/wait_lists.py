@@ -185,6 +185,14 @@ class WaitLists:
         watch.lists.clear()
         watch.moved.clear()
 
+    def leave(self, watch: Watch, wait_list: WaitList) -> None:
+        """Wait at one partition no more, if it does."""
+        watch.moved.pop(wait_list, None)
+        if wait_list in watch.lists:
+            del watch.lists[wait_list]
+            wait_list.remove(watch)
+            self._on_removed(wait_list)
+
     def drop(self, wait_list: WaitList) -> None:
         """Nobody waits any more at a partition that is gone; requests that did are answered."""
         for watch in self._moved(wait_list, wait_list.take_all()):

@@ -13,7 +13,8 @@ The parts, each with its own state::
                        (connection_state, inbox, transport: of one connection)
     producing          append requests to the writers, their answers (writer_link: one writer)
     handing_over       connections that writers serve themselves (relaying: those with TLS)
-    fetching           fetches, at once or delayed (wait_lists)
+    fetching           fetches, at once or delayed (wait_lists); each is a reading
+    fetch_sessions     sessions of fetches
     offset_lookups     requests for offsets
     forwarding         requests that the coordinator answers (snapshot_answers: those that the worker can)
     known_partitions   partitions that the supervisor has announced
@@ -78,6 +79,7 @@ from .accepting import Accepted, Accepting, Places
 from .admission import Admission
 from .connection_state import ClientSession, Connection
 from .connections import Connections
+from .fetch_sessions import FetchSessions
 from .fetching import Fetching
 from .forwarding import Forwarding
 from .handing_over import HandingOver
@@ -167,7 +169,6 @@ class NetworkWorker:
         self._producing = Producing(
             turn, connections, partitions, self._handing_over, buffers, lambda key: control.send(WriterNeeded(key))
         )
-        self._fetching = Fetching(turn, connections, partitions, wait_lists)
         self._lookups = OffsetLookups(turn, connections, partitions, wait_lists, limits.look_bytes_max)
         answers = SnapshotAnswers(Limits.of(arguments.config).parts_max)
         security = arguments.config.security
@@ -177,6 +178,8 @@ class NetworkWorker:
         answers.snapshot.on_usage = self._metering.on_usage
         self._admission = asked = Admission(turn, connections, authorizer, self._metering, self._producing.recall)
         answers.snapshot.on_security = asked.on_security
+        self._sessions = FetchSessions(turn, partitions, wait_lists, asked.access)
+        self._fetching = Fetching(turn, connections, partitions, wait_lists, self._sessions)
         self._forwarding = Forwarding(turn, connections, answers, epoll, self._read_announcements, asked)
         self._logging_in = LoggingIn(
             turn, connections, places, epoll, answers.snapshot, self._forwarding.read_snapshot, arguments.config
@@ -422,6 +425,7 @@ class NetworkWorker:
 
     def _on_close(self, connection: Connection) -> None:
         """Forget the waiting requests of a closed connection."""
+        self._sessions.forget(connection)
         self._wait_lists.forget(connection)
         self._forwarding.forget(connection)
         self._producing.forget(connection)

@@ -31,6 +31,7 @@ from ..requests import (
     Produce,
     ProduceResult,
     Request,
+    SessionReply,
 )
 from . import fetch, list_offsets, produce, sasl
 from .apis import (
@@ -126,8 +127,13 @@ class KafkaCodec:
     def encode_produce(self, request: Produce, results: list[ProduceResult]) -> bytes:
         return produce.encode(request, results)
 
-    def encode_fetch(self, request: Fetch, results: list[FetchResult]) -> list[bytes | FileRange]:
-        return fetch.encode(request, results)
+    def encode_fetch(
+        self, request: Fetch, results: list[FetchResult], session: SessionReply | None = None
+    ) -> list[bytes | FileRange]:
+        return fetch.encode(request, results, session)
+
+    def refuse_fetch(self, request: Fetch, error: int) -> bytes:
+        return fetch.refuse(request, error)
 
     def encode_offsets(self, request: Offsets, results: list[OffsetsResult]) -> bytes:
         return list_offsets.encode(request, results)

@@ -6,19 +6,19 @@ Request (``[…]`` arrays; in 12 compact lengths, and tagged fields at each ``}`
     i32 session id (7+)  i32 session epoch (7+)
     [topic { name  [partition { i32 index  i32 leader epoch (9+)  i64 offset  i32 last fetched epoch (12)
                                 i64 log start (5+)  i32 bytes max }] }]
-    [forgotten topics] (7+)  rack (11+): not read
+    [topic { name  [i32 index] }] (7+): to be forgotten
+    rack (11+): not read
 
 Reply::
 
-    i32 throttle ms = 0  i16 error (7+)  i32 session id = 0 (7+)
+    i32 throttle ms = 0  i16 error (7+)  i32 session id (7+)
     [topic { name  [partition { i32 index  i16 error  i64 end  i64 last stable offset = end
                                 i64 log start (5+)  [aborted transactions] = none
                                 i32 preferred replica = -1 (11+)  i32 size, record batches }] }]
 
-A reply with session id 0 refuses a fetch session, so each fetch names all its partitions.  A fetch that continues an
-unknown session gets FETCH_SESSION_ID_NOT_FOUND, and the client starts again without it.  A fetch without partitions is
-answered at once: the Java client sends it at its end, with epoch -1.  A partition with another leader epoch than the
-request names (-1: any) gets FENCED_LEADER_EPOCH or UNKNOWN_LEADER_EPOCH.
+Fetch sessions (KIP-227) are in ``processes.network.fetch_sessions``.  A reply with session id 0 refuses one, so each
+fetch names all its partitions.  The Java client sends a fetch without partitions at its end, with epoch -1.  A
+partition with another leader epoch than the request names (-1: any) gets FENCED_LEADER_EPOCH or UNKNOWN_LEADER_EPOCH.
 """
 
 from __future__ import annotations
@@ -28,17 +28,36 @@ from itertools import islice
 from typing import Final
 
 from ...catalog import LEADER_EPOCH
-from ...errors import OffsetOutOfRange, ProtocolFault, UnsupportedVersion
+from ...errors import ProtocolFault, UnsupportedVersion
 from ...records.varints import unsigned
 from ..bounds import FETCH_BYTES_MAX
-from ..requests import Fetch, FetchPart, FetchResult, FileRange, Local
+from ..requests import (
+    NO_OFFSET,
+    NO_SESSION,
+    WITHOUT_SESSION,
+    Fetch,
+    FetchPart,
+    FetchResult,
+    FileRange,
+    Local,
+    SessionReply,
+    SessionStep,
+)
 from .apis import APIS, FETCH
-from .primitives import NO_EPOCH, SIZE, Group, epoch_refusal, read_count, read_rows, read_topic, skip_tags
+from .primitives import (
+    I16,
+    I32,
+    NO_EPOCH,
+    SIZE,
+    Group,
+    epoch_refusal,
+    read_count,
+    read_rows,
+    read_topic,
+    skip_tags,
+)
 
 _, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM = APIS[FETCH]
-FETCH_SESSION_ID_NOT_FOUND: Final = 70
-NO_OFFSET: Final = -1
-"""An offset that no log has: a part with it is answered at once, with OFFSET_OUT_OF_RANGE."""
 ANY_EPOCH: Final = (NO_EPOCH, LEADER_EPOCH)
 
 _new = tuple.__new__  # twice as fast as the constructor of a NamedTuple
@@ -64,21 +83,20 @@ _PART_V12 = struct.Struct(">ihqqqBi")
 _NO_REPLICA: Final = -1
 
 
-Context = tuple[int, int, int, bytes, list[Group], dict[int, int]]
+Context = tuple[int, int, int, bytes, list[Group]]
 """The values needed for the reply:
 
 - correlation id and version,
 - the count of aborted transactions: null unless the client reads only committed records, as in Kafka,
-- the count of topics as received, and the topics: the reply has the same ones,
-- the errors of refused parts, by number.  Such a part has NO_OFFSET; its error applies if the partition exists."""
+- the count of topics as received, and the topics: the reply has the same ones, unless it names those of a session."""
 
 
 def decode(frame: memoryview, position: int, correlation_id: int, version: int, parts_max: int) -> Fetch | Local:
     if version > VERSION_MAX:
-        return _refuse(correlation_id, VERSION_MAX, UnsupportedVersion.code)
+        return Local(_refuse(correlation_id, VERSION_MAX, UnsupportedVersion.code))
     if version < VERSION_MIN:
         raise ProtocolFault(f"Fetch version {version} is not served: see ApiVersions")
-    session_id = session_epoch = 0
+    session_id, session_epoch = 0, NO_SESSION
     if version >= 7:
         head = _HEAD_V7.unpack_from(frame, position)
         wait_ms, bytes_min, bytes_max, isolation, session_id, session_epoch = head
@@ -86,27 +104,26 @@ def decode(frame: memoryview, position: int, correlation_id: int, version: int, 
     else:
         wait_ms, bytes_min, bytes_max, isolation = _HEAD_V4.unpack_from(frame, position)
         position += _HEAD_V4.size
-    if session_id != 0 and session_epoch > 0:
-        return _refuse(correlation_id, version, FETCH_SESSION_ID_NOT_FOUND)
-    parts, topics, groups, refused = _read_parts(frame, position, version, parts_max)
-    context: Context = (correlation_id, version, 0 if isolation == 1 else -1, topics, groups, refused)
-    request = Fetch(
+    parts, topics, groups, refused, position = _read_parts(frame, position, version, parts_max)
+    session = WITHOUT_SESSION
+    if session_id or session_epoch != NO_SESSION:
+        forgotten = _read_forgotten(frame, position, version, parts_max)
+        session = SessionStep(session_id, session_epoch, forgotten)
+    context: Context = (correlation_id, version, 0 if isolation == 1 else -1, topics, groups)
+    return Fetch(
         context,
         wait_ms if wait_ms > 0 else 0,
         bytes_min if bytes_min > 0 else 0,
         min(bytes_max, FETCH_BYTES_MAX) if bytes_max > 0 else 0,
         parts,
+        refused=refused,
+        session=session,
     )
-    if not parts:
-        pieces = encode(request, [])
-        assert len(pieces) == 1 and isinstance(pieces[0], bytes)
-        return Local(pieces[0])
-    return request
 
 
 def _read_parts(
     frame: memoryview, position: int, version: int, parts_max: int
-) -> tuple[list[FetchPart], bytes, list[Group], dict[int, int]]:
+) -> tuple[list[FetchPart], bytes, list[Group], dict[int, int], int]:
     flexible = version >= FLEXIBLE_FROM
     row = _ROWS[version]
     count, start = read_count(frame, position, flexible, 3, parts_max)
@@ -130,39 +147,78 @@ def _read_parts(
             position = skip_tags(frame, position)
         if len(parts) > parts_max:
             raise ProtocolFault(f"more than {parts_max} partitions in one fetch")
-    return parts, topics, groups, refused
+    return parts, topics, groups, refused, position
 
 
-def _refuse(correlation_id: int, version: int, code: int) -> Local:
+def _read_forgotten(frame: memoryview, position: int, version: int, parts_max: int) -> list[tuple[str, int]]:
+    flexible = version >= FLEXIBLE_FROM
+    count, position = read_count(frame, position, flexible, 3, parts_max)
+    forgotten: list[tuple[str, int]] = []
+    for _ in range(count):
+        topic, (_, partitions), position = read_topic(frame, position, flexible, I32.size)
+        stop = position + partitions * I32.size
+        forgotten += [(topic, index) for (index,) in I32.iter_unpack(frame[position:stop])]
+        position = skip_tags(frame, stop) if flexible else stop
+        if len(forgotten) > parts_max:
+            raise ProtocolFault(f"more than {parts_max} partitions to forget in one fetch")
+    return forgotten
+
+
+def refuse(request: Fetch, code: int) -> bytes:
+    """The reply to a fetch that has an error as a whole."""
+    context: Context = request.context
+    return _refuse(*context[:2], code)
+
+
+def _refuse(correlation_id: int, version: int, code: int) -> bytes:
     """An answer for the whole request, which versions from 7 on have."""
     if version >= FLEXIBLE_FROM:
         body = _REPLY_HEAD_V12.pack(correlation_id, code, 0) + b"\1\0"
     else:
         body = _REPLY_HEAD_V7.pack(correlation_id, code, 0) + b"\0\0\0\0"
-    return Local(SIZE.pack(len(body)) + body)
+    return SIZE.pack(len(body)) + body
 
 
-def _refused(result: FetchResult, error: int) -> FetchResult:
-    return FetchResult(error, -1, -1, 0, ()) if error and result.error == OffsetOutOfRange.code else result
+def _grouped(
+    parts: list[FetchPart], results: list[FetchResult], flexible: bool
+) -> tuple[list[FetchPart], list[FetchResult], bytes, list[Group]]:
+    """Parts and results by topic, with the count and the prefixes of the topics."""
+    topics: dict[str, list[tuple[FetchPart, FetchResult]]] = {}
+    for part, result in zip(parts, results, strict=True):
+        topics.setdefault(part.topic, []).append((part, result))
+    rows = [row for of_topic in topics.values() for row in of_topic]
+    groups = [(_prefix(name, len(of_topic), flexible), len(of_topic)) for name, of_topic in topics.items()]
+    count = unsigned(len(groups) + 1) if flexible else I32.pack(len(groups))
+    return [part for part, _ in rows], [result for _, result in rows], count, groups
 
 
-def encode(request: Fetch, results: list[FetchResult]) -> list[bytes | FileRange]:
-    """The reply frame in pieces, size prefix first."""
-    assert len(results) == len(request.parts)
-    context: Context = request.context
-    correlation_id, version, aborted, topics, groups, refused = context
-    if refused:
-        results = [_refused(result, refused.get(place, 0)) for place, result in enumerate(results)]
-    flexible = version >= FLEXIBLE_FROM
+def _prefix(topic: str, count: int, flexible: bool) -> bytes:
+    name = topic.encode()
     if flexible:
-        chunk = [_REPLY_HEAD_V12.pack(correlation_id, 0, 0), topics]
+        return unsigned(len(name) + 1) + name + unsigned(count + 1)
+    return I16.pack(len(name)) + name + I32.pack(count)
+
+
+def encode(request: Fetch, results: list[FetchResult], session: SessionReply | None) -> list[bytes | FileRange]:
+    """The reply frame in pieces, size prefix first."""
+    context: Context = request.context
+    correlation_id, version, aborted, topics, groups = context
+    flexible = version >= FLEXIBLE_FROM
+    parts, session_id = request.parts, 0
+    if session is not None:
+        session_id = session.id
+        if session.parts is not None:
+            parts, results, topics, groups = _grouped(session.parts, results, flexible)
+    assert len(results) == len(parts)
+    if flexible:
+        chunk = [_REPLY_HEAD_V12.pack(correlation_id, 0, session_id), topics]
     elif version >= 7:
-        chunk = [_REPLY_HEAD_V7.pack(correlation_id, 0, 0), topics]
+        chunk = [_REPLY_HEAD_V7.pack(correlation_id, 0, session_id), topics]
     else:
         chunk = [_REPLY_HEAD_V4.pack(correlation_id), topics]
     pieces: list[bytes | FileRange] = []
     head_bytes = body_bytes = 0
-    rows = zip(request.parts, results, strict=True)
+    rows = zip(parts, results, strict=True)
     for prefix, count in groups:
         chunk.append(prefix)
         for part, (error, log_start, end, size, part_pieces) in islice(rows, count):

@@ -2,87 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import combinations_with_replacement
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from appliance.errors import UnknownPartition
-from appliance.names import TopicPartition
-from appliance.partition_states import ONLINE
-from appliance.processes.network.fetching import Fetching
-from appliance.processes.network.known_partitions import Partition
 from appliance.processes.network.wait_lists import WaitLists, Watch
-from appliance.shared.table import ROWS, SegmentTable
-from appliance.wire.requests import Fetch, FetchPart, FetchResult, FileRange
 
-WORKER = 3
-WORKERS = 4
+from ...support.fetching_worker import WORKER, WORKERS, Log, Worker
+
 WRITTEN = 10
-
-
-class Log:
-    """A partition's log, all of which is one batch that grows.  ``looks``: how often it was looked at."""
-
-    def __init__(self, readable: int, part_bytes: int = 1 << 20) -> None:
-        self.table = SegmentTable([0] * (ROWS + 4))
-        self.table.publish([0], 0, readable, 0)
-        self.table.set_state(ONLINE)
-        self.looks, self._part_bytes = 0, part_bytes
-        self.looked_bytes = 0
-
-    def without_holes(self, bases: tuple[int, ...], end: int, offset: int, bytes_max: int) -> FileRange | None:
-        self.looks += 1
-        return FileRange(cast(Any, None), offset, min(end - offset, bytes_max)) if offset < end else None
-
-    def grow(self, size: int) -> None:
-        self.table.publish_high_watermark(self.table.high_watermark + size, 0)
-
-
-class Worker:
-    """A worker with partitions 0 and so on of one topic, and one connection."""
-
-    def __init__(self, logs: Sequence[Log], wait_lists: WaitLists | None = None) -> None:
-        self.logs = logs
-        self.asked: list[bool] = []
-        self.wait_lists = wait_lists or WaitLists(WORKER)
-        link: Any = SimpleNamespace(ask_for_flush=lambda written, now: self.asked.append(now))
-        self.by_key = {
-            ("t", number): Partition(TopicPartition("t", number), log.table, cast(Any, log), link, lambda *_: None)
-            for number, log in enumerate(logs)
-        }
-        known: Any = SimpleNamespace(
-            number=WORKER,
-            of=lambda request: [self.by_key.get((part.topic, part.partition)) for part in request.parts],
-            get=self.by_key.get,
-        )
-        self.answers: list[list[FetchResult]] = []
-        connections: Any = SimpleNamespace(
-            awaits_announcement=lambda *_: False, answer=lambda pending, results: self.answers.append(results)
-        )
-        self.turn = SimpleNamespace(now_ms=0, stopping=False)
-        self.fetching = Fetching(cast(Any, self.turn), connections, known, self.wait_lists)
-        self.connection: Any = SimpleNamespace(
-            begin=lambda _: None,
-            read_ns=0,
-            delayed=None,
-            codec=SimpleNamespace(encode_fetch=lambda request, results: list(results)),
-            counters=SimpleNamespace(failed=lambda *_: None),
-        )
-
-    def fetch(self, offsets: Sequence[int], bytes_min: int, wait_ms: int = 500, part_bytes: int = 1 << 20) -> None:
-        parts = [FetchPart("t", number, offset, part_bytes) for number, offset in enumerate(offsets)]
-        self.fetching.start(self.connection, Fetch(None, wait_ms, bytes_min, 1 << 20, parts), 0, memoryview(b""))
-
-    def ring(self, *numbers: int) -> None:
-        self.wait_lists.retry_reached(self.by_key["t", number].wait_list.slot for number in numbers)
-
-    @property
-    def sizes(self) -> list[list[int]]:
-        """The bytes of each part in each answer."""
-        return [[result.size for result in results] for results in self.answers]
 
 
 class Moments(WaitLists):
@@ -131,7 +62,7 @@ def test_a_writer_sees_who_waits_or_is_asked(moments: tuple[int, int], readable:
         reach(0)
         worker.fetch([0], 100)
     reach(3)
-    assert worker.connection.delayed is not None
+    assert worker.client.delayed is not None
     assert seen or worker.asked == [False]
 
 
@@ -141,11 +72,11 @@ def test_a_fetch_of_several_partitions_waits_for_what_they_have_together() -> No
     for number, size in ((1, 30), (2, 30), (1, 20)):
         worker.logs[number].grow(size)
         worker.ring(number)
-        assert worker.answers == []
+        assert worker.client.answers == []
     worker.logs[0].grow(10)
     worker.ring(0)
-    assert worker.sizes == [[20, 50, 30]]
-    assert worker.connection.delayed is None and worker.wait_lists.waiting == 0
+    assert worker.client.sizes == [[20, 50, 30]]
+    assert worker.client.delayed is None and worker.wait_lists.waiting == 0
 
 
 def test_min_bytes_holds_while_messages_come_between_a_look_and_its_wait() -> None:
@@ -154,30 +85,31 @@ def test_min_bytes_holds_while_messages_come_between_a_look_and_its_wait() -> No
     worker = Worker([Log(0), Log(0)], wait_lists)
     wait_lists.reach = lambda moment: worker.logs[1].grow(7) if moment == 1 else None
     worker.fetch([0, 0], 100)
-    assert worker.sizes == [[0, 105]]
+    assert worker.client.sizes == [[0, 105]]
 
 
 def test_a_message_makes_a_fetch_look_at_its_partition_only() -> None:
     worker = Worker([Log(0) for _ in range(50)])
     worker.logs[3].grow(5)
     worker.fetch([0] * 50, 1_000)
-    before = [log.looks for log in worker.logs]
+    before = [log.looks for log in worker.logs.values()]
     for _ in range(20):
         worker.logs[7].grow(10)
         worker.ring(7)
-    looked = [log.looks - count for log, count in zip(worker.logs, before, strict=True)]
-    assert looked == [20 * (number == 7) for number in range(50)] and worker.answers == []
+    looked = [log.looks - count for log, count in zip(worker.logs.values(), before, strict=True)]
+    assert looked == [20 * (number == 7) for number in range(50)] and worker.client.answers == []
     (delayed,) = worker.wait_lists.everything()
     worker.fetching.answer(delayed)
-    assert worker.sizes == [[5 * (number == 3) + 200 * (number == 7) for number in range(50)]]
-    assert all(result.pieces for result in worker.answers[0] if result.size)
+    assert worker.client.sizes == [[5 * (number == 3) + 200 * (number == 7) for number in range(50)]]
+    results, _ = worker.client.answers[0]
+    assert all(result.pieces for result in results if result.size)
 
 
 def test_a_fetch_that_waits_holds_no_files() -> None:
     """Goal: retention may remove them, and their number is bounded elsewhere."""
     worker = Worker([Log(5), Log(0)])
     worker.fetch([0, 0], 1_000)
-    watch: Any = worker.connection.delayed.watch
+    watch: Any = worker.client.delayed.watch
     assert [result.pieces for result in watch.plan.results] == [(), ()]
 
 
@@ -187,15 +119,28 @@ def test_a_fetch_waits_for_no_more_than_its_parts_may_get() -> None:
     for number, answers in ((0, []), (1, [[50, 50]])):
         worker.logs[number].grow(60)
         worker.ring(number)
-        assert worker.sizes == answers
+        assert worker.client.sizes == answers
+
+
+def test_a_fetch_of_one_partition_is_answered_in_the_end_with_what_is_there() -> None:
+    """What has come rings no doorbell while it is less than the min bytes."""
+    worker = Worker([Log(0)])
+    worker.fetch([0], 100)
+    worker.logs[0].grow(20)
+    worker.ring(0)
+    assert worker.client.answers == []
+    (delayed,) = worker.wait_lists.expired(500)
+    worker.fetching.answer(delayed)
+    assert worker.client.sizes == [[20]]
 
 
 def test_a_deleted_partition_ends_the_wait() -> None:
     worker = Worker([Log(0), Log(0)])
     worker.fetch([0, 0], 1_000)
-    wait_list = worker.by_key.pop(("t", 1)).wait_list
-    worker.wait_lists.drop(wait_list)
-    assert [result.error for result in worker.answers[0]] == [0, UnknownPartition.code]
+    wait_list = worker.by_key["t", 1].wait_list
+    worker.drop(1)
+    results, _ = worker.client.answers[0]
+    assert [result.error for result in results] == [0, UnknownPartition.code]
     assert worker.wait_lists.waiting == 0 and len(wait_list) == 0
 
 
@@ -203,16 +148,16 @@ def test_a_fetch_without_time_asks_for_a_flush_of_what_is_written() -> None:
     worker = Worker([Log(0), Log(0)])
     worker.logs[1].table.set_log_end_offset(WRITTEN)
     worker.fetch([0, 0], 1_000, wait_ms=0)
-    assert worker.asked == [True, False] and worker.answers == []
+    assert worker.asked == [True, False] and worker.client.answers == []
     worker.logs[1].grow(WRITTEN)
     worker.ring(1)
-    assert worker.sizes == [[0, WRITTEN]]
+    assert worker.client.sizes == [[0, WRITTEN]]
 
 
 def test_a_request_of_a_closed_connection_is_forgotten() -> None:
     worker = Worker([Log(0), Log(0)])
     worker.fetch([0, 0], 1_000)
-    worker.wait_lists.forget(worker.connection)
+    worker.wait_lists.forget(worker.client)
     worker.logs[0].grow(2_000)
     worker.ring(0)
-    assert worker.answers == [] and worker.wait_lists.waiting == 0
+    assert worker.client.answers == [] and worker.wait_lists.waiting == 0

@@ -13,7 +13,7 @@ from appliance.errors import ProtocolFault
 from appliance.wire.bounds import FETCH_BYTES_MAX, Limits
 from appliance.wire.kafka.apis import FETCH
 from appliance.wire.kafka.codec import KafkaCodec
-from appliance.wire.requests import Fetch, FetchResult, FileRange, Local
+from appliance.wire.requests import WITHOUT_SESSION, Fetch, FetchPart, FetchResult, FileRange, Local, SessionReply
 from tests.support.kafka_messages import (
     SEEDS,
     decode_response,
@@ -28,6 +28,7 @@ from tests.support.kafka_messages import (
 
 CODEC = KafkaCodec(Limits.of(Config()))
 VERSIONS = range(4, 13)
+SESSION_VERSIONS = range(7, 13)
 
 
 class Segment:
@@ -53,7 +54,7 @@ def sent(pieces: list[bytes | FileRange]) -> bytes:
 
 def random_request(version: int, seed: int) -> dict[str, Any]:
     values = random_values(message(FETCH, "Request")._struct, version, random.Random(seed))
-    values.update(session_id=0, isolation_level=seed % 2)
+    values.update(session_id=0, session_epoch=-1, isolation_level=seed % 2)
     for topic in values["topics"]:
         topic["partitions"] *= 3
         for part in topic["partitions"]:
@@ -81,10 +82,7 @@ def test_requests_and_replies_of_other_codecs(version: int) -> None:
             for topic in values["topics"]
             for part in topic["partitions"]
         ]
-        if not flat:
-            assert isinstance(request, Local)
-            continue
-        assert isinstance(request, Fetch) and request.parts == flat
+        assert isinstance(request, Fetch) and request.session == WITHOUT_SESSION and request.parts == flat
         assert request.wait_ms_max == max(values["max_wait_ms"], 0)
         assert request.bytes_min == max(values["min_bytes"], 0)
         assert request.bytes_max == min(max(values["max_bytes"], 0), FETCH_BYTES_MAX)
@@ -130,38 +128,49 @@ def part_reply(part: dict[str, Any], result: FetchResult, isolation: int) -> dic
     }
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_a_fetch_without_partitions_is_answered_at_once(version: int) -> None:
-    """The Java client's farewell: a known session, epoch -1, nothing asked; unanswered, its close() hangs."""
-    values = {**empty(), "session_epoch": -1}
-    reply = decoded(version, values)
-    assert isinstance(reply, Local) and not reply.close
-    response = decode_response(FETCH, version, reply.reply)
-    assert (response.header.correlation_id, response.responses, response.session_id) == (42, [], 0)
-
-
-@pytest.mark.parametrize("version", range(7, 13))
-def test_a_session_that_nobody_opened_is_not_found(version: int) -> None:
-    reply = decoded(version, {**empty(), "session_id": 5, "session_epoch": 3})
-    assert isinstance(reply, Local)
-    assert decode_response(FETCH, version, reply.reply).error_code == 70
-
-
-def test_forgotten_topics_are_ignored() -> None:
-    part = {
-        "partition": 1,
-        "current_leader_epoch": -1,
-        "fetch_offset": 9,
-        "last_fetched_epoch": -1,
-        "log_start_offset": -1,
-        "partition_max_bytes": 100,
-    }
-    values = empty()
-    values["topics"] = [{"topic": "logs", "partitions": [part]}]
-    values["forgotten_topics_data"] = [{"topic": "other", "partitions": [0, 1, 2]}]
-    for version in VERSIONS:
+@pytest.mark.parametrize("version", SESSION_VERSIONS)
+def test_what_a_fetch_says_of_its_session(version: int) -> None:
+    for seed in SEEDS:
+        values = random_request(version, seed)
+        values.update(session_id=seed, session_epoch=seed - 1)
+        forgotten = [
+            (name_read(topic["topic"]), number)
+            for topic in values["forgotten_topics_data"]
+            for number in topic["partitions"]
+        ]
         request = decoded(version, values)
-        assert isinstance(request, Fetch) and request.parts == [("logs", 1, 9, 100)]
+        assert isinstance(request, Fetch)
+        expected_forgotten = forgotten if (seed, seed - 1) != (0, -1) else []
+        assert request.session == (seed, seed - 1, expected_forgotten)
+        assert request.session.is_full == (seed < 2)
+
+
+@pytest.mark.parametrize("version", SESSION_VERSIONS)
+def test_the_reply_of_a_session_names_what_it_has(version: int) -> None:
+    """Parts of one topic come together, whatever their order."""
+    request = decoded(version, {**empty(), "session_id": 5, "session_epoch": 3})
+    assert isinstance(request, Fetch)
+    rng = random.Random(version)
+    named = [FetchPart(topic, number, 0, 1) for topic, number in (("b", 1), ("a", 4), ("b", 0), ("a" * 200, 1))]
+    results = [random_result(rng) for _ in named]
+    frame = sent(CODEC.encode_fetch(request, results, SessionReply(7, named)))
+    rows = [(topic, [part for part in zip(named, results, strict=True) if part[0].topic == topic]) for topic in "ba"]
+    rows.append(("a" * 200, [(named[3], results[3])]))
+    values = {
+        "throttle_time_ms": 0,
+        "error_code": 0,
+        "session_id": 7,
+        "responses": [
+            {"topic": topic, "partitions": [part_reply({"partition": p.partition}, r, 0) for p, r in parts]}
+            for topic, parts in rows
+        ],
+    }
+    assert frame == response_frame(FETCH, version, values, 42)
+    assert kio_response_again(FETCH, version, frame) == frame
+    nothing = decode_response(FETCH, version, sent(CODEC.encode_fetch(request, [], SessionReply(7, []))))
+    assert (nothing.session_id, nothing.error_code, nothing.responses) == (7, 0, [])
+    refused = decode_response(FETCH, version, CODEC.refuse_fetch(request, 70))
+    assert (refused.session_id, refused.error_code, refused.responses) == (0, 70, [])
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -183,9 +192,7 @@ def test_another_leader_epoch_is_refused(version: int) -> None:
         assert [part.offset for part in request.parts] == [9] * 5
         return
     assert [part.offset for part in request.parts] == [9, 9, -1, -1, -1], "where no log has anything"
-    results = [FetchResult(code, 0, 20, 0, ()) for code in (0, 0, 1, 1, 3)]
-    reply = decode_response(FETCH, version, sent(CODEC.encode_fetch(request, results)))
-    assert [part.error_code for part in reply.responses[0].partitions] == [0, 0, 75, 74, 3]
+    assert request.refused == {2: 75, 3: 74, 4: 75}
 
 
 def empty() -> dict[str, Any]:
@@ -228,6 +235,9 @@ HEAD_12 = struct.pack(">hhihx", FETCH, 12, 1, -1) + struct.pack(">iiiibii", -1, 
 HOSTILE = {
     "2 billion topics": HEAD + struct.pack(">i", 2**31 - 1) + bytes(100),
     "2 billion partitions": HEAD + struct.pack(">ih4si", 1, 4, b"logs", 2**31 - 1) + bytes(100),
+    "2 billion partitions to forget": struct.pack(">hhih", FETCH, 7, 1, -1)
+    + struct.pack(">iiiibiiiih4si", -1, 100, 1, 1000, 0, 5, 1, 0, 1, 4, b"logs", 2**31 - 1)
+    + bytes(100),
     "endless varint": HEAD_12 + b"\xff" * 100_000,
     "many tags": HEAD_12 + b"\2\5logs\1" + b"\xff\xff\3" + bytes(100_000),
     "tag beyond the frame": HEAD_12 + b"\2\5logs\1" + b"\1\1\x7f",

@@ -1,0 +1,331 @@
+"""Fetch sessions (KIP-227): a client names only what is new, and is told only what has changed.
+
+A fetch of thousands of partitions names all of them, each time, and so does its reply.  A session keeps them here: the
+requests that continue it name the parts that are new, have another offset or are to be forgotten, and the replies those
+with data, with an error, or with another high watermark or log start offset than the client was told.
+
+A session of more than FEW parts goes on watching them between its fetches (``wait_lists``): then a fetch looks only at
+those that have moved, and at those that had something the last time.  All parts are looked at again after SWEEP_MS,
+since retention and faults ring no doorbell.  A session of few parts looks at all of them each time, which costs less.
+
+As in Kafka: a client gets no session (id 0) where the worker has SESSIONS_MAX, unless the one that was not used for
+longest has not been used for KEPT_MS, or a smaller one is older than that: then it takes its place.  The number of
+parts is bounded in the same way.  Unlike Kafka's, a session belongs to its connection and ends with it.  All
+known clients begin another one after they have reconnected.  It also ends when the rights of its client change, which
+only a fetch that names its parts asks about.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from ...broker.plan import NOT_LOOKED_AT
+from ...errors import InvalidSessionEpoch, UnknownFetchSession
+from ...security.acls import Access
+from ...wire.requests import NEW_SESSION, Fetch, FetchPart, SessionReply
+from .connection_state import Connection
+from .known_partitions import KnownPartitions, Partition
+from .reading import Reading
+from .turn import Turn
+from .wait_lists import Awaited, WaitLists
+
+SESSIONS_MAX: Final = 1_000
+SESSION_PARTS_MAX: Final = 100_000
+"""Sessions of one worker, and parts of all of them: some 1 KiB each."""
+KEPT_MS: Final = 120_000
+SWEEP_MS: Final = 5_000
+FEW: Final = 16
+EPOCH_MAX: Final = (1 << 31) - 1
+GONE: Final = FetchPart("", -1, -1, 0)
+"""In the place of a forgotten part, until another one takes it."""
+
+Key = tuple[str, int]
+
+
+def key_of(part: FetchPart) -> Key:
+    """What a part of a session is known by."""
+    return part.topic, part.partition
+
+
+class FetchSession(Reading):
+    """One session.  ``epoch``: of the request that continues it; ``access``: what its client might do at the begin."""
+
+    __slots__ = (
+        *("_by_key", "_dirty", "_first", "_free", "_fresh", "_known", "_swept_ms"),
+        *("access", "connection", "created_ms", "epoch", "id", "used_ms"),
+    )
+
+    def __init__(
+        self,
+        session_id: int,
+        connection: Connection,
+        access: Access,
+        request: Fetch,
+        partitions: list[Partition | None],
+        now_ms: int,
+    ) -> None:
+        super().__init__(request, partitions)
+        self.id, self.connection, self.access = session_id, connection, access
+        self.kept, self.epoch = True, 1
+        self.created_ms = self.used_ms = self._swept_ms = now_ms
+        self._by_key = {key_of(part): index for index, part in enumerate(request.parts)}
+        self._free: list[int] = []
+        self._known: list[tuple[int, int] | None] = [None] * len(partitions)
+        """High watermark and log start offset that the client was told of each part."""
+        self._dirty: dict[int, None] = dict.fromkeys(range(len(partitions)))
+        """The parts to look at again.  Of the others is known that nothing has come, since their partitions would have
+        moved.
+        """
+        self._fresh = self._dirty.copy()
+        """The parts at which it has looked since the last reply."""
+        self._first = True
+
+    @property
+    def size(self) -> int:
+        """The number of parts."""
+        return len(self._by_key)
+
+    # ---- a request that continues it
+
+    def go_on(self, request: Fetch, known: KnownPartitions, lists: WaitLists) -> None:
+        """Take the changes of a request."""
+        mine = self.request
+        mine.context, mine.wait_ms_max = request.context, request.wait_ms_max
+        mine.bytes_min, mine.bytes_max = request.bytes_min, request.bytes_max
+        for wait_list in self.moved:
+            self._dirty.update(self._numbers.pop(wait_list))
+        self.moved.clear()
+        numbers = {self._put(part): number for number, part in enumerate(request.parts)}
+        if request.denied or request.refused or mine.denied or mine.refused:
+            mine.denied = (mine.denied - numbers.keys()) | {i for i, n in numbers.items() if n in request.denied}
+            kept = {index: error for index, error in mine.refused.items() if index not in numbers}
+            mine.refused = kept | {i: request.refused[n] for i, n in numbers.items() if n in request.refused}
+        for key in request.session.forgotten:
+            if (index := self._by_key.pop(key, -1)) >= 0:
+                self._forget(index, lists)
+        for index in self._dirty:
+            self.partitions[index] = None if index in mine.denied else known.at(mine.parts[index])
+
+    def look(self, now_ms: int) -> None:
+        """Look at the parts of which more may be known."""
+        self.used_ms = now_ms
+        if now_ms - self._swept_ms >= SWEEP_MS:
+            self._swept_ms = now_ms
+            self._dirty.update(dict.fromkeys(self._by_key.values()))
+        for index in self._dirty:
+            self.plan.forget(index)
+        self.plan.look(self._dirty)
+        self._fresh.update(self._dirty)
+
+    def _put(self, part: FetchPart) -> int:
+        """Add or replace a part; its number."""
+        parts, key = self.request.parts, key_of(part)
+        index = self._by_key.get(key, -1)
+        if index < 0:
+            if not self._free:
+                self._free.append(len(parts))
+                parts.append(GONE)
+                self.partitions.append(None)
+                self.plan.results.append(NOT_LOOKED_AT)
+                self._known.append(None)
+            index = self._by_key[key] = self._free.pop()
+            self._known[index] = None
+        self._replace(index, part)
+        self._dirty[index] = None
+        return index
+
+    def _replace(self, index: int, part: FetchPart) -> None:
+        parts = self.request.parts
+        self.plan.forget(index)
+        self.plan.bytes_wanted += part.bytes_max - parts[index].bytes_max
+        parts[index] = part
+
+    def _forget(self, index: int, lists: WaitLists) -> None:
+        self._replace(index, GONE)
+        self._dirty.pop(index, None)
+        partition, self.partitions[index] = self.partitions[index], None
+        if partition is not None and partition.wait_list in self._numbers:
+            del self._numbers[partition.wait_list]
+            lists.leave(self, partition.wait_list)
+        self._free.append(index)
+
+    # ---- waiting
+
+    def to_await(self) -> list[int]:
+        return list(self._dirty)
+
+    def awaited_by(self, parts: Iterable[int]) -> list[Awaited]:
+        awaited: list[Awaited] = []
+        for index in parts:
+            if (partition := self.partitions[index]) is None:
+                continue
+            part, plan = self.request.parts[index], self.plan
+            if partition.wait_list not in self.lists:
+                self._numbers[partition.wait_list] = {index: None}
+                end = max(part.offset, plan.results[index].high_watermark) + 1
+                if self.size == 1:
+                    end = max(end, part.offset + min(self.request.bytes_enough, part.bytes_max))
+                awaited.append((partition.wait_list, end))
+            if self._has_nothing(index):
+                self._dirty.pop(index, None)
+        return awaited
+
+    def take_moved(self, partitions: KnownPartitions) -> list[int]:
+        moved = super().take_moved(partitions)
+        self._dirty.update(dict.fromkeys(moved))
+        self._fresh.update(dict.fromkeys(moved))
+        return moved
+
+    def look_once_more(self) -> None:
+        if self.size == 1:
+            only = list(self._by_key.values())
+            self.plan.look(only)
+            self._fresh.update(dict.fromkeys(only))
+
+    def _has_nothing(self, index: int) -> bool:
+        """Whether all of a part has been read."""
+        result = self.plan.results[index]
+        return not result.error and not result.size and self.request.parts[index].offset >= result.high_watermark
+
+    # ---- the reply
+
+    def reply(self) -> tuple[Iterable[int], SessionReply | None]:
+        results, numbers = self.plan.find(), list(self._fresh)
+        named = None
+        if not self._first:
+            numbers = [index for index in numbers if self._is_news(index)]
+            named = [self.request.parts[index] for index in numbers]
+        for index in numbers:
+            result = results[index]
+            self._known[index] = None if result.error else (result.high_watermark, result.log_start)
+            if result.size:  # as in Kafka, the others come first the next time
+                self._dirty.pop(index, None)
+                self._dirty[index] = None
+        self._first = False
+        self._fresh.clear()
+        return numbers, SessionReply(self.id, named)
+
+    def _is_news(self, index: int) -> bool:
+        result = self.plan.results[index]
+        told = self._known[index] == (result.high_watermark, result.log_start)
+        return bool(result.size or result.error or not told)
+
+    def finish(self, wait_lists: WaitLists) -> None:
+        self.plan.let_go()
+        if self.kept and self.size > FEW:
+            wait_lists.await_at(self, self.awaited_by([index for index in self._dirty if self._has_nothing(index)]))
+            return
+        super().finish(wait_lists)
+        self._numbers.clear()
+        self._dirty.update(dict.fromkeys(self._by_key.values()))
+
+
+class FetchSessions:
+    """The sessions of one worker."""
+
+    def __init__(
+        self,
+        turn: Turn,
+        partitions: KnownPartitions,
+        wait_lists: WaitLists,
+        access: Callable[[Connection], Access],
+        sessions_max: int = SESSIONS_MAX,
+        parts_max: int = SESSION_PARTS_MAX,
+    ) -> None:
+        self._turn, self._partitions, self._wait_lists, self._access = turn, partitions, wait_lists, access
+        self._sessions_max, self._parts_max = sessions_max, parts_max
+        self._by_id: dict[int, FetchSession] = {}
+        """The one that was used last comes last."""
+        self._by_connection: dict[Connection, dict[int, FetchSession]] = {}
+        self.parts = 0
+        """Those of all sessions."""
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def reading(self, connection: Connection, request: Fetch, partitions: list[Partition | None]) -> Reading:
+        """Begin what a fetch asks for: a session, the next step of one, or a fetch without one.
+
+        Raises:
+            UnknownFetchSession, InvalidSessionEpoch: the client has to name its parts again.
+        """
+        step = request.session
+        mine = self._by_id.get(step.id) if step.id else None
+        if mine is not None and mine.connection is not connection:
+            mine = None
+        if not step.is_full:
+            return self._continued(mine, request, partitions)
+        if mine is not None:
+            self._end(mine)
+        names_all = step.epoch == NEW_SESSION and request.parts and all(part.topic for part in request.parts)
+        if names_all and len(set(map(key_of, request.parts))) == len(request.parts) and self._has_room(request):
+            return self._begun(connection, request, partitions)
+        return Reading(request, partitions)
+
+    def forget(self, connection: Connection) -> None:
+        """End the sessions of a closed connection."""
+        for session in list(self._by_connection.get(connection, {}).values()):
+            self._end(session)
+
+    def _begun(self, connection: Connection, request: Fetch, partitions: list[Partition | None]) -> FetchSession:
+        session_id = 0
+        while not session_id or session_id in self._by_id:
+            session_id = secrets.randbelow(EPOCH_MAX) + 1
+        access = self._access(connection)
+        session = FetchSession(session_id, connection, access, request, partitions, self._turn.now_ms)
+        self._by_id[session_id] = self._by_connection.setdefault(connection, {})[session_id] = session
+        self.parts += session.size
+        return session
+
+    def _continued(self, session: FetchSession | None, request: Fetch, partitions: list[Partition | None]) -> Reading:
+        if session is None:
+            raise UnknownFetchSession("the fetch session has ended, or is of another connection")
+        if session.access is not self._access(session.connection) or not all(part.topic for part in request.parts):
+            self._end(session)
+            raise UnknownFetchSession("the fetch session has ended: the client's rights have changed")
+        if session.epoch != request.session.epoch:
+            raise InvalidSessionEpoch(f"epoch {session.epoch} of the fetch session is expected")
+        self.parts -= session.size
+        session.go_on(request, self._partitions, self._wait_lists)
+        self.parts += session.size
+        if not session.size:
+            self._end(session)
+            return Reading(request, partitions)
+        if self.parts > self._parts_max:
+            self._end(session)
+            raise UnknownFetchSession(f"more than {self._parts_max} parts of fetch sessions")
+        session.epoch = session.epoch % EPOCH_MAX + 1
+        self._by_id[session.id] = self._by_id.pop(session.id)
+        session.look(self._turn.now_ms)
+        return session
+
+    def _has_room(self, request: Fetch) -> bool:
+        """Whether there is room for a session of a request, which may take that of others."""
+        size = len(request.parts)
+        while len(self._by_id) >= self._sessions_max or self.parts + size > self._parts_max:
+            if (victim := self._victim(size)) is None:
+                return False
+            self._end(victim)
+        return True
+
+    def _victim(self, size: int) -> FetchSession | None:
+        now_ms = self._turn.now_ms
+        oldest = next(iter(self._by_id.values()), None)
+        if oldest is None or now_ms - oldest.used_ms > KEPT_MS:
+            return oldest
+        smaller = (one for one in self._by_id.values() if one.size < size and now_ms - one.created_ms > KEPT_MS)
+        return min(smaller, key=lambda one: (one.size, one.id), default=None)
+
+    def _end(self, session: FetchSession) -> None:
+        """End a session; a fetch of it that waits is answered as one without."""
+        del self._by_id[session.id]
+        mine = self._by_connection[session.connection]
+        del mine[session.id]
+        if not mine:
+            del self._by_connection[session.connection]
+        self.parts -= session.size
+        session.kept = False
+        if session.delayed is None:
+            self._wait_lists.release(session)
