@@ -172,6 +172,16 @@ class UnknownFetchSession(ClientFault):
     code = 70
 
 
+class UnknownTopicId(ClientFault):
+    code = 100
+
+
+class MixedTopicIds(ClientFault):
+    """A fetch names topics by their ids and the one that began its session by their names, or the other way round."""
+
+    code = 106
+
+
 class InvalidSessionEpoch(ClientFault):
     """A fetch of a session came twice, or one before it is missing.  The client starts another session."""
 

@@ -29,7 +29,7 @@ while it is replaced.  The coordinator keeps references only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Final, assert_never
 
@@ -198,6 +198,8 @@ class Snapshot:
         self._topics: dict[str, Topic] = {}
         self._next: dict[str, Topic] = self._topics
         """The same object as ``_topics``, except between the begin and the end of a whole one."""
+        self.names: dict[bytes, str] = {}
+        """Names of topics, by the 16 bytes of their ids.  Always the same object."""
 
     def take(self, change: SnapshotChange) -> None:
         match change:
@@ -212,18 +214,31 @@ class Snapshot:
                 self.security = unpack(packed)
                 self.on_security(self.security)
             case TopicsChanged(topics):
+                self._rename([topic.name for topic in topics], topics)
                 self._next.update((topic.name, topic) for topic in topics)
             case TopicsDeleted(names):
+                self._rename(names, [])
                 for name in names:
                     self._next.pop(name, None)
             case SnapshotEnds():
                 self._topics = self._next
+                self.names.clear()
+                self._rename([], self._topics.values())
                 self.complete = True
             case _:
                 assert_never(change)
         if self._next is self._topics:
             self._facts = self._next_facts
             self.revision += 1
+
+    def _rename(self, names: Iterable[str], topics: Iterable[Topic]) -> None:
+        """These names are now those of these topics; not in a snapshot that is not whole yet."""
+        if self._next is not self._topics:
+            return
+        for name in names:
+            if (known := self._topics.get(name)) is not None:
+                self.names.pop(bytes.fromhex(known.id), None)
+        self.names.update((bytes.fromhex(topic.id), topic.name) for topic in topics)
 
     @property
     def broker_id(self) -> int:

@@ -265,7 +265,7 @@ class NativeCodec:
             return Produce([header.correlation], header.acks, header.timeout_ms, [part])
         if kind is _Fetch:
             self._check_count(header.parts)
-            parts = [_new(FetchPart, part) for part in header.parts]
+            parts = [_new(FetchPart, (*part, b"")) for part in header.parts]
             bytes_max = min(header.bytes_max, FETCH_BYTES_MAX)
             return Fetch(header.correlation, header.wait_ms_max, header.bytes_min, bytes_max, parts)
         if kind is _Offsets:

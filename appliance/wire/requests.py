@@ -53,10 +53,16 @@ class ProducePart(NamedTuple):
 
 
 class FetchPart(NamedTuple):
+    """``topic_id``: the 16 bytes that the request names the topic by; b"": it names it by its name.
+
+    The topic of an id that is not known is "".
+    """
+
     topic: str
     partition: int
     offset: int
     bytes_max: int
+    topic_id: bytes = b""
 
 
 class OffsetsPart(NamedTuple):
@@ -94,12 +100,14 @@ class SessionStep(NamedTuple):
     """What a fetch says of its session (KIP-227).
 
     ``epoch``: NEW_SESSION asks for one, NO_SESSION for none, and both end the one with this ``id`` if there is one.
-    Any other continues it: the fetch names only the parts that are new or changed, and those to be ``forgotten``.
+    Any other continues it: the fetch names only the parts that are new or changed, and those to be ``forgotten``, by
+    topic's name or id and number.  ``by_id``: the fetch names topics by their ids.
     """
 
     id: int
     epoch: int
-    forgotten: list[tuple[str, int]]
+    forgotten: list[tuple[str | bytes, int]]
+    by_id: bool = False
 
     @property
     def is_full(self) -> bool:

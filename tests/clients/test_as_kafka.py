@@ -122,17 +122,20 @@ def test_numbers_of_idempotent_producers(peer: KafkaPeer, name: str) -> None:
 class FetchSession:
     """A session of a topic's partitions 0 and so on: what its replies say."""
 
-    def __init__(self, peer: KafkaPeer, topic: str) -> None:
-        self._peer, self._topic = peer, topic
+    def __init__(self, peer: KafkaPeer, topic: str, version: int) -> None:
+        self._peer, self._version = peer, version
+        self._named = {"topic": topic}
+        if version >= 13:
+            self._named = {"topic_id": peer.ask("Metadata", 12, topics=[{"name": topic}]).topics[0].topic_id}
         self.id = self.next_offset = 0
 
     def ask(self, epoch: int, offsets: dict[int, int], forgotten: tuple[int, ...] = ()) -> Any:
         rows = [{"partition": number, "fetch_offset": offset, **ROW} for number, offset in offsets.items()]
-        topics = [{"topic": self._topic, "partitions": rows}] if rows else []
-        forget = [{"topic": self._topic, "partitions": list(forgotten)}] if forgotten else []
+        topics = [{**self._named, "partitions": rows}] if rows else []
+        forget = [{**self._named, "partitions": list(forgotten)}] if forgotten else []
         session = {"session_id": self.id, "session_epoch": epoch, "forgotten_topics_data": forget}
-        limits = {"replica_id": -1, "max_wait_ms": 0, "min_bytes": 0, "max_bytes": 1 << 20}
-        return self._peer.ask("Fetch", 12, topics=topics, **session, **limits)
+        limits = {"max_wait_ms": 0, "min_bytes": 0, "max_bytes": 1 << 20}
+        return self._peer.ask("Fetch", self._version, topics=topics, **session, **limits)
 
     def named(
         self, epoch: int, offsets: dict[int, int], forgotten: tuple[int, ...] = ()
@@ -151,10 +154,11 @@ class FetchSession:
 ROW = {"current_leader_epoch": -1, "last_fetched_epoch": -1, "log_start_offset": -1, "partition_max_bytes": 1 << 20}
 
 
-def test_what_the_replies_of_a_fetch_session_name(peer: KafkaPeer) -> None:
+@pytest.mark.parametrize("version", [7, 12, 13, 17])
+def test_what_the_replies_of_a_fetch_session_name(peer: KafkaPeer, version: int) -> None:
     topic = new_topic()
     create(peer, topic, 3)
-    session = FetchSession(peer, topic)
+    session = FetchSession(peer, topic, version)
     assert session.named(0, {0: 0, 1: 0, 2: 0}) == [(0, 0, False), (1, 0, False), (2, 0, False)]
     assert session.id > 0
     assert session.named(1, {}) == []

@@ -95,6 +95,7 @@ class Machine(RuleBasedStateMachine):
         seen = one.snapshot
         assert seen.complete and seen.topics() == self.topics and seen.auto_create == self.facts.auto_create
         assert seen.security == self.security
+        assert seen.names == {bytes.fromhex(topic.id): name for name, topic in self.topics.items()}
         kafka, native = (Listener(protocol, PLAINTEXT, "here:1") for protocol in ("kafka", "native"))
         assert [broker.id for broker in seen.brokers(kafka)] == sorted({1, *self.facts.peers})
         assert [broker.host for broker in seen.brokers(native)] == [
@@ -143,6 +144,8 @@ def test_a_snapshot_that_is_being_replaced_is_used_until_the_new_one_is_whole() 
     for _ in range(4):
         worker.take(1)
         assert worker.snapshot.topics() == old
+        assert list(worker.snapshot.names.values()) == ["a"]
     revision = worker.snapshot.revision
     worker.take(1)
+    assert worker.snapshot.names == {bytes.fromhex(new["b"].id): "b"}
     assert worker.snapshot.topics() == new and worker.snapshot.revision != revision

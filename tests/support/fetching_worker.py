@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -26,6 +27,7 @@ from appliance.wire.requests import (
 
 WORKER = 3
 WORKERS = 4
+NOWHERE = Path("/nonexistent")
 
 
 class Log:
@@ -111,7 +113,7 @@ class Worker:
         link: Any = SimpleNamespace(ask_for_flush=lambda written, now: self.asked.append(now))
         key = TopicPartition("t", number)
         self.logs[number] = log
-        self.by_key["t", number] = Partition(key, log.table, cast(Any, log), link, lambda *_: None)
+        self.by_key["t", number] = Partition(key, log.table, cast(Any, log), link, lambda *_: None, NOWHERE)
 
     def drop(self, number: int) -> None:
         """Delete a partition."""

@@ -164,8 +164,13 @@ class Admission:
         return False
 
     def _deny(self, connection: Connection, request: Any, decisions: Decisions) -> None:
-        """Note the parts of a request that its client may not have."""
-        denied = frozenset(index for index, part in enumerate(request.parts) if not decisions[part[0]])
+        """Note the parts of a request that its client may not have.  A topic id that is not known denies nothing."""
+        by_id = type(request) is Fetch and request.session.by_id
+        denied = frozenset(
+            index for index, part in enumerate(request.parts) if not decisions[part[0]] and (part[0] or not by_id)
+        )
+        if not denied:
+            return
         request.denied = denied
         names = dict.fromkeys(request.parts[index][0] for index in sorted(denied))
         self.refuse(connection, f"{type(request).__name__} {next(iter(names))}", len(names) - 1)

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from ...broker.plan import NOT_LOOKED_AT
-from ...errors import InvalidSessionEpoch, UnknownFetchSession
+from ...errors import InvalidSessionEpoch, MixedTopicIds, UnknownFetchSession
 from ...security.acls import Access
 from ...wire.requests import NEW_SESSION, Fetch, FetchPart, SessionReply
 from .connection_state import Connection
@@ -41,12 +41,12 @@ EPOCH_MAX: Final = (1 << 31) - 1
 GONE: Final = FetchPart("", -1, -1, 0)
 """In the place of a forgotten part, until another one takes it."""
 
-Key = tuple[str, int]
+Key = tuple[str | bytes, int]
 
 
 def key_of(part: FetchPart) -> Key:
     """What a part of a session is known by."""
-    return part.topic, part.partition
+    return part.topic_id or part.topic, part.partition
 
 
 class FetchSession(Reading):
@@ -81,6 +81,11 @@ class FetchSession(Reading):
         self._fresh = self._dirty.copy()
         """The parts at which it has looked since the last reply."""
         self._first = True
+
+    @property
+    def by_id(self) -> bool:
+        """Whether its requests name topics by their ids."""
+        return self.request.session.by_id
 
     @property
     def size(self) -> int:
@@ -249,7 +254,7 @@ class FetchSessions:
         """Begin what a fetch asks for: a session, the next step of one, or a fetch without one.
 
         Raises:
-            UnknownFetchSession, InvalidSessionEpoch: the client has to name its parts again.
+            UnknownFetchSession, InvalidSessionEpoch, MixedTopicIds: the client has to name its parts again.
         """
         step = request.session
         mine = self._by_id.get(step.id) if step.id else None
@@ -284,9 +289,11 @@ class FetchSessions:
             raise UnknownFetchSession("the fetch session has ended, or is of another connection")
         if session.access is not self._access(session.connection) or not all(part.topic for part in request.parts):
             self._end(session)
-            raise UnknownFetchSession("the fetch session has ended: the client's rights have changed")
+            raise UnknownFetchSession("the fetch session has ended: the rights of its client, or topics, have changed")
         if session.epoch != request.session.epoch:
             raise InvalidSessionEpoch(f"epoch {session.epoch} of the fetch session is expected")
+        if session.by_id != request.session.by_id:
+            raise MixedTopicIds("a fetch session names topics either by their ids or by their names")
         self.parts -= session.size
         session.go_on(request, self._partitions, self._wait_lists)
         self.parts += session.size

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import select
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+from ...errors import StorageFault
 from ...log import FileCache, LogReader
 from ...log.files import LOG_SUFFIX, File, base_of
+from ...log.partition_directory import topic_id_of
 from ...machine_limits import open_files_max
 from ...names import TopicPartition
 from ...shared import memory
@@ -35,18 +38,36 @@ class Partition:
     ``damaged``: ranges of offsets that are not served, ascending.
     """
 
-    __slots__ = ("_suspect", "_suspected_ms", "damaged", "key", "link", "reader", "table", "wait_list")
+    __slots__ = (
+        *("_directory", "_suspect", "_suspected_ms", "_topic_id"),
+        *("damaged", "key", "link", "reader", "table", "wait_list"),
+    )
 
     def __init__(
-        self, key: TopicPartition, table: SegmentTable, reader: LogReader, link: WriterLink, suspect: Suspect
+        self,
+        key: TopicPartition,
+        table: SegmentTable,
+        reader: LogReader,
+        link: WriterLink,
+        suspect: Suspect,
+        directory: Path,
     ) -> None:
         self.key = key
+        self._directory, self._topic_id = directory, b""
         self._suspect, self._suspected_ms = suspect, -SUSPECT_MS
         self.table = table
         self.reader = reader
         self.link = link
         self.damaged: list[tuple[int, int]] = []
         self.wait_list = WaitList(table, slot_of(*key))
+
+    @property
+    def topic_id(self) -> bytes:
+        """The id of the topic whose log this is, 16 bytes; b"": not known yet.  It is read when asked for."""
+        if not self._topic_id:
+            with suppress(StorageFault):
+                self._topic_id = bytes.fromhex(topic_id_of(self._directory))
+        return self._topic_id
 
     def suspect(self, start: int, stop: int) -> None:
         """Let the inspector look at offsets that cannot be read."""
@@ -101,7 +122,9 @@ class KnownPartitions:
             return
         name = f"{key.topic}-{key.partition}"
         link = WriterLink(name, self._in_hand_bytes_max, self._epoll)
-        self._by_key[key] = Partition(key, table, LogReader(self._data_dir / name, self.files), link, self._suspect)
+        directory = self._data_dir / name
+        reader = LogReader(directory, self.files)
+        self._by_key[key] = Partition(key, table, reader, link, self._suspect, directory)
 
     def remove(self, key: TopicPartition) -> Partition | None:
         """Forget a partition and its files: a new partition may get the same name."""
@@ -121,14 +144,19 @@ class KnownPartitions:
             partition.suspect(start, start + piece.count)
 
     def at(self, part: FetchPart) -> Partition | None:
-        """The partition of a part; None: unknown."""
-        return self.get((part.topic, part.partition))
+        """The partition of a part; None: unknown, or that of another topic of this name."""
+        partition = self.get((part.topic, part.partition))
+        if part.topic_id and partition is not None and partition.topic_id != part.topic_id:
+            return None
+        return partition
 
     def of(self, request: Produce | Fetch | Offsets) -> list[Partition | None]:
         """The partition of each part of a request; None: unknown, or not for this client.
 
         Equal parts follow each other.
         """
+        if type(request) is Fetch and request.session.by_id:
+            return [None if index in request.denied else self.at(part) for index, part in enumerate(request.parts)]
         parts: Sequence[tuple[Any, ...]] = request.parts
         get = self.get
         found: list[Partition | None] = []

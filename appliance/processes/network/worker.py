@@ -175,6 +175,7 @@ class NetworkWorker:
         authorizer = Authorizer(security.authorizer, security.super_users, security.allow_everyone_if_no_acl)
         self._metering = Metering(turn, connections, lambda rows: self._forwarding.report(rows))
         connections.throttle = self._metering.throttle
+        self._topic_names = answers.snapshot.names
         answers.snapshot.on_usage = self._metering.on_usage
         self._admission = asked = Admission(turn, connections, authorizer, self._metering, self._producing.recall)
         answers.snapshot.on_security = asked.on_security
@@ -401,7 +402,8 @@ class NetworkWorker:
         listener, peer = accepted.listener, accepted.peer
         mechanisms = self._logging_in.mechanisms if listener.sasl else ()
         login_by_ms = self._turn.now_ms + self._config.security.login_ms_max if listener.sasl else 0
-        codec, inbox = codec_of(listener.protocol, self._config, mechanisms=mechanisms), Inbox(self._buffers)
+        codec = codec_of(listener.protocol, self._config, mechanisms=mechanisms, topic_names=self._topic_names)
+        inbox = Inbox(self._buffers)
         user = user_of(accepted.uid) if listener.unix else transport.subject
         principal = principal_of(user) if user else ANONYMOUS
         session = ClientSession(principal, login_by_ms, accepted.host, accepted.administrator)

@@ -2,11 +2,11 @@
 
 ``tests/clients/README.md`` shows it.
 
-The lowest versions suit librdkafka 2.0.2 (Debian 12), which needs certain old versions.  The highest ones are below the
-versions that replace topic names by topic ids (Produce 13, Fetch 13).  Metadata has both from 10 on.  It goes up to 12,
-because librdkafka fails on version 9 of many small topics.  Produce 0 to 2 are listed because librdkafka before 2.11.1
-otherwise silently drops gzip, snappy and lz4.  Produce requests of these versions are refused for each partition with
-UNSUPPORTED_VERSION.  An API that is missing here is not served.
+The lowest versions suit librdkafka 2.0.2 (Debian 12), which needs certain old versions.  The highest one of Produce is
+below that which replaces topic names by topic ids (13), as Fetch 13 does.  Metadata has both from 10 on.  It goes up to
+12, because librdkafka fails on version 9 of many small topics.  Produce 0 to 2 are listed because librdkafka before
+2.11.1 otherwise silently drops gzip, snappy and lz4.  Produce requests of these versions are refused for each partition
+with UNSUPPORTED_VERSION.  An API that is missing here is not served.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Api(NamedTuple):
 
 APIS: Final[dict[int, Api]] = {
     PRODUCE: Api("Produce", 0, 9, 9),
-    FETCH: Api("Fetch", 4, 12, 12),
+    FETCH: Api("Fetch", 4, 17, 12),
     LIST_OFFSETS: Api("ListOffsets", 1, 9, 6),
     METADATA: Api("Metadata", 0, 12, 9),
     OFFSET_COMMIT: Api("OffsetCommit", 2, 8, 8),

@@ -13,6 +13,8 @@ A connection that has to log in begins with a :class:`KafkaLoginCodec`.
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 from ...errors import FrameTooLarge, ProtocolFault, UnsupportedVersion
@@ -51,17 +53,19 @@ from .throttle import with_throttle
 LOGIN_FRAME_BYTES_MAX: Final = 2 * sasl.MESSAGE_BYTES_MAX
 COMMITS: Final = "commit"
 """OffsetCommits of one connection overlap: the coordinator keeps those of one partition in order."""
+NO_NAMES: Final[Mapping[bytes, str]] = MappingProxyType({})
 _HEADER = struct.Struct(">hhih")
 _REPLY_HEAD = struct.Struct(">Ii")
 assert _HEADER.size == 10
 
 
 class KafkaCodec:
-    """Implements :class:`appliance.wire.requests.Codec`.  Has no state."""
+    """Implements :class:`appliance.wire.requests.Codec`.  Has no state.  ``topic_names``: by topic id, 16 bytes."""
 
-    __slots__ = ("_forwarded_bytes_max", "_parts_max", "first_bytes_max")
+    __slots__ = ("_forwarded_bytes_max", "_parts_max", "_topic_names", "first_bytes_max")
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, topic_names: Mapping[bytes, str] = NO_NAMES) -> None:
+        self._topic_names = topic_names
         self.first_bytes_max, self._forwarded_bytes_max, self._parts_max = limits
 
     advertised: Final[dict[int, tuple[int, int]]] = ADVERTISED
@@ -81,7 +85,7 @@ class KafkaCodec:
                 return produce.decode(frame, position, correlation_id, version, parts_max)
             if key == FETCH:
                 position = _body(frame, client_id_size, version >= fetch.FLEXIBLE_FROM)
-                return fetch.decode(frame, position, correlation_id, version, parts_max)
+                return fetch.decode(frame, position, correlation_id, version, parts_max, self._topic_names)
             if key in (SASL_HANDSHAKE, SASL_AUTHENTICATE):
                 return sasl.decode(frame, _body(frame, client_id_size, False), key, correlation_id, version)
             if key == LIST_OFFSETS:
@@ -147,8 +151,8 @@ class KafkaLoginCodec(KafkaCodec):
 
     __slots__ = ("_limits", "_raw")
 
-    def __init__(self, limits: Limits) -> None:
-        super().__init__(limits)
+    def __init__(self, limits: Limits, topic_names: Mapping[bytes, str] = NO_NAMES) -> None:
+        super().__init__(limits, topic_names)
         self._limits = limits
         self.first_bytes_max = min(self.first_bytes_max, LOGIN_FRAME_BYTES_MAX)
         self._raw = False
@@ -157,7 +161,7 @@ class KafkaLoginCodec(KafkaCodec):
         return Login(None, None, bytes(frame)) if self._raw else super().decode(frame)
 
     def logged_in(self) -> KafkaCodec:
-        return KafkaCodec(self._limits)
+        return KafkaCodec(self._limits, self._topic_names)
 
     def encode_login(self, request: Login, reply: LoginReply) -> bytes:
         if request.context is None:

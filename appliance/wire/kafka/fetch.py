@@ -1,34 +1,38 @@
-"""Decodes and encodes Fetch (API 1), versions 4 to 12.
+"""Decodes and encodes Fetch (API 1), versions 4 to 17.
 
-Request (``[…]`` arrays; in 12 compact lengths, and tagged fields at each ``}`` and at the end)::
+Request (``[…]`` arrays; from 12 on compact lengths, and tagged fields at each ``}`` and at the end)::
 
-    i32 replica  i32 wait ms max  i32 bytes min  i32 bytes max  i8 isolation
+    i32 replica (-14)  i32 wait ms max  i32 bytes min  i32 bytes max  i8 isolation
     i32 session id (7+)  i32 session epoch (7+)
-    [topic { name  [partition { i32 index  i32 leader epoch (9+)  i64 offset  i32 last fetched epoch (12)
+    [topic { name (-12) or id (13+)
+             [partition { i32 index  i32 leader epoch (9+)  i64 offset  i32 last fetched epoch (12+)
                                 i64 log start (5+)  i32 bytes max }] }]
-    [topic { name  [i32 index] }] (7+): to be forgotten
+    [topic { name (-12) or id (13+)  [i32 index] }] (7+): to be forgotten
     rack (11+): not read
 
 Reply::
 
     i32 throttle ms = 0  i16 error (7+)  i32 session id (7+)
-    [topic { name  [partition { i32 index  i16 error  i64 end  i64 last stable offset = end
+    [topic { name (-12) or id (13+)
+             [partition { i32 index  i16 error  i64 end  i64 last stable offset = end
                                 i64 log start (5+)  [aborted transactions] = none
                                 i32 preferred replica = -1 (11+)  i32 size, record batches }] }]
 
 Fetch sessions (KIP-227) are in ``processes.network.fetch_sessions``.  A reply with session id 0 refuses one, so each
-fetch names all its partitions.  The Java client sends a fetch without partitions at its end, with epoch -1.  A
-partition with another leader epoch than the request names (-1: any) gets FENCED_LEADER_EPOCH or UNKNOWN_LEADER_EPOCH.
+fetch names all its partitions.  The Java client sends a fetch without partitions at its end, with epoch -1.  A topic
+whose id (KIP-516) is not known gets UNKNOWN_TOPIC_ID.  A partition with another leader epoch than the request names
+(-1: any) gets FENCED_LEADER_EPOCH or UNKNOWN_LEADER_EPOCH.  What only followers send is not read.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from itertools import islice
 from typing import Final
 
 from ...catalog import LEADER_EPOCH
-from ...errors import ProtocolFault, UnsupportedVersion
+from ...errors import ProtocolFault, UnknownTopicId, UnsupportedVersion
 from ...records.varints import unsigned
 from ..bounds import FETCH_BYTES_MAX
 from ..requests import (
@@ -48,29 +52,35 @@ from .primitives import (
     I16,
     I32,
     NO_EPOCH,
+    NO_TOPIC,
     SIZE,
     Group,
     epoch_refusal,
     read_count,
     read_rows,
     read_topic,
+    read_topic_id,
     skip_tags,
 )
 
 _, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM = APIS[FETCH]
 ANY_EPOCH: Final = (NO_EPOCH, LEADER_EPOCH)
 
+IDS_FROM: Final = 13
+"""First version that names topics by their ids."""
+
 _new = tuple.__new__  # twice as fast as the constructor of a NamedTuple
 _HEAD_V4 = struct.Struct(">4xiiib")
 _HEAD_V7 = struct.Struct(">4xiiibii")
+_HEAD_V15 = struct.Struct(">iiibii")
 _ROW_V4 = struct.Struct(">iqi")
 _ROW_V5 = struct.Struct(">iq8xi")
 _ROW_V9 = struct.Struct(">iiq8xi")
 _ROW_V12 = struct.Struct(">iiq4x8xix")
-_ROWS: Final = [_ROW_V4] * 5 + [_ROW_V5] * 4 + [_ROW_V9] * 3 + [_ROW_V12]
+_ROWS: Final = [_ROW_V4] * 5 + [_ROW_V5] * 4 + [_ROW_V9] * 3 + [_ROW_V12] * 6
 """The row of a partition, by version: index, leader epoch (9+), offset and bytes max.
 
-The last byte of version 12 counts the tagged fields.
+The last byte from version 12 on counts the tagged fields.
 """
 
 _REPLY_HEAD_V4 = struct.Struct(">i4x")
@@ -91,24 +101,32 @@ Context = tuple[int, int, int, bytes, list[Group]]
 - the count of topics as received, and the topics: the reply has the same ones, unless it names those of a session."""
 
 
-def decode(frame: memoryview, position: int, correlation_id: int, version: int, parts_max: int) -> Fetch | Local:
+def decode(
+    frame: memoryview,
+    position: int,
+    correlation_id: int,
+    version: int,
+    parts_max: int,
+    topic_names: Mapping[bytes, str],
+) -> Fetch | Local:
     if version > VERSION_MAX:
         return Local(_refuse(correlation_id, VERSION_MAX, UnsupportedVersion.code))
     if version < VERSION_MIN:
         raise ProtocolFault(f"Fetch version {version} is not served: see ApiVersions")
     session_id, session_epoch = 0, NO_SESSION
     if version >= 7:
-        head = _HEAD_V7.unpack_from(frame, position)
-        wait_ms, bytes_min, bytes_max, isolation, session_id, session_epoch = head
-        position += _HEAD_V7.size
+        head = _HEAD_V7 if version < 15 else _HEAD_V15
+        wait_ms, bytes_min, bytes_max, isolation, session_id, session_epoch = head.unpack_from(frame, position)
+        position += head.size
     else:
         wait_ms, bytes_min, bytes_max, isolation = _HEAD_V4.unpack_from(frame, position)
         position += _HEAD_V4.size
-    parts, topics, groups, refused, position = _read_parts(frame, position, version, parts_max)
+    parts, topics, groups, refused, position = _read_parts(frame, position, version, parts_max, topic_names)
+    by_id = version >= IDS_FROM
     session = WITHOUT_SESSION
-    if session_id or session_epoch != NO_SESSION:
+    if by_id or session_id or session_epoch != NO_SESSION:
         forgotten = _read_forgotten(frame, position, version, parts_max)
-        session = SessionStep(session_id, session_epoch, forgotten)
+        session = SessionStep(session_id, session_epoch, forgotten, by_id)
     context: Context = (correlation_id, version, 0 if isolation == 1 else -1, topics, groups)
     return Fetch(
         context,
@@ -122,7 +140,7 @@ def decode(frame: memoryview, position: int, correlation_id: int, version: int, 
 
 
 def _read_parts(
-    frame: memoryview, position: int, version: int, parts_max: int
+    frame: memoryview, position: int, version: int, parts_max: int, topic_names: Mapping[bytes, str]
 ) -> tuple[list[FetchPart], bytes, list[Group], dict[int, int], int]:
     flexible = version >= FLEXIBLE_FROM
     row = _ROWS[version]
@@ -133,15 +151,20 @@ def _read_parts(
     refused: dict[int, int] = {}
     position = start
     for _ in range(count):
-        topic, group, position = read_topic(frame, position, flexible, row.size)
+        topic_id = b""
+        if version >= IDS_FROM:
+            topic_id, group, position = read_topic_id(frame, position, row.size)
+            topic = topic_names.get(topic_id, NO_TOPIC)
+        else:
+            topic, group, position = read_topic(frame, position, flexible, row.size)
         rows, position = read_rows(frame, position, group[1], row, flexible)
         if version >= 9:
             for index, epoch, offset, limit in rows:
                 if epoch not in ANY_EPOCH:
                     refused[len(parts)], offset = epoch_refusal(epoch), NO_OFFSET
-                parts.append(_new(FetchPart, (topic, index, offset, limit)))
+                parts.append(_new(FetchPart, (topic, index, offset, limit, topic_id)))
         else:
-            parts += [_new(FetchPart, (topic, index, offset, limit)) for index, offset, limit in rows]
+            parts += [_new(FetchPart, (topic, index, offset, limit, b"")) for index, offset, limit in rows]
         groups.append(group)
         if flexible:
             position = skip_tags(frame, position)
@@ -150,12 +173,16 @@ def _read_parts(
     return parts, topics, groups, refused, position
 
 
-def _read_forgotten(frame: memoryview, position: int, version: int, parts_max: int) -> list[tuple[str, int]]:
+def _read_forgotten(frame: memoryview, position: int, version: int, parts_max: int) -> list[tuple[str | bytes, int]]:
     flexible = version >= FLEXIBLE_FROM
     count, position = read_count(frame, position, flexible, 3, parts_max)
-    forgotten: list[tuple[str, int]] = []
+    forgotten: list[tuple[str | bytes, int]] = []
+    topic: str | bytes
     for _ in range(count):
-        topic, (_, partitions), position = read_topic(frame, position, flexible, I32.size)
+        if version >= IDS_FROM:
+            topic, (_, partitions), position = read_topic_id(frame, position, I32.size)
+        else:
+            topic, (_, partitions), position = read_topic(frame, position, flexible, I32.size)
         stop = position + partitions * I32.size
         forgotten += [(topic, index) for (index,) in I32.iter_unpack(frame[position:stop])]
         position = skip_tags(frame, stop) if flexible else stop
@@ -183,16 +210,18 @@ def _grouped(
     parts: list[FetchPart], results: list[FetchResult], flexible: bool
 ) -> tuple[list[FetchPart], list[FetchResult], bytes, list[Group]]:
     """Parts and results by topic, with the count and the prefixes of the topics."""
-    topics: dict[str, list[tuple[FetchPart, FetchResult]]] = {}
+    topics: dict[str | bytes, list[tuple[FetchPart, FetchResult]]] = {}
     for part, result in zip(parts, results, strict=True):
-        topics.setdefault(part.topic, []).append((part, result))
+        topics.setdefault(part.topic_id or part.topic, []).append((part, result))
     rows = [row for of_topic in topics.values() for row in of_topic]
     groups = [(_prefix(name, len(of_topic), flexible), len(of_topic)) for name, of_topic in topics.items()]
     count = unsigned(len(groups) + 1) if flexible else I32.pack(len(groups))
     return [part for part, _ in rows], [result for _, result in rows], count, groups
 
 
-def _prefix(topic: str, count: int, flexible: bool) -> bytes:
+def _prefix(topic: str | bytes, count: int, flexible: bool) -> bytes:
+    if isinstance(topic, bytes):
+        return topic + unsigned(count + 1)
     name = topic.encode()
     if flexible:
         return unsigned(len(name) + 1) + name + unsigned(count + 1)
@@ -210,6 +239,9 @@ def encode(request: Fetch, results: list[FetchResult], session: SessionReply | N
         if session.parts is not None:
             parts, results, topics, groups = _grouped(session.parts, results, flexible)
     assert len(results) == len(parts)
+    if version >= IDS_FROM and any(part.topic == NO_TOPIC for part in parts):
+        unknown = FetchResult(UnknownTopicId.code, -1, -1, 0, ())
+        results = [result if part.topic else unknown for part, result in zip(parts, results, strict=True)]
     if flexible:
         chunk = [_REPLY_HEAD_V12.pack(correlation_id, 0, session_id), topics]
     elif version >= 7:

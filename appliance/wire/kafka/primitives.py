@@ -74,6 +74,7 @@ Group = tuple[bytes, int]
 
 The topic in the reply begins with the same prefix."""
 
+TOPIC_ID_BYTES: Final = 16
 NO_TOPIC: Final = ""
 """Replaces an illegal name.  No topic has this name."""
 TOPICS_KNOWN_MAX: Final = 4096
@@ -135,6 +136,13 @@ def read_topic(frame: memoryview, position: int, flexible: bool, partition_bytes
     if group[1] * partition_bytes_min > len(frame) - after:
         raise ProtocolFault(f"{group[1]} partitions at byte {after} of a frame of {len(frame)}")
     return topic, group, after
+
+
+def read_topic_id(frame: memoryview, position: int, partition_bytes_min: int) -> tuple[bytes, Group, int]:
+    """Id and group of the topic at ``position`` in a flexible version, and the position of its first partition."""
+    stop = position + TOPIC_ID_BYTES
+    count, after = read_count(frame, stop, True, partition_bytes_min)
+    return bytes(frame[position:stop]), (bytes(frame[position:after]), count), after
 
 
 def read_rows(

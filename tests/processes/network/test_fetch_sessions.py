@@ -17,7 +17,7 @@ from appliance.wire.requests import NEW_SESSION, NO_SESSION, Fetch, FetchPart, F
 from ...support.fetching_worker import Client, Log, Worker
 
 BYTES = 1 << 20
-UNKNOWN, WRONG_EPOCH = 70, 71
+UNKNOWN, WRONG_EPOCH, MIXED = 70, 71, 106
 NUMBERS = st.integers(0, 19)
 
 
@@ -74,6 +74,28 @@ def test_a_forgotten_partition_is_not_watched() -> None:
     assert go_on(worker, worker.client, begun.id, 2)[1].parts == []
     results, reply = go_on(worker, worker.client, begun.id, 3, FetchPart("t", 4, 0, BYTES))
     assert [result.size for result in results] == [5] and [part.partition for part in reply.parts] == [4]
+
+
+def test_a_session_names_topics_in_one_way() -> None:
+    worker = Worker([Log(10)])
+    begun = session(worker, worker.client, 1)
+    assert begun is not None
+    worker.start(worker.client, [], 0, 0, SessionStep(begun.id, 1, [], by_id=True))
+    assert worker.client.answers[-1] == MIXED
+    assert go_on(worker, worker.client, begun.id, 1)[1].id == begun.id
+
+
+def test_topics_of_one_name_and_different_ids_are_different_parts() -> None:
+    """A consumer forgets the topic that is deleted and reads the one that has its name."""
+    worker = Worker([Log(10)])
+    old, new = (FetchPart("t", 0, 0, BYTES, bytes([number]) * 16) for number in (1, 2))
+    worker.start(worker.client, [old], 0, 0, SessionStep(0, NEW_SESSION, [], by_id=True))
+    begun = worker.client.answers[-1][1]
+    worker.start(worker.client, [new], 0, 0, SessionStep(begun.id, 1, [(old.topic_id, 0)], by_id=True))
+    assert worker.client.answers[-1][1].parts == [new] and worker.sessions.parts == 1
+    unknown = FetchPart("", 0, 0, BYTES, bytes(16))
+    worker.start(worker.client, [unknown], 0, 0, SessionStep(begun.id, 2, [], by_id=True))
+    assert worker.client.answers[-1] == UNKNOWN and worker.sessions.parts == 0
 
 
 def test_another_epoch_and_the_session_of_another_are_refused() -> None:

@@ -9,15 +9,37 @@ from pathlib import Path
 import pytest
 
 from appliance.broker import plan
+from appliance.catalog import new_id
 from appliance.errors import WriterGone
+from appliance.log.partition_directory import claim, directory_of
 from appliance.names import TopicPartition
 from appliance.partition_states import ONLINE
 from appliance.processes.network.known_partitions import KnownPartitions
 from appliance.shared import memory
 from appliance.shared.table import TABLE_BYTES, SegmentTable
-from appliance.wire.requests import EARLIEST, OffsetsPart
+from appliance.wire.requests import EARLIEST, Fetch, FetchPart, OffsetsPart, SessionStep
 
 KEY = TopicPartition("t", 0)
+
+
+def test_a_partition_is_found_by_the_id_of_its_topic_only(tmp_path: Path) -> None:
+    """Goal: the log of a topic is not read by who asks for an earlier one of the same name."""
+    mine, earlier = new_id(), new_id()
+    with select.epoll() as epoll:
+        known = KnownPartitions(tmp_path, 0, 1 << 20, epoll, lambda *_: None)
+        name, mapped = memory.create("knowntest", "table", TABLE_BYTES)
+        try:
+            known.add(KEY, name)
+        finally:
+            memory.unlink(name)
+        parts = [FetchPart("t", 0, 0, 1, bytes.fromhex(topic_id)) for topic_id in (mine, earlier)]
+        request = Fetch(None, 0, 0, 0, [*parts, parts[0]], frozenset({2}), session=SessionStep(0, -1, [], True))
+        assert known.of(request) == [None] * 3, "it has no directory yet"
+        claim(directory_of(tmp_path, "t", 0), mine)
+        assert known.of(request) == [known.get(KEY), None, None]
+        assert [known.at(part) for part in parts] == [known.get(KEY), None]
+        assert known.at(FetchPart("t", 0, 0, 1)) is known.get(KEY)
+        mapped.close()
 
 
 def test_a_table_that_cannot_be_mapped_is_one_that_is_being_opened(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import struct
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -13,7 +14,7 @@ from appliance.errors import ProtocolFault
 from appliance.wire.bounds import FETCH_BYTES_MAX, Limits
 from appliance.wire.kafka.apis import FETCH
 from appliance.wire.kafka.codec import KafkaCodec
-from appliance.wire.requests import WITHOUT_SESSION, Fetch, FetchPart, FetchResult, FileRange, Local, SessionReply
+from appliance.wire.requests import Fetch, FetchPart, FetchResult, FileRange, Local, SessionReply
 from tests.support.kafka_messages import (
     SEEDS,
     decode_response,
@@ -26,9 +27,11 @@ from tests.support.kafka_messages import (
     response_frame,
 )
 
-CODEC = KafkaCodec(Limits.of(Config()))
-VERSIONS = range(4, 13)
-SESSION_VERSIONS = range(7, 13)
+NAMES = {bytes([number]) * 16: f"topic-{number}" for number in range(1, 4)}
+CODEC = KafkaCodec(Limits.of(Config()), NAMES)
+VERSIONS = range(4, 18)
+SESSION_VERSIONS = range(7, 18)
+IDS_FROM = 13
 
 
 class Segment:
@@ -60,7 +63,18 @@ def random_request(version: int, seed: int) -> dict[str, Any]:
         for part in topic["partitions"]:
             part["current_leader_epoch"] = -(seed % 2)
     values["topics"].append({"topic": "last", "partitions": []})
+    if version >= IDS_FROM:
+        for topic in [*values["topics"], *values["forgotten_topics_data"]]:
+            topic.pop("topic", None)
+            topic["topic_id"] = UUID(bytes=random.Random(seed).choice([*NAMES, bytes(16), bytes([9]) * 16]))
     return values
+
+
+def topic_of(topic: dict[str, Any]) -> tuple[str, bytes]:
+    """The name of a topic as decoded, and its id."""
+    if "topic_id" in topic:
+        return NAMES.get(topic["topic_id"].bytes, ""), topic["topic_id"].bytes
+    return name_read(topic["topic"]), b""
 
 
 def decoded(version: int, values: dict[str, Any]) -> Fetch | Local:
@@ -78,17 +92,23 @@ def test_requests_and_replies_of_other_codecs(version: int) -> None:
         values = random_request(version, seed)
         request = decoded(version, values)
         flat = [
-            (name_read(topic["topic"]), part["partition"], part["fetch_offset"], part["partition_max_bytes"])
+            (name, part["partition"], part["fetch_offset"], part["partition_max_bytes"], topic_id)
             for topic in values["topics"]
+            for name, topic_id in [topic_of(topic)]
             for part in topic["partitions"]
         ]
-        assert isinstance(request, Fetch) and request.session == WITHOUT_SESSION and request.parts == flat
+        assert isinstance(request, Fetch) and request.session.is_full and request.parts == flat
         assert request.wait_ms_max == max(values["max_wait_ms"], 0)
         assert request.bytes_min == max(values["min_bytes"], 0)
         assert request.bytes_max == min(max(values["max_bytes"], 0), FETCH_BYTES_MAX)
         results = [random_result(rng) for _ in flat]
+        if version >= IDS_FROM:
+            unknown = FetchResult(100, -1, -1, 0, ())
+            told = [result if part[0] else unknown for part, result in zip(flat, results, strict=True)]
+        else:
+            told = results
         frame = sent(CODEC.encode_fetch(request, results))
-        assert frame == response_frame(FETCH, version, expected(values, results, seed % 2), 42)
+        assert frame == response_frame(FETCH, version, expected(values, told, seed % 2), 42)
         assert kio_response_again(FETCH, version, frame) == frame
 
 
@@ -109,10 +129,15 @@ def expected(values: dict[str, Any], results: list[FetchResult], isolation: int)
         "error_code": 0,
         "session_id": 0,
         "responses": [
-            {"topic": t["topic"], "partitions": [part_reply(p, next(rows), isolation) for p in t["partitions"]]}
+            {**name_in(t), "partitions": [part_reply(p, next(rows), isolation) for p in t["partitions"]]}
             for t in values["topics"]
         ],
     }
+
+
+def name_in(topic: dict[str, Any]) -> dict[str, Any]:
+    """What names a topic."""
+    return {key: topic[key] for key in ("topic", "topic_id") if key in topic}
 
 
 def part_reply(part: dict[str, Any], result: FetchResult, isolation: int) -> dict[str, Any]:
@@ -134,14 +159,14 @@ def test_what_a_fetch_says_of_its_session(version: int) -> None:
         values = random_request(version, seed)
         values.update(session_id=seed, session_epoch=seed - 1)
         forgotten = [
-            (name_read(topic["topic"]), number)
+            (topic["topic_id"].bytes if version >= IDS_FROM else name_read(topic["topic"]), number)
             for topic in values["forgotten_topics_data"]
             for number in topic["partitions"]
         ]
         request = decoded(version, values)
         assert isinstance(request, Fetch)
-        expected_forgotten = forgotten if (seed, seed - 1) != (0, -1) else []
-        assert request.session == (seed, seed - 1, expected_forgotten)
+        by_id = version >= IDS_FROM
+        assert request.session == (seed, seed - 1, forgotten if seed or by_id else [], by_id)
         assert request.session.is_full == (seed < 2)
 
 
@@ -151,7 +176,11 @@ def test_the_reply_of_a_session_names_what_it_has(version: int) -> None:
     request = decoded(version, {**empty(), "session_id": 5, "session_epoch": 3})
     assert isinstance(request, Fetch)
     rng = random.Random(version)
-    named = [FetchPart(topic, number, 0, 1) for topic, number in (("b", 1), ("a", 4), ("b", 0), ("a" * 200, 1))]
+    topics = {name: bytes([number + 1]) * 16 for number, name in enumerate(("b", "a", "a" * 200))}
+    named = [
+        FetchPart(topic, number, 0, 1, topics[topic] if version >= IDS_FROM else b"")
+        for topic, number in (("b", 1), ("a", 4), ("b", 0), ("a" * 200, 1))
+    ]
     results = [random_result(rng) for _ in named]
     frame = sent(CODEC.encode_fetch(request, results, SessionReply(7, named)))
     rows = [(topic, [part for part in zip(named, results, strict=True) if part[0].topic == topic]) for topic in "ba"]
@@ -161,7 +190,10 @@ def test_the_reply_of_a_session_names_what_it_has(version: int) -> None:
         "error_code": 0,
         "session_id": 7,
         "responses": [
-            {"topic": topic, "partitions": [part_reply({"partition": p.partition}, r, 0) for p, r in parts]}
+            {
+                **({"topic_id": UUID(bytes=topics[topic])} if version >= IDS_FROM else {"topic": topic}),
+                "partitions": [part_reply({"partition": p.partition}, r, 0) for p, r in parts],
+            }
             for topic, parts in rows
         ],
     }
@@ -186,7 +218,8 @@ def test_another_leader_epoch_is_refused(version: int) -> None:
         }
         for number, epoch in enumerate((-1, 0, 1, -2, 1))
     ]
-    request = decoded(version, {**empty(), "topics": [{"topic": "logs", "partitions": rows}]})
+    topic = {"topic_id": UUID(bytes=bytes([1]) * 16)} if version >= IDS_FROM else {"topic": "logs"}
+    request = decoded(version, {**empty(), "topics": [{**topic, "partitions": rows}]})
     assert isinstance(request, Fetch)
     if version < 9:
         assert [part.offset for part in request.parts] == [9] * 5
@@ -218,14 +251,13 @@ def test_tagged_fields_are_skipped() -> None:
     body += struct.pack(">iiiibii", -1, 500, 1, 1000, 0, 0, -1)
     body += b"\2\5logs\3" + part + tag + part + b"\0" + tag + b"\1\1" + tag
     request = CODEC.decode(memoryview(body))
-    assert isinstance(request, Fetch) and request.parts == [("logs", 7, 9, 100)] * 2
+    assert isinstance(request, Fetch) and request.parts == [("logs", 7, 9, 100, b"")] * 2
 
 
 def test_a_version_above_ours_gets_a_code_and_one_below_is_a_fault() -> None:
-    for version in (13, 17):
-        reply = CODEC.decode(memoryview(struct.pack(">hhih", FETCH, version, 42, -1) + bytes(60)))
-        assert isinstance(reply, Local)
-        assert decode_response(FETCH, version, reply.reply).error_code == 35
+    reply = CODEC.decode(memoryview(struct.pack(">hhih", FETCH, 18, 42, -1) + bytes(60)))
+    assert isinstance(reply, Local)
+    assert decode_response(FETCH, 18, reply.reply).error_code == 35
     with pytest.raises(ProtocolFault, match="Fetch version 3"):
         CODEC.decode(memoryview(struct.pack(">hhih", FETCH, 3, 42, -1) + bytes(60)))
 
