@@ -4,8 +4,9 @@
 
 A consumer's fetch of 1 to 5,000 partitions waits for more than comes, while a producer sends messages, one at a time,
 to one of them.  *cpu/message* is the CPU of all the broker's processes for one message, in µs; it should be the same
-for any number of partitions.  The rows say what a consumer asks for: *nothing*, the same without a consumer; *waits*, a
-fetch that names all partitions and goes on waiting.
+for any number of partitions.  The columns say what a consumer does: *nothing*, there is none; *waits*, its fetch names
+all partitions and goes on waiting; *session*, it reads each message, in a fetch session (KIP-227).  *request* and
+*reply* are the bytes of a fetch of that session that finds nothing.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import socket
 import struct
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from _bench import headline, row
@@ -27,6 +29,8 @@ PARTITIONS = (1, 10, 100, 1_000, 5_000)
 BATCH = encode_values([bytes(200)], 1_000)
 HEAD = struct.Struct(">hhih")
 WAIT_MS = 600_000
+SESSION_AT = 4 + 4 + 2
+"""Where a reply has the id of its session, without its size."""
 BYTES = 50 << 20
 
 
@@ -54,10 +58,16 @@ class Client:
         error = struct.unpack_from(">h", self.receive(), 4 + 4 + 2 + len(topic) + 4 + 4)
         assert error == (0,), error
 
-    def fetch(self, topic: str, offsets: list[int], bytes_min: int, wait_ms: int) -> None:
-        head = struct.pack(">iiiibiiih", -1, wait_ms, bytes_min, BYTES, 0, 0, -1, 1, len(topic)) + topic.encode()
+    def fetch(
+        self, topic: str, offsets: list[int], bytes_min: int, wait_ms: int, session: tuple[int, int] = (0, -1)
+    ) -> int:
+        """Ask for partitions 0 and so on; the size of the request."""
+        head = struct.pack(">iiiibii", -1, wait_ms, bytes_min, BYTES, 0, *session)
         rows = b"".join(struct.pack(">iiqqi", n, -1, offset, -1, BYTES) for n, offset in enumerate(offsets))
-        self.send(1, 11, head + struct.pack(">i", len(offsets)) + rows + struct.pack(">ih", 0, 0))
+        topics = struct.pack(">ih", 1, len(topic)) + topic.encode() + struct.pack(">i", len(offsets)) + rows
+        body = head + (topics if offsets else struct.pack(">i", 0)) + struct.pack(">ih", 0, 0)
+        self.send(1, 11, body)
+        return len(body) + HEAD.size
 
     def close(self) -> None:
         self._file.close()
@@ -78,6 +88,52 @@ def cpu_us(broker: brokers.Broker, topic: str, messages: int) -> float:
     return 1e6 * used / messages
 
 
+class Session:
+    """A fetch session of all partitions; the first of them has messages."""
+
+    def __init__(self, address: str, topic: str, partitions: int) -> None:
+        self._client, self._topic = Client(address), topic
+        self._client.fetch(topic, [0] * partitions, 0, 0, (0, 0))
+        (self._id,) = struct.unpack_from(">i", self._client.receive(), SESSION_AT)
+        assert self._id, "there is no session"
+        self._epoch, self._offset = 1, 0
+        while self._read(0):
+            pass
+
+    def _read(self, wait_ms: int, between: Callable[[], None] = lambda: None) -> bool:
+        """Read the first partition on, and do something while the fetch waits; whether there was something."""
+        self._client.fetch(self._topic, [self._offset], min(wait_ms, 1), wait_ms, (self._id, self._epoch))
+        self._epoch += 1
+        between()
+        reply = self._client.receive()
+        if len(reply) < SESSION_AT + 8 + 2 + len(self._topic) + 4 + 6 + 8:
+            return False
+        end = struct.unpack_from(">q", reply, SESSION_AT + 8 + 2 + len(self._topic) + 4 + 6)[0]
+        found, self._offset = end > self._offset, end
+        return found
+
+    def empty(self) -> tuple[int, int]:
+        """Bytes of a request and of its reply when there is nothing to read."""
+        size = self._client.fetch(self._topic, [], 0, 0, (self._id, self._epoch))
+        self._epoch += 1
+        return size, len(self._client.receive())
+
+    def cpu_us(self, broker: brokers.Broker, messages: int) -> float:
+        """CPU of the broker for each message that is sent and read, one at a time."""
+        producer = Client(broker.address)
+        for _ in range(max(messages // 10, 3)):
+            self._read(WAIT_MS, lambda: producer.produce(self._topic))
+        before = broker.cpu_s()
+        for _ in range(messages):
+            self._read(WAIT_MS, lambda: producer.produce(self._topic))
+        used = broker.cpu_s() - before
+        producer.close()
+        return 1e6 * used / messages
+
+    def close(self) -> None:
+        self._client.close()
+
+
 def measure(broker: brokers.Broker, partitions: int, messages: int) -> None:
     topic = f"wide-{partitions}"
     admin = brokers.admin_of(broker.address)
@@ -86,8 +142,14 @@ def measure(broker: brokers.Broker, partitions: int, messages: int) -> None:
     consumer = Client(broker.address)
     consumer.fetch(topic, [0] * partitions, BYTES, WAIT_MS)
     time.sleep(0.5)
-    row(f"{broker.name}, {partitions} partitions", nothing=idle, waits=cpu_us(broker, topic, messages))
+    waits = cpu_us(broker, topic, messages)
     consumer.close()
+    session = Session(broker.address, topic, partitions)
+    request, reply = session.empty()
+    reads = session.cpu_us(broker, messages)
+    session.close()
+    name = f"{broker.name}, {partitions} partitions"
+    row(name, nothing=idle, waits=waits, session=reads, request=request, reply=reply)
 
 
 def main() -> None:
