@@ -210,6 +210,25 @@ class Offsets(Struct, frozen=True, rename=_OFFSET_NAMES):
     ] = 0
 
 
+class Groups(Struct, frozen=True):
+    """What members of Kafka groups of the consumer protocol (KIP-848) do not choose themselves."""
+
+    consumer_session_ms: Annotated[
+        int,
+        Meta(
+            ge=1_000, le=1_800_000, description="a silent member of the consumer protocol is removed after this"
+        ),
+    ] = 45_000
+    consumer_heartbeat_ms: Annotated[
+        int,
+        Meta(
+            ge=100,
+            le=600_000,
+            description="time between heartbeats of the consumer protocol; what changes is learnt so late",
+        ),
+    ] = 5_000
+
+
 class Liveness(Struct, frozen=True):
     timeout_ms: Annotated[
         int,
@@ -424,6 +443,7 @@ class Config(Struct, frozen=True):
     topics: Topics = Topics()
     producers: Producers = Producers()
     offsets: Offsets = Offsets()
+    groups: Groups = Groups()
     liveness: Liveness = Liveness()
     stop: Stop = Stop()
     metrics: Metrics = Metrics()
@@ -521,6 +541,11 @@ def _check_together(config: Config) -> None:
         )
     if count > topics.partitions_max:
         raise BadValue(f"topics.partitions = {count}: must be at most topics.partitions_max ({topics.partitions_max})")
+    session_ms, heartbeat_ms = config.groups.consumer_session_ms, config.groups.consumer_heartbeat_ms
+    if heartbeat_ms >= session_ms:
+        raise BadValue(
+            f"groups.consumer_heartbeat_ms = {heartbeat_ms}: not below groups.consumer_session_ms ({session_ms})"
+        )
     if 0 < config.zookeeper.heap_mb < 16:
         raise BadValue(f"zookeeper.heap_mb = {config.zookeeper.heap_mb}: must be 0, or at least 16")
     advertised = [

@@ -12,7 +12,6 @@ from typing import Annotated, Final, Literal, NamedTuple
 
 from msgspec import Meta, Struct
 
-from . import extras
 from .addresses import PLAINTEXT, Listener, address_text, parse_addresses, parse_networks
 from .config_keys import KIB, MIB, Key, Value, keys_of, nearest
 from .errors import BadValue, UnknownKey
@@ -306,12 +305,10 @@ def event_starts(pattern: str) -> Callable[[bytes], bool]:
     """Whether a line matches; in time linear in the line, whatever the pattern.
 
     Raises:
-        BadValue: it is no pattern, or RE2 is not installed.
+        BadValue: it is no pattern.
     """
-    try:
-        import re2
-    except ImportError:
-        raise BadValue(f"google-re2 is missing: {extras.install('inputs')}") from None
+    import re2  # where it is needed: every command reads the configuration
+
     options = re2.Options()
     options.log_errors = False
     try:

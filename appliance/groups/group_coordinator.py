@@ -18,10 +18,12 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 
 from ..addresses import Listener
-from ..names import GROUP_CHARACTERS_MAX
+from ..names import GROUP_CHARACTERS_MAX, TopicPartition
 from ..wire.kafka.codes import Code
 from ..wire.kafka.metadata_reply import Broker
 from . import consumer_protocol
+from .consumer_group import ConsumerGroup
+from .consumer_groups import ConsumerGroups
 from .group_state import Group
 from .membership import Emptied, Membership
 from .messages import Limits, Reply
@@ -43,11 +45,16 @@ def coordinator_of(group: str, brokers: Sequence[Broker]) -> Broker:
 class GroupCoordinator:
     """Runs :class:`Membership` in one event loop, with its clock.  ``new_id`` returns a text that is unique for ever.
 
-    The handlers of this package use :attr:`membership`; after a call that may change it they call :meth:`carry_out`.
+    The handlers of this package use :attr:`membership`, and :attr:`consumers`, which has the groups of the consumer
+    protocol; after a call that may change one of them they call :meth:`carry_out`.  A group with members is in one.
     """
 
     def __init__(self, store: GroupStore, limits: Limits, new_id: Callable[[], str]) -> None:
         self.membership = Membership(limits, new_id)
+        self.consumers = ConsumerGroups(
+            limits, lambda name, now_ms: self.membership.remember(name, consumer_protocol.TYPE, now_ms)
+        )
+        self.limits, self.new_id = limits, new_id
         self._store = store
         self._waits_max = limits.waits_max
         self._waiting = 0
@@ -55,7 +62,7 @@ class GroupCoordinator:
         self._alarm: asyncio.TimerHandle | None = None
 
     def groups(self) -> Mapping[str, Group]:
-        """The groups that have members here; do not change them."""
+        """The groups of the classic protocol that have members here; do not change them."""
         return {name: group for name in self.membership.names() if (group := self.membership.get(name))}
 
     def emptied(self) -> Mapping[str, Emptied]:
@@ -64,7 +71,14 @@ class GroupCoordinator:
 
     def has_members(self, group: str) -> bool:
         """Whether the group has members, or expects some, at this listener."""
-        return self.membership.get(group) is not None
+        return self.membership.get(group) is not None or self.consumers.get(group) is not None
+
+    def state(self, group: str) -> str:
+        """Kafka's name of the state of a group that has members here, else ""."""
+        classic, consumers = self.membership.get(group), self.consumers.get(group)
+        if classic is not None:
+            return classic.state.value
+        return consumers.state.value if consumers is not None else ""
 
     def close(self) -> None:
         if self._alarm is not None:
@@ -101,11 +115,14 @@ class GroupCoordinator:
         leads = self._store.leads
         if leads and not self._led:
             self.membership.prolong(self.now_ms())
+            self.consumers.prolong(self.now_ms())
         self._led = leads
         return leads
 
     def delete(self, group: str) -> Code:
         """Delete a group without members: see :meth:`Membership.delete`."""
+        if self.consumers.get(group) is not None:
+            return Code.NON_EMPTY_GROUP
         code = self.membership.delete(group, self.now_ms())
         self.carry_out()
         return code
@@ -113,6 +130,7 @@ class GroupCoordinator:
     def lose(self, group: str) -> None:
         """Dissolve a group that another broker coordinates: its members are answered NOT_COORDINATOR at once."""
         self.membership.dissolve(group, Code.NOT_COORDINATOR)
+        self.consumers.dissolve(group)
         self.carry_out()
 
     def coordinates(self, group: str, brokers: Sequence[Broker]) -> bool:
@@ -142,9 +160,10 @@ class GroupCoordinator:
         for token, reply in self.membership.take_replies():
             if not token.done():  # done: its request was cancelled, since the process is stopping
                 token.set_result(reply)
-        for name in self.membership.take_changed():
+        for name in self.membership.take_changed() | self.consumers.take_changed():
             self._store.register(name, functools.partial(self.registration, name))
-        deadline_ms = self.membership.next_deadline_ms()
+        deadlines = (self.membership.next_deadline_ms(), self.consumers.next_deadline_ms())
+        deadline_ms = min((each for each in deadlines if each is not None), default=None)
         loop = asyncio.get_running_loop()
         if self._alarm is not None and (deadline_ms is None or self._alarm.when() * 1000 > deadline_ms + 1):
             self._alarm.cancel()
@@ -159,11 +178,15 @@ class GroupCoordinator:
             return
         try:
             self.membership.tick(self.now_ms())
+            self.consumers.tick(self.now_ms())
         finally:
             self.carry_out()
 
     def registration(self, name: str) -> list[RegisteredMember]:
         """A group's members as they are registered."""
+        consumer_group = self.consumers.get(name)
+        if consumer_group is not None:
+            return _registered(consumer_group)
         group = self.membership.get(name)
         if group is None:
             return []
@@ -178,3 +201,18 @@ class GroupCoordinator:
             )
             for member in group.members.values()
         ]
+
+
+def _registered(group: ConsumerGroup) -> list[RegisteredMember]:
+    """The members of a group of the consumer protocol; partitions of deleted topics are left out."""
+    names = group.names
+    return [
+        RegisteredMember(
+            member.id,
+            member.client_id,
+            member.client_host,
+            tuple(sorted(member.subscription)),
+            tuple(TopicPartition(names[id], number) for id, number in sorted(member.assigned) if id in names),
+        )
+        for member in group.members.values()
+    ]

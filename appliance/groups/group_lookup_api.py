@@ -24,8 +24,10 @@ from .store import GroupStore, RegisteredGroup
 GROUP_KEY, TRANSACTION_KEY = 0, 1
 NO_TRANSACTIONS: Final = "transactions are not supported here: unset transactional.id (idempotence works without it)"
 VERSION_OF_LIBRDKAFKA: Final = 2
-GROUP_TYPE: Final = "classic"
-"""Kafka's name for groups whose members compute the assignment, unlike those of the "consumer" protocol."""
+CLASSIC: Final = "classic"
+"""Kafka's name for groups whose members compute the assignment."""
+CONSUMER: Final = "consumer"
+"""Kafka's name for groups of the consumer protocol (KIP-848), while they have members."""
 
 
 class GroupLookupApi:
@@ -97,6 +99,9 @@ class GroupLookupApi:
         group = self._membership.get(name)
         if group is not None:
             return _described(group)
+        if self._coordinator.consumers.get(name) is not None:  # to clients that do not know ConsumerGroupDescribe
+            members = tuple(self._coordinator.registration(name))
+            return _described_by_assignments(RegisteredGroup(name, native=False, members=members))
         try:
             registered = await self._store.group(name)
         except ApplianceError as fault:
@@ -105,7 +110,7 @@ class GroupLookupApi:
         if registered is None and name not in emptied:
             return {"group_state": State.DEAD.value}
         if registered is not None and registered.native and registered.members:
-            return _described_natively(registered)
+            return _described_by_assignments(registered)
         protocol_type = registered.protocol_type if registered is not None else ""
         if name in emptied:
             protocol_type = protocol_type or emptied[name].protocol_type
@@ -118,6 +123,10 @@ class GroupLookupApi:
             for name, group in self._coordinator.groups().items()
             if self._coordinator.coordinates(name, brokers)
         }
+        consumers = set(self._coordinator.consumers.names())
+        for name in consumers:
+            if self._coordinator.coordinates(name, brokers):
+                rows[name] = consumer_protocol.TYPE, self._coordinator.state(name)
         emptied = self._coordinator.emptied()
         resting = {name: (one.protocol_type, State.EMPTY.value) for name, one in emptied.items()}
         error: int = Code.NONE
@@ -134,11 +143,12 @@ class GroupLookupApi:
         states = {state.lower() for state in call.request.states_filter or ()}
         types = {kind.lower() for kind in call.request.types_filter or ()}
         every = call.may(Operation.DESCRIBE, ResourceType.CLUSTER)
+        kinds = {name: CONSUMER if name in consumers else CLASSIC for name in rows}
         groups = [
-            {"group_id": name, "protocol_type": protocol_type, "group_state": state, "group_type": GROUP_TYPE}
+            {"group_id": name, "protocol_type": protocol_type, "group_state": state, "group_type": kinds[name]}
             for name, (protocol_type, state) in sorted(rows.items())
             if (not states or state.lower() in states)
-            and (not types or GROUP_TYPE in types)
+            and (not types or kinds[name] in types)
             and (every or call.may(Operation.DESCRIBE, ResourceType.GROUP, name))
         ]
         return {"error_code": error, "groups": groups}
@@ -191,8 +201,8 @@ def _described(group: Group) -> dict[str, Any]:
     }
 
 
-def _described_natively(group: RegisteredGroup) -> dict[str, Any]:
-    """Describe a native group in Kafka's terms, so that Kafka's tools show its members, partitions and lag."""
+def _described_by_assignments(group: RegisteredGroup) -> dict[str, Any]:
+    """Describe a group in classic terms that are not its own, so that tools show its members, partitions and lag."""
     members = [
         {
             "member_id": member.id,

@@ -37,6 +37,8 @@ class MemberApi:
         error = (
             self._coordinator.refuse(name, call.listener) or await self._used_natively(name) or await self._claim(name)
         )
+        if not error and self._coordinator.consumers.get(name) is not None:
+            error = Code.INCONSISTENT_GROUP_PROTOCOL  # its members use the consumer protocol
         if error:
             return _joined(Joined(Code(error), request.member_id), call.version)
         join = Join(

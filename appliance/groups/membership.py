@@ -9,19 +9,16 @@ again.  Member ids are never used twice, so a member of an older incarnation is 
 
 An emptied group stays known for EMPTY_MS, also without committed offsets: Kafka's tools describe, list and delete it.
 At most ``groups_max`` are, those emptied last.
-
-Deadlines: the heap has one entry per group, plus one for each time that its next deadline came closer.  An entry that
-is out of date is dropped when its time comes.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple
 
 from ..wire.kafka.codes import Code
+from .alarms import Alarms
 from .group_state import Group
 from .messages import Join, Joined, Limits, Reply, Sync, Synced, Token, metadata_bytes
 
@@ -45,8 +42,7 @@ class Membership:
         self._groups: dict[str, Group] = {}
         self._sizes: dict[str, int] = {}
         self._size = 0
-        self._alarms: list[tuple[int, str]] = []
-        self._alarm_of: dict[str, int] = {}
+        self._alarms = Alarms()
         self._replies: list[tuple[Token, Reply]] = []
         self._changed: set[str] = set()
         self._emptied: OrderedDict[str, Emptied] = OrderedDict()
@@ -68,7 +64,7 @@ class Membership:
 
     def next_deadline_ms(self) -> int | None:
         """When to call :meth:`tick` at the latest; calling it earlier does no harm."""
-        return self._alarms[0][0] if self._alarms else None
+        return self._alarms.next_ms()
 
     def take_replies(self) -> list[tuple[Token, Reply]]:
         replies, self._replies = self._replies, []
@@ -164,18 +160,21 @@ class Membership:
             self._on_changed(group, now_ms)
 
     def tick(self, now_ms: int) -> None:
-        while self._alarms and self._alarms[0][0] <= now_ms:
-            deadline_ms, name = heapq.heappop(self._alarms)
-            if self._alarm_of.get(name) == deadline_ms:
-                del self._alarm_of[name]
-                group = self._groups[name]
-                group.tick(now_ms)
-                self._on_changed(group, now_ms)
+        for name in self._alarms.due(now_ms):
+            group = self._groups[name]
+            group.tick(now_ms)
+            self._on_changed(group, now_ms)
 
     # -- after each change ----------------------------------------------------------------------------
 
     def _answer(self, token: Token, reply: Reply) -> None:
         self._replies.append((token, reply))
+
+    def remember(self, name: str, protocol_type: str, now_ms: int) -> None:
+        """Know a group as emptied, from now on for EMPTY_MS."""
+        self._emptied[name] = Emptied(protocol_type, now_ms + EMPTY_MS)
+        self._emptied.move_to_end(name)
+        self._forget_emptied(now_ms)
 
     def _forget_emptied(self, now_ms: int) -> None:
         emptied = self._emptied
@@ -191,19 +190,13 @@ class Membership:
         size = group.size
         self._size += size - self._sizes.pop(name, 0)
         if group.idle:
-            self._alarm_of.pop(name, None)
+            self._alarms.drop(name)
             if self._groups.pop(name, None) is not None:  # else nobody has ever been in it
-                self._emptied[name] = Emptied(group.protocol_type, now_ms + EMPTY_MS)
-                self._forget_emptied(now_ms)
+                self.remember(name, group.protocol_type, now_ms)
             return
         self._groups[name] = group
         self._emptied.pop(name, None)
         self._sizes[name] = size
         deadline_ms = group.next_deadline_ms()
         assert deadline_ms is not None, "a group with members always waits for something"
-        if deadline_ms < self._alarm_of.get(name, deadline_ms + 1):
-            self._alarm_of[name] = deadline_ms
-            heapq.heappush(self._alarms, (deadline_ms, name))
-            if len(self._alarms) > 2 * len(self._groups) + 64:
-                self._alarms = [(when_ms, name) for name, when_ms in self._alarm_of.items()]
-                heapq.heapify(self._alarms)
+        self._alarms.set(name, deadline_ms)

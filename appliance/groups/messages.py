@@ -13,16 +13,22 @@ Token = Any
 
 MEMBER_BYTES: Final = 1024
 """Memory of a member besides the bytes that it sends, rounded up; a given id that has not joined counts as one."""
+PART_BYTES: Final = 512
+"""Memory of a partition that is assigned to a member of the consumer protocol, rounded up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of the group coordinator.  A join or an assignment beyond one is answered GROUP_MAX_SIZE_REACHED.
+    """Bounds of the group coordinator, for the groups of each of Kafka's two protocols by itself.
+
+    A join or an assignment beyond one is answered GROUP_MAX_SIZE_REACHED.
 
     ``groups_max`` live groups; ``members_max`` per group; ``protocols_max`` and ``metadata_bytes_max`` per
     member (all protocols together); ``bytes_max`` for everything that members sent, in all groups together;
     ``waits_max`` requests that wait for other members (half of what one worker may have unanswered), beyond which
     they are answered COORDINATOR_LOAD_IN_PROGRESS.
+
+    ``consumer_``: what members of the consumer protocol (KIP-848) do not choose themselves.
     """
 
     groups_max: int = 10_000
@@ -36,6 +42,8 @@ class Limits:
     rebalance_ms_max: int = 60 * 60_000
     initial_delay_ms: int = 100
     id_wait_ms: int = 3_000
+    consumer_session_ms: int = 45_000
+    consumer_heartbeat_ms: int = 5_000
 
 
 class Metadata(NamedTuple):

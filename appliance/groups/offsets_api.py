@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from ..errors import ApplianceError, NotCoordinator
 from ..names import NOTE_BYTES_MAX, TopicPartition
@@ -14,13 +14,16 @@ from . import consumer_protocol
 from .group_coordinator import GroupCoordinator
 from .store import Commit, GroupStore
 
+OF_CONSUMERS_FROM: Final = 9
+"""Version of OffsetCommit and OffsetFetch from which they have the epoch of a member of the consumer protocol."""
+
 
 class OffsetsApi:
     """Stores and reads committed offsets, of members and of consumers that do not join."""
 
     def __init__(self, coordinator: GroupCoordinator, store: GroupStore) -> None:
         self._coordinator, self._store = coordinator, store
-        self._membership = coordinator.membership
+        self._membership, self._consumers = coordinator.membership, coordinator.consumers
 
     @property
     def handlers(self) -> dict[str, Handler]:
@@ -34,15 +37,8 @@ class OffsetsApi:
         """Commit offsets.  Without a lease a commit waits: librdkafka would resend a refused one after newer ones."""
         request = call.request
         name = request.group_id
-        error = self._coordinator.refuse(
-            name, call.listener, nameless=True, without_lease=Code.NONE
-        ) or self._membership.may_commit(
-            name,
-            request.member_id,
-            request.group_instance_id,
-            request.generation_id_or_member_epoch,
-            self._coordinator.now_ms(),
-        )
+        error = self._coordinator.refuse(name, call.listener, nameless=True, without_lease=Code.NONE)
+        error = error or self._refusal(call)
         changes: dict[TopicPartition, Commit | None] = {}
         codes: dict[TopicPartition, int] = {}
         topics = self._store.topics()
@@ -52,7 +48,14 @@ class OffsetsApi:
                 note = each.committed_metadata or ""
                 known = topics.get(topic.name)
                 codes[key] = error
-                if error:
+                if error is Code.STALE_MEMBER_EPOCH and known is not None:
+                    codes[key] = self._consumers.commit_code(
+                        name,
+                        request.member_id,
+                        request.generation_id_or_member_epoch,
+                        (known.id, each.partition_index),
+                    )
+                if codes[key]:
                     continue
                 if not call.access.readable[topic.name]:
                     codes[key] = Code.TOPIC_AUTHORIZATION_FAILED
@@ -66,6 +69,20 @@ class OffsetsApi:
             codes |= await self._write(name, changes)
         return {"topics": _by_topic(codes, "name", lambda code: {"error_code": code})}
 
+    def _refusal(self, call: Call) -> Code:
+        """Why a commit is refused.  STALE_MEMBER_EPOCH: ask for each partition."""
+        request, name = call.request, call.request.group_id
+        epoch = request.generation_id_or_member_epoch
+        if self._consumers.get(name) is not None:
+            if call.version < OF_CONSUMERS_FROM and epoch >= 0:
+                return Code.UNSUPPORTED_VERSION
+            return self._consumers.commit_code(name, request.member_id, epoch)
+        if self._membership.get(name) is None and epoch >= 0 and call.version >= OF_CONSUMERS_FROM:
+            return Code.UNKNOWN_MEMBER_ID  # of either protocol: it joins again
+        return self._membership.may_commit(
+            name, request.member_id, request.group_instance_id, epoch, self._coordinator.now_ms()
+        )
+
     async def _write(self, name: str, changes: Mapping[TopicPartition, Commit | None]) -> dict[TopicPartition, int]:
         """Store offsets; return the codes of those that could not be stored.
 
@@ -75,6 +92,8 @@ class OffsetsApi:
         """
         group = self._membership.get(name)
         member_of = group.protocol_type if group is not None and group.members else ""
+        if self._consumers.get(name) is not None:
+            member_of = consumer_protocol.TYPE
         try:
             refused = await self._store.commit(name, changes, member_of)
         except ApplianceError as error:
@@ -89,13 +108,14 @@ class OffsetsApi:
     async def _fetch(self, call: Call) -> Answer:
         if call.version >= 8:
             groups = [
-                {"group_id": group.group_id, **await self._fetch_one(group.group_id, group.topics, call)}
+                {"group_id": group.group_id, **await self._fetch_one(group.group_id, group.topics, call, group)}
                 for group in call.request.groups
             ]
             return {"groups": groups}
         return await self._fetch_one(call.request.group_id, call.request.topics, call)
 
-    async def _fetch_one(self, name: str, topics: Any, call: Call) -> dict[str, Any]:
+    async def _fetch_one(self, name: str, topics: Any, call: Call, asks: Any = None) -> dict[str, Any]:
+        """The answer about one group.  ``asks``: who asks, from version 9 on, if it is a member."""
         wanted = None
         if topics is not None:
             wanted = [TopicPartition(topic.name, number) for topic in topics for number in topic.partition_indexes]
@@ -103,6 +123,8 @@ class OffsetsApi:
             return self._refused(wanted or (), Code.GROUP_AUTHORIZATION_FAILED, call.version)
         unready = Code.COORDINATOR_LOAD_IN_PROGRESS  # Java's consumer takes COORDINATOR_NOT_AVAILABLE for fatal here
         error: int = self._coordinator.refuse(name, call.listener, nameless=True, without_lease=unready)
+        if not error and asks is not None and asks.member_id is not None and asks.member_epoch >= 0:
+            error = self._of_member(name, asks.member_id, asks.member_epoch)
         found: Mapping[TopicPartition, Commit] = {}
         if not error:
             try:
@@ -119,6 +141,12 @@ class OffsetsApi:
         }
         fields: dict[str, Any] = {"topics": _by_topic(rows, "name", lambda row: row)}
         return fields | {"error_code": Code.NONE} if call.version >= 2 else fields
+
+    def _of_member(self, name: str, member_id: str, epoch: int) -> Code:
+        """Whether this is a member of its group; of a group that is not here nobody is, so that it joins again."""
+        if self._membership.get(name) is not None:
+            return Code.NONE  # the classic protocol has no epochs of members
+        return self._consumers.commit_code(name, member_id, epoch)
 
     @staticmethod
     def _refused(keys: Iterable[TopicPartition], error: int, version: int) -> dict[str, Any]:
@@ -150,9 +178,13 @@ class OffsetsApi:
             for member in group.members.values():
                 for offer in member.protocols:
                     subscribed.update(consumer_protocol.subscribed_topics(offer.data))
+        consumers = self._consumers.get(name)
+        if consumers is not None:
+            subscribed.update(key.topic for key in keys if consumers.subscribes(key.topic))
+        known = self._coordinator.has_members(name)
         try:
             registered = await self._store.group(name)
-            if registered is None and group is None and name not in self._coordinator.emptied():
+            if registered is None and not known and name not in self._coordinator.emptied():
                 return {"error_code": Code.GROUP_ID_NOT_FOUND}
             if registered is not None and registered.native:
                 subscribed.update(topic for member in registered.members for topic in member.topics)

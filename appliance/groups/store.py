@@ -61,6 +61,10 @@ class GroupStore(Protocol):
     def topics(self) -> Mapping[str, Topic]: ...
 
     @property
+    def revision(self) -> int:
+        """Grows with every change of :meth:`topics`; it may grow without one."""
+
+    @property
     def leads(self) -> bool:
         """Whether this appliance may coordinate groups now; false while the lease of its ZooKeeper session is over."""
 

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 from ..addresses import parse_listeners
 from ..config import KEYS, TOPIC_KEYS, Config, TopicSettings
 from ..config_keys import Key, text_of
+from ..groups.assignors import ASSIGNORS
 from ..groups.messages import Limits
 from ..kafka_settings import ACCEPTED, INT_MAX, Kind
 from ..names import NOTE_BYTES_MAX
@@ -52,6 +53,8 @@ _KEYS: Final = (  # Kafka's name, ours
     ("authorizer.class.name", "security.authorizer"),
     ("auto.create.topics.enable", "topics.auto_create"),
     ("connections.max.idle.ms", "network.idle_ms"),
+    ("group.consumer.heartbeat.interval.ms", "groups.consumer_heartbeat_ms"),
+    ("group.consumer.session.timeout.ms", "groups.consumer_session_ms"),
     ("log.retention.check.interval.ms", "disk.check_ms"),
     ("max.connections", "network.connections_max"),
     ("num.network.threads", "network.workers"),
@@ -63,6 +66,8 @@ _LIMITS: Final = Limits()
 _FIXED: Final = (
     ("default.replication.factor", Kind.INT, "1", "each partition is stored once"),
     ("delete.topic.enable", Kind.BOOLEAN, "true", "topics can be deleted"),
+    ("group.consumer.assignors", Kind.LIST, ",".join(ASSIGNORS), "who assigns partitions in the consumer protocol"),
+    ("group.consumer.max.size", Kind.INT, str(_LIMITS.members_max), "most members of a group of that protocol"),
     ("group.initial.rebalance.delay.ms", Kind.INT, str(_LIMITS.initial_delay_ms), "a new group waits for more members"),
     ("group.max.session.timeout.ms", Kind.INT, str(_LIMITS.session_ms_max), "longest session of a group's member"),
     ("group.max.size", Kind.INT, str(_LIMITS.members_max), "most members of a group"),

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from ..errors import ApplianceError, ClientFault
+from ..groups.consumer_group_api import ConsumerGroupApi
 from ..groups.group_coordinator import GroupCoordinator
 from ..groups.group_lookup_api import GroupLookupApi
 from ..groups.member_api import MemberApi
@@ -116,6 +117,7 @@ class KafkaApis:
         self._authorizer = authorizer
         apis = (
             MemberApi(groups, group_store),
+            ConsumerGroupApi(groups, group_store),
             OffsetsApi(groups, group_store),
             GroupLookupApi(groups, group_store),
             ClusterApi(appliance),

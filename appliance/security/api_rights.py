@@ -78,6 +78,12 @@ KAFKA_RIGHTS: Final[dict[str, Row]] = {
     "Heartbeat": _MEMBER,
     "LeaveGroup": _MEMBER,
     "SyncGroup": _MEMBER,
+    "ConsumerGroupHeartbeat": (
+        *_MEMBER,
+        Right(_O.DESCRIBE, _TOPIC, How.EACH),
+        Right(_O.DESCRIBE, _TOPIC, How.LISTED),
+    ),
+    "ConsumerGroupDescribe": (Right(_O.DESCRIBE, _GROUP, How.EACH), Right(_O.DESCRIBE, _TOPIC, How.EACH)),
     "DescribeGroups": _each(_O.DESCRIBE, _GROUP),
     "ListGroups": _GROUPS_LISTED,
     "SaslHandshake": _FREE,

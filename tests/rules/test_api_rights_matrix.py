@@ -68,6 +68,14 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "Heartbeat": {"group_id": GROUP, "member_id": "m"},
     "LeaveGroup": {"group_id": GROUP, "members": [{"member_id": "m", "group_instance_id": None}]},
     "SyncGroup": {"group_id": GROUP, "member_id": "m"},
+    "ConsumerGroupHeartbeat": {
+        "group_id": GROUP,
+        "member_id": "m",
+        "rebalance_timeout_ms": 1_000,
+        "subscribed_topic_names": [TOPIC],
+        "topic_partitions": [],
+    },
+    "ConsumerGroupDescribe": {"group_ids": [GROUP]},
     "DescribeGroups": {"groups": [GROUP]},
     "ListGroups": {},
     "ApiVersions": {"client_software_name": "test", "client_software_version": "1"},
@@ -134,7 +142,7 @@ OTHERS: dict[tuple[str, ResourceType], dict[str, Any]] = {
 """Another request where an API asks different rights for different resources: it needs that right alone."""
 NEVER_GRANTED = {("InitProducerId", ResourceType.TRANSACTIONAL_ID)}
 """It needs the right to any producer id, too, since there are no transactions."""
-WITHOUT_GROUPS = {("OffsetFetch", ResourceType.TOPIC), ("OffsetDelete", ResourceType.TOPIC)}
+WITHOUT_GROUPS = {(api, ResourceType.TOPIC) for api in ("OffsetFetch", "OffsetDelete", "ConsumerGroupDescribe")}
 """This appliance has no ZooKeeper, so there are no groups to ask about topics of: see the tests of these APIs."""
 
 VERBS: dict[str, dict[str, Any]] = {
@@ -307,7 +315,8 @@ def test_one_right_of_the_cluster_suffices(server: Server, grant: Callable[..., 
 
 def test_listings_leave_out_what_may_not_be_described(server: Server, grant: Callable[..., None]) -> None:
     listings = {api for api in rows_with((How.LISTED,), KAFKA_RIGHTS) if api in SERVED}
-    assert listings == {"Metadata", "OffsetFetch", "ListGroups", "ListTransactions", "DescribeTopicPartitions"}
+    everywhere = {"Metadata", "ListGroups", "ListTransactions", "DescribeTopicPartitions"}
+    assert listings == everywhere | {"OffsetFetch", "ConsumerGroupHeartbeat"}, "these two: see the tests of groups"
     everything = {
         "Metadata": {"topics": None},
         "DescribeTopicPartitions": REQUESTS["DescribeTopicPartitions"] | {"topics": []},

@@ -50,6 +50,8 @@ DescribeCluster: Describe Cluster
 DescribeProducers: Read Topic
 DescribeTransactions: Describe TransactionalId
 ListTransactions: Describe TransactionalId
+ConsumerGroupHeartbeat: Read Group, Describe Topic
+ConsumerGroupDescribe: Describe Group, Describe Topic
 ListConfigResources: DescribeConfigs Cluster
 DescribeTopicPartitions: Describe Topic
 """

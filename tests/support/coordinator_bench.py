@@ -89,7 +89,8 @@ class Bench:
         self.security = SecurityRegistry(data_dir, registry, self.spawn)
         self.broker = ThisBroker(config, data_dir, self.brokers, self.topics, self.partitions, registry, self.security)
         self.groups = RegisteredGroups(
-            registry, self.brokers, self.broker.topics, self.spawn, clock_ms, offsets_max=config.committed_max
+            *(registry, self.brokers, self.broker.topics, lambda: self.topics.revision, self.spawn, clock_ms),
+            offsets_max=config.committed_max,
         )
         self.measurements = Measurements(data_dir, self.partitions, self.topics, self.brokers, clock_ms)
         self.table = SegmentTable([0] * (ROWS + 8))

@@ -13,6 +13,7 @@ from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_reader, entity_writer
 
 from appliance.names import is_topic
+from appliance.wire.kafka import definitions
 from appliance.wire.kafka.apis import APIS
 from appliance.wire.kafka.primitives import NO_TOPIC
 
@@ -23,7 +24,7 @@ ERROR_CODES = (0, 0, 3, 15, 25, 36)
 def message(api_key: int, kind: str) -> Any:
     """kafka-python's class; ``kind`` is Request or Response."""
     name = APIS[api_key].name + kind
-    return next(getattr(p, name) for p in (admin, consumer, metadata, producer, sasl) if hasattr(p, name))
+    return next(getattr(p, name) for p in (admin, consumer, metadata, producer, sasl, definitions) if hasattr(p, name))
 
 
 def name_read(name: str) -> str:

@@ -197,9 +197,14 @@ class Coordinator:
         topics, partitions, registry, brokers = self._topics, self._partitions, self._registry, self._brokers
         self._broker = ThisBroker(config, data_dir, brokers, topics, partitions, registry, self._security)
         self._groups = RegisteredGroups(
-            registry, brokers, self._broker.topics, self._spawn, self._clock.now_ms, offsets_max=config.committed_max
+            *(registry, brokers, self._broker.topics, lambda: topics.revision, self._spawn, self._clock.now_ms),
+            offsets_max=config.committed_max,
         )
-        self._kafka_groups = GroupCoordinator(self._groups, GroupLimits(), lambda: uuid4().hex)
+        group_limits = GroupLimits(
+            consumer_session_ms=config.groups.consumer_session_ms,
+            consumer_heartbeat_ms=config.groups.consumer_heartbeat_ms,
+        )
+        self._kafka_groups = GroupCoordinator(self._groups, group_limits, lambda: uuid4().hex)
         claims = self._groups.offsets.claims
         claims.on_lost, claims.has_members = self._kafka_groups.lose, self._kafka_groups.has_members
         elements_max = forwarded.ELEMENTS_PER_PARTITION * Limits.of(config).parts_max

@@ -29,6 +29,7 @@ from ...errors import (
     TopicNotPermitted,
     UnknownGroup,
 )
+from ...groups.consumer_group import ConsumerState
 from ...groups.group_coordinator import GroupCoordinator
 from ...groups.group_state import State
 from ...groups.store import Commit, RegisteredGroup
@@ -77,13 +78,16 @@ from .topics import Topics
 from .trash import Trash
 from .trusted_clock import TrustedClock
 
-STATES = {
-    State.EMPTY: "empty",
-    State.PREPARING: "rebalancing",
-    State.COMPLETING: "rebalancing",
-    State.STABLE: "stable",
-    State.DEAD: "empty",
+STATES: Final = {
+    State.EMPTY.value: "empty",
+    State.PREPARING.value: "rebalancing",
+    State.COMPLETING.value: "rebalancing",
+    ConsumerState.ASSIGNING.value: "rebalancing",
+    ConsumerState.RECONCILING.value: "rebalancing",
+    State.STABLE.value: "stable",
+    State.DEAD.value: "empty",
 }
+"""Ours by Kafka's; those of both protocols have the same names where they mean the same."""
 ERRORS: Final[dict[ResourceType, type[NotPermitted]]] = {
     ResourceType.TOPIC: TopicNotPermitted,
     ResourceType.GROUP: GroupNotPermitted,
@@ -352,7 +356,8 @@ class NativeApi:
     async def _list_groups(self, wanted: Nothing, access: Access) -> list[dict[str, Any]]:
         every = access.may(Operation.DESCRIBE, ResourceType.CLUSTER)
         registered = {group.name: group for group in await self._groups.groups()}
-        names = registered.keys() | self._kafka_groups.emptied().keys() | self._kafka_groups.groups().keys()
+        kafka = self._kafka_groups
+        names = registered.keys() | kafka.emptied().keys() | kafka.groups().keys() | set(kafka.consumers.names())
         groups = {name: self._of_both(name, registered.get(name)) for name in sorted(names)}
         return [
             {"group": name, **self._standing(group), "members": len(group.members)}
@@ -408,12 +413,12 @@ class NativeApi:
         return RegisteredGroup(name, native=False, members=tuple(members))
 
     def _standing(self, group: RegisteredGroup) -> dict[str, str]:
-        kept = self._kafka_groups.membership.get(group.name)
-        if kept is not None:
-            return {"protocol": "kafka", "state": STATES[kept.state]}
+        kept = self._kafka_groups.state(group.name)
+        if kept:
+            return {"protocol": "kafka", "state": STATES[kept]}
         if not group.members:
-            return {"protocol": "", "state": STATES[State.EMPTY]}
-        return {"protocol": "native" if group.native else "kafka", "state": STATES[State.STABLE]}
+            return {"protocol": "", "state": STATES[State.EMPTY.value]}
+        return {"protocol": "native" if group.native else "kafka", "state": STATES[State.STABLE.value]}
 
     async def _offsets(self, wanted: OneGroup, access: Access) -> list[list[Any]]:
         committed = await self._committed(wanted.group)

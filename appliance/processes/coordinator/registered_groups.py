@@ -35,7 +35,7 @@ PAGE_GROUPS: Final = 100
 class RegisteredGroups:
     """Lists, changes and registers groups.  ``offsets``: of the groups that this broker coordinates.
 
-    ``topics``: those that exist.
+    ``topics``: those that exist; ``revision`` grows with every change of them.
     """
 
     def __init__(
@@ -43,12 +43,14 @@ class RegisteredGroups:
         registry: RegistrySession,
         brokers: LiveBrokers,
         topics: Callable[[], Mapping[str, Topic]],
+        revision: Callable[[], int],
         spawn: Spawn,
         clock_ms: Callable[[], int],
         *,
         offsets_max: int,
     ) -> None:
         self.topics = topics
+        self._revision = revision
         self.offsets = CommittedOffsets(
             registry,
             Claimant(brokers.broker_id, registry.instance),
@@ -68,6 +70,10 @@ class RegisteredGroups:
 
     def brokers(self, listener: Listener) -> list[Broker]:
         return self._brokers.brokers(listener)
+
+    @property
+    def revision(self) -> int:
+        return self._revision()
 
     @property
     def leads(self) -> bool:

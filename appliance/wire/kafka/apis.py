@@ -2,11 +2,11 @@
 
 ``tests/clients/README.md`` shows it.
 
-The lowest versions suit librdkafka 2.0.2 (Debian 12), which needs certain old versions.  The highest one of Produce is
-below that which replaces topic names by topic ids (13), as Fetch 13 does.  Metadata has both from 10 on.  It goes up to
-12, because librdkafka fails on version 9 of many small topics.  Produce 0 to 2 are listed because librdkafka before
-2.11.1 otherwise silently drops gzip, snappy and lz4.  Produce requests of these versions are refused for each partition
-with UNSUPPORTED_VERSION.  An API that is missing here is not served.
+The lowest versions suit librdkafka 2.0.2 (Debian 12), which needs certain old versions.  The highest ones of Produce,
+OffsetCommit and OffsetFetch are below those that replace topic names by topic ids (13, 10, 10), as Fetch 13 does.
+Metadata has both from 10 on.  It goes up to 12, because librdkafka fails on version 9 of many small topics.  Produce 0
+to 2 are listed because librdkafka before 2.11.1 otherwise silently drops gzip, snappy and lz4.  Produce requests of
+these versions are refused for each partition with UNSUPPORTED_VERSION.  An API that is missing here is not served.
 """
 
 from __future__ import annotations
@@ -55,6 +55,8 @@ DESCRIBE_CLUSTER: Final = 60
 DESCRIBE_PRODUCERS: Final = 61
 DESCRIBE_TRANSACTIONS: Final = 65
 LIST_TRANSACTIONS: Final = 66
+CONSUMER_GROUP_HEARTBEAT: Final = 68
+CONSUMER_GROUP_DESCRIBE: Final = 69
 LIST_CONFIG_RESOURCES: Final = 74
 DESCRIBE_TOPIC_PARTITIONS: Final = 75
 
@@ -72,8 +74,8 @@ APIS: Final[dict[int, Api]] = {
     FETCH: Api("Fetch", 4, 17, 12),
     LIST_OFFSETS: Api("ListOffsets", 1, 9, 6),
     METADATA: Api("Metadata", 0, 12, 9),
-    OFFSET_COMMIT: Api("OffsetCommit", 2, 8, 8),
-    OFFSET_FETCH: Api("OffsetFetch", 1, 8, 6),
+    OFFSET_COMMIT: Api("OffsetCommit", 2, 9, 8),
+    OFFSET_FETCH: Api("OffsetFetch", 1, 9, 6),
     FIND_COORDINATOR: Api("FindCoordinator", 0, 4, 3),
     JOIN_GROUP: Api("JoinGroup", 0, 7, 6),
     HEARTBEAT: Api("Heartbeat", 0, 4, 4),
@@ -110,6 +112,8 @@ APIS: Final[dict[int, Api]] = {
     DESCRIBE_PRODUCERS: Api("DescribeProducers", 0, 0, 0),
     DESCRIBE_TRANSACTIONS: Api("DescribeTransactions", 0, 0, 0),
     LIST_TRANSACTIONS: Api("ListTransactions", 0, 2, 0),
+    CONSUMER_GROUP_HEARTBEAT: Api("ConsumerGroupHeartbeat", 0, 1, 0),
+    CONSUMER_GROUP_DESCRIBE: Api("ConsumerGroupDescribe", 0, 1, 0),
     LIST_CONFIG_RESOURCES: Api("ListConfigResources", 0, 1, 0),
     DESCRIBE_TOPIC_PARTITIONS: Api("DescribeTopicPartitions", 0, 0, 0),
 }

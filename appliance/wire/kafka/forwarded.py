@@ -1,4 +1,5 @@
-"""Decodes and encodes forwarded requests with kafka-python's protocol package (:mod:`.protocol_package`).
+"""Decodes and encodes forwarded requests with kafka-python's protocol package (:mod:`.protocol_package`,
+:mod:`.definitions`).
 
 Only the coordinator imports this module.  Usage::
 
@@ -23,6 +24,7 @@ from typing import Any, Final, NamedTuple
 from ...errors import ProtocolFault, UnsupportedVersion
 from ...names import CLIENT_ID_CHARACTERS_MAX
 from ..bounds import PARTS_MAX_MIN
+from . import definitions
 from .apis import APIS, SERVED_BY_WORKERS
 from .protocol_package import admin, consumer, metadata, producer
 from .reply import MESSAGE_CHARACTERS_MAX
@@ -32,7 +34,7 @@ ELEMENTS_PER_PARTITION: Final = 4
 """Array elements for one partition in a request: its topic, itself, and the numbers of its brokers."""
 ELEMENTS_MAX: Final = ELEMENTS_PER_PARTITION * PARTS_MAX_MIN
 
-_PACKAGES: Final = (admin, consumer, metadata, producer)
+_PACKAGES: Final = (admin, consumer, metadata, producer, definitions)
 _HEADER = struct.Struct(">hhih")
 assert _HEADER.size == 10
 

@@ -29,7 +29,7 @@ def _import(*names: str) -> list[Any]:
         del sys.modules[NAME]  # whoever imports it later gets the whole package
 
 
-admin, consumer, metadata, producer, codecs = _import(
+admin, consumer, metadata, producer, codecs, api_message = _import(
     *("protocol.admin", "protocol.consumer", "protocol.metadata", "protocol.producer"),
-    "protocol.schemas.fields.codecs",
+    *("protocol.schemas.fields.codecs", "protocol.api_message"),
 )

@@ -1,0 +1,57 @@
+"""Finds the topics that regular expressions match, in the syntax of RE2, as Kafka does (KIP-848).
+
+RE2 takes time in proportion to the text, whatever the expression is: no member can make the coordinator slow with one.
+What an expression matched is kept until a topic comes or goes, for all members that have the same one.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final
+
+import re2
+
+from .consumer_group import View
+
+PATTERN_BYTES_MAX: Final = 1_024
+PATTERNS_MAX: Final = 256
+"""Patterns whose topics are remembered; the one used last stays longest."""
+MEMORY_BYTES_MAX: Final = 1 << 20
+"""Of one compiled pattern."""
+
+
+class TopicPatterns:
+    """Patterns and what they match."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[str, tuple[int, frozenset[str]]] = OrderedDict()
+        self._options = re2.Options()
+        self._options.log_errors = False
+        self._options.max_mem = MEMORY_BYTES_MAX
+
+    def topics(self, pattern: str, view: View) -> frozenset[str]:
+        """The names that the whole pattern matches; none for "".
+
+        Raises:
+            ValueError: it is no pattern, or too large a one.
+        """
+        if not pattern:
+            return frozenset()
+        revision, found = self._known.get(pattern, (-1, frozenset[str]()))
+        if revision != view.revision:
+            found = self._match(pattern, view)
+            self._known[pattern] = view.revision, found
+            if len(self._known) > PATTERNS_MAX:
+                self._known.popitem(last=False)
+        self._known.move_to_end(pattern)
+        return found
+
+    def _match(self, pattern: str, view: View) -> frozenset[str]:
+        size = len(pattern.encode())
+        if size > PATTERN_BYTES_MAX:
+            raise ValueError(f"a pattern of {size} bytes: at most {PATTERN_BYTES_MAX} are allowed")
+        try:
+            compiled = re2.compile(pattern, self._options)
+        except re2.error as error:
+            raise ValueError(f"pattern {pattern!r}: {error}") from None
+        return frozenset(name for name in view.topics if compiled.fullmatch(name))
