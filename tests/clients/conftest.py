@@ -28,6 +28,7 @@ class Broker(Server):
 
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Broker(tmp_path_factory.mktemp("clients") / "data", {"zookeeper.nodes": 1}) as running:
+    settings = {"zookeeper.nodes": 1, "groups.consumer_heartbeat_ms": 200, "groups.consumer_session_ms": 3_000}
+    with Broker(tmp_path_factory.mktemp("clients") / "data", settings) as running:
         running.wait_for_zookeeper()
         yield running

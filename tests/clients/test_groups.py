@@ -14,7 +14,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import (
+    Consumer,
+    ConsumerGroupType,
+    KafkaError,
+    KafkaException,
+    Message,
+    Producer,
+    TopicPartition,
+)
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from .adapters import DEADLINE_S, confluent_events, java, new_topic
@@ -32,7 +40,12 @@ REJOIN = (
     KafkaError.COORDINATOR_NOT_AVAILABLE,
 )
 """What a commit may be answered when the group has lost its coordinator; the client then joins again."""
-STRATEGIES = ("range", "roundrobin", "cooperative-sticky")
+ASSIGNORS = ("coordinator-uniform", "coordinator-range")
+"""Who assigns in the consumer protocol (KIP-848)."""
+STRATEGIES = [
+    *("range", "roundrobin", "cooperative-sticky", "coordinator-uniform"),
+    pytest.param("coordinator-range", marks=pytest.mark.long),
+]
 
 
 @pytest.fixture
@@ -55,17 +68,18 @@ def fill(broker: Broker, topic: str, turn: int) -> None:
 
 
 def settings(broker: Broker, group: str, strategy: str) -> dict[str, Any]:
+    """Of a member of the classic protocol; of the consumer protocol, if the strategy is one of ASSIGNORS."""
+    protocol = {"partition.assignment.strategy": strategy, "session.timeout.ms": 6_000, "heartbeat.interval.ms": 300}
+    if strategy in ASSIGNORS:
+        protocol = {"group.protocol": "consumer", "group.remote.assignor": strategy.removeprefix("coordinator-")}
     return {
         "bootstrap.servers": broker.kafka,
         "group.id": group,
         "auto.offset.reset": "earliest",
         "enable.auto.commit": False,
-        "partition.assignment.strategy": strategy,
-        "session.timeout.ms": 6_000,
-        "heartbeat.interval.ms": 300,
         "fetch.wait.max.ms": 100,
         "log_level": 0,
-    }
+    } | protocol
 
 
 class Members:
@@ -201,11 +215,68 @@ while True:
 """
 
 
-def test_a_killed_member_is_replaced_after_its_session(broker: Broker, topic: str) -> None:
+@pytest.mark.parametrize(
+    "first, second, error",
+    [
+        ("range", "coordinator-uniform", KafkaError._FATAL),
+        ("coordinator-uniform", "range", KafkaError.INCONSISTENT_GROUP_PROTOCOL),
+    ],
+)
+def test_a_member_of_the_other_protocol_is_told(
+    broker: Broker, topic: str, first: str, second: str, error: int
+) -> None:
+    """The group goes on; it is open to the other protocol when its members have left."""
+    with members(broker, topic, first) as group:
+        group.join()
+        group.poll_until_shared()
+        other = Consumer(settings(broker, group.group, second))
+        other.subscribe([topic])
+        told = next(confluent_events(other)).error()
+        assert told is not None and told.code() == error
+        other.close()
+        group.poll_until_seen(PARTITIONS * PER_PARTITION)
+        admin = AdminClient({"bootstrap.servers": broker.kafka})
+        described = admin.describe_consumer_groups([group.group])[group.group].result(DEADLINE_S)
+        kind = ConsumerGroupType.CONSUMER if first in ASSIGNORS else ConsumerGroupType.CLASSIC
+        assert (described.type, described.partition_assignor) == (kind, first.removeprefix("coordinator-"))
+        (member,) = described.members
+        assert len(member.assignment.topic_partitions) == PARTITIONS
+        group.leave(group.all[0])
+        after = Consumer(settings(broker, group.group, second))
+        found = after.committed([TopicPartition(topic, number) for number in range(PARTITIONS)], timeout=DEADLINE_S)
+        after.subscribe([topic])
+        fill(broker, topic, 1)
+        assert next(confluent_events(after)).value().startswith(b"1-"), "it goes on where the others were"
+        after.close()
+        assert all(part.offset > 0 for part in found)
+
+
+def test_a_subscription_by_pattern_follows_the_topics(broker: Broker) -> None:
+    """The coordinator matches; a topic that is made is read with the next heartbeat."""
+    name, admin = new_topic(), AdminClient({"bootstrap.servers": broker.kafka})
+    consumer = Consumer(settings(broker, name, "coordinator-uniform"))
+    consumer.subscribe([f"^{name}-[ab]$"])
+    producer = Producer({"bootstrap.servers": broker.kafka})
+    events = confluent_events(consumer)
+    for end in ("a", "c", "b"):
+        admin.create_topics([NewTopic(f"{name}-{end}", 2, 1)])[f"{name}-{end}"].result(DEADLINE_S)
+        producer.produce(f"{name}-{end}", end.encode())
+        assert producer.flush(DEADLINE_S) == 0
+        if end != "c":
+            message = next(events)
+            assert (message.error(), message.value()) == (None, end.encode())
+    assert {(part.topic[-1], part.partition) for part in consumer.assignment()} == {
+        (end, number) for end in "ab" for number in range(2)
+    }
+    consumer.close()
+
+
+@pytest.mark.parametrize("strategy", ["range", "coordinator-uniform"])
+def test_a_killed_member_is_replaced_after_its_session(broker: Broker, topic: str, strategy: str) -> None:
     """It never committed: all that it had comes to the one that is left."""
-    with members(broker, topic, "range") as group:
+    with members(broker, topic, strategy) as group:
         victim = subprocess.Popen(
-            [sys.executable, "-c", MEMBER, json.dumps(settings(broker, group.group, "range")), topic],
+            [sys.executable, "-c", MEMBER, json.dumps(settings(broker, group.group, strategy)), topic],
             stdout=subprocess.PIPE,
         )
         assert victim.stdout is not None and victim.stdout.readline() == b"got\n"
@@ -217,9 +288,12 @@ def test_a_killed_member_is_replaced_after_its_session(broker: Broker, topic: st
         group.poll_until_seen(PARTITIONS * PER_PARTITION)
 
 
-def test_a_static_member_comes_back_without_a_rebalance(broker: Broker, topic: str) -> None:
+@pytest.mark.parametrize("strategy", ["range", "coordinator-uniform"])
+def test_a_static_member_comes_back_without_a_rebalance(broker: Broker, topic: str, strategy: str) -> None:
     group = f"group-{uuid.uuid4()}"
-    common = {**settings(broker, group, "range"), "session.timeout.ms": 30_000}
+    common = settings(broker, group, strategy)
+    if strategy == "range":
+        common["session.timeout.ms"] = 30_000
     other = Consumer({**common, "group.instance.id": "b"})
     rebalances: list[object] = []
     other.subscribe([topic], on_assign=lambda _, partitions: rebalances.append(partitions))
@@ -241,16 +315,20 @@ def test_a_static_member_comes_back_without_a_rebalance(broker: Broker, topic: s
 
 
 @pytest.mark.timeout(400)  # the first time its jars are fetched
-def test_a_static_member_of_the_java_client_comes_back_without_a_rebalance(broker: Broker, topic: str) -> None:
-    """Its metadata differs from what it had before, since it has a generation in it; its assignment does not."""
-    found = json.loads(java("StaticMember", broker.kafka, topic, f"group-{uuid.uuid4()}"))
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_static_member_of_the_java_client_comes_back_without_a_rebalance(
+    broker: Broker, topic: str, protocol: str
+) -> None:
+    """Its classic metadata differ from what it had before, with a generation in them; its assignment does not."""
+    found = json.loads(java("StaticMember", broker.kafka, topic, f"group-{uuid.uuid4()}", protocol))
     assert found["after"] == found["before"] and len(found["before"]) == PARTITIONS // 2
     assert found["rebalances"] == 0
 
 
-def test_the_coordinator_may_die(broker: Broker, topic: str) -> None:
+@pytest.mark.parametrize("strategy", ["range", "coordinator-uniform"])
+def test_the_coordinator_may_die(broker: Broker, topic: str, strategy: str) -> None:
     """kill -9: members join again, committed offsets are kept, every message is seen."""
-    with members(broker, topic, "range") as group:
+    with members(broker, topic, strategy) as group:
         group.join()
         group.join()
         group.poll_until_shared()

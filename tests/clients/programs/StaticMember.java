@@ -1,4 +1,4 @@
-// Two static members of a group, one of which is restarted: bootstrap, topic, group.
+// Two static members of a group, one of which is restarted: bootstrap, topic, group, protocol (classic or consumer).
 // Prints what the restarted one had and has, and how often the other one's partitions were assigned meanwhile.
 import java.time.Duration;
 import java.util.*;
@@ -15,12 +15,19 @@ public class StaticMember {
         int rebalances = 0;
 
         Member(String[] a, String instance) {
-            super(Map.of(
-                "bootstrap.servers", a[0], "group.id", a[2], "group.instance.id", instance,
-                "session.timeout.ms", "30000", "heartbeat.interval.ms", "300", "auto.offset.reset", "earliest",
-                "key.deserializer", StringDeserializer.class, "value.deserializer", StringDeserializer.class));
+            super(settings(a, instance));
             subscribe(List.of(a[1]), this);
             living.add(this);
+        }
+
+        static Map<String, Object> settings(String[] a, String instance) {
+            Map<String, Object> settings = new HashMap<>(Map.of(
+                "bootstrap.servers", a[0], "group.id", a[2], "group.instance.id", instance, "group.protocol", a[3],
+                "auto.offset.reset", "earliest",
+                "key.deserializer", StringDeserializer.class, "value.deserializer", StringDeserializer.class));
+            if (a[3].equals("classic")) // in the consumer protocol these are the coordinator's
+                settings.putAll(Map.of("session.timeout.ms", "30000", "heartbeat.interval.ms", "300"));
+            return settings;
         }
 
         public void onPartitionsAssigned(Collection<TopicPartition> parts) { rebalances++; }
