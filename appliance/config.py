@@ -215,9 +215,7 @@ class Groups(Struct, frozen=True):
 
     consumer_session_ms: Annotated[
         int,
-        Meta(
-            ge=1_000, le=1_800_000, description="a silent member of the consumer protocol is removed after this"
-        ),
+        Meta(ge=1_000, le=1_800_000, description="a silent member of the consumer protocol is removed after this"),
     ] = 45_000
     consumer_heartbeat_ms: Annotated[
         int,

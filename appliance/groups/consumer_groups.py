@@ -15,7 +15,7 @@ from ..wire.kafka.codes import Code
 from .alarms import Alarms
 from .assignors import Part
 from .consumer_group import JOIN, Beat, Beaten, ConsumerGroup, View
-from .messages import MEMBER_BYTES, Limits
+from .messages import Limits
 
 
 class ConsumerGroups:
@@ -52,10 +52,10 @@ class ConsumerGroups:
         if group is None and beat.epoch != JOIN:
             return Beaten(Code.UNKNOWN_MEMBER_ID, f"there is no member {beat.member_id!r}: join with epoch 0")
         limits = self._limits
-        said = beat.size
-        if (
-            said > limits.metadata_bytes_max
-            or self._size + MEMBER_BYTES + said > limits.bytes_max
+        says_more = beat.topics is not None or beat.matching is not None
+        if says_more and (
+            beat.size > limits.metadata_bytes_max
+            or self._size + beat.size > limits.bytes_max
             or (group is None and len(self._groups) >= limits.groups_max)
         ):
             return Beaten(Code.GROUP_MAX_SIZE_REACHED, "there is no room for what all members of groups have sent")

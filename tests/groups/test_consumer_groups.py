@@ -241,6 +241,7 @@ class Clients(RuleBasedStateMachine):
         """Without further changes all converges: every partition has the reader that it should have."""
         self.pass_time(SESSION_MS)
         for _ in range(10):
+            self.pass_time(1)
             for client in self.clients:
                 self.exchange(client)
                 client.give_up()
@@ -340,6 +341,25 @@ def test_groups_members_and_bytes_are_bounded() -> None:
     assert groups.beat("h", a_beat("n", topics=large), view, 0).error is Code.GROUP_MAX_SIZE_REACHED
     assert groups.beat("h", a_beat("m", LEAVE), view, 0).epoch == LEAVE
     assert groups.names() == ["g"]
+
+
+def test_a_large_group_gets_a_new_target_only_now_and_then() -> None:
+    """Goal: however fast members come, targets take a small part of the coordinator's time."""
+    groups, view = ConsumerGroups(Limits(), lambda name, now_ms: None), View(1, topics(a=2_000))
+    assert len(groups.beat("g", a_beat("m"), view, 0).assignment or ()) == 2_000
+    early = groups.beat("g", a_beat("n"), view, 199)
+    group = groups.get("g")
+    assert group is not None and group.state is ConsumerState.ASSIGNING
+    assert (early.error, early.epoch, early.assignment) == (Code.NONE, 1, frozenset())
+    assert groups.beat("g", a_beat("n", 1), view, 200).epoch == 2
+    assert len(groups.beat("g", a_beat("m", 1), view, 200).assignment or ()) == 1_000
+
+
+def test_who_says_nothing_new_is_answered_however_full_it_is() -> None:
+    groups, view = ConsumerGroups(Limits(bytes_max=1_500), lambda name, now_ms: None), View(1, topics(a=2))
+    assert groups.beat("g", a_beat("m"), view, 0).error is Code.NONE
+    assert groups.beat("g", a_beat("n"), view, 0).error is Code.GROUP_MAX_SIZE_REACHED
+    assert groups.beat("g", a_beat("m", 1), view, 0).error is Code.NONE
 
 
 def test_topics_of_a_pattern_count_like_names() -> None:

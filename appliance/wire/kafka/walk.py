@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 from ...errors import ClientFault, GroupTooLarge, InvalidRequest, ProtocolFault
 from ...names import ASSIGNMENT_BYTES_MAX, INSTANCE_BYTES_MAX, PROTOCOL_BYTES_MAX, SUBSCRIPTION_BYTES_MAX
-from .apis import JOIN_GROUP, SYNC_GROUP
+from .apis import CONSUMER_GROUP_HEARTBEAT, JOIN_GROUP, SYNC_GROUP
 from .primitives import STRING_BYTES_MAX, read_varint
 from .protocol_package import codecs
 
@@ -30,6 +30,9 @@ BOUNDS: Final[dict[tuple[int, str], tuple[int, type[ClientFault]]]] = {
     (JOIN_GROUP, "protocol_type"): (PROTOCOL_BYTES_MAX, InvalidRequest),
     (JOIN_GROUP, "name"): (PROTOCOL_BYTES_MAX, InvalidRequest),
     (JOIN_GROUP, "metadata"): (SUBSCRIPTION_BYTES_MAX, GroupTooLarge),
+    (CONSUMER_GROUP_HEARTBEAT, "member_id"): (INSTANCE_BYTES_MAX, InvalidRequest),
+    (CONSUMER_GROUP_HEARTBEAT, "instance_id"): (INSTANCE_BYTES_MAX, InvalidRequest),
+    (CONSUMER_GROUP_HEARTBEAT, "rack_id"): (INSTANCE_BYTES_MAX, InvalidRequest),
     (SYNC_GROUP, "assignment"): (ASSIGNMENT_BYTES_MAX, GroupTooLarge),
 }
 """By API and field: largest size in bytes, and the error above it.  See :mod:`appliance.names`."""
