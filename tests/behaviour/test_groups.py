@@ -17,6 +17,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
+from ..support.group_member import CONSUMER_PROTOCOL
 from ..support.server import Server, wait_for
 
 CLIENTS = ["confluent", "kafka-python", "aiokafka"]
@@ -28,7 +29,11 @@ SECONDS_MAX = 60
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     data_dir = tmp_path_factory.mktemp("groups") / "data"
-    settings: dict[str, Any] = {"zookeeper.nodes": 1}
+    settings: dict[str, Any] = {
+        "zookeeper.nodes": 1,
+        "groups.consumer_heartbeat_ms": 200,
+        "groups.consumer_session_ms": 4_000,
+    }
     with Server(data_dir, **settings) as running:
         running.wait_for_zookeeper()
         yield running
@@ -251,7 +256,7 @@ def test_a_cooperative_group_keeps_what_need_not_move(crowd: Crowd) -> None:
     crowd.wait_until_seen("a", "b")
 
 
-@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("client", [*CLIENTS, CONSUMER_PROTOCOL])
 def test_the_coordinator_may_die(crowd: Crowd, client: str) -> None:
     crowd.join(client)
     crowd.join(client)
@@ -268,7 +273,7 @@ def test_the_coordinator_may_die(crowd: Crowd, client: str) -> None:
     assert committed(crowd.server, crowd.group, crowd.topic) == ends(crowd.server, crowd.topic)
 
 
-@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("client", [*CLIENTS, pytest.param(CONSUMER_PROTOCOL, marks=pytest.mark.long)])
 def test_zookeeper_may_die(crowd: Crowd, client: str) -> None:
     """The group goes on, its commits are made good when ZooKeeper is back."""
     crowd.join(client)

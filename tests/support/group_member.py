@@ -17,6 +17,8 @@ from typing import Any
 
 SESSION_MS = 4_000
 HEARTBEAT_MS = 200
+CONSUMER_PROTOCOL = "confluent, consumer protocol"
+"""The client whose group is of the consumer protocol (KIP-848); those of the others are of the classic one."""
 
 
 def tell(*event: Any) -> None:
@@ -43,10 +45,15 @@ def run_confluent(given: dict[str, Any]) -> None:
         "group.id": given["group"],
         "auto.offset.reset": "earliest",
         "enable.auto.commit": False,
-        "session.timeout.ms": given.get("session_ms", SESSION_MS),
-        "heartbeat.interval.ms": HEARTBEAT_MS,
-        "partition.assignment.strategy": given.get("strategy", "range"),
     }
+    if given["client"] == CONSUMER_PROTOCOL:
+        settings["group.protocol"] = "consumer"
+    else:
+        settings |= {
+            "session.timeout.ms": given.get("session_ms", SESSION_MS),
+            "heartbeat.interval.ms": HEARTBEAT_MS,
+            "partition.assignment.strategy": given.get("strategy", "range"),
+        }
     if given.get("instance"):
         settings["group.instance.id"] = given["instance"]
     consumer = Consumer(settings)
@@ -151,7 +158,7 @@ async def run_aiokafka(given: dict[str, Any]) -> None:
 
 def main() -> None:
     given = json.loads(sys.argv[1])
-    if given["client"] == "confluent":
+    if given["client"] in ("confluent", CONSUMER_PROTOCOL):
         run_confluent(given)
     elif given["client"] == "kafka-python":
         run_kafka_python(given)
