@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 from uuid import UUID
 
 import pytest
 
 from appliance.groups.consumer_group import LEAVE
+from appliance.groups.group_coordinator import coordinator_of
 from appliance.groups.store import Commit, RegisteredGroup, RegisteredMember
 from appliance.groups.topic_patterns import PATTERN_BYTES_MAX
 from appliance.security.acls import Acl, Operation, PatternType, Permission, ResourceType
 from appliance.security.principals import ANONYMOUS
 from appliance.security.security_state import SecurityState
 from appliance.wire.kafka.codes import Code
+from appliance.wire.kafka.metadata_reply import Broker
 
 from ..support.kafka_apis_fixture import SUBSCRIPTION, Client, FakeCluster, run
 from ..support.kafka_group import codes, commit, stable
@@ -251,6 +254,32 @@ def test_members_of_a_coordinator_that_has_died_join_again() -> None:
         assert (await beat(after, 1)).error_code == Code.UNKNOWN_MEMBER_ID
         assert assigned(cluster, await join(after)) == [("t", 0), ("t", 1)]
         assert cluster.positions["g"] == {("t", 0): Commit(500, "note")}
+
+    run(scenario())
+
+
+def test_a_group_of_another_broker_is_refused_and_dissolved() -> None:
+    async def scenario() -> None:
+        cluster, client = two_topics()
+        await join(client)
+        other = next(n for n in range(2, 99) if coordinator_of("g", [cluster.live[0], Broker(n, "h", 1)]).id == n)
+        cluster.live.append(Broker(other, "there", 9092))
+        assert (await beat(client, 1)).error_code == Code.NOT_COORDINATOR
+        assert not client.coordinator.has_members("g") and cluster.shown["g"] == []
+        (described,) = (await client.ask("ConsumerGroupDescribe", group_ids=["g"])).groups
+        assert described.error_code == Code.NOT_COORDINATOR
+        cluster.live.pop()
+        assert (await beat(client, 1)).error_code == Code.UNKNOWN_MEMBER_ID
+
+    run(scenario())
+
+
+def test_a_silent_member_goes_by_the_clock() -> None:
+    async def scenario() -> None:
+        _, client = two_topics(consumer_session_ms=30)
+        await join(client)
+        while client.coordinator.has_members("g"):
+            await asyncio.sleep(0.005)
 
     run(scenario())
 

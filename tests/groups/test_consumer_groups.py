@@ -142,11 +142,16 @@ class Clients(RuleBasedStateMachine):
         self.come("ab", None)
         self.come("ab", None)
 
-    @rule(names=SUBSCRIPTIONS, assignor=st.sampled_from([None, "uniform", "range"]))
-    def come(self, names: str, assignor: str | None) -> None:
-        if len(self.clients) < LIMITS.members_max:
+    @rule(
+        names=SUBSCRIPTIONS,
+        assignor=st.sampled_from([None, "uniform", "range"]),
+        instance=st.sampled_from([None, None, "one", "two"]),
+    )
+    def come(self, names: str, assignor: str | None, instance: str | None = None) -> None:
+        taken = {client.instance for client in self.clients} | self.dead_instances()
+        if len(self.clients) < LIMITS.members_max and (instance is None or instance not in taken):
             self.made += 1
-            client = Simulated(f"m{self.made}", frozenset(names), assignor=assignor)
+            client = Simulated(f"m{self.made}", frozenset(names), instance, assignor)
             self.clients.append(client)
             group = self.groups.get("g")
             if group is None or len(group.members) < LIMITS.members_max:
@@ -177,14 +182,19 @@ class Clients(RuleBasedStateMachine):
             client = self.clients[which % len(self.clients)]
             client.topics, client.told_all = frozenset(names), False
 
-    @rule(which=WHICH, dies=st.booleans())
-    def leave(self, which: int, dies: bool) -> None:
-        """It reads no more; if it dies, the coordinator learns of it when its session ends."""
+    @rule(which=WHICH, dies=st.booleans(), away=st.booleans())
+    def leave(self, which: int, dies: bool, away: bool) -> None:
+        """It reads no more; if it dies, the coordinator learns of it when its session ends.
+
+        A static member may be away for a while: whoever comes with its instance name takes its place.
+        """
         if self.clients:
             client = self.clients.pop(which % len(self.clients))
             if dies:
                 return
-            answer = self.groups.beat("g", a_beat(client.id, LEAVE), self.view, self.now_ms)
+            epoch = LEFT if client.instance is not None and away else LEAVE
+            leaving = a_beat(client.id, epoch, instance=client.instance)
+            answer = self.groups.beat("g", leaving, self.view, self.now_ms)
             assert answer.error in (Code.NONE, Code.UNKNOWN_MEMBER_ID)
             self.look()
 
@@ -213,6 +223,13 @@ class Clients(RuleBasedStateMachine):
                 client.take(Beaten(Code.UNKNOWN_MEMBER_ID))
         self.look()
 
+    def dead_instances(self) -> set[str | None]:
+        """Instance names of members that are neither here nor away: nobody may take them before their session ends."""
+        group = self.groups.get("g")
+        here = {client.id for client in self.clients}
+        members = group.members.values() if group is not None else ()
+        return {member.instance for member in members if member.id not in here and member.epoch != LEFT}
+
     def members(self) -> set[str]:
         group = self.groups.get("g")
         return set(group.members) if group is not None else set()
@@ -233,6 +250,7 @@ class Clients(RuleBasedStateMachine):
         assert sum(len(m.assigned) + len(m.revoking) for m in group.members.values()) == len(held)
         assert group._members_bytes == sum(m.size for m in group.members.values())
         assert self.groups._size == group.size <= LIMITS.bytes_max
+        assert group.static == {m.instance: m.id for m in group.members.values() if m.instance is not None}
         counted = {name for m in group.members.values() for name in m.subscription}
         assert counted == set(group._subscribed)
         assert self.groups.next_deadline_ms() is not None
