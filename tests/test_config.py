@@ -169,3 +169,9 @@ def test_the_ensembles_heap_follows_from_the_positions_that_groups_may_have() ->
     with pytest.raises(BadValue, match="must be 0, or at least 16"):
         load(None, ["zookeeper.heap_mb=15"])
     assert load(None, ["offsets.retention.ms=1d"]).offsets.retention_ms == 86_400_000
+
+
+def test_a_session_lasts_longer_than_the_time_between_heartbeats() -> None:
+    assert load(None, ["groups.consumer_session_ms=6000"]).groups.consumer_heartbeat_ms == 5_000
+    with pytest.raises(BadValue, match=r"groups\.consumer_heartbeat_ms = 5000: not below"):
+        load(None, ["groups.consumer_session_ms=5000"])

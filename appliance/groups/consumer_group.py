@@ -180,6 +180,14 @@ class ConsumerGroup:
             return Code.NONE
         return Code.STALE_MEMBER_EPOCH
 
+    def remove_instance(self, instance: str | None) -> Code:
+        """Remove a static member, as an administrator does by LeaveGroup."""
+        member = self.members.get(self.static.get(instance or "", ""))
+        if member is None:
+            return Code.UNKNOWN_MEMBER_ID
+        self._remove(member)
+        return Code.NONE
+
     def prolong(self, now_ms: int) -> None:
         """Put every deadline off, as if every wait had begun now."""
         for member in self.members.values():

@@ -9,7 +9,7 @@ answered UNKNOWN_MEMBER_ID, gives up what it owns, and joins again with epoch 0;
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from ..wire.kafka.codes import Code
 from .alarms import Alarms
@@ -74,6 +74,15 @@ class ConsumerGroups:
         if group is None:
             return Code.UNKNOWN_MEMBER_ID if epoch >= 0 else Code.NONE
         return group.commit_code(member_id, epoch, part)
+
+    def remove_instances(self, name: str, leaving: Iterable[tuple[str, str | None]], now_ms: int) -> list[Code]:
+        """Remove static members.  ``leaving``: member id, which has to be empty, and instance name of each."""
+        group = self._groups[name]
+        codes = [
+            Code.UNKNOWN_MEMBER_ID if member_id else group.remove_instance(instance) for member_id, instance in leaving
+        ]
+        self._on_changed(group, now_ms)
+        return codes
 
     def dissolve(self, name: str) -> None:
         """Forget a group that another broker coordinates now."""

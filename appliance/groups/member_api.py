@@ -99,7 +99,11 @@ class MemberApi:
         error = self._coordinator.refuse(request.group_id, call.listener)
         if error:
             return {"error_code": error, "members": []}
-        codes = self._membership.leave(request.group_id, leaving, self._coordinator.now_ms())
+        consumers = self._coordinator.consumers
+        if consumers.get(request.group_id) is not None:
+            codes = consumers.remove_instances(request.group_id, leaving, self._coordinator.now_ms())
+        else:
+            codes = self._membership.leave(request.group_id, leaving, self._coordinator.now_ms())
         self._coordinator.carry_out()
         if not several:
             return {"error_code": codes[0]}

@@ -124,7 +124,7 @@ class OffsetsApi:
         unready = Code.COORDINATOR_LOAD_IN_PROGRESS  # Java's consumer takes COORDINATOR_NOT_AVAILABLE for fatal here
         error: int = self._coordinator.refuse(name, call.listener, nameless=True, without_lease=unready)
         if not error and asks is not None and asks.member_id is not None and asks.member_epoch >= 0:
-            error = self._of_member(name, asks.member_id, asks.member_epoch)
+            error = self._of_member(name, asks.member_id, asks.member_epoch, wanted or ())
         found: Mapping[TopicPartition, Commit] = {}
         if not error:
             try:
@@ -142,11 +142,20 @@ class OffsetsApi:
         fields: dict[str, Any] = {"topics": _by_topic(rows, "name", lambda row: row)}
         return fields | {"error_code": Code.NONE} if call.version >= 2 else fields
 
-    def _of_member(self, name: str, member_id: str, epoch: int) -> Code:
-        """Whether this is a member of its group; of a group that is not here nobody is, so that it joins again."""
+    def _of_member(self, name: str, member_id: str, epoch: int, wanted: Iterable[TopicPartition]) -> Code:
+        """Whether this is a member of its group; of a group that is not here nobody is, so that it joins again.
+
+        As for commits, an older epoch is good for partitions that have been the member's since then.
+        """
         if self._membership.get(name) is not None:
             return Code.NONE  # the classic protocol has no epochs of members
-        return self._consumers.commit_code(name, member_id, epoch)
+        code = self._consumers.commit_code(name, member_id, epoch)
+        if code is Code.STALE_MEMBER_EPOCH:
+            topics = self._store.topics()
+            parts = [(topics[key.topic].id, key.partition) for key in wanted if key.topic in topics]
+            codes = {self._consumers.commit_code(name, member_id, epoch, part) for part in parts}
+            return Code.NONE if codes == {Code.NONE} else code
+        return code
 
     @staticmethod
     def _refused(keys: Iterable[TopicPartition], error: int, version: int) -> dict[str, Any]:

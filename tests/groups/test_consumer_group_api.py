@@ -245,6 +245,37 @@ def test_positions_are_those_of_members_and_survive_them() -> None:
     run(scenario())
 
 
+def test_an_older_epoch_is_good_for_what_was_the_members_all_the_time() -> None:
+    """A position is neither refused nor taken for none because the group has changed meanwhile."""
+
+    async def scenario() -> None:
+        cluster, client = two_topics()
+        await join(client)
+        cluster.add("u")
+        await beat(client, 1, subscribed_topic_names=["t", "u"])
+        assert codes(await client.ask("OffsetCommit", 9, **commit(ID, 1))) == [0]
+        assert codes(await client.ask("OffsetCommit", 9, **commit(ID, 1, ("u", 0, 5, "")))) == [Code.STALE_MEMBER_EPOCH]
+        for topic, wanted in (("t", 0), ("u", Code.STALE_MEMBER_EPOCH)):
+            topics = [{"name": topic, "partition_indexes": [0]}]
+            asked = {"group_id": "g", "member_id": ID, "member_epoch": 1, "topics": topics}
+            assert (await client.ask("OffsetFetch", 9, groups=[asked])).groups[0].error_code == wanted
+
+    run(scenario())
+
+
+def test_an_administrator_removes_static_members() -> None:
+    async def scenario() -> None:
+        _, client = two_topics()
+        await join(client, instance_id="one")
+        leaving = [{"member_id": "", "group_instance_id": name} for name in ("one", "two")]
+        leaving.append({"member_id": ID, "group_instance_id": None})
+        left = await client.ask("LeaveGroup", group_id="g", members=leaving)
+        assert [row.error_code for row in left.members] == [0, Code.UNKNOWN_MEMBER_ID, Code.UNKNOWN_MEMBER_ID]
+        assert (await beat(client, 1)).error_code == Code.UNKNOWN_MEMBER_ID
+
+    run(scenario())
+
+
 def test_members_of_a_coordinator_that_has_died_join_again() -> None:
     async def scenario() -> None:
         cluster, client = two_topics()

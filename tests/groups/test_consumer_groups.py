@@ -116,6 +116,7 @@ class Clients(RuleBasedStateMachine):
         self.now_ms = 0
         self.view = View(1, topics(a=3, b=2))
         self.clients: list[Simulated] = []
+        self.away: list[Simulated] = []
         self.made = 0
         self.epochs = (0, 0)
         self.life = 0
@@ -140,7 +141,7 @@ class Clients(RuleBasedStateMachine):
     @initialize()
     def two_come(self) -> None:
         self.come("ab", None)
-        self.come("ab", None)
+        self.come("ab", None, "one")
 
     @rule(
         names=SUBSCRIPTIONS,
@@ -182,21 +183,35 @@ class Clients(RuleBasedStateMachine):
             client = self.clients[which % len(self.clients)]
             client.topics, client.told_all = frozenset(names), False
 
-    @rule(which=WHICH, dies=st.booleans(), away=st.booleans())
-    def leave(self, which: int, dies: bool, away: bool) -> None:
-        """It reads no more; if it dies, the coordinator learns of it when its session ends.
+    def say_goodbye(self, client: Simulated, epoch: int) -> None:
+        answer = self.groups.beat("g", a_beat(client.id, epoch, instance=client.instance), self.view, self.now_ms)
+        assert answer.error in (Code.NONE, Code.UNKNOWN_MEMBER_ID)
+        self.look()
 
-        A static member may be away for a while: whoever comes with its instance name takes its place.
-        """
+    @rule()
+    def go_away(self) -> None:
+        """A static member stops reading for a while."""
+        for client in self.clients:
+            if client.instance is not None:
+                self.say_goodbye(client, LEFT)
+                self.clients.remove(client)
+                self.away.append(client)
+                return
+
+    @rule(names=SUBSCRIPTIONS)
+    def come_back(self, names: str) -> None:
+        """Its process is another one now."""
+        if self.away and len(self.clients) < LIMITS.members_max:
+            self.come(names, None, self.away.pop().instance)
+
+    @rule(which=WHICH, dies=st.booleans())
+    def leave(self, which: int, dies: bool) -> None:
+        """It reads no more; if it dies, the coordinator learns of it when its session ends."""
         if self.clients:
             client = self.clients.pop(which % len(self.clients))
             if dies:
                 return
-            epoch = LEFT if client.instance is not None and away else LEAVE
-            leaving = a_beat(client.id, epoch, instance=client.instance)
-            answer = self.groups.beat("g", leaving, self.view, self.now_ms)
-            assert answer.error in (Code.NONE, Code.UNKNOWN_MEMBER_ID)
-            self.look()
+            self.say_goodbye(client, LEAVE)
 
     @rule(name=st.sampled_from(NAMES), count=st.integers(0, 5))
     def change_topic(self, name: str, count: int) -> None:
