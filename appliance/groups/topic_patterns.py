@@ -53,5 +53,5 @@ class TopicPatterns:
         try:
             compiled = re2.compile(pattern, self._options)
         except re2.error as error:
-            raise ValueError(f"pattern {pattern!r}: {error}") from None
+            raise ValueError(f"pattern {pattern!r}: {error.args[0].decode(errors='replace')}") from None
         return frozenset(name for name in view.topics if compiled.fullmatch(name))
