@@ -325,21 +325,21 @@ def _segments(
 
 
 def _start(data: memoryview, wanted: Range, position: int) -> int:
-    """The offset at which ``data`` starts: whole batches, of which the first contains ``position``.
+    """The offset at which ``data`` starts: whole batches; the first contains ``position``, or follows emptied bytes.
 
     It is computed from a batch's base offset, which no checksum covers: from the first batch if the result fits, else
-    from the last one.
+    from the last one; behind emptied bytes all have to say the same.
     """
     where = f"{wanted.topic}-{wanted.partition}: around offset {position}"
     try:
         batches = list(walk(data, 0, len(data)))
     except (CorruptBatch, UnsupportedVersion) as error:
         raise CorruptBatch(f"{where}: {error}; check: appliance log verify") from error
-    starts = [stop - size - start for start, size, stop in batches[:1] + batches[-1:]]
-    for found in starts:
+    starts = [stop - size - start for start, size, stop in batches]
+    for found in starts[:1] + starts[-1:]:
         if found <= position < found + batches[0][1]:
             return found
-    if starts and starts[0] == starts[-1] > position:  # what compaction has emptied is left out
+    if len(set(starts)) == 1 and starts[0] > position:  # what compaction has emptied is left out
         return starts[0]
     raise CorruptBatch(f"{where}: batches contradict each other; check: appliance log verify")
 

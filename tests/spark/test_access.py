@@ -176,11 +176,10 @@ def test_where_fetched_bytes_start_is_checked() -> None:
         data += batch
     size = len(data) // 3
     wanted = Range("logs", 0, 0, 10_000, 10_000)
-    for position in (700, 700 + size - 1):
+    for position in (700, 700 + size - 1, 699):  # what is before it may have been emptied
         assert access_module._start(memoryview(data), wanted, position) == 700
-    for position in (699, 700 + size):
-        with pytest.raises(CorruptBatch, match="contradict each other"):
-            access_module._start(memoryview(data), wanted, position)
+    with pytest.raises(CorruptBatch, match="contradict each other"):
+        access_module._start(memoryview(data), wanted, 700 + size)
     data[6] ^= 1
     assert access_module._start(memoryview(data), wanted, 710) == 700
     data[2 * size + 6] ^= 1
