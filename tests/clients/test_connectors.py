@@ -1,15 +1,24 @@
-"""Stream processors with the Kafka connectors that they bring: Flink's source and sink, Spark's source and sink."""
+"""What moves data by itself: Flink's source and sink, Spark's source and sink, and Kafka Connect."""
 
 from __future__ import annotations
 
 import functools
+import json
+import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+from urllib.request import Request, urlopen
 
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from ..support.ready import free_port
+from ..support.server import Server, wait_for
 from .adapters import DEADLINE_S, PROGRAMS, SHORT_LIVED, compiled, confluent_events, jars, new_topic, run
 from .conftest import Broker
 
@@ -82,3 +91,102 @@ def test_sparks_own_connector_reads_writes_and_goes_on(broker: Broker, tmp_path:
     topic = create(broker, new_topic(), 2)
     out = run([sys.executable, str(PROGRAMS / "spark_kafka.py"), broker.kafka, topic, needed, str(tmp_path)])
     assert out.split() == ["1000"] * 4 + ["1500"] * 2
+
+
+# ---- Kafka Connect, which keeps what it knows in compacted topics
+
+CONNECT = ("org.apache.kafka:connect-runtime:4.1.0", "org.apache.kafka:connect-file:4.1.0")
+FILES = "org.apache.kafka.connect.file.FileStream"
+WORKER = """
+bootstrap.servers={kafka}
+group.id=connect
+key.converter=org.apache.kafka.connect.storage.StringConverter
+value.converter=org.apache.kafka.connect.storage.StringConverter
+offset.storage.topic=connect-offsets
+offset.storage.replication.factor=1
+offset.storage.partitions=1
+offset.storage.segment.bytes=2048
+offset.storage.min.cleanable.dirty.ratio=0.01
+offset.flush.interval.ms=100
+config.storage.topic=connect-configs
+config.storage.replication.factor=1
+status.storage.topic=connect-status
+status.storage.replication.factor=1
+listeners=HTTP://127.0.0.1:{port}
+plugin.path={plugins}
+plugin.discovery=only_scan
+"""
+
+
+@contextmanager
+def connect_worker(properties: Path, log: Path) -> Iterator[None]:
+    """A worker, killed at the end: what it has not stored is lost with it."""
+    libraries = f"{jars('connect', CONNECT)}/*"
+    main = "org.apache.kafka.connect.cli.ConnectDistributed"
+    with log.open("ab") as output:
+        command = ["java", "-Xmx384m", *SHORT_LIVED, "-cp", libraries, main, str(properties)]
+        process = subprocess.Popen(command, stdout=output, stderr=output)
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def put_connector(port: int, name: str, config: dict[str, str]) -> bool:
+    """Make a connector, or leave it; False while the worker cannot."""
+    url = f"http://127.0.0.1:{port}/connectors/{name}/config"
+    body = json.dumps(config | {"tasks.max": "1"}).encode()
+    try:
+        urlopen(Request(url, body, {"Content-Type": "application/json"}, method="PUT"), timeout=30).close()
+    except (URLError, TimeoutError, ConnectionError):
+        return False
+    return True
+
+
+def stored_position(server: Server) -> int:
+    """How far Connect has read the file, as its topic of offsets says."""
+    settings = {"bootstrap.servers": server.kafka, "group.id": "unused", "enable.partition.eof": True}
+    consumer = Consumer(settings)
+    consumer.assign([TopicPartition("connect-offsets", 0, OFFSET_BEGINNING)])
+    position = 0
+    for message in confluent_events(consumer):
+        if message.error() is not None:
+            break
+        position = json.loads(message.value())["position"]
+    consumer.close()
+    return position
+
+
+@pytest.mark.long  # a worker takes 20 s to start
+@pytest.mark.timeout(500)
+def test_connect_goes_on_where_a_killed_worker_was(tmp_path: Path) -> None:
+    """Every line of a file comes into another one, by way of a topic; what Connect knows is in compacted topics."""
+    port, source, target = free_port(), tmp_path / "in.txt", tmp_path / "out.txt"
+    (tmp_path / "plugins").mkdir()
+    reader = {"connector.class": f"{FILES}SourceConnector", "file": str(source), "topic": "lines"}
+    writer = {"connector.class": f"{FILES}SinkConnector", "file": str(target), "topics": "lines"}
+    settings: dict[str, Any] = {"zookeeper.nodes": 1, "disk.check_ms": 200, "disk.free_bytes_min": 0}
+
+    def copied() -> bool:
+        return target.exists() and set(target.read_text().splitlines()) >= set(source.read_text().splitlines())
+
+    def stored() -> bool:
+        return stored_position(server) == source.stat().st_size
+
+    with Server(tmp_path / "data", **settings) as server:
+        properties = tmp_path / "worker.properties"
+        properties.write_text(WORKER.format(kafka=server.kafka, port=port, plugins=tmp_path / "plugins"))
+        for first in (0, 1000):
+            with connect_worker(properties, tmp_path / "log"):
+                wait_for(lambda: put_connector(port, "source", reader), "the worker takes a connector", 180)
+                wait_for(lambda: put_connector(port, "sink", writer), "the worker takes another one", 60)
+                for start in range(first, first + 1000, 50):
+                    with source.open("a") as file:
+                        file.writelines(f"line {number}\n" for number in range(start, start + 50))
+                    wait_for(copied, "its lines are copied", 120)
+                wait_for(stored, "it has stored how far it is", 60)
+        lines = target.read_text().splitlines()
+        assert set(lines) == {f"line {number}" for number in range(2000)} and len(lines) < 3000, "it began again"
+        wait_for(lambda: server.state["compaction"]["connect-offsets-0"]["compacted_to"], "its offsets are compacted")
+        assert stored()

@@ -27,6 +27,7 @@ from appliance.client import Admin, Producer
 
 from ..support.certificates import make_certificates
 from ..support.command_line import succeeding
+from ..support.ready import free_port
 from ..support.server import Server, wait_for
 from ..systemd.test_recipes import section
 
@@ -41,11 +42,6 @@ http {{
 {server}
 }}
 """
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 class Behind(NamedTuple):

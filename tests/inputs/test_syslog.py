@@ -24,6 +24,7 @@ from appliance.client.decoder import Message
 from appliance.errors import ApplianceError
 
 from ..support.certificates import make_certificates
+from ..support.ready import free_port
 from ..support.server import Server, stopped, wait_for
 
 RSYSLOG = shutil.which("rsyslogd", path="/usr/sbin:/usr/bin")
@@ -518,13 +519,6 @@ def own(tmp_path: Path) -> Iterator[Box]:
         box = Box(server, tmp_path)
         wait_for(lambda: box.input("net")["state"] == "running", "the input")
         yield box
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
 
 
 class RelpSender:

@@ -328,14 +328,6 @@ def _rows(query: StreamingQuery) -> int:
 
 
 @pytest.fixture
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def test_data_lost_to_retention_between_two_runs(
     spark: SparkSession, make_appliance: Callable[..., Server], topics_of: TopicsOf, topic: str, tmp_path: Path
 ) -> None:

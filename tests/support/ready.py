@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import socket
 from typing import Any
 
 END_S_MAX = 60
@@ -38,3 +39,9 @@ def _ready(source: Any, events: int, timeout_s: float) -> bool:
     poll = select.poll()
     poll.register(source, events)
     return bool(poll.poll(timeout_s * 1000))
+
+
+def free_port() -> int:
+    """A port of this host that nobody listens at now, for a program that has to be told one."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
