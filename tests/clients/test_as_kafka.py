@@ -339,6 +339,8 @@ OTHER_VALUES = {
     "retention.ms": "3600000", "retention.bytes": "1073741824", "segment.bytes": "2097152", "segment.ms": "3600000",
     "max.message.bytes": "2000000", "flush.messages": "0", "flush.ms": "5000", "flush.bytes": "65536",
     "message.timestamp.type": "LogAppendTime", "message.validate": "true", "index.interval.bytes": "8192",
+    "cleanup.policy": "compact,delete", "min.cleanable.dirty.ratio": "0.25", "min.compaction.lag.ms": "1000",
+    "max.compaction.lag.ms": "86400000", "delete.retention.ms": "3600000",
 }  # fmt: skip
 TOPIC_RESOURCE, SET = 2, 0
 
