@@ -13,7 +13,13 @@ content does not fit        seen and not read are a gap, unless a copy has them
 unknown inode, content      a copy that rotation made, or a file that was moved to another disk: its generation goes
 fits an ended generation    on there
 of this or a like path
+unknown inode, may be a     it waits, up to SHADOW_MS after it has grown: the file that it is a copy of may be truncated
+copy of one that is read    then
+unknown inode, has less of  a copy that was made before the last lines were written, and read: its end is the position
+an ended one than was read
 unknown inode               a new generation, from the beginning; in the first scan of all from ``start``
+known, and cannot be        the same generation, which waits: a file, or its directory, without rights for now
+looked at or opened
 known, and not found any    removed or renamed: what its descriptor still gives is read, then it ends, ``rotate_ms``
 more                        after its last byte: programs go on writing to a renamed file
 ==========================  ========================================================================================
@@ -33,8 +39,9 @@ import hashlib
 import itertools
 import logging
 import os
+import re
 import stat
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -59,6 +66,8 @@ logger = logging.getLogger(__name__)
 READ_BYTES: Final = 256 * 1024
 TURN_BYTES: Final = 4 * READ_BYTES
 """How much of one file is read before others have their turn."""
+MARKS_MAX: Final = 4
+"""Of a file, by which its copies are known."""
 FILES_OPEN_MAX: Final = 1_000
 HEAD_BYTES: Final = 1_024
 TAIL_BYTES: Final = 64
@@ -68,6 +77,7 @@ RETRY_MS: Final = 2_000
 IS_COMPRESSED: Final = "is compressed"
 """Which is as it should be: what it has was read before."""
 COMPRESSED: Final = (b"\x1f\x8b", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b"BZh")
+_ROTATED: Final = re.compile(r"([.-]\d+)+$")
 _BOMS: Final[tuple[tuple[bytes, Encoding], ...]] = ((b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be"))
 
 
@@ -127,9 +137,12 @@ class Identity(NamedTuple):
         """Whether a file's content is that of this generation, at least up to ``position``.  Raises OSError."""
         if os.fstat(fd).st_size < position:
             return False
-        head = os.pread(fd, self.head_bytes, 0)
         tail = os.pread(fd, self.tail_bytes, self.tail_stop - self.tail_bytes)
-        return _digest(head) == self.head and _digest(tail) == self.tail
+        return self.has_head(fd) and _digest(tail) == self.tail
+
+    def has_head(self, fd: int) -> bool:
+        """Whether a file begins as this generation does.  Raises OSError."""
+        return _digest(os.pread(fd, self.head_bytes, 0)) == self.head
 
     def encode(self) -> bytes:
         return b",".join(part.hex().encode() if isinstance(part, bytes) else str(part).encode() for part in self)
@@ -154,8 +167,9 @@ class Generation:
     """
 
     def __init__(self, source: int, path: str, identity: Identity, position: int, line: int) -> None:
-        self.source, self.path, self.identity = source, path, identity
-        self.committed, self.committed_line = position, line
+        self.source, self.path = source, path
+        self.identity, self.committed, self.committed_line = identity, position, line
+        self.marks = deque([identity], MARKS_MAX)  # what it was at the ends of the last blocks that were sent
         self.topic = ""
         self.tail = b""  # encoded headers of its messages
         self.partition = -1
@@ -163,7 +177,8 @@ class Generation:
         self.reader: LineReader | None = None
         self.read_at = position  # the next byte to read
         self.last_bytes = b""  # those before read_at
-        self.size = self.mtime_ns = -1  # as seen last
+        self.looked = -1, -1  # size and time of change, as seen last
+        self.seen_bytes = position  # the size that it had at most
         self.in_flight: InOrder[tuple[Block, Identity]] | None = None  # None: nothing was sent yet
         self.retry_ms = 0.0
         self.changed_ms = 0.0  # when it was seen to grow
@@ -177,6 +192,29 @@ class Generation:
     def is_drained(self) -> bool:
         """Whether all that was read is flushed, and nothing is held back."""
         return not self.in_flight and (self.reader is None or not self.reader.held_bytes)
+
+    def is_source_of(self, fd: int, size: int) -> bool:
+        """Whether a file of this size is a copy of this one, made when it had as much.  Raises OSError."""
+        return any(0 < one.tail_stop <= size and one.fits(fd, one.tail_stop) for one in (self.identity, *self.marks))
+
+    def goes_on_in(self, fd: int, size: int) -> bool:
+        """Whether a file of this size has all that was flushed of this one, or is its copy.  Raises OSError."""
+        return self.identity.fits(fd, self.committed) if self.committed else self.is_source_of(fd, size)
+
+    def may_become(self, fd: int, size: int) -> bool:
+        """Whether a file may be a copy of this one, which is being made.  Raises OSError."""
+        known = self.marks[-1]
+        if self.is_source_of(fd, size):
+            return True
+        if size >= known.tail_stop > 0:
+            return False
+        if self.fd < 0:
+            return known.tail_stop > 0 and (size < known.head_bytes or known.has_head(fd))
+        count = min(size, HEAD_BYTES)
+        mine = os.pread(self.fd, count, 0)
+        if len(mine) < count:  # it was truncated in this moment
+            return known.tail_stop > 0
+        return self.seen_bytes > 0 and os.pread(fd, count, 0) == mine
 
     def row(self, ended: bool) -> Source:
         return Source(self.source, self.path, self.committed, self.committed_line, self.identity.encode(), ended)
@@ -207,6 +245,7 @@ class FilesInput:
         self._ended: OrderedDict[tuple[int, int], None] = OrderedDict()  # the last ones
         self._scanned_ms = 0.0
         self._odd: dict[str, str] = {}  # paths that are not read, and why
+        self._barred: set[tuple[int, int]] = set()  # files that could not be opened in this scan
         self._first = not store.sources() and not store.partitions()
         for row in store.sources():
             self._lost.append(Generation(row.number, row.name, Identity.decode(row.identity), row.position, row.line))
@@ -268,6 +307,7 @@ class FilesInput:
         """Find new, renamed, replaced and removed files."""
         now = self._clock_ms()
         found: dict[tuple[int, int], str] = {}
+        self._barred.clear()
         for path in expand(self._settings.include, self._settings.exclude):
             try:
                 status = os.stat(path)
@@ -284,10 +324,12 @@ class FilesInput:
             generation = self._by_inode.get(key)
             if generation is not None:
                 generation.path = path
-                if (status.st_size, status.st_mtime_ns) != (generation.size, generation.mtime_ns):
+                if generation.fd >= 0:
+                    self._odd.pop(path, "")
+                if (status.st_size, status.st_mtime_ns) != generation.looked:
                     generation.is_dirty = True
         for key, generation in list(self._by_inode.items()):
-            if key not in found:
+            if key not in found and not self._is_hidden(generation.path):
                 del self._by_inode[key]
                 generation.is_dirty = True
                 generation.changed_ms = now
@@ -299,13 +341,15 @@ class FilesInput:
             if one not in self._lost:  # adopted with another one
                 continue
             if not self._seek(one):
-                self._tell_lost(one)
+                if one.key not in self._barred and not self._is_hidden(path):
+                    self._tell_lost(one)
             elif one.path != path:
                 self._take_newer(one, path)
         self._first = False
+        self._shadows = {key: row for key, row in self._shadows.items() if key in found}
         self._scanned_ms = self._clock_ms()
         self._ledger.note_sources(len(self._by_inode))
-        for path in [path for path in self._odd if not os.path.lexists(path)]:
+        for path in [path for path in self._odd if not os.path.lexists(path) and not self._is_hidden(path)]:
             del self._odd[path]
         unread = [f"{path}: {reason}" for path, reason in self._odd.items() if reason != IS_COMPRESSED]
         more = f", and {len(unread) - 1} more files" if unread[1:] else ""
@@ -332,7 +376,8 @@ class FilesInput:
             if self._is_shadow(fd, key, path, now):
                 os.close(fd)
                 continue
-            position = os.fstat(fd).st_size if self._first and self._settings.from_end else 0
+            is_old = (self._first and self._settings.from_end) or self._was_read(fd, path)
+            position = os.fstat(fd).st_size if is_old else 0
             fresh.append((path, position, 1, Identity.of(fd, position), fd))
         numbers = self._store.add_sources((path, at, line, one.encode()) for path, at, line, one, _ in fresh)
         for number, (path, position, line, identity, fd) in zip(numbers, fresh, strict=True):
@@ -347,6 +392,7 @@ class FilesInput:
                 fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         except OSError as error:
             self._note_odd(path, error.strerror or "cannot be opened")
+            self._barred.add(key)
             return -1
         status = os.fstat(fd)
         reason = ""
@@ -367,23 +413,50 @@ class FilesInput:
             self._odd[path] = reason
             logger.warning("%s is not read: %s", path, reason)
 
+    def _is_hidden(self, path: str) -> bool:
+        """Whether it cannot be known if there is such a file, as in a directory that cannot be read now."""
+        try:
+            os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            self._note_odd(path, error.strerror or "cannot be looked at")
+            return True
+        return False
+
     def _generation_of(self, fd: int, key: tuple[int, int], path: str) -> Generation | None:
         """The generation that lost its file, and goes on in this one."""
+        size = os.fstat(fd).st_size
         same = [one for one in self._lost if one.key == key]
-        like = [*self._lost, *(one for one in self._ending if one.replaced)]
-        for one in (*same, *(one for one in like if one.key != key and _is_rotation_of(path, one.path))):
-            if one.read_at and one.identity.fits(fd, one.committed):
+        like = [one for one in (*self._lost, *self._drained_of_replaced()) if one.key != key]
+        for one in (*same, *(one for one in like if _is_like(path, one.path))):
+            if one.goes_on_in(fd, size):
                 return one
-        return next((one for one in same if not one.read_at), None)
+        return next((one for one in same if not one.committed), None)
+
+    def _drained_of_replaced(self) -> list[Generation]:
+        """Those that lost their content, and are not on their way any more."""
+        return [one for one in self._ending if one.replaced and not one.in_flight]
+
+    def _was_read(self, fd: int, path: str) -> bool:
+        """Whether a file is a copy of one that was replaced, and has less than what was read of it."""
+        size = os.fstat(fd).st_size
+        return any(
+            size < one.committed and _is_like(path, one.path) and one.is_source_of(fd, size)
+            for one in self._drained_of_replaced()
+        )
 
     def _is_shadow(self, fd: int, key: tuple[int, int], path: str, now: float) -> bool:
         """Whether a file may be a copy of one that is about to be truncated: it is not read for now."""
         size = os.fstat(fd).st_size
-        for one in self._by_inode.values():
-            if one.read_at and _is_rotation_of(path, one.path) and one.identity.fits(fd, one.committed):
-                since, first_size = self._shadows.setdefault(key, (now, size))
-                # A copy does not grow once it is made; making it takes a while, too.
-                return now - since < SHADOW_MS and size >= first_size
+        for one in (*self._by_inode.values(), *(one for one in self._ending if one.replaced and one.in_flight)):
+            if _is_like(path, one.path) and one.may_become(fd, size):
+                since, last_size = self._shadows.get(key, (now, size))
+                # A copy grows while it is made, and never after.  One that outgrows the file is none.
+                if size != last_size and size <= one.seen_bytes:
+                    since = now
+                self._shadows[key] = since, size
+                return now - since < SHADOW_MS
         self._shadows.pop(key, None)
         return False
 
@@ -397,6 +470,10 @@ class FilesInput:
         generation.close()
         generation.path, generation.fd = path, fd
         status = os.fstat(fd)
+        if status.st_size < generation.seen_bytes:
+            lost = status.st_size, generation.seen_bytes
+            self._ledger.gap(generation.source, path, *lost, "bytes", "written after the copy was made, and truncated")
+        generation.seen_bytes = status.st_size
         generation.replaced = False
         generation.is_dirty = True
         generation.identity = generation.identity._replace(device=status.st_dev, inode=status.st_ino)
@@ -408,14 +485,11 @@ class FilesInput:
     def _seek(self, generation: Generation) -> bool:
         """Look for the file of a generation under the names that rotation gives, also where ``include`` has none."""
         with contextlib.suppress(OSError):
-            for path, status in _rotations_of(generation.path):
+            for path, status in _beside(generation.path, _is_like):
                 key = status.st_dev, status.st_ino
                 if key in self._by_inode or (fd := self._open(path, key)) < 0:
                     continue
-                same = (
-                    generation.identity.fits(fd, generation.committed) if generation.read_at else key == generation.key
-                )
-                if same:
+                if generation.goes_on_in(fd, status.st_size) or (not generation.committed and key == generation.key):
                     self._adopt(generation, fd, path)
                     return True
                 os.close(fd)
@@ -426,10 +500,10 @@ class FilesInput:
 
         A file may come and be rotated away between two scans, or while this input does not run.
         """
-        modified_ns = os.fstat(generation.fd).st_mtime_ns if generation.fd >= 0 else generation.mtime_ns
+        modified_ns = os.fstat(generation.fd).st_mtime_ns if generation.fd >= 0 else generation.looked[1]
         newer: list[tuple[int, str, tuple[int, int]]] = []
         with contextlib.suppress(OSError):
-            for other, status in _rotations_of(path):
+            for other, status in _beside(path, _is_rotation_of):
                 if status.st_mtime_ns > modified_ns:
                     newer.append((status.st_mtime_ns, other, (status.st_dev, status.st_ino)))
         found = {key: other for _, other, key in sorted(newer)}
@@ -463,6 +537,8 @@ class FilesInput:
 
     async def _read(self, generation: Generation) -> bool:
         """Read up to TURN_BYTES of a file; whether it may have more."""
+        if generation.replaced or (generation.reader is None and generation.in_flight):
+            return False
         if generation.fd < 0 and not self._reopen(generation):
             return False
         if generation.reader is None and not await self._prepare(generation):
@@ -514,8 +590,7 @@ class FilesInput:
             record_bytes=record_bytes,
             starts=settings.starts,
         )
-        generation.read_at = generation.committed
-        generation.last_bytes = b""
+        generation.read_at, generation.last_bytes = generation.committed, b""
         return True
 
     def _encoding(self, generation: Generation) -> Encoding:
@@ -528,32 +603,34 @@ class FilesInput:
         """Whether the file still is what was read of it; else the generation ends, and another one begins."""
         try:
             status = os.fstat(generation.fd)
-            seen = status.st_size, status.st_mtime_ns
-            if seen == (generation.size, generation.mtime_ns):
+            looked = status.st_size, status.st_mtime_ns
+            if looked == generation.looked:
                 return True
-            size = generation.size
-            generation.size, generation.mtime_ns = seen
             count = len(generation.last_bytes)
-            if status.st_size >= generation.read_at and (
+            is_whole = status.st_size >= generation.read_at and (
                 os.pread(generation.fd, count, generation.read_at - count) == generation.last_bytes
-            ):
-                return True
+                if count
+                else generation.identity.fits(generation.fd, generation.committed)
+            )
         except OSError as error:
             self._fail(generation, f"cannot be read: {error.strerror}")
             return False
-        self._replace(generation, size)
-        return False
+        if is_whole:
+            generation.looked = looked
+            generation.seen_bytes = max(generation.seen_bytes, status.st_size)
+        else:
+            self._replace(generation)
+        return is_whole
 
-    def _replace(self, generation: Generation, size: int) -> None:
-        """The file was truncated, or has other content: end this generation; ``size``: as it was seen last."""
+    def _replace(self, generation: Generation) -> None:
+        """The file was truncated, or has other content: end this generation, and begin another one."""
         logger.info("%s was truncated or replaced; it is read from its beginning", generation.path)
         self._by_inode.pop(generation.key, None)
+        fd, generation.fd = generation.fd, -1
         if generation.reader is not None:
             self._send(generation, generation.reader.finish())  # what it had is in memory
         generation.replaced = True
-        generation.size = max(size, generation.read_at)
         generation.changed_ms = self._clock_ms()
-        fd, generation.fd = generation.fd, -1
         self._ending.append(generation)
         identity = Identity.of(fd, 0)
         (number,) = self._store.add_sources([(generation.path, 0, 1, identity.encode())])
@@ -567,12 +644,11 @@ class FilesInput:
                     generation.source, generation.path, block.start, block.stop, "bytes", "NUL bytes at the beginning"
                 )
             if generation.fd >= 0:
-                generation.identity = Identity.of(generation.fd, block.stop)._replace(
-                    device=generation.identity.device, inode=generation.identity.inode
-                )
+                device, inode = generation.key
+                generation.marks.append(Identity.of(generation.fd, block.stop)._replace(device=device, inode=inode))
             future: asyncio.Future[Placed] = asyncio.get_running_loop().create_future()
             if block.values:
-                identity = generation.identity.encode().decode()
+                identity = generation.marks[-1].encode().decode()
                 origin = Origin(self._store.id, generation.source, *block[1:5], identity).encode()
                 headers = [*self._settings.headers_of(generation.path)]
                 if block.part:
@@ -590,13 +666,15 @@ class FilesInput:
                 generation.in_flight = InOrder(
                     partial(self._take, generation), lambda error: self._fail(generation, str(error))
                 )
-            generation.in_flight.add((block, generation.identity), future)
+            generation.in_flight.add((block, generation.marks[-1]), future)
 
     def _take(self, generation: Generation, sent: tuple[Block, Identity], placed: Placed) -> None:
         """A block is flushed, and so is all before it."""
         block, identity = sent
         generation.committed, generation.committed_line = block.stop, block.first_line + block.lines
-        row = generation.row(ended=False)._replace(identity=identity.encode())
+        device, inode = generation.key  # it may go on in a copy since
+        generation.identity = identity._replace(device=device, inode=inode)
+        row = generation.row(ended=False)
         if placed.messages:
             span = Span(generation.source, *placed, *block[1:5], self._ledger.minute())
             self._ledger.note(span)
@@ -615,7 +693,8 @@ class FilesInput:
     def _rewind(self, generation: Generation) -> None:
         generation.reader = None
         generation.read_at = generation.committed
-        generation.size = generation.mtime_ns = -1
+        generation.last_bytes = b""
+        generation.looked = -1, -1
 
     # ---- the end of generations
 
@@ -631,20 +710,22 @@ class FilesInput:
         """End generations that are gone, once nothing has come for ``rotate_ms`` and everything is flushed."""
         now = self._clock_ms()
         for generation in list(self._ending):
+            if generation.replaced and generation.in_flight:
+                generation.changed_ms = now  # only then it is known how far it was read
             if now - generation.changed_ms < self._settings.rotate_ms and self._settings.follow:
                 continue
             if generation.replaced and self._scanned_ms <= generation.changed_ms:
                 self.wake_scan = True  # a copy that rotation has made has to be known as one, before it is read as new
                 continue
-            if generation.replaced and generation.size > generation.read_at and self._seek(generation):
+            if generation.replaced and generation.seen_bytes > generation.read_at and self._seek(generation):
                 continue
             if generation.reader is not None and generation.reader.held_bytes and not generation.replaced:
                 self._send(generation, generation.reader.finish())
             if not generation.is_drained:
                 continue
-            if generation.size > generation.read_at:
+            if generation.seen_bytes > generation.read_at:
                 self._ledger.gap(
-                    *(generation.source, generation.path, generation.read_at, generation.size),
+                    *(generation.source, generation.path, generation.read_at, generation.seen_bytes),
                     *("bytes", "truncated or replaced before it was read"),
                 )
             self._ending.remove(generation)
@@ -726,12 +807,12 @@ class _Hints:
         return paths
 
 
-def _rotations_of(path: str) -> Iterator[tuple[str, os.stat_result]]:
-    """The files beside ``path`` with a name that rotation gives it.  Raises OSError."""
+def _beside(path: str, is_one: Callable[[str, str], bool]) -> Iterator[tuple[str, os.stat_result]]:
+    """The files beside ``path`` with a name that fits its name.  Raises OSError."""
     directory, name = os.path.split(path)
     with os.scandir(directory or ".") as entries:
         for entry in entries:
-            if _is_rotation_of(entry.name, name) and entry.is_file():
+            if is_one(entry.name, name) and entry.is_file():
                 yield entry.path, entry.stat()
 
 
@@ -742,6 +823,11 @@ def _is_rotation_of(path: str, base: str) -> bool:
         path.startswith((f"{base}.", f"{base}-"))
         or (path.startswith((f"{stem}-", f"{stem}.")) and path.endswith(suffix))
     )
+
+
+def _is_like(path: str, other: str) -> bool:
+    """Whether rotation may give one name to what had the other, also after it was rotated: ``app.log.2``, ``.1``."""
+    return path != other and (_is_rotation_of(path, other) or _is_rotation_of(path, _ROTATED.sub("", other)))
 
 
 def expand(include: Iterable[str], exclude: Iterable[str]) -> list[str]:

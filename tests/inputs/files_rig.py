@@ -1,0 +1,216 @@
+"""The engine of inputs by files on a real directory, with a log in memory and a clock of its own, for tests."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+from collections import Counter
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from appliance.errors import ApplianceError, StorageFault
+from appliance.inputs.files import FilesInput, FilesSettings
+from appliance.inputs.ledger import Ledger
+from appliance.inputs.outlet import Outlet, Placed
+from appliance.inputs.positions import Origin, PositionStore, Span
+from appliance.records.decode import headers_at
+
+T = TypeVar("T")
+TOPIC = "disk"
+
+
+class Log:
+    """Stands for an outlet: what is sent is in the log at once, unless ``fault`` says otherwise.
+
+    ``held``: answers that come later; None: all come at once.
+    """
+
+    def __init__(self) -> None:
+        self.held: list[tuple[asyncio.Future[Placed], Placed]] | None = None
+        self.values: list[bytes] = []
+        self.origins: list[tuple[Origin, str, int, int, int]] = []
+        self.fault: ApplianceError | None = None
+
+    async def learn(self, topic: str) -> int:
+        return 100_000
+
+    def partition_of(self, topic: str, key: bytes) -> int:
+        return 0
+
+    async def room(self) -> None:
+        pass
+
+    def send(self, topic: str, partition: int, values: list[bytes], tails: list[bytes]) -> asyncio.Future[Placed]:
+        done: asyncio.Future[Placed] = asyncio.get_running_loop().create_future()
+        if self.fault is not None:
+            done.set_exception(self.fault)
+            return done
+        origin = Origin.decode(dict(headers_at(tails[0], 0)[0])["origin"] or b"")
+        assert origin is not None
+        offset = len(self.values)
+        self.origins.append((origin, topic, partition, offset, len(values)))
+        self.values += values
+        placed = Placed(topic, partition, offset, len(values))
+        if self.held is None:
+            done.set_result(placed)
+        else:
+            self.held.append((done, placed))
+        return done
+
+    def answer(self) -> None:
+        held, self.held = self.held or [], None
+        for done, placed in held:
+            done.set_result(placed)
+
+
+class Told:
+    """Stands for a ledger: keeps what it is told."""
+
+    def __init__(self, store: PositionStore) -> None:
+        self.gaps: list[tuple[str, int, int | None, str]] = []
+        self.unread = ""
+        self._store = store
+
+    async def begin_partition(self, topic: str, partition: int) -> None:
+        if self._store.offset_of(topic, partition) is None:
+            self._store.add_partition(topic, partition, 0)
+
+    def gap(self, number: int, source: str, start: int, stop: int | None, unit: str, reason: str) -> None:
+        self.gaps.append((source, start, stop, reason))
+
+    def note_unread(self, reason: str) -> None:
+        self.unread = reason
+
+    def note_sources(self, count: int) -> None:
+        pass
+
+    def note(self, span: Span) -> None:
+        pass
+
+    def trouble(self, number: int, source: str, reason: str) -> None:
+        pass
+
+    def minute(self) -> int:
+        return 0
+
+
+class Rig:
+    """``directory`` has the files; :meth:`look` is what the input does from time to time."""
+
+    def __init__(self, base: Path, **settings: Any) -> None:
+        self.directory = base / "logs"
+        self.directory.mkdir()
+        self._store_path = base / "positions.sqlite"
+        self.log = Log()
+        self.now_ms = 0.0
+        self.gaps: list[tuple[str, int, int | None, str]] = []
+        self._times = itertools.count(10**18, 10**9)
+        self._lines = itertools.count()
+        self._settings = FilesSettings(
+            [f"{self.directory}/*.log*"], ["*.gz"], lambda path: TOPIC, lambda path: [], **settings
+        )
+        self.written: list[bytes] = []
+        self._loop = asyncio.new_event_loop()
+        self._begin()
+
+    def _begin(self) -> None:
+        self.store = PositionStore(self._store_path)
+        self.store.recover(
+            [row for row in self.log.origins if row[3] >= (self.store.offset_of(TOPIC, 0) or 0)], minute=0
+        )
+        self.told = Told(self.store)
+        self.told.gaps = self.gaps
+        outlet, ledger = cast("Outlet", self.log), cast("Ledger", self.told)
+        self.engine = FilesInput(self._settings, self.store, outlet, ledger, lambda: self.now_ms)
+
+    def run(self, what: Awaitable[T]) -> T:
+        return self._loop.run_until_complete(what)
+
+    # ---- the input
+
+    def look(self, after_ms: float = 0, *, scan: bool = True) -> None:
+        """Look at all files, or only at those that are known, and read what is new."""
+        self.now_ms += after_ms
+
+        async def work() -> None:
+            if scan:
+                self.engine.scan()
+            for _ in range(100):
+                if not await self.engine.work():
+                    break
+            await asyncio.sleep(0)  # the callbacks of what was sent
+
+        self.run(work())
+
+    def mark(self, path: Path) -> None:
+        """As inotify does."""
+        self.engine._mark({str(path)})
+
+    def settle(self) -> None:
+        """Look until everything is read that can be."""
+        self.log.fault = None
+        self.log.answer()
+        for _ in range(6):
+            self.look(20_000)
+
+    def kill(self) -> None:
+        """End without a commit, and begin again."""
+        self._end()
+        self.log.held = None
+        self._begin()
+
+    def stop(self) -> None:
+        self.store.commit()
+        self.kill()
+
+    def _end(self) -> None:
+        self.store.close()
+        for one in (*self.engine._by_inode.values(), *self.engine._ending):
+            one.close()
+
+    def close(self) -> None:
+        self._end()
+        self._loop.close()
+
+    # ---- the programs
+
+    def path(self, name: str) -> Path:
+        return self.directory / name
+
+    def write(self, name: str, count: int = 1, width: int = 0) -> None:
+        lines = [b"%d %s" % (next(self._lines), b"x" * width) for _ in range(count)]
+        self.written += lines
+        with self.path(name).open("ab") as file:
+            file.write(b"".join(line + b"\n" for line in lines))
+        self._touch(self.path(name))
+
+    def _touch(self, path: Path) -> None:
+        """Give a file a time that no other has: the kernel's clock is too coarse for tests."""
+        now = next(self._times)
+        os.utime(path, ns=(now, now))
+
+    def truncate(self, name: str) -> None:
+        with self.path(name).open("r+b") as file:
+            file.truncate()
+        self._touch(self.path(name))
+
+    def copy(self, name: str, other: str, part: float = 1.0) -> None:
+        """Copy a part of a file, as a copy has it that is being made."""
+        data = self.path(name).read_bytes()
+        self.path(other).write_bytes(data[: int(len(data) * part)])
+        self._touch(self.path(other))
+
+    def counts(self) -> Counter[bytes]:
+        return Counter(self.log.values)
+
+    def lost(self) -> list[bytes]:
+        counts = self.counts()
+        return [line for line in self.written if not counts[line]]
+
+    def doubled(self) -> list[bytes]:
+        return [line for line, count in self.counts().items() if count > 1]
+
+
+NO_TOPIC = StorageFault("not now")
