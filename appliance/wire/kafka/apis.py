@@ -4,9 +4,9 @@
 
 The lowest versions suit librdkafka 2.0.2 (Debian 12), which needs certain old versions.  The highest ones of Produce,
 OffsetCommit and OffsetFetch are below those that replace topic names by topic ids (13, 10, 10), as Fetch 13 does.
-Metadata has both from 10 on.  It goes up to 12, because librdkafka fails on version 9 of many small topics.  Produce 0
-to 2 are listed because librdkafka before 2.11.1 otherwise silently drops gzip, snappy and lz4.  Produce requests of
-these versions are refused for each partition with UNSUPPORTED_VERSION.  An API that is missing here is not served.
+Metadata has both from 10 on.  It goes beyond 9, on which librdkafka fails with many small topics.  Produce 0 to 2 are
+listed because librdkafka before 2.11.1 otherwise silently drops gzip, snappy and lz4.  Produce requests of these
+versions are refused for each partition with UNSUPPORTED_VERSION.  An API that is missing here is not served.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class Api(NamedTuple):
 APIS: Final[dict[int, Api]] = {
     PRODUCE: Api("Produce", 0, 9, 9),
     FETCH: Api("Fetch", 4, 17, 12),
-    LIST_OFFSETS: Api("ListOffsets", 1, 9, 6),
-    METADATA: Api("Metadata", 0, 12, 9),
+    LIST_OFFSETS: Api("ListOffsets", 1, 11, 6),
+    METADATA: Api("Metadata", 0, 13, 9),
     OFFSET_COMMIT: Api("OffsetCommit", 2, 9, 8),
     OFFSET_FETCH: Api("OffsetFetch", 1, 9, 6),
     FIND_COORDINATOR: Api("FindCoordinator", 0, 4, 3),
@@ -108,7 +108,7 @@ APIS: Final[dict[int, Api]] = {
     ALTER_CLIENT_QUOTAS: Api("AlterClientQuotas", 0, 1, 1),
     DESCRIBE_USER_SCRAM_CREDENTIALS: Api("DescribeUserScramCredentials", 0, 0, 0),
     ALTER_USER_SCRAM_CREDENTIALS: Api("AlterUserScramCredentials", 0, 0, 0),
-    DESCRIBE_CLUSTER: Api("DescribeCluster", 0, 1, 0),
+    DESCRIBE_CLUSTER: Api("DescribeCluster", 0, 2, 0),
     DESCRIBE_PRODUCERS: Api("DescribeProducers", 0, 0, 0),
     DESCRIBE_TRANSACTIONS: Api("DescribeTransactions", 0, 0, 0),
     LIST_TRANSACTIONS: Api("ListTransactions", 0, 2, 0),

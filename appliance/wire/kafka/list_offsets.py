@@ -1,9 +1,10 @@
-"""Decodes and encodes ListOffsets (API 2), versions 1 to 9.
+"""Decodes and encodes ListOffsets (API 2), versions 1 to 11.
 
 Request (``[…]`` arrays; from 6 on compact lengths, and tagged fields at each ``}`` and at the end)::
 
     i32 replica  i8 isolation (2+)
     [topic { name  [partition { i32 index  i32 leader epoch (4+)  i64 timestamp }] }]
+    i32 timeout ms (10+): not read
 
 Reply::
 
@@ -18,10 +19,10 @@ Timestamps are ms or one of::
     -3 (7+)     the offset of the largest timestamp
     -4 (8+)     the earliest offset stored locally: the earliest
     -5 (9+)     the latest offset in remote storage: none
+    -6 (11+)    the earliest offset that is not in remote storage yet: none
 
-Other values below 0 get UNSUPPORTED_VERSION.  So does each partition of a request of version 10 or 11.  An answer
-without an offset has the leader epoch -1.  A partition with another leader epoch than the request names (-1: any) gets
-FENCED_LEADER_EPOCH or UNKNOWN_LEADER_EPOCH.
+Other values below 0 get UNSUPPORTED_VERSION.  An answer without an offset has the leader epoch -1.  A partition with
+another leader epoch than the request names (-1: any) gets FENCED_LEADER_EPOCH or UNKNOWN_LEADER_EPOCH.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ from .apis import APIS, LIST_OFFSETS
 from .primitives import NO_EPOCH, SIZE, Group, epoch_refusal, read_count, read_rows, read_topic, skip_tags
 
 _, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM = APIS[LIST_OFFSETS]
-VERSION_READABLE_MAX: Final = 11
 EARLIEST_LOCAL: Final = -4
 LATEST_TIERED: Final = -5
-_KNOWN_FROM: Final = {EARLIEST: 1, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9}
+EARLIEST_NOT_TIERED: Final = -6
+_KNOWN_FROM: Final = {EARLIEST: 1, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_NOT_TIERED: 11}
 """Special timestamps, and the first version that has them."""
 
 _new = tuple.__new__  # twice as fast as the constructor of a NamedTuple
@@ -66,7 +67,7 @@ Context = tuple[int, int, dict[int, OffsetsResult], bytes, list[Group]]
 
 
 def decode(frame: memoryview, position: int, correlation_id: int, version: int, parts_max: int) -> Offsets | Local:
-    if not VERSION_MIN <= version <= VERSION_READABLE_MAX:
+    if not VERSION_MIN <= version <= VERSION_MAX:
         raise ProtocolFault(f"ListOffsets version {version} is not served: see ApiVersions")
     flexible = version >= FLEXIBLE_FROM
     row = _ROW_V6 if flexible else _ROW_V4 if version >= 4 else _ROW_V1
@@ -100,14 +101,14 @@ def decode(frame: memoryview, position: int, correlation_id: int, version: int, 
             if answer is not None:
                 answers[i] = answer
     request = Offsets((correlation_id, version, answers, topics, groups), parts, counted=False)
-    if version > VERSION_MAX or not parts:
-        return Local(encode(request, [_REFUSED] * len(parts)))
+    if not parts:
+        return Local(encode(request, []))
     return request
 
 
 def _special(timestamp: int, version: int) -> tuple[int, OffsetsResult | None]:
     """The timestamp to look up for one below EARLIEST, and the answer if it is known.  All of a log is local."""
-    if version < _KNOWN_FROM.get(timestamp, VERSION_READABLE_MAX + 1):
+    if version < _KNOWN_FROM.get(timestamp, VERSION_MAX + 1):
         return EARLIEST, _REFUSED
     if timestamp == MAX_TIMESTAMP:
         return MAX_TIMESTAMP, None

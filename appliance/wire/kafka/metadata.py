@@ -1,6 +1,6 @@
 """Decodes Metadata, FindCoordinator and InitProducerId, which network workers answer themselves.
 
-Metadata (API 3), versions 0 to 12 (``n+`` from version n on; from 9 on compact lengths, and tagged fields T)::
+Metadata (API 3), versions 0 to 13 (``n+`` from version n on; from 9 on compact lengths, and tagged fields T)::
 
     [topic { uuid id (10+)  name (10+: nullable)  T }]       null (0: empty) for all topics
     bool may create (4+)   bool cluster operations (8 to 10)   bool topic operations (8+)   T

@@ -107,6 +107,8 @@ class MetadataEncoder:
         parts.append(topics)
         if 8 <= version <= 10:
             parts.append(_bits(cluster_operations))
+        if version >= 13:
+            parts.append(_I16.pack(Code.NONE))
         parts.append(p.tags)
         return p.frame(correlation_id, parts)
 

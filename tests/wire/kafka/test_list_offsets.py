@@ -27,7 +27,7 @@ from tests.support.kafka_messages import (
 )
 
 CODEC = KafkaCodec(Limits.of(Config()))
-VERSIONS = range(1, 10)
+VERSIONS = range(1, 12)
 
 
 def asked(*timestamps: int) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def asked(*timestamps: int) -> dict[str, Any]:
         {"partition_index": index, "current_leader_epoch": -1, "timestamp": timestamp}
         for index, timestamp in enumerate(timestamps)
     ]
-    return {"replica_id": -1, "isolation_level": 0, "topics": [{"name": "logs", "partitions": parts}]}
+    return {"replica_id": -1, "isolation_level": 0, "timeout_ms": 5, "topics": [{"name": "logs", "partitions": parts}]}
 
 
 def decoded(version: int, values: dict[str, Any]) -> Offsets:
@@ -91,21 +91,25 @@ def part_reply(part: dict[str, Any], result: OffsetsResult) -> dict[str, Any]:
 
 
 def test_special_timestamps_are_known_from_their_version_on_and_others_are_refused() -> None:
-    """-3 is the largest timestamp; -4 the earliest local offset, as all are; -5 the latest that is not, as none is."""
+    """-3 is the largest timestamp; -4 the earliest local offset, as all are; -5 the latest that is not, as none is.
+
+    -6 is the earliest that waits to be stored elsewhere, as none does.
+    """
     for version in VERSIONS:
-        request = decoded(version, asked(MAX_TIMESTAMP, -4, -5, -6, LATEST))
+        request = decoded(version, asked(MAX_TIMESTAMP, -4, -5, -6, -7, LATEST))
         largest = MAX_TIMESTAMP if version >= 7 else EARLIEST
-        assert [part.timestamp for part in request.parts] == [largest, EARLIEST, EARLIEST, EARLIEST, LATEST]
-        results = [OffsetsResult(0, 100 + i, 5, 0) for i in range(5)]
+        assert [part.timestamp for part in request.parts] == [largest, *[EARLIEST] * 4, LATEST]
+        results = [OffsetsResult(0, 100 + i, 5, 0) for i in range(6)]
         parts = decode_response(LIST_OFFSETS, version, CODEC.encode_offsets(request, results)).topics[0].partitions
         first = (0, 100, 5) if version >= 7 else (35, -1, -1)
         second = (0, 101, -1) if version >= 8 else (35, -1, -1)
         third = (0, -1, -1) if version >= 9 else (35, -1, -1)
         rows = [(part.error_code, part.offset, part.timestamp) for part in parts]
-        assert rows == [first, second, third, (35, -1, -1), (0, 104, -1)]
-        unknown = CODEC.encode_offsets(request, [OffsetsResult(3, -1, -1, 0)] * 5)
+        fourth = (0, -1, -1) if version >= 11 else (35, -1, -1)
+        assert rows == [first, second, third, fourth, (35, -1, -1), (0, 105, -1)]
+        unknown = CODEC.encode_offsets(request, [OffsetsResult(3, -1, -1, 0)] * 6)
         parts = decode_response(LIST_OFFSETS, version, unknown).topics[0].partitions
-        assert [part.error_code for part in parts] == [3] * 5
+        assert [part.error_code for part in parts] == [3] * 6
 
 
 def test_another_leader_epoch_is_refused_and_no_offset_has_none() -> None:
@@ -126,12 +130,7 @@ def test_another_leader_epoch_is_refused_and_no_offset_has_none() -> None:
         assert [part.error_code for part in parts] == [3] * 4
 
 
-def test_versions_above_ours_are_refused_while_they_can_be_read() -> None:
-    for version in (10, 11):
-        frame = request_frame(LIST_OFFSETS, version, {**asked(LATEST), "timeout_ms": 5}, correlation_id=42)
-        reply = CODEC.decode(memoryview(frame))
-        assert isinstance(reply, Local)
-        assert decode_response(LIST_OFFSETS, version, reply.reply).topics[0].partitions[0].error_code == 35
+def test_versions_that_are_not_ours_are_faults() -> None:
     for version in (0, 12):
         with pytest.raises(ProtocolFault, match=f"ListOffsets version {version}"):
             CODEC.decode(memoryview(struct.pack(">hhih", LIST_OFFSETS, version, 42, -1) + bytes(60)))
