@@ -33,11 +33,19 @@ from ..clients.proxy import CuttingProxy
 from ..support.native_peer import Peer
 from ..support.server import Server, wait_for
 from ..support.zookeeper_fixture import ACCESS, fresh_connect, running
+from .consumers import HEARTBEAT_MS
+from .consumers import SESSION_MS as MEMBER_SESSION_MS
 from .workload import Workload
 
 HERE = Path(__file__).parent
 SESSION_MS: Final = 2_000
 """Of the appliances with ZooKeeper."""
+SESSIONS: Final = {
+    "zookeeper.session_timeout_ms": SESSION_MS,
+    "groups.consumer_session_ms": MEMBER_SESSION_MS,
+    "groups.consumer_heartbeat_ms": HEARTBEAT_MS,
+}
+"""Theirs, and those of members that do not say it themselves."""
 LIVENESS: Final = {"liveness.timeout_ms": 3_000}
 """What hangs for so long is replaced."""
 DISK_BYTES, SHM_BYTES = 192 << 20, 96 << 20
@@ -141,7 +149,7 @@ def _run(server: Server, directory: Path, *, proxies: Iterable[CuttingProxy] = (
 
 @contextmanager
 def box(directory: Path, nodes: int = 1, **settings: Any) -> Iterator[Run]:
-    about = {"zookeeper.nodes": nodes, "zookeeper.session_timeout_ms": SESSION_MS}
+    about = {"zookeeper.nodes": nodes} | SESSIONS
     topics = {"topics.auto_create": "false", "topics.partitions_max": PARTITIONS_MAX}
     with _run(Server(directory / "data", **LIVENESS | about | topics | settings), directory, groups=True) as run:
         yield run
@@ -156,7 +164,7 @@ def ensemble(directory: Path) -> Iterator[Run]:
 @contextmanager
 def small(directory: Path) -> Iterator[Run]:
     """Retention has nothing to do with it: it would make room on the disk by taking what is checked."""
-    about = {"zookeeper.nodes": 1, "zookeeper.session_timeout_ms": SESSION_MS}
+    about = {"zookeeper.nodes": 1} | SESSIONS
     settings = LIVENESS | {"disk.free_bytes_min": 0, "disk.check_ms": 1_000} | about
     clock = directory / "clock"
     clock.write_bytes(bytes(8))
@@ -206,8 +214,7 @@ def pair(directory: Path) -> Iterator[Run]:
             stack.enter_context(
                 Server(
                     directory / f"data-{number}",
-                    **{"broker.id": number, "zookeeper.connect": way, "zookeeper.session_timeout_ms": SESSION_MS}
-                    | ACCESS,
+                    **{"broker.id": number, "zookeeper.connect": way} | SESSIONS | ACCESS,
                 )
             )
             for number, way in ((1, f"{proxy.address}/{chroot}"), (2, connect))

@@ -6,7 +6,8 @@ A SPEC is a :class:`Spec` as JSON; ``kind`` is one of
 * ``kafka-producer``, ``native-producer``: librdkafka and the native client, with any acks, idempotent or not;
 * ``raw-producer``: requests with acks=0 to all logs, pipelined on one native connection, and some with acks=1 between;
 * ``kafka-reader``, ``native-reader``: consumers that are assigned all logs, from their beginnings;
-* ``kafka-member``, ``native-member``: members of a group, that commit what they have recorded, and nothing before it;
+* ``kafka-member``, ``consumer-member``, ``native-member``: members of a group, of one of Kafka's protocols or native,
+  that commit what they have recorded, and nothing before it;
 * ``watch``: asks again and again what the groups have committed.
 
 A value is recorded before it is sent, a record before it is committed: whoever reads the file of a process that was
@@ -25,7 +26,7 @@ from typing import Final
 import msgspec
 
 from .client import Client, Guarded, Recorder, Spec
-from .consumers import KafkaMember, KafkaReader, NativeMember, NativeReader, Watch
+from .consumers import ConsumerMember, KafkaMember, KafkaReader, NativeMember, NativeReader, Watch
 from .producers import KafkaProducer, NativeProducer, RawProducer
 
 KINDS: Final[dict[str, type[Client]]] = {
@@ -35,6 +36,7 @@ KINDS: Final[dict[str, type[Client]]] = {
     "kafka-reader": KafkaReader,
     "native-reader": NativeReader,
     "kafka-member": KafkaMember,
+    "consumer-member": ConsumerMember,
     "native-member": NativeMember,
     "watch": Watch,
 }

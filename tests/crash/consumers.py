@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from appliance.client import Admin, Consumer, GroupConsumer
 from appliance.errors import Unavailable
@@ -18,7 +18,8 @@ COMMITS_IN_FLIGHT_MAX: Final = 1
 """librdkafka sends a commit whose connection broke again, behind newer ones: then it is the client that goes back."""
 WATCH_S: Final = 0.1
 SESSION_MS: Final = 3_000
-"""Of the members of both kinds of groups."""
+HEARTBEAT_MS: Final = 300
+"""Of the members of all kinds of groups; those of the consumer protocol are told by the appliance."""
 
 
 class KafkaReader(Client):
@@ -55,6 +56,12 @@ class NativeReader(Client):
 class KafkaMember(Client):
     """Commits asynchronously every ``COMMIT_S``, at a revocation synchronously."""
 
+    protocol: ClassVar[dict[str, Any]] = {
+        "session.timeout.ms": SESSION_MS,
+        "heartbeat.interval.ms": HEARTBEAT_MS,
+        "partition.assignment.strategy": "range",
+    }
+
     def run(self) -> None:
         from confluent_kafka import Consumer as ConfluentConsumer
 
@@ -63,14 +70,8 @@ class KafkaMember(Client):
         self._since_ns = time.monotonic_ns()
         self._positions: dict[tuple[str, int], int] = {}
         self._asked_ns: dict[tuple[str, int, int], int] = {}
-        settings = kafka_settings(self.spec) | {
-            "group.id": self.spec.group,
-            "enable.auto.commit": False,
-            "session.timeout.ms": SESSION_MS,
-            "heartbeat.interval.ms": 300,
-            "partition.assignment.strategy": "range",
-            "on_commit": self._committed,
-        }
+        settings = kafka_settings(self.spec) | self.protocol
+        settings |= {"group.id": self.spec.group, "enable.auto.commit": False, "on_commit": self._committed}
         consumer = ConfluentConsumer(settings)
         topics = sorted({log.topic for log in self.spec.logs})
         consumer.subscribe(topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
@@ -132,6 +133,12 @@ class KafkaMember(Client):
     def _lost(self, consumer: Any, parts: list[Any]) -> None:
         self._record()
         self._positions.clear()
+
+
+class ConsumerMember(KafkaMember):
+    """Of the consumer protocol (KIP-848): partitions come and go one by one."""
+
+    protocol: ClassVar[dict[str, Any]] = {"group.protocol": "consumer"}
 
 
 class NativeMember(Client):

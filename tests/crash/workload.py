@@ -44,7 +44,7 @@ ERROR_CHARACTERS_MAX: Final = 3_000
 TOPICS: Final = {"first": 2, "second": 2}
 SETTINGS: Final = {"first": {}, "second": {"segment.bytes": "256KiB"}}
 FINAL: Final = "final"
-KAFKA_GROUP, NATIVE_GROUP = "kafka-group", "native-group"
+KAFKA_GROUP, CONSUMER_GROUP, NATIVE_GROUP = "kafka-group", "consumer-group", "native-group"
 MEMBERS: Final = ("members-1", "members-2")
 
 
@@ -113,7 +113,7 @@ class Workload:
         self.directory = directory
         self.control = control or native
         self.logs = tuple(Log(topic, 0, partition) for topic, count in TOPICS.items() for partition in range(count))
-        self.groups = (KAFKA_GROUP, NATIVE_GROUP) if groups else ()
+        self.groups = (KAFKA_GROUP, CONSUMER_GROUP, NATIVE_GROUP) if groups else ()
         self.history = History()
         self.processes: dict[str, ClientProcess] = {}
         self.count: Counter[str] = Counter()
@@ -148,6 +148,7 @@ class Workload:
         self.start(
             name,
             self.spec("kafka-member", f"kafka-{name}-{again}", group=KAFKA_GROUP),
+            self.spec("consumer-member", f"consumer-{name}-{again}", group=CONSUMER_GROUP),
             self.spec("native-member", f"native-{name}-{again}", group=NATIVE_GROUP),
         )
 
