@@ -2,7 +2,8 @@
 
 What a topic may set is ``config.TopicSettings``, which does something, and ``kafka_settings``, which is so anyway; both
 are shown as Kafka shows them.  The broker's settings are read-only here: they belong to its configuration file.  Groups
-and client metrics have no settings; the one logger that a broker shows has the level of the log.
+have those of the broker for all groups, and client metrics none; the one logger that a broker shows has the level of
+the log.
 
 As in Kafka, a setting that is not set can be taken back, whatever its name: tools take back what they might have set.
 """
@@ -61,6 +62,8 @@ SET, DELETE, APPEND, SUBTRACT = range(4)
 AT_ONCE: Final = 64
 """Resources of one request that are described before others get a turn."""
 ROOT_LOGGER: Final = "root"
+OF_GROUPS: Final = {f"group.{name}": name for name in ("consumer.heartbeat.interval.ms", "consumer.session.timeout.ms")}
+"""The broker's name of a setting, and that of a group."""
 CLIENT_METRICS_ONLY: Final = 0
 """The version of ListConfigResources that lists client metrics alone, of which there are none."""
 
@@ -114,7 +117,10 @@ class SettingsApi:
             self._check_broker(name)
             level = Synonym(ROOT_LOGGER, self._appliance.config.log.level.upper(), Source.BROKER_LOGGER)
             settings = [Setting(ROOT_LOGGER, None, KEYS["log.level"].about, True, (level,))]
-        elif kind in (Resource.CLIENT_METRICS, Resource.GROUP):
+        elif kind == Resource.GROUP:
+            shown = self._broker_settings(listener)
+            settings = [each._replace(name=OF_GROUPS[each.name]) for each in shown if each.name in OF_GROUPS]
+        elif kind == Resource.CLIENT_METRICS:
             settings = []
         else:
             raise InvalidRequest(f"resource type {kind}: nothing of that type has settings")

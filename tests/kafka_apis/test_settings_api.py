@@ -52,7 +52,12 @@ def test_describe_settings_in_every_version(version: int) -> None:
     assert (rows["retention.ms"].value, rows["retention.ms"].config_source) == ("3600000", Source.TOPIC)
     (logger,) = reply.results[8].configs
     assert (logger.name, logger.value, logger.read_only) == ("root", "INFO", True)
-    assert reply.results[6].configs == reply.results[7].configs == []
+    of_group = {config.name: (config.value, config.read_only) for config in reply.results[6].configs}
+    assert of_group == {
+        "consumer.heartbeat.interval.ms": ("5000", True),
+        "consumer.session.timeout.ms": ("45000", True),
+    }
+    assert reply.results[7].configs == []
 
 
 def test_only_what_is_asked_for_is_shown() -> None:
