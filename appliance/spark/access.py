@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -39,7 +40,7 @@ from ..log import FileCache, LogReader
 from ..log.files import LOG_SUFFIX, File, base_of, log_path, sizes
 from ..names import TopicPartition
 from ..owners import acting_as_owner
-from ..records.batch import walk
+from ..records.batch import EMPTIED, HEADER_BYTES, end_offset, read_header, walk
 from ..wire.native import FETCH, OFFSETS
 from ..wire.requests import EARLIEST
 from .options import Selection
@@ -228,6 +229,9 @@ class Access:
     ) -> Iterator[tuple[int, memoryview]]:
         """Yields whole batches, from the one with ``wanted.first`` to the one before ``wanted.end``.
 
+        What compaction has emptied may be left out.  Where it stands before ``wanted.end``, the batch behind it comes
+        as well: its first offsets may lie there.
+
         Each item is an offset and the bytes that start there.  The next step overwrites the bytes.
 
         Raises:
@@ -235,13 +239,16 @@ class Access:
             Unavailable: no progress for too long.
         """
         position, patience = wanted.first, self.patience()
-        while position < wanted.end:
+        more = position < wanted.end
+        while more:
             try:
                 steps = self._local(wanted, position, home, bytes_max) if home else None
                 for following, data in steps or self._remote(wanted, position, bytes_max):
+                    more = _goes_on(wanted, data, following)
                     yield following - len(data), data
                     position = following
                     patience.progress()
+                more, home = more and steps is not None, None  # the broker may have more than there was at the planning
             except CorruptLog:  # damaged, or of a topic that was created again meanwhile: the broker knows which
                 if home is None:
                     raise
@@ -255,7 +262,7 @@ class Access:
                         f"created again meanwhile. {TO_CONTINUE}"
                     ) from None
                 lost(key, position, start, fail_on_data_loss)
-                position = start
+                position, more = start, start < wanted.end
             except Unavailable as error:
                 self.close()
                 patience.pause(error)
@@ -266,17 +273,19 @@ class Access:
         with_leader = self.cluster.connect(self.cluster.address(self.cluster.leader(topic, partition)))
         try:
             _ask(with_leader, wanted, position, bytes_max)
-            at_start = False
-            while position < wanted.end:
+            more, at_start = True, False
+            while more:
                 reply = _wait(with_leader)
                 error, _, end, _ = reply.header[2][0]
                 if error:
                     raise _named(error, wanted.key)
                 if not reply.payload:
+                    if position >= wanted.end:
+                        return
                     raise RequestTimedOut(f"{topic}-{partition} ends at {end}, but has ended at {wanted.end} before")
-                position = (position if at_start else _start(reply.payload, wanted, position)) + len(reply.payload)
-                at_start = True
-                if position < wanted.end:
+                position = _start(reply.payload, wanted, position, at_start) + len(reply.payload)
+                more, at_start = _goes_on(wanted, reply.payload, position), True
+                if more:
                     _ask(with_leader, wanted, position, bytes_max)
                 yield position, reply.payload
         finally:
@@ -304,10 +313,13 @@ def _segments(
 ) -> Iterator[tuple[int, memoryview]]:
     log = LogReader(directory, FileCache(4))
     buffer = memoryview(bytearray(bytes_max))
-    while position < wanted.end:
+    more = True
+    while more:
         with acting_as_owner(directory):
-            found = log.locate(bases, wanted.log_end, position, bytes_max)
+            found = log.without_holes(bases, wanted.log_end, position, bytes_max)
         if found is None:
+            if position >= wanted.end:
+                return
             raise OffsetOutOfRange(f"{wanted.topic}-{wanted.partition} ends at {position}, before {wanted.end}")
         if found.count > len(buffer):
             buffer = memoryview(bytearray(found.count))
@@ -321,26 +333,44 @@ def _segments(
         base = base_of(Path(found.file.path).name, LOG_SUFFIX)
         assert base is not None
         position = base + found.position + found.count
-        yield position, buffer[: found.count]
+        data = buffer[: found.count]
+        more = _goes_on(wanted, data, position)
+        yield position, data
 
 
-def _start(data: memoryview, wanted: Range, position: int) -> int:
-    """The offset at which ``data`` starts: whole batches; the first contains ``position``, or follows emptied bytes.
+def _goes_on(wanted: Range, data: memoryview, stop: int) -> bool:
+    """Whether there may be more of a range behind ``data``, which ends at ``stop``: see :meth:`Access.read`."""
+    if stop < wanted.end:
+        return True
+    with suppress(CorruptBatch, UnsupportedVersion):  # the decoder reports it
+        last = max((start for start, _, _ in walk(data, 0, len(data))), default=None)
+        return last is not None and read_header(data, last).attributes == EMPTIED
+    return False
+
+
+def _start(data: memoryview, wanted: Range, position: int, at_start: bool = False) -> int:
+    """The offset at which ``data`` starts: whole batches, of which the first contains ``position``, or follows it.
 
     It is computed from a batch's base offset, which no checksum covers: from the first batch if the result fits, else
-    from the last one; behind emptied bytes all have to say the same.
+    from the last one; behind emptied bytes all have to say the same.  ``at_start``: at ``position``, or behind such.
     """
+    if at_start and len(data) >= HEADER_BYTES and end_offset(data, 0) - read_header(data, 0).size == position:
+        return position
     where = f"{wanted.topic}-{wanted.partition}: around offset {position}"
     try:
         batches = list(walk(data, 0, len(data)))
     except (CorruptBatch, UnsupportedVersion) as error:
+        if at_start:
+            return position
         raise CorruptBatch(f"{where}: {error}; check: appliance log verify") from error
     starts = [stop - size - start for start, size, stop in batches]
     for found in starts[:1] + starts[-1:]:
         if found <= position < found + batches[0][1]:
-            return found
+            return position if at_start else found
     if len(set(starts)) == 1 and starts[0] > position:  # what compaction has emptied is left out
         return starts[0]
+    if at_start:
+        return position
     raise CorruptBatch(f"{where}: batches contradict each other; check: appliance log verify")
 
 

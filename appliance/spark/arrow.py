@@ -17,7 +17,8 @@ Columns and types, as the connector and Spark's Arrow reader need them::
     headers        list<struct<key, value>>     optional
 
 ``first`` and ``end`` bound the offsets of the rows.  So a log can be split anywhere, even within a batch, and every
-record is in exactly one part.  Timestamps in batches are ms since 1970.
+record is in exactly one part.  A compacted batch has gaps between its offsets, and the first of them may lie before it,
+where compaction has emptied the log.  Timestamps in batches are ms since 1970.
 
 A damaged batch raises :class:`~appliance.errors.CorruptBatch`, or is skipped and reported to ``on_corrupt``.
 """
@@ -33,7 +34,15 @@ import numpy as np
 import pyarrow as pa
 
 from ..errors import ClientFault, CorruptBatch, MessageTooLarge
-from ..records.batch import CODEC_MASK, HEADER_BYTES, LENGTH_END, LOG_APPEND_TIME, check
+from ..records.batch import (
+    CODEC_MASK,
+    EMPTIED,
+    HEADER_BYTES,
+    LENGTH_END,
+    LOG_APPEND_TIME,
+    check_stored,
+    read_header,
+)
 from ..records.compression import decompress
 from ..records.decode import BYTES_MAX, check_count, headers_at
 from ..records.holes import check_hole
@@ -72,6 +81,7 @@ class _Group:
 
     bases: list[int] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
+    spans: list[int] = field(default_factory=list)
     first_timestamps: list[int] = field(default_factory=list)
     max_timestamps: list[int] = field(default_factory=list)
     append_times: list[bool] = field(default_factory=list)
@@ -87,6 +97,7 @@ class _Group:
         return _Group(
             [self.bases[index]],
             [self.counts[index]],
+            [self.spans[index]],
             [self.first_timestamps[index]],
             [self.max_timestamps[index]],
             [self.append_times[index]],
@@ -114,13 +125,13 @@ class Decoder:
     def decode(self, buffer: bytes | bytearray | memoryview, position: int) -> Iterator[pa.RecordBatch]:
         """The rows of the whole batches in ``buffer``, which starts with the batch at offset ``position``.
 
-        A batch of S bytes and N records at P has the base offset P + S - N.  Checking this detects a wrong base offset,
-        which no checksum covers.  The rows do not refer to ``buffer``.
+        A batch of S bytes and a span of N offsets at P has the base offset P + S - N.  Checking this detects a wrong
+        base offset, which no checksum covers.  The rows do not refer to ``buffer``.
         """
         view = memoryview(buffer)
         group = _Group()
         start, stop = 0, len(view)
-        while start < stop and position + start < self.end:
+        while start < stop and not self._is_behind(view, start, position + start):
             size = _LENGTH.unpack_from(view, start)[0] + LENGTH_END if stop - start >= HEADER_BYTES else 0
             if not HEADER_BYTES <= size <= stop - start:
                 # Without the length the next batch cannot be found: the rest of the buffer is lost too.
@@ -138,9 +149,16 @@ class Decoder:
         if group.bases:
             yield from self._rows(group, view)
 
+    def _is_behind(self, view: memoryview, start: int, position: int) -> bool:
+        """Whether the batch at ``position``, and so all after it, has no offsets before ``end``."""
+        if position < self.end or len(view) - start < HEADER_BYTES:
+            return position >= self.end
+        info = read_header(view, start)
+        return info.attributes != EMPTIED and position + info.size - info.span >= self.end
+
     def _add(self, group: _Group, view: memoryview, start: int, stop: int, position: int) -> None:
-        info = check(view, start, stop, stop - start)
-        base = position + info.size - info.count
+        info = check_stored(view, start, stop, stop - start)
+        base = position + info.size - info.span
         if _BASE.unpack_from(view, start)[0] != base:
             raise CorruptBatch(f"the batch at {position} says that it is another one")
         check_count(info.count, self.bytes_max)
@@ -153,6 +171,7 @@ class Decoder:
             group.bytes += stop - start
         group.bases.append(base)
         group.counts.append(info.count)
+        group.spans.append(info.span)
         group.first_timestamps.append(info.first_timestamp)
         group.max_timestamps.append(info.max_timestamp)
         group.append_times.append(info.attributes & LOG_APPEND_TIME > 0)
@@ -310,9 +329,7 @@ class _Records:
             raise CorruptBatch("a record has another length than it says")
         timestamps, position = self._varints(position + 1)  # behind the attributes, which are unused
         deltas, position = self._varints(position)
-        offsets = np.arange(len(deltas), dtype=np.int64)
-        if (deltas != offsets - self.per_record(self._firsts.tolist())).any():
-            raise CorruptBatch("offset deltas are out of step")
+        self._check_deltas(deltas)
         keys = self._spans(position)
         values = self._spans(keys[2])
         header_counts, position = self._varints(values[2])
@@ -344,6 +361,17 @@ class _Records:
         if wanted.headers:
             columns.append(self._headers(header_counts[rows], values[2][rows], self.ends[rows]))
         return pa.record_batch(columns, SCHEMA_WITH_HEADERS if wanted.headers else SCHEMA)
+
+    def _check_deltas(self, deltas: Ints) -> None:
+        """Check that the offset deltas of each batch ascend, and count up if it was not compacted."""
+        in_step = np.arange(len(deltas), dtype=np.int64) - self.per_record(self._firsts.tolist())
+        if (deltas == in_step).all():
+            return
+        steps = np.diff(deltas)
+        steps[self._firsts[1:] - 1] = 1  # from one batch to the next
+        lasts = deltas[self._firsts + self._counts - 1]
+        if steps.min(initial=1) < 1 or deltas[self._firsts].min() < 0 or (lasts >= self._group.spans).any():
+            raise CorruptBatch("offset deltas are out of step")
 
     def _times(self, deltas: Ints, rows: slice) -> tuple[pa.Array, pa.Array]:
         """The columns timestamp and timestampType."""

@@ -10,7 +10,7 @@ import pytest
 
 from appliance.errors import BrokerAway, CorruptBatch, OffsetOutOfRange
 from appliance.records.batch import place
-from appliance.records.encode import encode_values
+from appliance.records.encode import encode_batch, encode_values
 from appliance.spark import access as access_module
 from appliance.spark.access import Access, Home
 from appliance.spark.arrow import Decoder
@@ -68,6 +68,39 @@ def test_files_and_listener_give_the_same(
     assert not stranger.here()
     for where in (None, home, stranger, home._replace(data_dir="/nowhere")):
         assert values(access, wanted, where) == lines
+
+
+def test_a_compacted_topic_has_all_that_stayed_wherever_a_range_is_cut(
+    make_appliance: Callable[..., Server],
+    topics_of: Callable[[Server], Topics],
+    topic: str,
+    access_to: Callable[..., Access],
+) -> None:
+    """Through the listener, which leaves out what was emptied, and from the files."""
+    topics = topics_of(make_appliance(**{"disk.check_ms": 100}))
+    topics.create(topic, cleanup_policy="compact", min_cleanable_dirty_ratio="0.01", segment_bytes=16384)
+    numbers = range(3000)
+    keys = [b"%d" % (number if number % 400 == 0 else number % 7) for number in numbers]
+    fields = [(key, b"%06d" % number, (), 5) for key, number in zip(keys, numbers, strict=True)]
+    topics.write(topic, [encode_batch(fields[at : at + 20]) for at in range(0, len(fields), 20)])
+    access = access_to(topics.server.native)
+    wanted = whole(access, topic)
+    home = access.home(topic, 0)
+    assert home is not None
+
+    def is_compacted() -> bool:
+        row = topics.server.state.get("compaction", {}).get(f"{topic}-0", {})
+        return bool(row.get("compacted_to") and not row["dirty_bytes"] and not topics.server.processes("compactor"))
+
+    wait_for(is_compacted, "it is compacted")
+    every = values(access, wanted, home)
+    assert len(every) < len(fields) / 5 and {b"%06d" % number for number in numbers[400::400]} < set(every)
+    assert every == sorted(every)
+    for where in (None, home):
+        assert values(access, wanted, where) == every
+        for cut in range(1, wanted.end, wanted.end // 40):
+            parts = Range(topic, 0, 0, cut, wanted.end), Range(topic, 0, cut, wanted.end, wanted.end)
+            assert [value for part in parts for value in values(access, part, where)] == every
 
 
 def test_what_retention_took_meanwhile(
@@ -180,8 +213,12 @@ def test_where_fetched_bytes_start_is_checked() -> None:
         assert access_module._start(memoryview(data), wanted, position) == 700
     with pytest.raises(CorruptBatch, match="contradict each other"):
         access_module._start(memoryview(data), wanted, 700 + size)
+    assert access_module._start(memoryview(data), wanted, 699) == 700, "something was emptied"
+    assert access_module._start(memoryview(data), wanted, 650, at_start=True) == 700
     data[6] ^= 1
     assert access_module._start(memoryview(data), wanted, 710) == 700
+    for position in (650, 700):
+        assert access_module._start(memoryview(data), wanted, position, at_start=True) == position
     data[2 * size + 6] ^= 1
     with pytest.raises(CorruptBatch, match="logs-0: around offset 710"):
         access_module._start(memoryview(data), wanted, 710)

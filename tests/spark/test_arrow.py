@@ -6,6 +6,7 @@ import random
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -13,25 +14,32 @@ from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from appliance.config import TopicSettings
 from appliance.errors import CorruptBatch
+from appliance.log.compaction import Policy, run_pass
+from appliance.log.files import log_path
 from appliance.records.batch import (
     ATTRIBUTES_AT,
+    BASE_TIMESTAMP_AT,
     CODECS,
     COUNT_AT,
     CRC_AT,
     HEADER_BYTES,
+    LAST_OFFSET_DELTA_AT,
     LENGTH_AT,
     LOG_APPEND_TIME,
     check,
     place,
+    walk,
 )
 from appliance.records.decode import decode_batch
 from appliance.records.encode import Fields, encode_batch, encode_values
-from appliance.records.holes import hole
+from appliance.records.holes import check_hole, hole
 from appliance.spark import arrow
 from appliance.spark.arrow import SCHEMA, SCHEMA_WITH_HEADERS, Decoder
 from appliance.spark.record_starts import equal_starts, scan, starts_at_zeros
 
+from ..support.log_batches import open_log, place_all
 from ..support.long import LONG
 
 EVERYTHING = 1 << 62
@@ -306,3 +314,57 @@ def test_holes_have_no_rows_and_what_stands_behind_keeps_its_offsets(size: int) 
     found = [(row["offset"], row["value"]) for row in rows(data)]
     end = len(data)
     assert found == [(len(first) - 2, b"one"), (len(first) - 1, b"two"), (end - 1, b"three")]
+
+
+def compacted(path: Path, codec: str) -> bytearray:
+    """The bytes of a compacted log: batches of which some records are gone, joined ones, and gaps between them."""
+    log = open_log(path, TopicSettings(segment_bytes=1 << 20, index_interval_bytes=256))
+    random_ = random.Random(5)
+    for number in range(300):
+        keys = [b"%d" % random_.randrange(400) for _ in range(1 + number % 7)]
+        raw = encode_batch([(key, random_.randbytes(number % 60), (), 1000 + number) for key in keys], codec=codec)
+        log.append(place_all(log.end_offset, [raw]))
+        if number in (0, 150):  # the first one is in a segment without gaps
+            log.roll()
+    log.roll()
+    log.raise_high_watermark(log.end_offset)
+    policy = Policy(log.bases[-1], -1, 0, 1 << 20, 256)
+    counts = run_pass(path, log.bases, log.end_offset, policy, log.swap, lambda _: None)
+    assert counts.removed > 300
+    log.close()
+    return bytearray(b"".join(log_path(path, base).read_bytes() for base in log.bases[:-1]))
+
+
+def behind_gaps(data: bytearray) -> list[dict[str, object]]:
+    found: list[dict[str, object]] = []
+    for start, size, _ in walk(memoryview(data), 0, len(data)):
+        if check_hole(memoryview(data), start, start + size) is None:
+            found += expected(data[: start + size], start=start)
+    return found
+
+
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+def test_a_compacted_log_has_all_that_stayed_wherever_it_is_cut(tmp_path: Path, codec: str) -> None:
+    """Also in a gap: the first offsets of the batch behind it lie there."""
+    data = compacted(tmp_path, codec)
+    every = behind_gaps(data)
+    assert rows(data) == every
+    for cut in range(1, len(data), len(data) // 150):
+        assert rows(data, 0, cut) + rows(data, cut) == every
+
+
+def test_a_compacted_batch_with_bad_deltas_is_corrupt() -> None:
+    """Two records of a batch of ten offsets."""
+    for deltas, sound in (((0, 1), True), ((3, 9), True), ((9, 3), False), ((3, 3), False), ((3, 10), False)):
+        batch = bytearray(encode_values([b"x", b"y"], 5))
+        for number, delta in enumerate(deltas):
+            batch[HEADER_BYTES + 8 * number + 3] = 2 * delta
+        batch[LAST_OFFSET_DELTA_AT:BASE_TIMESTAMP_AT] = struct.pack(">i", 9)
+        place(memoryview(batch), 0, 100, len(batch), 10)
+        decoder, first = Decoder("logs", 3, 0, EVERYTHING), 100 + len(batch) - 10
+        if sound:
+            found = [one for part in decoder.decode(reseal(batch), 100) for one in part.column("offset").to_pylist()]
+            assert found == [first + delta for delta in deltas]
+        else:
+            with pytest.raises(CorruptBatch, match="out of step"):
+                list(decoder.decode(reseal(batch), 100))
