@@ -7,8 +7,8 @@ readers leave them out.  So nothing that finds batches by position knows of comp
 WINDOW_BYTES, so that small batches far from each other still free whole blocks.
 
 A hole has at least HEADER_BYTES.  Where less is left before a batch, it is padded; where less is left behind its last
-record, it ends where the next one begins.  Where nothing of that fits, batches are not joined, and a batch for which it
-does not fit either stays as it is: its messages are *kept back*.
+record, it ends where the next one begins.  The offset of a hole must not be that of a record.  Where nothing of that
+fits, batches are not joined, and a batch for which it does not fit either stays as it is: its messages are *kept back*.
 
 One pass (:class:`Pass`) goes in two steps through the log before ``limit``:
 
@@ -450,6 +450,8 @@ def _fitting(records: Sequence[KeyedRecord], codec: int, place: Place, end: int)
     """A batch of these records that leaves room for holes, or none at all, behind ``end``; None if that cannot be."""
     batch = join(records, codec, place)
     left = place.end - end - len(batch)
+    if left > 0 and records[0].offset == end:  # clients go on behind the offset of the holes, which is this one
+        return None
     if left == 0 or left >= HEADER_BYTES:
         return batch
     if codec == NONE and left > 0:

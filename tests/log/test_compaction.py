@@ -214,6 +214,22 @@ def test_readers_find_times_in_a_compacted_log(path: Path) -> None:
             assert expected is not None and (exact.offset, exact.timestamp) == (expected.offset, expected.timestamp)
 
 
+def test_a_message_at_the_first_byte_of_a_gap_is_seen(path: Path) -> None:
+    """A batch of as many records as bytes: its first offset is its position, and that of the hole before what stays."""
+    filler = random.Random(1)
+    records = [Written(b"k%d" % (number % 2 if number else 999), b"") for number in range(2500)]
+    sized = (
+        raw([*records[:5], Written(b"k1", filler.randbytes(size % 60)), *records[6:]], "zstd") for size in range(600)
+    )
+    whole = next(one for one in sized if len(one) == len(records))
+    large = TopicSettings(segment_bytes=1 << 20, index_interval_bytes=4096)
+    log = filled(path, [keyed((b"before", b"")), whole, keyed((b"z", b""))], large)
+    log.roll()
+    compact(log)
+    assert b"k999" in [record.key for record in served(log, 0)]
+    assert served(log, 0) == records_of(log)
+
+
 def test_a_reader_with_the_old_file_reads_on_and_finds_the_new_one_later(path: Path) -> None:
     log = rolled(path, *[keyed((b"k", b"%d" % number), (b"j", b"%d" % number)) for number in range(9)])
     reader = LogReader(path, FileCache())
