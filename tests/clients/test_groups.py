@@ -45,8 +45,8 @@ REJOIN = (
 ASSIGNORS = ("coordinator-uniform", "coordinator-range")
 """Who assigns in the consumer protocol (KIP-848)."""
 STRATEGIES = [
-    *("range", "roundrobin", "cooperative-sticky", "coordinator-uniform"),
-    pytest.param("coordinator-range", marks=pytest.mark.long),
+    *("range", "roundrobin", "cooperative-sticky"),
+    *(pytest.param(strategy, marks=pytest.mark.long) for strategy in ASSIGNORS),  # other tests have such members, too
 ]
 
 
