@@ -247,7 +247,7 @@ class LogReader:
         """
         while True:
             found = self.locate(bases, end, offset, bytes_max)
-            if found is None or offset >= bases[-1]:
+            if offset >= bases[-1] or found is None:  # the active segment is never compacted
                 return found
             log = found.file
             assert isinstance(log, SegmentFile)

@@ -33,7 +33,6 @@ from ..records.batch import (
     BatchInfo,
     check_stored,
     end_offset,
-    read_header,
 )
 from ..records.holes import check_hole
 from .files import File, System, index_path, log_path, remove, write_at
@@ -242,12 +241,13 @@ def has_header(file: File, base: int, position: int, stop: int) -> bool:
         raise UnreadableLog(str(file.path), position, error) from error
     if len(data) < HEADER_BYTES:
         return False
-    info = read_header(data, 0)
-    return (
-        data[MAGIC_AT] == MAGIC
-        and info.span >= 0
-        and HEADER_BYTES <= info.size <= stop - position
-        and end_offset(data, 0) == base + position + info.size
+    stored, length, _, magic, _, attributes, last_delta, first_timestamp, *_ = HEADER.unpack_from(data)
+    size = length + LENGTH_END
+    return bool(
+        magic == MAGIC
+        and last_delta >= -1
+        and HEADER_BYTES <= size <= stop - position
+        and (stored + last_delta + 1 - size if attributes != EMPTIED else first_timestamp) == base + position
     )
 
 
