@@ -644,13 +644,16 @@ class Writer:
 def swap_segment(log: Log, producers: Producers, base: int, flush: Callable[[], None]) -> bool:
     """Put what compaction has written in the place of a sealed segment; see :meth:`.Log.swap`.
 
-    The headers of the messages that have gone are not there any more to derive the producers from.
+    The later messages for which some have gone may be in any sealed segment, so these have to be on the disk.  And the
+    headers of the messages that have gone are not there any more to derive the producers from.
     """
     bases = log.bases
     following = next((one for one in bases if one > base), base)
-    if base in bases and not producers.covers_to(following):
+    covered = producers.covers_to(following)
+    if base in bases and (not covered or log.flushed < bases[-1]):
         flush()
-        with_reserve(log.path.parent, producers.store_all)
+        if not covered:
+            with_reserve(log.path.parent, producers.store_all)
     return log.swap(base)
 
 

@@ -20,6 +20,7 @@ from appliance.errors import OutOfOrderSequence, StorageFault
 from appliance.log.files import SYSTEM, System
 from appliance.log.repair import repair
 from appliance.processes.writer import producers
+from appliance.processes.writer.writer import swap_segment
 
 from ...support.log_batches import MEMORY
 from ...support.long import LONG
@@ -55,6 +56,21 @@ def filled(path: Path, batches: int = 8) -> Partition:
         partition.append(1 if number < batches // 2 else 2, size=450)
     partition.flush()
     return partition
+
+
+def test_a_compacted_segment_takes_its_place_when_all_sealed_ones_are_flushed(tmp_path: Path) -> None:
+    """Its messages may have gone for later ones in another segment, which a power loss must not take."""
+    partition = opened(tmp_path)
+    log = partition.log
+    partition.append(1)
+    log.roll()
+    partition.flush()
+    partition.producers.store_all()
+    partition.append(1)
+    log.roll()
+    assert partition.producers.covers_to(log.bases[1]) and log.flushed < log.bases[-1]
+    swap_segment(log, partition.producers, log.bases[0], partition.flush)
+    assert log.flushed == log.bases[-1]
 
 
 # ---- the table of cases
