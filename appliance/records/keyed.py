@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
-from ..errors import CorruptBatch, InvalidRecord
+from ..errors import CorruptBatch, InvalidRecord, InvalidTimestamp
 from .batch import (
     ATTRIBUTES_AT,
     CODEC_MASK,
@@ -30,6 +30,8 @@ from .varints import read_unsigned
 
 _VARINT_BYTES_MAX: Final = 10
 _TIME_BYTES_MAX: Final = 10
+_TIME_MAX: Final = 1 << 61
+"""Larger times, and differences of them, might not fit into a batch of other records any more."""
 _LENGTH_BYTES_MAX: Final = 5
 
 
@@ -50,6 +52,7 @@ def keyed_records(batch: memoryview, info: BatchInfo, base_offset: int, bytes_ma
 
     Raises:
         CorruptBatch: they cannot be read.
+        InvalidTimestamp: they have times of which no batch can be made.
         MessageTooLarge: they unpack to more than ``bytes_max``.
     """
     data = bytes(batch[HEADER_BYTES : info.size])
@@ -68,6 +71,8 @@ def _split(data: bytes, info: BatchInfo, base_offset: int, append_time: int | No
     new, append = tuple.__new__, records.append  # twice as fast as the constructor of a NamedTuple
     first_timestamp, span, size = info.first_timestamp, info.span, len(data)
     position, last = 0, -1
+    if abs(first_timestamp) > _TIME_MAX:
+        raise InvalidTimestamp(f"batch {base_offset} begins at {first_timestamp} ms")
     for _ in range(info.count):
         # Almost every number has one byte or two, so these are read here.
         length = data[position]
@@ -83,6 +88,8 @@ def _split(data: bytes, info: BatchInfo, base_offset: int, append_time: int | No
         time, position = data[position + 1], position + 2  # attributes come first
         if time >= 0x80:
             time, position = read_unsigned(data, position - 1, _VARINT_BYTES_MAX, CorruptBatch)
+            if time > 2 * _TIME_MAX:
+                raise InvalidTimestamp(f"a record of batch {base_offset} is {time // 2} ms from its first")
         delta = data[position]
         if delta < 0x80:
             rest = position + 1
@@ -163,7 +170,7 @@ def check_keys(batch: memoryview, info: BatchInfo, bytes_max: int) -> None:
 
     Raises:
         InvalidRecord: one has none.
-        CorruptBatch, MessageTooLarge: see :func:`keyed_records`.
+        CorruptBatch, InvalidTimestamp, MessageTooLarge: see :func:`keyed_records`.
     """
     for number, record in enumerate(keyed_records(batch, info, 0, bytes_max)):
         if record.key is None:

@@ -160,6 +160,18 @@ def test_a_batch_that_cannot_be_read_stays_as_it_is(path: Path) -> None:
     assert verify(path).sound
 
 
+def test_times_that_are_out_of_all_reason_do_not_end_a_pass(path: Path) -> None:
+    """Until a topic is compacted, nobody looks at the times of records."""
+    latest = (1 << 63) - 1
+    late = bytearray(raw([Written(b"a", b"1", 0), Written(b"b", b"1", latest), Written(b"c", b"1", 0)]))
+    late[27:35] = (1000).to_bytes(8, "big")  # the base timestamp
+    late[17:21] = crc32c(bytes(late[21:])).to_bytes(4, "big")
+    far = raw([Written(b"d", b"1", latest), Written(b"e", b"1", -latest), Written(b"c", b"1", 0)])
+    log = rolled(path, bytes(late), far, keyed((b"c", b"2")), keyed((b"c", b"3")))
+    counts = compact(log)
+    assert (counts.unreadable, counts.removed) == (2, 1)
+
+
 def test_a_large_key_is_known_by_its_digest(path: Path) -> None:
     log = rolled(path, keyed((b"k" * 100, b"1")), keyed((b"k" * 99 + b"j", b"1")), keyed((b"k" * 100, b"2")))
     compact(log)
