@@ -18,7 +18,8 @@ One pass (:class:`Pass`) goes in two steps through the log before ``limit``:
 
 A message without a value (a *tombstone*) deletes its key.  It goes itself in a pass at least ``delete.retention.ms``
 after the first pass that has seen it, so that readers get to know of the deletion; ``CompactionState`` has the times of
-passes.  As long as an older message of its key is kept back, it stays.
+passes.  As long as an older message of its key is kept back, or there is a batch before it that cannot be read, it
+stays.
 
 A message without a key, from a time when the topic was not compacted, goes as in Kafka.  A batch whose records cannot
 be read stays as it is.  The last message of the log stays as well: its end is where readers end.
@@ -340,7 +341,9 @@ class Compactor:
         name = self._keys.name(record.key)
         if record.offset < rules.last.by_key.get(name, -1):
             return False
-        return record.has_value or record.offset >= rules.tombstones_before or name in self._held
+        if record.has_value or record.offset >= rules.tombstones_before:
+            return True
+        return name in self._held or self.counts.unreadable > 0  # an older message of its key may be there
 
     def _write_window(self, target: _Target, window: Sequence[_Slot]) -> None:
         """Write what stays of a window: as one batch, if that fits, else batch by batch."""

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from appliance.config import TopicSettings
-from appliance.log import FileCache, Log, LogReader
+from appliance.log import FileCache, Log, LogReader, compaction
 from appliance.log.compaction import CompactionState, Counts, Policy, run_pass
 from appliance.log.files import File, log_path
 from appliance.log.reader import SegmentFile
@@ -158,6 +158,15 @@ def test_a_batch_that_cannot_be_read_stays_as_it_is(path: Path) -> None:
     counts = compact(log)
     assert counts.unreadable == 1 and counts.removed == 1
     assert verify(path).sound
+
+
+def test_a_tombstone_stays_behind_a_batch_that_cannot_be_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients may read it: here it only unpacks to too much."""
+    monkeypatch.setattr(compaction, "UNPACKED_BYTES_MAX", 1000)
+    log = rolled(path, raw([Written(b"a", b"v" * 2000)], "zstd"), keyed((b"a", None)), keyed((b"z", b"")))
+    for ms in (10_000, 20_000):
+        compact(log, now_ms=ms, tombstones_ms=ms - 1)
+    assert pairs_of(log)[1:] == [(b"a", None), (b"z", b"")]
 
 
 def test_times_that_are_out_of_all_reason_do_not_end_a_pass(path: Path) -> None:
