@@ -72,7 +72,7 @@ def is_due(dirt: Dirt, state: CompactionState, settings: TopicSettings, now_ms: 
         return overdue or dirt.ratio >= settings.min_cleanable_dirty_ratio
     if not state.tombstones or not state.passes:
         return False
-    may_go_ms = state.passes[-1][1] + settings.delete_retention_ms
+    may_go_ms = state.passes[-1][1] + max(1, settings.delete_retention_ms)  # not in the pass that sees them first
     return state.ended_ms < may_go_ms <= now_ms
 
 

@@ -61,3 +61,12 @@ def test_deletions_are_forgotten_by_one_pass_when_they_may_be(ended_ms: int, see
     assert is_due(Dirt(100, 0, 100, None), state, settings, NOW) == due
     nothing = CompactionState(dirty_start=100, passes=[(100, seen_ms)], ended_ms=ended_ms)
     assert not is_due(Dirt(100, 0, 100, None), nothing, settings, NOW)
+
+
+def test_deletions_that_need_not_be_kept_are_forgotten_by_the_next_pass() -> None:
+    state = CompactionState(dirty_start=100, passes=[(100, NOW - 1)], tombstones=3, ended_ms=NOW - 1)
+    settings = TopicSettings(delete_retention_ms=0)
+    assert is_due(Dirt(100, 0, 100, None), state, settings, NOW)
+    assert not is_due(Dirt(100, 0, 100, None), state, settings, NOW - 1)
+    state.ended_ms = NOW
+    assert not is_due(Dirt(100, 0, 100, None), state, settings, NOW + 1)
