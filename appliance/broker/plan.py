@@ -195,6 +195,8 @@ def _fetch_part(part: FetchPart, partition: Readable | None, left: int, first: b
     try:
         limit = sound_end(partition.damaged, offset, end) if partition.damaged else end
         found = partition.reader.without_holes(bases, limit, offset, max(bytes_max, 1))
+        if found is None and limit < end:  # only what compaction has emptied is before the damage
+            raise StorageFault(f"the messages from offset {limit} on are damaged: see `appliance status`")
     except ApplianceError as error:
         _report(error, partition)
         return FetchResult(error.code, start, end, 0, ())

@@ -10,6 +10,7 @@ from appliance.broker.plan import PART_BYTES, PARTS_GIVEN_MAX, FetchPlan, Lookup
 from appliance.config import TopicSettings
 from appliance.errors import StorageFault, UnknownPartition
 from appliance.log import FileCache, Log, LogReader
+from appliance.log.compaction import Policy, run_pass
 from appliance.log.reader import QUESTION_BYTES, UNPACKED_BYTES_MAX
 from appliance.partition_states import ONLINE
 from appliance.records.encode import encode_batch
@@ -155,6 +156,20 @@ def test_deleted_messages_answer_no_question_about_times(tmp_path: Path, interva
         result = offsets(OffsetsPart("t", 0, MAX_TIMESTAMP, -1), held)
         largest = max((time for _, time in left), default=-1)
         assert (result.offset, result.timestamp) == next((one for one in left if one[1] == largest), (-1, -1))
+
+
+def test_a_reader_in_a_gap_before_damage_is_told_of_it(tmp_path: Path) -> None:
+    """And does not wait for messages at what seems to be the end."""
+    raws = [encode_batch([(b"k", b"%d" % number, (), 5)]) for number in range(5)]
+    log = filled(tmp_path, raws)
+    log.roll()
+    policy = Policy(log.bases[-1], -1, 0, 1 << 20, 4096)
+    run_pass(log.path, log.bases, log.end_offset, policy, log.swap, lambda _: None)
+    held = Held(log, FileCache())
+    held.damaged = [(4 * len(raws[0]), log.end_offset)]
+    for offset in (0, len(raws[0]), 4 * len(raws[0])):
+        plan = FetchPlan(Fetch(None, 0, 1, 1 << 30, [FetchPart("t", 0, offset, 1 << 30)]), [held])
+        assert plan.find()[0].error == StorageFault.code
 
 
 def test_damaged_ranges_are_not_served_and_all_else_is(tmp_path: Path) -> None:
