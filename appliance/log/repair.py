@@ -26,15 +26,15 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ..errors import InvalidRequest
-from ..records.batch import HEADER_BYTES, LENGTH_AT, LENGTH_END
-from ..records.holes import holes
+from ..records.batch import EMPTIED, HEADER_BYTES, LENGTH_AT, LENGTH_END, read_header
+from ..records.holes import emptied, holes
 from . import files
 from .files import File, System, index_path, log_path
 from .index import ENTRY_BYTES
 from .mending import mended
 from .partition_directory import claim
 from .recovery import BORN_MS, MARKER_NAME, Point, Recovered, RecoveryPoint, loss_of, recover, truncated_path
-from .segment import Segment, read_into
+from .segment import Segment, has_header, read_into
 from .tools import INDEX, Damage, Report, go_through, is_torn, trusted_end, verify
 
 INTERVAL_BYTES: Final = 4096
@@ -252,7 +252,11 @@ class _Repair:
         if stop > size:
             os.truncate(path, stop)
         file = File(path, os.O_RDWR)
-        for batch in holes(base + position, stop - position, reason):
+        gap = _gap(file, base, position, stop)
+        fill = holes(base + position, stop - position, reason)
+        if gap is not None:
+            fill = emptied(base + position, stop - position, gap, reason)
+        for batch in fill:
             # The zeros at the end of a hole that is behind the end of the file need no blocks on the disk.
             files.write_at(file.fd, batch if position < size else batch.rstrip(b"\0"), position)
             position += len(batch)
@@ -304,6 +308,21 @@ class _Repair:
     def _remove(self, path: Path) -> None:
         if not self._dry_run:
             path.unlink(missing_ok=True)
+
+
+def _gap(file: File, base: int, position: int, stop: int) -> int | None:
+    """The offset of holes in [position, stop), if those of the batch behind them reach into it; None if they do not.
+
+    Compaction has emptied bytes there.  Readers go on behind the offset of a hole, so it has to be before the others.
+    """
+    if not has_header(file, base, stop, os.fstat(file.fd).st_size):
+        return None
+    header = os.pread(file.fd, HEADER_BYTES, stop)
+    first = int.from_bytes(header[:LENGTH_AT], "big")
+    if first >= base + stop:
+        return None
+    is_emptied = read_header(header, 0).attributes == EMPTIED  # of the same gap
+    return min(base + position, first if is_emptied else max(base, first - 1))
 
 
 def _free_name(path: Path) -> Path:

@@ -18,7 +18,8 @@ found neither by time nor by the sequence of a producer.
 Compaction (``log.compaction``) leaves holes of another kind, *emptied* bytes.  A client goes on reading behind the
 last offset of each batch that it gets, and the compacted batch behind these bytes has offsets that lie in them.  So all
 holes of one gap have the offset of its first byte.  What tells the place of such a hole is its base timestamp: the
-offset of its own first byte.  Bit 6 of the attributes (delete horizon) tells it from others.
+offset of its own first byte.  Bit 6 of the attributes (delete horizon) tells it from others.  Damage in such a gap is
+filled in the same way (``log.repair``).
 """
 
 from __future__ import annotations
@@ -62,10 +63,10 @@ def holes(offset: int, size: int, reason: str) -> Iterator[bytes]:
         yield hole(at, part, reason)
 
 
-def emptied(offset: int, size: int) -> Iterator[bytes]:
-    """Yields the batches that fill ``size`` emptied bytes at ``offset``: one gap."""
+def emptied(offset: int, size: int, gap: int | None = None, reason: str = "compacted") -> Iterator[bytes]:
+    """Yields the batches that fill ``size`` emptied bytes at ``offset``: one gap, or a part of the one at ``gap``."""
     for at, part in _parts(offset, size, EMPTIED_BYTES_MAX):
-        yield _batch(at, part, "compacted", EMPTIED, offset, at)
+        yield _batch(at, part, reason, EMPTIED, offset if gap is None else gap, at)
 
 
 def _parts(offset: int, size: int, bytes_max: int) -> Iterator[tuple[int, int]]:

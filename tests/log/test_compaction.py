@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,14 +20,15 @@ from appliance.log import FileCache, Log, LogReader, compaction
 from appliance.log.compaction import CompactionState, Counts, Policy, run_pass
 from appliance.log.files import File, log_path
 from appliance.log.reader import SegmentFile
+from appliance.log.repair import repair
 from appliance.log.segment import scan
-from appliance.log.tools import verify
+from appliance.log.tools import Batch, dump, verify
 from appliance.records.batch import LOG_APPEND_TIME, check, restamp
 from appliance.records.decode import Record, decode_batch
 from appliance.records.encode import encode_batch
 from appliance.records.holes import is_hole
 
-from ..support.log_batches import BOOT, MEMORY, filled, open_log, place_all
+from ..support.log_batches import BOOT, MEMORY, filled, open_log, overwrite, place_all
 from ..support.power_loss import Disk, Image, plant
 
 SETTINGS = TopicSettings(segment_bytes=2048, index_interval_bytes=256)
@@ -291,6 +293,38 @@ def test_a_segment_that_retention_has_removed_is_not_put_back(path: Path) -> Non
     assert sorted(int(one.stem) for one in path.glob("*.log")) == log.bases
     assert not list(path.glob("*.compacted"))
     assert verify(path).sound
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_damage_in_a_gap_hides_no_message_behind_it(path: Path, number: int) -> None:
+    """The offsets of the batch behind a gap lie in it.  In the last case a message is damaged as well."""
+    large = TopicSettings(segment_bytes=8 << 20, index_interval_bytes=256)
+    stays = [one in (0, 20, 40, 59) for one in range(60)]
+    keys = [b"%d" % one if stays[one] else b"" for one in range(60)]
+    raws = [keyed((key, b"v" * (70_000 if not key or key == b"0" else 10))) for key in keys]
+    log = filled(path, raws, large)
+    log.roll()
+    log.append(place_all(log.end_offset, [keyed((b"z", b""))]))
+    log.raise_high_watermark(log.end_offset)
+    compact(log)
+    left = records_of(log)
+    log.close()
+    file = log_path(path, log.bases[0])
+    found = [one for one in dump(path) if isinstance(one, Batch) and one.path == file]
+    gap = [one for one in found if one.is_emptied and one.position > 0][:2]
+    assert gap[1].position == gap[0].position + gap[0].info.size, "a gap of several holes"
+    before = found[found.index(gap[0]) - 1]
+    assert not before.is_emptied
+    assert before.info.count == 1
+    places = [gap[1:], gap, [before, *gap]][number]
+    for one in places:
+        overwrite(file, one.position + 64, b"xy")
+    assert not verify(path).sound
+    repair(path)
+    log = open_log(path, large)
+    assert verify(path).sound
+    lost = [before.offset] if before in places else []
+    assert served(log, 0) == records_of(log) == [record for record in left if record.offset not in lost]
 
 
 # ---- power loss
