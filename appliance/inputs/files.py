@@ -169,7 +169,7 @@ class Generation:
     def __init__(self, source: int, path: str, identity: Identity, position: int, line: int) -> None:
         self.source, self.path = source, path
         self.identity, self.committed, self.committed_line = identity, position, line
-        self.marks = deque([identity], MARKS_MAX)  # what it was at the ends of the last blocks that were sent
+        self.marks = deque([identity], MARKS_MAX)  # what it was at the ends of what was sent or read last
         self.topic = ""
         self.tail = b""  # encoded headers of its messages
         self.partition = -1
@@ -199,7 +199,9 @@ class Generation:
 
     def goes_on_in(self, fd: int, size: int) -> bool:
         """Whether a file of this size has all that was flushed of this one, or is its copy.  Raises OSError."""
-        return self.identity.fits(fd, self.committed) if self.committed else self.is_source_of(fd, size)
+        if not self.committed:
+            return self.is_source_of(fd, size)
+        return self.identity.tail_stop > 0 and self.identity.fits(fd, self.committed)
 
     def may_become(self, fd: int, size: int) -> bool:
         """Whether a file may be a copy of this one, which is being made.  Raises OSError."""
@@ -513,8 +515,9 @@ class FilesInput:
     def _tell_lost(self, generation: Generation) -> None:
         """Tell of a generation of the store that no file has: what it had unread cannot be known any more."""
         self._lost.remove(generation)
-        lost = (generation.committed, None, "bytes", "removed or replaced while it was not read")
-        self._ledger.gap(generation.source, generation.path, *lost)
+        if generation.committed or generation.key not in self._by_inode:  # else it is read from its beginning
+            lost = (generation.committed, None, "bytes", "removed or replaced while it was not read")
+            self._ledger.gap(generation.source, generation.path, *lost)
         self._store.note(generation.row(ended=True))
 
     # ---- reading
@@ -563,7 +566,10 @@ class FilesInput:
             generation.read_at += len(data)
             generation.last_bytes = (generation.last_bytes + data)[-TAIL_BYTES:]
             generation.changed_ms = self._clock_ms()
-            self._send(generation, reader.feed(data))
+            blocks = reader.feed(data)
+            if not blocks:  # the beginning of a line: its file, or a copy, is to be known by it
+                self._mark_content(generation, generation.read_at)
+            self._send(generation, blocks)
         return True
 
     async def _prepare(self, generation: Generation) -> bool:
@@ -627,8 +633,6 @@ class FilesInput:
         logger.info("%s was truncated or replaced; it is read from its beginning", generation.path)
         self._by_inode.pop(generation.key, None)
         fd, generation.fd = generation.fd, -1
-        if generation.reader is not None:
-            self._send(generation, generation.reader.finish())  # what it had is in memory
         generation.replaced = True
         generation.changed_ms = self._clock_ms()
         self._ending.append(generation)
@@ -644,8 +648,7 @@ class FilesInput:
                     generation.source, generation.path, block.start, block.stop, "bytes", "NUL bytes at the beginning"
                 )
             if generation.fd >= 0:
-                device, inode = generation.key
-                generation.marks.append(Identity.of(generation.fd, block.stop)._replace(device=device, inode=inode))
+                self._mark_content(generation, block.stop)
             future: asyncio.Future[Placed] = asyncio.get_running_loop().create_future()
             if block.values:
                 identity = generation.marks[-1].encode().decode()
@@ -667,6 +670,11 @@ class FilesInput:
                     partial(self._take, generation), lambda error: self._fail(generation, str(error))
                 )
             generation.in_flight.add((block, generation.marks[-1]), future)
+
+    @staticmethod
+    def _mark_content(generation: Generation, stop: int) -> None:
+        device, inode = generation.key
+        generation.marks.append(Identity.of(generation.fd, stop)._replace(device=device, inode=inode))
 
     def _take(self, generation: Generation, sent: tuple[Block, Identity], placed: Placed) -> None:
         """A block is flushed, and so is all before it."""
@@ -717,10 +725,12 @@ class FilesInput:
             if generation.replaced and self._scanned_ms <= generation.changed_ms:
                 self.wake_scan = True  # a copy that rotation has made has to be known as one, before it is read as new
                 continue
-            if generation.replaced and generation.seen_bytes > generation.read_at and self._seek(generation):
+            held = 0 if generation.reader is None else generation.reader.held_bytes
+            is_whole = generation.seen_bytes <= generation.read_at and not held
+            if generation.replaced and not is_whole and self._seek(generation):
                 continue
-            if generation.reader is not None and generation.reader.held_bytes and not generation.replaced:
-                self._send(generation, generation.reader.finish())
+            if held and generation.reader is not None:
+                self._send(generation, generation.reader.finish())  # without its end
             if not generation.is_drained:
                 continue
             if generation.seen_bytes > generation.read_at:

@@ -182,8 +182,19 @@ class Rig:
     def write(self, name: str, count: int = 1, width: int = 0) -> None:
         lines = [b"%d %s" % (next(self._lines), b"x" * width) for _ in range(count)]
         self.written += lines
+        self.append(name, b"".join(line + b"\n" for line in lines))
+
+    def begin_line(self, name: str) -> bytes:
+        """Write the first half of a line; the other one, which is to be appended."""
+        line = b"%d first half, second half" % next(self._lines)
+        self.written.append(line)
+        first, comma, second = line.partition(b",")
+        self.append(name, first + comma)
+        return second + b"\n"
+
+    def append(self, name: str, data: bytes) -> None:
         with self.path(name).open("ab") as file:
-            file.write(b"".join(line + b"\n" for line in lines))
+            file.write(data)
         self._touch(self.path(name))
 
     def _touch(self, path: Path) -> None:

@@ -144,9 +144,11 @@ class AnyOrder(RuleBasedStateMachine):
         self.rig = Rig(Path(self._base.name))
         self.rotated = 0
         self.late: list[bytes] = []
+        self.rest = b""  # of the line that is being written
 
     def _rotate(self) -> str:
         """Make room for ``app.log.1``."""
+        self._end_line()
         for number in range(self.rotated, 0, -1):
             self.rig.path(f"app.log.{number}").rename(self.rig.path(f"app.log.{number + 1}"))
         self.rotated += 1
@@ -154,7 +156,18 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 5), width=st.sampled_from([0, 30, 2_000]))
     def write(self, count: int, width: int) -> None:
+        self._end_line()
         self.rig.write("app.log", count, width)
+
+    @precondition(lambda self: not self.rest)
+    @rule()
+    def begin_line(self) -> None:
+        self.rest = self.rig.begin_line("app.log")
+
+    def _end_line(self) -> None:
+        if self.rest:
+            self.rig.append("app.log", self.rest)
+            self.rest = b""
 
     @precondition(lambda self: self.rotated)
     @rule(count=st.integers(1, 3))
@@ -209,6 +222,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         try:
+            self._end_line()
             self.rig.settle()
             assert (set(self.rig.lost()) - set(self.late), self.rig.doubled()) == (set(), [])
             assert self.late or not self.rig.gaps
