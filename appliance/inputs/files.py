@@ -148,8 +148,12 @@ class Identity(NamedTuple):
         return b",".join(part.hex().encode() if isinstance(part, bytes) else str(part).encode() for part in self)
 
     @classmethod
-    def decode(cls, row: bytes) -> Identity:
-        device, inode, head_bytes, head, tail_stop, tail_bytes, tail = row.decode().split(",")
+    def decode(cls, row: bytes) -> Identity | None:
+        """None: the source is no file, but one of an input of another type that had this name."""
+        words = row.decode().split(",")
+        if len(words) != len(cls._fields):
+            return None
+        device, inode, head_bytes, head, tail_stop, tail_bytes, tail = words
         return cls(
             *(int(device), int(inode), int(head_bytes), bytes.fromhex(head)),
             *(int(tail_stop), int(tail_bytes), bytes.fromhex(tail)),
@@ -250,7 +254,9 @@ class FilesInput:
         self._barred: set[tuple[int, int]] = set()  # files that could not be opened in this scan
         self._first = not store.sources() and not store.partitions()
         for row in store.sources():
-            self._lost.append(Generation(row.number, row.name, Identity.decode(row.identity), row.position, row.line))
+            identity = Identity.decode(row.identity)
+            if identity is not None:
+                self._lost.append(Generation(row.number, row.name, identity, row.position, row.line))
         self.wake = asyncio.Event()
         self.wake_scan = False
 

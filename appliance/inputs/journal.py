@@ -107,7 +107,7 @@ class _JournalInput:
         self._settings, self._program = settings, program
         self._store, self._outlet, self._ledger = machinery.store, machinery.outlet, machinery.ledger
         self._name = settings.directory or "journal"
-        self._source = next((row for row in self._store.sources() if row.name == self._name), None)
+        self._source = next((row for row in self._store.sources() if row.name == self._name and row.identity), None)
         self._in_order = InOrder(self._take, self._fail)
         self._child: _Child | None = None
         self._fault = ""

@@ -132,6 +132,59 @@ def test_what_a_program_writes_between_the_copy_and_the_truncation(rig: Rig, is_
     assert [gap[1:3] for gap in rig.gaps] == ([] if is_read else [(24, 30)])
 
 
+def test_sources_of_another_type_that_the_input_had_before_are_left_alone(rig: Rig) -> None:
+    rig.store.add_sources([("10.0.0.1", 17, 18, b""), ("journal", 3, 4, b"s=1;i=2;b=3")])
+    rig.write("app.log", 5)
+    rig.stop()
+    rig.settle()
+    assert (rig.lost(), rig.doubled(), rig.gaps) == ([], [], [])
+
+
+def test_links_give_a_file_once_and_loops_give_none(rig: Rig) -> None:
+    rig.path("loop.log").symlink_to("loop.log")
+    rig.path("directory.log").symlink_to(rig.directory)
+    rig.path("first.log").symlink_to("app.log")
+    rig.write("app.log", 5)
+    rig.path("hard.log").hardlink_to(rig.path("app.log"))
+    rig.settle()
+    rig.path("first.log").unlink()
+    rig.write("app.log", 5)
+    rig.kill()
+    rig.settle()
+    assert "more files" in rig.told.unread
+    assert (rig.lost(), rig.doubled(), rig.gaps) == ([], [], [])
+
+
+def test_a_line_of_megabytes_comes_in_parts_whenever_the_input_is_killed(rig: Rig) -> None:
+    data = b"".join(b"%07d" % at for at in range(300_000))
+    for start in range(0, len(data), 500_000):
+        rig.append("app.log", data[start : start + 500_000])
+        rig.look(20_000)
+        rig.kill()
+    rig.append("app.log", b"\n")
+    rig.settle()
+    assert b"".join(rig.log.values) == data
+    assert rig.gaps == []
+
+
+def test_two_inputs_read_one_file_without_regard_to_each_other(rig: Rig, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    other = Rig(tmp_path / "other")
+    other.directory.rmdir()
+    other.directory.symlink_to(rig.directory)
+    for turn in range(4):
+        rig.write("app.log", 5)
+        (rig if turn % 2 else other).look(20_000)
+        rig.copy("app.log", f"app.log.{turn}")
+        rig.truncate("app.log")
+        (other if turn % 2 else rig).kill()
+    for one in (rig, other):
+        one.settle()
+    other.written = rig.written
+    assert (rig.lost(), rig.doubled(), other.lost(), other.doubled()) == ([], [], [], [])
+    other.close()
+
+
 class AnyOrder(RuleBasedStateMachine):
     """A program writes and rotates its file, while the input looks, is killed, and cannot write, in any order.
 
