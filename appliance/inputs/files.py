@@ -374,19 +374,26 @@ class FilesInput:
             fd = self._open(path, key)
             if fd < 0:
                 continue
-            known = self._generation_of(fd, key, path)
+            try:
+                known = self._generation_of(fd, key, path)
+                waits = known is None and self._is_shadow(fd, key, path, now)
+                is_old = (self._first and self._settings.from_end) or self._was_read(fd, path)
+                position = os.fstat(fd).st_size if is_old else 0
+                identity = Identity.of(fd, position)
+            except OSError as error:
+                self._note_odd(path, error.strerror or "cannot be read")
+                self._barred.add(key)
+                os.close(fd)
+                continue
             if known is not None:
                 before = known.path
                 self._adopt(known, fd, path)
                 if before != path:
                     rotated.append((known, before))
-                continue
-            if self._is_shadow(fd, key, path, now):
+            elif waits:
                 os.close(fd)
-                continue
-            is_old = (self._first and self._settings.from_end) or self._was_read(fd, path)
-            position = os.fstat(fd).st_size if is_old else 0
-            fresh.append((path, position, 1, Identity.of(fd, position), fd))
+            else:
+                fresh.append((path, position, 1, identity, fd))
         numbers = self._store.add_sources((path, at, line, one.encode()) for path, at, line, one, _ in fresh)
         for number, (path, position, line, identity, fd) in zip(numbers, fresh, strict=True):
             self._adopt(Generation(number, path, identity, position, line), fd, path)
@@ -395,22 +402,23 @@ class FilesInput:
 
     def _open(self, path: str, key: tuple[int, int]) -> int:
         """Raises nothing: what cannot be read is noted; -1 then."""
+        fd = -1
         try:
             with acting_as_owner(Path(path)):  # root follows no link that another user has put there
                 fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+            status = os.fstat(fd)
+            reason = ""
+            if not stat.S_ISREG(status.st_mode) or (status.st_dev, status.st_ino) != key:
+                reason = "was replaced in this moment"
+            elif os.pread(fd, 6, 0).startswith(COMPRESSED):
+                reason = IS_COMPRESSED
         except OSError as error:
-            self._note_odd(path, error.strerror or "cannot be opened")
             self._barred.add(key)
-            return -1
-        status = os.fstat(fd)
-        reason = ""
-        if not stat.S_ISREG(status.st_mode) or (status.st_dev, status.st_ino) != key:
-            reason = "was replaced in this moment"
-        elif os.pread(fd, 6, 0).startswith(COMPRESSED):
-            reason = IS_COMPRESSED
+            reason = error.strerror or "cannot be read"
         if reason:
             self._note_odd(path, reason)
-            os.close(fd)
+            if fd >= 0:
+                os.close(fd)
             return -1
         if self._odd.pop(path, ""):
             logger.info("%s can be read", path)

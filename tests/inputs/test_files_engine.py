@@ -80,6 +80,32 @@ def unreadable(monkeypatch: pytest.MonkeyPatch, names: set[str]) -> None:
     monkeypatch.setattr(os, "open", guarded)
 
 
+def test_a_file_at_a_bad_place_of_the_disk_keeps_no_other_from_being_read(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = os.pread
+    bad = True
+
+    def guarded(fd: int, count: int, position: int) -> bytes:
+        if bad and Path(f"/proc/self/fd/{fd}").readlink().name == "bad.log":
+            raise OSError(errno.EIO, "Input/output error")
+        return read(fd, count, position)
+
+    rig.write("bad.log", 5)
+    rig.look()
+    rig.write("bad.log", 5)
+    rig.write("good.log", 5)
+    monkeypatch.setattr(os, "pread", guarded)
+    rig.settle()
+    rig.stop()
+    rig.settle()
+    assert rig.lost() == rig.written[5:10]
+    assert "Input/output error" in rig.told.unread
+    bad = False
+    rig.settle()
+    assert (rig.lost(), rig.doubled(), rig.gaps) == ([], [], [])
+
+
 @pytest.mark.parametrize("grows", [False, True])
 def test_a_file_that_cannot_be_read_after_a_start_goes_on_once_it_can(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, grows: bool
