@@ -53,6 +53,8 @@ TAIL_BYTES_MAX: Final = 1_500
 """Upper bound of what a message takes beside its value."""
 SEQUENCES_MAX: Final = 1_000
 """Hosts, or lives of a journal, whose numbers are followed at a time."""
+REMOVED: Final = "removed from the journal, or damaged, before they were read"
+GONE: Final = "what was read last is not in the journal any more"
 _PLAIN_HEADERS: Final = (
     ("host", ("_HOSTNAME",)),
     ("app", ("SYSLOG_IDENTIFIER", "_COMM")),
@@ -146,9 +148,9 @@ class JournalReader:
             if not self._joined and number[1] <= last:
                 return True, None
             if number[1] > last + 1 and self._has_all:
-                gap = Gap(last + 1, number[1], "sequence numbers", "removed from the journal before they were read")
+                gap = Gap(last + 1, number[1], "sequence numbers", REMOVED)
         if not self._joined and gap is None and not (number and last is not None and number[1] == last + 1):
-            gap = Gap(self._position, None, "entries", "what was read last is not in the journal any more")
+            gap = Gap(self._position, None, "entries", GONE)
         self._joined = True
         if number:
             if len(self._numbers) >= SEQUENCES_MAX and number[0] not in self._numbers:

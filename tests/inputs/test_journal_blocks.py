@@ -7,12 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.inputs.journal_blocks import START, TAIL_BYTES_MAX, Block, Gap, JournalReader, json_of
+from appliance.inputs.journal_blocks import GONE, REMOVED, START, TAIL_BYTES_MAX, Block, Gap, JournalReader, json_of
 from appliance.inputs.journal_export import Entry, ExportFault
 from appliance.records.encode import encode_headers
-
-REMOVED = "removed from the journal before they were read"
-GONE = "what was read last is not in the journal any more"
 
 
 def cursor(number: int, sequence: str = "a") -> str:
