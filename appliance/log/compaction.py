@@ -145,6 +145,13 @@ class CompactionState(msgspec.Struct):
             del self.passes[0]
         self.dirty_start = max(self.dirty_start, end)
 
+    def cut(self, end: int) -> None:
+        """Forget what lies behind ``end``, where the log is cut: no pass has seen what will be written there."""
+        self.dirty_start, self.keys_start = min(self.dirty_start, end), min(self.keys_start, end)
+        passes, self.passes = self.passes, []
+        for seen, ended_ms in passes:
+            self.note_pass(min(seen, end), ended_ms)
+
 
 class Keys:
     """Names of keys that are all short: what is longer than a digest is one."""

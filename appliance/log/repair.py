@@ -29,7 +29,8 @@ from ..errors import InvalidRequest
 from ..records.batch import EMPTIED, HEADER_BYTES, LENGTH_AT, LENGTH_END, read_header
 from ..records.holes import emptied, holes
 from . import files
-from .files import File, System, index_path, log_path
+from .compaction import CompactionState
+from .files import COMPACTION_STATE, File, System, index_path, log_path
 from .index import ENTRY_BYTES
 from .mending import mended
 from .partition_directory import claim
@@ -115,6 +116,10 @@ class _Repair:
         born_ms = point.cells[BORN_MS] if point.valid else 0
         bases = list(files.sizes(directory)[0]) or [self._make_segment(born_ms)]
         self._remove(directory / MARKER_NAME)
+        if self._cut and not self._dry_run and (directory / COMPACTION_STATE).exists():
+            state = CompactionState.load(directory)
+            state.cut(self._report.end)
+            state.store(directory)
         start = max(point.start or 0, bases[0])
         if bases[0] > (point.start or 0):
             self._actions.append(f"{directory}: the log starts at offset {bases[0]}")

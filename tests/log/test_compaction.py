@@ -327,6 +327,23 @@ def test_damage_in_a_gap_hides_no_message_behind_it(path: Path, number: int) -> 
     assert served(log, 0) == records_of(log) == [record for record in left if record.offset not in lost]
 
 
+def test_a_deleted_key_stays_deleted_where_a_log_was_cut_and_has_grown_again(path: Path) -> None:
+    """A pass had seen what was cut, not what stands there now."""
+    log = rolled(path, *[keyed((b"%d" % number, b"x" * 100)) for number in range(8)])
+    compact(log, now_ms=10_000)
+    place = log.bases[2]
+    log.close()
+    overwrite(log_path(path, place), 70, b"xyxy")
+    assert repair(path, cut=True).end == place < CompactionState.load(path).ended_ms
+    log = open_log(path, SETTINGS)
+    for one in (keyed((b"0", None)), keyed((b"z", b"")), keyed((b"z", b""))):
+        log.append(place_all(log.end_offset, [one]))
+        log.roll()
+    log.raise_high_watermark(log.end_offset)
+    compact(log, now_ms=20_000, tombstones_ms=19_000)
+    assert [pair for pair in pairs_of(log) if pair[0] == b"0"] == [(b"0", None)]
+
+
 # ---- power loss
 
 
