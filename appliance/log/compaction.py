@@ -26,7 +26,7 @@ be read stays as it is.  The last message of the log stays as well: its end is w
 
 A segment is replaced in these steps, each durable before the next; the writer takes the last ones (:meth:`.Log.swap`)::
 
-    <base>.log.compacted and <base>.index.compacted are written
+    <base>.log.compacted is written, then <base>.index.compacted
     <base>.index is removed: recovery makes a missing index anew
     <base>.log.compacted becomes <base>.log
     <base>.index.compacted becomes <base>.index
@@ -287,9 +287,9 @@ class Compactor:
             if self.counts.removed == removed:
                 remove(path, self._system)
                 return None
-            count = self._write_index(target.file, base, limit)
             os.utime(target.file.fd, ns=(status.st_atime_ns, status.st_mtime_ns))  # retention judges by it
             self._system.fdatasync(target.file.fd)
+            count = self._write_index(target.file, base, limit)  # last: without it, the writer leaves the log alone
         except (StorageFault, OSError):
             remove(path, self._system)
             remove(compacted_path(index_path(self._directory, base)), self._system)

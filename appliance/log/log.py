@@ -378,11 +378,11 @@ class Log:
             for path in (log, index):
                 remove(compacted_path(path), self._system)
             return False
-        if not compacted_path(log).exists():  # asked again: it was done before
-            return True
+        if not (compacted_path(log).exists() and compacted_path(index).exists()):
+            return True  # asked again: it was done before, and a later pass may be writing
         following = self.bases[self.bases.index(base) + 1]
         with self._disk():
-            if compacted_path(log).stat().st_size != following - base or not compacted_path(index).is_file():
+            if compacted_path(log).stat().st_size != following - base:
                 raise StorageFault(f"{compacted_path(log)}: is not what belongs in the place of {log.name}")
             self._remove_marker()
             remove(index, self._system)

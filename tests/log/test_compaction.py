@@ -18,11 +18,12 @@ from hypothesis import strategies as st
 from appliance.config import TopicSettings
 from appliance.log import FileCache, Log, LogReader, compaction
 from appliance.log.compaction import CompactionState, Counts, Policy, run_pass
-from appliance.log.files import File, log_path
+from appliance.log.files import File, compacted_path, log_path
 from appliance.log.reader import SegmentFile
 from appliance.log.repair import repair
 from appliance.log.segment import scan
 from appliance.log.tools import Batch, dump, verify
+from appliance.partition_states import ONLINE
 from appliance.records.batch import LOG_APPEND_TIME, check, restamp
 from appliance.records.decode import Record, decode_batch
 from appliance.records.encode import encode_batch
@@ -342,6 +343,15 @@ def test_a_deleted_key_stays_deleted_where_a_log_was_cut_and_has_grown_again(pat
     log.raise_high_watermark(log.end_offset)
     compact(log, now_ms=20_000, tombstones_ms=19_000)
     assert [pair for pair in pairs_of(log) if pair[0] == b"0"] == [(b"0", None)]
+
+
+def test_a_late_request_leaves_a_file_alone_that_is_not_finished(path: Path) -> None:
+    """The pass that has asked is over: it got no answer in time, and the next one writes the same segment."""
+    log = rolled(path, *[keyed((b"k", b"%d" % number), (b"j", b"%d" % number)) for number in range(3)])
+    records = records_of(log)
+    compacted_path(log_path(path, 0)).write_bytes(bytes(log.bases[1]))
+    assert log.swap(0) and log.state == ONLINE
+    assert records_of(log) == records
 
 
 # ---- power loss
