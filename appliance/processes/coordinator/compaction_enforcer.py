@@ -5,6 +5,9 @@ As in Kafka, the log is due that has the largest part which is new since its las
 due when messages without a value, which the last one has left, may go.  What is younger than ``min.compaction.lag.ms``
 is left alone, and so is the active segment.  When that is older than ``max.compaction.lag.ms``, it is rolled.
 
+A log whose passes fail stays due: a segment is damaged, or the disk has no room.  So the one that was ordered least
+often since its last pass comes first (:class:`Turns`).
+
 Times are the trusted ones (:mod:`.trusted_clock`): no jump of the clock lets a deletion be forgotten.
 """
 
@@ -76,6 +79,33 @@ def is_due(dirt: Dirt, state: CompactionState, settings: TopicSettings, now_ms: 
     return state.ended_ms < may_go_ms <= now_ms
 
 
+class Due(NamedTuple):
+    """A log that is due; ``ended_ms``: of its last pass."""
+
+    order: CompactLog
+    ratio: float
+    ended_ms: int
+
+
+class Turns:
+    """Chooses among the logs that are due, so that one that cannot be compacted does not keep the others waiting."""
+
+    def __init__(self) -> None:
+        self._orders: dict[TopicPartition, tuple[int, int]] = {}
+        """When the last pass ended, and how often another one was ordered since."""
+
+    def choose(self, due: Sequence[Due]) -> CompactLog:
+        orders: dict[TopicPartition, tuple[int, int]] = {}
+        for one in due:
+            ended_ms, count = self._orders.get(one.order.partition, (0, 0))
+            orders[one.order.partition] = one.ended_ms, count if ended_ms == one.ended_ms else 0
+        chosen = min(due, key=lambda one: (orders[one.order.partition][1], -one.ratio))
+        ended_ms, count = orders[chosen.order.partition]
+        orders[chosen.order.partition] = ended_ms, count + 1
+        self._orders = orders
+        return chosen.order
+
+
 class CompactionEnforcer:
     """Looks at all partitions stored here whose topics are compacted, in one :meth:`run`."""
 
@@ -92,12 +122,13 @@ class CompactionEnforcer:
         self._topics, self._partitions = topics, partitions
         self._retention, self._clock = retention, clock
         self._show = show
+        self._turns = Turns()
         self._shown: dict[str, Any] = {}
 
     async def run(self) -> None:
         """Measure the partitions that :class:`RetentionEnforcer` has measured just now, and order one compaction."""
         now_ms = self._clock.judging_ms()
-        due: list[tuple[float, CompactLog]] = []
+        due: list[Due] = []
         rows: dict[str, dict[str, Any]] = {}
         for key, segments in self._retention.measured.items():
             topic = self._topics.catalog.topics.get(key.topic)
@@ -110,11 +141,11 @@ class CompactionEnforcer:
             dirt = measure(segments, state.dirty_start, now_ms - settings.min_compaction_lag_ms)
             rows[f"{key.topic}-{key.partition}"] = _row(dirt, state)
             if is_due(dirt, state, settings, now_ms):
-                due.append((dirt.ratio, _order(key, dirt, settings, now_ms)))
+                due.append(Due(_order(key, dirt, settings, now_ms), dirt.ratio, state.ended_ms))
             if _has_old_active(segments, self._clock.written_ms(born_ms), settings, now_ms):
                 self._partitions.roll(*key)
         if due:
-            self._partitions.compact(max(due, key=lambda found: found[0])[1])
+            self._partitions.compact(self._turns.choose(due))
         if rows or self._shown:
             by_ratio = sorted(rows, key=lambda name: -rows[name]["dirty_ratio"])[:SHOWN_MAX]
             self._shown = {name: rows[name] for name in by_ratio}

@@ -6,8 +6,9 @@ import pytest
 
 from appliance.config import TopicSettings
 from appliance.log.compaction import CompactionState
-from appliance.names import OFFSET_MAX
-from appliance.processes.coordinator.compaction_enforcer import Dirt, is_due, measure
+from appliance.names import OFFSET_MAX, TopicPartition
+from appliance.processes.coordinator.compaction_enforcer import Dirt, Due, Turns, is_due, measure
+from appliance.processes.messages import CompactLog
 from appliance.retention import SegmentUse
 
 NOW = 1_000_000
@@ -70,3 +71,17 @@ def test_deletions_that_need_not_be_kept_are_forgotten_by_the_next_pass() -> Non
     assert not is_due(Dirt(100, 0, 100, None), state, settings, NOW - 1)
     state.ended_ms = NOW
     assert not is_due(Dirt(100, 0, 100, None), state, settings, NOW + 1)
+
+
+def test_a_log_whose_passes_fail_does_not_keep_others_waiting() -> None:
+    """It has the largest dirty part for ever; the others have their turns, the dirtiest first."""
+
+    def due(name: str, ratio: float, ended_ms: int = 0) -> Due:
+        return Due(CompactLog(TopicPartition(name, 0), 100, -1, NOW, 1 << 20, 4096), ratio, ended_ms)
+
+    turns = Turns()
+    bad, one, other = due("bad", 0.9), due("one", 0.6), due("other", 0.7)
+    chosen = [turns.choose([bad, one, other]).partition.topic for _ in range(4)]
+    assert chosen == ["bad", "other", "one", "bad"]
+    assert turns.choose([bad, due("one", 0.6, NOW), other]).partition.topic == "one", "its last pass has ended"
+    assert turns.choose([bad]).partition.topic == "bad"
