@@ -11,9 +11,11 @@ is copied in an order that recovery can use:
    active segment may be a torn batch, which recovery truncates.
    Retention stores the new start in the recovery point and then removes segments.  So when a segment is missing, the
    partition is started over.
+   Compaction replaces sealed segments by files without messages that have a later one, which is in a sealed segment
+   then.  So segments are copied until none has been sealed meanwhile.
 
-A sealed segment never changes, so the link and the log can share it.  Indexes of active segments are left out: recovery
-rebuilds them.  The backup has another name (``.partial``) until all of it is on the disk.
+The file of a sealed segment never changes, so the link and the log can share it.  Indexes of active segments are left
+out: recovery rebuilds them.  The backup has another name (``.partial``) until all of it is on the disk.
 
 One topic of a backup goes into the trash of a data directory that an appliance may serve (:func:`copy_topic`), from
 where that appliance takes it as a topic of its own.  It gets a new id: the topic of the backup may still be there.
@@ -231,16 +233,25 @@ class _Copy:
         """Copy a partition; return whether its segments are complete."""
         self._mkdir(name)
         self._copy_each([f"{name}/{POINT_NAME}", f"{name}/{METADATA_NAME}"])
-        try:
-            *sealed, active = sizes(self._source / name)[0] or [None]
-        except FileNotFoundError:
-            return False
-        for base in sealed:
-            self._link(index_path(Path(name), base or 0))
-            if not self._link(log_path(Path(name), base or 0)):
+        linked: set[int] = set()
+        active = -1
+        while True:
+            try:
+                bases = list(sizes(self._source / name)[0])
+            except FileNotFoundError:
                 return False
-        if active is not None and not self._copy(log_path(Path(name), active), missing_ok=True):
-            return False
+            if not bases or bases[-1] == active:
+                break
+            active = bases.pop()
+            for base in bases:
+                if base not in linked:
+                    linked.add(base)
+                    (self._target / log_path(Path(name), base)).unlink(missing_ok=True)  # it was the active one
+                    self._link(index_path(Path(name), base))
+                    if not self._link(log_path(Path(name), base)):
+                        return False
+            if not self._copy(log_path(Path(name), active), missing_ok=True):
+                return False
         sync_directory(self._target / name)
         return (self._source / name).is_dir()
 

@@ -22,6 +22,7 @@ from appliance.log.files import log_path, sizes
 from appliance.records.encode import encode_values
 
 from ..support.command_line import run, succeeding
+from ..support.log_batches import place_all
 from ..support.native_peer import Peer
 from ..support.server import Server, wait_for
 
@@ -148,6 +149,32 @@ def test_segments_that_retention_removes_meanwhile(
     assert sorted(sizes(tmp_path / "copy" / "web-0")[0]) == sorted(sizes(partition)[0]) == bases[2:]
     log = Log.open(tmp_path / "copy" / "web-0", TopicSettings(), lambda: 0)
     assert (log.start, log.bases) == (bases[2], bases[2:])
+
+
+def test_segments_that_are_sealed_meanwhile_are_in_the_backup(
+    stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compaction may have removed messages from others because of theirs."""
+    link, partition, seen = os.link, stopped / "web-0", 0
+
+    def sealing(source: Path, target: Path) -> None:
+        nonlocal seen
+        seen += 1
+        if seen == 2:
+            log = Log.open(partition, TopicSettings(), lambda: 0)
+            for _ in range(2):
+                log.append(place_all(log.end_offset, [encode_values([b"later"], 0)]))
+                log.roll()
+            log.close()
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", sealing)
+    made = back_up(stopped, tmp_path / "copy")
+    assert (made.partitions, made.left_out) == (1, 0)
+    logs = sizes(partition)[0]
+    assert sizes(tmp_path / "copy" / "web-0")[0] == logs
+    for base in logs:
+        assert log_path(tmp_path / "copy" / "web-0", base).read_bytes() == log_path(partition, base).read_bytes()
 
 
 def test_a_partition_that_is_deleted_meanwhile_is_left_out(
