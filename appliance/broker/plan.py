@@ -76,19 +76,19 @@ class Readable(Protocol):
     def suspect(self, start: int, stop: int) -> None: ...
 
 
-def snapshot_of(partition: Readable | None, name: str) -> TableSnapshot:
-    """Take a snapshot of a partition.
+def snapshot_of(partition: Readable | None, part: FetchPart | OffsetsPart) -> TableSnapshot:
+    """Take a snapshot of the partition of a part.
 
     Raises:
         ApplianceError: it cannot be read; the message says why.
     """
     if partition is None:
-        raise UnknownPartition(f"{name} is not on this appliance: ask for metadata")
+        raise UnknownPartition(f"{part.topic}-{part.partition} is not on this appliance: ask for metadata")
     state = partition.table.state
     if state == OPENING:
-        raise WriterGone(f"{name} is being opened: try again")
+        raise WriterGone(f"{part.topic}-{part.partition} is being opened: try again")
     if state == OFFLINE and partition.table.high_watermark == 0:
-        raise StorageFault(f"{name} is offline: see `appliance status`")
+        raise StorageFault(f"{part.topic}-{part.partition} is offline: see `appliance status`")
     return partition.table.snapshot()
 
 
@@ -99,18 +99,20 @@ class FetchPlan:
     All other batches keep to ``request.bytes_max``.  At most PARTS_GIVEN_MAX parts get data, since each needs a look
     into an index.  The others are answered as if there was no room.  The partitions of denied parts are None.
 
-    ``results``: of every part.  ``size``: bytes of all together.  ``bytes_wanted``: what the parts may get if there
-    is room; whoever changes parts keeps it up to date.
+    ``results``: of every part.  ``size``: bytes of all together.
     """
+
+    __slots__ = ("_failed", "_given", "_let_go", "_wanted", "partitions", "request", "results", "size")
 
     def __init__(self, request: Fetch, partitions: Sequence[Readable | None]) -> None:
         self.request, self.partitions = request, partitions
         self.results = [NOT_LOOKED_AT] * len(partitions)
-        self.size = self._available = 0
+        self.size = 0
         self._given: set[int] = set()
         self._failed: set[int] = set()
         self._let_go = False
-        self.bytes_wanted = sum(part.bytes_max for part in request.parts)
+        self._wanted = -1
+        """What the parts may get if there is room; -1: not asked for yet."""
         self.look(range(len(partitions)))
 
     def look(self, parts: Iterable[int]) -> None:
@@ -125,7 +127,6 @@ class FetchPlan:
             if result.size:
                 self._given.add(index)
                 self.size += result.size
-                self._available += _available(part, result)
             elif result.error:
                 self._failed.add(index)
                 if index in request.denied:
@@ -141,7 +142,14 @@ class FetchPlan:
         if index in self._given:
             self._given.remove(index)
             self.size -= result.size
-            self._available -= _available(self.request.parts[index], result)
+
+    def replace(self, index: int, part: FetchPart) -> None:
+        """Put another part in the place of one."""
+        self.forget(index)
+        parts = self.request.parts
+        if self._wanted >= 0:
+            self._wanted += max(part.bytes_max, 0) - max(parts[index].bytes_max, 0)
+        parts[index] = part
 
     @property
     def failed(self) -> bool:
@@ -151,9 +159,15 @@ class FetchPlan:
     @property
     def is_enough(self) -> bool:
         """Whether to reply at once: there is an error, or enough, or all that the parts may get."""
-        if self._failed or self._available >= self.request.bytes_enough:
+        enough = self.request.bytes_enough
+        if self._failed or self.size >= enough:
             return True
-        return self._available >= self.bytes_wanted and (self.size > 0 or not self.request.parts)
+        parts = self.request.parts
+        if not self._given:
+            return not parts
+        if self._wanted < 0:
+            self._wanted = sum(max(part.bytes_max, 0) for part in parts)
+        return sum(_available(parts[index], self.results[index]) for index in self._given) >= min(enough, self._wanted)
 
     def let_go(self) -> None:
         """Hold no files while the fetch waits: retention may remove them, and there may be many."""
@@ -180,7 +194,7 @@ def _available(part: FetchPart, result: FetchResult) -> int:
 
 def _fetch_part(part: FetchPart, partition: Readable | None, left: int, first: bool) -> FetchResult:
     try:
-        snapshot = snapshot_of(partition, f"{part.topic}-{part.partition}")
+        snapshot = snapshot_of(partition, part)
     except ApplianceError as error:
         return FetchResult(error.code, -1, -1, 0, ())
     assert partition is not None
@@ -271,7 +285,7 @@ class Lookup:
 def offsets(part: OffsetsPart, partition: Readable | None, counted: bool = True) -> OffsetsResult:
     """Answer one part of a request about offsets: earliest, latest, by time, or about a given offset."""
     try:
-        snapshot = snapshot_of(partition, f"{part.topic}-{part.partition}")
+        snapshot = snapshot_of(partition, part)
         assert partition is not None
         return _offsets(part, snapshot, partition, counted)
     except ApplianceError as error:

@@ -24,10 +24,10 @@ from typing import Final
 from ...broker.plan import NOT_LOOKED_AT
 from ...errors import InvalidSessionEpoch, MixedTopicIds, UnknownFetchSession
 from ...security.acls import Access
-from ...wire.requests import NEW_SESSION, Fetch, FetchPart, SessionReply
+from ...wire.requests import NEW_SESSION, WITHOUT_SESSION, Fetch, FetchPart, SessionReply
 from .connection_state import Connection
 from .known_partitions import KnownPartitions, Partition
-from .reading import Reading
+from .reading import Reading, Reply
 from .turn import Turn
 from .wait_lists import Awaited, WaitLists
 
@@ -137,18 +137,12 @@ class FetchSession(Reading):
                 self._known.append(None)
             index = self._by_key[key] = self._free.pop()
             self._known[index] = None
-        self._replace(index, part)
+        self.plan.replace(index, part)
         self._dirty[index] = None
         return index
 
-    def _replace(self, index: int, part: FetchPart) -> None:
-        parts = self.request.parts
-        self.plan.forget(index)
-        self.plan.bytes_wanted += part.bytes_max - parts[index].bytes_max
-        parts[index] = part
-
     def _forget(self, index: int, lists: WaitLists) -> None:
-        self._replace(index, GONE)
+        self.plan.replace(index, GONE)
         self._dirty.pop(index, None)
         partition, self.partitions[index] = self.partitions[index], None
         if partition is not None and partition.wait_list in self._numbers:
@@ -196,7 +190,7 @@ class FetchSession(Reading):
 
     # ---- the reply
 
-    def reply(self) -> tuple[Iterable[int], SessionReply | None]:
+    def reply(self) -> Reply:
         results, numbers = self.plan.find(), list(self._fresh)
         named = None
         if not self._first:
@@ -210,7 +204,7 @@ class FetchSession(Reading):
                 self._dirty[index] = None
         self._first = False
         self._fresh.clear()
-        return numbers, SessionReply(self.id, named)
+        return numbers, [results[index] for index in numbers], SessionReply(self.id, named)
 
     def _is_news(self, index: int) -> bool:
         result = self.plan.results[index]
@@ -257,6 +251,8 @@ class FetchSessions:
             UnknownFetchSession, InvalidSessionEpoch, MixedTopicIds: the client has to name its parts again.
         """
         step = request.session
+        if step is WITHOUT_SESSION:
+            return Reading(request, partitions)
         mine = self._by_id.get(step.id) if step.id else None
         if mine is not None and mine.connection is not connection:
             mine = None

@@ -113,17 +113,18 @@ class Fetching:
         return self._answer(delayed)
 
     def _answer(self, delayed: DelayedRequest) -> int:
+        reading = _reading(delayed)
         self._wait_lists.end(delayed)
-        return self._reply(delayed.pending, _reading(delayed))
+        return self._reply(delayed.pending, reading)
 
     def _reply(self, pending: Pending, reading: Reading) -> int:
         """Answer; how many parts the reply names."""
-        numbers, session = reading.reply()
-        results = [reading.plan.results[index] for index in numbers]
+        numbers, results, session = reading.reply()
         if reading.plan.size or reading.plan.failed:
             self._count(pending, reading, numbers)
         self._connections.answer(pending, pending.connection.codec.encode_fetch(reading.request, results, session))
-        reading.finish(self._wait_lists)
+        if reading.lists or reading.kept:
+            reading.finish(self._wait_lists)
         return len(results)
 
     def _count(self, pending: Pending, reading: Reading, numbers: Iterable[int]) -> None:

@@ -77,8 +77,9 @@ class OffsetLookups:
         """Look up now, without waiting for flushes."""
         request = delayed.pending.request
         assert isinstance(request, Offsets)
+        watch = delayed.watch
         self._wait_lists.end(delayed)
-        self._wait_lists.release(delayed.watch)
+        self._wait_lists.release(watch)
         self._enqueue(delayed.pending, request, self._partitions.of(request))
         return len(request.parts)
 

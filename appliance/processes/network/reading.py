@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ...broker.plan import FetchPlan
-from ...wire.requests import Fetch, SessionReply
+from ...wire.requests import Fetch, FetchResult, SessionReply
 from .known_partitions import KnownPartitions, Partition
 from .wait_lists import Awaited, WaitList, WaitLists, Watch
+
+Reply = tuple[Iterable[int], list[FetchResult], SessionReply | None]
+"""The numbers of the parts that a reply names, their results, and its session."""
 
 
 class Reading(Watch):
@@ -17,8 +20,7 @@ class Reading(Watch):
 
     def __init__(self, request: Fetch, partitions: list[Partition | None]) -> None:
         super().__init__()
-        self.request, self.partitions = request, partitions
-        self.kept = False
+        self.request, self.partitions, self.kept = request, partitions, False
         self.plan = FetchPlan(request, partitions)
         self._numbers: dict[WaitList, dict[int, None]] = {}
         """The numbers of the parts that read a partition."""
@@ -65,10 +67,9 @@ class Reading(Watch):
             and self.request.parts[index].offset < partition.table.log_end_offset
         ]
 
-    def reply(self) -> tuple[Iterable[int], SessionReply | None]:
-        """Find what the parts get; the numbers of those that the reply names, and its session."""
-        self.plan.find()
-        return range(len(self.partitions)), None
+    def reply(self) -> Reply:
+        """Find what the parts get."""
+        return range(len(self.partitions)), self.plan.find(), None
 
     def finish(self, wait_lists: WaitLists) -> None:
         """It is answered."""

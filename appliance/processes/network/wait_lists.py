@@ -63,6 +63,10 @@ class Watch:
         self.moved: dict[WaitList, None] = {}
 
 
+NOTHING: Final = Watch()
+"""What a request watches that does not wait any more."""
+
+
 class DelayedRequest:
     """A request that waits for what it watches, or until ``deadline_ms``."""
 
@@ -83,14 +87,14 @@ class DelayedRequest:
 class WaitList:
     """The watches that wait at one partition; the one that awaits the lowest high watermark is on top of a heap.
 
-    ``slot``: the partition's, of the doorbell.
+    ``slot``: the partition's, of the doorbell.  ``listed``: it can be found by that.
     """
 
-    __slots__ = ("_entries", "_heap", "slot", "table")
+    __slots__ = ("_entries", "_heap", "listed", "slot", "table")
 
     def __init__(self, table: SegmentTable, slot: int) -> None:
         self.table = table
-        self.slot = slot
+        self.slot, self.listed = slot, False
         self._entries: dict[Watch, tuple[int, int, Watch]] = {}
         self._heap: list[tuple[int, int, Watch]] = []
 
@@ -143,15 +147,13 @@ class WaitLists:
 
     def __init__(self, number: int) -> None:
         self._number = number
-        self._by_slot: dict[int, dict[WaitList, None]] = {}
+        self._by_slot: dict[int, list[WaitList]] = {}
+        """Those that anybody has waited at, until their partitions are gone."""
+        self.waiting = 0
+        """How many watches wait; one that waits at several partitions counts there."""
         self._deadlines: list[tuple[int, int, DelayedRequest]] = []
         self._stale = 0
         self._ready: dict[DelayedRequest, None] = {}
-
-    @property
-    def waiting(self) -> int:
-        """How many watches wait; one that waits at several partitions counts there."""
-        return sum(len(wait_list) for lists in self._by_slot.values() for wait_list in lists)
 
     # ---- what is watched
 
@@ -166,22 +168,23 @@ class WaitLists:
         for wait_list, high_watermark in lowest.items():
             assert wait_list not in watch.lists
             watch.lists[wait_list] = None
+            if not wait_list.listed:
+                wait_list.listed = True
+                self._by_slot.setdefault(wait_list.slot, []).append(wait_list)
             wait_list.add(watch, high_watermark)
-            self._by_slot.setdefault(wait_list.slot, {})[wait_list] = None
+            self.waiting += 1
             wait_list.table.set_wait(self._number, wait_list.lowest())
         fence()
         for wait_list, high_watermark in lowest.items():
             if wait_list.table.high_watermark >= high_watermark:
-                wait_list.remove(watch)
-                self._on_removed(wait_list)
+                self._remove(watch, wait_list)
                 del watch.lists[wait_list]
                 watch.moved[wait_list] = None
 
     def release(self, watch: Watch) -> None:
         """Wait nowhere any more."""
         for wait_list in watch.lists:
-            wait_list.remove(watch)
-            self._on_removed(wait_list)
+            self._remove(watch, wait_list)
         watch.lists.clear()
         watch.moved.clear()
 
@@ -190,11 +193,13 @@ class WaitLists:
         watch.moved.pop(wait_list, None)
         if wait_list in watch.lists:
             del watch.lists[wait_list]
-            wait_list.remove(watch)
-            self._on_removed(wait_list)
+            self._remove(watch, wait_list)
 
     def drop(self, wait_list: WaitList) -> None:
         """Nobody waits any more at a partition that is gone; requests that did are answered."""
+        if wait_list.listed:
+            wait_list.listed = False
+            self._by_slot[wait_list.slot].remove(wait_list)
         for watch in self._moved(wait_list, wait_list.take_all()):
             if watch.delayed is not None:
                 watch.delayed.owner.answer(watch.delayed)
@@ -203,16 +208,14 @@ class WaitLists:
         for watch in taken:
             del watch.lists[wait_list]
             watch.moved[wait_list] = None
-        self._on_removed(wait_list)
+        self.waiting -= len(taken)
+        wait_list.table.set_wait(self._number, wait_list.lowest())
         return taken
 
-    def _on_removed(self, wait_list: WaitList) -> None:
+    def _remove(self, watch: Watch, wait_list: WaitList) -> None:
+        self.waiting -= 1
+        wait_list.remove(watch)
         wait_list.table.set_wait(self._number, wait_list.lowest())
-        if not wait_list:
-            lists = self._by_slot.get(wait_list.slot, {})
-            lists.pop(wait_list, None)
-            if not lists:
-                self._by_slot.pop(wait_list.slot, None)
 
     # ---- requests that wait
 
@@ -225,6 +228,7 @@ class WaitLists:
     def end(self, delayed: DelayedRequest) -> None:
         """End a request's wait; the caller answers it, and releases what it watched."""
         delayed.watch.delayed = None
+        delayed.watch = NOTHING  # among the deadlines it stays for a while, without what it has read
         delayed.pending.connection.delayed = None
         self._stale += 1
         if self._stale > max(STALE_MAX, len(self._deadlines) // 2):
@@ -235,15 +239,16 @@ class WaitLists:
     def forget(self, connection: Connection) -> None:
         """Forget the delayed request of a closed connection."""
         if (delayed := connection.delayed) is not None:
+            watch = delayed.watch
             self.end(delayed)
-            self.release(delayed.watch)
+            self.release(watch)
 
     # ---- the end of a wait
 
     def retry_reached(self, slots: Iterable[int]) -> None:
         """Retry the requests whose high watermark has come in partitions of these slots, as many as fit into a turn."""
         for slot in slots:
-            for wait_list in list(self._by_slot.get(slot, ())):
+            for wait_list in self._by_slot.get(slot, ()):
                 for watch in self._moved(wait_list, wait_list.take(wait_list.table.high_watermark)):
                     if watch.delayed is not None:
                         self._ready[watch.delayed] = None

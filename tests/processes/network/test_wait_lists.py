@@ -48,8 +48,9 @@ class Answers:
         return self._end(one)
 
     def _end(self, one: DelayedRequest) -> int:
+        watch = one.watch
         self._lists.end(one)
-        self._lists.release(one.watch)
+        self._lists.release(watch)
         return self._parts
 
 
