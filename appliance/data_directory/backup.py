@@ -302,24 +302,42 @@ class _Copy:
                 return False
             raise
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        position = 0
+        copied = 0
         try:
             found = os.fstat(source)
             target = os.open(self._target / name, flags, FILE_MODE)
             try:
-                while position < found.st_size:
-                    count = os.sendfile(target, source, position, found.st_size - position)
-                    if not count:
-                        break  # truncated meanwhile: recovery takes what there is
-                    position += count
+                for position, stop in _stretches(source, found.st_size):
+                    os.lseek(target, position, os.SEEK_SET)
+                    while position < stop and (count := os.sendfile(target, source, position, stop - position)):
+                        position += count
+                        copied += count
+                # If it was truncated meanwhile, recovery takes what there is.
+                os.ftruncate(target, min(found.st_size, os.fstat(source).st_size))
                 os.fsync(target)
             finally:
                 os.close(target)
         finally:
             os.close(source)
         os.utime(self._target / name, ns=(found.st_atime_ns, found.st_mtime_ns))
-        self._made.copied_bytes += position
+        self._made.copied_bytes += copied
         return True
+
+
+def _stretches(fd: int, size: int) -> Iterator[tuple[int, int]]:
+    """Yields the parts [start, stop) of a file that take room on the disk: compaction leaves others."""
+    stop = 0
+    while stop < size:
+        try:
+            start = os.lseek(fd, stop, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # nothing is behind
+                return
+            start, stop = stop, size  # the file system has no such question
+        else:
+            stop = min(size, os.lseek(fd, start, os.SEEK_HOLE))
+        if start < stop:
+            yield start, stop
 
 
 def _is_state(path: Path) -> bool:

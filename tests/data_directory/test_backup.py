@@ -193,8 +193,16 @@ def test_another_file_system_gets_copies(stopped: Path, tmp_path: Path, monkeypa
     def elsewhere(source: Path, target: Path) -> None:
         raise OSError(18, "Invalid cross-device link")
 
+    segment = log_path(stopped / "web-0", next(iter(sizes(stopped / "web-0")[0])))
+    os.truncate(segment, segment.stat().st_size - 100)
+    os.truncate(segment, 8 << 20)  # as compaction leaves it: of most of it nothing is on the disk
+    with segment.open("r+b") as file:
+        file.seek(4 << 20)
+        file.write(b"in the middle")
     monkeypatch.setattr(os, "link", elsewhere)
     made = back_up(stopped, tmp_path / "copy")
+    assert (tmp_path / "copy" / "web-0" / segment.name).stat().st_blocks <= segment.stat().st_blocks + 16
+    assert made.copied_bytes < 4 << 20
     copied = {path.name: path.read_bytes() for path in (tmp_path / "copy" / "web-0").glob("*.log")}
     assert made.linked_bytes == 0
     assert copied == {path.name: path.read_bytes() for path in (stopped / "web-0").glob("*.log")}

@@ -61,6 +61,7 @@ ACTS = {
     # ---- files of the data directory
     ("catalog.py", "replace_file"): OWN,
     ("data_directory/backup.py", "_stage"): OWN,
+    ("data_directory/backup.py", "_Copy._copy"): "its own copy, made as long as what it is of",
     ("data_directory/backup.py", "_Copy.copy_partition"): "its own copy, which retention was faster than",
     ("data_directory/backup.py", "_make"): OWN,
     ("data_directory/backup.py", "back_up"): OWN,
