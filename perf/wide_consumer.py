@@ -32,6 +32,8 @@ WAIT_MS = 600_000
 SESSION_AT = 4 + 4 + 2
 """Where a reply has the id of its session, without its size."""
 BYTES = 50 << 20
+NOT_YET = (3, 5, 6)
+"""Errors of a topic that was created just now."""
 
 
 class Client:
@@ -52,11 +54,16 @@ class Client:
         return self._file.read(size)
 
     def produce(self, topic: str) -> None:
-        """Append one message to partition 0, with acks=all."""
+        """Append one message to partition 0, with acks=all; a broker may not lead it yet."""
+        while error := self._error_of(topic):
+            assert error in NOT_YET, error
+            time.sleep(0.1)
+
+    def _error_of(self, topic: str) -> int:
         head = struct.pack(">hhiih", -1, -1, 30_000, 1, len(topic)) + topic.encode()
         self.send(0, 7, head + struct.pack(">iii", 1, 0, len(BATCH)) + BATCH)
-        error = struct.unpack_from(">h", self.receive(), 4 + 4 + 2 + len(topic) + 4 + 4)
-        assert error == (0,), error
+        (error,) = struct.unpack_from(">h", self.receive(), 4 + 4 + 2 + len(topic) + 4 + 4)
+        return int(error)
 
     def fetch(
         self, topic: str, offsets: list[int], bytes_min: int, wait_ms: int, session: tuple[int, int] = (0, -1)
