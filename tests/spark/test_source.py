@@ -22,6 +22,7 @@ from appliance.spark.options import source_options
 from appliance.spark.source import BatchReader, StreamReader
 from appliance.spark.stream_offsets import from_json
 
+from ..support.ready import free_port
 from ..support.server import Server, wait_for
 from .conftest import Topics
 
@@ -299,11 +300,10 @@ def test_a_restarted_appliance_is_waited_for(
     spark: SparkSession,
     make_appliance: Callable[..., Server],
     topics_of: TopicsOf,
-    free_port: int,
     topic: str,
     tmp_path: Path,
 ) -> None:
-    server = make_appliance(**{"native.listen": f"127.0.0.1:{free_port}"})
+    server = make_appliance(**{"native.listen": f"127.0.0.1:{free_port()}"})
     topics = topics_of(server)
     topics.create(topic)
     first = fill(topics, topic, 0, 200)
@@ -327,7 +327,6 @@ def _rows(query: StreamingQuery) -> int:
     return sum(progress["numInputRows"] for progress in query.recentProgress)
 
 
-@pytest.fixture
 def test_data_lost_to_retention_between_two_runs(
     spark: SparkSession, make_appliance: Callable[..., Server], topics_of: TopicsOf, topic: str, tmp_path: Path
 ) -> None:
