@@ -12,9 +12,7 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +24,7 @@ from appliance.zookeeper.login import LOCAL_USER
 
 from ..support.long import LONG
 from ..support.native_peer import Peer
+from ..support.places import open_place
 from ..support.server import Server, wait_for
 
 pytestmark = pytest.mark.skipif(
@@ -56,14 +55,6 @@ class Service(Server):
     def state(self) -> dict[str, Any]:  # its disk is the host's; only its /dev/shm is not
         state: dict[str, Any] = json.loads((self.data_dir / "state.json").read_text())
         return state
-
-
-@contextmanager
-def open_place() -> Iterator[Path]:
-    """A directory that everybody may enter, which those of pytest are not."""
-    with tempfile.TemporaryDirectory(prefix="others-", dir="/tmp") as place:
-        Path(place).chmod(0o711)
-        yield Path(place)
 
 
 @pytest.fixture(scope="module")

@@ -207,7 +207,7 @@ def test_what_is_not_kafka_is_hung_up_on_at_once(kafka: KafkaPeer, start: bytes)
 
 
 def test_a_version_that_is_not_served_gets_a_code(kafka: KafkaPeer) -> None:
-    for key, version, known in ((18, 99, 0), (11, 30, 7), (1, 15, 15), (12, 9, 4)):
+    for key, version, known in ((18, 99, 0), (11, 30, 7), (1, 30, 17), (12, 9, 4)):
         kafka.send_frame(struct.pack(">hhih", key, version, 7, -1) + bytes(40))
         assert kafka.receive(APIS[key].name, known).error_code == UnsupportedVersion.code
     assert kafka.ask("Metadata", 1, topics=None).brokers

@@ -11,6 +11,7 @@ import pytest
 from appliance.config import load
 
 from ..support.command_line import run, succeeding
+from ..support.places import open_place
 from ..support.server import Server, wait_for
 
 
@@ -79,25 +80,24 @@ def test_what_is_in_the_way_of_inputs_is_named_before_they_begin(tmp_path: Path)
     assert list(load(config).inputs) == ["web", "disk"]
 
 
-def test_files_of_a_journal_that_the_service_cannot_read_are_named(tmp_path: Path) -> None:
-    config, journal, data = tmp_path / "appliance.toml", tmp_path / "journal", tmp_path / "data"
-    where = ("--set", f"directory={journal}")
-    succeeding("inputs", "add", "journal", "PRIORITY=3", "--topic", "host", *where, "--config", str(config))
-    assert "no files of a journal" in run("inputs", "check", "--config", str(config)).out
-    (journal / "id").mkdir(parents=True)
-    for name in ("system", "user-1000"):
-        (journal / "id" / f"{name}.journal").touch(0o600)
-    assert "2 files" in succeeding("inputs", "check", "--config", str(config)).out
-    if os.geteuid():
-        pytest.skip("needs root, to be another user")
-    data.mkdir()
-    for path in (tmp_path, *tmp_path.parents[:2]):
-        path.chmod(0o755)
-    os.chown(data, 65534, 65534)
-    os.chown(journal / "id" / "user-1000.journal", 65534, 65534)
-    said = run("inputs", "check", "--config", str(config), "--data", str(data))
-    assert said.status == 78
-    assert "system.journal" in said.out and "systemd-journal" in said.out and "1 files" in said.out
+def test_files_of_a_journal_that_the_service_cannot_read_are_named() -> None:
+    with open_place() as tmp_path:
+        config, journal, data = tmp_path / "appliance.toml", tmp_path / "journal", tmp_path / "data"
+        where = ("--set", f"directory={journal}")
+        succeeding("inputs", "add", "journal", "PRIORITY=3", "--topic", "host", *where, "--config", str(config))
+        assert "no files of a journal" in run("inputs", "check", "--config", str(config)).out
+        (journal / "id").mkdir(parents=True)
+        for name in ("system", "user-1000"):
+            (journal / "id" / f"{name}.journal").touch(0o600)
+        assert "2 files" in succeeding("inputs", "check", "--config", str(config)).out
+        if os.geteuid():
+            pytest.skip("needs root, to be another user")
+        data.mkdir()
+        os.chown(data, 65534, 65534)
+        os.chown(journal / "id" / "user-1000.journal", 65534, 65534)
+        said = run("inputs", "check", "--config", str(config), "--data", str(data))
+        assert said.status == 78
+        assert "system.journal" in said.out and "systemd-journal" in said.out and "1 files" in said.out
 
 
 def test_files_are_shipped_once_however_often_the_command_is_called(tmp_path: Path) -> None:
