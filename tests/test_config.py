@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -158,6 +159,27 @@ def test_topic_settings_refuse_with_a_code_that_clients_know() -> None:
         TopicSettings.parse({"retention.m": "1"}, TopicSettings())
     with pytest.raises(InvalidSetting, match=r"cleanup\.policy = 'compress': must be one of delete, compact,"):
         TopicSettings.parse({"cleanup.policy": "compress"}, TopicSettings())
+
+
+@pytest.mark.parametrize(
+    "name, holds, does_not",
+    [
+        (
+            "cleanup.policy",
+            ["delete", " delete ", "compact", "compact, delete"],
+            ["", "none", "compact,compact", "DELETE"],
+        ),
+        ("delete.retention.ms", ["0", "86400000", "1d", str(2**63 - 1)], ["-1", "soon", str(2**63)]),
+        ("min.cleanable.dirty.ratio", ["0", "0.5", "1"], ["1.1", "nan", "inf", "-0.1", "half", "\u0661"]),
+        ("max.compaction.lag.ms", ["1"], ["0"]),
+    ],
+)
+def test_how_topics_may_be_compacted(name: str, holds: list[str], does_not: list[str]) -> None:
+    for value in holds:
+        TopicSettings.parse({name: value}, TopicSettings())
+    for value in does_not:
+        with pytest.raises(InvalidSetting, match=re.escape(name)):
+            TopicSettings.parse({name: value}, TopicSettings())
 
 
 def test_the_ensembles_heap_follows_from_the_positions_that_groups_may_have() -> None:

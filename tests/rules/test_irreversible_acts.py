@@ -64,6 +64,7 @@ ACTS = {
     ("data_directory/backup.py", "_Copy._copy"): "its own copy, made as long as what it is of",
     ("data_directory/backup.py", "_Copy.copy_partition"): "its own copy, which retention was faster than",
     ("data_directory/backup.py", "_make"): OWN,
+    ("data_directory/backup.py", "_Copy._try_partition"): "its own copy of a segment that was active then",
     ("data_directory/backup.py", "back_up"): OWN,
     ("reserve.py", "_spend"): "holds nothing but room",
     ("reserve.py", "fill"): OWN,

@@ -87,14 +87,16 @@ def test_a_consumer_is_told_and_waits(server: Server) -> None:
     with fresh(server) as peer:
         begun, told = time.monotonic(), []
         for _ in range(6):
-            reply = peer.ask("Fetch", client_id="out", max_bytes=1 << 20, topics=topics)
+            reply = peer.ask("Fetch", 12, client_id="out", max_bytes=1 << 20, topics=topics)
             assert 0 < len(reply.responses[0].partitions[0].records) <= RATE, "no more than a second's worth"
             told.append(reply.throttle_time_ms)
         assert max(told) > 300, told
         assert time.monotonic() - begun > 1.0
         limit(server, "out", consumer_byte_rate=None)
         peer.ask("Metadata", client_id="out", topics=[])  # read once its time is over; then its worker knows
-        told = [peer.ask("Fetch", client_id="out", max_bytes=1 << 20, topics=topics).throttle_time_ms for _ in range(4)]
+        told = [
+            peer.ask("Fetch", 12, client_id="out", max_bytes=1 << 20, topics=topics).throttle_time_ms for _ in range(4)
+        ]
         assert told == [0] * 4, "taken back, on the same connection"
 
 
@@ -154,7 +156,7 @@ def at_once(server: Server, count: int, ask: Callable[[KafkaPeer], Any], seconds
 
 def fetch(peer: KafkaPeer, client_id: str) -> Any:
     part = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1 << 20}
-    return peer.ask("Fetch", client_id=client_id, max_bytes=1 << 20, topics=[{"topic": "t", "partitions": [part]}])
+    return peer.ask("Fetch", 12, client_id=client_id, max_bytes=1 << 20, topics=[{"topic": "t", "partitions": [part]}])
 
 
 @pytest.mark.parametrize("count", [1, 8])
