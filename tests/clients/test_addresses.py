@@ -12,6 +12,7 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 
 from tests.support.server import wait_for
 
+from ..support.ready import free_port
 from .adapters import (
     BATCH,
     CLIENTS,
@@ -46,8 +47,7 @@ def test_ipv6(tmp_path: Path) -> None:
 
 def test_a_client_that_came_to_a_name_is_sent_to_the_advertised_one(tmp_path: Path) -> None:
     """The address that Metadata gives is the advertised one; the bootstrap address does not matter."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     settings = {"kafka.listen": f"127.0.0.1:{port}", "kafka.advertised": f"localhost:{port}"}
     with Broker(tmp_path / "data", settings) as broker:
         assert f"localhost:{port}" in kcat("-b", broker.kafka, "-L")

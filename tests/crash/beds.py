@@ -18,7 +18,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -31,6 +30,7 @@ from appliance.wire.sockets import LOCAL_SOCKET
 
 from ..clients.proxy import CuttingProxy
 from ..support.native_peer import Peer
+from ..support.ready import free_port
 from ..support.server import Server, wait_for
 from ..support.zookeeper_fixture import ACCESS, fresh_connect, running
 from .consumers import HEARTBEAT_MS
@@ -196,8 +196,7 @@ def network(directory: Path) -> Iterator[Run]:
 
 
 def _free_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return f"127.0.0.1:{listener.getsockname()[1]}"
+    return f"127.0.0.1:{free_port()}"
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from appliance.spark.pipeline.output_files import OutputFiles, with_dictionaries
 from appliance.spark.pipeline.settings import Settings, parse
 from appliance.spark.pipeline.tables import owner_of
 
+from ..support.ready import free_port
 from ..support.server import wait_for
 from .conftest import Topics
 from .pipelines import access
@@ -51,9 +52,7 @@ def s3() -> Iterator[dict[str, str]]:
     pytest.importorskip("moto", reason="no server that speaks S3: pip install 'moto[server]'")
     import boto3
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:

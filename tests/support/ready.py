@@ -6,9 +6,12 @@ Waits for a forked child, too, with a bound: a test that fails must not wait for
 from __future__ import annotations
 
 import os
+import random
 import select
 import signal
 import socket
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 END_S_MAX = 60
@@ -42,6 +45,14 @@ def _ready(source: Any, events: int, timeout_s: float) -> bool:
 
 
 def free_port() -> int:
-    """A port of this host that nobody listens at now, for a program that has to be told one."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
+    """A port of this host that nobody uses now, of TCP or UDP, for a program that has to be told one.
+
+    It is none of those that the kernel gives to connections, of which others make many meanwhile.
+    """
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.SystemRandom().randrange(lowest // 2, lowest)  # hypothesis seeds the other one
+        with socket.socket() as stream, socket.socket(type=socket.SOCK_DGRAM) as datagram, suppress(OSError):
+            stream.bind(("127.0.0.1", port))
+            datagram.bind(("127.0.0.1", port))
+            return port

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -32,6 +31,7 @@ from ..clients.shipper_files import STATE_DIRS, Security, on_page
 from ..clients.test_shippers import OMKAFKA, RSYSLOG, running
 from ..support.certificates import SCRIPT
 from ..support.native_peer import Peer
+from ..support.ready import free_port
 from ..support.server import Server, wait_for
 
 PAGE = SCRIPT.parent / "README.md"
@@ -64,8 +64,7 @@ class Recipe:
         self.place = place
         self.server = Server(place / "data", place / "etc/appliance.toml", **{"zookeeper.nodes": 0})
         del self.server.settings["kafka.listen"]  # the page has it
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         for name in ("root", "etc", "shipper"):
             (place / name).mkdir(parents=True)
 
