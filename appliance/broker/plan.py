@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import PurePath
 from typing import Final, Protocol
 
 from ..errors import (
@@ -18,7 +17,7 @@ from ..errors import (
     UnreadableLog,
     WriterGone,
 )
-from ..log.files import LOG_SUFFIX, base_of
+from ..log.files import offset_at
 from ..log.reader import Found
 from ..partition_states import OFFLINE, OPENING
 from ..shared.table import SegmentTable, TableSnapshot
@@ -224,9 +223,9 @@ def _fetch_part(part: FetchPart, partition: Readable | None, left: int, first: b
 def _report(error: ApplianceError, partition: Readable) -> None:
     """Report what cannot be read, so that somebody looks at it."""
     if isinstance(error, CorruptLog | UnreadableLog):
-        base = base_of(PurePath(error.path).name, LOG_SUFFIX)
-        if base is not None:
-            partition.suspect(base + error.position, base + error.position + 1)
+        offset = offset_at(error.path, error.position)
+        if offset is not None:
+            partition.suspect(offset, offset + 1)
 
 
 def sound_end(damaged: Sequence[tuple[int, int]], offset: int, end: int) -> int:

@@ -319,7 +319,7 @@ class Compactor:
             if window and (is_whole or is_full or window_bytes + slot_bytes > self._joined_bytes_max):
                 self._write_window(target, window)
                 window, window_bytes = [], 0
-                slot = self._judged(start, stop, info, slot.data)  # what was kept back now may matter
+                slot = self._judged_again(slot)
             self.counts.unreadable += slot.records is None
             if not is_whole and (window or slot.removed or start > target.end):
                 window.append(slot)
@@ -338,6 +338,10 @@ class Compactor:
         last = records[-1].offset if stop == self._rules.last_batch_end else -1
         kept = [record for record in records if record.offset == last or self._stays(record)]
         return _Slot(start, stop, info, data, kept, len(records) - len(kept))
+
+    def _judged_again(self, slot: _Slot) -> _Slot:
+        """The batch, judged with what was kept back meanwhile: without that, it would be judged as it was."""
+        return self._judged(slot.start, slot.stop, slot.info, slot.data) if self._held else slot
 
     def _stays(self, record: KeyedRecord) -> bool:
         rules = self._rules
@@ -363,7 +367,7 @@ class Compactor:
             self._count_tombstones(records)
             return
         for slot in window:
-            self._write_alone(target, self._judged(slot.start, slot.stop, slot.info, slot.data))
+            self._write_alone(target, self._judged_again(slot))
 
     def _joined(self, target: _Target, window: Sequence[_Slot], records: Sequence[KeyedRecord]) -> bool:
         """Write these records as one batch at the end of the window; False if that does not fit."""

@@ -122,6 +122,12 @@ def base_of(name: str, suffix: str) -> int | None:
     return int(digits)
 
 
+def offset_at(path: Path | str, position: int) -> int | None:
+    """The offset of a position in a segment file; None for another kind of file."""
+    base = base_of(Path(path).name, LOG_SUFFIX)
+    return None if base is None else base + position
+
+
 def sizes(directory: Path) -> tuple[dict[int, int], dict[int, int]]:
     """Sizes in bytes of the segment files and of the index files, by base, ascending.  Opens no file.
 

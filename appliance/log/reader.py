@@ -27,13 +27,13 @@ from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from ..errors import ClientFault, CorruptLog, OffsetOutOfRange, SegmentMissing, StorageFault
 from ..records.batch import ATTRIBUTES_AT, EMPTIED
 from ..wire.requests import FileRange
-from .files import INDEX_SUFFIX, LOG_SUFFIX, NAME_DIGITS, File, base_of
+from .files import INDEX_SUFFIX, LOG_SUFFIX, NAME_DIGITS, File
 from .index import Entry, IndexFile
 from .recovery import is_retired
 from .segment import has_header, headers
@@ -252,7 +252,7 @@ class LogReader:
             log = found.file
             assert isinstance(log, SegmentFile)
             if os.pread(log.fd, 2, found.position + ATTRIBUTES_AT) != _EMPTIED:
-                return self._up_to_hole(log, found) if log.holed else found
+                return self._up_to_hole(log, bases[bisect_right(bases, offset) - 1], found) if log.holed else found
             number = bisect_right(bases, offset) - 1
             offset = self._behind_emptied(log, bases[number], min(bases[number + 1], end), found.position)
             self._remember(offset)
@@ -264,12 +264,10 @@ class LogReader:
                 return base + at
         return limit
 
-    def _up_to_hole(self, log: SegmentFile, found: FileRange) -> FileRange:
+    def _up_to_hole(self, log: SegmentFile, base: int, found: FileRange) -> FileRange:
         """The part of a range, which begins with a message, before the first emptied bytes that take no room."""
         stop = found.position + found.count
         if log.hole_from(found.position) < stop:
-            base = base_of(PurePath(log.path).name, LOG_SUFFIX)
-            assert base is not None
             for at, info in headers(log, base, found.position, stop):
                 if info.attributes == EMPTIED:
                     self._remember(base + at)

@@ -30,7 +30,7 @@ import msgspec
 from ...errors import ApplianceError, CorruptLog, UnreadableLog, WriterGone, disk_fault
 from ...log import partition_directory
 from ...log.compaction import Policy, run_pass
-from ...log.files import LOG_SUFFIX, base_of
+from ...log.files import offset_at
 from ...names import TopicPartition
 from ...shared import memory
 from ...shared.table import SegmentTable
@@ -164,8 +164,9 @@ def compact_log(data_dir: Path, order: CompactLog, table_name: str, control: Cha
         pass
     except ApplianceError as error:
         if isinstance(error, CorruptLog | UnreadableLog):
-            base = base_of(Path(error.path).name, LOG_SUFFIX) or 0
-            control.send(Suspect(order.partition, base + error.position, base + error.position + 1))
+            offset = offset_at(error.path, error.position)
+            if offset is not None:
+                control.send(Suspect(order.partition, offset, offset + 1))
         control.send(LogCompacted(order.partition, str(error), {}))
     except OSError as error:
         control.send(LogCompacted(order.partition, str(disk_fault(error, path)), {}))
