@@ -48,6 +48,12 @@ def make(admin: AdminClient, topic: str, **settings: str) -> None:
     admin.create_topics([NewTopic(topic, 1, 1, config=config)])[topic].result(DEADLINE_S)
 
 
+def alter(admin: AdminClient, topic: str, name: str, value: str) -> None:
+    entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+    change = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+    admin.incremental_alter_configs([change])[change].result(DEADLINE_S)
+
+
 def produce(server: Server, topic: str, pairs: list[tuple[str | None, str | None]], **settings: Any) -> list[str]:
     """Produce in order; return the errors."""
     errors: list[str] = []
@@ -135,11 +141,12 @@ def wait_compacted(server: Server, topic: str, enough: Callable[[list[Any]], boo
 def test_the_last_message_of_each_key_is_what_every_client_reads(
     server: Server, admin: AdminClient, topic: str
 ) -> None:
-    make(admin, topic)
+    make(admin, topic, min_compaction_lag_ms=str(86_400_000))  # not before it was read whole
     pairs: list[tuple[str | None, str | None]] = [(f"k{n % 50}", f"value {n}") for n in range(2000)]
     assert produce(server, topic, pairs) == []
     before = read(server, topic)
     assert [pair[1:] for pair in before] == pairs
+    alter(admin, topic, "min.compaction.lag.ms", "0")
     found = wait_compacted(server, topic, lambda found: len(found) < 400)
     last = {key: (offset, key, value) for offset, key, value in before}
     assert set(last.values()) <= set(found) <= set(before)
@@ -161,10 +168,9 @@ def test_a_message_without_a_key_is_refused(server: Server, admin: AdminClient, 
 def test_a_policy_can_be_changed_and_is_shown(server: Server, admin: AdminClient, topic: str) -> None:
     make(admin, topic, cleanup_policy="delete")
     assert produce(server, topic, [(None, "old")] + [(f"k{n % 3}", "x" * 200) for n in range(200)]) == []
-    entry = ConfigEntry("cleanup.policy", "compact, delete", incremental_operation=AlterConfigOpType.SET)
-    change = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
-    admin.incremental_alter_configs([change])[change].result(DEADLINE_S)
-    described = admin.describe_configs([change])[change].result(DEADLINE_S)
+    alter(admin, topic, "cleanup.policy", "compact, delete")
+    resource = ConfigResource(ResourceType.TOPIC, topic)
+    described = admin.describe_configs([resource])[resource].result(DEADLINE_S)
     assert described["cleanup.policy"].value == "compact,delete"
     assert produce(server, topic, [(None, "new")]) == ["INVALID_RECORD"]
     wait_compacted(server, topic, lambda found: len(found) < 60 and found[0][1] is not None)
