@@ -66,6 +66,8 @@ class Run:
         self.server, self.load = server, load
         self.random = random.Random(seed)
         self.injected = 0
+        self.named_s: float | None = None
+        """The longest time from a cause that lasts until `doctor` had named it; None: no cause lasted."""
         self.stack = ExitStack()
         self.proxies: list[CuttingProxy] = []
         self.kept: dict[str, Any] = {}

@@ -69,6 +69,14 @@ def fault(name: str, bed: str, promise: str) -> Callable[[Callable[[Run], None]]
     return register
 
 
+def _wait_named(run: Run, words: str) -> None:
+    """Until `doctor` says it, while the cause lasts, which has just begun."""
+    began_s = time.monotonic()
+    data = str(run.inside(run.server.data_dir))
+    wait_for(lambda: words in command("doctor", "--data", data).out, f"doctor to name {words!r}", UP_S_MAX)
+    run.named_s = max(run.named_s or 0, time.monotonic() - began_s)
+
+
 # ---- processes that die
 
 
@@ -145,15 +153,15 @@ def _others_go_on(run: Run) -> None:
 
 @fault("worker stopped", "box", "its connections wait until it goes on or is replaced; " + GOES_ON)
 def stop_worker(run: Run) -> None:
-    with _stopped(run, run.pid("network")):
-        pass
+    with _stopped(run, victim := run.pid("network")):
+        _wait_named(run, f"{victim}")
     run.load.wait_progress()
 
 
 @fault("writer stopped", "box", "its partition waits until it goes on or is replaced; " + GOES_ON)
 def stop_writer(run: Run) -> None:
-    with _stopped(run, run.pid("writer")):
-        pass
+    with _stopped(run, victim := run.pid("writer")):
+        _wait_named(run, f"{victim}")
     run.load.wait_progress()
 
 
@@ -177,6 +185,7 @@ def stop_supervisor(run: Run) -> None:
 @fault("ZooKeeper stopped", "box", "sessions end, groups rejoin; producers and assigned consumers do not notice")
 def stop_zookeeper(run: Run) -> None:
     with _stopped(run, run.pid("zookeeper")):
+        _wait_named(run, "no quorum")
         _others_go_on(run)
     run.load.wait_progress()
 
@@ -221,6 +230,7 @@ def kill_leader(run: Run) -> None:
 def stop_quorum(run: Run) -> None:
     modes = _whole(run)
     with _stopped(run, modes["leader"][0], modes["follower"][0]):
+        _wait_named(run, "no quorum")
         _others_go_on(run)
     run.load.wait_progress()
     _whole(run)
@@ -245,6 +255,7 @@ def fill_disk(run: Run) -> None:
     try:
         fill(filler)
         run.injected += 1
+        _wait_named(run, "the disk is full")
         hold(MOMENT_S)
     finally:
         filler.unlink(missing_ok=True)
@@ -258,6 +269,7 @@ def fill_shm(run: Run) -> None:
         try:
             fill(filler)
             run.injected += 1
+            _wait_named(run, "/dev/shm is full")
             with suppress(ApplianceError):
                 admin.create_topic(name, 4)
             run.load.wait_progress()
@@ -315,6 +327,7 @@ def few_descriptors(run: Run) -> None:
             persistently(lambda: _ensure(admin, name, 4), Unavailable)
         with ExitStack() as idle:
             _connect(idle, run.server.native, 2_048)
+            _wait_named(run, "limit reached: ")
         _kill(run, "writer")
     run.load.wait_progress()
 
@@ -337,10 +350,6 @@ def exhaust_descriptors(run: Run) -> None:
 # ---- files that are gone
 
 
-def _doctor(run: Run) -> str:
-    return command("doctor", "--data", str(run.server.data_dir)).out
-
-
 def _take_away(run: Run, choose: Callable[[Path], Path]) -> None:
     """Rename what ``choose`` finds in the directory of a partition, until `doctor` names the partition."""
     partition = f"{run.random.choice(list(TOPICS))}-0"
@@ -349,8 +358,8 @@ def _take_away(run: Run, choose: Callable[[Path], Path]) -> None:
     path.rename(away)
     run.injected += 1
     try:
-        wait_for(lambda: partition in run.server.state["offline"], f"{partition} to be offline", UP_S_MAX)
-        wait_for(lambda: partition in _doctor(run), f"doctor to name {partition}", UP_S_MAX)
+        _wait_named(run, partition)
+        assert partition in run.server.state["offline"]
     finally:
         away.rename(path)
     wait_for(lambda: not run.server.state["offline"], f"{partition} to be served again", UP_S_MAX)
@@ -376,6 +385,7 @@ def fail_flush(run: Run) -> None:
     with traced(victim, "-e", "trace=fdatasync", "-e", "inject=fdatasync:error=EIO:when=1"):
         wait_for(lambda: run.server.state["offline"], "a partition is offline")
         run.injected += 1
+        _wait_named(run, next(iter(run.server.state["offline"])))
     run.restart(Server.stop)
     run.load.wait_progress()
 
@@ -407,6 +417,8 @@ def jump_clock(run: Run) -> None:
         with clock.open("r+b") as file:
             file.write(struct.pack("<q", skew_ns))
         run.injected += 1
+        if skew_ns:
+            _wait_named(run, "jumped ahead" if skew_ns > 0 else "jumped back")
         wait_for(lambda wanted=skew_ns: _sign(_jump_ms(run)) == _sign(wanted), "the jump to be told", UP_S_MAX)
         run.load.wait_progress(least=20)
 

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from ..support.group_readers import ROOT
 from .beds import BEDS, Missing
@@ -35,30 +35,50 @@ both listeners were at work; then everything was read and compared with what had
 twice, by producers with and without idempotence. *Other*: anything else that is promised and was not so (order, values
 where they belong, what was read stays, groups leave nothing out and do not go back). *Stall*: the longest time in which
 a producer was acknowledged nothing, or a consumer read nothing; clients and appliance share the machine, and whatever
-else runs on it makes stalls longer. *Run*: date, version of the appliance, and how long the fault struck.
+else runs on it makes stalls longer. *Named*: the longest time until `appliance doctor` had named a cause that lasts; more
+than 5 s is a broken promise. *Run*: date, version of the appliance, and how long the fault struck.
 
-| fault | promise | injected | acknowledged | lost | doubled | other | stall of a producer / consumer | run |
-|---|---|---|---|---|---|---|---|---|
+| fault | promise | injected | acknowledged | lost | doubled | other | stall of a producer / consumer | named | run |
+|---|---|---|---|---|---|---|---|---|---|
 """
 
 
-def run(fault: Fault, directory: Path, minutes: float) -> tuple[int, Report]:
-    """Strike until the time is over, at least once; how often, and what came of it."""
+NAMED_S_MAX: Final = 5.0
+
+
+class Struck(NamedTuple):
+    """How often, the longest time until `doctor` had named the cause (None: none lasted), and what came of it."""
+
+    injected: int
+    named_s: float | None
+    report: Report
+
+    def broken(self) -> str:
+        """The promises that were not kept; "" if all were."""
+        if self.report.counts:
+            return str(self.report)
+        return f"named after {self.named_s:.1f} s" if (self.named_s or 0) > NAMED_S_MAX else ""
+
+
+def run(fault: Fault, directory: Path, minutes: float) -> Struck:
+    """Strike until the time is over, at least once."""
     with BEDS[fault.bed](directory) as bed:
         until_s = time.monotonic() + 60 * minutes
         while True:
             fault.strike(bed)
             if time.monotonic() >= until_s:
-                return bed.injected, bed.load.finish()
+                return Struck(bed.injected, bed.named_s, bed.load.finish())
 
 
-def row(fault: Fault, minutes: float, injected: int, report: Report) -> str:
+def row(fault: Fault, minutes: float, struck: Struck) -> str:
+    injected, named_s, report = struck
     doubled = report.counts.get("duplicate", 0)
     other = sum(report.counts.values()) - report.lost - doubled
     fields = [
         *(fault.name, fault.promise, injected, report.acknowledged, report.lost),
         f"{doubled} / {report.doubled - doubled}",
         *(other, f"{report.producer_stall_ms / 1000:.1f} s / {report.consumer_stall_ms / 1000:.1f} s"),
+        "" if named_s is None else f"{named_s:.1f} s",
         f"{time.strftime('%Y-%m-%d')}, {version()}, {minutes:g} min",
     ]
     return "| " + " | ".join(map(str, fields)) + " |"
@@ -85,7 +105,7 @@ def strike_all(faults: list[Fault], minutes: float, output: Path) -> list[str]:
         directory = Path(tempfile.mkdtemp(prefix="chaos-"))
         print(f"== {fault.name}", file=sys.stderr, flush=True)
         try:
-            injected, report = run(fault, directory, minutes)
+            struck = run(fault, directory, minutes)
         except Missing as missing:
             print(f"skipped: needs {missing}", file=sys.stderr)
             shutil.rmtree(directory)
@@ -94,11 +114,11 @@ def strike_all(faults: list[Fault], minutes: float, output: Path) -> list[str]:
             failures.append(f"{fault.name}: {type(error).__name__}: {error}\n  see {directory}")
             print(failures[-1], file=sys.stderr, flush=True)
             continue
-        line = row(fault, minutes, injected, report)
+        line = row(fault, minutes, struck)
         print(line, flush=True)
         output.write_text(merge(output.read_text() if output.exists() else "", {fault.name: line}))
-        if report.counts:
-            failures.append(f"{fault.name}: {report}\n  see {directory}")
+        if broken := struck.broken():
+            failures.append(f"{fault.name}: {broken}\n  see {directory}")
         else:
             shutil.rmtree(directory)
     return failures

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from .beds import BEDS, Missing
 from .faults import FAULTS
 from .history import Report
-from .matrix import HEAD, merge, row
+from .matrix import HEAD, Struck, merge, row
 
 SHORT = (pytest.param("box", marks=pytest.mark.long), "small", "network", "pair")
 """Each fault of the box takes seconds, and most have a test of their own."""
@@ -43,8 +44,14 @@ def test_rows_of_faults_that_did_not_strike_stay() -> None:
     """In the order of the faults, whichever struck first; what is no fault any more goes."""
     first, second = list(FAULTS.values())[:2]
     report = Report(acknowledged=7, doubled=3, counts={"lost": 1, "duplicate": 2, "mixed": 4}, producer_stall_ms=1_250)
-    old, new = row(second, 1, 5, report), row(second, 2, 6, report)
-    assert "| 5 | 7 | 1 | 2 / 1 | 4 | 1.2 s / 0.0 s |" in old
+    old, new = row(second, 1, Struck(5, None, report)), row(second, 2, Struck(6, 1.25, report))
+    assert "| 5 | 7 | 1 | 2 / 1 | 4 | 1.2 s / 0.0 s |  |" in old and "0.0 s | 1.2 s |" in new
     page = merge("", {second.name: old}) + "| no fault any more | | |\n"
-    assert merge(page, {first.name: row(first, 1, 1, report)}).splitlines()[-1] == old
+    assert merge(page, {first.name: row(first, 1, Struck(1, None, report))}).splitlines()[-1] == old
     assert merge(page, {second.name: new}) == HEAD + new + "\n"
+
+
+def test_a_cause_that_is_named_late_is_a_broken_promise() -> None:
+    assert Struck(1, 4.9, Report()).broken() == Struck(1, None, Report()).broken() == ""
+    assert "5.2 s" in Struck(1, 5.2, Report()).broken()
+    assert "lost" in Struck(1, 1.0, Report(counts=Counter(lost=1), examples={"lost": ["x"]})).broken()
