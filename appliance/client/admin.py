@@ -119,12 +119,7 @@ class Admin:
 
         The appliance that has the partition reads them itself, and believes nobody.  See ``appliance status``.
         """
-        self._cluster.refresh([topic])
-        arguments = {"name": topic, "partition": partition, "start": start, "stop": stop}
-        found: list[dict[str, Any]] = self._cluster.admin(
-            "report_damage", arguments, broker_id=self._cluster.leader(topic, partition)
-        )
-        return found
+        return self._cluster.report_damage(topic, partition, start, stop)
 
     # ---- the appliance
 

@@ -160,6 +160,16 @@ class Cluster:
             raise from_code(error, message, about="" if message else verb)
         return result
 
+    def report_damage(
+        self, topic: str, partition: int, start: int, stop: int, timeout_ms: int | None = None
+    ) -> list[dict[str, Any]]:
+        """See :meth:`.admin.Admin.report_damage`."""
+        self.refresh([topic])
+        arguments = {"name": topic, "partition": partition, "start": start, "stop": stop}
+        leader = self.leader(topic, partition)
+        found: list[dict[str, Any]] = self.admin("report_damage", arguments, leader, timeout_ms)
+        return found
+
     def offsets(
         self, timestamps: Mapping[tuple[str, int], int], *, timeout_s: float | None = None
     ) -> dict[tuple[str, int], int]:

@@ -16,7 +16,8 @@ position.
 
 Every batch's checksum is verified (``check_crc``).  A damaged batch raises :class:`~appliance.errors.CorruptBatch`
 until the consumer seeks beyond it, and so does one that unpacks to more than ``unpacked_bytes_max``.  With
-``on_corrupt="skip"`` it is skipped and counted in ``corrupt_batches`` or ``large_batches``.
+``on_corrupt="skip"`` it is skipped and counted in ``corrupt_batches`` or ``large_batches``.  The appliance is told of
+damage either way, so that ``doctor`` names it.
 
 Fetched data that are not decoded yet are bounded by ``buffer_bytes_max`` for a partition and ``total_bytes_max`` in
 all: see ``fetcher.py``.  What one call decodes is bounded by ``unpacked_bytes_max`` and one batch, and by its timeout.
@@ -37,6 +38,7 @@ from ..records.decode import BYTES_MAX
 from ..wire.requests import EARLIEST, LATEST
 from .client_security import ClientSecurity
 from .cluster_client import Cluster
+from .damage_reports import DamageReports
 from .decoder import Decoder, Message, Values
 from .fetcher import Chunk, Fetcher, FetchOptions
 from .troubles import Trouble
@@ -85,7 +87,12 @@ class Consumer:
         )
         self._fetcher = Fetcher(self._cluster, options, clock=clock)
         self._unpacked_bytes_max = unpacked_bytes_max
-        self._decoder = Decoder(check_crc=check_crc, on_corrupt=on_corrupt, unpacked_bytes_max=unpacked_bytes_max)
+        self._decoder = Decoder(
+            DamageReports(self._cluster, clock),
+            check_crc=check_crc,
+            on_corrupt=on_corrupt,
+            unpacked_bytes_max=unpacked_bytes_max,
+        )
         self._positions: dict[tuple[str, int], int] = {}
         self._unresolved: dict[tuple[str, int], int] = {}  # start times whose offsets are not known yet
         self._resolve_s = 0.0

@@ -9,6 +9,7 @@ from ..errors import BadValue, ClientFault, CorruptBatch, MessageTooLarge
 from ..records.batch import HEADER_BYTES, LENGTH_AT, LENGTH_END, end_offset, read_header
 from ..records.decode import BYTES_MAX, Meter, Record, decode_batch, decode_values
 from ..records.holes import check_hole
+from .damage_reports import DamageReports
 from .fetcher import Chunk
 
 T = TypeVar("T")
@@ -42,16 +43,23 @@ class Decoder:
     """Decodes chunks, one batch in each step.
 
     A damaged batch, or one that unpacks to more than ``unpacked_bytes_max``, raises; with ``on_corrupt="skip"`` it is
-    stepped over, and counted in ``corrupt_batches`` or ``large_batches``.
+    stepped over, and counted in ``corrupt_batches`` or ``large_batches``.  Damage is told to ``reports`` either way.
 
     With ``select``, :meth:`messages` returns the selected ones.  Only batches that have some are decoded to messages.
     """
 
     def __init__(
-        self, *, check_crc: bool, on_corrupt: str, select: Select | None = None, unpacked_bytes_max: int = BYTES_MAX
+        self,
+        reports: DamageReports,
+        *,
+        check_crc: bool,
+        on_corrupt: str,
+        select: Select | None = None,
+        unpacked_bytes_max: int = BYTES_MAX,
     ) -> None:
         if on_corrupt not in ("raise", "skip"):
             raise BadValue(f"on_corrupt={on_corrupt!r}: give 'raise' or 'skip'")
+        self._reports = reports
         self._check_crc = check_crc
         self._skip = on_corrupt == "skip"
         self._select = select
@@ -132,8 +140,10 @@ class Decoder:
                 # A damaged header does not show where the next batch begins.
                 after = start + size if sane else stop
                 is_large = isinstance(error, MessageTooLarge)
+                topic, partition = chunk.fetched.topic_partition
+                if not is_large:
+                    self._reports.report(topic, partition, chunk.start_offset + start, chunk.start_offset + after)
                 if not self._skip:
-                    topic, partition = chunk.fetched.topic_partition
                     what, remedy = (
                         ("batch", "give a larger unpacked_bytes_max, or ") if is_large else ("damaged batch", "")
                     )

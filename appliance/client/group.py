@@ -48,6 +48,7 @@ from ..zookeeper.paths import STREAMS_MAX, Subscription
 from .client_security import ClientSecurity
 from .cluster_client import Cluster
 from .consumer import MEBIBYTE
+from .damage_reports import DamageReports
 from .decoder import Decoder
 from .fetcher import Fetcher, FetchOptions
 from .group_fetching import GroupFetching, NewlyOwned
@@ -126,7 +127,12 @@ class GroupConsumer:
             request_timeout_ms=request_timeout_ms,
             reset="latest" if self._start == LATEST else "earliest",
         )
-        self._decoder = Decoder(check_crc=check_crc, on_corrupt=on_corrupt, unpacked_bytes_max=unpacked_bytes_max)
+        self._decoder = Decoder(
+            DamageReports(self._cluster, time.monotonic),
+            check_crc=check_crc,
+            on_corrupt=on_corrupt,
+            unpacked_bytes_max=unpacked_bytes_max,
+        )
         self._fetcher = Fetcher(self._cluster, options)
         self._owned = OwnedPartitions(self._alive)
         self._streams: dict[str | None, list[MessageStream]] = {}

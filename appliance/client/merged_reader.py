@@ -35,6 +35,7 @@ from typing import Final, NamedTuple
 
 from ..errors import ApplianceError
 from .cluster_client import Cluster
+from .damage_reports import DamageReports
 from .decoder import Decoder, Message, Select
 from .fetcher import Chunk, Fetcher, FetchOptions
 from .troubles import Trouble
@@ -110,7 +111,13 @@ class MergedReader:
         self.left_out: dict[TopicAndPartition, ApplianceError] = {}
         self._clock = clock
         self._fetcher = Fetcher(self.cluster, OPTIONS, clock=clock)
-        self._decoder = Decoder(check_crc=True, on_corrupt="skip", select=select, unpacked_bytes_max=UNPACKED_BYTES_MAX)
+        self._decoder = Decoder(
+            DamageReports(self.cluster, clock),
+            check_crc=True,
+            on_corrupt="skip",
+            select=select,
+            unpacked_bytes_max=UNPACKED_BYTES_MAX,
+        )
         self._sources: dict[TopicAndPartition, _Source] = {}
 
     def __enter__(self) -> MergedReader:

@@ -27,6 +27,7 @@ from msgspec import Meta, Struct
 
 from ..client import EARLIEST, LATEST, Message
 from ..client.cluster_client import Cluster
+from ..client.damage_reports import DamageReports
 from ..client.decoder import Decoder, single_batches
 from ..client.fetcher import Chunk, Fetcher, FetchOptions
 from ..errors import ApplianceError, InvalidRequest, UnknownPartition
@@ -302,7 +303,9 @@ class ConsumedLog:
         self._clock = clock
         self._cluster = Cluster(address, client_name=CLIENT_NAME, request_timeout_ms=REQUEST_MS_MAX)
         self._fetcher = Fetcher(self._cluster, OPTIONS, clock=clock)
-        self._decoder = Decoder(check_crc=True, on_corrupt="skip", unpacked_bytes_max=BATCH_BYTES_MAX)
+        self._decoder = Decoder(
+            DamageReports(self._cluster, clock), check_crc=True, on_corrupt="skip", unpacked_bytes_max=BATCH_BYTES_MAX
+        )
 
     def __enter__(self) -> ConsumedLog:
         return self

@@ -24,6 +24,7 @@ from .. import status
 from ..addresses import PLAINTEXT, parse_addresses
 from ..client.broker_connection import Connection, parse_bootstrap, speaks_kafka
 from ..client.cluster_client import Cluster, TopicSnapshot
+from ..client.damage_reports import DamageReports
 from ..errors import (
     ApplianceError,
     BadValue,
@@ -31,6 +32,7 @@ from ..errors import (
     CorruptLog,
     OffsetOutOfRange,
     RequestTimedOut,
+    StorageFault,
     Unavailable,
     UnknownPartition,
     UnsupportedVersion,
@@ -43,6 +45,7 @@ from ..owners import acting_as_owner
 from ..records.batch import EMPTIED, HEADER_BYTES, end_offset, read_header, walk
 from ..wire.native import FETCH, OFFSETS
 from ..wire.requests import EARLIEST
+from .arrow import OnCorrupt, raise_corrupt
 from .options import Selection
 from .stream_offsets import TO_CONTINUE, Positions, Range, lost
 
@@ -87,6 +90,13 @@ class Patience:
         self._pause_s = min(2 * self._pause_s, PAUSE_S_MAX)
 
 
+class _Damage(NamedTuple):
+    """Offsets that are not served, up to ``stop``."""
+
+    stop: int
+    error: CorruptBatch
+
+
 class Access:
     """See the module's docstring.  Pickles to its arguments."""
 
@@ -95,6 +105,7 @@ class Access:
         self._cluster: Cluster | None = None
         self._connections: dict[int, Connection] = {}
         self._homes: dict[int, Home | None] = {}
+        self._reported: set[tuple[str, int]] = set()  # partitions whose damage the appliance was told of
 
     def __reduce__(self) -> tuple[type[Access], tuple[str, int]]:
         return Access, self._arguments
@@ -113,6 +124,12 @@ class Access:
         if self._cluster is not None:
             self._cluster.close()
             self._cluster = None
+
+    def report_damage(self, topic: str, partition: int, offset: int) -> None:
+        """Tell the appliance that the batch at this offset is damaged."""
+        if (topic, partition) not in self._reported:
+            self._reported.add((topic, partition))
+            DamageReports(self.cluster, time.monotonic).report(topic, partition, offset, offset + 1)
 
     def patience(self) -> Patience:
         return Patience(self._arguments[1])
@@ -225,7 +242,12 @@ class Access:
     # ---- reading
 
     def read(
-        self, wanted: Range, home: Home | None, bytes_max: int, fail_on_data_loss: bool
+        self,
+        wanted: Range,
+        home: Home | None,
+        bytes_max: int,
+        fail_on_data_loss: bool,
+        on_damage: OnCorrupt = raise_corrupt,
     ) -> Iterator[tuple[int, memoryview]]:
         """Yields whole batches, from the one with ``wanted.first`` to the one before ``wanted.end``.
 
@@ -234,7 +256,11 @@ class Access:
 
         Each item is an offset and the bytes that start there.  The next step overwrites the bytes.
 
+        Args:
+            on_damage: is told of offsets that the appliance knows to be damaged, and does not serve.
+
         Raises:
+            CorruptBatch: from ``on_damage``.
             OffsetOutOfRange: retention has deleted records of the range, and ``fail_on_data_loss``.
             Unavailable: no progress for too long.
         """
@@ -264,8 +290,23 @@ class Access:
                 lost(key, position, start, fail_on_data_loss)
                 position, more = start, start < wanted.end
             except Unavailable as error:
-                self.close()
-                patience.pause(error)
+                damage = self._damage(wanted.key, position) if error.code == StorageFault.code else None
+                if damage is None:
+                    self.close()
+                    patience.pause(error)
+                    continue
+                on_damage(position, damage.error)
+                position, more = damage.stop, damage.stop < wanted.end
+
+    def _damage(self, key: TopicPartition, position: int) -> _Damage | None:
+        """The damaged range that has this offset, as the appliance knows it."""
+        with suppress(ApplianceError):
+            for row in self.cluster.report_damage(*key, position, position + 1):
+                if row["start"] <= position < row["stop"]:
+                    where = f"{key.topic}-{key.partition}: batch at offset {position}: {row['reason']}"
+                    what = f"the offsets to {row['stop']} are not served: `appliance log repair` keeps the others"
+                    return _Damage(row["stop"], CorruptBatch(f"{where}: {what}"))
+        return None
 
     def _remote(self, wanted: Range, position: int, bytes_max: int) -> Iterator[tuple[int, memoryview]]:
         topic, partition = wanted.topic, wanted.partition

@@ -28,7 +28,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -68,7 +68,12 @@ GROUP_BYTES = 8 * 1024 * 1024
 """Batches are decoded in groups of about this size, unpacked; one batch alone may be larger."""
 _MS_MAX = (1 << 63) // 1000 - 1
 
-OnCorrupt = Callable[[CorruptBatch], None]
+OnCorrupt = Callable[[int, CorruptBatch], None]
+"""Is given the offset of a damaged batch and what is wrong with it; the batch is skipped unless it raises."""
+
+
+def raise_corrupt(_: int, error: CorruptBatch) -> NoReturn:
+    raise error
 
 
 _BASE = struct.Struct(">q")
@@ -111,7 +116,7 @@ class _Group:
 class Decoder:
     """Decodes fetched bytes of one partition.
 
-    ``on_corrupt`` is called for every skipped batch; without it the first bad batch raises.
+    ``on_corrupt`` is called for every damaged batch; without it the first one raises.
     """
 
     topic: str
@@ -119,7 +124,7 @@ class Decoder:
     first: int
     end: int
     headers: bool = False
-    on_corrupt: OnCorrupt | None = None
+    on_corrupt: OnCorrupt = raise_corrupt
     bytes_max: int = BYTES_MAX
 
     def decode(self, buffer: bytes | bytearray | memoryview, position: int) -> Iterator[pa.RecordBatch]:
@@ -180,9 +185,8 @@ class Decoder:
 
     def _corrupt(self, offset: int, error: Exception) -> None:
         named = CorruptBatch(f"{self.topic}-{self.partition}: batch at offset {offset}: {error}")
-        if self.on_corrupt is None:
-            raise named from error
-        self.on_corrupt(named)
+        named.__cause__ = error
+        self.on_corrupt(offset, named)
 
     def _rows(self, group: _Group, view: memoryview) -> Iterator[pa.RecordBatch]:
         """The rows of these batches.  After an error each batch is decoded alone, to find the bad one."""

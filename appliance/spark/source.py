@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, ClassVar, Final
 
 import pyarrow as pa
@@ -160,11 +161,19 @@ class Planner:
             part.first,
             part.end,
             headers=options.include_headers,
-            on_corrupt=_report if options.skip_corrupt else None,
+            on_corrupt=partial(self._on_corrupt, part),
         )
-        pieces = self.access.read(part, home, options.fetch_bytes_max, options.fail_on_data_loss)
+        pieces = self.access.read(
+            part, home, options.fetch_bytes_max, options.fail_on_data_loss, partial(self._on_corrupt, part)
+        )
         for start, data in pieces:
             yield from decoder.decode(data, start)
+
+    def _on_corrupt(self, part: Range, offset: int, error: CorruptBatch) -> None:
+        self.access.report_damage(part.topic, part.partition, offset)
+        if not self.options.skip_corrupt:
+            raise error
+        logger.warning("skipped: %s", error)
 
 
 def _complete(given: Mapping[TopicPartition, int], keys: Sequence[TopicPartition], name: str) -> None:
@@ -174,10 +183,6 @@ def _complete(given: Mapping[TopicPartition, int], keys: Sequence[TopicPartition
     for topic, partition in given:
         if (topic, partition) not in keys:
             raise BadValue(f"{name}: {topic}-{partition} is not among the partitions that are read")
-
-
-def _report(error: CorruptBatch) -> None:
-    logger.warning("skipped: %s", error)
 
 
 class BatchReader(DataSourceReader):

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer as KafkaConsumer
 
-from appliance.client import GroupConsumer
-from appliance.errors import StorageFault
+from appliance.client import Consumer, GroupConsumer
+from appliance.errors import CorruptBatch, StorageFault
 from appliance.log.files import log_path
 from appliance.records.encode import encode_values
 from appliance.zookeeper.ensemble import Ensemble
@@ -87,3 +87,53 @@ def test_a_kafka_client_goes_on(damaged: tuple[Server, int]) -> None:
         wait_for(lambda: read(SERVED | {FIRST[2]}), "what stands behind the damage", 30)
     finally:
         consumer.close()
+
+
+def read_raising(server: Server, topic: str) -> None:
+    with Consumer(server.native) as consumer:
+        consumer.assign_topic(topic)
+        with pytest.raises(CorruptBatch):
+            list(consumer.messages(1.0))
+
+
+def read_values_skipping(server: Server, topic: str) -> None:
+    with Consumer(server.native, on_corrupt="skip") as consumer:
+        consumer.assign_topic(topic)
+        assert sum(len(batch.values) for batch in consumer.fetch_batches(30.0)) == 2
+
+
+def read_as_a_member(server: Server, topic: str) -> None:
+    with GroupConsumer(server.native, "finds-it", on_corrupt="skip") as consumer:
+        (stream,) = consumer.create_message_streams({topic: 1})[topic]
+        got: list[bytes | None] = []
+        wait_for(lambda: got.extend(message.value for message in stream.messages(0.1)) or len(got) == 2, "the rest", 30)
+
+
+def read_with_the_shell(server: Server, topic: str) -> None:
+    said = run("consume", topic, "--from", "earliest", "--timeout", "5", "--data", str(server.data_dir))
+    assert said.out.encode().split() == FIRST[:1] and "damaged batch" in said.err, said
+
+
+def read_merged(server: Server, topic: str) -> None:
+    said = succeeding("tail", topic, "--data", str(server.data_dir))
+    assert "1 damaged batches were left out" in said.err, said
+
+
+READERS = (read_raising, read_values_skipping, read_as_a_member, read_with_the_shell, read_merged)
+
+
+def test_who_meets_damage_tells_it(tmp_path: Path, standalone: Ensemble) -> None:
+    """The scrubber comes by in hours: whoever reads a damaged batch with a native client has it named at once."""
+    with Server(tmp_path / "data", **{"zookeeper.connect": fresh_connect(standalone)} | ACCESS) as server:
+        server.wait_for_zookeeper()
+        for reader in READERS:
+            topic = reader.__name__
+            with Peer(server.native) as peer:
+                peer.create(topic)
+                damaged, *_ = [peer.produce(topic, encode_values([value], 1_000), acks=-1)[2] for value in FIRST]
+            with log_path(server.data_dir / f"{topic}-0", 0).open("r+b") as file:
+                file.seek(damaged + 62)
+                file.write(b"\xa5" * 5)
+            reader(server, topic)
+            wait_for(lambda: f"{topic}-0" in server.state["damaged"], f"{topic}-0 is named")  # noqa: B023
+            assert f"{topic}-0" in run("doctor", "--data", str(server.data_dir)).out

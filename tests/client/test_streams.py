@@ -5,11 +5,14 @@ revoked.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from appliance.client.cluster_client import Cluster
+from appliance.client.damage_reports import DamageReports
 from appliance.client.decoder import Decoder
 from appliance.client.fetcher import Chunk, Fetched
 from appliance.client.streams import MessageStream, OwnedPartitions
@@ -20,6 +23,7 @@ from ..support.client_peer import Partition
 
 PART, OTHER = ("t", 0), ("t", 1)
 QUIET_S = 0.01
+REPORTS = DamageReports(Cluster("127.0.0.1:1"), time.monotonic)
 TIMEOUT_S = 60
 
 
@@ -29,7 +33,7 @@ class Room:
     def __init__(self) -> None:
         self.lease = True
         self.owned = OwnedPartitions(lambda: self.lease)
-        self.stream = MessageStream(self.owned, Decoder(check_crc=True, on_corrupt="raise"), "t", 0)
+        self.stream = MessageStream(self.owned, Decoder(REPORTS, check_crc=True, on_corrupt="raise"), "t", 0)
         self.woken = 0
         self.fetched: list[Fetched] = []
         self.ends: dict[Any, int] = {}

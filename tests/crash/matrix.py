@@ -35,8 +35,8 @@ both listeners were at work; then everything was read and compared with what had
 twice, by producers with and without idempotence. *Other*: anything else that is promised and was not so (order, values
 where they belong, what was read stays, groups leave nothing out and do not go back). *Stall*: the longest time in which
 a producer was acknowledged nothing, or a consumer read nothing; clients and appliance share the machine, and whatever
-else runs on it makes stalls longer. *Named*: the longest time until `appliance doctor` had named a cause that lasts; more
-than 5 s is a broken promise. *Run*: date, version of the appliance, and how long the fault struck.
+else runs on it makes stalls longer. *Named*: the longest time until `appliance doctor` had named a cause that lasts;
+more than 5 s is a broken promise. *Run*: date, version of the appliance, and how long the fault struck.
 
 | fault | promise | injected | acknowledged | lost | doubled | other | stall of a producer / consumer | named | run |
 |---|---|---|---|---|---|---|---|---|---|

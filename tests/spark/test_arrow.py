@@ -185,7 +185,7 @@ def test_bytes_that_are_no_whole_batch_are_corrupt(cut: int) -> None:
     data = log([encode_values([b"abc"] * 7, 5), encode_values([b"abc"] * 3, 6)])
     with pytest.raises(CorruptBatch, match="appliance log verify"):
         rows(data[:-cut])
-    assert rows(data[:-cut], on_corrupt=lambda _: None) == expected(data)[:7]
+    assert rows(data[:-cut], on_corrupt=lambda *_: None) == expected(data)[:7]
     assert rows(b"") == []
 
 
@@ -223,7 +223,7 @@ def test_a_corrupt_batch_fails_or_is_skipped(codec: str) -> None:
     with pytest.raises(CorruptBatch, match=rf"logs-3: batch at offset {start}: .*CRC"):
         rows(data)
     reported: list[CorruptBatch] = []
-    kept = rows(data, on_corrupt=reported.append)
+    kept = rows(data, on_corrupt=lambda _, error: reported.append(error))
     assert kept == expected(data[:start]) + expected(data[stop:])
     assert f"offset {start}" in str(reported[0]) and len(reported) == 1
 
@@ -234,7 +234,8 @@ def test_a_batch_with_a_good_checksum_and_bad_records_is_found_among_others() ->
     forged[HEADER_BYTES + 4] = 40  # key length
     data[start:stop] = reseal(forged)
     reported: list[CorruptBatch] = []
-    assert rows(data, on_corrupt=reported.append) == expected(data[:start]) + expected(data[stop:])
+    kept = rows(data, on_corrupt=lambda _, error: reported.append(error))
+    assert kept == expected(data[:start]) + expected(data[stop:])
     assert len(reported) == 1
 
 
@@ -245,7 +246,7 @@ def test_a_flipped_bit_of_a_base_offset_is_noticed(bit: int) -> None:
     data[start + bit // 8] ^= 1 << bit % 8
     with pytest.raises(CorruptBatch, match="says that it is another one"):
         rows(data)
-    assert rows(data, on_corrupt=lambda _: None) == expected(data[:start]) + expected(data[stop:])
+    assert rows(data, on_corrupt=lambda *_: None) == expected(data[:start]) + expected(data[stop:])
 
 
 @pytest.mark.parametrize("length", [-1, 3, 48, 100_000])
@@ -255,7 +256,7 @@ def test_a_batch_without_a_length_takes_those_behind_it_along(length: int) -> No
     with pytest.raises(CorruptBatch, match=rf"logs-3: batch at offset {start}: its length is wrong"):
         rows(data)
     reported: list[CorruptBatch] = []
-    assert rows(data, on_corrupt=reported.append) == expected(data[:start])
+    assert rows(data, on_corrupt=lambda _, error: reported.append(error)) == expected(data[:start])
     assert len(reported) == 1
 
 

@@ -222,6 +222,7 @@ def test_a_corrupt_batch_fails_or_is_skipped(
             load(spark, options).collect()
         skipping = load(spark, options | {"corruptBatch": "skip"})
         assert values(skipping) == lines[:50] + lines[100:]
+        wait_for(lambda: f"{topic}-0" in server.state["damaged"], "it is named")  # so it is not served from now on
 
 
 # ---- streams

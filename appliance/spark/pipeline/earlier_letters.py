@@ -73,13 +73,13 @@ class LetterTopic:
                 if first < end:
                     decoder = Decoder(self._name, partition, first, end, headers=True, on_corrupt=_skip)
                     part = Range(self._name, partition, first, end, end)
-                    for start, data in access.read(part, None, FETCH_BYTES_MAX, False):
+                    for start, data in access.read(part, None, FETCH_BYTES_MAX, False, _skip):
                         yield from decoder.decode(data, start)
         finally:
             access.close()
 
 
-def _skip(_: CorruptBatch) -> None:
+def _skip(_: int, __: CorruptBatch) -> None:
     """A dead letter that cannot be read is sent again."""
 
 

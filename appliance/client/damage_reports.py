@@ -1,0 +1,33 @@
+"""Tells the appliance of damage that a reader has met, so that it is named before the scrubber comes to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from ..errors import ApplianceError
+from .cluster_client import Cluster
+
+EVERY_S: Final = 60.0
+"""One report of a partition in this time: behind the first damage, the scrubber looks at all of it."""
+ANSWER_MS_MAX: Final = 2_000
+"""How long a reader waits for the appliance, which reads the offsets itself."""
+
+
+class DamageReports:
+    """Reports of one client, at most one for a partition in :data:`EVERY_S`.  Never raises: a report is a courtesy."""
+
+    def __init__(self, cluster: Cluster, clock: Callable[[], float]) -> None:
+        self._cluster = cluster
+        self._clock = clock
+        self._next_s: dict[tuple[str, int], float] = {}
+
+    def report(self, topic: str, partition: int, start: int, stop: int) -> None:
+        """The bytes from offset ``start`` to ``stop`` are no sound record batch."""
+        now_s = self._clock()
+        if now_s < self._next_s.get((topic, partition), now_s):
+            return
+        self._next_s[topic, partition] = now_s + EVERY_S
+        with suppress(ApplianceError):
+            self._cluster.report_damage(topic, partition, start, stop, timeout_ms=ANSWER_MS_MAX)
