@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
-from typing import Final
 
-PR_SET_PDEATHSIG: Final = 1
-_libc = ctypes.CDLL(None, use_errno=True)
+from . import libc
 
 
 class DieWith:
@@ -19,6 +15,6 @@ class DieWith:
 
     def __call__(self) -> None:
         os.umask(0o077)
-        _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        libc.end_with_parent()
         if os.getppid() != self._parent:
             os._exit(1)

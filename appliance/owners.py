@@ -18,15 +18,13 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Final, NamedTuple
+from typing import BinaryIO, Final, NamedTuple
 
 from .errors import OthersDirectory
 
 LINKS_MAX: Final = 40
 """Symbolic links in one path, as in Linux."""
 NOBODY: Final = 65_534
-_SET_GROUPS: Final = {"x86_64": 116, "aarch64": 159, "riscv64": 159, "ppc64le": 81, "s390x": 206}
-"""The system call setgroups, by machine: the function of the C library changes all threads."""
 
 
 class Owner(NamedTuple):
@@ -97,22 +95,23 @@ def acting_as_owner(path: Path) -> Iterator[None]:
     if keeper.uid == 0:
         yield
         return
-    library = _library()
+    from . import libc  # few need it, and ctypes takes time
+
     codecs.lookup("idna")  # addresses need it, and Python reads a codec's file at its first use
-    if library.setfsuid(-1) == keeper.uid:  # an invalid number: only asks
+    if libc.set_file_user(libc.NOT_AN_ID) == keeper.uid:  # an invalid number: only asks
         yield
         return
     groups = os.getgroups()
-    _set_groups(library, [])  # those of root open its files as well
-    gid_before, uid_before = library.setfsgid(keeper.gid), library.setfsuid(keeper.uid)
+    libc.set_groups_of_thread([])  # those of root open its files as well
+    gid_before, uid_before = libc.set_file_group(keeper.gid), libc.set_file_user(keeper.uid)
     try:
-        if (library.setfsgid(-1), library.setfsuid(-1)) != (keeper.gid, keeper.uid):
+        if (libc.set_file_group(libc.NOT_AN_ID), libc.set_file_user(libc.NOT_AN_ID)) != (keeper.gid, keeper.uid):
             raise PermissionError(errno.EPERM, f"not permitted to act as {keeper}", str(path))
         yield
     finally:
-        library.setfsuid(uid_before)
-        library.setfsgid(gid_before)
-        _set_groups(library, groups)
+        libc.set_file_user(uid_before)
+        libc.set_file_group(gid_before)
+        libc.set_groups_of_thread(groups)
 
 
 def open_as_owner(path: Path) -> BinaryIO:
@@ -135,25 +134,3 @@ def refuse_others_directory(path: Path) -> None:
     if keeper.uid:
         who = "everybody" if keeper.uid == NOBODY else str(keeper)
         raise OthersDirectory(f"{path}: {who} may exchange what is there while root works in it: run this as its owner")
-
-
-def _library() -> Any:
-    import ctypes  # few need it, and it takes time
-
-    library = ctypes.CDLL(None, use_errno=True)
-    library.setfsuid.restype = library.setfsgid.restype = ctypes.c_uint
-    return library
-
-
-def _set_groups(library: Any, groups: list[int]) -> None:
-    """Set the supplementary groups of this thread."""
-    import ctypes
-
-    number = _SET_GROUPS.get(os.uname().machine)
-    if number is None:
-        os.setgroups(groups)
-        return
-    array = (ctypes.c_uint * len(groups))(*groups)
-    if library.syscall(ctypes.c_long(number), ctypes.c_long(len(groups)), array):
-        error = ctypes.get_errno()
-        raise PermissionError(error, f"setgroups: {os.strerror(error)}")

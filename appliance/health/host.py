@@ -6,7 +6,6 @@ little room.  A :class:`Host` goes through JSON, so an appliance tells others wh
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -15,6 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
+from ..libc import clock_is_synchronised
 from ..machine_limits import SHARED_MEMORY
 from ..names import is_topic
 
@@ -22,8 +22,6 @@ LOGS_MAX: Final = 20
 """Logs that a look names, the largest of all."""
 LITTLE_SHARE: Final = 0.05
 """With less than this share of a disk free, the logs on it are measured."""
-UNSYNCHRONISED: Final = 5
-"""What adjtimex(2) returns of a clock that nothing synchronises."""
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
@@ -98,7 +96,7 @@ def look(data_dir: Path, state: Mapping[str, Any]) -> Host:
         stats,
         tuple(logs[:LOGS_MAX]),
         sum(log.size for log in logs),
-        _synchronised(),
+        clock_is_synchronised(),
     )
 
 
@@ -148,9 +146,3 @@ def _delayed_s(pid: int) -> float:
         for task in tasks:
             total_ns += int(Path(task.path, "schedstat").read_text().split()[1])
     return total_ns / 1e9
-
-
-def _synchronised() -> bool | None:
-    timex = ctypes.create_string_buffer(512)  # modes 0: only read
-    state = ctypes.CDLL(None).adjtimex(timex)
-    return None if state < 0 else state != UNSYNCHRONISED

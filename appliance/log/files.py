@@ -8,7 +8,6 @@ Only their owner can read the files and directories of a log, whatever the umask
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import mmap
 import os
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from .. import libc
 from ..errors import NO_ROOM
 
 LOG_SUFFIX: Final = ".log"
@@ -28,18 +28,6 @@ NAME_DIGITS: Final = 20
 FILE_MODE: Final = 0o600
 DIRECTORY_MODE: Final = 0o700
 COPY_BYTES: Final = 1 << 20
-SYNC_FILE_RANGE_WRITE: Final = 2
-
-_sync_file_range = ctypes.CDLL(None).sync_file_range
-_sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
-
-
-def begin_write_back(fd: int, position: int, size: int) -> None:
-    """Let the disk begin to write a range of a file, and do not wait (sync_file_range(2)): nothing is durable by it.
-
-    It reports no error: what cannot be written the next ``fdatasync`` reports.
-    """
-    _sync_file_range(fd, position, size, SYNC_FILE_RANGE_WRITE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +47,7 @@ class System:
     mkdir: Callable[[Path, int], None] = os.mkdir
     fsync: Callable[[int], None] = os.fsync
     msync: Callable[[mmap.mmap], object] = mmap.mmap.flush
-    begin_write_back: Callable[[int, int, int], None] = begin_write_back
+    begin_write_back: Callable[[int, int, int], None] = libc.begin_write_back
 
 
 SYSTEM: Final = System()

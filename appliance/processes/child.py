@@ -7,44 +7,24 @@ kernel reads it from the memory of the process: what stands there can be written
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import gc
 import logging
 import os
-import platform
 import signal
 import sys
 import threading
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Final
 
-PR_SET_PDEATHSIG: Final = 1
+from .. import libc
+
 GARBAGE_ALLOCATIONS: Final = 50_000
 """Requests make and drop many small objects but no cycles: a collection every 700 allocations would find nothing."""
 
 SLICE_NS: Final = 100_000
 """The shortest time slice that Linux gives.  Short slices do not give a process more time, but give it sooner: when it
 wakes up, it interrupts processes with longer slices.  On a busy host replies wait for that."""
-SCHED_SETATTR: Final = {"x86_64": 314, "aarch64": 274}
-"""The number of sched_setattr(2), for which the C library has no function."""
-
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-class _SchedAttr(ctypes.Structure):
-    """``struct sched_attr``; for SCHED_OTHER (0) the run time is the slice, from Linux 6.12 on."""
-
-    _fields_: ClassVar = [
-        ("size", ctypes.c_uint32),
-        ("policy", ctypes.c_uint32),
-        ("flags", ctypes.c_uint64),
-        ("nice", ctypes.c_int32),
-        ("priority", ctypes.c_uint32),
-        ("runtime_ns", ctypes.c_uint64),
-        ("deadline_ns", ctypes.c_uint64),
-        ("period_ns", ctypes.c_uint64),
-    ]
 
 
 def set_name(name: str) -> None:
@@ -58,7 +38,7 @@ def set_name(name: str) -> None:
     if size:
         where = b"\0--data\0" + os.fsencode(_data_dir()) if _data_dir() else b""
         title = f"appliance: {name}".encode()[: max(0, size - 1 - len(where))] + where
-        ctypes.memmove(start, title[: size - 1].ljust(size, b"\0"), size)
+        libc.write_memory(start, title[: size - 1].ljust(size, b"\0"))
 
 
 @functools.cache
@@ -68,7 +48,7 @@ def _arguments() -> tuple[int, int]:
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end of proc(5), behind pid and name
         shown = Path("/proc/self/cmdline").read_bytes()
-        if start and len(shown) == end - start and ctypes.string_at(start, end - start) == shown:
+        if start and len(shown) == end - start and libc.read_memory(start, end - start) == shown:
             return start, end - start
     return 0, 0
 
@@ -99,8 +79,8 @@ def become_child(name: str, supervisor_pid: int) -> None:
     signal.set_wakeup_fd(-1)
     gc.set_threshold(GARBAGE_ALLOCATIONS)
     set_name(name)
-    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    _take_short_turns()
+    libc.end_with_parent()
+    libc.set_time_slice(SLICE_NS)
     if os.getppid() != supervisor_pid:
         os._exit(0)
 
@@ -115,22 +95,3 @@ def lower_priority_of_thread(niceness: int) -> None:
 def set_log_level(level: str) -> None:
     """Write events from this level on; ``level`` is a value of ``log.level``."""
     logging.getLogger().setLevel(level.upper())
-
-
-def give_back_memory() -> None:
-    """Return the unused pages of the heap to the system; only glibc can do it.
-
-    Without it one burst of large requests enlarges the heap for good: free memory between two used blocks is kept.
-    """
-    trim = getattr(_libc, "malloc_trim", None)
-    if trim is not None:
-        trim(0)
-
-
-def _take_short_turns() -> None:
-    """Set the time slice to SLICE_NS; threads started later inherit it.  Kernels before Linux 6.12 ignore it."""
-    number = SCHED_SETATTR.get(platform.machine())
-    if number is not None and os.sched_getscheduler(0) == os.SCHED_OTHER:
-        nice = os.getpriority(os.PRIO_PROCESS, 0)
-        wanted = _SchedAttr(size=ctypes.sizeof(_SchedAttr), nice=nice, runtime_ns=SLICE_NS)
-        _libc.syscall(number, 0, ctypes.byref(wanted), 0)

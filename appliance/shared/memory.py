@@ -19,7 +19,6 @@ bound, which is 65,530 by default.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import hashlib
 import logging
@@ -28,10 +27,11 @@ import os
 import re
 import secrets
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Final
 
 import posix_ipc
 
+from .. import libc
 from ..errors import OutOfResources
 from ..machine_limits import ADVICE, SHARED_MEMORY, limit_of
 
@@ -41,23 +41,6 @@ NAMES_TRIED_MAX: Final = 10
 MODE: Final = 0o600
 
 logger = logging.getLogger(__name__)
-
-_mmap = ctypes.CDLL(None, use_errno=True).mmap
-_mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
-_mmap.restype = ctypes.c_void_p
-MAP_FIXED: Final = 0x10
-
-
-class _Buffer(ctypes.Structure):
-    """``Py_buffer``, a part of the stable ABI."""
-
-    _fields_: ClassVar = [
-        ("address", ctypes.c_void_p),
-        ("owner", ctypes.c_void_p),
-        *((name, ctypes.c_ssize_t) for name in ("size", "item_size")),
-        *((name, ctypes.c_int) for name in ("readonly", "dimensions")),
-        *((name, ctypes.c_void_p) for name in ("format", "shape", "strides", "suboffsets", "internal")),
-    ]
 
 
 def instance_of(data_dir: Path) -> str:
@@ -117,34 +100,9 @@ def attach(name: str, *, writable: bool = True) -> mmap.mmap:
     except posix_ipc.PermissionsError as error:
         raise PermissionError(f"{name}: {error}") from None
     try:
-        return _map(memory.fd, writable)
+        return libc.map_without_descriptor(memory.fd, writable)
     finally:
         memory.close_fd()
-
-
-def _map(fd: int, writable: bool) -> mmap.mmap:
-    """Map an object that stays mapped when its descriptor is closed, as mmap(2) does.
-
-    Python's mmap keeps a copy of the descriptor (until 3.13, which has ``trackfd=False``).  So it maps anonymous
-    memory, in the place of which the object is mapped.
-
-    Raises:
-        OSError: no memory is left, or too much is mapped.
-    """
-    size, protection = os.fstat(fd).st_size, mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-    mapped = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=protection)
-    address = _address_of(mapped)
-    if _mmap(address, size, protection, mmap.MAP_SHARED | MAP_FIXED, fd, 0) != address:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    return mapped
-
-
-def _address_of(mapped: mmap.mmap) -> int:
-    buffer = _Buffer()
-    ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(mapped), ctypes.byref(buffer), 0)
-    address = int(buffer.address)
-    ctypes.pythonapi.PyBuffer_Release(ctypes.byref(buffer))
-    return address
 
 
 def attach_elsewhere(name: str, pid: int) -> mmap.mmap:
@@ -162,7 +120,7 @@ def attach_elsewhere(name: str, pid: int) -> mmap.mmap:
     except OSError as error:
         raise FileNotFoundError(name) from error
     try:
-        return _map(fd, writable=False)
+        return libc.map_without_descriptor(fd, writable=False)
     finally:
         os.close(fd)
 

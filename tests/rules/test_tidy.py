@@ -22,7 +22,7 @@ from appliance.config import KEYS
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "appliance"
 LAYERS = [  # a module may import from its own package and from lower layers
-    {"errors", "extras", "kafka_settings"},
+    {"errors", "extras", "kafka_settings", "libc"},
     {"names", "addresses", "die_with", "machine_limits", "owners", "partition_states", "proc_net", "reserve", "units"},
     {"config_keys", "disk_settings", "security"},
     {"input_settings"},
@@ -52,6 +52,7 @@ BANNED = {  # pattern -> (where it may stand, what to do instead)
         "take a clock as an argument",
     ),
     r"except( Exception)?:|except BaseException": ({"processes/"}, "catch one branch of errors.py"),
+    r"\bimport ctypes\b(?!\.util)|\bfrom ctypes\b": ({"libc.py"}, "one module calls the C library"),
     r"\bmultiprocessing\b": ({"spark/"}, "an attacher's exit unlinks the segment: use shared.memory"),
     r"posix_ipc\.Semaphore": (set(), "a killed holder keeps it: one storing process per cell"),
     r"\bprint\(": (

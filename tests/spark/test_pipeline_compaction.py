@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
@@ -218,12 +219,10 @@ def test_a_file_system_that_cannot_exchange_is_named(
     if settings.output.format == "delta":
         return
 
-    class OldLibrary:
-        def renameat2(self, *_: object) -> int:
-            parquet_compaction.ctypes.set_errno(22)
-            return -1
+    def refuse(one: Path, other: Path) -> None:
+        raise OSError(errno.EINVAL, "refused", str(one))
 
-    monkeypatch.setattr(parquet_compaction, "_libc", OldLibrary())
+    monkeypatch.setattr(parquet_compaction.libc, "exchange_paths", refuse)
     with pytest.raises(BadValue, match="compact_ms = 0"):
         compact(compactable(settings.output), settings.output, settled=True)
     assert len(seen(settings)) == 6

@@ -11,7 +11,6 @@ a parent-death signal, so that they end when the demo is killed.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import os
 import shutil
@@ -25,6 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from ... import libc
 from ...errors import Unavailable
 from ...owners import refuse_others_directory
 from ...shared import memory
@@ -32,7 +32,6 @@ from ...shared import memory
 PREFIX = "appliance-demo-"
 OWNER = "owner"
 DATA = "data"
-PR_SET_PDEATHSIG = 1
 STOP_S = 30.0
 POLL_S = 0.02
 SETTLING_S = 2.0
@@ -56,7 +55,7 @@ class Sandbox:
         """Run ``python -m <arguments>`` with its output in files of the sandbox."""
 
         def follow_parent() -> None:
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, death_signal, 0, 0, 0)
+            libc.end_with_parent(death_signal)
 
         with (self.path / f"{log}.out").open("wb") as out, (self.path / f"{log}.log").open("wb") as err:
             child = subprocess.Popen(

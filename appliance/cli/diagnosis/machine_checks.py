@@ -6,7 +6,6 @@ fail.  No check changes anything, except that the disk check writes and removes 
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
 import resource
@@ -24,6 +23,7 @@ from ...addresses import parse_addresses, parse_listeners
 from ...config import Config
 from ...errors import ApplianceError
 from ...health.conditions import EXPIRES_WITHIN_S, RENEW
+from ...libc import clock_is_synchronised
 from ...owners import acting_as_owner
 from ...proc_net import holder_of, ports_in_use
 from ...shared.table import TABLE_BYTES
@@ -40,7 +40,6 @@ DESCRIPTORS_WARN: Final = 65_536
 TASKS_WARN: Final = 4_096
 MEMORY_WARN: Final = 512 << 20
 LOCAL_NODE_BYTES: Final = 80 << 20
-_UNSYNCHRONISED: Final = 5
 _YEAR_2024_S: Final = 1_704_067_200
 
 
@@ -198,8 +197,7 @@ def _clock(config: Config, directory: Path) -> Row:
     found = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now_s))
     if now_s < _YEAR_2024_S:
         return Row("clock", WRONG, found, "set it: retention and timestamps follow it")
-    timex = ctypes.create_string_buffer(512)  # modes 0: only read
-    if ctypes.CDLL(None).adjtimex(timex) == _UNSYNCHRONISED:
+    if clock_is_synchronised() is False:
         return Row("clock", WARNING, f"{found}, not synchronised", "timedatectl set-ntp true, or chrony")
     return Row("clock", OK, f"{found}, synchronised")
 

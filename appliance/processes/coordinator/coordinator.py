@@ -27,6 +27,7 @@ from ...errors import ApplianceError, ProtocolFault, Unavailable
 from ...groups.group_coordinator import GroupCoordinator
 from ...groups.messages import Limits as GroupLimits
 from ...kafka_apis.handlers import KafkaApis
+from ...libc import give_back_memory
 from ...log.partition_directory import directory_of
 from ...log.recovery import boot_id
 from ...security.audit_log import Audit
@@ -41,7 +42,7 @@ from ...wire.kafka.call import Call
 from ...zookeeper.cluster_identity import stored_cluster_id
 from ...zookeeper.login import login_of
 from ...zookeeper.session import SessionState
-from ..child import give_back_memory, set_log_level
+from ..child import set_log_level
 from ..clock import now_ms, wall_ms, wall_s
 from ..control import Channel
 from ..messages import (

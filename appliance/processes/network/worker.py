@@ -35,6 +35,7 @@ from typing import Final, NamedTuple, assert_never
 from ...addresses import Listener
 from ...config import Config
 from ...errors import BadValue
+from ...libc import give_back_memory
 from ...machine_limits import limit_of_map
 from ...names import TopicPartition
 from ...security.authorizer import Authorizer
@@ -49,7 +50,7 @@ from ...wire.bounds import Limits
 from ...wire.listener_codecs import codec_of
 from ...wire.requests import Fetch, Forwarded, Login, Offsets, Produce
 from ...wire.transport import PlainTransport, Transport
-from ..child import become_child, give_back_memory, set_log_level
+from ..child import become_child, set_log_level
 from ..clock import now_ms
 from ..control import Channel
 from ..messages import (

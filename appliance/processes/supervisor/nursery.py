@@ -36,7 +36,6 @@ It tells the supervisor of a writer that was killed, or ended by a bug.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import logging
 import os
@@ -47,6 +46,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, assert_never
 
+from ... import libc
 from ...config import Config
 from ...log.recovery import boot_id
 from ...machine_limits import limit_of
@@ -67,10 +67,6 @@ logger = logging.getLogger(__name__)
 
 REAP_MS: Final = 10
 """When the nursery looks again for a writer that has closed its channel and has not ended; then twice as late."""
-
-_libc = ctypes.PyDLL(None, use_errno=True)
-"""Its ``fork`` leaves out what Python does in a child after ``os.fork``: renewing the locks that other threads of the
-parent might have held.  Here is no other thread, and that alone writes to 240 pages, a quarter of a writer's start."""
 
 
 class Nursery:
@@ -137,15 +133,16 @@ class Nursery:
 
     def _fork(self, order: ForkWriter, fd: int) -> None:
         """Fork a writer.  The less is done here and the more by the child, the fewer pages are copied twice."""
-        pid = _libc.fork()
-        if pid == 0:
-            self._become_writer(order, fd)
-        if pid > 0:
+        try:
+            pid = libc.fork_only()
+        except OSError as error:
+            lacking = OSError(error.errno, "no process for a writer")
+            tell(fd, Lacking(reason_of(lacking), limit_of(lacking)))
+        else:
+            if pid == 0:
+                self._become_writer(order, fd)
             self._partitions[pid] = order.partition
             tell(fd, Forked(pid))
-        else:
-            error = OSError(ctypes.get_errno(), "no process for a writer")
-            tell(fd, Lacking(reason_of(error), limit_of(error)))
         os.close(fd)
 
     def _become_writer(self, order: ForkWriter, fd: int) -> None:

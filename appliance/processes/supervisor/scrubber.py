@@ -12,10 +12,8 @@ there.  :class:`Scrubbing` is the supervisor's side.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
-import platform
 import select
 import time
 from collections.abc import Callable, Sequence
@@ -25,6 +23,7 @@ from typing import Final, assert_never
 
 import msgspec
 
+from ... import libc
 from ...catalog import replace_file
 from ...config import Config
 from ...disk_settings import Scrub
@@ -52,8 +51,6 @@ IDLE_S: Final = 60.0
 SAVE_S: Final = 30.0
 """How often it stores where it is."""
 NICE: Final = 19
-IOPRIO_SET: Final = {"x86_64": 251, "aarch64": 30}
-IOPRIO_IDLE: Final = 3 << 13
 
 
 class Scrubbing:
@@ -121,9 +118,7 @@ def run(config: Config, data_dir: Path, control: Channel, heart: Heart, supervis
 
 def take_lowest_priority() -> None:
     os.setpriority(os.PRIO_PROCESS, 0, NICE)
-    number = IOPRIO_SET.get(platform.machine())
-    if number is not None:
-        ctypes.CDLL(None, use_errno=True).syscall(number, 1, 0, IOPRIO_IDLE)
+    libc.take_idle_disk_priority()
 
 
 class Scrubber:

@@ -7,7 +7,6 @@ other (renameat2 with RENAME_EXCHANGE): a reader sees the old state or the new o
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
@@ -16,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from ... import __version__
+from ... import __version__, libc
 from ...disk_settings import Disk
 from ...health.conditions import REFUSED_WITHIN_S
 from ...health.findings import status_line
@@ -42,10 +41,6 @@ MINUTE_S: Final = 60
 FOREIGN_MS: Final = 2_000
 """How often to look whether partitions of other brokers are still here."""
 ROOM_BYTES: Final = 64 * 1024
-RENAME_EXCHANGE: Final = 2
-AT_FDCWD: Final = -100
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Refusals:
@@ -254,8 +249,9 @@ class StateFile:
             self._fill(self._spare, content)
             self._spare.replace(self._path)
         self._fill(self._spare, content)
-        old, new = os.fsencode(self._path), os.fsencode(self._spare)
-        if _libc.renameat2(AT_FDCWD, new, AT_FDCWD, old, RENAME_EXCHANGE):
+        try:
+            libc.exchange_paths(self._spare, self._path)
+        except OSError:
             self._spare.replace(self._path)  # a file system that cannot exchange
 
     def _fill(self, path: Path, content: bytes) -> None:

@@ -14,7 +14,6 @@ part.  Delta has no such moment.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import fcntl
 import os
@@ -25,6 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from ... import libc
 from ...errors import BadValue
 from .compaction import EventFile, write_together
 from .output_files import OutputFiles
@@ -34,9 +34,6 @@ from .table_files import EVENTS, sync_directories
 FRESH: Final = "_compaction"
 TASK: Final = 99_999
 """Stands in the name of a file for the number of a task, which is smaller."""
-_AT_FDCWD: Final = -100
-_RENAME_EXCHANGE: Final = 2
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class ParquetEvents:
@@ -107,12 +104,12 @@ def exchange(one: Path, other: Path) -> None:
     Raises:
         BadValue: the file system cannot do it.
     """
-    names = os.fsencode(one), os.fsencode(other)
-    if _libc.renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE):
-        number = ctypes.get_errno()
-        if number in (errno.EINVAL, errno.ENOSYS):
+    try:
+        libc.exchange_paths(one, other)
+    except OSError as error:
+        if error.errno in (errno.EINVAL, errno.ENOSYS):
             raise BadValue(
                 f"the file system of {one} cannot exchange directories, so Parquet files cannot be compacted there: "
                 'set output.compact_ms = 0, or use output.format = "delta"'
-            )
-        raise OSError(number, os.strerror(number), str(one))
+            ) from None
+        raise

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from appliance.catalog import LEADER_EPOCH
 from appliance.errors import InvalidRecord, OutOfResources, StorageFault
+from appliance.libc import begin_write_back
 from appliance.log import FlushTicket, Log
-from appliance.log.files import System, begin_write_back
+from appliance.log.files import System
 from appliance.names import TopicPartition
 from appliance.partition_states import ONLINE
 from appliance.processes.clock import wall_ms

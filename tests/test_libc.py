@@ -1,4 +1,4 @@
-"""appliance.processes.child: what a process frees goes back to the system."""
+"""appliance.libc: what a process frees goes back to the system."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import pytest
 
 PROGRAM = """
-from appliance.processes.child import give_back_memory
+from appliance.libc import give_back_memory
 from tests.support.measures import memory_bytes
 import os
 
