@@ -242,9 +242,9 @@ def test_a_writer_that_hangs_before_its_first_message_is_found_and_killed(
 
 def test_a_writer_is_killed_by_its_pid_only_while_its_channel_is_open(steps: Steps) -> None:
     """After that the pid may be anybody's."""
+    pid = standing_still()  # first, so that it does not have the writer's end of the channel, and keep it open
     channel = steps.take_order()
     steps.writer.kill()  # its pid is not known
-    pid = standing_still()
     channel.send(Forked(pid))
     steps.turn()
     channel.close()
