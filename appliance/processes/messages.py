@@ -34,6 +34,11 @@ a descriptor travels with it.
     CompactLog           C → S            compact this partition's log, unless one is being compacted
     Roll                 C → S → R        seal the active segment, so that it can be removed
     StoreProducers       C → S → R        store what is known of the producers
+    OpenTransaction      C → S → R        the producer, with this epoch, is in a transaction from now on
+    WriteMarker          C → S → R        end its transaction: append the marker, if anything of it is in the log
+    TransactionsSent     C → S → R        the writer has been sent an OpenTransaction for all that is open there
+    TransactionStep      R, S → C         an OpenTransaction or WriteMarker is done, and the marker flushed; or why not
+    WriterStarted        S → C            a writer has opened the log: see below
     Retire               S → R            answer what has come, close the log, and end
     Forked               R, N → S         the writer's process
     WriterOpened         R → S            its log is open: it serves
@@ -91,6 +96,16 @@ Between a worker and a writer (:mod:`.handoff` has the states of a connection)::
     ProduceFailed        R → W            a request of it with acks=0 has failed: to be closed when it is back
     GivenBack +fd        R → W            the connection itself, after its bytes
     ConnectionLost       R → W            its descriptor did not arrive: the kernel has closed it
+
+Transactions.  OpenTransaction and WriteMarker take effect in their order, and between the batches of the partition: a
+batch of a transaction is admitted only after its OpenTransaction, and before its WriteMarker.  Both may be repeated.
+Either is refused when its epoch is older than the producer's.  A WriteMarker of a transaction that is not open, or has
+no batch in the log, writes nothing, and is done.  The supervisor starts a writer for them; where it cannot, it answers
+with an error, :class:`~appliance.errors.UnknownPartition` for a partition that is not there.  A writer that ends leaves
+steps unanswered, and forgets what was opened and has no batch in the log.  So at WriterStarted, also when the
+coordinator is the one that was started, the coordinator sends all again that is open there or not answered, then
+TransactionsSent with the same ``writer``.  Until then transactional batches that the writer does not know are refused
+with an error after which they are sent again.
 
 A message that a receiver's union lacks is a bug, and raises :class:`UnknownMessage` there.
 """
@@ -248,6 +263,40 @@ class SegmentSwapped(Message):
 
 class StoreProducers(Message):
     partition: TopicPartition
+
+
+class OpenTransaction(Message):
+    partition: TopicPartition
+    token: int
+    producer_id: int
+    epoch: int
+
+
+class WriteMarker(Message):
+    partition: TopicPartition
+    token: int
+    producer_id: int
+    epoch: int
+    coordinator_epoch: int
+    committed: bool
+
+
+class TransactionsSent(Message):
+    partition: TopicPartition
+    writer: int
+
+
+class TransactionStep(Message):
+    partition: TopicPartition
+    token: int
+    error: str
+    """The name of the error's class in ``errors``; "" when it is done."""
+
+
+class WriterStarted(Message):
+    partition: TopicPartition
+    writer: int
+    """Which one, for TransactionsSent: its pid."""
 
 
 class Retire(Message):
@@ -590,7 +639,18 @@ ToWorker = (
     | Refused
 )
 ToWriter = (
-    WorkerChannel | ChangeSettings | DeleteBefore | Roll | SwapSegment | StoreProducers | Retire | Reload | Refused
+    WorkerChannel
+    | ChangeSettings
+    | DeleteBefore
+    | Roll
+    | SwapSegment
+    | StoreProducers
+    | OpenTransaction
+    | WriteMarker
+    | TransactionsSent
+    | Retire
+    | Reload
+    | Refused
 )
 ToNursery = ForkWriter | Reap | Reload | Stop | Refused
 ToCoordinator = (
@@ -600,6 +660,8 @@ ToCoordinator = (
     | OrderDone
     | RepairDone
     | Judged
+    | TransactionStep
+    | WriterStarted
     | WorkerStreamOpened
     | Listening
     | ConnectZooKeeper
@@ -633,6 +695,7 @@ FromLog = (
     | Offline
     | Lacking
     | LogFull
+    | TransactionStep
     | PartitionsOpened
     | PartitionsRemoved
     | LogRepaired
@@ -651,6 +714,9 @@ PartitionOrder = (
     | DeleteBefore
     | Roll
     | StoreProducers
+    | OpenTransaction
+    | WriteMarker
+    | TransactionsSent
     | CompactLog
     | RepairLog
     | LookAt

@@ -63,7 +63,10 @@ from ..messages import (
     Stop,
     ToCoordinator,
     ToSupervisor,
+    TransactionsSent,
+    TransactionStep,
     WorkerStreamOpened,
+    WriterStarted,
     ZooKeeperState,
 )
 from .change_log import ChangeLog, RefusalLog
@@ -305,6 +308,10 @@ class Coordinator:
                 self._partitions.on_repair_done(message)
             case Judged():
                 self._partitions.on_judged(message)
+            case WriterStarted(partition, writer):  # no transaction is ever begun here: none is open
+                self._send(TransactionsSent(partition, writer))
+            case TransactionStep():
+                raise AssertionError(message)  # none was asked for
             case WorkerStreamOpened(index):
                 self._spawn(self._attach_worker(index, fds[0]))
             case Refused():  # no descriptor left for it: the supervisor sends it again

@@ -140,6 +140,10 @@ class ChildEvents:
                 return
             case messages.WriterOpened():
                 self._writers.on_opened(child)
+                self._coordinator.send(messages.WriterStarted(child.key, child.pid))
+            case messages.TransactionStep():
+                self._coordinator.send(message)
+                return
             case messages.SegmentCompacted():
                 self._compactions.on_compacted(child, message)
                 return
@@ -195,6 +199,13 @@ class ChildEvents:
                 # Its writer is started for it; the coordinator repeats lost orders.
                 self._writers.want(partition)
                 self._writers.send(partition, message)
+            case messages.OpenTransaction(partition, token) | messages.WriteMarker(partition, token):
+                error = self._writers.on_step(message)
+                if error:
+                    self._coordinator.send(messages.TransactionStep(partition, token, error))
+            case messages.TransactionsSent(partition, writer):
+                if partition in self._hosted and self._hosted[partition].writer == writer:
+                    self._writers.send(partition, message)
             case messages.CompactLog():
                 self._compactions.compact(message)
             case messages.RepairLog(token, partition, cut):

@@ -25,6 +25,7 @@ from ..messages import (
     Stop,
     ToCoordinator,
     WorkerStreamOpened,
+    WriterStarted,
 )
 from .actions import Actions
 from .children import Children
@@ -106,6 +107,9 @@ class CoordinatorChild:
         for partition, table in self._hosted.tables():
             if partition not in self._hosted.opening:
                 self.send(PartitionTable(partition, table))
+        for partition, row in self._hosted.items():
+            if row.writer:
+                self.send(WriterStarted(partition, row.writer))
         for index in self._workers:
             self.connect(index)
         self.send_listeners()

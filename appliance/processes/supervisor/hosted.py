@@ -17,13 +17,15 @@ class HostedPartition:
     ``damaged``: ranges that are not served, as :mod:`.inspection` finds them: start, stop, file, position, reason.
     """
 
-    __slots__ = ("damaged", "full", "offline", "settings", "table", "topic_id")
+    __slots__ = ("damaged", "full", "offline", "settings", "table", "topic_id", "writer")
 
     def __init__(self, topic_id: str, settings: dict[str, str]) -> None:
         self.topic_id = topic_id
         self.settings = settings
         self.table = self.offline = self.full = ""
         self.damaged: list[DamagedPlace] = []
+        self.writer = 0
+        """The pid of the writer that has its log open; 0: none."""
 
     def damage_message(self, partition: TopicPartition) -> RangesDamaged:
         """The message to workers about offsets that they must not serve."""

@@ -30,11 +30,21 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...config import Config
+from ...errors import StorageFault, UnknownPartition, WriterGone
 from ...machine_limits import DESCRIPTORS, WRITERS_MAX, descriptors_granted, descriptors_of, memory_bytes
 from ...names import TopicPartition
 from ..clock import now_ms, wall_s
 from ..control import Channel
-from ..messages import Reload, Retire, ToWriter, WorkerChannel, WriterChannel, WriterRetires
+from ..messages import (
+    OpenTransaction,
+    Reload,
+    Retire,
+    ToWriter,
+    WorkerChannel,
+    WriteMarker,
+    WriterChannel,
+    WriterRetires,
+)
 from .actions import UNDER_WAY, Actions
 from .children import Children
 from .fork import Child
@@ -110,6 +120,25 @@ class Writers:
         if partition in self._hosted:
             self._needed.add(partition)
             self.want(partition)
+
+    def on_step(self, message: OpenTransaction | WriteMarker) -> str:
+        """Send the writer a step of a transaction, and start it if need be; return why that cannot be, or ""."""
+        partition = message.partition
+        row = self._hosted.get(partition)
+        if row is None:
+            return UnknownPartition.__name__
+        if row.offline:
+            return StorageFault.__name__
+        if not self._is_served(partition):
+            self.on_need(partition)
+        if not self._is_served(partition):
+            return WriterGone.__name__
+        self.send(partition, message)
+        return ""
+
+    def _is_served(self, partition: TopicPartition) -> bool:
+        child = self._by_partition.get(partition)
+        return child is not None and not child.stopping
 
     def on_partition_opened(self, partition: TopicPartition) -> None:
         if partition in self._needed:
@@ -220,6 +249,8 @@ class Writers:
 
     def on_opened(self, child: Child) -> None:
         self._start.done(child.key)
+        if child.key in self._hosted:
+            self._hosted[child.key].writer = child.pid
         self._on_opening_over(child)
 
     def on_lacking(self, child: Child, reason: str, limit: str) -> None:
@@ -250,6 +281,8 @@ class Writers:
     def on_end(self, child: Child) -> None:
         partition: TopicPartition = child.key
         del self._by_partition[partition]
+        if partition in self._hosted:
+            self._hosted[partition].writer = 0
         self._retiring.discard(child)
         self._nursery.reap(child.pid)
         self._on_opening_over(child)

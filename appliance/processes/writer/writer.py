@@ -34,6 +34,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, assert_never
 
+from ...broker.open_transactions import OpenTransactions
 from ...config import Config, TopicSettings
 from ...errors import (
     ApplianceError,
@@ -82,6 +83,7 @@ from ..messages import (
     LogClosed,
     LogFull,
     Offline,
+    OpenTransaction,
     Recall,
     Refused,
     Reload,
@@ -90,7 +92,10 @@ from ..messages import (
     SegmentSwapped,
     StoreProducers,
     SwapSegment,
+    TransactionsSent,
+    TransactionStep,
     WorkerChannel,
+    WriteMarker,
     WriterOpened,
 )
 from .handed_over import CHECK_MS, HandedOverConnections
@@ -363,6 +368,7 @@ class Writer:
         log = Log.open(arguments.path, settings, wall_ms, SEGMENTS_MAX, may_make=False, steady_ms=now_ms)
         self._log = log
         self._producers = Producers(log, arguments.config.producers.ids_max)
+        self._transactions = OpenTransactions(arguments.config.producers.ids_max)
         self._appender = Appender(log, self._producers, table)
         table.publish(log.bases, log.start, log.end_offset, log.records)
         table.set_log_end_offset(log.end_offset)
@@ -586,6 +592,10 @@ class Writer:
                     with self._heart.working():
                         self._unflushed.flush_and_wait()
                         self._producers.store_all()
+                case OpenTransaction() | WriteMarker():
+                    self._step(message)
+                case TransactionsSent():
+                    self._transactions.sent = True
                 case Retire():
                     self._retire_ms = now_ms()
                     self._handed_over.recall()
@@ -623,6 +633,18 @@ class Writer:
         with self._heart.working():
             done = swap_segment(self._log, self._producers, base, self._unflushed.flush_and_wait)
         self._control.send(SegmentSwapped(partition, base, done))
+
+    def _step(self, message: OpenTransaction | WriteMarker) -> None:
+        """Begin or end a transaction, and say so."""
+        error = ""
+        try:
+            if isinstance(message, OpenTransaction):
+                self._transactions.open(message.producer_id, message.epoch)
+            else:  # no batch of a transaction is admitted, so there is nothing to write
+                self._transactions.end(message.producer_id, message.epoch)
+        except (ClientFault, OutOfResources) as fault:
+            error = type(fault).__name__
+        self._control.send(TransactionStep(message.partition, message.token, error))
 
     def _show_start(self) -> None:
         with self._unflushed.lock:

@@ -1,0 +1,46 @@
+"""Knows which producers are in a transaction at a partition, as the transaction coordinator has said.
+
+What is said here is not in the log: a writer that has just been started knows nothing, until the coordinator has sent
+it all again (``sent``).
+"""
+
+from __future__ import annotations
+
+from ..errors import OutOfResources, StaleProducerEpoch
+
+
+class OpenTransactions:
+    """The transactions that are open at one partition, at most ``ids_max`` of them."""
+
+    def __init__(self, ids_max: int) -> None:
+        self._ids_max = ids_max
+        self._epochs: dict[int, int] = {}
+        """By producer id, those that are in a transaction."""
+        self.sent = False
+        """Whether the coordinator has sent all that is open to this writer."""
+
+    def open(self, producer_id: int, epoch: int) -> None:
+        """Begin a transaction; again, nothing changes.
+
+        Raises:
+            OutOfResources: too many are open.
+            StaleProducerEpoch: a newer incarnation of the producer is in one.
+        """
+        if len(self._epochs) >= self._ids_max and producer_id not in self._epochs:
+            raise OutOfResources(f"{self._ids_max} transactions are open at one partition: try again later")
+        self._check(producer_id, epoch)
+        self._epochs[producer_id] = epoch
+
+    def end(self, producer_id: int, epoch: int) -> None:
+        """End a transaction; one that is not open stays so.
+
+        Raises:
+            StaleProducerEpoch: a newer incarnation of the producer is in one.
+        """
+        self._check(producer_id, epoch)
+        self._epochs.pop(producer_id, None)
+
+    def _check(self, producer_id: int, epoch: int) -> None:
+        known = self._epochs.get(producer_id, epoch)
+        if epoch < known:
+            raise StaleProducerEpoch(f"producer {producer_id}: epoch {epoch}, but {known} is in a transaction")
