@@ -31,6 +31,7 @@ LAYERS = [  # a module may import from its own package and from lower layers
     {"wire"},
     {"shared", "log"},
     {"broker", "zookeeper", "groups", "status", "health"},
+    {"transactions"},
     {"kafka_apis", "data_directory"},
     {"processes", "client"},
     {"metrics", "spark", "inputs"},
