@@ -74,6 +74,14 @@ class Claimant(msgspec.Struct, frozen=True):
     instance: str
 
 
+class Claimed(NamedTuple):
+    """A claim of ours: its own node, and value and version of the node that is claimed.  Each claim adds 1 to it."""
+
+    path: str
+    value: bytes
+    version: int
+
+
 class Held(NamedTuple):
     """A claim of ours: its node, the group's GroupInfo, and the size in bytes of each committed offset's value."""
 
@@ -111,7 +119,15 @@ def take(group: str, claimant: Claimant, epoch: str, *, make: bool) -> Operation
     Raises:
         ZooKeeperAway: another coordinator has it, or it keeps changing.
     """
-    path, own = paths.group(group), f"{paths.group(group)}/{CLAIM}{epoch}"
+    claimed = yield from claim(paths.group(group), claimant, epoch, f"group {group!r}", make=make)
+    if claimed is None:
+        return None
+    return Held(claimed.path, decode_info(claimed.value), (yield from _sizes(group)))
+
+
+def claim(path: str, claimant: Claimant, epoch: str, what: str, *, make: bool) -> Operation[Claimed | None]:
+    """Claim what the node ``path`` stands for, ``what`` in texts; see :func:`take`."""
+    own = f"{path}/{CLAIM}{epoch}"
     for _ in range(ATTEMPTS_MAX):
         node, names = yield [get(path), children(path)]
         if isinstance(node, Refused) or isinstance(names, Refused):
@@ -121,16 +137,16 @@ def take(group: str, claimant: Claimant, epoch: str, *, make: bool) -> Operation
             continue
         others = [f"{path}/{name}" for name in names if name.startswith(CLAIM)]
         if own in others:  # created already: the reply was lost
-            return Held(own, decode_info(node.value), (yield from _sizes(group)))
-        leftovers = yield from _our_leftovers(group, others, claimant)
+            return Claimed(own, node.value, node.version)
+        leftovers = yield from _our_leftovers(what, others, claimant)
         parts = [set_value(path, node.value, node.version), *(delete(left, 0) for left in leftovers)]
         (reply,) = yield [multi([*parts, create(own, msgspec.json.encode(claimant), ephemeral=True)])]
         if not isinstance(reply, Failed):
-            return Held(own, decode_info(node.value), (yield from _sizes(group)))
-    raise ZooKeeperAway(f"the coordinator of group {group!r} keeps changing; try again")
+            return Claimed(own, node.value, node.version + 1)
+    raise ZooKeeperAway(f"the coordinator of {what} keeps changing; try again")
 
 
-def _our_leftovers(group: str, others: list[str], claimant: Claimant) -> Operation[list[str]]:
+def _our_leftovers(what: str, others: list[str], claimant: Claimant) -> Operation[list[str]]:
     leftovers = []
     for path, node in zip(others, (yield from ask([get(path) for path in others])), strict=True):
         if not isinstance(node, Node):
@@ -140,7 +156,7 @@ def _our_leftovers(group: str, others: list[str], claimant: Claimant) -> Operati
         except (msgspec.MsgspecError, UnicodeDecodeError):
             raise BadValue(f"ZooKeeper node {path} is no claim of a coordinator: delete it") from None
         if holder != claimant:
-            raise ZooKeeperAway(f"broker {holder.broker} still coordinates group {group!r}; try again")
+            raise ZooKeeperAway(f"broker {holder.broker} still coordinates {what}; try again")
         leftovers.append(path)
     return leftovers
 
@@ -192,26 +208,32 @@ def write(
     values = {part: None if to is None else paths.encode_offset(to) for part, to in sorted(changes.items())}
     for some in _chunks(values):
         for _ in range(ATTEMPTS_MAX):
-            (reply,) = yield [multi([check(held.path, -1), *_requests(group, held, some)])]
+            (reply,) = yield [multi([check(held.path, -1), *offset_requests(group, held, some)])]
             if not isinstance(reply, Failed):
                 break
             if reply.part_index == 0:
                 raise _lost(group)
-            yield from _read_again(group, held, some)
+            yield from read_again(group, held, some)
         else:
             raise ZooKeeperAway(f"offsets of group {group!r} keep changing; try again")
-        for part, value in some.items():
-            if value is None:
-                held.sizes.pop(part, None)
-            else:
-                held.sizes[part] = len(value)
+        note_sizes(held, some)
+
+
+def note_sizes(held: Held, values: Mapping[TopicPartition, bytes | None]) -> None:
+    """These offsets are stored, or deleted."""
+    for part, value in values.items():
+        if value is None:
+            held.sizes.pop(part, None)
+        else:
+            held.sizes[part] = len(value)
 
 
 def _lost(group: str) -> NotCoordinator:
     return NotCoordinator(f"this broker does not coordinate group {group!r} any more; try again")
 
 
-def _requests(group: str, held: Held, values: Mapping[TopicPartition, bytes | None]) -> Iterator[Request]:
+def offset_requests(group: str, held: Held, values: Mapping[TopicPartition, bytes | None]) -> Iterator[Request]:
+    """The parts of a multi that store these offsets, or delete those that are None, by what is known of them."""
     for part, value in values.items():
         path, there = paths.offset(group, part), part in held.sizes
         if value is not None:
@@ -220,7 +242,7 @@ def _requests(group: str, held: Held, values: Mapping[TopicPartition, bytes | No
             yield delete(path)
 
 
-def _read_again(group: str, held: Held, values: Mapping[TopicPartition, bytes | None]) -> Operation[None]:
+def read_again(group: str, held: Held, values: Mapping[TopicPartition, bytes | None]) -> Operation[None]:
     """Correct ``held.sizes`` after a write that found other nodes than expected; create missing parents."""
     topics = {part.topic for part, value in values.items() if value is not None}
     yield from ask([create(paths.offsets(group, topic)) for topic in sorted(topics)])

@@ -7,8 +7,8 @@
     /consumers/<group>/owners/<topic>/<partition>   ephemeral   <consumer>-<stream number>
     /consumers/<group>/offsets/<topic>/<partition>  persistent  offset of the next message (below)
 
-Other nodes: the coordinators of groups in ``claims.py``, the cluster's id and deleted topics in
-``cluster_identity.py``, users, quotas and access rules in ``security_nodes.py``.
+Other nodes: the coordinators of groups in ``claims.py``, transactions in ``transaction_nodes.py``, the cluster's id and
+deleted topics in ``cluster_identity.py``, users, quotas and access rules in ``security_nodes.py``.
 
 A subscription is one of these:
 

@@ -1,0 +1,215 @@
+"""The nodes in which the coordinators of transactions keep what they know: operations, without I/O::
+
+    path                                   kind        value
+    /transactions/<slot>                   persistent  empty; its version is the coordinator's epoch
+    /transactions/<slot>/claim-<epoch>     ephemeral   Claimant, JSON: the coordinator of the slot (``claims.py``)
+    /transactions/<slot>/ids/<id>          persistent  the state of a transactional id (``transactions/transaction.py``)
+
+A transactional id belongs to one of SLOTS slots, and a slot to one broker at a time, as a partition of
+__transaction_state does in Kafka.  Every write is a multi that begins with a check of the slot's claim, so that a
+coordinator that lost its claim or its session cannot write.
+
+Every write names the version of the node that it changes.  A write that was given up, because ZooKeeper did not answer
+in time, may have been carried out all the same; the next one finds another version then, and reads what is stored.
+So the offsets of a transaction, which are stored in one step with its end (:func:`commit`), are never stored twice:
+the second time might undo a later commit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from ..errors import NotCoordinator, ZooKeeperAway
+from ..names import TopicPartition
+from . import claims, paths
+from .claims import Claimant, Claimed, Held
+from .operations import (
+    ATTEMPTS_MAX,
+    REQUEST_BYTES_MAX,
+    Failed,
+    Node,
+    Operation,
+    Request,
+    ask,
+    check,
+    create,
+    delete,
+    get,
+    list_children,
+    multi,
+    read_children,
+    set_value,
+    sync,
+)
+
+TRANSACTIONS: Final = "/transactions"
+SLOTS: Final = 8
+CHANGES_MAX: Final = 400
+"""Most nodes that one multi changes."""
+BATCH_BYTES_MAX: Final = REQUEST_BYTES_MAX // 2
+
+
+class Change(NamedTuple):
+    """A node of the slot gets another value, None: is deleted.  ``version``: the one it has now; ABSENT: none."""
+
+    path: str
+    value: bytes | None
+    version: int
+
+    @property
+    def request(self) -> Request:
+        if self.value is None:
+            return delete(self.path, self.version)
+        return (
+            create(self.path, self.value) if self.version == ABSENT else set_value(self.path, self.value, self.version)
+        )
+
+
+ABSENT: Final = -2
+"""Instead of a version: there is no such node."""
+
+
+class GroupOffsets(NamedTuple):
+    """Committed offsets of a group that is claimed by us, as they are stored."""
+
+    group: str
+    held: Held
+    values: Mapping[TopicPartition, bytes]
+
+
+def slot_of(transactional_id: str) -> int:
+    """The same in each process and release: it says where an id is stored."""
+    digest = hashlib.blake2b(transactional_id.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") % SLOTS
+
+
+def slot_path(slot: int) -> str:
+    return f"{TRANSACTIONS}/{slot}"
+
+
+def id_path(transactional_id: str) -> str:
+    return f"{slot_path(slot_of(transactional_id))}/ids/{paths.encode_name(transactional_id)}"
+
+
+def take(slot: int, claimant: Claimant, epoch: str) -> Operation[Claimed]:
+    """Claim a slot; the version of the claim is the coordinator's epoch.
+
+    Raises:
+        ZooKeeperAway: another coordinator has it, or it keeps changing.
+    """
+    yield from ask([create(f"{slot_path(slot)}/ids")])
+    claimed = yield from claims.claim(slot_path(slot), claimant, epoch, f"transactions {slot}", make=True)
+    assert claimed is not None, "it was made"
+    return claimed
+
+
+def read(slot: int) -> Operation[dict[str, Node]]:
+    """All ids of a slot; the ``sync`` makes all earlier writes visible, whichever node of the ensemble answers."""
+    yield [sync()]
+    found = yield from read_children(f"{slot_path(slot)}/ids")
+    return {name: found[paths.encode_name(name)] for name in paths.decode_names(found)}
+
+
+def used() -> Operation[list[int]]:
+    """The slots that have ever been claimed."""
+    return [int(name) for name in (yield from list_children(TRANSACTIONS)) if name.isdecimal() and int(name) < SLOTS]
+
+
+def write(claim: Claimed, changes: Sequence[Change]) -> Operation[list[int]]:
+    """Carry out changes of different nodes; the new versions, in their order, ABSENT for what is deleted.
+
+    Nodes that have other versions than expected, after writes that were given up, are changed all the same.
+
+    Raises:
+        NotCoordinator: the claim is gone.  Some of the changes may have been carried out.
+    """
+    versions: dict[str, int] = {}
+    left = list(changes)
+    for _ in range(ATTEMPTS_MAX):
+        batches = list(_batches(left))
+        replies = yield [multi([check(claim.path, -1), *(each.request for each in batch)]) for batch in batches]
+        left = []
+        for batch, reply in zip(batches, replies, strict=True):
+            if not isinstance(reply, Failed):
+                versions |= {each.path: _version_after(each) for each in batch}
+            elif reply.part_index == 0:
+                raise _lost()
+            else:
+                for each in batch:
+                    found = yield from _look(each)
+                    if isinstance(found, Change):
+                        left.append(found)
+                    else:
+                        versions[each.path] = found
+        if not left:
+            return [versions[each.path] for each in changes]
+    raise ZooKeeperAway("transactions keep changing; try again")
+
+
+def commit(claim: Claimed, end: Change, offsets: Sequence[GroupOffsets]) -> Operation[int | GroupOffsets]:
+    """Store the end of a transaction together with the offsets that it commits, all or nothing.
+
+    Returns the new version.  Or one of ``offsets``: the claim of its group is gone, and nothing was stored.
+
+    Raises:
+        NotCoordinator: the claim is gone.
+    """
+    for _ in range(ATTEMPTS_MAX):
+        parts = [check(claim.path, -1), end.request]
+        owners: list[GroupOffsets | None] = [None, None]
+        for each in offsets:
+            requests = [check(each.held.path, -1), *claims.offset_requests(each.group, each.held, each.values)]
+            parts += requests
+            owners += [each] * len(requests)
+        (reply,) = yield [multi(parts)]
+        if not isinstance(reply, Failed):
+            for each in offsets:
+                claims.note_sizes(each.held, each.values)
+            return _version_after(end)
+        if reply.part_index == 0:
+            raise _lost()
+        owner = owners[reply.part_index]
+        if owner is None:
+            found = yield from _look(end)
+            if not isinstance(found, Change):  # carried out before, with the offsets
+                for each in offsets:
+                    yield from claims.read_again(each.group, each.held, each.values)
+                return found
+            end = found
+        elif parts[reply.part_index].verb == "check":
+            return owner
+        else:
+            yield from claims.read_again(owner.group, owner.held, owner.values)
+    raise ZooKeeperAway("the end of a transaction keeps changing; try again")
+
+
+def _lost() -> NotCoordinator:
+    return NotCoordinator("this broker does not coordinate the transaction any more; try again")
+
+
+def _look(change: Change) -> Operation[int | Change]:
+    """What has become of a change that was refused: the version, if it holds already, else what is to be tried."""
+    (node,) = yield [get(change.path)]
+    if not isinstance(node, Node):
+        return ABSENT if change.value is None else change._replace(version=ABSENT)
+    return node.version if node.value == change.value else change._replace(version=node.version)
+
+
+def _version_after(change: Change) -> int:
+    if change.value is None:
+        return ABSENT
+    return 0 if change.version == ABSENT else change.version + 1
+
+
+def _batches(changes: Sequence[Change]) -> list[list[Change]]:
+    batches: list[list[Change]] = []
+    room = 0
+    for each in changes:
+        room -= each.request.size
+        if not batches or room < 0 or len(batches[-1]) == CHANGES_MAX:
+            batches.append([])
+            room = BATCH_BYTES_MAX - each.request.size
+        batches[-1].append(each)
+    return batches
