@@ -235,13 +235,27 @@ class Transaction(msgspec.Struct, frozen=True, omit_defaults=True):
         return _replace(self, state=state, parts=(), groups=(), offsets=(), started_ms=0, changed_ms=now_ms)
 
     @property
+    def producer(self) -> Producer:
+        """The only one that may act; nobody, while the epoch is above EPOCH_GIVEN_MAX or fences the last one."""
+        return Producer(self.producer_id, self.epoch)
+
+    @property
+    def given(self) -> bool:
+        """Whether a producer has been given an epoch."""
+        return self.epoch != NO_EPOCH
+
+    @property
+    def is_open(self) -> bool:
+        return self.state in OPEN
+
+    @property
     def committed(self) -> bool:
         """How a transaction ends that is in a Prepare state."""
         return self.state is State.PREPARE_COMMIT
 
     def idle(self, now_ms: int) -> int:
         """For how many ms no transaction has been open; 0 while one is."""
-        return 0 if self.state in OPEN else max(0, now_ms - self.changed_ms)
+        return 0 if self.is_open else max(0, now_ms - self.changed_ms)
 
 
 Outcome: TypeAlias = Transaction | Code

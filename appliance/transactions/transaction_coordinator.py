@@ -1,0 +1,392 @@
+"""Coordinates the transactions of this appliance: decides by :class:`Transaction`, stores, and has markers written.
+
+One request of an id is carried out at a time (:attr:`Entry.lock`), and a state counts once it is stored.  After a
+Prepare state a task of its own writes the markers, for as long as it takes, and stores the Complete state: a partition
+that is offline holds up its transactions, as in Kafka, until it is back or deleted.
+
+What is stored is known here when :meth:`TransactionCoordinator.load` has been called; until then, and after
+:meth:`TransactionCoordinator.unload`, every request is answered that it should come again.  Whoever loads states of an
+earlier coordinator writes the markers of their Prepare states again, and gives Ongoing transactions all of their time,
+since no clock outlives a process.
+
+Bounds: ``ids_max`` ids, an open transaction each, of which each has at most PARTITIONS_MAX partitions; their states
+BYTES_MAX bytes (:mod:`.transaction`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from typing import Any, Final
+
+from ..errors import ApplianceError, NotCoordinator, UnknownPartition
+from ..groups.alarms import Alarms
+from ..names import TopicPartition
+from ..wire.kafka.call import retriable
+from ..wire.kafka.codes import Code
+from .store import TransactionStore, Writers
+from .transaction import ENDING, Outcome, Part, PendingOffset, Producer, State, Transaction
+
+END_WAIT_S: Final = 0.2
+"""How long a request waits for the end of a transaction, which saves the client a pause and another request."""
+RETRY_S: Final = 0.1
+RETRY_S_MAX: Final = 5.0
+LATE_S: Final = 1.0
+"""Pause before a transaction is looked at again whose time is up while nothing can be stored."""
+EXPIRED_MAX: Final = 400
+"""Ids that expire in one round."""
+
+log = logging.getLogger(__name__)
+
+
+class Entry:
+    """What is known of an id.
+
+    ``opened``: partitions whose writers know the Ongoing transaction.  ``deadline_ms``: when an Ongoing one is aborted,
+    by the loop's clock.  ``ended``: set unless markers are being written.
+    """
+
+    def __init__(self, transaction: Transaction) -> None:
+        self.transaction = transaction
+        self.lock = asyncio.Lock()
+        self.opened: set[Part] = set()
+        self.deadline_ms = 0
+        self.ended = asyncio.Event()
+        self.ended.set()
+
+
+class TransactionCoordinator:
+    """See the module's docstring.
+
+    Args:
+        new_id: a producer id that nobody ever had.
+        clock_ms: ms since 1970, by which ids expire.
+        spawn: runs a coroutine in the background.
+    """
+
+    def __init__(
+        self,
+        store: TransactionStore,
+        writers: Writers,
+        *,
+        ids_max: int,
+        new_id: Callable[[], int],
+        clock_ms: Callable[[], int],
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        self.ids_max = ids_max
+        self.loaded = False
+        self._store, self._writers = store, writers
+        self._new_id, self._clock_ms, self._spawn = new_id, clock_ms, spawn
+        self._entries: dict[str, Entry] = {}
+        self._pending: dict[str, Counter[TopicPartition]] = defaultdict(Counter)
+        self._alarms = Alarms()
+        self._alarm: asyncio.TimerHandle | None = None
+
+    # -- what is stored -------------------------------------------------------------------------------
+
+    def load(self, stored: Mapping[str, Transaction]) -> None:
+        """Take the states of all ids that this appliance coordinates, and go on where their coordinator ended."""
+        self.unload()
+        self.loaded = True
+        for transactional_id, transaction in stored.items():
+            self._entries[transactional_id] = Entry(Transaction(transaction.producer_id))
+            self._take(transactional_id, self._entries[transactional_id], transaction)
+        log.info("transactions: %d ids, %d of them open", len(stored), len(self.open()))
+
+    def unload(self) -> None:
+        """Forget everything: another coordinator may have it now.  What is under way is given up."""
+        self.loaded = False
+        for entry in self._entries.values():
+            entry.ended.set()
+        self._entries.clear()
+        self._pending.clear()
+        self._alarms = Alarms()
+        self.close()
+
+    def close(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+
+    def now_ms(self) -> int:
+        return int(asyncio.get_running_loop().time() * 1000)
+
+    # -- reading --------------------------------------------------------------------------------------
+
+    def get(self, transactional_id: str) -> Transaction | None:
+        entry = self._entries.get(transactional_id)
+        return None if entry is None or not entry.transaction.given else entry.transaction
+
+    def all(self) -> dict[str, Transaction]:
+        """The ids whose producer has been given its epoch."""
+        return {name: entry.transaction for name, entry in self._entries.items() if entry.transaction.given}
+
+    def open(self) -> dict[str, Transaction]:
+        """The transactions that are Ongoing or end at the moment."""
+        return {name: one for name, one in self.all().items() if one.is_open}
+
+    def ongoing_at(self, partition: TopicPartition) -> list[tuple[Part, Producer]]:
+        """Who may write to a partition in a transaction."""
+        return [
+            (part, one.producer)
+            for one in self.open().values()
+            if one.state is State.ONGOING
+            for part in one.parts
+            if part.key == partition
+        ]
+
+    def pending(self, group: str) -> Collection[TopicPartition] | None:
+        """The partitions of which an open transaction may change the committed offset; None: not known yet."""
+        if not self._store.serves:
+            return ()
+        if not self.loaded:
+            return None
+        return self._pending.get(group, ())
+
+    def refuse(self, transactional_id: str) -> Code:
+        """Why nothing can be said about this id now, else NONE."""
+        if not self._store.serves or not self._store.leads:
+            return Code.COORDINATOR_NOT_AVAILABLE
+        return Code.NONE if self.loaded else Code.COORDINATOR_LOAD_IN_PROGRESS
+
+    # -- requests -------------------------------------------------------------------------------------
+
+    async def initialise(self, transactional_id: str, timeout_ms: int, claimed: Producer | None) -> Transaction | Code:
+        """InitProducerId; an Ongoing transaction is aborted first."""
+
+        def decide(one: Transaction) -> Outcome:
+            return one.initialise(timeout_ms, claimed, self._new_id(), self._clock_ms())
+
+        code = self.refuse(transactional_id)
+        if code:
+            return code
+        if transactional_id not in self._entries:
+            if len(self._entries) >= self.ids_max:
+                return Code.POLICY_VIOLATION
+            self._entries[transactional_id] = Entry(Transaction(self._new_id()))
+        outcome = await self._ask(transactional_id, decide)
+        if isinstance(outcome, Transaction) and outcome.state is not State.EMPTY:  # it is aborted, and may have ended
+            outcome = await self._ask(transactional_id, decide)
+        if isinstance(outcome, Transaction) and outcome.state is not State.EMPTY:
+            return Code.CONCURRENT_TRANSACTIONS
+        return outcome
+
+    async def add(self, transactional_id: str, producer: Producer, parts: Sequence[Part]) -> Code:
+        """AddPartitionsToTxn: when it is answered NONE, batches may be sent."""
+        return _code(
+            await self._ask(transactional_id, lambda one: one.add(producer, parts, self._clock_ms()), opening=True)
+        )
+
+    async def add_group(self, transactional_id: str, producer: Producer, group: str) -> Code:
+        """AddOffsetsToTxn."""
+        return _code(await self._ask(transactional_id, lambda one: one.add_group(producer, group, self._clock_ms())))
+
+    async def add_offsets(
+        self, transactional_id: str, producer: Producer, group: str, offsets: Sequence[PendingOffset]
+    ) -> Code:
+        """TxnOffsetCommit."""
+        return _code(
+            await self._ask(transactional_id, lambda one: one.add_offsets(producer, group, offsets, self._clock_ms()))
+        )
+
+    async def end(self, transactional_id: str, producer: Producer, committed: bool) -> Code:
+        """EndTxn: answered once the decision is durable.  The end itself is waited for a little."""
+        return _code(await self._ask(transactional_id, lambda one: one.end(producer, committed, self._clock_ms())))
+
+    async def abort(self, transactional_id: str) -> Code:
+        """Abort an Ongoing transaction, and fence its producer."""
+
+        def decide(one: Transaction) -> Outcome:
+            return one.fence(self._clock_ms()) if one.state is State.ONGOING else Code.INVALID_TXN_STATE
+
+        return _code(await self._change(transactional_id, decide))
+
+    async def expire(self, expiration_ms: int) -> None:
+        """Forget ids that have had no transaction for so long; called from time to time."""
+        now_ms = self._clock_ms()
+        old = [name for name, one in self.all().items() if one.idle(now_ms) > expiration_ms]
+        await asyncio.gather(*(self._forget(name, expiration_ms) for name in old[:EXPIRED_MAX]))
+
+    async def _forget(self, transactional_id: str, expiration_ms: int) -> None:
+        entry = self._entries[transactional_id]
+        async with entry.lock:
+            idle = entry.transaction.idle(self._clock_ms()) > expiration_ms
+            if idle and self._entries.get(transactional_id) is entry:
+                await self._store.put(transactional_id, None)
+                if self._entries.get(transactional_id) is entry:
+                    del self._entries[transactional_id]
+
+    # -- changes --------------------------------------------------------------------------------------
+
+    async def _ask(
+        self, transactional_id: str, decide: Callable[[Transaction], Outcome], *, opening: bool = False
+    ) -> Outcome:
+        """:meth:`_change`, and wait a little while the transaction ends, before or after."""
+        outcome = await self._change(transactional_id, decide, opening=opening)
+        await self._wait_for_end(transactional_id)
+        if outcome is Code.CONCURRENT_TRANSACTIONS:
+            outcome = await self._change(transactional_id, decide, opening=opening)
+            await self._wait_for_end(transactional_id)
+        return outcome
+
+    async def _change(
+        self, transactional_id: str, decide: Callable[[Transaction], Outcome], *, opening: bool = False
+    ) -> Outcome:
+        """Decide, store what is decided, and act on it; the stored state, or the error.
+
+        ``opening``: also let all its partitions know.
+        """
+        code = self.refuse(transactional_id)
+        entry = self._entries.get(transactional_id)
+        if code or entry is None:
+            return code or Code.INVALID_PRODUCER_ID_MAPPING
+        async with entry.lock:
+            if self._entries.get(transactional_id) is not entry:
+                return Code.COORDINATOR_LOAD_IN_PROGRESS
+            outcome = decide(entry.transaction)
+            if isinstance(outcome, Code):
+                self._drop_if_new(transactional_id, entry)
+                return outcome
+            try:
+                if outcome is not entry.transaction:
+                    await self._store.put(transactional_id, outcome)
+                    if self._entries.get(transactional_id) is not entry:
+                        raise NotCoordinator(f"transactions of {transactional_id!r} are coordinated anew: try again")
+                    self._take(transactional_id, entry, outcome)
+                if opening:
+                    await self._open(entry)
+            except ApplianceError as error:
+                self._drop_if_new(transactional_id, entry)
+                return Code(retriable(error, Code.COORDINATOR_LOAD_IN_PROGRESS))
+            return outcome
+
+    def _drop_if_new(self, transactional_id: str, entry: Entry) -> None:
+        if not entry.transaction.given and self._entries.get(transactional_id) is entry:
+            del self._entries[transactional_id]
+
+    async def _open(self, entry: Entry) -> None:
+        wanted = [part for part in entry.transaction.parts if part not in entry.opened and self._exists(part)]
+        producer = entry.transaction.producer
+        for error in await asyncio.gather(
+            *(self._writers.open(part, producer) for part in wanted), return_exceptions=True
+        ):
+            if error is not None and not isinstance(error, UnknownPartition):
+                raise error
+        entry.opened.update(wanted)
+
+    def _take(self, transactional_id: str, entry: Entry, transaction: Transaction) -> None:
+        """The state is stored: act on it."""
+        before, entry.transaction = entry.transaction, transaction
+        for gone in before.offsets:
+            self._pending[gone.group][gone.part.key] -= 1
+        for new in transaction.offsets:
+            self._pending[new.group][new.part.key] += 1
+        for group in {each.group for each in before.offsets}:
+            self._pending[group] = +self._pending[group]
+            if not self._pending[group]:
+                del self._pending[group]
+        if transaction.state is State.ONGOING and before.state is not State.ONGOING:
+            entry.opened.clear()
+            entry.deadline_ms = self.now_ms() + transaction.timeout_ms
+            self._alarms.set(transactional_id, entry.deadline_ms)
+            self._set_alarm()
+        elif transaction.state in ENDING and entry.ended.is_set():
+            entry.ended.clear()
+            self._spawn(self._finish(transactional_id, entry))
+
+    # -- the end of a transaction ---------------------------------------------------------------------
+
+    async def _wait_for_end(self, transactional_id: str) -> None:
+        entry = self._entries.get(transactional_id)
+        if entry is not None and not entry.ended.is_set():
+            try:
+                async with asyncio.timeout(END_WAIT_S):
+                    await entry.ended.wait()
+            except TimeoutError:
+                pass
+
+    async def _finish(self, transactional_id: str, entry: Entry) -> None:
+        """Write the markers, then store that it is complete; for as long as the id is ours."""
+        try:
+            ending = entry.transaction
+            await asyncio.gather(*(self._mark(transactional_id, entry, part) for part in ending.parts))
+            pause_s = RETRY_S
+            complete = ending.complete(self._clock_ms())  # once: who stores it again knows it by its value
+            while self._entries.get(transactional_id) is entry:
+                try:
+                    async with entry.lock:
+                        await self._store.complete(transactional_id, ending, complete)
+                        if self._entries.get(transactional_id) is entry:
+                            self._take(transactional_id, entry, complete)
+                    return
+                except ApplianceError as error:
+                    log.warning("the end of transaction %r is not stored yet: %s", transactional_id, error)
+                pause_s = await _pause(pause_s)
+        finally:
+            entry.ended.set()
+
+    async def _mark(self, transactional_id: str, entry: Entry, part: Part) -> None:
+        pause_s = RETRY_S
+        one = entry.transaction
+        while self._entries.get(transactional_id) is entry and self._exists(part):
+            try:
+                epoch = self._store.epoch(transactional_id)
+                await self._writers.mark(part, one.producer, epoch, one.committed)
+                return
+            except UnknownPartition:
+                return  # it was deleted: there is nothing to end
+            except ApplianceError as error:
+                log.warning("%s-%d: no marker yet for %r: %s", *part.key, transactional_id, error)
+            pause_s = await _pause(pause_s)
+
+    def _exists(self, part: Part) -> bool:
+        topic = self._store.topics().get(part.topic)
+        return topic is not None and topic.id == part.topic_id
+
+    # -- time -----------------------------------------------------------------------------------------
+
+    def _set_alarm(self) -> None:
+        next_ms = self._alarms.next_ms()
+        loop = asyncio.get_running_loop()
+        if next_ms is not None and (self._alarm is None or self._alarm.when() * 1000 > next_ms + 1):
+            self.close()
+            self._alarm = loop.call_at((next_ms + 1) / 1000, self._tick)  # our clock is in whole ms
+
+    def _tick(self) -> None:
+        """Abort the transactions whose time is up."""
+        self._alarm = None
+        now_ms = self.now_ms()
+        for transactional_id in list(self._alarms.due(now_ms)):
+            entry = self._entries.get(transactional_id)
+            if entry is None or entry.transaction.state is not State.ONGOING:
+                continue
+            if entry.deadline_ms > now_ms:
+                self._alarms.set(transactional_id, entry.deadline_ms)
+            else:
+                self._spawn(self._time_out(transactional_id, entry))
+        self._set_alarm()
+
+    async def _time_out(self, transactional_id: str, entry: Entry) -> None:
+        def decide(one: Transaction) -> Outcome:
+            late = one.state is State.ONGOING and entry.deadline_ms <= self.now_ms()
+            return one.fence(self._clock_ms()) if late else Code.INVALID_TXN_STATE
+
+        outcome = await self._change(transactional_id, decide)
+        if isinstance(outcome, Transaction):
+            log.info("transaction %r is aborted: it took longer than %d ms", transactional_id, outcome.timeout_ms)
+        elif self._entries.get(transactional_id) is entry and entry.transaction.state is State.ONGOING:
+            self._alarms.set(transactional_id, self.now_ms() + int(LATE_S * 1000))
+            self._set_alarm()
+
+
+async def _pause(pause_s: float) -> float:
+    """Wait; how long to wait the next time."""
+    await asyncio.sleep(pause_s)
+    return min(2 * pause_s, RETRY_S_MAX)
+
+
+def _code(outcome: Outcome) -> Code:
+    return outcome if isinstance(outcome, Code) else Code.NONE

@@ -1,0 +1,327 @@
+"""appliance.transactions.transaction_coordinator: what is stored and marked in which order, also by the next one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from itertools import count
+from typing import Any
+
+import pytest
+
+from appliance.catalog import Topic
+from appliance.errors import UnknownPartition, ZooKeeperAway
+from appliance.names import TopicPartition
+from appliance.transactions import transaction_coordinator
+from appliance.transactions.transaction import Part, PendingOffset, Producer, State, Transaction
+from appliance.transactions.transaction_coordinator import TransactionCoordinator
+from appliance.wire.kafka.codes import Code
+
+ID = "0123456789abcdef" * 2
+A, B = Part("a", ID, 0), Part("a", ID, 1)
+MINUTE_MS = 60_000
+
+
+class World:
+    """A store, writers, and the coordinator between them.  ``done``: what has happened, in order.
+
+    ``away``: the store fails; ``mute``: it stores and fails; ``offline``: partitions whose writers fail.
+    """
+
+    broker_id = 1
+
+    def __init__(self, ids_max: int = 100) -> None:
+        self.serves = self.leads = True
+        self.away = self.mute = False
+        self.offline: set[Part] = set()
+        self.stored: dict[str, Transaction] = {}
+        self.committed: list[PendingOffset] = []
+        self.done: list[Any] = []
+        self.known = {"a": Topic("a", {0: [1], 1: [1]}, {}, ID)}
+        self.now_ms = 1_000
+        self.tasks: list[asyncio.Task[None]] = []
+        self._ids_max = ids_max
+        self._ids = count(100)
+        self.start()
+
+    def start(self) -> None:
+        """A coordinator, after the death of the one before."""
+        self.coordinator = TransactionCoordinator(
+            self,
+            self,
+            ids_max=self._ids_max,
+            new_id=lambda: next(self._ids),
+            clock_ms=lambda: self.now_ms,
+            spawn=self.spawn,
+        )
+        self.coordinator.load(dict(self.stored))
+
+    def kill(self) -> None:
+        self.coordinator.unload()
+        for task in self.tasks:
+            task.cancel()
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self.tasks.append(asyncio.get_running_loop().create_task(work))
+
+    # -- the store
+
+    def epoch(self, transactional_id: str) -> int:
+        return 3
+
+    def topics(self) -> Mapping[str, Topic]:
+        return self.known
+
+    async def put(self, transactional_id: str, transaction: Transaction | None) -> None:
+        await asyncio.sleep(0)
+        if self.away and not self.mute:
+            raise ZooKeeperAway("away")
+        if transaction is None:
+            del self.stored[transactional_id]
+        else:
+            self.stored[transactional_id] = transaction
+        self.done.append(transaction and transaction.state)
+        if self.away:
+            raise ZooKeeperAway("it may be stored")
+
+    async def complete(self, transactional_id: str, before: Transaction, after: Transaction) -> None:
+        known = self.stored.get(transactional_id) == after
+        await self.put(transactional_id, after)
+        self.committed += () if known else before.offsets
+
+    # -- the writers
+
+    async def open(self, part: Part, producer: Producer) -> None:
+        await self._step("open", part)
+
+    async def mark(self, part: Part, producer: Producer, coordinator_epoch: int, committed: bool) -> None:
+        await self._step("commit" if committed else "abort", part)
+
+    async def _step(self, what: str, part: Part) -> None:
+        await asyncio.sleep(0)
+        if part in self.offline:
+            raise ZooKeeperAway("no writer")
+        if part.topic_id != self.known[part.topic].id:
+            raise UnknownPartition("made again")
+        self.done.append((what, part.partition))
+
+    # -- shorter ways
+
+    async def begin(self, *parts: Part, name: str = "x", timeout_ms: int = MINUTE_MS) -> Producer:
+        one = await self.coordinator.initialise(name, timeout_ms, None)
+        assert isinstance(one, Transaction), one
+        if parts:
+            assert await self.coordinator.add(name, one.producer, parts) is Code.NONE
+        return one.producer
+
+    def state(self, name: str = "x") -> State:
+        return self.coordinator.all()[name].state
+
+
+def scenario(work: Callable[[World], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    async def bounded() -> None:
+        async with asyncio.timeout(10):
+            await work(World())
+
+    def test() -> None:
+        asyncio.run(bounded())
+
+    test.__name__ = work.__name__
+    test.__doc__ = work.__doc__
+    return test
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transaction_coordinator, "RETRY_S", 0.001)
+    monkeypatch.setattr(transaction_coordinator, "END_WAIT_S", 0.02)
+    monkeypatch.setattr(transaction_coordinator, "LATE_S", 0.001)
+
+
+@scenario
+async def test_prepare_is_stored_before_a_marker_and_complete_after_all(world: World) -> None:
+    producer = await world.begin(A, B)
+    assert world.done == [State.EMPTY, State.ONGOING, ("open", 0), ("open", 1)]
+    world.done.clear()
+    assert await world.coordinator.end("x", producer, True) is Code.NONE
+    assert world.done == [State.PREPARE_COMMIT, ("commit", 0), ("commit", 1), State.COMPLETE_COMMIT]
+    assert await world.coordinator.end("x", producer, True) is Code.NONE, "again"
+    assert await world.coordinator.end("x", producer, False) is Code.INVALID_TXN_STATE
+
+
+@scenario
+async def test_the_next_coordinator_writes_the_markers_again(world: World) -> None:
+    producer = await world.begin(A, B)
+    world.offline = {B}
+    assert await world.coordinator.end("x", producer, True) is Code.NONE, "it is decided"
+    assert world.state() is State.PREPARE_COMMIT
+    assert await world.coordinator.add("x", producer, [A]) is Code.CONCURRENT_TRANSACTIONS
+    world.kill()
+    world.offline = set()
+    world.done.clear()
+    world.start()
+    assert await world.coordinator.end("x", producer, True) in (Code.NONE, Code.CONCURRENT_TRANSACTIONS)
+    assert world.done == [("commit", 0), ("commit", 1), State.COMPLETE_COMMIT]
+
+
+@scenario
+async def test_offsets_are_committed_with_the_end_and_only_once(world: World) -> None:
+    producer = await world.begin()
+    offset = PendingOffset("g", A, 7)
+    assert await world.coordinator.add_offsets("x", producer, "g", [offset]) is Code.INVALID_TXN_STATE
+    assert await world.coordinator.add_group("x", producer, "g") is Code.NONE
+    assert await world.coordinator.add_offsets("x", producer, "g", [offset]) is Code.NONE
+    assert list(world.coordinator.pending("g") or ()) == [TopicPartition("a", 0)]
+    world.kill()
+    assert world.coordinator.pending("g") is None, "nobody knows"
+    world.start()
+    assert list(world.coordinator.pending("g") or ()) == [TopicPartition("a", 0)]
+    world.away = world.mute = True
+    await world.coordinator.end("x", producer, True)
+    world.away = world.mute = False
+    while world.state() is not State.COMPLETE_COMMIT:
+        await world.coordinator.end("x", producer, True)
+    assert world.committed == [offset] and not world.coordinator.pending("g")
+
+
+@scenario
+async def test_offsets_of_an_aborted_transaction_are_gone(world: World) -> None:
+    producer = await world.begin()
+    await world.coordinator.add_group("x", producer, "g")
+    await world.coordinator.add_offsets("x", producer, "g", [PendingOffset("g", A, 7)])
+    assert await world.coordinator.end("x", producer, False) is Code.NONE
+    assert world.committed == [] and not world.coordinator.pending("g")
+
+
+@scenario
+async def test_a_new_producer_aborts_and_fences_the_old_one_in_one_request(world: World) -> None:
+    old = await world.begin(A)
+    new = await world.begin()
+    assert new == (old.id, old.epoch + 2) and ("abort", 0) in world.done
+    assert await world.coordinator.end("x", old, True) is Code.PRODUCER_FENCED
+    assert await world.coordinator.add("x", old, [A]) is Code.PRODUCER_FENCED
+    assert await world.coordinator.add("x", new, [A]) is Code.NONE
+
+
+@scenario
+async def test_a_transaction_whose_time_is_up_is_aborted(world: World) -> None:
+    producer = await world.begin(A, timeout_ms=5)
+    while world.state() is not State.COMPLETE_ABORT:
+        await asyncio.sleep(0.001)
+    assert await world.coordinator.end("x", producer, True) is Code.PRODUCER_FENCED
+
+
+@scenario
+async def test_the_time_goes_on_when_nothing_could_be_stored(world: World) -> None:
+    await world.begin(A, timeout_ms=5)
+    world.away = True
+    await asyncio.sleep(0.03)
+    assert world.state() is State.ONGOING
+    world.away = False
+    while world.state() is not State.COMPLETE_ABORT:
+        await asyncio.sleep(0.001)
+
+
+@scenario
+async def test_the_next_coordinator_gives_all_of_the_time_and_then_aborts(world: World) -> None:
+    await world.begin(A, timeout_ms=5)
+    world.coordinator.unload()
+    world.start()
+    while world.state() is not State.COMPLETE_ABORT:
+        await asyncio.sleep(0.001)
+
+
+@scenario
+async def test_a_partition_that_is_not_there_any_more_needs_no_marker(world: World) -> None:
+    producer = await world.begin(A, B)
+    world.known["a"] = Topic("a", {0: [1], 1: [1]}, {}, "f" * 32)
+    world.done.clear()
+    assert await world.coordinator.end("x", producer, True) is Code.NONE
+    assert world.done == [State.PREPARE_COMMIT, State.COMPLETE_COMMIT]
+
+
+@scenario
+async def test_a_writer_that_cannot_be_told_is_told_when_the_client_asks_again(world: World) -> None:
+    world.offline = {B}
+    producer = await world.begin(A)
+    assert await world.coordinator.add("x", producer, [B]) is Code.COORDINATOR_LOAD_IN_PROGRESS
+    world.offline = set()
+    world.done.clear()
+    assert await world.coordinator.add("x", producer, [B]) is Code.NONE
+    assert world.done == [("open", 1)], "it is stored already"
+    opened = [(part.partition, one) for part, one in world.coordinator.ongoing_at(B.key)]
+    assert opened == [(1, producer)]
+
+
+@scenario
+async def test_what_could_not_be_stored_has_not_happened(world: World) -> None:
+    world.away = True
+    assert await world.coordinator.initialise("x", MINUTE_MS, None) is Code.COORDINATOR_LOAD_IN_PROGRESS
+    assert not world.coordinator.all()
+    world.away = False
+    producer = await world.begin(A)
+    assert producer.epoch == 0
+    world.away = True
+    assert await world.coordinator.initialise("x", MINUTE_MS, None) is Code.COORDINATOR_LOAD_IN_PROGRESS
+    world.away = False
+    assert await world.coordinator.end("x", producer, True) is Code.NONE, "it was not fenced"
+
+
+@scenario
+async def test_an_end_that_was_stored_unseen_is_decided_anew(world: World) -> None:
+    producer = await world.begin(A)
+    world.away = world.mute = True
+    assert await world.coordinator.end("x", producer, True) is Code.COORDINATOR_LOAD_IN_PROGRESS
+    world.away = world.mute = False
+    assert world.stored["x"].state is State.PREPARE_COMMIT
+    assert await world.coordinator.end("x", producer, True) is Code.NONE
+    assert world.state() is State.COMPLETE_COMMIT
+
+
+@scenario
+async def test_requests_before_it_is_known_what_is_stored(world: World) -> None:
+    producer = await world.begin(A)
+    world.coordinator.unload()
+    assert await world.coordinator.end("x", producer, True) is Code.COORDINATOR_LOAD_IN_PROGRESS
+    assert await world.coordinator.initialise("x", 1, None) is Code.COORDINATOR_LOAD_IN_PROGRESS
+    world.leads = False
+    assert await world.coordinator.end("x", producer, True) is Code.COORDINATOR_NOT_AVAILABLE
+    world.serves = False
+    assert world.coordinator.pending("g") == ()
+
+
+@scenario
+async def test_unknown_ids_and_too_many(world: World) -> None:
+    assert await world.coordinator.end("y", Producer(1, 0), True) is Code.INVALID_PRODUCER_ID_MAPPING
+    assert await world.coordinator.abort("y") is Code.INVALID_PRODUCER_ID_MAPPING
+    world.coordinator.ids_max = 1
+    await world.begin()
+    assert await world.coordinator.initialise("y", 1, None) is Code.POLICY_VIOLATION
+    assert await world.coordinator.initialise("x", 1, None) is not Code.POLICY_VIOLATION
+
+
+@scenario
+async def test_an_abort_by_hand(world: World) -> None:
+    producer = await world.begin(A)
+    assert await world.coordinator.abort("x") is Code.NONE
+    assert await world.coordinator.end("x", producer, True) is Code.PRODUCER_FENCED
+    assert await world.coordinator.abort("x") in (Code.INVALID_TXN_STATE, Code.NONE)
+
+
+@scenario
+async def test_unused_ids_expire_and_open_ones_do_not(world: World) -> None:
+    await world.begin(A, name="open")
+    old = await world.begin(name="old")
+    world.now_ms += 1_000
+    await world.begin(name="young")
+    await world.coordinator.expire(999)
+    assert world.coordinator.all().keys() == world.stored.keys() == {"open", "young"}
+    assert await world.coordinator.add("old", old, [A]) is Code.INVALID_PRODUCER_ID_MAPPING
+    assert (await world.begin(name="old")).id != old.id
+
+
+@scenario
+async def test_many_producers_of_one_id_at_once(world: World) -> None:
+    found = await asyncio.gather(*(world.coordinator.initialise("x", MINUTE_MS, None) for _ in range(20)))
+    epochs = [one.epoch for one in found if isinstance(one, Transaction)]
+    assert sorted(epochs) == list(range(20)), "each has its own"
