@@ -57,7 +57,8 @@ from typing import Any
 import msgspec
 
 from .catalog import Catalog
-from .errors import NoDirectory, WriterGone
+from .connected_clients import CLIENTS_FILE
+from .errors import BrokerAway, NoDirectory, WriterGone
 from .log import FileCache, LogReader, peek
 from .log.files import FILE_MODE
 from .log.partition_directory import trash_bytes
@@ -119,6 +120,27 @@ def read_state(data_dir: Path) -> dict[str, Any] | None:
     if state.get("pid") != pid:  # of an earlier instance: the one that holds the lock has not written yet
         state = {"pid": pid, "state": "starting"}
     return NOTHING | {"tables": {}, "pages": {}, "offline": {}, "full": {}, "damaged": {}} | state
+
+
+def read_clients(data_dir: Path) -> dict[str, Any]:
+    """Who is connected to the appliance that serves a directory; see :mod:`.connected_clients`.
+
+    Nobody is, as far as is known, until a worker has told of a client, about a second after the first has come.
+
+    Raises:
+        NoDirectory: there is no such directory.
+        BrokerAway: nobody serves it.
+    """
+    state = read_state(data_dir)
+    if state is None:
+        raise BrokerAway(f"no appliance serves {data_dir}")
+    try:
+        found: dict[str, Any] = msgspec.json.decode((data_dir / CLIENTS_FILE).read_bytes())
+    except (FileNotFoundError, ValueError):
+        found = {}
+    if found.pop("pid", 0) != state["pid"]:  # of an earlier appliance
+        return {"clients": [], "others": 0}
+    return found
 
 
 def note_failed_start(data_dir: Path, at_s: float, exit_status: int, message: str, remedy: str) -> None:

@@ -18,6 +18,7 @@ from .invocation import Commands
 
 MODULES: Final = {
     "service_commands": ("start", "status"),
+    "clients_command": ("clients",),
     "health_commands": ("health", "reload", "accept-clock"),
     "data_commands": ("produce", "consume"),
     "messages.tail_command": ("tail",),

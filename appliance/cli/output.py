@@ -156,7 +156,7 @@ def human(column: str, value: object) -> str:
     """A field for people: grouped digits, sizes with a unit."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return field(value)
-    if column in ("bytes", "lag_bytes", "lost_bytes", "bytes_per_s"):
+    if column in ("bytes", "lag_bytes", "lost_bytes", "bytes_per_s", "bytes_in", "bytes_out", "in_s", "out_s"):
         return units.size(int(value))
     if column == "cpu":
         return f"{value:.0%}"

@@ -128,6 +128,11 @@ class Admin:
         found: dict[str, Any] = self._ask("status")
         return found
 
+    def clients(self) -> dict[str, Any]:
+        """What ``appliance clients --json`` prints: see :mod:`appliance.connected_clients`."""
+        found: dict[str, Any] = self._ask("clients")
+        return found
+
     def accept_clock(self) -> int:
         """Believe the clock after a jump.  Returns by how many ms it had jumped; 0: not at all."""
         found: int = self._ask("accept_clock")["jump_ms"]

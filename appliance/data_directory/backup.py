@@ -38,6 +38,7 @@ from typing import Final
 
 from ..catalog import FILE_NAME as CATALOG_NAME
 from ..catalog import Catalog, Topic
+from ..connected_clients import CLIENTS_FILE
 from ..errors import AlreadyRunning, BadValue, NoDirectory, UnknownPartition, disk_fault
 from ..log.files import DIRECTORY_MODE, FILE_MODE, index_path, log_path, sizes, sync_directory
 from ..log.partition_directory import METADATA_NAME, directory_of, discard_trash, give, trash_directory
@@ -54,7 +55,7 @@ NO_LINK: Final = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOT
 ENSEMBLE: Final = "zookeeper"
 STAGING: Final = "restoring"
 """Where a topic is copied to before it is in the trash."""
-LEFT_OUT: Final = frozenset({LOCK_FILE, STATE_FILE, FAILED_START_FILE, CATALOG_NAME, RESERVE_NAME})
+LEFT_OUT: Final = frozenset({LOCK_FILE, STATE_FILE, CLIENTS_FILE, FAILED_START_FILE, CATALOG_NAME, RESERVE_NAME})
 
 
 @dataclass(slots=True)

@@ -340,7 +340,7 @@ PROCESS_WAITS = Condition(
     seen="a process that is in state D in two looks",
 )
 PROCESS_BUSY = Condition(
-    *("ProcessBusy", WARNING, "a-bad-day", "`appliance top` shows which topics"),
+    *("ProcessBusy", WARNING, "a-bad-day", "`appliance top` shows which topics, `appliance clients` who"),
     symptom="everything is slow",
     seen=f"a process that uses {BUSY:.0%} of a core between two looks",
 )
@@ -372,7 +372,7 @@ CLIENTS_REFUSED = Condition(
 )
 FLOOD = Condition(
     *("Flood", WARNING, "access-rules-and-quotas"),
-    "`ss -tnp dst ADDRESS`; `network.connections_per_address_max` limits it",
+    "`appliance clients ADDRESS` says who they are; `network.connections_per_address_max` limits it",
     symptom="everything is slow, one client floods",
     seen="connections by address",
 )
@@ -476,7 +476,7 @@ SLOW_FLUSHES = Condition(
 )
 ARENA_NEARLY_FULL = Condition(
     *("ArenaFull", WARNING, "a-bad-day"),
-    "raise network.arena_bytes, or look for a client that floods: `appliance top`",
+    "raise network.arena_bytes, or look for a client that floods: `appliance clients`",
     rule=Rule(
         f"appliance_arena_used_bytes / appliance_arena_bytes > {ARENA_FULL}",
         "5m",

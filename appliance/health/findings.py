@@ -554,7 +554,7 @@ def _processes(seen: Seen) -> Iterator[Finding]:
                 )
             )
         elif busy >= of.BUSY:
-            todo = f"{seen.command('top')} shows which topics"
+            todo = f"{seen.command('top')} shows which topics, {seen.command('clients')} who"
             found.append(_finding(of.PROCESS_BUSY, f"{_name(row)} is busy", uses, todo))
     for condition, others in (
         (of.PROCESS_HANGS, "processes hang"),
@@ -575,11 +575,15 @@ def _floods(seen: Seen) -> Iterator[Finding]:
     for address, count in sorted(seen.peers.items(), key=lambda one: -one[1])[:1]:
         if count >= of.CONNECTIONS:
             why = f"{count:,} of {total:,} connections are from {address}"
-            yield _finding(of.FLOOD, f"{address} floods the listeners", why, of.FLOOD.todo.replace("ADDRESS", address))
+            todo = (
+                f"{seen.command('clients', address)} says who they are; `network.connections_per_address_max` limits it"
+            )
+            yield _finding(of.FLOOD, f"{address} floods the listeners", why, todo)
     for worker, (used, most) in seen.arenas.items():
         if used > of.ARENA_FULL * most:
             why = f"{size(used)} of {size(most)} are used: producers wait"
-            yield _finding(of.ARENA_NEARLY_FULL, f"worker {worker} has hardly room for requests", why)
+            todo = f"raise network.arena_bytes, or look for a client that floods: {seen.command('clients')}"
+            yield _finding(of.ARENA_NEARLY_FULL, f"worker {worker} has hardly room for requests", why, todo)
 
 
 # ---- rules: of what its coordinator knows

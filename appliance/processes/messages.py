@@ -22,6 +22,7 @@ a descriptor travels with it.
                          scrubber, sides
     WriterNeeded         W → S            start its writer: append requests wait
     WorkerStats          W → S            numbers for ``status``
+    ClientsCounted       W → S            who is connected to it, for ``clients``
     LimitsReached        W → S            all limits that it has reached now
     Refusals             W, C, side → S   clients refused since its last message, by reason
     Suspect              W, scrubber → S  offsets that could not be read, or have a wrong checksum
@@ -93,6 +94,7 @@ Between a worker and a writer (:mod:`.handoff` has the states of a connection)::
     Appended             R → W            answers of append requests
     Received             R → W            bytes of a connection that were received and not parsed, in order
     Unsent               R → W            bytes of its replies that were not sent yet, in order
+    Carried              R → W            bytes that connections have received and sent since its last message
     ProduceFailed        R → W            a request of it with acks=0 has failed: to be closed when it is back
     GivenBack +fd        R → W            the connection itself, after its bytes
     ConnectionLost       R → W            its descriptor did not arrive: the kernel has closed it
@@ -119,6 +121,7 @@ from msgspec import Struct
 from msgspec.msgpack import Decoder
 
 from ..config import Config
+from ..connected_clients import ClientRow
 from ..machine_limits import DESCRIPTORS
 from ..names import TopicPartition
 from ..security.configuration import Tls
@@ -204,6 +207,12 @@ class WriterNeeded(Message):
 class WorkerStats(Message):
     connections: int
     refused: int
+
+
+class ClientsCounted(Message):
+    rows: list[ClientRow]
+    others: int
+    """Connections of clients without a row."""
 
 
 class LimitReached(NamedTuple):
@@ -589,6 +598,11 @@ class Unsent(Message):
     data: bytes
 
 
+class Carried(Message):
+    rows: list[tuple[int, int, int]]
+    """Token, bytes received, bytes sent."""
+
+
 class ProduceFailed(Message):
     token: int
     reason: str
@@ -677,6 +691,7 @@ ToSideProcess = Reload | Stop
 FromServer = (
     WriterNeeded
     | WorkerStats
+    | ClientsCounted
     | LimitsReached
     | Refusals
     | Suspect
@@ -727,7 +742,7 @@ ToSupervisor = FromChild | Forked
 
 FromWorker = Append | FlushSoon | FlushNow | Handoff | Recall | Refused
 """What a writer gets from a worker."""
-FromWriter = Appended | Received | Unsent | ProduceFailed | GivenBack | ConnectionLost | Refused
+FromWriter = Appended | Received | Unsent | Carried | ProduceFailed | GivenBack | ConnectionLost | Refused
 """What a worker gets from a writer."""
 
 TO_WORKER: Final[Decoder[ToWorker]] = Decoder(ToWorker)

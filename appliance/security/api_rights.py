@@ -152,6 +152,7 @@ NATIVE_RIGHTS: Final[dict[str, Row]] = {
     "report_damage": _each(_O.READ, _TOPIC),
     "init_producer": _PRODUCER_ID,
     "status": _cluster(_O.DESCRIBE),
+    "clients": _cluster(_O.DESCRIBE),
     "groups": _GROUPS_LISTED,
     "group_names": _GROUPS_LISTED,
     "group": _each(_O.DESCRIBE, _GROUP),

@@ -313,6 +313,9 @@ class NativeCodec:
     def client_id(self, frame: memoryview) -> bytes:
         return self._client
 
+    def software(self, frame: memoryview) -> str:
+        return ""
+
     def with_throttle(self, request: Request, reply: bytes, throttle_ms: int) -> bytes:
         return reply  # its connection is not read meanwhile, which is all that this client notices
 

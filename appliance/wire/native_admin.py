@@ -20,6 +20,7 @@
                                                           answers all damage of the partition; only the leader does it
     init_producer   {}                                    {producer_id, epoch}
     status          {}                                    see :mod:`appliance.status`; ``host`` is its machine
+    clients         {}                                    who is connected: see :mod:`appliance.connected_clients`
     groups          {}                                    [{group, protocol, state, members: how many}]
     group_names     {}                                    [group]: one question to ZooKeeper, however many there are
     group           {group}                               {group, protocol, state, members: [MEMBER],
@@ -213,6 +214,7 @@ VERBS: Final[dict[str, type[msgspec.Struct]]] = {
     "report_damage": ReportDamage,
     "init_producer": Nothing,
     "status": Nothing,
+    "clients": Nothing,
     "groups": Nothing,
     "group_names": Nothing,
     "group": OneGroup,

@@ -279,6 +279,9 @@ class Codec(Protocol):
     def client_id(self, frame: memoryview) -> bytes:
         """The name that the client of a request has given itself."""
 
+    def software(self, frame: memoryview) -> str:
+        """Name and version of the client's software, if this request says them; else ""."""
+
     def with_throttle(self, request: Request, reply: bytes, throttle_ms: int) -> bytes:
         """The beginning of an encoded reply, telling the client for how long it is throttled, where it can."""
 

@@ -217,6 +217,12 @@ def flooding(server: Server) -> Iterator[None]:
         yield
 
 
+def show_the_flood(server: Server, row: Row) -> None:
+    """The remedy says who they are."""
+    (described,) = commands_in(row["todo"])
+    wait_for(lambda: "127.0.0.1" in carry_out(described).out, "the connections to be counted")
+
+
 @contextmanager
 def open_to_others(server: Server) -> Iterator[None]:
     key = server.data_dir.with_name("server.key")
@@ -336,7 +342,7 @@ CASES = {
     "ProcessHangs": Case(hanging, "network hangs", continue_it),
     "ZooKeeperAway": Case(without_quorum, "no quorum", continue_it),
     "ClientsRefused": Case(refusing, "clients are refused: certificate", passes=True),
-    "Flood": Case(flooding, "floods the listeners"),
+    "Flood": Case(flooding, "floods the listeners", show_the_flood),
     "CertificateUnusable": Case(open_to_others, "server.key", close_the_key),
     "ProcessRestarted": Case(dying, "console was started again", passes=True),
     "ProcessDies": Case(dying_again, "scrubber dies again and again", passes=True),

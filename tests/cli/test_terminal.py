@@ -100,6 +100,7 @@ READ = ("--from", "earliest", "--max", "2")
 CASES: dict[str, list[list[str]]] = {
     "start": [["--data", "{data}/x", "--set", f"{HOSTILE}=1"], ["--data", "{data}/x", "--config", "{config}"]],
     "status": [["--data", "{data}"], ["--data", "{data}", "--json"], ["--data", f"/nowhere/{HOSTILE}"]],
+    "clients": [["{at}"], ["--json", "{at}"], [HOSTILE, "{at}"], ["--data", f"/nowhere/{HOSTILE}"]],
     "health": [["--data", "{data}"], ["--data", "{data}", "--json"], ["--data", f"/nowhere/{HOSTILE}"]],
     "reload": [["--data", f"/nowhere/{HOSTILE}"]],
     "accept-clock": [["{at}"], ["--connect", HOSTILE]],

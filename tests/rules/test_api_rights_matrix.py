@@ -159,6 +159,7 @@ VERBS: dict[str, dict[str, Any]] = {
     "topics": {"names": [TOPIC]},
     "init_producer": {},
     "status": {},
+    "clients": {},
     "groups": {},
     "group_names": {},
     "group": {"group": GROUP},

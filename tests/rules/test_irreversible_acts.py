@@ -73,7 +73,7 @@ ACTS = {
     ("cli/inputs_commands.py", "_replace"): "a configuration: the new one has its text, a table more, and was read",
     ("processes/supervisor/listeners.py", "remove_dead_socket"): "a socket that refuses connections: nobody listens",
     ("processes/supervisor/listeners.py", "remove_sockets"): "sockets that this process has bound",
-    ("processes/supervisor/status_report.py", "StateFile.replace"): "exchanges two files of its own",
+    ("processes/supervisor/state_file.py", "StateFile.replace"): "exchanges two files of its own",
     ("status.py", "forget_failed_start"): "a note about a start that has failed: one has succeeded since",
     # ---- shared memory
     ("processes/supervisor/opening.py", "Opening.drop"): "the table of a partition: " + DERIVED,

@@ -272,6 +272,7 @@ def of(*words: str) -> Words:
 
 TRIED: dict[str, list[Words]] = {
     "status": [of("status", "--data", "DATA"), of("status", "--json", "--data", "DATA")],
+    "clients": [of("clients", "--data", "DATA"), of("clients", "x", "--json", "--data", "DATA")],
     "health": [of("health", "--data", "DATA")],
     "reload": [of("reload", "--data", "DATA")],
     "doctor": [of("doctor", "--data", "DATA")],

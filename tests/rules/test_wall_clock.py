@@ -96,6 +96,7 @@ USES = {
     ("processes/supervisor/status_report.py", "Refusals.__init__"): "which refusals are recent: shown",
     ("processes/supervisor/status_report.py", "StatusReport.__init__"): SHOWN,
     ("processes/supervisor/status_report.py", "StatusReport.write"): SHOWN,
+    ("processes/supervisor/workers.py", "Workers._write_clients"): SHOWN,
     ("processes/supervisor/workers.py", "Workers.on_limits"): SHOWN,
     ("processes/supervisor/writers.py", "Writers._note_full"): SHOWN,
     ("processes/tls_files.py", "_signature"): "compared for being equal: has the file changed?",

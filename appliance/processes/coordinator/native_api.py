@@ -203,6 +203,7 @@ class NativeApi:
             "report_damage": self._report_damage,
             "init_producer": self._init_producer,
             "status": self._status,
+            "clients": self._clients,
             "groups": self._list_groups,
             "group_names": self._group_names,
             "group": self._group,
@@ -319,6 +320,9 @@ class NativeApi:
 
     async def _status(self, wanted: Nothing, access: Access) -> dict[str, Any]:
         return await asyncio.to_thread(_status_of, Path(self._broker.data_dir))
+
+    async def _clients(self, wanted: Nothing, access: Access) -> dict[str, Any]:
+        return await asyncio.to_thread(status.read_clients, Path(self._broker.data_dir))
 
     async def _accept_clock(self, wanted: Nothing, access: Access) -> dict[str, int]:
         if not self._clock.begun:

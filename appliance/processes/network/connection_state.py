@@ -44,6 +44,10 @@ class ClientSession:
     __slots__ = (
         "access",
         "administrator",
+        "bytes_in",
+        "bytes_out",
+        "client_id",
+        "counted",
         "deadline_ms",
         "gated",
         "held",
@@ -54,10 +58,17 @@ class ClientSession:
         "metered",
         "muted_until_ms",
         "principal",
+        "since_ms",
+        "software",
     )
 
     def __init__(
-        self, principal: str = ANONYMOUS, login_by_ms: int = 0, host: str = "", administrator: bool = False
+        self,
+        principal: str = ANONYMOUS,
+        login_by_ms: int = 0,
+        host: str = "",
+        administrator: bool = False,
+        since_ms: int = 0,
     ) -> None:
         """
         Args:
@@ -65,8 +76,16 @@ class ClientSession:
             login_by_ms: until when it has to log in; 0: it need not.
             host: its address without the port; "" at a Unix socket.
             administrator: it has places of its own, see ``accepting``.
+            since_ms: when it has connected.
         """
-        self.host, self.administrator = host, administrator
+        self.host, self.administrator, self.since_ms = host, administrator, since_ms
+        self.client_id: str | None = None
+        """What it calls itself; None before its first request."""
+        self.software = ""
+        """What ApiVersions has said of it (KIP-511)."""
+        self.bytes_in = self.bytes_out = 0
+        self.counted = (0, 0)
+        """Both of these when they were last counted (``client_counts``)."""
         self.principal, self.mechanism = principal, ""
         self.gated = bool(login_by_ms)
         self.deadline_ms = login_by_ms

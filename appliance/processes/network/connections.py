@@ -22,6 +22,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from ...config import Network
+from ...connected_clients import shown
 from ...errors import ProtocolFault, TlsOnPlain
 from ...security.audit_log import Audit, Reason
 from ...shared.counters import Counters
@@ -167,6 +168,7 @@ class Connections:
                 self._end(connection)
                 return
             connection.counters.received(received)
+            connection.session.bytes_in += received
             if not self._take_frames(connection):
                 return
         if inbox.starved:
@@ -224,6 +226,8 @@ class Connections:
         kind = type(request)
         if connection.session.gated and kind is not Login and not (isinstance(request, Local) and request.free):
             raise _refusal(connection, self._turn.audit)
+        if connection.session.client_id is None:
+            connection.session.client_id = shown(connection.codec.client_id(frame).decode(errors="replace"))
         if kind is not Produce:
             connection.cancel_handoff()
             self.touched[connection] = None
@@ -231,6 +235,8 @@ class Connections:
 
     def _answer_local(self, connection: Connection, request: Local, start: int, frame: memoryview) -> bool:
         """Send a reply that the codec has made."""
+        session = connection.session
+        session.software = session.software or shown(connection.codec.software(frame))
         pending = Pending(connection, request)
         connection.begin(pending)
         self.answer(pending, [request.reply])
@@ -355,6 +361,7 @@ class Connections:
             if sent:
                 connection.active_ms = self._turn.now_ms
                 connection.counters.sent(sent)
+                connection.session.bytes_out += sent
         except OSError as error:
             if isinstance(error, FileFault):  # the header has promised these bytes: the client has to ask again
                 self._on_unreadable(error.piece)

@@ -41,8 +41,13 @@ class HandingOver:
         self._connections = connections
         self._buffers, self._places, self._relaying = buffers, places, relaying
         self._bytes_left = bytes_max
-        self.count = 0
+        self.served: dict[HandedOver, None] = {}
         """Connections that writers serve now."""
+
+    @property
+    def count(self) -> int:
+        """How many connections writers serve now."""
+        return len(self.served)
 
     def consider(self, connection: Connection, partition: Partition | None, acks: int, parts: int) -> None:
         """Count a produce request with so many parts that has started.
@@ -90,7 +95,7 @@ class HandingOver:
         else:
             self._connections.release(connection)
             handed_over.relay = self._relaying.begin(connection.transport, near)
-        self.count += 1
+        self.served[handed_over] = None
         self._bytes_left -= buffer_bytes
         self._places.enter(connection.session)
         return True
@@ -164,7 +169,7 @@ class HandingOver:
             self._relaying.lose(handed_over.relay)
 
     def _forget(self, handed_over: HandedOver) -> None:
-        self.count -= 1
+        del self.served[handed_over]
         self._places.leave(handed_over.session)
         self._bytes_left += handed_over.buffer_bytes
 

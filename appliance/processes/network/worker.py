@@ -6,6 +6,7 @@ blocks.
 
 The parts, each with its own state::
 
+    client_counts      who is connected
     accepting          listeners, refusals (places: connections by address and user)
     admission          rights of clients (metering: their limits)
     handshakes         connections of TLS listeners that are not connected yet
@@ -29,6 +30,7 @@ import logging
 import select
 import socket
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Final, NamedTuple, assert_never
 
@@ -55,6 +57,7 @@ from ..clock import now_ms
 from ..control import Channel
 from ..messages import (
     TO_WORKER,
+    ClientsCounted,
     CoordinatorStreamOpened,
     FilesChanged,
     LimitReached,
@@ -78,6 +81,7 @@ from ..snapshot import SnapshotChange
 from ..tls_files import TlsFiles
 from .accepting import Accepted, Accepting, Places
 from .admission import Admission
+from .client_counts import ClientCounts, connections_of
 from .connection_state import ClientSession, Connection
 from .connections import Connections
 from .fetch_sessions import FetchSessions
@@ -199,6 +203,7 @@ class NetworkWorker:
         epoll.register(self._control_fd, select.EPOLLIN)
         epoll.register(self._doorbell.fd, select.EPOLLIN)
         self._accepting.count_descriptors()
+        self._client_counts = ClientCounts(turn, lambda rows, others: control.send(ClientsCounted(rows, others)))
         self._check_ms = self._stats_ms = self._memory_ms = turn.now_ms
         self._checks_every_ms, self._heap_used = REST_MS, False
         self._stats, self._limits = (0, 0), list[LimitReached]()
@@ -407,7 +412,7 @@ class NetworkWorker:
         inbox = Inbox(self._buffers)
         user = user_of(accepted.uid) if listener.unix else transport.subject
         principal = principal_of(user) if user else ANONYMOUS
-        session = ClientSession(principal, login_by_ms, accepted.host, accepted.administrator)
+        session = ClientSession(principal, login_by_ms, accepted.host, accepted.administrator, self._turn.now_ms)
         if not self._places.admits(session, principal, peer):
             transport.close()
             return
@@ -457,6 +462,9 @@ class NetworkWorker:
         self._counters.set_gauges(self._gauges())
         if refusals := self._turn.audit.take_counts():
             self._control.send(Refusals(refusals))
+        self._client_counts.check(
+            chain(connections_of(self._connections.by_fd.values()), connections_of(self._handing_over.served))
+        )
         stats = (count, self._accepting.refused)
         if stats != self._stats and now - self._stats_ms >= STATS_MS:
             self._stats, self._stats_ms = stats, now

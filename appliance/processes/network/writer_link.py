@@ -30,6 +30,7 @@ from ..messages import (
     Append,
     Appended,
     AppendRow,
+    Carried,
     ConnectionLost,
     FlushNow,
     FlushSoon,
@@ -94,7 +95,7 @@ class AppendRequest:
         self.extents.clear()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class HandedOver:
     """A connection that a writer serves, as the worker keeps it.
 
@@ -343,6 +344,11 @@ class WriterLink:
                 self._handed_over[token].received += data
             case Unsent(token, data):
                 self._handed_over[token].unsent += data
+            case Carried(rows):
+                for token, bytes_in, bytes_out in rows:
+                    session = self._handed_over[token].session
+                    session.bytes_in += bytes_in
+                    session.bytes_out += bytes_out
             case ProduceFailed(token, reason):
                 self._handed_over[token].failure = reason
             case GivenBack(token):

@@ -98,6 +98,9 @@ class ChildEvents:
             case messages.Published():
                 self._coordinator.on_published()
                 self._workers.snapshot = ()
+            case messages.ClientsCounted():
+                self._workers.on_clients(child.key, message)
+                return
             case messages.WorkerStats():
                 self._workers.on_stats(child.key, message)
             case messages.LimitsReached(limits):

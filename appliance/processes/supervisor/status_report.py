@@ -1,9 +1,4 @@
-"""Writes state.json, from which ``appliance status`` shows the running processes, and systemd's status line.
-
-The file is replaced as a whole, also when the disk is full.  There are two files, each larger than its content (JSON
-may end in spaces).  The spare one is overwritten in place, which needs no new blocks, and then exchanges names with the
-other (renameat2 with RENAME_EXCHANGE): a reader sees the old state or the new one.
-"""
+"""Writes state.json, from which ``appliance status`` shows the running processes, and systemd's status line."""
 
 from __future__ import annotations
 
@@ -15,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from ... import __version__, libc
+from ... import __version__
 from ...disk_settings import Disk
 from ...health.conditions import REFUSED_WITHIN_S
 from ...health.findings import status_line
@@ -30,6 +25,7 @@ from .inputs import Inputs
 from .inspection import Inspection
 from .nodes import Nodes
 from .reloading import Reloads
+from .state_file import StateFile
 from .systemd import Notifier
 from .workers import Workers
 from .writers import Writers
@@ -40,7 +36,6 @@ RESTS: Final = 20
 MINUTE_S: Final = 60
 FOREIGN_MS: Final = 2_000
 """How often to look whether partitions of other brokers are still here."""
-ROOM_BYTES: Final = 64 * 1024
 
 
 class Refusals:
@@ -230,37 +225,3 @@ class StatusReport:
                 row |= self._workers.stats(child.key)
             rows.append(row)
         return rows + self._nodes.rows()
-
-
-class StateFile:
-    """``path`` and its spare.  They are not synced: after a crash of the machine the old state has no use."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._spare = path.with_name(path.name + ".spare")
-
-    def replace(self, content: bytes) -> None:
-        """Replace the content of state.json.
-
-        Raises:
-            OSError: the content is larger than the file, and the disk is full; the old content stays.
-        """
-        if not self._path.exists():
-            self._fill(self._spare, content)
-            self._spare.replace(self._path)
-        self._fill(self._spare, content)
-        try:
-            libc.exchange_paths(self._spare, self._path)
-        except OSError:
-            self._spare.replace(self._path)  # a file system that cannot exchange
-
-    def _fill(self, path: Path, content: bytes) -> None:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            room = os.fstat(fd).st_size
-            if room < len(content):
-                room = -(-2 * len(content) // ROOM_BYTES) * ROOM_BYTES
-                os.posix_fallocate(fd, 0, room)
-            os.pwrite(fd, content.ljust(room), 0)
-        finally:
-            os.close(fd)

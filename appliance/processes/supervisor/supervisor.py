@@ -35,7 +35,7 @@ The parts::
     orphans            reaps those whose parent has ended, in containers
     side_processes     servers beside the data path: console, metrics
     inputs             processes that take logs in
-    status_report      state.json, for ``status``
+    status_report      state.json, for ``status`` (state_file: how it is replaced)
     reloading          what a reload changes
 
 The supervisor shares the data directory's lock with the writers: no other supervisor can start while a writer of a

@@ -6,10 +6,11 @@ import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
+from ... import connected_clients
 from ...addresses import Listener
 from ...config import Config
 from ...machine_limits import DESCRIPTORS, descriptors_of
@@ -19,15 +20,19 @@ from ...shared.doorbell import MarkedDoorbell
 from ...shared.heartbeats import Heart
 from ...shared.table import WORKERS_MAX
 from .. import network
-from ..clock import wall_s
+from ..clock import now_ms, wall_s
 from ..control import Channel
-from ..messages import LimitReached, Stop, ToWorker, WorkerStats
+from ..messages import ClientsCounted, LimitReached, Stop, ToWorker, WorkerStats
 from ..snapshot import SnapshotChange
 from ..tls_files import TlsFiles
 from .actions import Actions
 from .children import LISTENERS, Children
 from .fork import Child
 from .hosted import Hosted
+from .state_file import StateFile
+
+CLIENTS_MS: Final = 200
+"""clients.json is written at most this often."""
 
 
 class Workers:
@@ -52,6 +57,7 @@ class Workers:
         self._pages: dict[int, str] = {}
         self._stats: dict[int, dict[str, int]] = {}
         self._limits: dict[int, list[dict[str, Any]]] = {}
+        self._clients: dict[int, ClientsCounted] = {}
         self._listeners: list[tuple[Listener, socket.socket]] = []
         self._tls: TlsFiles | None = None
         self.snapshot: Sequence[SnapshotChange] = ()
@@ -59,6 +65,8 @@ class Workers:
         self._count = min(config.network.workers or os.cpu_count() or 1, WORKERS_MAX)
         self.doorbells: list[MarkedDoorbell] = []
         self._start = actions.define("start network workers", self._fork)
+        self._clients_file = StateFile(data_dir / connected_clients.CLIENTS_FILE)
+        self._save_clients = actions.define("write clients.json", lambda _: self._write_clients())
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._by_index)
@@ -136,6 +144,7 @@ class Workers:
     def on_end(self, child: Child) -> None:
         del self._by_index[child.key]
         self._limits.pop(child.key, None)
+        self.on_clients(child.key, ClientsCounted([], 0))
         self._children.start_again(child, self._start, child.key)
 
     # ---- messages and status
@@ -175,6 +184,19 @@ class Workers:
     def stats(self, index: int) -> dict[str, int]:
         """The numbers that the worker has sent: connections, and how many were refused."""
         return self._stats.get(index, {})
+
+    def on_clients(self, index: int, counted: ClientsCounted) -> None:
+        """Take what a worker says of its clients, and write that of all workers soon."""
+        self._clients[index] = counted
+        if "" not in self._save_clients:
+            self._save_clients.want(delay_ms=CLIENTS_MS)
+
+    def _write_clients(self) -> None:
+        """Raises OSError: the disk is full."""
+        counted = self._clients.values()
+        rows = [row for one in counted for row in one.rows]
+        others = sum(one.others for one in counted)
+        self._clients_file.replace(connected_clients.encode(rows, others, self._pid, now_ms(), wall_s()))
 
     def on_limits(self, index: int, reached: list[LimitReached]) -> None:
         """Note all limits that a worker has reached now: each with its value, and how much of it is in use."""

@@ -31,7 +31,7 @@ from ...wire.listener_codecs import codec_of
 from ...wire.requests import Codec, Produce, Request, decode_frames
 from ..answers import Answer, acks_0_failure
 from ..handoff import pieces
-from ..messages import AppendRow, ConnectionLost, GivenBack, Handoff, ProduceFailed, Received, Unsent
+from ..messages import AppendRow, Carried, ConnectionLost, GivenBack, Handoff, ProduceFailed, Received, Unsent
 from .worker_link import Link, Source
 
 CHECK_MS: Final = 1_000
@@ -119,10 +119,14 @@ class HandedOverConnections:
             return
         self._check_ms = now_ms
         with self.lock:
+            carried: dict[Link, list[tuple[int, int, int]]] = {}
             for handed in self._by_fd.values():
+                carried.setdefault(handed.link, []).append(handed.take_carried())
                 if handed.turns < TURNS_TO_KEEP:
                     handed.leave()
                 handed.turns = 0
+            for link, rows in carried.items():
+                link.send(Carried(rows))
 
     def give_back(self) -> None:
         """Give back the connections that leave and are answered."""
@@ -149,6 +153,8 @@ class HandedOver:
     __slots__ = (
         "_acks",
         "_answered",
+        "_bytes_in",
+        "_bytes_out",
         "_codec",
         "_common",
         "_counters",
@@ -158,6 +164,7 @@ class HandedOver:
         "_sock",
         "_taken",
         "_token",
+        "_told_in",
         "_unsent",
         "arena",
         "leaving",
@@ -189,6 +196,8 @@ class HandedOver:
         self._answered = 0  # stored with the lock held
         self._unsent = b""
         self._failure = ""
+        self._bytes_in = 0  # stored by the loop alone
+        self._told_in = self._bytes_out = 0  # stored with the lock held
 
     @property
     def unanswered(self) -> int:
@@ -218,6 +227,7 @@ class HandedOver:
         self._filled += count
         more = count > 0
         self._counters.received(count)
+        self._bytes_in += count
         appends: list[tuple[Source, AppendRow]] = []
         frames: list[tuple[int, int]] = []
         taken = 0
@@ -293,6 +303,7 @@ class HandedOver:
             try:
                 sent = self._sock.send(data)
                 self._counters.sent(sent)
+                self._bytes_out += sent
             except BlockingIOError:
                 pass
             except OSError:  # the worker gets the same error
@@ -323,6 +334,7 @@ class HandedOver:
         If the kernel has no descriptor for the message, the connection ends: its client reconnects.
         """
         send, token = self.link.send, self._token
+        send(Carried([self.take_carried()]))
         for piece in pieces(self.arena[self._parsed : self._filled]):
             send(Received(token, piece))
         for piece in pieces(self._unsent):
@@ -334,6 +346,12 @@ class HandedOver:
         except OSError:
             send(ConnectionLost(token))
         self.close()
+
+    def take_carried(self) -> tuple[int, int, int]:
+        """The bytes received and sent since the last call, for a :class:`~..messages.Carried`."""
+        bytes_in, bytes_out = self._bytes_in - self._told_in, self._bytes_out
+        self._told_in, self._bytes_out = self._bytes_in, 0
+        return self._token, bytes_in, bytes_out
 
     def close(self) -> None:
         self.leaving = True  # requests of it may still be answered

@@ -12,6 +12,7 @@ A connection that has to log in begins with a :class:`KafkaLoginCodec`.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -47,13 +48,14 @@ from .apis import (
     SASL_AUTHENTICATE,
     SASL_HANDSHAKE,
 )
-from .primitives import skip_tags
+from .primitives import read_varint, skip_tags
 from .throttle import with_throttle
 
 LOGIN_FRAME_BYTES_MAX: Final = 2 * sasl.MESSAGE_BYTES_MAX
 COMMITS: Final = "commit"
 """OffsetCommits of one connection overlap: the coordinator keeps those of one partition in order."""
 NO_NAMES: Final[Mapping[bytes, str]] = MappingProxyType({})
+_SOFTWARE: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
 _HEADER = struct.Struct(">hhih")
 _REPLY_HEAD = struct.Struct(">Ii")
 assert _HEADER.size == 10
@@ -116,6 +118,16 @@ class KafkaCodec:
         size = _HEADER.unpack_from(frame)[3]
         return bytes(frame[_HEADER.size : _HEADER.size + max(size, 0)])
 
+    def software(self, frame: memoryview) -> str:
+        key, version, _, client_id_size = _HEADER.unpack_from(frame)
+        if key != API_VERSIONS or not APIS[API_VERSIONS].flexible_from <= version <= APIS[API_VERSIONS].version_max:
+            return ""
+        try:
+            name, position = _compact_text(frame, _body(frame, client_id_size, True))
+            return f"{name} {_compact_text(frame, position)[0]}".strip()
+        except (IndexError, ProtocolFault):
+            return ""  # the request is answered whatever it says of its sender
+
     def with_throttle(self, request: Request, reply: bytes, throttle_ms: int) -> bytes:
         match request:
             case Produce(context=(_, version, *_)):
@@ -176,6 +188,16 @@ def _body(frame: memoryview, client_id_size: int, flexible: bool) -> int:
     """The start of the request's own fields.  The reader of these fields finds a negative version or size."""
     position = _HEADER.size + client_id_size if client_id_size > 0 else _HEADER.size
     return skip_tags(frame, position) if flexible else position
+
+
+def _compact_text(frame: memoryview, position: int) -> tuple[str, int]:
+    """A compact string, and the position after it; "" for one that is no name or version of a software (KIP-511)."""
+    size, position = read_varint(frame, position)
+    stop = position + max(size - 1, 0)
+    if stop > len(frame):
+        raise IndexError(stop)
+    text = str(frame[position:stop], "utf-8", "replace")
+    return text if _SOFTWARE.fullmatch(text) else "", stop
 
 
 def _api_versions_reply(version: int, error: int) -> bytes:

@@ -168,7 +168,9 @@ def test_a_session_that_is_over_is_gated_as_soon_as_its_connection_comes_back(ri
         session.begin("User:alice", "PLAIN", deadline_ms)
         rig.places.enter(session)
         ours, _ = rig.pair()
-        rig.handing_over.take_back(HandedOver(listener, "", codec_of("native", Config()), session, 0), ours)
+        handed_over = HandedOver(listener, "", codec_of("native", Config()), session, 0)
+        rig.handing_over.served[handed_over] = None
+        rig.handing_over.take_back(handed_over, ours)
         assert session.gated is over, deadline_ms
 
 
@@ -250,6 +252,7 @@ def test_a_connection_whose_frame_does_not_fit_a_writers_buffer_stays_for_long(j
         listener, codec = Listener("native", PLAINTEXT, ""), codec_of("native", Config(), greeted=True)
         handed_over = HandedOver(listener, "", codec, session, BUFFER_BYTES_MIN)
         handed_over.received += frame_bytes.to_bytes(SIZE_BYTES, "big")
+        joined.handing_over.served[handed_over] = None
         joined.handing_over.take_back(handed_over, ours)
         connection = joined.connections.by_fd[ours.fileno()]
         joined.connections.advance_touched()

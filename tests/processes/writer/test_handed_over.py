@@ -16,7 +16,7 @@ from appliance.config import Config, Network
 from appliance.names import TopicPartition
 from appliance.processes.answers import Answer
 from appliance.processes.control import Channel
-from appliance.processes.messages import FROM_WRITER, AppendRow, GivenBack, Handoff, Received, Unsent
+from appliance.processes.messages import FROM_WRITER, AppendRow, Carried, GivenBack, Handoff, Received, Unsent
 from appliance.processes.writer.handed_over import CHECK_MS, TURNS_TO_KEEP, HandedOverConnections
 from appliance.processes.writer.worker_link import Link, Source
 from appliance.shared.counters import LISTENERS
@@ -162,6 +162,24 @@ def test_nothing_of_the_stream_is_lost_or_taken_twice(
         assert taken == batches[: len(taken)]
         assert left + received(made.server) == b"".join(frames[len(taken) :]) + behind
         assert len(taken) == len(batches) or behind.startswith(TOO_LARGE)  # what comes with that is not taken at all
+
+
+def test_the_worker_is_told_how_many_bytes_a_connection_moves() -> None:
+    with desk() as made:
+        told = []
+        for number, frame in enumerate((produce(b"one"), produce(b"and two"))):
+            made.client.send(frame)
+            made.answer(made.turns())
+            made.handoffs.check(number * CHECK_MS + CHECK_MS)
+            told += [row for message, _ in made.worker.receive(FROM_WRITER) for row in getattr(message, "rows", ())]
+        replied = len(received(made.client))
+        assert [row[:2] for row in told] == [(TOKEN, len(produce(b"one"))), (TOKEN, len(produce(b"and two")))]
+        assert sum(row[2] for row in told) == replied
+        made.client.send(produce(b"x"))
+        made.answer(made.turns())
+        made.handoffs.give_back()  # the second check has found that it brings few requests
+        ((row, *_),) = [message.rows for message, _ in made.worker.receive(FROM_WRITER) if isinstance(message, Carried)]
+        assert row == (TOKEN, 0, 0), "it has not been read any more"
 
 
 def test_it_is_kept_until_all_is_answered() -> None:

@@ -47,6 +47,19 @@ def test_api_versions(version: int) -> None:
     assert (response.error_code, table) == (0, ADVERTISED) == (0, CODEC.advertised)
 
 
+@pytest.mark.parametrize(
+    ("name", "version", "said"),
+    [("librdkafka", "2.6.1", "librdkafka 2.6.1"), ("a b", "1", "1"), ("\x1b[2J", "-", ""), ("", "", "")],
+)
+def test_the_software_of_a_client(name: str, version: str, said: str) -> None:
+    frame = request_frame(18, 3, {"client_software_name": name, "client_software_version": version})
+    assert CODEC.software(memoryview(frame)) == said
+    assert CODEC.software(memoryview(request_frame(18, 2, {}))) == ""
+    for size in range(len(frame)):
+        with suppress(struct.error):  # too short for a header, which decode() finds before
+            assert CODEC.software(memoryview(frame)[:size]) in (said, name, "")
+
+
 @pytest.mark.parametrize("version", [5, 99, -1, 32767])
 def test_an_unknown_version_of_api_versions_gets_the_table_in_version_0(version: int) -> None:
     reply = CODEC.decode(memoryview(struct.pack(">hhih", 18, version, 77, -1) + b"whatever"))
