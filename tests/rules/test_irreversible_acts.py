@@ -83,11 +83,12 @@ ACTS = {
     ("shared/memory.py", "unlink_all"): "objects of this instance, whose directory lock is held",
     # ---- ZooKeeper
     ("processes/coordinator/member_registration.py", "_delete_own"): OURS,
-    ("zookeeper/claims.py", "_requests"): "an offset that a client deletes, under a claim on its group",
+    ("zookeeper/claims.py", "claim"): "claims of an earlier session of this broker and instance; " + VERSION,
+    ("zookeeper/claims.py", "offset_requests"): "an offset that a client deletes, under a claim on its group",
     ("zookeeper/claims.py", "expire"): "offsets that are old by the trusted time, under a claim; " + VERSION,
     ("zookeeper/claims.py", "release"): OURS,
-    ("zookeeper/claims.py", "take"): "claims of an earlier session of this broker and instance; " + VERSION,
     ("zookeeper/claims.py", "withdraw"): OURS,
+    ("zookeeper/transaction_nodes.py", "Change.request"): "an id that has expired, under the claim; " + VERSION,
     ("zookeeper/cluster_identity.py", "drop_marks"): "marks that are 90 days old by the trusted time; without one a"
     " topic comes back, which a person can undo",
     ("zookeeper/deletion.py", "_forget_offsets"): "offsets that have the id of a deleted topic; " + VERSION,
