@@ -26,16 +26,15 @@ Errors: :class:`InvalidTopic` for a bad name, :class:`StorageFault` for a file t
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
 
 import msgspec
 
+from .durable_files import replace_data_file
 from .errors import ApplianceError, InvalidTopic, damaged_file, disk_fault
 from .names import TopicPartition, check_topic
 from .reserve import with_reserve
@@ -196,7 +195,7 @@ class Catalog:
             partitions = {str(partition): brokers for partition, brokers in sorted(topic.partitions.items())}
             topics[name] = _Entry(partitions, topic.settings, topic.id)
         file = _File(VERSION, self.cluster, topics, self.removals, self.trash)
-        replace_file(self.path, msgspec.json.format(msgspec.json.encode(file), indent=1) + b"\n")
+        replace_data_file(self.path, msgspec.json.format(msgspec.json.encode(file), indent=1) + b"\n")
         self.in_doubt = False
 
     def change(self, *changes: Change) -> None:
@@ -258,30 +257,3 @@ def check_id(topic_id: str) -> str:
     if not _ID.fullmatch(topic_id):
         raise ValueError(f"topic id {topic_id!r:.50}: 32 hexadecimal digits are expected")
     return topic_id
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Replace the content of a file, durably, readable by its owner only.  A crash leaves the old or the new file.
-
-    Raises:
-        DiskFull: no room; the old file remains.
-        StorageFault: the disk fails; the file may be the new one already.
-    """
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        temporary.unlink(missing_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        with open(os.open(temporary, flags, 0o600), "wb") as file:  # noqa: PTH123 - a descriptor
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)  # on a full disk it would take room
-        raise disk_fault(error, path) from error

@@ -58,9 +58,9 @@ import msgspec
 
 from .catalog import Catalog
 from .connected_clients import CLIENTS_FILE
+from .durable_files import replace_file
 from .errors import BrokerAway, NoDirectory, WriterGone
 from .log import FileCache, LogReader, peek
-from .log.files import FILE_MODE
 from .log.partition_directory import trash_bytes
 from .machine_limits import ADVICE, DISK, measure
 from .owners import acting_as_owner
@@ -149,14 +149,10 @@ def note_failed_start(data_dir: Path, at_s: float, exit_status: int, message: st
     No note is left in a directory that somebody else serves, or that belongs to somebody else.
     """
     note = {"at": at_s, "exit_status": exit_status, "message": message, "remedy": remedy}
-    temporary = data_dir / f"{FAILED_START_FILE}.{os.getpid()}"
     with contextlib.suppress(OSError), acting_as_owner(data_dir):
         if data_dir.stat().st_uid != os.geteuid() or holder(data_dir) not in (0, os.getpid()):
             return
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with open(os.open(temporary, flags, FILE_MODE), "wb") as file:  # noqa: PTH123 - a descriptor
-            file.write(msgspec.json.encode(note))
-        temporary.replace(data_dir / FAILED_START_FILE)
+        replace_file(data_dir / FAILED_START_FILE, msgspec.json.encode(note))
 
 
 def forget_failed_start(data_dir: Path) -> None:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from appliance.catalog import FILE_NAME, Catalog, Change, Removal, Topic, TrashedTopic, new_id
+from appliance.durable_files import System
 from appliance.errors import ApplianceError, DiskFull, StorageFault
 
 names = st.from_regex(r"[a-zA-Z0-9._-]{1,249}", fullmatch=True).filter(lambda name: name not in (".", ".."))
@@ -91,7 +92,7 @@ def test_a_write_that_fails_leaves_the_old_catalog(
         raise OSError(number, os.strerror(number))
 
     with monkeypatch.context() as broken:
-        broken.setattr("os.fsync", fail)
+        broken.setattr("appliance.durable_files.SYSTEM", System(fsync=fail))
         with pytest.raises(expected, match=FILE_NAME):
             catalog.change(Change(put=refused))
         with pytest.raises(expected, match=FILE_NAME):
@@ -116,7 +117,7 @@ def test_what_was_refused_is_not_in_the_file_after_the_next_store(
         sync(descriptor)
 
     with monkeypatch.context() as broken:
-        broken.setattr("os.fsync", fail_for_directories)
+        broken.setattr("appliance.durable_files.SYSTEM", System(fsync=fail_for_directories))
         with pytest.raises(StorageFault):
             catalog.change(Change(drop="a", note=Removal("a", topic.id, [0])))
     assert catalog.topics == {"a": topic} and catalog.in_doubt

@@ -65,14 +65,14 @@ def test_the_catalog_spends_it_for_removals_only(tmp_path: Path, monkeypatch: py
     catalog.change(Change(put=topic))
     room = tmp_path / RESERVE_NAME
     room.write_bytes(b"room")
-    replace = catalogs.replace_file
+    replace = catalogs.replace_data_file
 
     def replace_file(path: Path, content: bytes) -> None:
         if room.exists():
             raise DiskFull("full")
         replace(path, content)
 
-    monkeypatch.setattr(catalogs, "replace_file", replace_file)
+    monkeypatch.setattr(catalogs, "replace_data_file", replace_file)
     with pytest.raises(DiskFull):
         catalog.change(Change(put=Topic("more", {0: [0]}, {}, new_id())))
     assert room.exists() and list(catalog.topics) == ["web"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..config import load
+from ..durable_files import replace_file
 from ..errors import BadValue, ConfigFault, InvalidRequest
 from ..input_settings import TABLE, TYPES
 from ..owners import acting_as_owner
@@ -145,21 +145,14 @@ def _replace(config: Path, text: str) -> None:
     Raises:
         ConfigFault: the text is wrong; nothing has changed.
     """
-    temporary = config.with_name(f".{config.name}.new")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        with os.fdopen(fd, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(fd)
-            load(temporary)
-            before = config.stat() if config.exists() else None
-            os.fchmod(fd, before.st_mode & 0o777 if before is not None else 0o644)
-            if before is not None:
-                os.fchown(fd, before.st_uid, before.st_gid)
-        temporary.replace(config)
-    finally:
-        temporary.unlink(missing_ok=True)
+    before = config.stat() if config.exists() else None
+    replace_file(
+        config,
+        text.encode(),
+        mode=0o644 if before is None else before.st_mode & 0o777,
+        owner=None if before is None else (before.st_uid, before.st_gid),
+        check=load,
+    )
 
 
 # ---- the ledger

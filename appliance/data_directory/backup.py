@@ -39,8 +39,9 @@ from typing import Final
 from ..catalog import FILE_NAME as CATALOG_NAME
 from ..catalog import Catalog, Topic
 from ..connected_clients import CLIENTS_FILE
+from ..durable_files import DIRECTORY_MODE, FILE_MODE, sync_directory
 from ..errors import AlreadyRunning, BadValue, NoDirectory, UnknownPartition, disk_fault
-from ..log.files import DIRECTORY_MODE, FILE_MODE, index_path, log_path, sizes, sync_directory
+from ..log.files import index_path, log_path, sizes
 from ..log.partition_directory import METADATA_NAME, directory_of, discard_trash, give, trash_directory
 from ..log.recovery import POINT_NAME
 from ..owners import Owner, acting_as_owner, keeper_of, refuse_others_directory

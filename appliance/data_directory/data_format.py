@@ -22,7 +22,7 @@ from typing import Final
 import msgspec
 
 from .. import __version__
-from ..catalog import replace_file
+from ..durable_files import replace_data_file
 from ..errors import ConfigFault, DiskFull, StorageFault, disk_fault
 
 logger = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ def take_format(data_dir: Path) -> None:
     if found == _File(FORMAT, __version__):
         return
     try:
-        replace_file(path, msgspec.json.encode(_File(FORMAT, __version__)) + b"\n")
+        replace_data_file(path, msgspec.json.encode(_File(FORMAT, __version__)) + b"\n")
     except DiskFull as error:
         logger.warning("the release was not noted: %s", error)
 

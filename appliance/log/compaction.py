@@ -46,23 +46,13 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from ..durable_files import SYSTEM, File, System, remove_file, replace_file, write_at
 from ..errors import ClientFault, SegmentMissing, StorageFault
 from ..records.batch import CODEC_MASK, HEADER_BYTES, BatchInfo
 from ..records.compression import NONE
 from ..records.holes import emptied, is_hole
 from ..records.keyed import KeyedRecord, Place, join, keyed_records
-from . import files
-from .files import (
-    COMPACTED_SUFFIX,
-    COMPACTION_STATE,
-    SYSTEM,
-    File,
-    System,
-    compacted_path,
-    index_path,
-    log_path,
-    remove,
-)
+from .files import COMPACTED_SUFFIX, COMPACTION_STATE, compacted_path, index_path, log_path
 from .index import Builder, entry_in
 from .index import ends as index_ends
 from .index_check import IndexCheck
@@ -131,7 +121,7 @@ class CompactionState(msgspec.Struct):
             return cls()
 
     def store(self, directory: Path, system: System = SYSTEM) -> None:
-        files.replace(directory / COMPACTION_STATE, msgspec.json.encode(self) + b"\n", system)
+        replace_file(directory / COMPACTION_STATE, msgspec.json.encode(self) + b"\n", system=system)
 
     def seen_before(self, ms: int) -> int:
         """The offset before which everything was seen by a pass that had ended at ``ms``."""
@@ -285,14 +275,14 @@ class Compactor:
             target = _Target(self._make(path), base, limit, self._system)
             self._copy(source, target)
             if self.counts.removed == removed:
-                remove(path, self._system)
+                remove_file(path, self._system)
                 return None
             os.utime(target.file.fd, ns=(status.st_atime_ns, status.st_mtime_ns))  # retention judges by it
             self._system.fdatasync(target.file.fd)
             count = self._write_index(target.file, base, limit)  # last: without it, the writer leaves the log alone
         except (StorageFault, OSError):
-            remove(path, self._system)
-            remove(compacted_path(index_path(self._directory, base)), self._system)
+            remove_file(path, self._system)
+            remove_file(compacted_path(index_path(self._directory, base)), self._system)
             raise
         self.counts.segments += 1
         self.counts.disk_bytes_before += status.st_blocks * 512
@@ -425,7 +415,7 @@ class Compactor:
             builder.batch(info.size, info.count, info.max_timestamp)
         builder.finish(sealed=True)
         index = self._make(compacted_path(index_path(self._directory, base)))
-        files.write_at(index.fd, builder.rest, 0, self._system)
+        write_at(index.fd, builder.rest, 0, self._system)
         self._system.fdatasync(index.fd)
         return builder.records - first
 
@@ -441,7 +431,7 @@ class _Target:
     def write(self, offset: int, batch: bytes) -> None:
         """Write a batch, and holes before it."""
         self.fill(offset)
-        files.write_at(self.file.fd, batch, offset - self.base, self._system)
+        write_at(self.file.fd, batch, offset - self.base, self._system)
         self.end = offset + len(batch)
 
     def fill(self, offset: int) -> None:
@@ -450,7 +440,7 @@ class _Target:
             return
         at = self.end
         for hole in emptied(at, offset - at):
-            files.write_at(self.file.fd, hole.rstrip(b"\0"), at - self.base, self._system)
+            write_at(self.file.fd, hole.rstrip(b"\0"), at - self.base, self._system)
             at += len(hole)
         self.end = offset
 
@@ -492,7 +482,7 @@ def _opened(directory: Path, base: int, limit: int) -> File | None:
 def remove_unfinished(directory: Path, system: System = SYSTEM) -> None:
     """Remove what a pass that was cut off has left."""
     for path in directory.glob(f"*{COMPACTED_SUFFIX}"):
-        remove(path, system)
+        remove_file(path, system)
 
 
 def run_pass(

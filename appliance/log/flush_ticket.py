@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+from ..durable_files import File, System
 from ..errors import StorageFault
-from .files import File, System
 from .recovery import RecoveryPoint
 from .segment import Segment
 

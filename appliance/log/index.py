@@ -29,8 +29,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from ..durable_files import SYSTEM, File, System, write_at
 from ..errors import CorruptLog
-from .files import SYSTEM, File, System, write_at
 
 ENTRY: Final = struct.Struct("<Qqq")
 ENTRY_BYTES: Final = 24

@@ -12,9 +12,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from ..durable_files import File, write_at
 from ..records.batch import BatchInfo
-from . import files
-from .files import File, index_path, log_path
+from .files import index_path, log_path
 from .index import ANY_INTERVAL, Builder, Entry, ends, entry_in
 from .recovery import read_index
 from .segment import headers
@@ -111,7 +111,7 @@ class IndexCheck:
             return
         # Readers have the file open, and may look at it now: it never becomes shorter than it has to be.
         file = File(path, os.O_RDWR | os.O_CREAT)
-        files.write_at(file.fd, builder.rest, builder.wrong_at)
+        write_at(file.fd, builder.rest, builder.wrong_at)
         os.ftruncate(file.fd, builder.size)
         os.fdatasync(file.fd)
         at = builder.wrong_at

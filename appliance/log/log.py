@@ -46,11 +46,12 @@ from pathlib import Path
 from typing import Final
 
 from ..config import TopicSettings
+from ..durable_files import DIRECTORY_MODE, SYSTEM, File, System, remove_file, sync_directory
 from ..errors import LACKS, NO_ROOM, DiskFull, OutOfResources, StorageFault, disk_fault
 from ..partition_states import DISK_FULL, OFFLINE, ONLINE
 from ..records.batch import BatchInfo
 from . import files
-from .files import SYSTEM, File, System, compacted_path, index_path, log_path, remove
+from .files import compacted_path, index_path, log_path
 from .flush_ticket import FlushTicket, Unsynced
 from .recovery import MARKER_NAME, Boot, Derived, Marker, RecoveryPoint, boot_id, check_kept, recover
 from .segment import Batches, Segment
@@ -121,10 +122,10 @@ class Log:
             if not may_make:
                 check_kept(path)
             if not path.is_dir():
-                system.mkdir(path, files.DIRECTORY_MODE)
+                system.mkdir(path, DIRECTORY_MODE)
             point = RecoveryPoint(path, system)
             if not point.valid:  # never fully opened: the directory's name may not be on the disk
-                files.sync_directory(path.parent, system)
+                sync_directory(path.parent, system)
         except OSError as error:
             raise disk_fault(error, path) from error
         log = cls(path, settings, clock_ms, steady_ms or clock_ms, segments_max, system, point)
@@ -232,7 +233,7 @@ class Log:
         self._segments.roll()
 
     def _remove_marker(self) -> None:
-        if remove(self.path / MARKER_NAME, self._system) or self._marked:
+        if remove_file(self.path / MARKER_NAME, self._system) or self._marked:
             self._system.fsync(self._directory.fd)
         self._marked = False
 
@@ -355,7 +356,7 @@ class Log:
         with self._disk():
             while self._retired:
                 for path in (log_path(self.path, self._retired[0]), index_path(self.path, self._retired[0])):
-                    count += remove(path, self._system)
+                    count += remove_file(path, self._system)
                 self._unsynced.on_unlinked()
                 del self._retired[0]
         return count
@@ -376,7 +377,7 @@ class Log:
         log, index = log_path(self.path, base), index_path(self.path, base)
         if base not in self.bases[:-1]:
             for path in (log, index):
-                remove(compacted_path(path), self._system)
+                remove_file(compacted_path(path), self._system)
             return False
         if not (compacted_path(log).exists() and compacted_path(index).exists()):
             return True  # asked again: it was done before, and a later pass may be writing
@@ -385,7 +386,7 @@ class Log:
             if compacted_path(log).stat().st_size != following - base:
                 raise StorageFault(f"{compacted_path(log)}: is not what belongs in the place of {log.name}")
             self._remove_marker()
-            remove(index, self._system)
+            remove_file(index, self._system)
             self._system.fsync(self._directory.fd)
             self._system.rename(compacted_path(log), log)
             self._system.rename(compacted_path(index), index)

@@ -24,10 +24,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from ..catalog import check_id, replace_file
+from ..catalog import check_id
+from ..durable_files import DIRECTORY_MODE, replace_data_file, sync_directory
 from ..errors import StorageFault, disk_fault
 from ..names import TopicPartition, is_topic
-from .files import DIRECTORY_MODE, sync_directory
 
 METADATA_NAME: Final = "partition.metadata"
 DELETED_SUFFIX: Final = ".deleted"
@@ -116,7 +116,7 @@ def give(directory: Path, topic_id: str) -> None:
     Raises:
         DiskFull, StorageFault: it may still belong to nobody, or to another one.
     """
-    replace_file(directory / METADATA_NAME, f"version: 0\n{_ID_KEY}{topic_id}\n".encode())
+    replace_data_file(directory / METADATA_NAME, f"version: 0\n{_ID_KEY}{topic_id}\n".encode())
 
 
 def set_aside(data_dir: Path, topic: str, partition: int, topic_id: str, *, trash: bool = False) -> None:

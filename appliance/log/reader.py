@@ -30,10 +30,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
+from ..durable_files import File
 from ..errors import ClientFault, CorruptLog, OffsetOutOfRange, SegmentMissing, StorageFault
 from ..records.batch import ATTRIBUTES_AT, EMPTIED
 from ..wire.requests import FileRange
-from .files import INDEX_SUFFIX, LOG_SUFFIX, NAME_DIGITS, File
+from .files import INDEX_SUFFIX, LOG_SUFFIX, NAME_DIGITS
 from .index import Entry, IndexFile
 from .recovery import is_retired
 from .segment import has_header, headers

@@ -63,9 +63,10 @@ from typing import Final, NamedTuple, Protocol
 import msgspec
 from crc32c import crc32c
 
+from ..durable_files import SYSTEM, File, System, copy_range, remove_file, replace_file, sync_directory, write_at
 from ..errors import CorruptLog, StorageFault
 from . import files
-from .files import COMPACTION_STATE, LOG_SUFFIX, SYSTEM, File, System, base_of, index_path, log_path, remove
+from .files import COMPACTION_STATE, LOG_SUFFIX, base_of, index_path, log_path
 from .index import Builder, Entry, ends
 from .segment import Segment, State, find_valid, headers, scan
 
@@ -157,7 +158,7 @@ class RecoveryPoint(Point):
         file = File(directory / POINT_NAME, os.O_RDWR | os.O_CREAT, system)
         if os.fstat(file.fd).st_size != POINT_BYTES:
             system.ftruncate(file.fd, 0)
-            files.write_at(file.fd, bytes(POINT_BYTES), 0, system)  # real blocks: a store must not meet a full disk
+            write_at(file.fd, bytes(POINT_BYTES), 0, system)  # real blocks: a store must not meet a full disk
         self._map = mmap.mmap(file.fd, POINT_BYTES)
         self._view = memoryview(self._map).cast("Q")
         super().__init__(self._view)
@@ -230,7 +231,7 @@ class Marker:
         """Write the file durably, or not at all."""
         fields = {"bases": self.bases, "index_sizes": self.index_sizes, "start": self.start}
         body = msgspec.json.encode(fields | self.state._asdict())
-        files.replace(directory / MARKER_NAME, body + b"\n%08x\n" % crc32c(body), system)
+        replace_file(directory / MARKER_NAME, body + b"\n%08x\n" % crc32c(body), system=system)
 
     @classmethod
     def load(cls, directory: Path) -> Marker | None:
@@ -347,7 +348,7 @@ def recover(
         if not scanner.segment(base, logs[base], following_base, records):
             for later in bases[number + 1 :]:
                 system.rename(log_path(directory, later), truncated_path(directory, later, 0))
-                remove(index_path(directory, later), system)
+                remove_file(index_path(directory, later), system)
             del bases[number + 1 :]
             break
         records = scanner.builder.records
@@ -374,7 +375,7 @@ def _segments(directory: Path, start: int | None, now_ms: int, trusted: int | No
         if size < 0:  # it is made anew from the log; what stands there may be somebody's, and is kept
             system.rename(index, index.with_name(f"{index.name}{DISPLACED_SUFFIX}"))
         elif base not in logs:
-            remove(index, system)
+            remove_file(index, system)
     if not logs:
         if trusted:
             raise CorruptLog(str(directory), 0, f"its segment files are missing, it was valid up to {trusted}")
@@ -384,8 +385,8 @@ def _segments(directory: Path, start: int | None, now_ms: int, trusted: int | No
         return logs
     for base, following in pairwise(list(logs)):
         if following <= start:
-            remove(log_path(directory, base), system)
-            remove(index_path(directory, base), system)
+            remove_file(log_path(directory, base), system)
+            remove_file(index_path(directory, base), system)
             del logs[base]
     if min(logs) > start:
         path = str(log_path(directory, min(logs)))
@@ -472,7 +473,7 @@ class _Scanner:
             for position, info, data in scan(file, base, 0, size):
                 builder.batch(info.size, info.count, info.max_timestamp)
                 if base + position >= self._rewritten_from:
-                    files.write_at(file.fd, data, position, self._system)
+                    write_at(file.fd, data, position, self._system)
         except CorruptLog as error:
             torn = error
         if torn is None and following is not None and size != following - base:
@@ -497,6 +498,6 @@ class _Scanner:
             raise torn
         logger.warning("%s: truncated at %d, %d bytes removed: %s", file.path, position, size - position, torn.reason)
         if follows and position < size:
-            files.copy(file, position, size, truncated_path(self._directory, base, position), self._system)
-            files.sync_directory(self._directory, self._system)
+            copy_range(file, position, size, truncated_path(self._directory, base, position), self._system)
+            sync_directory(self._directory, self._system)
         self._system.ftruncate(file.fd, position)

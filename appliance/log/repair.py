@@ -25,12 +25,13 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from ..durable_files import File, System, copy_range, sync_directory, write_at
 from ..errors import InvalidRequest
 from ..records.batch import EMPTIED, HEADER_BYTES, LENGTH_AT, LENGTH_END, read_header
 from ..records.holes import emptied, holes
 from . import files
 from .compaction import CompactionState
-from .files import COMPACTION_STATE, File, System, index_path, log_path
+from .files import COMPACTION_STATE, index_path, log_path
 from .index import ENTRY_BYTES
 from .mending import mended
 from .partition_directory import claim
@@ -94,7 +95,7 @@ def begin_again(directory: Path, topic_id: str, base: int, born_ms: int, *, dry_
         point.begin(_NOWHERE, base, base, born_ms)
         point.sync()
         point.close()
-        files.sync_directory(directory)
+        sync_directory(directory)
     return Repaired([action], base, base, 0, 0)
 
 
@@ -153,7 +154,7 @@ class _Repair:
         found = recover(directory, point, _NOWHERE, interval_bytes, born_ms)
         for file in found.touched:
             os.fdatasync(file.fd)
-        files.sync_directory(directory)
+        sync_directory(directory)
         point.begin(_NOWHERE, found.state.end, found.start, born_ms)
         point.sync()
         point.close()
@@ -233,7 +234,7 @@ class _Repair:
                     # Nobody has compared it: what it has to say was not sure while the segment was damaged.
                     self._shorten_index(index_path(self._directory, base))
                     target = File(path, os.O_RDWR)
-                    files.write_at(target.fd, data, position)
+                    write_at(target.fd, data, position)
                     os.fsync(target.fd)
                 return size
         return 0
@@ -263,7 +264,7 @@ class _Repair:
             fill = emptied(base + position, stop - position, gap, reason)
         for batch in fill:
             # The zeros at the end of a hole that is behind the end of the file need no blocks on the disk.
-            files.write_at(file.fd, batch if position < size else batch.rstrip(b"\0"), position)
+            write_at(file.fd, batch if position < size else batch.rstrip(b"\0"), position)
             position += len(batch)
         os.fsync(file.fd)
 
@@ -292,17 +293,17 @@ class _Repair:
         """Copy the bytes [position, stop) of a segment file to an unused name, durably."""
         if stop > position:
             kept = _free_name(path.with_name(f"{path.name}.{why}-{position}"))
-            files.copy(File(path), position, stop, kept)
-            files.sync_directory(self._directory)
+            copy_range(File(path), position, stop, kept)
+            sync_directory(self._directory)
             self._actions.append(f"{path}: the bytes {position} to {stop} are kept as {kept.name}")
 
     def _own(self, path: Path) -> None:
         """Take a copy of a file that a backup shares with the log, before it is changed."""
         if path.stat().st_nlink > 1:
             temporary = path.with_name(f"{path.name}.tmp")
-            files.copy(File(path), 0, path.stat().st_size, temporary)
+            copy_range(File(path), 0, path.stat().st_size, temporary)
             temporary.rename(path)
-            files.sync_directory(self._directory)
+            sync_directory(self._directory)
 
     def _shorten_index(self, path: Path) -> None:
         """Truncate an index to its first entry.  Recovery can rebuild all but that: the number of records before."""

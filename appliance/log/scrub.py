@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from ..durable_files import File
 from ..errors import CorruptLog, OffsetOutOfRange, StorageFault, UnreadableLog, is_lack
 from ..records.batch import BatchInfo
-from .files import File, log_path
+from .files import log_path
 from .reader import FileCache, LogReader
 from .recovery import is_retired
 from .segment import find_valid, scan

@@ -22,6 +22,7 @@ from pathlib import Path
 from struct import Struct
 from typing import Final, NamedTuple
 
+from ..durable_files import File, System, remove_file, write_at
 from ..errors import ClientFault, CorruptLog, StorageFault, UnreadableLog
 from ..records.batch import (
     EMPTIED,
@@ -35,7 +36,7 @@ from ..records.batch import (
     end_offset,
 )
 from ..records.holes import check_hole
-from .files import File, System, index_path, log_path, remove, write_at
+from .files import index_path, log_path
 from .index import ENTRY_BYTES, Entry, pack
 
 SIZE_MAX: Final = 1 << 31  # no limit here: a batch that is longer than the file is incomplete, not too large
@@ -96,7 +97,7 @@ class Segment:
             raise
         except OSError:
             for path in paths:
-                remove(path, system)
+                remove_file(path, system)
             raise
 
     def append(self, batches: Batches, interval_bytes: int) -> None:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from ..config import TopicSettings
+from ..durable_files import File, System, remove_file
 from ..records.batch import BatchInfo
-from .files import File, System, index_path, log_path, remove
+from .files import index_path, log_path
 from .flush_ticket import Unsynced
 from .reader import FileCache, LogReader
 from .recovery import RecoveryPoint
@@ -86,8 +87,8 @@ class SegmentList:
                 first = stop
         except OSError:
             for base in self.bases[count:]:
-                remove(log_path(self._path, base), self._system)
-                remove(index_path(self._path, base), self._system)
+                remove_file(log_path(self._path, base), self._system)
+                remove_file(index_path(self._path, base), self._system)
             del self.bases[count:]
             self._unsynced.keep_only(unsynced)
             self.active = active

@@ -11,10 +11,11 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from ..durable_files import File
 from ..errors import CorruptLog
 from ..records.batch import CONTROL, EMPTIED, BatchInfo
 from . import files
-from .files import File, index_path, log_path
+from .files import index_path, log_path
 from .index import ANY_INTERVAL, Builder, ends
 from .reader import FileCache, LogReader
 from .recovery import (

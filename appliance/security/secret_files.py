@@ -13,6 +13,7 @@ import stat
 from pathlib import Path
 from typing import Final
 
+from ..durable_files import replace_file
 from ..errors import BadValue
 from ..owners import acting_as_owner
 
@@ -128,31 +129,5 @@ def keep_secret(path: Path) -> str:
     if path.exists():
         return read_password(path, "the secret file")
     secret = make_secret()
-    write_secret_file(path, secret.encode() + b"\n")
+    replace_file(path, secret.encode() + b"\n")
     return secret
-
-
-def write_secret_file(path: Path, content: bytes) -> None:
-    """Replace a secret file durably.  It is never readable for others, not even while it is written.
-
-    Raises:
-        OSError: it cannot be written; the old file remains.
-    """
-    temporary = path.with_name(f".{path.name}.new")
-    temporary.unlink(missing_ok=True)
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, MODE)
-    try:
-        with open(fd, "wb") as file:  # noqa: PTH123 - a descriptor
-            os.fchmod(fd, MODE)
-            file.write(content)
-            file.flush()
-            os.fsync(fd)
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

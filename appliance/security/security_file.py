@@ -11,8 +11,8 @@ from typing import Final
 
 import msgspec
 
+from ..durable_files import replace_data_file
 from ..errors import damaged_file, disk_fault
-from .secret_files import write_secret_file
 from .security_state import SecurityState
 
 FILE_NAME: Final = "security.json"
@@ -45,7 +45,4 @@ def store(path: Path, state: SecurityState) -> None:
     Raises:
         DiskFull, StorageFault: it cannot be written; the old one remains.
     """
-    try:
-        write_secret_file(path, msgspec.json.format(msgspec.json.encode(_File(state)), indent=1) + b"\n")
-    except OSError as error:
-        raise disk_fault(error, path) from error
+    replace_data_file(path, msgspec.json.format(msgspec.json.encode(_File(state)), indent=1) + b"\n")

@@ -25,6 +25,7 @@ from ..addresses import PLAINTEXT, parse_addresses
 from ..client.broker_connection import Connection, parse_bootstrap, speaks_kafka
 from ..client.cluster_client import Cluster, TopicSnapshot
 from ..client.damage_reports import DamageReports
+from ..durable_files import File
 from ..errors import (
     ApplianceError,
     BadValue,
@@ -39,7 +40,7 @@ from ..errors import (
     from_code,
 )
 from ..log import FileCache, LogReader
-from ..log.files import LOG_SUFFIX, File, base_of, log_path, sizes
+from ..log.files import LOG_SUFFIX, base_of, log_path, sizes
 from ..names import TopicPartition
 from ..owners import acting_as_owner
 from ..records.batch import EMPTIED, HEADER_BYTES, end_offset, read_header, walk

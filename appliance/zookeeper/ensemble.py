@@ -53,13 +53,12 @@ from typing import Final, NamedTuple
 
 from ..config import HEAP_MB_MIN, ZooKeeper
 from ..die_with import DieWith
+from ..durable_files import DIRECTORY_MODE, FILE_MODE
 from ..errors import ConfigFault, OutOfResources
 from ..security.secret_files import keep_secret
 from .java import JVM_FLAGS, MAIN_CLASS, find_classpath, find_java
 from .login import Login, jaas, login_of
 from .node_files import (
-    DIRECTORY_MODE,
-    FILE_MODE,
     LOG_BYTES_MAX,
     LOG_FILES_MAX,
     LOGGING_FILES,

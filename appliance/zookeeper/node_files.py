@@ -7,10 +7,11 @@ us switch off: it tells version, role and counters to anybody on the host.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
+
+from ..durable_files import replace_file
 
 LOOPBACK: Final = "127.0.0.1"
 INIT_MS_MAX: Final = 20_000  # for a follower to copy the leader's state
@@ -18,8 +19,6 @@ SYNC_MS_MAX: Final = 10_000  # how far a follower may be behind
 TICK_MS_MAX: Final = 1000  # with half of it idle nodes use twice the CPU
 LOG_BYTES_MAX: Final = 2 << 20
 LOG_FILES_MAX: Final = 2
-FILE_MODE: Final = 0o600
-DIRECTORY_MODE: Final = 0o700
 
 
 class Ports(NamedTuple):
@@ -66,13 +65,7 @@ def write(path: Path, text: str) -> None:
             return
     except (OSError, UnicodeDecodeError):
         pass  # missing or unreadable: written below
-    temporary = path.with_name(path.name + ".new")
-    temporary.unlink(missing_ok=True)
-    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE), "w") as file:  # noqa: PTH123
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    replace_file(path, text.encode())
 
 
 LOGGING_FILES: Final = {

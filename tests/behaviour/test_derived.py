@@ -27,6 +27,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from appliance.broker import plan
 from appliance.config import TopicSettings
+from appliance.durable_files import System
 from appliance.errors import (
     DiskFull,
     DuplicateSequence,
@@ -39,7 +40,7 @@ from appliance.errors import (
     StorageFault,
 )
 from appliance.log import FileCache, Log, LogReader
-from appliance.log.files import System, index_path, log_path
+from appliance.log.files import index_path, log_path
 from appliance.log.index_check import IndexCheck
 from appliance.log.repair import repair
 from appliance.log.scrub import scrub

@@ -21,9 +21,9 @@ from pathlib import Path
 
 import pytest
 
+from appliance.durable_files import SYSTEM
 from appliance.errors import DiskFull
 from appliance.log import FlushTicket, Log
-from appliance.log.files import SYSTEM
 from appliance.log.recovery import RecoveryPoint
 from appliance.processes.writer.producers import Producers
 

@@ -63,7 +63,7 @@ def test_a_full_disk_does_not_prevent_a_start(tmp_path: Path, monkeypatch: pytes
     def refuse(path: Path, content: bytes) -> None:
         raise DiskFull("no room")
 
-    monkeypatch.setattr(data_format, "replace_file", refuse)
+    monkeypatch.setattr(data_format, "replace_data_file", refuse)
     take_format(tmp_path)
     assert not (tmp_path / "format.json").exists()
 

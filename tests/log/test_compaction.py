@@ -16,9 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from appliance.config import TopicSettings
+from appliance.durable_files import File
 from appliance.log import FileCache, Log, LogReader, compaction
 from appliance.log.compaction import CompactionState, Counts, Policy, run_pass
-from appliance.log.files import File, compacted_path, log_path
+from appliance.log.files import compacted_path, log_path
 from appliance.log.reader import SegmentFile
 from appliance.log.repair import repair
 from appliance.log.segment import scan

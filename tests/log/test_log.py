@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from appliance.config import TopicSettings
+from appliance.durable_files import System
 from appliance.errors import DiskFull, OutOfResources, StorageFault
 from appliance.log import FileCache, FlushTicket, Log, LogReader, peek
-from appliance.log.files import System
 from appliance.log.index import ENTRY_BYTES
 from appliance.log.recovery import POINT_NAME
 

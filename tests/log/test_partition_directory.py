@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from appliance.catalog import new_id
+from appliance.durable_files import System
 from appliance.errors import DiskFull, StorageFault
 from appliance.log import partition_directory
 
@@ -87,7 +88,7 @@ def test_a_disk_that_refuses_leaves_a_directory_that_can_be_set_aside(
 
     topic_id = new_id()
     with monkeypatch.context() as broken:
-        broken.setattr("os.fsync", full)
+        broken.setattr("appliance.durable_files.SYSTEM", System(fsync=full))
         with pytest.raises(DiskFull):
             partition_directory.claim(partition_directory.directory_of(tmp_path, "logs", 0), topic_id)
     partition_directory.set_aside(tmp_path, "logs", 0, topic_id)

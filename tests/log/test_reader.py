@@ -16,9 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from appliance.config import TopicSettings
+from appliance.durable_files import File
 from appliance.errors import CorruptLog, OffsetOutOfRange, StorageFault
 from appliance.log import FileCache, Log, LogReader
-from appliance.log.files import File, index_path, log_path
+from appliance.log.files import index_path, log_path
 from appliance.log.index import IndexFile
 from appliance.log.reader import BOUNDARIES_MAX, RECORDS_MAX, TIMES_MAX, UNPACKED_BYTES_MAX, Found
 from appliance.records.encode import encode_batch

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from appliance.config import TopicSettings
+from appliance.durable_files import File
 from appliance.errors import CorruptLog, StorageFault
 from appliance.log import FileCache, Log, LogReader, files, peek, recovery
-from appliance.log.files import File, index_path, log_path
+from appliance.log.files import index_path, log_path
 from appliance.log.recovery import (
     FLUSHED,
     HIGH_WATERMARK,

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from appliance.durable_files import File, System
 from appliance.errors import CorruptLog, StorageFault
 from appliance.log import segment
-from appliance.log.files import File, System, index_path, log_path
+from appliance.log.files import index_path, log_path
 from appliance.log.segment import Segment, find_valid, has_header, headers, read_into, scan
 
 from ..support.log_batches import batch, place_all, placed

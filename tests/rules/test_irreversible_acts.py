@@ -14,10 +14,10 @@ import pytest
 
 from .test_tidy import sources, tree
 
-METHODS = {"unlink", "rmtree", "rmdir", "removedirs", "rename", "renameat2", "truncate", "ftruncate"}
-FUNCTIONS = METHODS | {"remove", "delete", "remove_tree"}
-"""``remove`` of ``log/files.py``, ``delete`` and ``remove_tree`` of ``zookeeper/operations.py``: called without a
-module's name."""
+METHODS = {"unlink", "rmtree", "rmdir", "removedirs", "rename", "renameat2", "exchange_paths", "truncate", "ftruncate"}
+FUNCTIONS = METHODS | {"remove_file", "delete", "remove_tree"}
+"""``remove_file`` of ``durable_files.py``, ``delete`` and ``remove_tree`` of ``zookeeper/operations.py``: called
+without a module's name."""
 
 OWN = "a temporary file of its own, in this call or after one that was interrupted"
 DERIVED = "is derived: rebuilt from the log"
@@ -25,8 +25,10 @@ OURS = "our own node: it has our text, our session, or a name that only we have"
 VERSION = "only in the version that was read and judged"
 ACTS = {
     # ---- logs
-    ("log/files.py", "remove"): "unlinks for its callers, which are listed",
-    ("log/files.py", "replace"): OWN,
+    ("libc.py", "exchange_paths"): "exchanges two files, or directories",
+    ("durable_files.py", "remove_file"): "unlinks for its callers, which are listed",
+    ("durable_files.py", "replace_file"): OWN,
+    ("durable_files.py", "_create"): OWN,
     ("log/index.py", "Builder.store"): DERIVED,
     ("log/index_check.py", "IndexCheck._mend"): DERIVED,
     ("log/compaction.py", "Compactor.compact_segment"): OWN,
@@ -59,7 +61,6 @@ ACTS = {
     ("log/segment.py", "Segment.restore"): "a write that failed, and was acknowledged to nobody",
     ("log/segment_list.py", "SegmentList._append_rolling"): "segments that this call has made for a write that failed",
     # ---- files of the data directory
-    ("catalog.py", "replace_file"): OWN,
     ("data_directory/backup.py", "_stage"): OWN,
     ("data_directory/backup.py", "_Copy._copy"): "its own copy, made as long as what it is of",
     ("data_directory/backup.py", "_Copy.copy_partition"): "its own copy, which retention was faster than",
@@ -68,9 +69,8 @@ ACTS = {
     ("data_directory/backup.py", "back_up"): OWN,
     ("reserve.py", "_spend"): "holds nothing but room",
     ("reserve.py", "fill"): OWN,
-    ("security/secret_files.py", "write_secret_file"): OWN,
+    ("processes/writer/producers.py", "Producers._remove"): "a snapshot of producers, which is taken again: " + DERIVED,
     ("processes/supervisor/supervisor.py", "lock"): "the file holds a process id; the lock on it is held",
-    ("cli/inputs_commands.py", "_replace"): "a configuration: the new one has its text, a table more, and was read",
     ("processes/supervisor/listeners.py", "remove_dead_socket"): "a socket that refuses connections: nobody listens",
     ("processes/supervisor/listeners.py", "remove_sockets"): "sockets that this process has bound",
     ("processes/supervisor/state_file.py", "StateFile.replace"): "exchanges two files of its own",
@@ -98,7 +98,6 @@ ACTS = {
     ("zookeeper/group_registry.py", "GroupRegistry.leave"): OURS,
     ("zookeeper/group_registry.py", "GroupRegistry.prune"): "empty nodes: ZooKeeper refuses others",
     ("zookeeper/group_registry.py", "GroupRegistry.release"): OURS + "; " + VERSION,
-    ("zookeeper/node_files.py", "write"): OWN,
     ("zookeeper/operations.py", "hold_ephemeral"): OURS + "; " + VERSION,
     ("zookeeper/operations.py", "remove_tree"): "for its callers, which are listed",
     ("zookeeper/security_nodes.py", "_changes"): "what a person has deleted; " + VERSION,
@@ -115,7 +114,6 @@ ACTS = {
     ("spark/pipeline/parquet_store.py", "ParquetStore.prepare"): "what is not committed; the source reads it again",
     ("spark/pipeline/state_directory.py", "PidLock.__enter__"): "the file holds a process id; the lock on it is held",
     ("spark/pipeline/state_directory.py", "State.begin"): "Spark's scratch: the output itself has the offsets",
-    ("spark/pipeline/table_files.py", "store_text"): OWN,
     ("spark/spark_session.py", "build_session"): "scratch of an earlier session, while the pipeline's lock is held",
 }  # fmt: skip
 """(module, function) -> what it takes, and what it knows first."""
@@ -153,7 +151,7 @@ def test_every_irreversible_act_is_listed_with_its_evidence() -> None:
     [
         "path.unlink()",
         "shutil.rmtree(a)",
-        "remove(path, system)",
+        "remove_file(path, system)",
         "os.remove(a)",
         "system.ftruncate(1, 0)",
         "delete(a)",

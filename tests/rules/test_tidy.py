@@ -23,7 +23,8 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "appliance"
 LAYERS = [  # a module may import from its own package and from lower layers
     {"errors", "extras", "kafka_settings", "libc"},
-    {"names", "addresses", "die_with", "machine_limits", "owners", "partition_states", "proc_net", "reserve", "units"},
+    {"names", "addresses", "die_with", "durable_files", "machine_limits", "owners", "partition_states"}
+    | {"proc_net", "reserve", "units"},
     {"config_keys", "connected_clients", "disk_settings", "security"},
     {"input_settings"},
     {"config", "catalog"},

@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 
 import appliance
+from appliance.durable_files import replace_file
 from appliance.errors import BadValue
 from appliance.security.secret_files import (
     SECRET_BYTES_MAX,
@@ -19,7 +20,6 @@ from appliance.security.secret_files import (
     keep_secret,
     read_password,
     read_secret_file,
-    write_secret_file,
 )
 from appliance.wire.requests import Login
 
@@ -48,15 +48,15 @@ def test_a_secret_is_made_once_for_its_owner_alone(tmp_path: Path) -> None:
 def test_replacing_one_keeps_the_old_until_the_new_is_there(tmp_path: Path) -> None:
     path, planted = tmp_path / "secret", tmp_path / "elsewhere"
     (tmp_path / ".secret.new").symlink_to(planted)  # what a crash, or somebody else, left there
-    write_secret_file(path, b"one\n")
-    write_secret_file(path, b"two\n")
+    replace_file(path, b"one\n")
+    replace_file(path, b"two\n")
     assert path.read_bytes() == b"two\n" and mode_of(path) == 0o600 and not planted.exists()
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o660, 0o601, 0o700])
 def test_what_others_may_read_is_refused(tmp_path: Path, mode: int) -> None:
     path = tmp_path / "tls.key"
-    write_secret_file(path, b"x")
+    replace_file(path, b"x")
     path.chmod(mode)
     refused = mode != 0o640 or os.geteuid() != 0  # of root a group may read it
     if refused:
@@ -82,20 +82,20 @@ def test_what_is_no_secret_file_is_named(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo", 0o600)
     with pytest.raises(BadValue, match="not a regular file"):  # and does not wait for a writer
         read_secret_file(tmp_path / "fifo", "tls.key")
-    write_secret_file(tmp_path / "large", bytes(SECRET_BYTES_MAX + 1))
+    replace_file(tmp_path / "large", bytes(SECRET_BYTES_MAX + 1))
     with pytest.raises(BadValue, match="larger than"):
         read_secret_file(tmp_path / "large", "tls.key")
 
 
 @pytest.mark.parametrize(("content", "password"), [(b"a b\n", "a b"), (b"a\r\nb", "a"), ("ä".encode(), "ä")])
 def test_a_password_is_the_first_line(tmp_path: Path, content: bytes, password: str) -> None:
-    write_secret_file(tmp_path / "p", content)
+    replace_file(tmp_path / "p", content)
     assert read_password(tmp_path / "p", "--password-file") == password
 
 
 @pytest.mark.parametrize("content", [b"", b"\nsecond", b"\xff\n"])
 def test_a_file_without_a_password(tmp_path: Path, content: bytes) -> None:
-    write_secret_file(tmp_path / "p", content)
+    replace_file(tmp_path / "p", content)
     with pytest.raises(BadValue, match=r"--password-file = .*password|first line"):
         read_password(tmp_path / "p", "--password-file")
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.dataset
 import pytest
 
+from appliance.durable_files import System
 from appliance.errors import BadValue
 from appliance.spark.pipeline import parquet_store, table_files
 from appliance.spark.pipeline.batch_record import BatchRecord
@@ -184,6 +185,7 @@ def _commit_until(patch: pytest.MonkeyPatch, step: int, store: ParquetStore, bat
 
     patch.setattr(table_files.os, "fsync", counted(table_files.os.fsync))
     patch.setattr(table_files.os, "link", counted(table_files.os.link))
+    patch.setattr("appliance.durable_files.SYSTEM", System(fsync=table_files.os.fsync))
     patch.setattr(Path, "replace", counted(Path.replace))
     patch.setattr(parquet_store.shutil, "rmtree", counted(parquet_store.shutil.rmtree))
     try:

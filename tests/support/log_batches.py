@@ -10,8 +10,8 @@ from typing import Any
 from crc32c import crc32c
 
 from appliance.config import TopicSettings
+from appliance.durable_files import File
 from appliance.log import Log
-from appliance.log.files import File
 from appliance.log.tools import verify
 from appliance.records.batch import ATTRIBUTES_AT, CRC_AT, MAX_TIMESTAMP_AT, BatchInfo, check, place
 from appliance.records.encode import encode_values

@@ -1,7 +1,7 @@
 """A disk that remembers what was made durable, and every state that a power loss may leave it in.
 
-:class:`Disk` performs the calls of a :class:`~appliance.log.files.System` on a real directory and records them.  What
-POSIX promises, and no more:
+:class:`Disk` performs the calls of a :class:`~appliance.durable_files.System` on a real directory and records them.
+What POSIX promises, and no more:
 
 * Of a file, each sector of 512 bytes, and its length, is as it was after any of the calls since the last ``fdatasync``
   or ``fsync`` of it; bytes that were never written are zeros.  So writes are dropped, torn and reordered.
@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from appliance.log.files import System
+from appliance.durable_files import System
 from appliance.log.recovery import POINT_NAME
 
 SECTOR_BYTES = 512

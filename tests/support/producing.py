@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from appliance.config import TopicSettings
+from appliance.durable_files import System
 from appliance.errors import DiskFull, DuplicateSequence, OutOfOrderSequence
 from appliance.log import Log
-from appliance.log.files import System
 from appliance.processes.writer.producers import Producers
 from appliance.processes.writer.writer import delete_before
 from appliance.records.batch import BatchInfo, check, place

@@ -21,7 +21,8 @@ from typing import Any, Literal
 import pytest
 
 from appliance.config import ZooKeeper
-from appliance.security.secret_files import keep_secret, write_secret_file
+from appliance.durable_files import replace_file
+from appliance.security.secret_files import keep_secret
 from appliance.zookeeper.ensemble import Ensemble, probe
 from appliance.zookeeper.kazoo_link import kazoo_client
 from appliance.zookeeper.login import LOCAL_USER, SECRET_FILE, Login
@@ -45,7 +46,7 @@ QUICK_JAVA = str(Path(__file__).with_name("quick_java.sh")) if os.environ.get("J
 def share_login(data_dir: Path) -> None:
     """Let the ensemble of this data directory have the password of all."""
     (data_dir / "zookeeper").mkdir(0o700, parents=True, exist_ok=True)
-    write_secret_file(data_dir / SECRET_FILE, LOGIN.password.encode())
+    replace_file(data_dir / SECRET_FILE, LOGIN.password.encode())
 
 
 def now_ms() -> int:

@@ -11,8 +11,8 @@ from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.security import make_digest_acl
 
 from appliance.config import ZooKeeper
+from appliance.durable_files import replace_file
 from appliance.errors import BadValue
-from appliance.security.secret_files import write_secret_file
 from appliance.zookeeper.ensemble import Ensemble
 from appliance.zookeeper.kazoo_link import kazoo_client
 from appliance.zookeeper.login import LOCAL_USER, DigestMd5, Login, from_wire, login_of, to_wire
@@ -61,7 +61,7 @@ def test_who_we_are(tmp_path: Path) -> None:
     external = ZooKeeper(connect="zk:2181", user="us", password_file=str(file), scheme="digest")
     with pytest.raises(BadValue, match=r"zookeeper\.password_file = .*No such file"):
         login_of(external, tmp_path)
-    write_secret_file(file, b"word\n")
+    replace_file(file, b"word\n")
     assert login_of(external, tmp_path) == Login("digest", "us", "word")
     with pytest.raises(BadValue, match="name it in"):
         login_of(ZooKeeper(connect="zk:2181", user="us"), tmp_path)

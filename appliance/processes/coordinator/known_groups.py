@@ -25,7 +25,7 @@ from typing import Any, Final
 
 import msgspec
 
-from ...catalog import replace_file
+from ...durable_files import replace_data_file
 from ...errors import ApplianceError
 
 FILE_NAME: Final = "groups.json"
@@ -112,7 +112,7 @@ class KnownGroups:
             return
         self._file = file
         try:
-            replace_file(self._path, msgspec.json.encode(file) + b"\n")
+            replace_data_file(self._path, msgspec.json.encode(file) + b"\n")
         except ApplianceError as error:  # the next change stores it
             log.warning("%s", error)
 

@@ -41,7 +41,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from ...catalog import replace_file
+from ...durable_files import replace_data_file
 from ...errors import ApplianceError
 from ...log.recovery import boot_id
 from ...units import duration
@@ -295,7 +295,7 @@ class TrustedClock:
         if self._look is None or self._look == self._saved:
             return
         try:
-            replace_file(self._path, msgspec.json.encode(self._look))
+            replace_data_file(self._path, msgspec.json.encode(self._look))
         except ApplianceError as error:
             log.error("the time of the last look at the clock is not stored: %s", error)
             return

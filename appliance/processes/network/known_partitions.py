@@ -8,9 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+from ...durable_files import File
 from ...errors import StorageFault
 from ...log import FileCache, LogReader
-from ...log.files import LOG_SUFFIX, File, base_of
+from ...log.files import LOG_SUFFIX, base_of
 from ...log.partition_directory import topic_id_of
 from ...machine_limits import open_files_max
 from ...names import TopicPartition

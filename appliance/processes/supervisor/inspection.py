@@ -47,7 +47,7 @@ from typing import Final, assert_never
 
 import msgspec
 
-from ...catalog import replace_file
+from ...durable_files import replace_data_file
 from ...errors import ApplianceError, OutOfResources, StorageFault, WriterGone
 from ...log.files import LOG_SUFFIX, log_path
 from ...log.partition_directory import METADATA_NAME, directory_of
@@ -599,7 +599,7 @@ class Inspector:
         ranges = {one.id: [(start, stop) for start, stop, _ in one.ranges] for one in self._partitions.values()}
         try:
             content = msgspec.json.encode(_Known({name: one for name, one in ranges.items() if one}))
-            replace_file(self._data_dir / FILE_NAME, content)
+            replace_data_file(self._data_dir / FILE_NAME, content)
         except ApplianceError as error:  # it is found again
             logger.warning("%s", error)
 

@@ -42,9 +42,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from ...durable_files import sync_directory
 from ...errors import ApplianceError, WriterGone, disk_fault
 from ...log import partition_directory
-from ...log.files import sync_directory
 from ...names import TopicPartition
 from ..child import become_child
 from ..control import Channel

@@ -24,9 +24,9 @@ from typing import Final, assert_never
 import msgspec
 
 from ... import libc
-from ...catalog import replace_file
 from ...config import Config
 from ...disk_settings import Scrub
+from ...durable_files import replace_data_file
 from ...errors import ApplianceError, StorageFault, WriterGone
 from ...log.index_check import IndexCheck, MendedIndex
 from ...log.scrub import scrub
@@ -270,7 +270,7 @@ class Scrubber:
     def _save(self) -> None:
         self._saved_s = self._clock_s()
         try:
-            replace_file(self._data_dir / FILE_NAME, msgspec.json.encode(self._progress))
+            replace_data_file(self._data_dir / FILE_NAME, msgspec.json.encode(self._progress))
         except ApplianceError as error:  # it begins again after a restart
             logger.warning("%s", error)
 

@@ -67,8 +67,8 @@ from ...addresses import Listener
 from ...catalog import Catalog
 from ...config import Config
 from ...data_directory import check_small_files, foreign_partitions, take_format
+from ...durable_files import DIRECTORY_MODE, FILE_MODE
 from ...errors import AlreadyRunning, BadValue, ConfigFault, OutOfResources, StorageFault
-from ...log.files import DIRECTORY_MODE, FILE_MODE
 from ...machine_limits import ADVICE, DESCRIPTORS, connections_granted, descriptors_granted, limit_of
 from ...names import TopicPartition
 from ...owners import refuse_others_directory

@@ -35,8 +35,9 @@ from pathlib import Path
 from typing import Final
 
 from ...broker.sequences import SNAPSHOT_NAME, Sequences, Snapshot
+from ...durable_files import SYSTEM, System, remove_file, replace_file, sync_directory
 from ...errors import StorageFault
-from ...log import Log, files
+from ...log import Log
 from ...log.segment_list import headers_from
 
 logger = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ SNAPSHOT_BYTES: Final = 64 << 20
 class Producers:
     """The producers of one partition: ``sequences``, and their snapshot on the disk."""
 
-    def __init__(self, log: Log, ids_max: int, system: files.System = files.SYSTEM) -> None:
+    def __init__(self, log: Log, ids_max: int, system: System = SYSTEM) -> None:
         """Restore the state for a log that has just been opened.
 
         Raises:
@@ -79,8 +80,8 @@ class Producers:
         """Remove the snapshot durably: once the log is as long again, it would be restored, and be wrong."""
         logger.warning("%s: reaches beyond the log's end %d: removed", self._path, self._log.end_offset)
         try:
-            files.remove(self._path, self._system)
-            files.sync_directory(self._path.parent, self._system)
+            remove_file(self._path, self._system)
+            sync_directory(self._path.parent, self._system)
         except OSError as error:
             raise StorageFault(f"{self._path}: {error.strerror}") from error
 
@@ -112,7 +113,7 @@ class Producers:
         """Replace the snapshot on the disk; if that fails, the old one stays."""
         assert snapshot.end <= self._log.flushed
         try:
-            files.replace(self._path, snapshot.encode(), self._system)
+            replace_file(self._path, snapshot.encode(), system=self._system)
         except OSError as error:
             logger.warning("%s: producer snapshot not stored: %s", self._path, error.strerror)
         else:

@@ -36,6 +36,7 @@ from typing import Final, NamedTuple, assert_never
 
 from ...broker.open_transactions import OpenTransactions
 from ...config import Config, TopicSettings
+from ...durable_files import has_room
 from ...errors import (
     ApplianceError,
     ClientFault,
@@ -50,7 +51,6 @@ from ...errors import (
     is_lack,
 )
 from ...log import Log
-from ...log.files import has_room
 from ...machine_limits import DISK, limit_of
 from ...names import TopicPartition
 from ...partition_states import DISK_FULL, OFFLINE, ONLINE

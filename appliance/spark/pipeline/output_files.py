@@ -24,8 +24,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
+from ...durable_files import replace_file
 from .settings import Output, is_url
-from .table_files import store_text
 
 LOG: Final = "_delta_log"
 SAMPLE_ROWS: Final = 4096
@@ -64,7 +64,7 @@ class OutputFiles:
         """Replace the content, durably and at one moment."""
         if self.local:
             Path(self._path).mkdir(parents=True, exist_ok=True)
-            store_text(Path(self.uri(name)), content)
+            replace_file(Path(self.uri(name)), content.encode(), mode=None)
             return
         with self._fs.open_output_stream(name) as file:
             file.write(content.encode())

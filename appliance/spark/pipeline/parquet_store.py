@@ -22,12 +22,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from ...durable_files import replace_file
 from ...errors import AlreadyRunning, BadValue
 from .batch_record import BEGINNING, BatchRecord, decode_schema
 from .parquet_compaction import moving
 from .schema_changes import conform
 from .settings import Output
-from .table_files import EVENTS, Change, NewFile, Part, Partition, directory, store_text, sync_directories, write_file
+from .table_files import EVENTS, Change, NewFile, Part, Partition, directory, sync_directories, write_file
 from .times import MICROS
 
 STAGING: Final = "_staging"
@@ -152,7 +153,7 @@ class ParquetStore:
         above = {self._root / STAGING, self._root} if staged else {self._root}
         sync_directories({path.parent for path in staged} | above)
         try:
-            store_text(path, msgspec.json.encode(manifest).decode(), fresh=True)
+            replace_file(path, msgspec.json.encode(manifest), mode=None, fresh=True)
         except FileExistsError:
             raise AlreadyRunning(f"another process has committed to {self._root}: {path} was there already") from None
         self._carry_out(manifest)

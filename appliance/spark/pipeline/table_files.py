@@ -14,6 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ...durable_files import sync_directory
+
 EVENTS: Final = "events"
 Partition = Mapping[str, str | None]
 NULL: Final = "__HIVE_DEFAULT_PARTITION__"
@@ -89,25 +91,4 @@ def directory(partition: Mapping[str, str | None]) -> str:
 
 def sync_directories(directories: set[Path]) -> None:
     for each in directories:
-        handle = os.open(each, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
-def store_text(path: Path, text: str, *, fresh: bool = False) -> None:
-    """Write a file durably and atomically.  Raises FileExistsError if ``fresh`` and the file exists."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    try:
-        if fresh:
-            os.link(temporary, path)
-        else:
-            temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    sync_directories({path.parent})
+        sync_directory(each)

@@ -23,7 +23,7 @@ def test_a_catalog_that_cannot_be_stored_changes_nothing(bench: Bench, monkeypat
     def full(path: Path, content: bytes) -> None:
         raise DiskFull("no room")
 
-    monkeypatch.setattr("appliance.catalog.replace_file", full)
+    monkeypatch.setattr("appliance.catalog.replace_data_file", full)
     with pytest.raises(DiskFull):
         bench.run(bench.topics.create("more"))
     with pytest.raises(DiskFull):

@@ -220,7 +220,7 @@ class Life:
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
     made = Steps()
-    replace, soon = catalogs.replace_file, partition_directory._discard_soon
+    replace, soon = catalogs.replace_data_file, partition_directory._discard_soon
 
     def replace_file(path: Path, content: bytes) -> None:
         made.step()
@@ -232,7 +232,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
         soon(data_dir, directory)
         made.step()
 
-    monkeypatch.setattr("appliance.catalog.replace_file", replace_file)
+    monkeypatch.setattr("appliance.catalog.replace_data_file", replace_file)
     monkeypatch.setattr("appliance.log.partition_directory._discard_soon", discard_soon)
 
     async def at_once(do: Callable[..., T], *arguments: Any) -> T:  # a crash in a thread would stay there
@@ -421,7 +421,7 @@ def test_a_full_disk_lets_no_topic_come_back_and_loses_none(
     life = Life(tmp_path, Registry(steps, enabled=False), Machine())
     topic_id = delete(life)
     with monkeypatch.context() as broken:
-        broken.setattr("appliance.catalog.replace_file", full)
+        broken.setattr("appliance.catalog.replace_data_file", full)
         with pytest.raises(DiskFull):
             life.run(life.trash.undelete("x"))
     life.run(life.trash.undelete("x"))

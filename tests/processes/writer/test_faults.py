@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from appliance.catalog import LEADER_EPOCH
+from appliance.durable_files import System
 from appliance.errors import InvalidRecord, OutOfResources, StorageFault
 from appliance.libc import begin_write_back
 from appliance.log import FlushTicket, Log
-from appliance.log.files import System
 from appliance.names import TopicPartition
 from appliance.partition_states import ONLINE
 from appliance.processes.clock import wall_ms

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from appliance.broker.sequences import SNAPSHOT_NAME, Snapshot
+from appliance.durable_files import SYSTEM, System
 from appliance.errors import OutOfOrderSequence, StorageFault
-from appliance.log.files import SYSTEM, System
 from appliance.log.repair import repair
 from appliance.processes.writer import producers
 from appliance.processes.writer.writer import swap_segment
