@@ -29,6 +29,7 @@ MODULES: Final = {
     "pipeline_commands": ("pipeline",),
     "diagnosis.doctor_command": ("doctor",),
     "diagnosis.top_command": ("top",),
+    "diagnosis.report_command": ("report",),
     "interactive_shell": ("shell",),
     "diagnosis.check_command": ("check",),
     "log_commands": ("log",),

@@ -31,9 +31,8 @@ def show(config: ConfigFile = None, settings: Overrides = None, as_json: Json = 
     if as_json:
         output.print_json([*(_row(key, chosen) for key in KEYS.values()), *_input_rows(chosen)])
     else:
-        for line in (*_lines(chosen), *_input_lines(chosen)):
-            for part in line.split("\n"):
-                output.say(part)
+        for line in lines(chosen):
+            output.say(line)
 
 
 @app.command()
@@ -56,6 +55,12 @@ def check(config: ConfigFile = None, settings: Overrides = None, as_json: Json =
         output.print_json({"config": str(config or ""), "right": True, "keys": len(KEYS), "changed": changed})
     else:
         output.say(f"{config or 'configuration'}: right, {changed} of {len(KEYS)} keys differ from their defaults")
+
+
+def lines(chosen: Config) -> Iterator[str]:
+    """A configuration as the lines of a TOML file that explains every key."""
+    for text in (*_lines(chosen), *_input_lines(chosen)):
+        yield from text.split("\n")
 
 
 def _row(key: Key, chosen: Config) -> dict[str, object]:

@@ -131,6 +131,7 @@ CASES: dict[str, list[list[str]]] = {
     "bench": [[HOSTILE]],
     "doctor": [["--data", "{data}"], ["{at}"], ["--json", "{at}"], ["--data", f"/nowhere/{HOSTILE}"]],
     "top": [["--count", "1", "--interval", "0.1", "{at}"], ["--data", f"/nowhere/{HOSTILE}"]],
+    "report": [["{data}-report", "--data", "{data}"], [f"/nowhere/{HOSTILE}", "--data", "{data}"], [HOSTILE]],
     "shell": [["--connect", HOSTILE], ["{at}"]],
     "check": [["--data", f"/nowhere/{HOSTILE}", "--set", "zookeeper.nodes=0"], ["--set", f"{HOSTILE}=1"]],
     "tail": [

@@ -73,6 +73,7 @@ ACTS = {
     ("processes/supervisor/supervisor.py", "lock"): "the file holds a process id; the lock on it is held",
     ("processes/supervisor/listeners.py", "remove_dead_socket"): "a socket that refuses connections: nobody listens",
     ("processes/supervisor/listeners.py", "remove_sockets"): "sockets that this process has bound",
+    ("cli/diagnosis/report_command.py", "_write"): "the new file that it could not write whole",
     ("processes/supervisor/state_file.py", "StateFile.replace"): "exchanges two files of its own",
     ("status.py", "forget_failed_start"): "a note about a start that has failed: one has succeeded since",
     # ---- shared memory

@@ -307,6 +307,7 @@ TRIED: dict[str, list[Words]] = {
     "acl list": [of("acl", "list", "--data", "DATA")],
     "acl delete": [of("acl", "delete", "--principal", "User:u", "--yes", "--data", "DATA")],
     "accept-clock": [of("accept-clock", "--yes", "--data", "DATA")],
+    "report": [of("report", "OWN", "--data", "DATA"), of("report", "OWN", "--data", "DATA", "--config", "INPUT")],
     "check": [of("check", "--data", "DATA"), of("check", "--config", "INPUT")],
     "log dump": [of("log", "dump", "web-0", "--records", "--data", "DATA"), of("log", "dump", "WEB")],
     "log verify": [of("log", "verify", "--data", "DATA"), of("log", "verify", "WEB")],

@@ -96,6 +96,8 @@ USES = {
     ("processes/supervisor/status_report.py", "Refusals.__init__"): "which refusals are recent: shown",
     ("processes/supervisor/status_report.py", "StatusReport.__init__"): SHOWN,
     ("processes/supervisor/status_report.py", "StatusReport.write"): SHOWN,
+    ("cli/diagnosis/report_command.py", "report"): SHOWN,
+    ("cli/diagnosis/report_parts.py", "_sizes"): SHOWN,
     ("processes/supervisor/workers.py", "Workers._write_clients"): SHOWN,
     ("processes/supervisor/workers.py", "Workers.on_limits"): SHOWN,
     ("processes/supervisor/writers.py", "Writers._note_full"): SHOWN,
