@@ -24,6 +24,7 @@ MODULES: Final = {
     "messages.tail_command": ("tail",),
     "topics_commands": ("topics",),
     "groups_commands": ("groups",),
+    "offsets_command": ("offsets",),
     "inputs_commands": ("ship", "inputs"),
     "users_commands": ("users",),
     "pipeline_commands": ("pipeline",),

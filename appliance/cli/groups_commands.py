@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..errors import InvalidRequest, UnknownGroup
 from ..wire.requests import EARLIEST, LATEST
-from . import output
+from . import group_positions, output
 from .asking import DryRun, Yes, confirm, how_many
 from .live_names import complete_groups, complete_members, complete_topics
 from .offset_spec import parse_offset_spec, resolve
@@ -184,6 +185,89 @@ def delete(
             for row in rows:
                 asked.admin("delete_offsets", {"group": row["group"]})
     output.print_rows(rows, ["group", "topics", "offsets"], as_json=as_json)
+
+
+@app.command(name="export")
+def export(
+    groups: Annotated[
+        list[str] | None, typer.Argument(metavar="[GROUP...]", autocompletion=complete_groups, help="All if not given.")
+    ] = None,
+    data: Data = None,
+    connect: Connect = None,
+) -> None:
+    """Print the committed offsets of groups as JSON, for a file that groups import reads.
+
+    Offsets are places in the logs of this appliance, and belong to the topic with the id that is printed with them.
+
+    [b]Examples[/b]
+
+        appliance groups export > positions.json
+
+        appliance groups export reports alerts --data /var/lib/appliance > before-the-change.json
+    """
+    with cluster(data, connect) as asked:
+        names = list(dict.fromkeys(groups)) if groups else sorted(asked.admin("group_names", {}))
+        committed = {name: asked.admin("offsets", {"group": name}) for name in names}
+        asked.refresh({topic for rows in committed.values() for topic, _, _ in rows})
+        exported = group_positions.exported(committed, lambda topic: asked.topic(topic).id)
+    output.print_json(exported)
+
+
+@app.command(name="import")
+def import_(
+    file: Annotated[Path, typer.Argument(metavar="FILE", readable=False, help="What groups export has printed.")],
+    only: Annotated[
+        list[str] | None, typer.Option("--group", metavar="GROUP", help="Only this group; repeatable.")
+    ] = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    data: Data = None,
+    connect: Connect = None,
+    as_json: Json = False,
+) -> None:
+    """Commit the offsets of a file that groups export has printed, for groups without members.
+
+    Everything is checked before the first group is changed: the groups have no members, and the topics are those that
+    the offsets were committed in, not others of that name. An offset outside of its partition becomes the nearest one.
+    Offsets of partitions that the file does not have stay as they are.
+
+    [b]Examples[/b]
+
+        appliance groups import positions.json --dry-run
+
+        appliance groups import positions.json --group reports --yes --data /var/lib/appliance
+    """
+    wanted = group_positions.read(file)
+    if only:
+        wanted = {name: wanted[name] for name in only if name in wanted}
+        if missing := [name for name in only if name not in wanted]:
+            raise UnknownGroup(f"{file} has no group {missing[0]!r}")
+    with cluster(data, connect) as asked:
+        before = {name: _committed(asked, name) if _resting(asked, name) else {} for name in wanted}
+        asked.refresh({row.topic for rows in wanted.values() for row in rows})
+        group_positions.check_topics(wanted, lambda topic: asked.topic(topic).id)
+        offsets = {
+            name: _inside(asked, {(row.topic, row.partition): row.offset for row in rows})
+            for name, rows in wanted.items()
+        }
+        rows = [
+            {"group": name, "topic": part[0], "partition": part[1], "offset": offset, "before": before[name].get(part)}
+            for name, parts in offsets.items()
+            for part, offset in parts.items()
+        ]
+        moved = [
+            f"{row['group']} in {row['topic']}-{row['partition']}: {row['before']} becomes {row['offset']}"
+            for row in rows
+            if row["before"] not in (None, row["offset"])
+        ]
+        if not dry_run:
+            if moved:
+                confirm(moved, f"Move {how_many(len(offsets), 'group')}?", yes=yes)
+            for name, parts in offsets.items():
+                committed = [[*part, offset] for part, offset in parts.items()]
+                if committed:
+                    asked.admin("commit", {"group": name, "offsets": committed})
+    output.print_rows(rows, ["group", "topic", "partition", "offset", "before"], as_json=as_json)
 
 
 def _resting(asked: Cluster, group: str) -> bool:

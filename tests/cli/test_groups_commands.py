@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -47,6 +48,88 @@ def test_a_group_goes_on_where_it_has_committed(grouped: Server, topic: str) -> 
     described = succeeding("groups", "describe", topic, "--json", *at).json
     assert [row["lag_messages"] for row in described["partitions"]] == [3, 1]
     assert sorted(succeeding(*reading, "--timeout", "1").out.split()) == ["a", "b", "c", "d"]
+
+
+def test_positions_go_to_a_file_and_back(grouped: Server, topic: str, tmp_path: Path) -> None:
+    at = ("--data", str(grouped.data_dir))
+    other, file = f"{topic}-other", tmp_path / "positions.json"
+    succeeding("topics", "create", topic, "--partitions", "2", *at)
+    succeeding("produce", topic, "--partition", "0", *at, stdin=b"a\nb\nc\n")
+    for group in (topic, other):
+        succeeding("groups", "reset", group, "--topic", topic, "--to", "latest", "--new", *at)
+    positions = succeeding("groups", "export", other, topic, *at)
+    file.write_text(positions.out)
+    assert [row["group"] for row in positions.json["groups"]] == [topic, other], "in a stable order"
+    exported = {row["partition"]: row["offset"] for row in positions.json["groups"][0]["offsets"]}
+    assert exported[0] > 0 == exported[1]
+    assert {topic, other} <= {row["group"] for row in succeeding("groups", "export", *at).json["groups"]}
+
+    succeeding("groups", "reset", topic, "--topic", topic, "--to", "earliest", "--yes", *at)
+    succeeding("groups", "delete", other, "--yes", *at)
+    importing = ("groups", "import", str(file), *at)
+    tried = succeeding(*importing, "--dry-run", "--json").json
+    assert {(row["group"], row["partition"]): row["before"] for row in tried} == {
+        (topic, 0): 0, (topic, 1): 0, (other, 0): None, (other, 1): None
+    }  # fmt: skip
+    assert run(*importing).status == 2, "nobody can be asked"
+    assert offsets_of(grouped, topic) == {0: 0, 1: 0}
+    succeeding(*importing, "--yes", "--group", topic)
+    assert offsets_of(grouped, topic) == exported
+    assert run("groups", "export", other, *at).json["groups"][0]["offsets"] == []
+    succeeding("groups", "import", "-", *at, stdin=positions.out.encode())
+    assert offsets_of(grouped, other) == exported
+    assert run(*importing, "--group", "nobody").status == 66
+
+
+def test_positions_are_refused_where_they_would_do_harm(grouped: Server, topic: str, tmp_path: Path) -> None:
+    at, file = ("--data", str(grouped.data_dir)), tmp_path / "positions.json"
+    succeeding("topics", "create", topic, *at)
+    succeeding("groups", "reset", topic, "--topic", topic, "--to", "latest", "--new", *at)
+    positions = succeeding("groups", "export", topic, *at).json
+    importing = ("groups", "import", str(file), "--yes", *at)
+    for change, status, says in (
+        ({"version": 2}, 65, "groups export"),
+        ({"groups": positions["groups"] * 2}, 65, "twice"),
+        ({"groups": [{**positions["groups"][0], "offsets": positions["groups"][0]["offsets"] * 2}]}, 65, "twice"),
+        ({"more": 1}, 65, "more"),
+    ):
+        file.write_text(json.dumps(positions | change))
+        said = run(*importing)
+        assert said.status == status and says in said.err, said
+    file.write_text(json.dumps(positions))
+    with GroupConsumer(grouped.native, topic) as consumer:
+        consumer.create_message_streams({topic: 1})
+        wait_for(lambda: len(consumer.owned) == 1, "a member to own the partition")
+        said = run(*importing)
+        assert said.status == 65 and "1 members running" in said.err
+    positions["groups"][0]["offsets"][0]["offset"] = 1 << 40
+    file.write_text(json.dumps(positions))
+    assert "outside of" in succeeding(*importing).err
+    succeeding("topics", "delete", topic, "--yes", *at)
+    assert run(*importing).status == 66
+    succeeding("topics", "create", topic, *at)
+    said = run(*importing)
+    assert said.status == 65 and "another one now" in said.err
+
+
+def test_a_time_is_at_an_offset(grouped: Server, topic: str) -> None:
+    at = ("--data", str(grouped.data_dir))
+    succeeding("topics", "create", topic, "--partitions", "2", *at)
+    succeeding("produce", topic, "--partition", "0", *at, stdin=b"a\nb\nc\n")
+    first, empty = succeeding("offsets", topic, "--at", "-1h", "--json", *at).json
+    assert (first["topic"], first["partition"], first["start"]) == (topic, 0, 0)
+    assert 0 < first["offset"] == first["end"] - 3, "the first of three messages"
+    assert empty["offset"] == empty["end"] == 0
+    (after,) = succeeding("offsets", topic, "--at", "2999-01-01", "--partition", "0", "--json", *at).json
+    assert after["offset"] == first["end"]
+    assert succeeding("offsets", topic, *at).out.splitlines()[1].split("\t")[:3] == [topic, "0", str(first["end"])]
+    assert run("offsets", topic, "--at", "4711", *at).status == 2
+    assert run("offsets", f"{topic}-gone", *at).status == 66
+
+
+def offsets_of(server: Server, group: str) -> dict[int, int]:
+    with Admin(server.native) as admin:
+        return {partition: offset for (_, partition), offset in admin.offsets(group).items()}
 
 
 def test_what_one_member_reads(grouped: Server, topic: str) -> None:

@@ -50,6 +50,10 @@ class Room:
             f'[pipeline]\nname = "p"\nbootstrap = "{server.native}"\n[[source]]\ntopics = ["{TOPIC}"]\n'
             f'parsers = ["plain"]\n[output]\npath = {json.dumps(HOSTILE)}\n'
         )
+        self.positions = files / f"{HOSTILE}.json"
+        position = {"topic": "t", "id": 32 * "0", "partition": 0, "offset": 1}
+        group = {"group": HOSTILE, "offsets": [position]}
+        self.positions.write_text(json.dumps({"format": "appliance group offsets", "version": 1, "groups": [group]}))
         self.password = files / f"{HOSTILE}.password"
         self.password.write_text("secret\n")
         self.password.chmod(0o600)
@@ -158,6 +162,9 @@ CASES: dict[str, list[list[str]]] = {
     "groups describe": [[HOSTILE, "{at}"], [HOSTILE, "--json", "{at}"], ["shown", "{at}"], [HOSTILE * 2, "{at}"]],
     "groups reset": [[HOSTILE, "--topic", TOPIC, "--to", "earliest", "{at}"]],
     "groups delete": [[HOSTILE, "--dry-run", "{at}"], [HOSTILE * 2, "--yes", "{at}"]],
+    "groups export": [["{at}"], [HOSTILE, "{at}"]],
+    "groups import": [["{config}", "{at}"], [f"/nowhere/{HOSTILE}", "{at}"], ["{positions}", "--yes", "{at}"]],
+    "offsets": [[TOPIC, "{at}"], [HOSTILE, "{at}"], [TOPIC, "--at", HOSTILE, "{at}"]],
     "users add": [
         [HOSTILE, "--password-file", "{password}", "{at}"],
         ["u", "--password-file", f"/nowhere/{HOSTILE}", "{at}"],

@@ -97,6 +97,7 @@ USES = {
     ("processes/supervisor/status_report.py", "StatusReport.__init__"): SHOWN,
     ("processes/supervisor/status_report.py", "StatusReport.write"): SHOWN,
     ("cli/diagnosis/report_command.py", "report"): SHOWN,
+    ("cli/offsets_command.py", "offsets"): "what an age and a time of today mean to whoever asks",
     ("cli/diagnosis/report_parts.py", "_sizes"): SHOWN,
     ("processes/supervisor/workers.py", "Workers._write_clients"): SHOWN,
     ("processes/supervisor/workers.py", "Workers.on_limits"): SHOWN,
