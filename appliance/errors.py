@@ -166,6 +166,18 @@ class StaleProducerEpoch(ClientFault):
     code = 47
 
 
+class InvalidTransactionState(ClientFault):
+    """A batch of a transaction whose producer is in none, or one outside of the transaction that it is in."""
+
+    code = 48
+
+
+class TransactionCoordinatorFenced(ClientFault):
+    """Another coordinator has taken over the transaction."""
+
+    code = 52
+
+
 class UnknownFetchSession(ClientFault):
     """The client starts another one."""
 
@@ -322,6 +334,12 @@ class NotCoordinator(Unavailable):
     """Another broker coordinates the group: find it and send the request there."""
 
     code = 16
+
+
+class TransactionUnverified(Unavailable):
+    """Nobody has said yet whether the producer is in a transaction: Kafka's brokers answer NOT_ENOUGH_REPLICAS."""
+
+    code = 19
 
 
 class BufferFull(Unavailable):
@@ -565,6 +583,9 @@ WORDS: dict[int, str] = {
     OutOfOrderSequence.code: "a batch of the producer is missing before this one",
     DuplicateSequence.code: "the batch is in the log already",
     StaleProducerEpoch.code: "a newer producer has this producer id",
+    InvalidTransactionState.code: "the producer is in no transaction, or in one that this is no part of",
+    TransactionCoordinatorFenced.code: "another appliance coordinates the transaction now",
+    TransactionUnverified.code: "it is not known yet whether the producer is in a transaction",
     InvalidRecord.code: "a batch cannot be read: its records contradict its header, or cannot be unpacked",
     StorageFault.code: "the partition is offline or its disk is full: `appliance status` says which, and why",
     UnknownGroup.code: "there is no such group",

@@ -29,6 +29,9 @@ ROLL_BYTES_MIN: Final = 1 << 20
 """Smallest active segment to roll.  So at least this much of each partition is kept."""
 
 
+OFFSET_MAX: Final = (1 << 63) - 1
+
+
 class SegmentUse(NamedTuple):
     base: int
     bytes: int
@@ -39,7 +42,8 @@ class SegmentUse(NamedTuple):
 class PartitionUse(NamedTuple):
     """The segments of a partition, by ascending base (the last one is active), and its limits; -1: no limit.
 
-    ``may_go``: they may be deleted to make room.  Those of a topic that is only compacted may not.
+    ``may_go``: they may be deleted to make room.  Those of a topic that is only compacted may not.  ``stable``: the
+    last stable offset; nothing is deleted that is not below it, since a transaction is open that may have begun there.
     """
 
     topic: str
@@ -48,6 +52,12 @@ class PartitionUse(NamedTuple):
     retention_ms: int
     retention_bytes: int
     may_go: bool = True
+    stable: int = OFFSET_MAX
+
+    @property
+    def count_max(self) -> int:
+        """How many of the oldest segments may be deleted at most."""
+        return sum(segment.base + segment.bytes <= self.stable for segment in self.segments)
 
 
 REASONS: Final = ("age", "size", "room")
@@ -105,8 +115,8 @@ def plan(
     freed = 0
     for index, use in enumerate(uses):
         aged = _aged(use, now_ms)
-        gone[index] = max(aged, _oversized(use))
-        reasons[index] = "age" if gone[index] == aged else "size"
+        gone[index] = min(max(aged, _oversized(use)), use.count_max)
+        reasons[index] = "age" if gone[index] <= aged else "size"
         freed += sum(segment.disk_bytes for segment in use.segments[: gone[index]])
     if bytes_max:
         total = sum(segment.disk_bytes for use in uses for segment in use.segments)
@@ -202,7 +212,7 @@ def _make_room(uses: Sequence[PartitionUse], gone: Sequence[int]) -> Iterator[in
     oldest: dict[str, list[tuple[int, int]]] = {}  # per topic a heap of (time of the next segment, index)
     for index, (use, count) in enumerate(zip(uses, gone, strict=True)):
         sizes[use.topic] = sizes.get(use.topic, 0) + sum(segment.disk_bytes for segment in use.segments[count:])
-        if use.may_go and count < len(use.segments) - 1:
+        if use.may_go and count < min(len(use.segments) - 1, use.count_max):
             oldest.setdefault(use.topic, []).append((use.segments[count].modified_ms, index))
     for heap in oldest.values():
         heapq.heapify(heap)
@@ -215,7 +225,7 @@ def _make_room(uses: Sequence[PartitionUse], gone: Sequence[int]) -> Iterator[in
         segments = uses[index].segments
         size += segments[gone[index]].disk_bytes
         yield index
-        if gone[index] < len(segments) - 1:
+        if gone[index] < min(len(segments) - 1, uses[index].count_max):
             heapq.heappush(heap, (segments[gone[index]].modified_ms, index))
         if heap:
             heapq.heappush(largest, (size, topic))

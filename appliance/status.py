@@ -288,12 +288,12 @@ def from_files(path: Path) -> dict[str, Any]:
     """The row of a partition from its files: exact after a clean stop, else from their names and sizes."""
     summary = peek(path)
     if summary is not None:
-        seen = TableSnapshot(summary.bases, summary.start, summary.end)
+        seen = TableSnapshot(summary.bases, summary.start, summary.end, summary.stable)
         return _row(seen, summary.records - records_before(path, seen), "stopped")
     segments = sorted(path.glob("*.log"))
     start = int(segments[0].stem) if segments else 0
     end = int(segments[-1].stem) + segments[-1].stat().st_size if segments else 0
-    return _row(TableSnapshot((start,), start, end), None, "needs recovery")
+    return _row(TableSnapshot((start,), start, end, start), None, "needs recovery")
 
 
 def _row(seen: TableSnapshot, messages: int | None, state: str) -> dict[str, Any]:

@@ -150,3 +150,10 @@ def test_the_size_of_a_compacted_log_is_what_it_takes_of_the_disk() -> None:
     assert plan([sparse], NOW).deletions == []
     full = PartitionUse("a", 0, [SegmentUse(0, 1000, 1000, NOW), SegmentUse(1000, 100, 100, NOW)], -1, 150)
     assert len(plan([full], NOW).deletions) == 0 and len(plan([full._replace(retention_bytes=100)], NOW).deletions) == 1
+
+
+def test_nothing_goes_from_where_a_transaction_is_open() -> None:
+    old = use("a", (100, 900), (100, 900), (100, 900), age_ms=300, keep=0)
+    for stable, offset in ((0, None), (99, None), (100, 100), (250, 200), (300, 300)):
+        made = plan([old._replace(stable=stable)], NOW, lacking_bytes=1 << 40)
+        assert [one.offset for one in made.deletions] == ([] if offset is None else [offset])

@@ -6,7 +6,7 @@ it all again (``sent``).
 
 from __future__ import annotations
 
-from ..errors import OutOfResources, StaleProducerEpoch
+from ..errors import InvalidTransactionState, OutOfResources, StaleProducerEpoch, TransactionUnverified
 
 
 class OpenTransactions:
@@ -28,19 +28,27 @@ class OpenTransactions:
         """
         if len(self._epochs) >= self._ids_max and producer_id not in self._epochs:
             raise OutOfResources(f"{self._ids_max} transactions are open at one partition: try again later")
-        self._check(producer_id, epoch)
+        self.check(producer_id, epoch)
         self._epochs[producer_id] = epoch
 
-    def end(self, producer_id: int, epoch: int) -> None:
-        """End a transaction; one that is not open stays so.
-
-        Raises:
-            StaleProducerEpoch: a newer incarnation of the producer is in one.
-        """
-        self._check(producer_id, epoch)
+    def end(self, producer_id: int) -> None:
+        """End a transaction; one that is not open stays so."""
         self._epochs.pop(producer_id, None)
 
-    def _check(self, producer_id: int, epoch: int) -> None:
+    def check_batch(self, producer_id: int, epoch: int) -> None:
+        """Check that a batch of a producer may be part of a transaction.
+
+        Raises:
+            InvalidTransactionState: it is in none.
+            TransactionUnverified: that is not known: send the batch again.
+        """
+        if self._epochs.get(producer_id, -1) != epoch:
+            if self.sent:
+                raise InvalidTransactionState(f"producer {producer_id}, epoch {epoch}, is in no transaction here")
+            raise TransactionUnverified(f"it is not known yet whether producer {producer_id} is in a transaction here")
+
+    def check(self, producer_id: int, epoch: int) -> None:
+        """Raises StaleProducerEpoch: a newer incarnation of the producer is in a transaction."""
         known = self._epochs.get(producer_id, epoch)
         if epoch < known:
             raise StaleProducerEpoch(f"producer {producer_id}: epoch {epoch}, but {known} is in a transaction")

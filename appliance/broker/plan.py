@@ -197,7 +197,7 @@ def _fetch_part(part: FetchPart, partition: Readable | None, left: int, first: b
     except ApplianceError as error:
         return FetchResult(error.code, -1, -1, 0, ())
     assert partition is not None
-    bases, start, end = snapshot
+    bases, start, end, _ = snapshot
     offset = part.offset
     # Records acknowledged with acks=1 may be above the high watermark, as in Kafka.
     if offset < start or (offset > end and offset > partition.table.log_end_offset):
@@ -294,7 +294,7 @@ def offsets(part: OffsetsPart, partition: Readable | None, counted: bool = True)
 
 
 def _offsets(part: OffsetsPart, snapshot: TableSnapshot, partition: Readable, counted: bool) -> OffsetsResult:
-    bases, start, end = snapshot
+    bases, start, end, _ = snapshot
     reader = partition.reader
     if part.offset >= 0:
         offset = min(max(part.offset, start), end)

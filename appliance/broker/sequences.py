@@ -1,4 +1,4 @@
-"""Identifies idempotent producers, and finds their repeated batches in a partition (KIP-98, without transactions).
+"""Identifies idempotent producers, and finds their repeated batches in a partition (KIP-98).
 
 A producer numbers its records per partition.  For each producer id the partition's writer keeps its epoch, the next
 sequence, the offsets of its last ``RECENT_MAX`` batches, the number of consecutive records before the next one that it
@@ -14,9 +14,13 @@ has admitted (``known``), and the timestamp of the last one.  The rules are thos
     any other                            refused as out of order: it may never have been written
 
 A producer that is not known may start anywhere: its topic was made again, its records were removed, or the log is a
-restored one.  One whose first batches were refused only because nothing could be written is not unknown: it has to send
-the first of these again, or begin a new epoch.  Otherwise what it has sent behind them would enter before them.  (When
-a writer dies, workers end the connections whose batches it had: ``network.producing``.)
+restored one.  One whose first batches were refused only because nothing could be written, or because it was not known
+yet whether it is in a transaction, is not unknown: it has to send the first of these again, or begin a new epoch.
+Otherwise what it has sent behind them would enter before them.  (When a writer dies, workers end the connections whose
+batches it had: ``network.producing``.)
+
+A producer is *in a transaction* from its first transactional batch on, to its next marker (``records.markers``), and is
+not forgotten meanwhile.  A marker with a newer epoch begins that epoch.
 
 The batches of a turn are recorded at once, and :meth:`Sequences.rollback` undoes it if they do not get into the log.
 """
@@ -40,11 +44,14 @@ SNAPSHOT_NAME: Final = "producers"
 """The file in a partition's directory with the last stored :class:`Snapshot`."""
 RECENT_MAX: Final = 5
 KNOWN_MAX: Final = SEQUENCE_MASK >> 1
-VERSION: Final = 3
+VERSION: Final = 4
 
 Recent = tuple[int, int, int]  # first sequence, first record's offset, offset after the last
-Entry = tuple[int, int, int, tuple[Recent, ...], int]
-"""Epoch, next sequence, known, recent batches, largest timestamp of the last batch in ms."""
+Entry = tuple[int, int, int, tuple[Recent, ...], int, int, int, int]
+"""Epoch, next sequence, known, recent batches, largest timestamp of the last batch or marker in ms, where that ends,
+where the first batch of its open transaction begins (-1: none is open), coordinator epoch of its last marker (-1)."""
+NO_MARKER: Final = -1
+NOT_OPEN: Final = -1
 
 
 def new_producer_id(random_bytes: Callable[[int], bytes] = os.urandom) -> int:
@@ -87,6 +94,8 @@ class Sequences:
         """The producers with batches in the log or in this turn, the one silent longest first."""
         self._undo: dict[int, Entry | None] = {}
         """What the producers that have changed since the last commit were then; None: unknown."""
+        self._began: list[tuple[int, int]] = []
+        """The transactions that batches of this turn have begun: producer id, where the first begins."""
         self._refused: OrderedDict[int, tuple[int, int]] = OrderedDict()
         """Epoch and sequence of the first refused batch of producers that have none in the log."""
 
@@ -109,7 +118,7 @@ class Sequences:
             if self._refused:
                 self._check_refused(producer_id, epoch, sequence)
             return None
-        known_epoch, next_sequence, known, recent, _ = entry
+        known_epoch, next_sequence, known, recent, *_ = entry
         if epoch == known_epoch:
             if sequence == next_sequence:
                 return None
@@ -129,14 +138,29 @@ class Sequences:
         refused_epoch, expected = self._refused.get(producer_id, (epoch, sequence))
         if epoch == refused_epoch and sequence != expected:
             raise OutOfOrderSequence(
-                f"producer {producer_id}: sequence {sequence}, expected {expected}, which could not be written"
+                f"producer {producer_id}: sequence {sequence}, expected {expected}, which was refused"
             )
 
     def record(
-        self, producer_id: int, epoch: int, sequence: int, count: int, base: int, end: int, timestamp_ms: int
+        self,
+        producer_id: int,
+        epoch: int,
+        sequence: int,
+        count: int,
+        base: int,
+        end: int,
+        timestamp_ms: int,
+        begins: int = NOT_OPEN,
     ) -> None:
-        """Record an admitted batch of ``count`` records at offsets ``base`` to ``end`` - 1."""
+        """Record an admitted batch of ``count`` records at offsets ``base`` to ``end`` - 1.
+
+        ``begins``: where a transactional batch begins.
+        """
         entry = self._entries.get(producer_id)
+        first, coordinator_epoch = (NOT_OPEN, NO_MARKER) if entry is None else entry[6:]
+        if begins != first == NOT_OPEN:
+            first = begins
+            self._began.append((producer_id, begins))
         if entry is not None and entry[0] == epoch and entry[1] == sequence:
             known, recent = min(entry[2] + count, KNOWN_MAX), entry[3][1 - RECENT_MAX :]
         else:
@@ -148,19 +172,54 @@ class Sequences:
             known,
             (*recent, (sequence, base, end)),
             timestamp_ms,
+            end,
+            first,
+            coordinator_epoch,
         )
         # At once, as recovery does: who is forgotten does not depend on where a turn ends.
         self._entries.move_to_end(producer_id)
-        if len(self._entries) > self._ids_max:
-            silent_longest, forgotten = self._entries.popitem(last=False)
-            self._undo.setdefault(silent_longest, forgotten)
+        self._forget_one()
 
-    def commit(self) -> None:
-        """Keep the records since the last commit: their batches are in the log."""
+    def record_marker(self, producer_id: int, epoch: int, coordinator_epoch: int, end: int, timestamp_ms: int) -> None:
+        """Record a marker that is in the log and ends at ``end``."""
+        assert not self._undo
+        entry = self._entries.get(producer_id)
+        following, known, recent = (0, 0, ()) if entry is None or epoch > entry[0] else entry[1:4]
+        self._entries[producer_id] = epoch, following, known, recent, timestamp_ms, end, NOT_OPEN, coordinator_epoch
+        self._entries.move_to_end(producer_id)
+        self._forget_one()
+        self._undo.clear()
+
+    def _forget_one(self) -> None:
+        """With too many producers, forget the one that is silent longest and in no transaction."""
+        if len(self._entries) <= self._ids_max:
+            return
+        silent_longest = next((one for one, entry in self._entries.items() if entry[6] == NOT_OPEN), None)
+        if silent_longest is not None:
+            self._undo.setdefault(silent_longest, self._entries.pop(silent_longest))
+
+    def epochs(self, producer_id: int) -> tuple[int, int]:
+        """The epochs of a producer, and of the coordinator of its last transaction; -1: not known."""
+        entry = self._entries.get(producer_id)
+        return (-1, NO_MARKER) if entry is None else (entry[0], entry[7])
+
+    def is_open(self, producer_id: int, epoch: int | None = None) -> bool:
+        """Whether a producer, with this epoch, is in a transaction, of which batches are in the log or in this turn."""
+        entry = self._entries.get(producer_id)
+        return entry is not None and entry[6] != NOT_OPEN and epoch in (None, entry[0])
+
+    def open_transactions(self) -> list[tuple[int, int]]:
+        """The producers that are in a transaction, and where its first batch begins."""
+        return [(producer_id, entry[6]) for producer_id, entry in self._entries.items() if entry[6] != NOT_OPEN]
+
+    def commit(self) -> list[tuple[int, int]]:
+        """Keep the records since the last commit: their batches are in the log; return what they have begun."""
         if self._refused:
             for producer_id in self._undo:
                 self._refused.pop(producer_id, None)
         self._undo.clear()
+        began, self._began = self._began, []
+        return began
 
     def rollback(self) -> None:
         """Undo the records since the last commit: their batches are not in the log."""
@@ -169,12 +228,18 @@ class Sequences:
                 self._entries[producer_id] = before
             elif (entry := self._entries.pop(producer_id, None)) is not None:
                 epoch, next_sequence, known, *_ = entry
-                self._refused[producer_id] = epoch, (next_sequence - known) & SEQUENCE_MASK
-                if len(self._refused) > self._ids_max:
-                    self._refused.popitem(last=False)
-        # The one silent longest comes first again: its last batch ends at the lowest offset.
-        self._entries = OrderedDict(sorted(self._entries.items(), key=lambda item: item[1][3][-1][2]))
+                self.note_refused(producer_id, epoch, (next_sequence - known) & SEQUENCE_MASK)
+        # The one silent longest comes first again: its last batch or marker ends at the lowest offset.
+        self._entries = OrderedDict(sorted(self._entries.items(), key=lambda item: item[1][5]))
         self._undo.clear()
+        self._began.clear()
+
+    def note_refused(self, producer_id: int, epoch: int, sequence: int) -> None:
+        """Note a batch that is to come again, and before all that follow it; of several the first is noted."""
+        if producer_id not in self._entries and self._refused.get(producer_id, (-1, 0))[0] != epoch:
+            self._refused[producer_id] = epoch, sequence
+            if len(self._refused) > self._ids_max:
+                self._refused.popitem(last=False)
 
     def snapshot(self, end: int) -> Snapshot:
         """Take a snapshot after every batch below offset ``end``.  Everything must be committed."""
@@ -183,6 +248,9 @@ class Sequences:
 
     def restore(self, snapshot: Snapshot) -> None:
         """Replace the state by that of a snapshot."""
-        self._entries = OrderedDict(snapshot.entries[-self._ids_max :])
+        excess = len(snapshot.entries) - self._ids_max
+        self._entries = OrderedDict(
+            one for number, one in enumerate(snapshot.entries) if number >= excess or one[1][6] != NOT_OPEN
+        )
         self._undo.clear()
         self._refused.clear()

@@ -129,7 +129,7 @@ def dump(
     data: Data = None,
     as_json: Json = False,
 ) -> None:
-    """Print the batches in a partition's files; damaged ones and holes on standard error.
+    """Print the batches in a partition's files; damaged ones, holes and ends of transactions on standard error.
 
     Prints tab-separated lines, or with --json one object per line.
 
@@ -141,6 +141,7 @@ def dump(
     """
     from ..log import tools
     from ..records.holes import reason_of
+    from ..records.markers import read_marker
 
     chosen = directories([partition], data)
     if len(chosen) > 1:
@@ -162,6 +163,13 @@ def dump(
                 why = reason_of(found.data) or "there was no room for the reason"
                 output.remark(
                     f"{found.path}:{found.position}: a hole: {found.info.size} bytes at offset {at} are missing: {why}"
+                )
+                continue
+            if found.is_marker:
+                does, info = "commits" if read_marker(found.data).committed else "aborts", found.info
+                output.remark(
+                    f"{found.path}:{found.position}: offset {found.offset} {does} the transaction of producer"
+                    f" {info.producer_id}, epoch {info.producer_epoch}"
                 )
                 continue
             for row in to_row(found):

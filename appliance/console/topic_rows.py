@@ -128,7 +128,7 @@ class TopicRows:
         if not start or table is None:
             return 0
         try:
-            bases, _, end = table.snapshot()
+            bases, _, end, _ = table.snapshot()
             return LogReader(self._data_dir / f"{key.topic}-{key.partition}", self._files).at(bases, end, start)[1]
         except (WriterGone, StorageFault, OffsetOutOfRange, OSError):
             return -1

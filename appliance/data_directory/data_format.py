@@ -2,7 +2,7 @@
 
 The file ``<data>/format.json`` has two keys::
 
-    {"format": 1, "release": "0.1.0"}
+    {"format": 2, "release": "0.1.0"}
 
 ``format`` grows when an older release would misread the directory, in any of its files.  ``release`` is the last one
 that has served it, for the message to whoever goes back to an older one.  A directory without the file is of format 1.
@@ -27,7 +27,7 @@ from ..errors import ConfigFault, DiskFull, StorageFault, disk_fault
 
 logger = logging.getLogger(__name__)
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 FILE_NAME: Final = "format.json"
 
 

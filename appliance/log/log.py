@@ -53,9 +53,20 @@ from ..records.batch import BatchInfo
 from . import files
 from .files import compacted_path, index_path, log_path
 from .flush_ticket import FlushTicket, Unsynced
-from .recovery import MARKER_NAME, Boot, Derived, Marker, RecoveryPoint, boot_id, check_kept, recover
+from .recovery import (
+    MARKER_NAME,
+    Boot,
+    Derived,
+    LogSummary,
+    Marker,
+    RecoveryPoint,
+    boot_id,
+    check_kept,
+    recover,
+)
 from .segment import Batches, Segment
 from .segment_list import SegmentList, headers_from
+from .transactions import Aborted, AbortedIndex, Transactions
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +91,9 @@ class Log:
         self.settings = settings
         self.state = ONLINE
         self.start = self.flushed = self.high_watermark = 0
+        self.transactions = Transactions()
+        """The open ones; whoever knows the log's producers puts them here, when the log has been opened."""
+        self.aborted: AbortedIndex
         self._clock_ms, self._steady_ms = clock_ms, steady_ms
         self._segments_max = segments_max
         self._system = system
@@ -150,6 +164,7 @@ class Log:
             self._system.fsync(self._directory.fd)
             bases, self.start, state = found.bases, found.start, found.state
         self._unsynced = Unsynced(self._directory)
+        self.aborted = AbortedIndex(self.path, self._system)
         self._segments = SegmentList(
             self.path,
             bases,
@@ -182,6 +197,13 @@ class Log:
         return self._segments.active.state.records
 
     @property
+    def summary(self) -> LogSummary:
+        """As readers may see it that read up to the end."""
+        end = self.end_offset
+        stable, has_aborted = self.transactions.stable(end), self.aborted.count > 0
+        return LogSummary(tuple(self.bases), self.start, end, self.records, stable, has_aborted)
+
+    @property
     def derived(self) -> Derived:
         """What this process knows of the log beside its batches."""
         state = self._segments.active.state
@@ -204,17 +226,34 @@ class Log:
         for _, info in batches:
             size += info[0]
             records += info[1]
-        try:
+        with self._disk():
             if self._marked:
                 self._remove_marker()
             self._segments.append(batches, size, self.settings)
-        except OSError as error:
-            raise self._failed(error) from error
-        except StorageFault:
-            self.state = OFFLINE
-            raise
         self.state = ONLINE
         return size, records
+
+    def append_marker(self, view: memoryview, info: BatchInfo, aborted: Aborted | None) -> None:
+        """Append a placed marker, and before it its entry in the index of ``aborted`` transactions.
+
+        Raises:
+            DiskFull, OutOfResources: nothing has changed: try again when there is room.
+            StorageFault: the disk fails.
+        """
+        with self._disk():
+            if self._marked:
+                self._remove_marker()
+            self._segments.make_room(info.size, self.settings)
+            base = self.bases[-1]
+            if aborted is not None:
+                self.aborted.append(base, aborted)
+            try:
+                self._segments.active.append([(view, info)], self.settings.index_interval_bytes)
+            except OSError:
+                if aborted is not None:
+                    self.aborted.take_back(base)
+                raise
+        self.state = ONLINE
 
     def roll(self) -> None:
         """Seal the active segment and start the next one.  An empty segment stays; its age restarts at 0.
@@ -357,6 +396,7 @@ class Log:
             while self._retired:
                 for path in (log_path(self.path, self._retired[0]), index_path(self.path, self._retired[0])):
                     count += remove_file(path, self._system)
+                count += self.aborted.remove(self._retired[0])
                 self._unsynced.on_unlinked()
                 del self._retired[0]
         return count
@@ -414,7 +454,8 @@ class Log:
             logs, indexes = files.sizes(self.path)
             if not list(logs) == list(indexes) == self.bases:
                 return  # retired segments were not unlinked: recovery will do that
-            marker = Marker(self.bases, list(indexes.values()), self.start, self._segments.active.state)
+            state, summary = self._segments.active.state, self.summary
+            marker = Marker(self.bases, list(indexes.values()), self.start, summary.stable, summary.has_aborted, state)
             self._system.fdatasync(self._segments.active.index.fd)
             marker.store(self.path, self._system)
         except OSError as error:  # the next open is slower: it recovers

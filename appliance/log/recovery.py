@@ -218,6 +218,8 @@ class LogSummary(NamedTuple):
     start: int
     end: int
     records: int  # over its life
+    stable: int  # last stable offset
+    has_aborted: bool  # whether there are indexes of aborted transactions
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,17 +227,20 @@ class Marker:
     bases: list[int]
     index_sizes: list[int]
     start: int
+    stable: int
+    """Last stable offset."""
+    has_aborted: bool
+    """Whether there are indexes of aborted transactions."""
     state: State
 
     def store(self, directory: Path, system: System = SYSTEM) -> None:
         """Write the file durably, or not at all."""
-        fields = {"bases": self.bases, "index_sizes": self.index_sizes, "start": self.start}
-        body = msgspec.json.encode(fields | self.state._asdict())
+        body = msgspec.json.encode(self)
         replace_file(directory / MARKER_NAME, body + b"\n%08x\n" % crc32c(body), system=system)
 
     @classmethod
     def load(cls, directory: Path) -> Marker | None:
-        """The marker, whole; None if there is none."""
+        """The marker, whole and in this form; None if there is none."""
         try:
             file = File(directory / MARKER_NAME)
         except FileNotFoundError:
@@ -243,8 +248,10 @@ class Marker:
         body, _, checksum = os.pread(file.fd, MARKER_BYTES_MAX, 0).partition(b"\n")
         if checksum != b"%08x\n" % crc32c(body):
             return None
-        fields = msgspec.json.decode(body)
-        return cls(fields.pop("bases"), fields.pop("index_sizes"), fields.pop("start"), State(**fields))
+        try:
+            return msgspec.json.decode(body, type=cls)
+        except msgspec.MsgspecError:
+            return None
 
     def fits(self, directory: Path) -> bool:
         """Whether the files have the names and sizes that they had when the log was stopped."""
@@ -263,7 +270,9 @@ def peek(directory: Path) -> LogSummary | None:
             return None
     except OSError:  # opening the log for writing will report it
         return None
-    return LogSummary(tuple(marker.bases), marker.start, marker.state.end, marker.state.records)
+    state = marker.state
+    bases = tuple(marker.bases)
+    return LogSummary(bases, marker.start, state.end, state.records, marker.stable, marker.has_aborted)
 
 
 def loss_of(directory: Path) -> str:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -30,6 +30,7 @@ from ..errors import InvalidRequest
 from ..records.batch import EMPTIED, HEADER_BYTES, LENGTH_AT, LENGTH_END, read_header
 from ..records.holes import emptied, holes
 from . import files
+from .aborted_check import AbortedCheck
 from .compaction import CompactionState
 from .files import COMPACTION_STATE, index_path, log_path
 from .index import ENTRY_BYTES
@@ -37,7 +38,9 @@ from .mending import mended
 from .partition_directory import claim
 from .recovery import BORN_MS, MARKER_NAME, Point, Recovered, RecoveryPoint, loss_of, recover, truncated_path
 from .segment import Segment, has_header, read_into
-from .tools import INDEX, Damage, Report, go_through, is_torn, trusted_end, verify
+from .tools import INDEX, Batch, Damage, Report, go_through, is_torn, trusted_end, verify
+from .transactions import SUFFIX as ABORTED_SUFFIX
+from .transactions import Aborted, AbortedIndex, aborted_path, read_aborted
 
 INTERVAL_BYTES: Final = 4096
 MISSING_BYTES_MAX: Final = 1 << 36
@@ -128,6 +131,8 @@ class _Repair:
             if problem.kind == INDEX:
                 self._shorten_index(problem.path)
                 self._actions.append(f"{problem.path}: is rebuilt")
+            elif problem.path.suffix == ABORTED_SUFFIX:
+                self._actions.append(f"{problem.path}: is written again")
         end = bases[0]
         for base, following in zip_longest(bases, bases[1:]):
             if base != end:  # cut before
@@ -137,6 +142,7 @@ class _Repair:
         if not self._dry_run:
             found = self._reopen(min(start, end), end, born_ms, interval_bytes)
             start, end = found.start, found.state.end
+            self._write_aborted(found.bases, end)
         return Repaired(self._actions, min(start, end), end, self._hole_bytes, self._cut_bytes)
 
     def _make_segment(self, born_ms: int) -> int:
@@ -159,6 +165,20 @@ class _Repair:
         point.sync()
         point.close()
         return found
+
+    def _write_aborted(self, bases: list[int], end: int) -> None:
+        """Let the indexes of aborted transactions say what the batches say."""
+        directory, check = self._directory, AbortedCheck()
+        for base, limit in pairwise([*bases, end]):
+            for found in go_through(log_path(directory, base), base, 0, limit - base):
+                if isinstance(found, Batch):
+                    check.batch(base + found.position, found.info, found.data)
+        right: list[Aborted] = []
+        for base, limit in pairwise([*bases, end]):
+            right += check.right(base, limit, read_aborted(aborted_path(directory, base)))
+        index = AbortedIndex(directory)
+        index.restore(bases, end, 0, right)
+        index.sync()
 
     # ---- one segment
 

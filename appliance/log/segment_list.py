@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from ..config import TopicSettings
 from ..durable_files import File, System, remove_file
 from ..records.batch import BatchInfo
+from ..records.markers import MARKER_BYTES, Marker, read_marker
 from .files import index_path, log_path
 from .flush_ticket import Unsynced
 from .reader import FileCache, LogReader
@@ -67,6 +70,15 @@ class SegmentList:
             and self._steady_ms() - self._born_steady_ms < settings.segment_ms
         )
 
+    def make_room(self, size: int, settings: TopicSettings) -> None:
+        """Roll the active segment, where :meth:`append` would for one batch of ``size`` bytes.
+
+        Raises:
+            OSError: nothing has changed.
+        """
+        if len(self.bases) < self._segments_max and not self._has_room(size, settings):
+            self.roll()
+
     def _append_rolling(self, batches: Batches, settings: TopicSettings) -> None:
         """Append in pieces, each to a segment with room for it.  Undo all pieces when one fails."""
         active, state, count, unsynced = self.active, self.active.state, len(self.bases), self._unsynced.files()
@@ -124,6 +136,12 @@ class SegmentList:
         self.bases.append(sealed.end)
         self._born_steady_ms = self._steady_ms()
         self._point.set_born_ms(born_ms)
+
+
+def marker_at(path: Path, bases: Sequence[int], offset: int) -> Marker:
+    """What the marker of a log says that begins at ``offset``."""
+    base = bases[bisect_right(bases, offset) - 1]
+    return read_marker(os.pread(File(log_path(path, base)).fd, MARKER_BYTES, offset - base))
 
 
 def headers_from(path: Path, bases: Sequence[int], end: int, offset: int) -> Iterator[tuple[BatchInfo, int, int]]:

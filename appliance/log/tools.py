@@ -7,14 +7,16 @@ Both work while the log is being written.  A bad batch above the trusted point m
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from ..durable_files import File
 from ..errors import CorruptLog
 from ..records.batch import CONTROL, EMPTIED, BatchInfo
+from ..records.markers import is_marker
 from . import files
+from .aborted_check import AbortedCheck
 from .files import index_path, log_path
 from .index import ANY_INTERVAL, Builder, ends
 from .reader import FileCache, LogReader
@@ -31,6 +33,7 @@ from .recovery import (
     read_index,
 )
 from .segment import State, find_valid, scan
+from .transactions import aborted_path, read_aborted
 
 CORRUPT: Final = "corrupt"
 TORN: Final = "torn"
@@ -51,6 +54,11 @@ class Batch(NamedTuple):
     def is_hole(self) -> bool:
         """Whether repair has put it in the place of a damaged one (``records.holes``)."""
         return self.info.attributes == CONTROL
+
+    @property
+    def is_marker(self) -> bool:
+        """Whether it ends a transaction (``records.markers``)."""
+        return is_marker(self.info)
 
     @property
     def is_emptied(self) -> bool:
@@ -86,7 +94,7 @@ class Report(NamedTuple):
     start: int
     end: int  # offset up to which the log is valid without a gap
     batches: int  # found, with holes
-    records: int  # found
+    records: int  # found, without markers
     holes: int  # batches that repair has put in the place of damaged ones
     problems: list[Problem]
 
@@ -162,12 +170,13 @@ def verify(directory: Path, known: Derived | None = None, interval_bytes: int = 
     end, whole = bases[0] if bases else 0, True
     batches, records, holes, before = 0, 0, 0, 0
     state: State | None = None
+    check = AbortedCheck()
     for base, following in zip_longest(bases, bases[1:]):
         if not whole or base == bases[0]:
             first = ends(index_path(directory, base))
             if first is not None and first[0].offset == base and counts_before(directory, base):
                 before = first[0].records
-        seen = _verify_segment(directory, base, following, before, trusted, interval_bytes)
+        seen = _verify_segment(directory, base, following, before, trusted, interval_bytes, check)
         problems += seen.problems
         batches, records, holes = batches + seen.batches, records + seen.records, holes + seen.holes
         before, state = seen.state.records, seen.state
@@ -179,6 +188,7 @@ def verify(directory: Path, known: Derived | None = None, interval_bytes: int = 
         problems.append(Problem(CORRUPT, log_path(directory, bases[-1]), end - bases[-1], reason))
     if state is not None and not problems:
         problems += _contradictions(directory, bases, state, known)
+        problems += _of_transactions(directory, bases, state.end, check, known is None and not holes)
     return Report(directory, len(bases), min(max([start, *bases[:1]]), end), end, batches, records, holes, problems)
 
 
@@ -210,6 +220,27 @@ def _contradictions(directory: Path, bases: list[int], state: State, known: Deri
             yield Problem(DERIVED, directory, 0, f"{what} {ours}, but {theirs} by the files")
 
 
+def _of_transactions(
+    directory: Path, bases: list[int], end: int, check: AbortedCheck, is_whole: bool
+) -> Iterator[Problem]:
+    """Compare the indexes of aborted transactions, and the marker's last stable offset, with the batches.
+
+    ``is_whole``: no marker of a transaction has become a hole.
+    """
+    for base, limit in pairwise([*bases, end]):
+        path = aborted_path(directory, base)
+        found = [entry for entry in read_aborted(path) if entry.last < end]  # an entry is written before its marker
+        right = check.right(base, limit, found)
+        if found != right:
+            yield Problem(DERIVED, path, 0, f"it says {found}, but the batches say {right}")
+    stopped = Marker.load(directory)
+    if is_whole and stopped is not None and stopped.state.end == end:
+        stable = check.transactions.stable(end)
+        if stopped.stable > stable:
+            reason = f"it says that the last stable offset is {stopped.stable}, but the batches say {stable}"
+            yield Problem(DERIVED, directory / MARKER_NAME, 0, reason)
+
+
 def _in_order(base: int, known: Derived) -> tuple[list[int], list[int]]:
     """Offsets that must ascend, and the same sorted; the flushed offset may be anywhere below the end."""
     offsets = [base, known.start, known.high_watermark, known.state.end]
@@ -232,7 +263,13 @@ class _Seen(NamedTuple):
 
 
 def _verify_segment(
-    directory: Path, base: int, following: int | None, before: int, trusted: int | None, interval_bytes: int
+    directory: Path,
+    base: int,
+    following: int | None,
+    before: int,
+    trusted: int | None,
+    interval_bytes: int,
+    check: AbortedCheck,
 ) -> _Seen:
     """Check the segment at ``base``; ``before`` records come before it."""
     path = log_path(directory, base)
@@ -247,8 +284,9 @@ def _verify_segment(
             batches += 1
             if found.is_hole:
                 holes += 1
-            elif not found.is_emptied:
+            elif not (found.is_emptied or found.is_marker):
                 records += found.info.count
+            check.batch(base + found.position, found.info, found.data)
             builder.batch(found.info.size, found.info.count, found.info.max_timestamp)
         else:
             kind = TORN if is_torn(found, base, stop, following, trusted) else CORRUPT

@@ -135,7 +135,7 @@ class LagWatch:
     def _measure(self, group: str, part: TopicPartition, table: SegmentTable, offset: int) -> _Known | None:
         """None when the log cannot be read now."""
         try:
-            bases, start, end = table.snapshot()
+            bases, start, end, _ = table.snapshot()
             at = min(max(offset, start), end)
             before = self._known.get((group, part))
             of = (offset, start, end)

@@ -70,8 +70,10 @@ CONTROL = 0x20
 DELETE_HORIZON = 0x40
 EMPTIED: Final = CONTROL | DELETE_HORIZON
 """The attributes of a hole that compaction has left (``records.holes``), whose base timestamp is its own offset."""
-_REFUSED = TRANSACTIONAL | CONTROL | DELETE_HORIZON
-NOT_FOR_CLIENTS: Final = 0xFFFF & ~CODEC_MASK
+MARKED: Final = CONTROL | TRANSACTIONAL
+"""The attributes of a marker (``records.markers``)."""
+_REFUSED = CONTROL | DELETE_HORIZON
+NOT_FOR_CLIENTS: Final = 0xFFFF & ~(CODEC_MASK | TRANSACTIONAL)
 """The bits that a client must not set; a log may have them."""
 
 
@@ -102,7 +104,7 @@ def check(buffer: memoryview, start: int, stop: int, bytes_max: int) -> BatchInf
         MessageTooLarge: more than ``bytes_max`` bytes.
         UnsupportedVersion: not magic 2, or an unknown codec.
         InvalidRecord: its fields contradict each other.
-        InvalidRequest: it is a control or transactional batch.
+        InvalidRequest: it is a control batch.
     """
     if stop - start < HEADER_BYTES:
         raise CorruptBatch(f"{stop - start} bytes are no record batch: its header alone has {HEADER_BYTES}")
@@ -133,9 +135,14 @@ def check(buffer: memoryview, start: int, stop: int, bytes_max: int) -> BatchInf
 
 
 def check_stored(buffer: memoryview, start: int, stop: int, bytes_max: int) -> BatchInfo:
-    """As :func:`check`, for a batch from a log: it may be a compacted one, too."""
+    """As :func:`check`, for a batch from a log: it may be a compacted one, or a marker, too."""
     try:
         return check(buffer, start, stop, bytes_max)
+    except InvalidRequest:  # so its checksum is right
+        info = read_header(buffer, start)
+        if info.attributes != MARKED or info.producer_id < 0 or not info.count == info.span == 1:
+            raise
+        return info
     except InvalidRecord:  # so its checksum and attributes are right
         info = read_header(buffer, start)
         if not 1 <= info.count <= min(info.size, info.span) or info.producer_id >= 0:
@@ -178,8 +185,8 @@ def _refuse(
         return CorruptBatch(f"record batch of {size} bytes, only {stop - start} are there")
     if crc32c(buffer[start + ATTRIBUTES_AT : start + size]) != crc:
         return CorruptBatch(f"record batch of {size} bytes fails its CRC32C")
-    if attributes & (TRANSACTIONAL | CONTROL):
-        return InvalidRequest("transactional and control batches are refused: produce without transactions")
+    if attributes & CONTROL:
+        return InvalidRequest("control batches are written by brokers only")
     if attributes & DELETE_HORIZON:
         return InvalidRequest("a delete horizon is set by brokers only")
     if attributes & CODEC_MASK > CODEC_MAX:

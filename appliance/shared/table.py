@@ -23,15 +23,19 @@ Layout, in native-endian u64 cells (one host, so no byte order to agree on)::
     335 FLUSH_MESSAGES the topic's flush.messages and 1; 0 before its first writer has opened it
     336 FETCHED        64 times 2 cells for metrics, one pair per network worker: bytes sent to consumers, and replies
                        with any
-    464 ROWS...        base offset of segment i at cell 464 + i % ROW_COUNT
+    464 LAST_STABLE    offset up to which readers of committed messages may read; only grows within an epoch
+    465 ABORTED        grows when the indexes of aborted transactions have another entry; 0: they never had any
+    466 ROWS...        base offset of segment i at cell 466 + i % ROW_COUNT
 
-The partition's writer stores cells 0 to 15, 80 to 335 and ROWS.  Before its first writer runs, the opener does, and the
-supervisor waits for that.  Network worker w stores wait cell w and pair w of FETCHED.
+The partition's writer stores cells 0 to 15, 80 to 335, 464, 465 and ROWS.  Before its first writer runs, the opener
+does, and the supervisor waits for that.  Network worker w stores wait cell w and pair w of FETCHED.
 
 Publishing order.  The writer stores the row, then TAIL, then HIGH_WATERMARK.  It raises START, then HEAD, before a row
 is reused.  Readers load in the opposite order: HIGH_WATERMARK, TAIL, HEAD, the rows, then HEAD again.  So every byte
 below the high watermark of a reader is in one of the rows that it has loaded, and it notices a row that was reused
-meanwhile.  Retention may pass a high watermark between its load and its use; the reader discards such a snapshot, too.
+meanwhile.  LAST_STABLE is stored behind HIGH_WATERMARK and loaded behind it, too: it may belong to a later one.  All
+below it is decided for good, so the lower of both holds.  Retention may pass a high watermark between its load and its
+use; the reader discards such a snapshot, too.
 
 Why no lock.  A process killed while it holds a POSIX semaphore never releases it.  With one storing process per cell no
 lock is needed: after a SIGKILL at any instruction, readers see the last published state.
@@ -58,15 +62,16 @@ from .counters import (
     read_row,
 )
 
-MAGIC_V2: Final = 0x32_47_45_53_4C_50_50_41  # b"APPLSEG2", read little-endian
+MAGIC_V3: Final = 0x33_47_45_53_4C_50_50_41  # b"APPLSEG3", read little-endian
 MAGIC, EPOCH, HEAD, TAIL, HIGH_WATERMARK, START, LOG_END, STATE, RECORDS, COUNTERS, WAITS = (*range(10), 16)
-FLUSH_TIMES, HANDED_OVER, PARTS, FLUSH_MESSAGES, FETCHED, ROWS = 80, 100, 334, 335, 336, 464
+FLUSH_TIMES, HANDED_OVER, PARTS, FLUSH_MESSAGES, FETCHED = 80, 100, 334, 335, 336
+LAST_STABLE, ABORTED, ROWS = 464, 465, 466
 WORKERS_MAX: Final = FLUSH_TIMES - WAITS
 HANDED_OVER_CELLS: Final = ROW_CELLS + 2
 """A row, bytes in, bytes out."""
 assert FLUSH_TIMES + TIMES_CELLS <= HANDED_OVER
 assert HANDED_OVER + len(LISTENERS) * HANDED_OVER_CELLS <= PARTS
-assert FETCHED + 2 * WORKERS_MAX <= ROWS
+assert FETCHED + 2 * WORKERS_MAX <= LAST_STABLE
 CELL_COUNT: Final = 2048
 ROW_COUNT: Final = CELL_COUNT - ROWS
 TABLE_BYTES: Final = CELL_COUNT * 8
@@ -87,6 +92,8 @@ class TableSnapshot(NamedTuple):
     bases: tuple[int, ...]
     start: int
     high_watermark: int
+    stable: int
+    """The last stable offset, from ``start`` to ``high_watermark``."""
 
 
 def _copy(cells: Cells, count: int) -> list[int]:
@@ -137,15 +144,27 @@ class SegmentTable:
 
     # ---- the writer's side
 
-    def publish(self, bases: Sequence[int], start: int, end: int, records: int) -> None:
+    def publish(
+        self,
+        bases: Sequence[int],
+        start: int,
+        end: int,
+        records: int,
+        stable: int | None = None,
+        has_aborted: bool = False,
+    ) -> None:
         """Publish the whole log after opening it; ``bases`` are at most SEGMENTS_MAX.
+
+        ``stable``: the last stable offset; None: no transaction is open.
 
         A table that a killed writer left, and that is only behind, just gets a higher high watermark.
         """
         cells = self._cells
         assert 0 < len(bases) < self._row_count and bases[0] <= start <= end
-        if cells[MAGIC] == MAGIC_V2 and cells[EPOCH] % 2 == 0 and self._continues(bases, start, end):
-            self.publish_high_watermark(end, records)
+        if has_aborted:
+            self.note_aborted()
+        if cells[MAGIC] == MAGIC_V3 and cells[EPOCH] % 2 == 0 and self._continues(bases, start, end):
+            self.publish_high_watermark(end, records, stable)
             return
         epoch = cells[EPOCH] | 1
         cells[EPOCH] = epoch
@@ -153,8 +172,9 @@ class SegmentTable:
             cells[ROWS + index] = base
         cells[HEAD], cells[TAIL] = 0, len(bases)
         cells[RECORDS], cells[START], cells[HIGH_WATERMARK] = records, start, end
+        cells[LAST_STABLE] = end if stable is None else stable
         cells[EPOCH] = epoch + 1
-        cells[MAGIC] = MAGIC_V2
+        cells[MAGIC] = MAGIC_V3
 
     def _continues(self, bases: Sequence[int], start: int, end: int) -> bool:
         try:
@@ -170,10 +190,16 @@ class SegmentTable:
         self._cells[ROWS + tail % self._row_count] = base
         self._cells[TAIL] = tail + 1
 
-    def publish_high_watermark(self, end: int, records: int) -> None:
+    def publish_high_watermark(self, end: int, records: int, stable: int | None = None) -> None:
+        """Raise the high watermark to ``end``; ``stable`` as in :meth:`publish`."""
         assert end >= self._cells[HIGH_WATERMARK]
         self._cells[RECORDS] = records
         self._cells[HIGH_WATERMARK] = end
+        self._cells[LAST_STABLE] = end if stable is None else stable
+
+    def note_aborted(self) -> None:
+        """Note that there are entries of aborted transactions that readers may not know."""
+        self._cells[ABORTED] += 1
 
     def retire_before(self, start: int) -> None:
         """Raise START and remove the segments that lie wholly below it, but never the active one."""
@@ -248,6 +274,11 @@ class SegmentTable:
         return int(self._cells[HIGH_WATERMARK])
 
     @property
+    def aborted(self) -> int:
+        """Another number when there are other entries of aborted transactions; 0: there are none."""
+        return int(self._cells[ABORTED])
+
+    @property
     def start(self) -> int:
         return int(self._cells[START])
 
@@ -300,8 +331,8 @@ class SegmentTable:
             flush_times=tuple(values[FLUSH_TIMES : FLUSH_TIMES + BUCKETS]),
             flush_ns=values[FLUSH_TIMES + BUCKETS],
             handed_over=handed_over,
-            fetched_bytes=sum(values[FETCHED:ROWS:2]),
-            fetched_parts=sum(values[FETCHED + 1 : ROWS : 2]),
+            fetched_bytes=sum(values[FETCHED:LAST_STABLE:2]),
+            fetched_parts=sum(values[FETCHED + 1 : LAST_STABLE : 2]),
         )
 
     def snapshot(self) -> TableSnapshot:
@@ -321,8 +352,8 @@ class SegmentTable:
                 bases = self._rows
             else:
                 bases = tuple(cells[ROWS + index % rows] for index in range(head, tail))
-            start = cells[START]
+            stable, start = cells[LAST_STABLE], cells[START]
             if cells[HEAD] == head and cells[EPOCH] == epoch and bases[0] <= start <= end:
                 self._rows_key, self._rows = key, bases
-                return TableSnapshot(bases, start, end)
+                return TableSnapshot(bases, start, end, min(max(stable, start), end))
         raise WriterGone("the partition is being opened: try again")

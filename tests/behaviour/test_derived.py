@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from appliance.broker import plan
+from appliance.broker.open_transactions import OpenTransactions
 from appliance.config import TopicSettings
 from appliance.durable_files import System
 from appliance.errors import (
@@ -192,9 +193,9 @@ class PartitionMachine(RuleBasedStateMachine):
         self.log = self._open_log(self.path, system)
         self.producers = Producers(self.log, IDS_MAX, system)
         self.table = SegmentTable([0] * CELL_COUNT)
-        self.appender = Appender(self.log, self.producers, self.table)
+        self.appender = Appender(self.log, self.producers, self.table, OpenTransactions(IDS_MAX))
         log = self.log
-        self.table.publish(log.bases, log.start, log.end_offset, log.records)
+        self.table.publish(*log.summary)
         self.table.set_log_end_offset(log.end_offset)
         self.table.set_state(ONLINE)
         self.held = Held(self.path, self.table, FileCache(4))
@@ -345,7 +346,8 @@ class PartitionMachine(RuleBasedStateMachine):
 
     def publish(self) -> None:
         self.log.raise_high_watermark(self.log.end_offset)
-        self.table.publish_high_watermark(self.log.end_offset, self.log.records)
+        end = self.log.end_offset
+        self.table.publish_high_watermark(end, self.log.records, self.log.transactions.stable(end))
 
     @rule()
     def flush_and_publish(self) -> None:

@@ -5,25 +5,25 @@ from __future__ import annotations
 import pytest
 
 from appliance.broker.open_transactions import OpenTransactions
-from appliance.errors import OutOfResources, StaleProducerEpoch
+from appliance.errors import InvalidTransactionState, OutOfResources, StaleProducerEpoch, TransactionUnverified
 
 
 def test_steps_may_be_repeated() -> None:
     transactions = OpenTransactions(10)
     transactions.open(7, 3)
     transactions.open(7, 3)
-    transactions.end(7, 3)
-    transactions.end(7, 3)
+    transactions.end(7)
+    transactions.end(7)
     transactions.open(7, 3)
 
 
-def test_an_older_incarnation_neither_begins_nor_ends_a_transaction() -> None:
+def test_an_older_incarnation_begins_no_transaction() -> None:
     transactions = OpenTransactions(10)
     transactions.open(7, 3)
     with pytest.raises(StaleProducerEpoch):
         transactions.open(7, 2)
     with pytest.raises(StaleProducerEpoch):
-        transactions.end(7, 2)
+        transactions.check(7, 2)
     transactions.open(7, 4)
 
 
@@ -33,5 +33,19 @@ def test_too_many_are_refused_until_one_ends() -> None:
         transactions.open(producer_id, 0)
     with pytest.raises(OutOfResources):
         transactions.open(3, 0)
-    transactions.end(1, 0)
+    transactions.end(1)
     transactions.open(3, 0)
+
+
+def test_a_batch_is_refused_for_good_only_when_all_that_is_open_was_sent() -> None:
+    transactions = OpenTransactions(10)
+    transactions.open(7, 3)
+    transactions.check_batch(7, 3)
+    for producer_id, epoch in ((7, 2), (8, 3)):
+        with pytest.raises(TransactionUnverified):
+            transactions.check_batch(producer_id, epoch)
+    transactions.sent = True
+    transactions.check_batch(7, 3)
+    for producer_id, epoch in ((7, 2), (8, 3)):
+        with pytest.raises(InvalidTransactionState):
+            transactions.check_batch(producer_id, epoch)

@@ -40,7 +40,7 @@ class Table:
         self.high_watermark = self.log_end_offset = log.end_offset
 
     def snapshot(self) -> TableSnapshot:
-        return TableSnapshot(tuple(self._log.bases), self._log.start, self.high_watermark)
+        return TableSnapshot(tuple(self._log.bases), self._log.start, self.high_watermark, self.high_watermark)
 
 
 class Held:

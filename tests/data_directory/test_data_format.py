@@ -71,7 +71,7 @@ def test_a_full_disk_does_not_prevent_a_start(tmp_path: Path, monkeypatch: pytes
 def test_a_start_and_a_backup_refuse_a_newer_directory(make_appliance: Callable[..., Server], tmp_path: Path) -> None:
     server = make_appliance()
     server.stop()
-    note(server.data_dir, format=2, release="0.9.0")
+    note(server.data_dir, format=FORMAT + 1, release="0.9.0")
     kept = {path: path.read_bytes() for path in server.data_dir.rglob("*") if path.is_file() and path.name != "lock"}
     with pytest.raises(NotServing, match=r"exit status 78(.|\n)*install 0\.9\.0 or newer again"):
         server.start()

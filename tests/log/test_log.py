@@ -586,7 +586,7 @@ class LogMachine(RuleBasedStateMachine):
         self.log.close()
         summary = peek(self.path)
         if summary is not None:
-            assert summary == (tuple(self.log.bases), self.log.start, self.log.end_offset, self.log.records)
+            assert summary == self.log.summary
         before = self.log.bases, self.log.start, self.log.end_offset, self.log.records
         self.log = self.open()
         assert (self.log.bases, self.log.start, self.log.end_offset, self.log.records) == before

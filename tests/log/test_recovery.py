@@ -380,7 +380,7 @@ def test_a_changed_index_interval_is_no_damage(path: Path) -> None:
 def test_a_clean_stop_is_believed_once(path: Path) -> None:
     log = filled(path, RAWS)
     log.close()
-    assert peek(path) == ((0,), 0, log.end_offset, 7)
+    assert peek(path) == ((0,), 0, log.end_offset, 7, log.end_offset, False)
     log = open_log(path)
     assert peek(path) is not None  # nothing written yet
     log.append(place_all(log.end_offset, RAWS))
@@ -470,7 +470,7 @@ def grow(directory: Path, segments: int) -> None:
     index_path(directory, shift).write_bytes(index)
     logs, indexes = files.sizes(directory)
     state = marker.state._replace(end=marker.state.end + shift, last_entry=marker.state.last_entry + shift)
-    recovery.Marker(list(logs), list(indexes.values()), 0, state).store(directory)
+    recovery.Marker(list(logs), list(indexes.values()), 0, state.end, False, state).store(directory)
 
 
 # ---- the recovery point

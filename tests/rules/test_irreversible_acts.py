@@ -60,6 +60,9 @@ ACTS = {
     ("log/segment.py", "Segment.create"): "files that this call has made, and nobody has written to",
     ("log/segment.py", "Segment.restore"): "a write that failed, and was acknowledged to nobody",
     ("log/segment_list.py", "SegmentList._append_rolling"): "segments that this call has made for a write that failed",
+    ("log/transactions.py", "AbortedIndex.cut"): "an entry that failed to be written, or whose marker did",
+    ("log/transactions.py", "AbortedIndex.remove"): "of a segment that retention has removed, or that there is not",
+    ("log/transactions.py", "AbortedIndex.restore"): DERIVED,
     # ---- files of the data directory
     ("data_directory/backup.py", "_stage"): OWN,
     ("data_directory/backup.py", "_Copy._copy"): "its own copy, made as long as what it is of",

@@ -27,7 +27,7 @@ def test_a_table_nobody_has_published_says_so() -> None:
 def test_publish_shows_everything_at_once() -> None:
     table = SegmentTable([0] * (ROWS + 4))
     table.publish([1_000, 2_000], 1_500, 2_400, 7)
-    assert table.snapshot() == TableSnapshot((1_000, 2_000), 1_500, 2_400)
+    assert table.snapshot() == TableSnapshot((1_000, 2_000), 1_500, 2_400, 2_400)
     assert (table.high_watermark, table.records) == (2_400, 7)
 
 
@@ -51,9 +51,9 @@ def test_the_start_may_lie_inside_a_segment() -> None:
     table.add_segment(SEGMENT)
     table.publish_high_watermark(SEGMENT + 500, 7)
     table.retire_before(300)
-    assert table.snapshot() == TableSnapshot((0, SEGMENT), 300, SEGMENT + 500)
+    assert table.snapshot() == TableSnapshot((0, SEGMENT), 300, SEGMENT + 500, SEGMENT + 500)
     table.retire_before(SEGMENT + 100)
-    assert table.snapshot() == TableSnapshot((SEGMENT,), SEGMENT + 100, SEGMENT + 500)
+    assert table.snapshot() == TableSnapshot((SEGMENT,), SEGMENT + 100, SEGMENT + 500, SEGMENT + 500)
 
 
 def test_reader_is_told_when_a_writer_died_mid_rebuild() -> None:
@@ -70,7 +70,7 @@ def test_a_restarted_writer_carries_on_a_table_that_is_merely_behind() -> None:
     epoch = cells[EPOCH]
     SegmentTable(cells).publish([0], 0, 700, 4)
     assert cells[EPOCH] == epoch
-    assert SegmentTable(cells).snapshot() == TableSnapshot((0,), 0, 700)
+    assert SegmentTable(cells).snapshot() == TableSnapshot((0,), 0, 700, 700)
 
 
 def test_a_restarted_writer_that_finds_other_segments_rebuilds() -> None:
@@ -79,7 +79,7 @@ def test_a_restarted_writer_that_finds_other_segments_rebuilds() -> None:
     epoch = cells[EPOCH]
     SegmentTable(cells).publish([0, 600], 0, 700, 4)
     assert cells[EPOCH] == epoch + 2
-    assert SegmentTable(cells).snapshot() == TableSnapshot((0, 600), 0, 700)
+    assert SegmentTable(cells).snapshot() == TableSnapshot((0, 600), 0, 700, 700)
 
 
 def test_waits_ring_only_those_whose_end_has_come() -> None:
@@ -189,8 +189,8 @@ def test_a_writer_killed_at_any_store_of_publish_leaves_nothing_false() -> None:
     for count in range(len(recording.stores) + 1):
         cells = Replaying(ROWS + 4, recording.stores, {0: count})
         try:
-            assert SegmentTable(cells).snapshot() == TableSnapshot((1_000, 2_000), 1_100, 2_400)
+            assert SegmentTable(cells).snapshot() == TableSnapshot((1_000, 2_000), 1_100, 2_400, 2_400)
         except WriterGone:
             assert cells[MAGIC] == 0 or cells[EPOCH] % 2
         SegmentTable(cells).publish([1_000, 2_000], 1_100, 2_500, 10)
-        assert SegmentTable(cells).snapshot() == TableSnapshot((1_000, 2_000), 1_100, 2_500)
+        assert SegmentTable(cells).snapshot() == TableSnapshot((1_000, 2_000), 1_100, 2_500, 2_500)

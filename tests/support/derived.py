@@ -98,6 +98,7 @@ def _in_table(opened: Opened) -> Iterator[str]:
     high_watermark = log.high_watermark
     _, records = LogReader(log.path, FileCache(2)).at(log.bases, high_watermark, high_watermark)
     ours = (*seen, counts.log_end, counts.records)
-    theirs = (tuple(log.bases), log.start, high_watermark, log.end_offset, records)
+    stable = max(log.start, log.transactions.stable(high_watermark))
+    theirs = (tuple(log.bases), log.start, high_watermark, stable, log.end_offset, records)
     if ours != theirs:
-        yield f"the table has bases, start, high watermark, end and records {ours}, the log {theirs}"
+        yield f"the table has bases, start, high watermark, last stable offset, end, records {ours}, the log {theirs}"

@@ -101,12 +101,16 @@ class Rig:
         """(error, base, end) of what was produced."""
         poll = select.poll()
         poll.register(self.worker.fileno(), select.POLLIN)
-        while token not in self._answers:
+        while token not in self.answers():
             assert poll.poll(seconds_max * 1000), f"no answer within {seconds_max} s"
-            for message, _ in self.worker.receive(FROM_WRITER):
-                assert isinstance(message, Appended)
-                self._answers |= {number: numbers for number, numbers, _, _ in message.answers}
         return self._answers.pop(token)
+
+    def answers(self) -> dict[int, list[int]]:
+        """What has been answered, and not been asked for."""
+        for message, _ in self.worker.receive(FROM_WRITER):
+            assert isinstance(message, Appended)
+            self._answers |= {number: numbers for number, numbers, _, _ in message.answers}
+        return self._answers
 
     def order(self, message: ToWriter) -> None:
         """What the supervisor says."""

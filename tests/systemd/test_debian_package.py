@@ -216,7 +216,7 @@ def test_an_upgrade_under_load_loses_nothing(machine: Machine) -> None:
 
 def test_a_downgrade_needs_a_format_that_the_old_release_knows(machine: Machine) -> None:
     note = machine.said("cat", f"{DATA}/format.json")
-    machine.write(f"{DATA}/format.json", '{"format": 2, "release": "1:9.9"}\n')
+    machine.write(f"{DATA}/format.json", '{"format": 99, "release": "1:9.9"}\n')
     try:
         pid = machine.property("appliance", "MainPID")
         refused = apt(machine, "install", "--allow-downgrades", "/packages/old.deb", check=False)

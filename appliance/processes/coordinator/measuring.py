@@ -93,7 +93,7 @@ class Measurements:
 
     def _measure_here(self, key: TopicPartition, offset: int | None) -> Measured:
         table = self._partitions.table(*key)
-        bases, start, end = table.snapshot()
+        bases, start, end, _ = table.snapshot()
         if start == end:
             return Measured(start, end, 0, Lag(0, 0, 0.0))
         reader = LogReader(self._data_dir / f"{key.topic}-{key.partition}", self._files)

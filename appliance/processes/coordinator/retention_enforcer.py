@@ -189,7 +189,7 @@ class RetentionEnforcer:
                 settings = self._topics.settings(self._topics.catalog.topics[topic])
                 may_go = "delete" in settings.cleanup_policy
                 limits = (settings.retention_ms, settings.retention_bytes) if may_go else (-1, -1)
-                uses.append(PartitionUse(topic, partition, segments, *limits, may_go))
+                uses.append(PartitionUse(topic, partition, segments, *limits, may_go, view.stable))
             if looked > STATS_PER_TURN:
                 looked = 0
                 await asyncio.sleep(0)

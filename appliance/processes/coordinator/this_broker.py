@@ -236,7 +236,7 @@ class ThisBroker:
         assert stored is not None
         return [
             Producer(producer_id, epoch, (following - 1) & SEQUENCE_MASK, timestamp_ms)
-            for producer_id, (epoch, following, _, _, timestamp_ms) in stored.entries
+            for producer_id, (epoch, following, _, _, timestamp_ms, *_) in stored.entries
         ]
 
     async def delete_records(self, topic: str, partition: int, offset: int) -> int:

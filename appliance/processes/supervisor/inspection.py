@@ -435,7 +435,7 @@ class Inspector:
         if seen is None:
             return 1
         directory = directory_of(self._data_dir, *partition.key)
-        bases, _, end = seen
+        bases, _, end, _ = seen
         self._compare_active(partition, log_path(directory, bases[-1]), bases[-1], end)
         changed = False
         for base, following in pairwise(bases):

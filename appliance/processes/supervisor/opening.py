@@ -32,6 +32,7 @@ from ..child import become_child
 from ..clock import wall_ms
 from ..control import Channel
 from ..messages import Lacking, Outcome, PartitionDropped, PartitionsOpened, PartitionTable
+from ..writer.producers import Producers
 from .actions import REFUSALS, UNDER_WAY, Actions, reason_of
 from .children import LOCK, Children
 from .coordinator_child import CoordinatorChild
@@ -338,12 +339,11 @@ def open_partition(config: Config, data_dir: Path, job: Job) -> None:
             if summary is None:
                 settings = TopicSettings.parse(job.settings, config.topics.defaults)
                 log = Log.open(path, settings, wall_ms, SEGMENTS_MAX)
+                Producers(log, config.producers.ids_max)  # know which transactions are open
                 log.close(clean=True)
-                table.publish(log.bases, log.start, log.end_offset, log.records)
-                table.set_log_end_offset(log.end_offset)
-            else:
-                table.publish(summary.bases, summary.start, summary.end, summary.records)
-                table.set_log_end_offset(summary.end)
+                summary = log.summary
+            table.publish(*summary)
+            table.set_log_end_offset(summary.end)
         except (ApplianceError, OSError):
             table.set_state(OFFLINE)
             raise

@@ -24,6 +24,9 @@ A snapshot is due every ``SNAPSHOT_BYTES`` of log (so opening reads about that m
 that the last one does not cover, and when the writer retires.  A snapshot that cannot be stored costs time at the next
 start, or at worst makes producers unknown whose batches retention has removed; the state is never wrong.
 
+The transactions that are open follow from the same, and so do the entries of the index of aborted ones
+(``log.transactions``) for markers behind the snapshot's end: those before it are on the disk before it is.
+
 Threads: the loop makes snapshots, the flusher stores them once the log is flushed (:meth:`Producers.take`).
 """
 
@@ -34,11 +37,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from ...broker.sequences import SNAPSHOT_NAME, Sequences, Snapshot
+from ...broker.sequences import NOT_OPEN, SNAPSHOT_NAME, Sequences, Snapshot
 from ...durable_files import SYSTEM, System, remove_file, replace_file, sync_directory
-from ...errors import StorageFault
+from ...errors import StorageFault, disk_fault
 from ...log import Log
-from ...log.segment_list import headers_from
+from ...log.segment_list import headers_from, marker_at
+from ...log.transactions import Aborted, Transactions
+from ...records.batch import TRANSACTIONAL
+from ...records.markers import is_marker
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +73,12 @@ class Producers:
     def _restore(self) -> None:
         log = self._log
         found = load(log.path)
-        self.sequences, start = recovered(log.path, log.bases, log.end_offset, found, self._ids_max)
+        self.sequences, start, aborted = recovered(log.path, log.bases, log.end_offset, found, self._ids_max)
+        log.transactions = Transactions(self.sequences.open_transactions())
+        try:
+            log.aborted.restore(log.bases, log.end_offset, start, aborted)
+        except OSError as error:
+            raise disk_fault(error, log.path) from error
         if found is not None and start == found.end:
             self._stored_end = start
         self._frozen_end = start
@@ -110,8 +121,13 @@ class Producers:
         return frozen
 
     def store(self, snapshot: Snapshot) -> None:
-        """Replace the snapshot on the disk; if that fails, the old one stays."""
+        """Replace the snapshot on the disk; if that fails, the old one stays.
+
+        Raises:
+            StorageFault: the index of aborted transactions cannot be flushed.
+        """
         assert snapshot.end <= self._log.flushed
+        self._log.aborted.sync()
         try:
             replace_file(self._path, snapshot.encode(), system=self._system)
         except OSError as error:
@@ -156,8 +172,9 @@ def load(directory: Path) -> Snapshot | None:
 
 def recovered(
     directory: Path, bases: Sequence[int], end: int, snapshot: Snapshot | None, ids_max: int
-) -> tuple[Sequences, int]:
-    """The state that follows from a log and the snapshot beside it; and the offset from which headers were read.
+) -> tuple[Sequences, int, list[Aborted]]:
+    """The state that follows from a log and the snapshot beside it; the offset from which headers were read; and the
+    transactions that were aborted from there on.
 
     ``bases`` are those of the log's segments, ``end`` its log end offset.
     """
@@ -167,10 +184,18 @@ def recovered(
         start = snapshot.end
     else:
         start = bases[0]
+    transactions, aborted = Transactions(sequences.open_transactions()), list[Aborted]()
     for info, base, stop in headers_from(directory, bases, end, start):
-        if info.producer_id >= 0:
-            sequences.record(
-                info.producer_id, info.producer_epoch, info.base_sequence, info.count, base, stop, info.max_timestamp
-            )
-            sequences.commit()
-    return sequences, start
+        producer_id, epoch = info.producer_id, info.producer_epoch
+        if is_marker(info):
+            committed, coordinator_epoch = marker_at(directory, bases, stop - info.size)
+            entry = None if committed else transactions.aborted(producer_id, stop)
+            aborted += [] if entry is None else [entry]
+            transactions.end(producer_id, stop)
+            sequences.record_marker(producer_id, epoch, coordinator_epoch, stop, info.max_timestamp)
+        elif producer_id >= 0:
+            begins = stop - info.size if info.attributes & TRANSACTIONAL else NOT_OPEN
+            sequences.record(producer_id, epoch, info.base_sequence, info.count, base, stop, info.max_timestamp, begins)
+            for one in sequences.commit():
+                transactions.begin(*one)
+    return sequences, start, aborted

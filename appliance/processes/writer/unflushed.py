@@ -279,6 +279,12 @@ class Unflushed:
             with self.lock:
                 send_answers(ready)
 
+    def answer_flushed(self, ready: ReadyAnswer) -> None:
+        """Send an answer when all that is written is flushed and published, whatever the policy; flush at once."""
+        self._answers.append(ready)
+        self.since_ms = self.since_ms or now_ms()
+        self._asked_now = True
+
     def refuse(self, refusals: list[ReadyAnswer]) -> None:
         """Send the refusals of batches that could not be appended, at once."""
         with self.lock:
@@ -395,7 +401,7 @@ class Unflushed:
     def _publish(self, end: int, records: int) -> None:
         """Raise the high watermark to ``end``, and ring the workers that wait for it."""
         self._log.raise_high_watermark(end)
-        self._table.publish_high_watermark(end, records)
+        self._table.publish_high_watermark(end, records, self._log.transactions.stable(end))
         fence()
         for worker in self._table.waiting(len(self._doorbells), end):
             self._doorbells[worker].ring_for(self._slot)

@@ -30,11 +30,13 @@ import os
 import select
 import socket
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple, assert_never
+from typing import Any, Final, NamedTuple, assert_never
 
 from ...broker.open_transactions import OpenTransactions
+from ...broker.sequences import NOT_OPEN
 from ...config import Config, TopicSettings
 from ...durable_files import has_room
 from ...errors import (
@@ -45,8 +47,12 @@ from ...errors import (
     InvalidRecord,
     InvalidRequest,
     InvalidTimestamp,
+    InvalidTransactionState,
     OutOfResources,
+    StaleProducerEpoch,
     StorageFault,
+    TransactionCoordinatorFenced,
+    TransactionUnverified,
     Unavailable,
     is_lack,
 )
@@ -54,8 +60,17 @@ from ...log import Log
 from ...machine_limits import DISK, limit_of
 from ...names import TopicPartition
 from ...partition_states import DISK_FULL, OFFLINE, ONLINE
-from ...records.batch import LOG_APPEND_TIME, NOT_FOR_CLIENTS, BatchInfo, check, place, restamp
+from ...records.batch import (
+    LOG_APPEND_TIME,
+    NOT_FOR_CLIENTS,
+    TRANSACTIONAL,
+    BatchInfo,
+    check,
+    place,
+    restamp,
+)
 from ...records.keyed import check_keys
+from ...records.markers import Marker, make_marker
 from ...records.validation import check_records, unpacked_bytes_max
 from ...reserve import with_reserve
 from ...shared import memory
@@ -124,8 +139,8 @@ _new = tuple.__new__  # twice as fast as the constructor of a NamedTuple
 class Appender:
     """Appends to one log.  Call :meth:`check`, then :meth:`append`; after an error of that, :meth:`refuse`."""
 
-    def __init__(self, log: Log, producers: Producers, table: SegmentTable) -> None:
-        self._log, self._table = log, table
+    def __init__(self, log: Log, producers: Producers, table: SegmentTable, transactions: OpenTransactions) -> None:
+        self._log, self._table, self._transactions = log, table, transactions
         self._sequences = producers.sequences
         self._last_base = log.bases[-1]
         self._group: list[tuple[memoryview, BatchInfo]] = []
@@ -159,7 +174,7 @@ class Appender:
                 try:
                     base, end, position = self._admit(arena, positions[index], positions[index + 1], position, group)
                     results += (0, base, end)
-                except ClientFault as error:
+                except (ClientFault, TransactionUnverified) as error:
                     if isinstance(error, DuplicateSequence):
                         self._table.count(COUNT_DUPLICATES, 1)
                     else:
@@ -186,14 +201,49 @@ class Appender:
         group, self._group = self._group, []
         if not group:
             return 0, 0
-        log, table = self._log, self._table
+        log = self._log
         size, records = log.append(group)
-        self._sequences.commit()
-        if log.bases[-1] != self._last_base:
-            self.show_segments()
-        table.set_log_end_offset(log.end_offset)
-        table.count_group(len(group), size)
+        for began in self._sequences.commit():
+            log.transactions.begin(*began)
+        self._show_appended(len(group), size)
         return size, records
+
+    def _show_appended(self, batches: int, size: int) -> None:
+        if self._log.bases[-1] != self._last_base:
+            self.show_segments()
+        self._table.set_log_end_offset(self._log.end_offset)
+        self._table.count_group(batches, size)
+
+    def append_marker(self, producer_id: int, epoch: int, marker: Marker) -> int:
+        """End the transaction of a producer in the log; return the marker's size, 0 if nothing of it is there.
+
+        Raises:
+            StaleProducerEpoch: a newer incarnation of the producer has written.
+            TransactionCoordinatorFenced: a newer coordinator has ended a transaction of it.
+            DiskFull, OutOfResources, StorageFault: nothing was appended.
+        """
+        known_epoch, coordinator_epoch = self._sequences.epochs(producer_id)
+        if epoch < known_epoch:
+            raise StaleProducerEpoch(f"producer {producer_id}: epoch {epoch}, but {known_epoch} has written")
+        if marker.coordinator_epoch < coordinator_epoch:
+            raise TransactionCoordinatorFenced(
+                f"producer {producer_id}: coordinator epoch {marker.coordinator_epoch} after {coordinator_epoch}"
+            )
+        log = self._log
+        batch, info = make_marker(producer_id, epoch, marker, wall_ms())
+        stop = log.end_offset + info.size
+        aborted = log.transactions.aborted(producer_id, stop)
+        if aborted is None:
+            return 0
+        view = memoryview(batch)
+        place(view, 0, log.end_offset, info.size, info.span)
+        log.append_marker(view, info, None if marker.committed else aborted)
+        log.transactions.end(producer_id, stop)
+        self._sequences.record_marker(producer_id, epoch, marker.coordinator_epoch, stop, info.max_timestamp)
+        if not marker.committed:
+            self._table.note_aborted()
+        self._show_appended(1, info.size)
+        return info.size
 
     def refuse(self, error: ApplianceError, ready: list[ReadyAnswer]) -> list[ReadyAnswer]:
         """Forget the placed batches; return refusals in place of the answers."""
@@ -214,6 +264,7 @@ class Appender:
 
         Raises:
             ClientFault: the request is refused.
+            TransactionUnverified: it is to come again.
         """
         info = check(arena, start, stop, self._bytes_max)
         size, count, max_timestamp, first_timestamp, producer_id, epoch, sequence, attributes, _ = info
@@ -222,6 +273,7 @@ class Appender:
             return self._admit_several(arena, start, stop, position, group)
         if attributes & NOT_FOR_CLIENTS:
             raise _unsettable(attributes)
+        begins = position if attributes & TRANSACTIONAL else NOT_OPEN
         if producer_id >= 0:
             if sequence < 0:
                 raise InvalidRecord(f"producer {producer_id}: base sequence {sequence}")
@@ -229,6 +281,9 @@ class Appender:
             if repeat is not None:
                 self._table.count(COUNT_DUPLICATES, 1)
                 return *repeat, position
+            self._check_transaction(producer_id, epoch, sequence, begins != NOT_OPEN)
+        elif begins != NOT_OPEN:
+            raise InvalidRecord("a transactional batch without a producer")
         if self._validates or not first_timestamp <= max_timestamp <= self._future_ms:
             # Some clients leave the largest timestamp out (sarama).  Kafka corrects it, too.
             max_timestamp = check_records(arena, start, info, unpacked_bytes_max(self._bytes_max))
@@ -241,10 +296,27 @@ class Appender:
         elif max_timestamp != info.max_timestamp:
             info = restamp(arena, start, info, max_timestamp, attributes)
         if producer_id >= 0:
-            self._sequences.record(producer_id, epoch, sequence, count, end - count, end, info.max_timestamp)
+            self._sequences.record(producer_id, epoch, sequence, count, end - count, end, info.max_timestamp, begins)
         place(arena, start, position, size, count)
         group.append((arena[start:stop], info))
         return end - count, end, end
+
+    def _check_transaction(self, producer_id: int, epoch: int, sequence: int, is_transactional: bool) -> None:
+        """Check that a batch is part of the transaction that its producer is in, if it is in one.
+
+        Raises:
+            InvalidTransactionState, TransactionUnverified: see :class:`.OpenTransactions`.
+        """
+        sequences = self._sequences
+        if is_transactional:
+            if not sequences.is_open(producer_id, epoch):
+                try:
+                    self._transactions.check_batch(producer_id, epoch)
+                except TransactionUnverified:
+                    sequences.note_refused(producer_id, epoch, sequence)
+                    raise
+        elif sequences.is_open(producer_id):
+            raise InvalidTransactionState(f"producer {producer_id} is in a transaction, of which this is no part")
 
     def _admit_several(
         self, arena: memoryview, start: int, stop: int, position: int, group: list[tuple[memoryview, BatchInfo]]
@@ -276,6 +348,28 @@ def _unsettable(attributes: int) -> InvalidTimestamp | InvalidRecord:
     if attributes & LOG_APPEND_TIME:
         return InvalidTimestamp("a batch with LogAppendTime, which only a broker may set: send it with CreateTime")
     return InvalidRecord(f"a batch with attributes {attributes & 0xFFFF:#06x}, some of which mean nothing")
+
+
+class Steps:
+    """The steps of transactions that are done: a :class:`~.worker_link.Source`, whose tokens are the messages."""
+
+    arena = memoryview(b"")
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        """``wake`` lets the loop :meth:`take` them."""
+        self._wake = wake
+        self._done: deque[TransactionStep] = deque()
+
+    def answer(self, answers: Sequence[tuple[Any, Answer]]) -> None:
+        self._done.extend(step for step, _ in answers)
+        self._wake()
+
+    def take(self) -> Iterator[TransactionStep]:
+        while self._done:
+            yield self._done.popleft()
+
+
+NO_NUMBERS: Final = Answer([], {}, -1)
 
 
 class WriterArguments(NamedTuple):
@@ -349,6 +443,7 @@ class Writer:
             self._unflushed.lock,
             wake=self._alarm.ring,
         )
+        self._steps = Steps(wake=self._alarm.ring)
         self._named_ms = 0  # when it has last seen that its file has its name
         self._full = False  # whether the disk has no room, as the table shows and the supervisor knows
         self._lacking_bytes = self._room_checked_ms = 0  # while it is full: what was refused last; the last look
@@ -369,8 +464,8 @@ class Writer:
         self._log = log
         self._producers = Producers(log, arguments.config.producers.ids_max)
         self._transactions = OpenTransactions(arguments.config.producers.ids_max)
-        self._appender = Appender(log, self._producers, table)
-        table.publish(log.bases, log.start, log.end_offset, log.records)
+        self._appender = Appender(log, self._producers, table, self._transactions)
+        table.publish(*log.summary)
         table.set_log_end_offset(log.end_offset)
         table.set_flush_messages(log.settings.flush_messages)
         table.set_state(ONLINE)
@@ -383,6 +478,7 @@ class Writer:
         """Flush, answer, mark the log clean."""
         self._unflushed.close()
         self._producers.store_all()
+        self._send_steps()
         self._log.close(clean=True)
         self._table.set_state(ONLINE)  # nobody looks any more whether the disk is full
         self._control.send(LogClosed())
@@ -438,6 +534,7 @@ class Writer:
             else:
                 unflushed.check()
                 self._alarm.silence()
+                self._send_steps()
                 handed_over.give_back()
                 self._on_control()
         if arrived:
@@ -635,16 +732,38 @@ class Writer:
         self._control.send(SegmentSwapped(partition, base, done))
 
     def _step(self, message: OpenTransaction | WriteMarker) -> None:
-        """Begin or end a transaction, and say so."""
-        error = ""
+        """Begin or end a transaction, and say so: that it has ended, when all of that is flushed and published.
+
+        Raises:
+            StorageFault: the disk fails.
+        """
+        step = TransactionStep(message.partition, message.token, "")
         try:
-            if isinstance(message, OpenTransaction):
-                self._transactions.open(message.producer_id, message.epoch)
-            else:  # no batch of a transaction is admitted, so there is nothing to write
-                self._transactions.end(message.producer_id, message.epoch)
-        except (ClientFault, OutOfResources) as fault:
-            error = type(fault).__name__
-        self._control.send(TransactionStep(message.partition, message.token, error))
+            if isinstance(message, WriteMarker):
+                self._end_transaction(message)
+                self._unflushed.answer_flushed(ReadyAnswer(self._steps, -1, step, NO_NUMBERS))
+                return
+            known_epoch, _ = self._producers.sequences.epochs(message.producer_id)
+            if message.epoch < known_epoch:
+                raise StaleProducerEpoch(f"producer {message.producer_id}: epoch {known_epoch} has written")
+            self._transactions.open(message.producer_id, message.epoch)
+        except (ClientFault, DiskFull, OutOfResources) as fault:
+            step.error = type(fault).__name__
+        self._control.send(step)
+
+    def _end_transaction(self, message: WriteMarker) -> None:
+        """Raises StaleProducerEpoch, TransactionCoordinatorFenced, DiskFull, OutOfResources, StorageFault."""
+        self._transactions.check(message.producer_id, message.epoch)
+        marker = Marker(message.committed, message.coordinator_epoch)
+        size = self._appender.append_marker(message.producer_id, message.epoch, marker)
+        self._transactions.end(message.producer_id)
+        if size:
+            self._unflushed.on_appended(size, 1)
+
+    def _send_steps(self) -> None:
+        """Say which transactions have ended."""
+        for step in self._steps.take():
+            self._control.send(step)
 
     def _show_start(self) -> None:
         with self._unflushed.lock:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from appliance.broker.open_transactions import OpenTransactions
 from appliance.config import TopicSettings
 from appliance.log import FileCache, Log, LogReader
 from appliance.log.tools import verify
@@ -36,7 +37,7 @@ class Partition:
         self.log = Log.open(path / "t-0", given, lambda: self.now_ms)
         table = SegmentTable([0] * CELL_COUNT)
         table.publish([0], 0, 0, 0)
-        self.appender = Appender(self.log, Producers(self.log, 100), table)
+        self.appender = Appender(self.log, Producers(self.log, 100), table, OpenTransactions(100))
 
     def produce(self, *raws: bytes) -> int:
         """Send batches as one request; the error of it."""

@@ -350,7 +350,7 @@ def test_deleting_up_to_the_end_with_as_many_segments_as_there_can_be(
         wait_for(lambda: rig.table.start == end, "all to be deleted")
         wait_for(lambda: len(list(directory.glob("*.log"))) == 1, "the files to go")
         assert rig.answer(rig.produce(BATCH))[:3] == [0, end + len(BATCH) - 2, end + len(BATCH)]
-        assert rig.table.snapshot() == ((end,), end, end + len(BATCH))
+        assert rig.table.snapshot()[:3] == ((end,), end, end + len(BATCH))
 
 
 @pytest.mark.parametrize("beyond", [0, 1 << 40])

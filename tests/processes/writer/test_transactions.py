@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from appliance.errors import InvalidTransactionState, StaleProducerEpoch, TransactionUnverified
+from appliance.log.repair import repair
+from appliance.log.tools import verify
+from appliance.log.transactions import aborted_path, read_aborted
 from appliance.names import TopicPartition
 from appliance.processes.messages import (
     TO_SUPERVISOR,
@@ -13,7 +19,12 @@ from appliance.processes.messages import (
     TransactionStep,
     WriteMarker,
 )
+from appliance.records.batch import CONTROL, TRANSACTIONAL
+from appliance.records.encode import encode_values
+from appliance.records.markers import MARKER_BYTES
 
+from ...support.derived import Opened, compare
+from ...support.log_batches import labelled
 from ...support.writer_rig import Rig
 
 T0 = TopicPartition("t", 0)
@@ -40,20 +51,147 @@ class Coordinator:
         """The name of the error, "" when it is done."""
         self._rig.order(message)
         while True:
-            self._rig.writer.turn(1)
+            self._rig.writer.turn(0.002)
             for answer, _ in self._rig.supervisor.receive(TO_SUPERVISOR):
                 if isinstance(answer, TransactionStep):
                     assert answer.token == self._tokens
                     return answer.error
 
 
-def test_steps_are_done_again_and_those_of_an_older_incarnation_are_refused(tmp_path: Path) -> None:
+def transactional(values: list[bytes], producer_id: int = 7, epoch: int = 3, sequence: int = 0) -> bytes:
+    raw = encode_values(values, 1_000, producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence)
+    return labelled(raw, attributes=TRANSACTIONAL)
+
+
+def plain(values: list[bytes], producer_id: int = -1, epoch: int = -1, sequence: int = -1) -> bytes:
+    return encode_values(values, 1_000, producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence)
+
+
+def produce(rig: Rig, batch: bytes) -> int:
+    """The error of a batch, once it is answered; the offset after it goes to ``rig.end``."""
+    token = rig.produce(batch)
+    while token not in rig.answers():
+        rig.writer.turn(0.002)
+    return rig.answer(token)[0]
+
+
+def stable(rig: Rig) -> tuple[int, int]:
+    """The last stable offset and the high watermark."""
+    seen = rig.table.snapshot()
+    return seen.stable, seen.high_watermark
+
+
+UNVERIFIED, NOT_IN_ONE, STALE = TransactionUnverified.code, InvalidTransactionState.code, StaleProducerEpoch.code
+
+
+def test_a_batch_is_admitted_between_the_beginning_of_its_transaction_and_its_marker(tmp_path: Path) -> None:
     with Rig(tmp_path, serves=False) as rig:
         coordinator = Coordinator(rig)
+        assert produce(rig, transactional([b"a"])) == UNVERIFIED
         rig.order(TransactionsSent(T0, 1))
-        assert [coordinator.open(7, 3), coordinator.open(7, 3), coordinator.open(7, 2)] == [
-            "",
-            "",
-            "StaleProducerEpoch",
-        ]
-        assert [coordinator.end(7, 2), coordinator.end(7, 3), coordinator.end(7, 3)] == ["StaleProducerEpoch", "", ""]
+        assert coordinator.open(8, 0) == ""
+        assert produce(rig, transactional([b"a"])) == NOT_IN_ONE
+        assert coordinator.open(7, 3) == ""
+        assert produce(rig, transactional([b"a"], sequence=1)) == 45, "what was sent before was refused, to come again"
+        assert produce(rig, transactional([b"a"])) == 0
+        assert produce(rig, transactional([b"a"])) == 0, "a repeat"
+        assert produce(rig, plain([b"a"], 7, 3, 1)) == NOT_IN_ONE
+        assert produce(rig, transactional([b"b"], sequence=1, epoch=2)) == STALE
+        assert produce(rig, transactional([b"b"], sequence=1)) == 0
+        assert coordinator.end(7, 3) == ""
+        assert produce(rig, transactional([b"c"], sequence=2)) == NOT_IN_ONE
+        assert produce(rig, transactional([b"b"], sequence=1)) == 0, "a repeat, whose answer was lost"
+        assert produce(rig, plain([b"c"], 7, 3, 2)) == 0
+        assert produce(rig, transactional([b"d"], -1, -1)) == 87
+        assert produce(rig, labelled(plain([b"d"]), attributes=CONTROL)) == 42
+
+
+def test_readers_of_committed_messages_read_up_to_the_first_open_transaction(tmp_path: Path) -> None:
+    with Rig(tmp_path, serves=False) as rig:
+        coordinator = Coordinator(rig)
+        assert produce(rig, plain([b"before"])) == 0
+        _, first = stable(rig)
+        for producer_id in (7, 8):
+            assert coordinator.open(producer_id, 0) == ""
+            assert produce(rig, transactional([b"x"], producer_id, 0)) == 0
+        assert produce(rig, plain([b"after"])) == 0
+        assert stable(rig)[0] == first < stable(rig)[1]
+        assert coordinator.end(8, 0, committed=False) == ""
+        assert stable(rig)[0] == first
+        end = stable(rig)[1]
+        assert coordinator.end(7, 0) == ""
+        assert stable(rig) == (end + MARKER_BYTES, end + MARKER_BYTES)
+        (entry,) = read_aborted(aborted_path(tmp_path / "t-0", 0))
+        assert (entry.producer_id, entry.last, entry.stable) == (8, end - 1, first)
+        assert entry.first == first + len(transactional([b"x"])) and rig.table.aborted == 1
+
+
+@pytest.mark.parametrize("messages", [0, 1, 1_000])
+def test_a_marker_is_answered_when_it_is_flushed(tmp_path: Path, messages: int) -> None:
+    with Rig(tmp_path, serves=False, flush_messages=messages) as rig:
+        coordinator = Coordinator(rig)
+        assert coordinator.open(7, 3) == ""
+        rig.produce(transactional([b"a"]), acks=1)
+        assert coordinator.end(7, 3) == ""
+        log = rig.writer._log
+        assert log.flushed == log.high_watermark == log.end_offset == stable(rig)[0]
+        assert coordinator.end(7, 3) == "" and log.flushed == log.end_offset, "again: nothing is written"
+
+
+def test_steps_are_done_again_and_those_of_others_are_refused(tmp_path: Path) -> None:
+    with Rig(tmp_path, serves=False) as rig:
+        coordinator = Coordinator(rig)
+        assert [coordinator.open(7, 3), coordinator.open(7, 3)] == ["", ""]
+        assert [coordinator.open(7, 2), coordinator.end(7, 2)] == ["StaleProducerEpoch"] * 2
+        assert produce(rig, transactional([b"a"])) == 0
+        assert coordinator.end(7, 4, committed=False, coordinator_epoch=5) == "", "the next epoch fences this one"
+        assert coordinator.open(7, 3) == "StaleProducerEpoch"
+        assert produce(rig, transactional([b"b"], sequence=1)) == STALE
+        assert coordinator.open(7, 4) == ""
+        assert produce(rig, transactional([b"b"], epoch=4)) == 0
+        assert coordinator.end(7, 4, coordinator_epoch=4) == "TransactionCoordinatorFenced"
+        assert coordinator.end(7, 4, coordinator_epoch=5) == ""
+
+
+def test_a_writer_that_is_started_again_knows_what_is_open_in_the_log(tmp_path: Path) -> None:
+    with Rig(tmp_path, serves=False) as rig:
+        coordinator = Coordinator(rig)
+        for producer_id in (7, 8):
+            assert coordinator.open(producer_id, 3) == ""
+        assert produce(rig, plain([b"before"])) == 0
+        first = stable(rig)[0]
+        assert produce(rig, transactional([b"a"])) == 0
+    with Rig(tmp_path, serves=False) as rig:
+        coordinator = Coordinator(rig)
+        assert stable(rig)[0] == first < stable(rig)[1]
+        assert produce(rig, transactional([b"b"], sequence=1)) == 0
+        assert produce(rig, transactional([b"a"], 8)) == UNVERIFIED
+        assert coordinator.end(7, 3, committed=False) == ""
+        assert stable(rig)[0] == stable(rig)[1]
+        assert produce(rig, transactional([b"c"], sequence=2)) == UNVERIFIED
+
+
+def test_a_wrong_index_of_aborted_transactions_is_found_and_written_again(tmp_path: Path) -> None:
+    directory = tmp_path / "t-0"
+    with Rig(tmp_path, serves=False) as rig:
+        coordinator = Coordinator(rig)
+        for number in range(2):
+            assert coordinator.open(7, 3) == ""
+            assert produce(rig, plain([b"between"])) == 0
+            assert produce(rig, transactional([b"a"], sequence=number)) == 0
+            assert coordinator.end(7, 3, committed=False) == ""
+        opened = Opened(rig.writer._log, rig.writer._producers, rig.table)
+        assert compare(directory, opened) == []
+        path = aborted_path(directory, 0)
+        entries = read_aborted(path)
+        for wrong in (
+            entries[:1],
+            entries[::-1],
+            [*entries, entries[1]],
+            [entries[0], entries[1]._replace(first=entries[0].first)],
+            [entries[0], entries[1]._replace(producer_id=8)],
+        ):
+            path.write_bytes(b"".join(entry.pack() for entry in wrong))
+            assert [problem.path for problem in verify(directory, opened.log.derived).problems] == [path]
+    assert repair(directory).actions == [f"{path}: is written again"]
+    assert read_aborted(path) == entries and verify(directory).sound
