@@ -210,6 +210,19 @@ class Offsets(Struct, frozen=True, rename=_OFFSET_NAMES):
     ] = 0
 
 
+_TRANSACTION_NAMES = {"timeout_ms_max": "max.timeout.ms", "expiration_ms": "id.expiration.ms"}
+
+
+class Transactions(Struct, frozen=True, rename=_TRANSACTION_NAMES):
+    timeout_ms_max: Annotated[
+        int, Meta(ge=1, le=2**31 - 1, description="longest time-out that a transactional producer may ask for")
+    ] = 900_000
+    expiration_ms: Annotated[
+        int, Meta(ge=1, le=OFFSET_MAX, description="a transactional id is forgotten when it was unused this long")
+    ] = 7 * 86_400_000
+    ids_max: Annotated[int, Meta(ge=1, le=100_000, description="most transactional ids")] = 20_000
+
+
 class Groups(Struct, frozen=True):
     """What members of Kafka groups of the consumer protocol (KIP-848) do not choose themselves."""
 
@@ -440,6 +453,7 @@ class Config(Struct, frozen=True):
     scrub: Scrub = Scrub()
     topics: Topics = Topics()
     producers: Producers = Producers()
+    transactions: Transactions = Transactions()
     offsets: Offsets = Offsets()
     groups: Groups = Groups()
     liveness: Liveness = Liveness()

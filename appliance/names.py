@@ -29,6 +29,7 @@ from .errors import InvalidGroup, InvalidTopic
 TOPIC_CHARACTERS_MAX: Final = 249
 """As Kafka: with ``-<partition>`` after it, a name still fits into a directory entry of 255 bytes."""
 GROUP_CHARACTERS_MAX: Final = 255
+TRANSACTIONAL_ID_CHARACTERS_MAX: Final = 255
 INSTANCE_BYTES_MAX: Final = 249
 PROTOCOL_BYTES_MAX: Final = 255
 CLIENT_ID_CHARACTERS_MAX: Final = 255

@@ -1,29 +1,18 @@
-"""Answers FindCoordinator, DescribeGroups, ListGroups and DeleteGroups.
-
-There are no transactions.  A transactional producer is refused at its first request, FindCoordinator, with
-UNSUPPORTED_VERSION: clients give up at once, and show a text that is true, Java's our message.  librdkafka, which asks
-in version 2, repeats every refusal but TRANSACTIONAL_ID_AUTHORIZATION_FAILED for ever; of that it shows our message.
-"""
+"""Answers DescribeGroups, ListGroups and DeleteGroups."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Final
 
 from ..errors import ApplianceError, UnknownGroup
-from ..names import GROUP_CHARACTERS_MAX
 from ..security.acls import Operation, ResourceType
 from ..wire.kafka.call import Answer, Call, Handler, retriable
 from ..wire.kafka.codes import Code
-from ..wire.kafka.metadata_reply import Broker
 from . import consumer_protocol
-from .group_coordinator import GroupCoordinator, coordinator_of
+from .group_coordinator import GroupCoordinator
 from .group_state import Group, State
 from .store import GroupStore, RegisteredGroup
 
-GROUP_KEY, TRANSACTION_KEY = 0, 1
-NO_TRANSACTIONS: Final = "transactions are not supported here: unset transactional.id (idempotence works without it)"
-VERSION_OF_LIBRDKAFKA: Final = 2
 CLASSIC: Final = "classic"
 """Kafka's name for groups whose members compute the assignment."""
 CONSUMER: Final = "consumer"
@@ -31,7 +20,7 @@ CONSUMER: Final = "consumer"
 
 
 class GroupLookupApi:
-    """Finds, describes, lists and deletes groups of either listener."""
+    """Describes, lists and deletes groups of either listener."""
 
     def __init__(self, coordinator: GroupCoordinator, store: GroupStore) -> None:
         self._coordinator, self._store = coordinator, store
@@ -40,46 +29,9 @@ class GroupLookupApi:
     @property
     def handlers(self) -> dict[str, Handler]:
         return {
-            "FindCoordinator": self._find_coordinator,
             "DescribeGroups": self._describe,
             "ListGroups": self._list,
             "DeleteGroups": self._delete,
-        }
-
-    async def _find_coordinator(self, call: Call) -> Answer:
-        request = call.request
-        brokers = self._store.brokers(call.listener)
-        if call.version >= 4:
-            return {
-                "coordinators": [
-                    {"key": key} | self._found(call, key, request.key_type, brokers) for key in request.coordinator_keys
-                ]
-            }
-        return self._found(call, request.key, request.key_type, brokers)
-
-    def _found(self, call: Call, key: str, key_type: int, brokers: Sequence[Broker]) -> dict[str, Any]:
-        error, message, broker = Code.NONE, None, Broker(-1, "", -1)
-        if key_type == TRANSACTION_KEY:
-            may = call.may(Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, key)
-            repeats = call.version == VERSION_OF_LIBRDKAFKA
-            error = Code.UNSUPPORTED_VERSION if may and not repeats else Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-            message = NO_TRANSACTIONS
-        elif key_type != GROUP_KEY:
-            error, message = Code.INVALID_REQUEST, f"there are no coordinators of key type {key_type}"
-        elif not call.may(Operation.DESCRIBE, ResourceType.GROUP, key):
-            error, message = Code.GROUP_AUTHORIZATION_FAILED, f"not permitted on group {key!r}"
-        elif len(key) > GROUP_CHARACTERS_MAX:
-            error, message = Code.INVALID_GROUP_ID, f"a group id has at most {GROUP_CHARACTERS_MAX} characters"
-        elif not self._store.leads:
-            error, message = Code.COORDINATOR_NOT_AVAILABLE, "ZooKeeper cannot be reached: try again"
-        else:
-            broker = coordinator_of(key, brokers)
-        return {
-            "error_code": error,
-            "error_message": message,
-            "node_id": broker.id,
-            "host": broker.host,
-            "port": broker.port,
         }
 
     async def _describe(self, call: Call) -> Answer:

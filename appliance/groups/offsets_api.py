@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final
 
 from ..errors import ApplianceError, NotCoordinator
@@ -126,6 +126,13 @@ class OffsetsApi:
         if not error and asks is not None and asks.member_id is not None and asks.member_epoch >= 0:
             error = self._of_member(name, asks.member_id, asks.member_epoch, wanted or ())
         found: Mapping[TopicPartition, Commit] = {}
+        unstable: Collection[TopicPartition] = ()
+        if not error and call.request.require_stable:  # before the reading: what is committed meanwhile may be read
+            pending = self._store.pending(name)
+            if pending is None:
+                error = unready
+            else:
+                unstable = set(pending)
         if not error:
             try:
                 found = await self._store.committed(name, None if wanted is None else self._existing(wanted))
@@ -135,9 +142,14 @@ class OffsetsApi:
             return self._refused(wanted or (), error, call.version)
         may = call.access.describable
         if wanted is None:
-            wanted = [key for key in found if may[key[0]]]
+            wanted = [key for key in {**found, **dict.fromkeys(unstable)} if may[key[0]]]
         rows = {
-            key: _row(found.get(key)) if may[key[0]] else _row(None, Code.TOPIC_AUTHORIZATION_FAILED) for key in wanted
+            key: _row(None, Code.TOPIC_AUTHORIZATION_FAILED)
+            if not may[key[0]]
+            else _row(None, Code.UNSTABLE_OFFSET_COMMIT)
+            if key in unstable
+            else _row(found.get(key))
+            for key in wanted
         }
         fields: dict[str, Any] = {"topics": _by_topic(rows, "name", lambda row: row)}
         return fields | {"error_code": Code.NONE} if call.version >= 2 else fields

@@ -8,7 +8,7 @@ answer from memory, also while ZooKeeper is away.  ``async`` methods may wait fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from ..addresses import Listener
@@ -84,6 +84,9 @@ class GroupStore(Protocol):
         self, group: str, partitions: Sequence[TopicPartition] | None
     ) -> Mapping[TopicPartition, Commit]:
         """Committed offsets of ``partitions``, or (None) all of the group; partitions without one are left out."""
+
+    def pending(self, group: str) -> Collection[TopicPartition] | None:
+        """Partitions whose committed offset may be changed by an open transaction; None: not known yet."""
 
     async def forget(self, group: str) -> None:
         """Delete the whole group from the registry."""

@@ -7,6 +7,7 @@ What an expression matched is kept until a topic comes or goes, for all members 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Final
 
 import re2
@@ -25,9 +26,6 @@ class TopicPatterns:
 
     def __init__(self) -> None:
         self._known: OrderedDict[str, tuple[int, frozenset[str]]] = OrderedDict()
-        self._options = re2.Options()
-        self._options.log_errors = False
-        self._options.max_mem = MEMORY_BYTES_MAX
 
     def topics(self, pattern: str, view: View) -> frozenset[str]:
         """The names that the whole pattern matches; none for "".
@@ -47,11 +45,24 @@ class TopicPatterns:
         return found
 
     def _match(self, pattern: str, view: View) -> frozenset[str]:
-        size = len(pattern.encode())
-        if size > PATTERN_BYTES_MAX:
-            raise ValueError(f"a pattern of {size} bytes: at most {PATTERN_BYTES_MAX} are allowed")
-        try:
-            compiled = re2.compile(pattern, self._options)
-        except re2.error as error:
-            raise ValueError(f"pattern {pattern!r}: {error.args[0].decode(errors='replace')}") from None
-        return frozenset(name for name in view.topics if compiled.fullmatch(name))
+        matches = compiled(pattern)
+        return frozenset(name for name in view.topics if matches(name))
+
+
+def compiled(pattern: str) -> Callable[[str], bool]:
+    """Whether the whole pattern matches a name.
+
+    Raises:
+        ValueError: it is no pattern, or too large a one.
+    """
+    size = len(pattern.encode())
+    if size > PATTERN_BYTES_MAX:
+        raise ValueError(f"a pattern of {size} bytes: at most {PATTERN_BYTES_MAX} are allowed")
+    options = re2.Options()
+    options.log_errors = False
+    options.max_mem = MEMORY_BYTES_MAX
+    try:
+        expression = re2.compile(pattern, options)
+    except re2.error as error:
+        raise ValueError(f"pattern {pattern!r}: {error.args[0].decode(errors='replace')}") from None
+    return lambda name: expression.fullmatch(name) is not None

@@ -1,6 +1,6 @@
-"""Answers APIs of absent features: reassignments, elections, transactions.
+"""Answers APIs of absent features: reassignments and elections.
 
-Each partition is stored once, on a broker that does not change; producers have no transactions.
+Each partition is stored once, on a broker that does not change.
 Tools send such requests all the same.  The answers are those of a Kafka broker where nothing is set.  A request that
 would change nothing succeeds; any other is refused with the reason.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from ..security.acls import Operation, ResourceType
 from ..wire.kafka.call import Answer, Call, Handler
 from ..wire.kafka.codes import Code
 from ..wire.kafka.metadata_reply import NO_LEADER
@@ -17,13 +16,6 @@ from .appliance import Appliance
 
 ELECTION_TYPES: Final = (0, 1)
 """Election types: of the preferred leader (0), and of one that is not in sync (1)."""
-TRANSACTION_STATES: Final = frozenset(
-    {
-        "Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort", "Dead",
-        "PrepareEpochFence",
-    }
-)  # fmt: skip
-
 Row = dict[str, Any]
 
 
@@ -37,8 +29,6 @@ class AbsentApi:
             "ElectLeaders": self._elect,
             "AlterPartitionReassignments": self._reassign,
             "ListPartitionReassignments": self._reassignments,
-            "ListTransactions": self._transactions,
-            "DescribeTransactions": self._describe_transactions,
         }
 
     # -- where partitions are -------------------------------------------------------------------------
@@ -98,22 +88,6 @@ class AbsentApi:
 
     async def _reassignments(self, call: Call) -> Answer:
         return {"error_code": Code.NONE, "topics": []}
-
-    # -- transactions ---------------------------------------------------------------------------------
-
-    async def _transactions(self, call: Call) -> Answer:
-        unknown = [state for state in call.request.state_filters if state not in TRANSACTION_STATES]
-        return {"error_code": Code.NONE, "unknown_state_filters": unknown, "transaction_states": []}
-
-    async def _describe_transactions(self, call: Call) -> Answer:
-        def error_of(name: str) -> int:
-            if not name:
-                return Code.INVALID_REQUEST
-            may = call.may(Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, name)
-            return Code.TRANSACTIONAL_ID_NOT_FOUND if may else Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-
-        names = call.request.transactional_ids
-        return {"transaction_states": [{"transactional_id": name, "error_code": error_of(name)} for name in names]}
 
 
 def _fault(code: int, message: str) -> Row:

@@ -61,6 +61,8 @@ _KEYS: Final = (  # Kafka's name, ours
     ("num.partitions", "topics.partitions"),
     ("socket.request.max.bytes", "network.frame_bytes_max"),
     ("super.users", "security.super_users"),
+    ("transaction.max.timeout.ms", "transactions.max.timeout.ms"),
+    ("transactional.id.expiration.ms", "transactions.id.expiration.ms"),
 )
 _LIMITS: Final = Limits()
 _FIXED: Final = (

@@ -16,7 +16,6 @@ from typing import Any, Final
 from uuid import UUID
 
 from ..broker.metadata_answers import MetadataAnswers, cluster_operations_of, why_missing
-from ..broker.sequences import new_producer_id
 from ..catalog import LEADER_EPOCH, Topic
 from ..errors import (
     ApplianceError,
@@ -61,7 +60,6 @@ class ClusterApi:
             "DescribeTopicPartitions": self._describe_partitions,
             "DescribeLogDirs": self._describe_log_dirs,
             "OffsetForLeaderEpoch": self._end_of_epoch,
-            "InitProducerId": self._init_producer,
             "DescribeProducers": self._describe_producers,
         }
 
@@ -254,16 +252,6 @@ class ClusterApi:
         if wanted.leader_epoch > LEADER_EPOCH:
             return row
         return row | {"leader_epoch": wanted.leader_epoch, "end_offset": end}
-
-    async def _init_producer(self, call: Call) -> Answer:
-        none = {"producer_id": -1, "producer_epoch": -1}
-        transactional_id = call.request.transactional_id
-        if transactional_id is not None:
-            may = call.may(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, transactional_id)
-            refused = Code.UNSUPPORTED_VERSION if may else Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-            refused = refused if transactional_id else Code.INVALID_REQUEST
-            return none | {"error_code": refused}
-        return {"error_code": Code.NONE, "producer_id": new_producer_id(), "producer_epoch": 0}
 
     async def _describe_producers(self, call: Call) -> Answer:
         """Encoded by hand: a partition remembers thousands of producers."""

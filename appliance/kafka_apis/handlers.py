@@ -24,6 +24,10 @@ from ..groups.offsets_api import OffsetsApi
 from ..groups.store import GroupStore
 from ..security.authorizer import Authorizer
 from ..security.principals import Origin
+from ..transactions.lookup_api import TransactionLookupApi
+from ..transactions.offsets_api import TransactionOffsetsApi
+from ..transactions.transaction_api import TransactionApi
+from ..transactions.transaction_coordinator import TransactionCoordinator
 from ..wire.kafka import forwarded
 from ..wire.kafka.apis import APIS, SERVED_BY_WORKERS
 from ..wire.kafka.call import Call, Encoded, Handler
@@ -32,6 +36,7 @@ from .access_api import AccessApi
 from .appliance import Appliance
 from .cluster_api import ClusterApi
 from .credentials_api import CredentialsApi
+from .find_coordinator_api import FindCoordinatorApi
 from .quota_api import QuotaApi
 from .refusals import refusal
 from .settings_api import SettingsApi
@@ -110,6 +115,7 @@ class KafkaApis:
         appliance: Appliance,
         groups: GroupCoordinator,
         group_store: GroupStore,
+        transactions: TransactionCoordinator,
         authorizer: Authorizer,
         elements_max: int = forwarded.ELEMENTS_MAX,
     ) -> None:
@@ -120,6 +126,10 @@ class KafkaApis:
             ConsumerGroupApi(groups, group_store),
             OffsetsApi(groups, group_store),
             GroupLookupApi(groups, group_store),
+            FindCoordinatorApi(group_store, transactions.store),
+            TransactionApi(transactions, lambda: appliance.config.transactions.timeout_ms_max),
+            TransactionOffsetsApi(transactions, groups),
+            TransactionLookupApi(transactions),
             ClusterApi(appliance),
             TopicApi(appliance),
             SettingsApi(appliance),

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from ..names import TopicPartition
 from ..security.acls import CLUSTER_NAME, ResourceType
 from ..security.api_rights import KAFKA_RIGHTS, How, Right
+from ..transactions.lookup_api import refused_marker
+from ..transactions.transaction_api import added
 from ..wire.kafka.call import Answer, Call
 from ..wire.kafka.codes import Code
 
@@ -19,6 +22,7 @@ CODES: Final = {
     ResourceType.TOPIC: Code.CLUSTER_AUTHORIZATION_FAILED,  # a right on any topic, in place of one on the cluster
     ResourceType.GROUP: Code.GROUP_AUTHORIZATION_FAILED,
     ResourceType.CLUSTER: Code.CLUSTER_AUTHORIZATION_FAILED,
+    ResourceType.TRANSACTIONAL_ID: Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
 }
 
 
@@ -26,6 +30,8 @@ def refusal(api: str, call: Call) -> Answer | None:
     """The answer to a request that its client may not send; None: handle it."""
     if call.access.unrestricted:
         return None
+    if api == "InitProducerId" and call.request.transactional_id is not None:
+        return None  # the right to the id is all that it needs
     for right in KAFKA_RIGHTS[api]:
         if right.how is How.SUFFICES and call.may(right.operation, right.resource):
             return None
@@ -37,8 +43,18 @@ def refusal(api: str, call: Call) -> Answer | None:
 def _has(right: Right, call: Call) -> bool:
     if right.resource is ResourceType.TOPIC:
         return call.access.may_some(right.operation, right.resource)
-    name = call.request.group_id if right.resource is ResourceType.GROUP else CLUSTER_NAME
-    return call.may(right.operation, right.resource, name)
+    return call.may(right.operation, right.resource, _name(right.resource, call.request))
+
+
+def _name(resource: ResourceType, request: Any) -> str:
+    """Which one the whole request is about."""
+    name = CLUSTER_NAME
+    if resource is ResourceType.GROUP:
+        name = request.group_id
+    elif resource is ResourceType.TRANSACTIONAL_ID:
+        old = getattr(request, "v3_and_below_transactional_id", None)
+        name = request.transactional_id if old is None else old
+    return name
 
 
 def _answer(api: str, call: Call, code: Code) -> Answer:
@@ -49,7 +65,14 @@ def _answer(api: str, call: Call, code: Code) -> Answer:
         case "JoinGroup":
             nothing = None if call.version >= NAMELESS_FROM else ""
             return {"error_code": code, "protocol_name": nothing, "member_id": request.member_id, "members": []}
-        case "OffsetCommit":
+        case "AddPartitionsToTxn":
+            parts = [
+                TopicPartition(topic.name, each) for topic in request.v3_and_below_topics for each in topic.partitions
+            ]
+            return {"results_by_topic_v3_and_below": added(dict.fromkeys(parts, code))}
+        case "WriteTxnMarkers":
+            return {"markers": [refused_marker(marker, code) for marker in request.markers]}
+        case "OffsetCommit" | "TxnOffsetCommit":
             return {
                 "topics": [
                     {

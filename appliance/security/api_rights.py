@@ -52,6 +52,7 @@ _PRODUCER_ID: Final[Row] = (
 _CREATE: Final[Row] = (Right(_O.CREATE, _CLUSTER, How.SUFFICES), Right(_O.CREATE, _TOPIC, How.EACH))
 _GROUPS_LISTED: Final[Row] = (Right(_O.DESCRIBE, _CLUSTER, How.SUFFICES), Right(_O.DESCRIBE, _GROUP, How.LISTED))
 _MEMBER: Final[Row] = (Right(_O.READ, _GROUP, How.WHOLE),)
+_TRANSACTION: Final[Row] = (Right(_O.WRITE, _TRANSACTIONAL, How.WHOLE),)
 
 
 def _cluster(operation: Operation) -> Row:
@@ -125,7 +126,15 @@ KAFKA_RIGHTS: Final[dict[str, Row]] = {
     "AlterUserScramCredentials": _cluster(_O.ALTER),
     "DescribeCluster": (Right(_O.DESCRIBE, _CLUSTER, How.SHOWN),),
     "DescribeProducers": _each(_O.READ, _TOPIC),
-    "DescribeTransactions": _each(_O.DESCRIBE, _TRANSACTIONAL),
+    "AddPartitionsToTxn": (*_TRANSACTION, Right(_O.WRITE, _TOPIC, How.EACH)),
+    "AddOffsetsToTxn": (*_TRANSACTION, *_MEMBER),
+    "EndTxn": _TRANSACTION,
+    "TxnOffsetCommit": (*_TRANSACTION, *_MEMBER, Right(_O.READ, _TOPIC, How.EACH)),
+    "WriteTxnMarkers": _cluster(_O.ALTER),
+    "DescribeTransactions": (
+        Right(_O.DESCRIBE, _TRANSACTIONAL, How.EACH),
+        Right(_O.DESCRIBE, _TOPIC, How.LISTED),
+    ),
     "ListTransactions": (Right(_O.DESCRIBE, _TRANSACTIONAL, How.LISTED),),
     "ListConfigResources": _cluster(_O.DESCRIBE_CONFIGS),
     "DescribeTopicPartitions": (Right(_O.DESCRIBE, _TOPIC, How.EACH), Right(_O.DESCRIBE, _TOPIC, How.LISTED)),

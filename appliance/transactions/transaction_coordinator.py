@@ -21,15 +21,14 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, Final
 
-from ..errors import ApplianceError, NotCoordinator, UnknownPartition
+from ..errors import ApplianceError, NotCoordinator, StaleProducerEpoch, Unavailable, UnknownPartition
 from ..groups.alarms import Alarms
 from ..names import TopicPartition
-from ..wire.kafka.call import retriable
 from ..wire.kafka.codes import Code
 from .store import TransactionStore, Writers
 from .transaction import ENDING, Outcome, Part, PendingOffset, Producer, State, Transaction
 
-END_WAIT_S: Final = 0.2
+END_WAIT_MS: Final = 200
 """How long a request waits for the end of a transaction, which saves the client a pause and another request."""
 RETRY_S: Final = 0.1
 RETRY_S_MAX: Final = 5.0
@@ -78,8 +77,8 @@ class TransactionCoordinator:
     ) -> None:
         self.ids_max = ids_max
         self.loaded = False
-        self._store, self._writers = store, writers
-        self._new_id, self._clock_ms, self._spawn = new_id, clock_ms, spawn
+        self.store, self.writers = store, writers
+        self.new_id, self.clock_ms, self._spawn = new_id, clock_ms, spawn
         self._entries: dict[str, Entry] = {}
         self._pending: dict[str, Counter[TopicPartition]] = defaultdict(Counter)
         self._alarms = Alarms()
@@ -140,7 +139,7 @@ class TransactionCoordinator:
 
     def pending(self, group: str) -> Collection[TopicPartition] | None:
         """The partitions of which an open transaction may change the committed offset; None: not known yet."""
-        if not self._store.serves:
+        if not self.store.serves:
             return ()
         if not self.loaded:
             return None
@@ -148,7 +147,7 @@ class TransactionCoordinator:
 
     def refuse(self, transactional_id: str) -> Code:
         """Why nothing can be said about this id now, else NONE."""
-        if not self._store.serves or not self._store.leads:
+        if not self.store.serves or not self.store.leads:
             return Code.COORDINATOR_NOT_AVAILABLE
         return Code.NONE if self.loaded else Code.COORDINATOR_LOAD_IN_PROGRESS
 
@@ -158,7 +157,7 @@ class TransactionCoordinator:
         """InitProducerId; an Ongoing transaction is aborted first."""
 
         def decide(one: Transaction) -> Outcome:
-            return one.initialise(timeout_ms, claimed, self._new_id(), self._clock_ms())
+            return one.initialise(timeout_ms, claimed, self.new_id(), self.clock_ms())
 
         code = self.refuse(transactional_id)
         if code:
@@ -166,7 +165,7 @@ class TransactionCoordinator:
         if transactional_id not in self._entries:
             if len(self._entries) >= self.ids_max:
                 return Code.POLICY_VIOLATION
-            self._entries[transactional_id] = Entry(Transaction(self._new_id()))
+            self._entries[transactional_id] = Entry(Transaction(self.new_id()))
         outcome = await self._ask(transactional_id, decide)
         if isinstance(outcome, Transaction) and outcome.state is not State.EMPTY:  # it is aborted, and may have ended
             outcome = await self._ask(transactional_id, decide)
@@ -177,45 +176,45 @@ class TransactionCoordinator:
     async def add(self, transactional_id: str, producer: Producer, parts: Sequence[Part]) -> Code:
         """AddPartitionsToTxn: when it is answered NONE, batches may be sent."""
         return _code(
-            await self._ask(transactional_id, lambda one: one.add(producer, parts, self._clock_ms()), opening=True)
+            await self._ask(transactional_id, lambda one: one.add(producer, parts, self.clock_ms()), opening=True)
         )
 
     async def add_group(self, transactional_id: str, producer: Producer, group: str) -> Code:
         """AddOffsetsToTxn."""
-        return _code(await self._ask(transactional_id, lambda one: one.add_group(producer, group, self._clock_ms())))
+        return _code(await self._ask(transactional_id, lambda one: one.add_group(producer, group, self.clock_ms())))
 
     async def add_offsets(
         self, transactional_id: str, producer: Producer, group: str, offsets: Sequence[PendingOffset]
     ) -> Code:
         """TxnOffsetCommit."""
         return _code(
-            await self._ask(transactional_id, lambda one: one.add_offsets(producer, group, offsets, self._clock_ms()))
+            await self._ask(transactional_id, lambda one: one.add_offsets(producer, group, offsets, self.clock_ms()))
         )
 
     async def end(self, transactional_id: str, producer: Producer, committed: bool) -> Code:
         """EndTxn: answered once the decision is durable.  The end itself is waited for a little."""
-        return _code(await self._ask(transactional_id, lambda one: one.end(producer, committed, self._clock_ms())))
+        return _code(await self._ask(transactional_id, lambda one: one.end(producer, committed, self.clock_ms())))
 
     async def abort(self, transactional_id: str) -> Code:
         """Abort an Ongoing transaction, and fence its producer."""
 
         def decide(one: Transaction) -> Outcome:
-            return one.fence(self._clock_ms()) if one.state is State.ONGOING else Code.INVALID_TXN_STATE
+            return one.fence(self.clock_ms()) if one.state is State.ONGOING else Code.INVALID_TXN_STATE
 
         return _code(await self._change(transactional_id, decide))
 
     async def expire(self, expiration_ms: int) -> None:
         """Forget ids that have had no transaction for so long; called from time to time."""
-        now_ms = self._clock_ms()
+        now_ms = self.clock_ms()
         old = [name for name, one in self.all().items() if one.idle(now_ms) > expiration_ms]
         await asyncio.gather(*(self._forget(name, expiration_ms) for name in old[:EXPIRED_MAX]))
 
     async def _forget(self, transactional_id: str, expiration_ms: int) -> None:
         entry = self._entries[transactional_id]
         async with entry.lock:
-            idle = entry.transaction.idle(self._clock_ms()) > expiration_ms
+            idle = entry.transaction.idle(self.clock_ms()) > expiration_ms
             if idle and self._entries.get(transactional_id) is entry:
-                await self._store.put(transactional_id, None)
+                await self.store.put(transactional_id, None)
                 if self._entries.get(transactional_id) is entry:
                     del self._entries[transactional_id]
 
@@ -252,7 +251,7 @@ class TransactionCoordinator:
                 return outcome
             try:
                 if outcome is not entry.transaction:
-                    await self._store.put(transactional_id, outcome)
+                    await self.store.put(transactional_id, outcome)
                     if self._entries.get(transactional_id) is not entry:
                         raise NotCoordinator(f"transactions of {transactional_id!r} are coordinated anew: try again")
                     self._take(transactional_id, entry, outcome)
@@ -260,7 +259,7 @@ class TransactionCoordinator:
                     await self._open(entry)
             except ApplianceError as error:
                 self._drop_if_new(transactional_id, entry)
-                return Code(retriable(error, Code.COORDINATOR_LOAD_IN_PROGRESS))
+                return _answer(error)
             return outcome
 
     def _drop_if_new(self, transactional_id: str, entry: Entry) -> None:
@@ -271,7 +270,7 @@ class TransactionCoordinator:
         wanted = [part for part in entry.transaction.parts if part not in entry.opened and self._exists(part)]
         producer = entry.transaction.producer
         for error in await asyncio.gather(
-            *(self._writers.open(part, producer) for part in wanted), return_exceptions=True
+            *(self.writers.open(part, producer) for part in wanted), return_exceptions=True
         ):
             if error is not None and not isinstance(error, UnknownPartition):
                 raise error
@@ -303,7 +302,7 @@ class TransactionCoordinator:
         entry = self._entries.get(transactional_id)
         if entry is not None and not entry.ended.is_set():
             try:
-                async with asyncio.timeout(END_WAIT_S):
+                async with asyncio.timeout(END_WAIT_MS / 1000):
                     await entry.ended.wait()
             except TimeoutError:
                 pass
@@ -314,11 +313,11 @@ class TransactionCoordinator:
             ending = entry.transaction
             await asyncio.gather(*(self._mark(transactional_id, entry, part) for part in ending.parts))
             pause_s = RETRY_S
-            complete = ending.complete(self._clock_ms())  # once: who stores it again knows it by its value
+            complete = ending.complete(self.clock_ms())  # once: who stores it again knows it by its value
             while self._entries.get(transactional_id) is entry:
                 try:
                     async with entry.lock:
-                        await self._store.complete(transactional_id, ending, complete)
+                        await self.store.complete(transactional_id, ending, complete)
                         if self._entries.get(transactional_id) is entry:
                             self._take(transactional_id, entry, complete)
                     return
@@ -333,8 +332,8 @@ class TransactionCoordinator:
         one = entry.transaction
         while self._entries.get(transactional_id) is entry and self._exists(part):
             try:
-                epoch = self._store.epoch(transactional_id)
-                await self._writers.mark(part, one.producer, epoch, one.committed)
+                epoch = self.store.epoch(transactional_id)
+                await self.writers.mark(part, one.producer, epoch, one.committed)
                 return
             except UnknownPartition:
                 return  # it was deleted: there is nothing to end
@@ -343,7 +342,7 @@ class TransactionCoordinator:
             pause_s = await _pause(pause_s)
 
     def _exists(self, part: Part) -> bool:
-        topic = self._store.topics().get(part.topic)
+        topic = self.store.topics().get(part.topic)
         return topic is not None and topic.id == part.topic_id
 
     # -- time -----------------------------------------------------------------------------------------
@@ -372,7 +371,7 @@ class TransactionCoordinator:
     async def _time_out(self, transactional_id: str, entry: Entry) -> None:
         def decide(one: Transaction) -> Outcome:
             late = one.state is State.ONGOING and entry.deadline_ms <= self.now_ms()
-            return one.fence(self._clock_ms()) if late else Code.INVALID_TXN_STATE
+            return one.fence(self.clock_ms()) if late else Code.INVALID_TXN_STATE
 
         outcome = await self._change(transactional_id, decide)
         if isinstance(outcome, Transaction):
@@ -386,6 +385,15 @@ async def _pause(pause_s: float) -> float:
     """Wait; how long to wait the next time."""
     await asyncio.sleep(pause_s)
     return min(2 * pause_s, RETRY_S_MAX)
+
+
+def _answer(error: ApplianceError) -> Code:
+    """Everything may be asked for again, but by a producer that another one has replaced."""
+    if isinstance(error, StaleProducerEpoch):
+        return Code.PRODUCER_FENCED
+    if not isinstance(error, Unavailable):
+        log.warning("transactions: %s", error)
+    return Code.COORDINATOR_LOAD_IN_PROGRESS
 
 
 def _code(outcome: Outcome) -> Code:

@@ -1,8 +1,6 @@
-"""appliance.groups.group_lookup_api: groups are found, described, listed and deleted in every version."""
+"""appliance.groups.group_lookup_api: groups are described, listed and deleted in every version."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import pytest
 
@@ -10,32 +8,8 @@ from appliance.groups.store import Commit, RegisteredGroup, RegisteredMember
 from appliance.wire.kafka.apis import APIS
 from appliance.wire.kafka.codes import Code
 
-from ..support.kafka_apis_fixture import ASSIGNMENT, KEY, LISTENER, SUBSCRIPTION, Client, FakeCluster, run
+from ..support.kafka_apis_fixture import ASSIGNMENT, KEY, SUBSCRIPTION, run
 from ..support.kafka_group import stable
-
-
-@pytest.mark.parametrize("version", range(APIS[KEY["FindCoordinator"]].version_max + 1))
-def test_find_coordinator_in_every_version(version: int) -> None:
-    client = Client(FakeCluster())
-
-    async def find(key: str, key_type: int = 0) -> Any:
-        if version >= 4:
-            (found,) = (await client.ask("FindCoordinator", coordinator_keys=[key], key_type=key_type)).coordinators
-            return found
-        more = {"key_type": key_type} if version >= 1 else {}
-        return await client.ask("FindCoordinator", version, key=key, **more)
-
-    found = run(find("g"))
-    assert (found.error_code, found.node_id, found.host, found.port) == (0, 1, "here", 9092)
-    assert run(find("")).error_code == 0, "as in Kafka: joining it is what is refused"
-    assert run(find("g" * 256)).error_code == Code.INVALID_GROUP_ID
-    if version >= 1:
-        refused = run(find("tx", 1))
-        repeats = version == 2  # librdkafka asks so, and repeats the request at any other code
-        wanted = Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED if repeats else Code.UNSUPPORTED_VERSION
-        assert refused.error_code == wanted
-        assert "not supported" in refused.error_message
-        assert run(find("x", 2)).error_code == Code.INVALID_REQUEST
 
 
 @pytest.mark.parametrize("version", range(APIS[KEY["DescribeGroups"]].version_max + 1))
@@ -97,9 +71,3 @@ def test_delete_groups() -> None:
         assert away.results[0].error_code == Code.COORDINATOR_LOAD_IN_PROGRESS
 
     run(scenario())
-
-
-def test_the_listener_decides_what_a_client_is_told() -> None:
-    cluster = FakeCluster()
-    found = run(Client(cluster).ask("FindCoordinator", 3, key_type=0, key="g"))
-    assert (found.node_id, found.host, found.port) == (1, "here", 9092), f"asked through {LISTENER}"

@@ -58,15 +58,3 @@ def test_partitions_stay_where_they_are(version: int) -> None:
 def test_nothing_is_being_moved() -> None:
     reply = run(Client(cluster_with_t()).ask("ListPartitionReassignments", topics=None))
     assert (reply.error_code, reply.error_message, reply.topics) == (0, None, [])
-
-
-def test_no_transaction_is_known() -> None:
-    reply = run(Client(cluster_with_t()).ask("DescribeTransactions", transactional_ids=["tx", ""]))
-    codes = [each.error_code for each in reply.transaction_states]
-    assert codes == [Code.TRANSACTIONAL_ID_NOT_FOUND, Code.INVALID_REQUEST]
-
-
-@pytest.mark.parametrize("version", versions("ListTransactions"))
-def test_there_are_no_transactions(version: int) -> None:
-    reply = run(Client(FakeCluster()).ask("ListTransactions", version, state_filters=["Ongoing", "Bogus"]))
-    assert (reply.error_code, reply.unknown_state_filters, reply.transaction_states) == (0, ["Bogus"], [])

@@ -229,17 +229,6 @@ def test_epochs_end_where_the_log_ends(version: int) -> None:
     ]
 
 
-@pytest.mark.parametrize("version", versions("InitProducerId"))
-def test_producer_ids_in_every_version(version: int) -> None:
-    client = Client(FakeCluster())
-    ids = [run(client.ask("InitProducerId", version, transactional_id=None)) for _ in range(2)]
-    assert [(each.error_code, each.producer_epoch) for each in ids] == [(0, 0)] * 2
-    assert ids[0].producer_id != ids[1].producer_id and all(0 <= each.producer_id < 2**62 for each in ids)
-    assert run(client.ask("InitProducerId", version, transactional_id="")).error_code == Code.INVALID_REQUEST
-    refused = run(client.ask("InitProducerId", version, transactional_id="tx"))
-    assert (refused.error_code, refused.producer_id) == (Code.UNSUPPORTED_VERSION, -1)
-
-
 def test_the_producers_of_a_partition() -> None:
     cluster = FakeCluster()
     cluster.add("t", 3)

@@ -49,6 +49,11 @@ AlterUserScramCredentials: Alter Cluster
 DescribeCluster: Describe Cluster
 DescribeProducers: Read Topic
 DescribeTransactions: Describe TransactionalId
+AddPartitionsToTxn: Write TransactionalId, Write Topic
+AddOffsetsToTxn: Write TransactionalId, Read Group
+EndTxn: Write TransactionalId
+WriteTxnMarkers: ClusterAction Cluster
+TxnOffsetCommit: Write TransactionalId, Read Group, Read Topic
 ListTransactions: Describe TransactionalId
 ConsumerGroupHeartbeat: Read Group, Describe Topic
 ConsumerGroupDescribe: Describe Group, Describe Topic
@@ -74,6 +79,11 @@ DIFFERENT = {
         "Kafka's code tells the name of a topic that was given by id to those only who may describe it",
     ),
     "ElectLeaders": ({"Alter Cluster"}, "what Kafka's code checks"),
+    "WriteTxnMarkers": ({"Alter Cluster"}, "what Kafka's code checks of administrators, since KIP-664"),
+    "DescribeTransactions": (
+        {"Describe TransactionalId", "Describe Topic"},
+        "Kafka's code shows those topics only that may be described",
+    ),
     "DescribeConfigs": (
         {"DescribeConfigs Cluster", "DescribeConfigs Topic", "DescribeConfigs Group"},
         "groups have settings since 4.0",

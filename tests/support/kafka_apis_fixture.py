@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -30,6 +30,7 @@ from appliance.security.security_state import SecurityState
 from appliance.wire.kafka.apis import APIS
 from appliance.wire.kafka.metadata_reply import NO_LEADER, Broker
 
+from .fake_transactions import FakeTransactions
 from .kafka_messages import decode_response, fill, message, request_frame
 
 KEY = {api.name: key for key, api in APIS.items()}
@@ -62,6 +63,7 @@ class FakeCluster:
         self.authorizes = False
         self.security = SecurityState()
         self.known_producers: dict[tuple[str, int], list[Producer]] = {}
+        self.transactions = FakeTransactions(self.all, self.positions)
 
     def add(self, name: str, partitions: int = 1, **settings: str) -> None:
         own = {key.replace("_", "."): value for key, value in settings.items()}
@@ -180,6 +182,9 @@ class FakeCluster:
         stored = self.positions.get(group, {})
         return {key: stored[key] for key in (stored if partitions is None else partitions) if key in stored}
 
+    def pending(self, group: str) -> Collection[TopicPartition] | None:
+        return self.transactions.coordinator.pending(group)
+
     async def forget(self, group: str) -> None:
         self._reach()
         if group not in self.positions:
@@ -217,7 +222,7 @@ class Client:
             cluster, Limits(**({"initial_delay_ms": 0} | limits)), lambda: str(next(ids))
         )
         self.authorizer = Authorizer("acl" if cluster.authorizes else "", "", False)
-        self.apis = KafkaApis(cluster, self.coordinator, cluster, self.authorizer)
+        self.apis = KafkaApis(cluster, self.coordinator, cluster, cluster.transactions.coordinator, self.authorizer)
 
     async def frame(self, name: str, version: int | None = None, **values: Any) -> bytes:
         key = KEY[name]

@@ -51,7 +51,7 @@ def _value(field: Any, version: int, rng: random.Random) -> Any:
 
 def _simple(field: Any, rng: random.Random) -> Any:
     kind = field._type_str.removeprefix("[]")
-    if field.name == "error_code":
+    if field.name.endswith("error_code"):
         return rng.choice(ERROR_CODES)
     if field.name.endswith("_ms"):
         return rng.choice((0, 1, 30_000))

@@ -3,125 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
-from itertools import count
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
 from appliance.catalog import Topic
-from appliance.errors import UnknownPartition, ZooKeeperAway
 from appliance.names import TopicPartition
 from appliance.transactions import transaction_coordinator
 from appliance.transactions.transaction import Part, PendingOffset, Producer, State, Transaction
-from appliance.transactions.transaction_coordinator import TransactionCoordinator
 from appliance.wire.kafka.codes import Code
 
-ID = "0123456789abcdef" * 2
-A, B = Part("a", ID, 0), Part("a", ID, 1)
-MINUTE_MS = 60_000
+from ..support.fake_transactions import MINUTE_MS, TOPIC_ID, FakeTransactions
+
+A, B = Part("a", TOPIC_ID, 0), Part("a", TOPIC_ID, 1)
 
 
-class World:
-    """A store, writers, and the coordinator between them.  ``done``: what has happened, in order.
-
-    ``away``: the store fails; ``mute``: it stores and fails; ``offline``: partitions whose writers fail.
-    """
-
-    broker_id = 1
-
-    def __init__(self, ids_max: int = 100) -> None:
-        self.serves = self.leads = True
-        self.away = self.mute = False
-        self.offline: set[Part] = set()
-        self.stored: dict[str, Transaction] = {}
-        self.committed: list[PendingOffset] = []
-        self.done: list[Any] = []
-        self.known = {"a": Topic("a", {0: [1], 1: [1]}, {}, ID)}
-        self.now_ms = 1_000
-        self.tasks: list[asyncio.Task[None]] = []
-        self._ids_max = ids_max
-        self._ids = count(100)
-        self.start()
-
-    def start(self) -> None:
-        """A coordinator, after the death of the one before."""
-        self.coordinator = TransactionCoordinator(
-            self,
-            self,
-            ids_max=self._ids_max,
-            new_id=lambda: next(self._ids),
-            clock_ms=lambda: self.now_ms,
-            spawn=self.spawn,
-        )
-        self.coordinator.load(dict(self.stored))
-
-    def kill(self) -> None:
-        self.coordinator.unload()
-        for task in self.tasks:
-            task.cancel()
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        self.tasks.append(asyncio.get_running_loop().create_task(work))
-
-    # -- the store
-
-    def epoch(self, transactional_id: str) -> int:
-        return 3
-
-    def topics(self) -> Mapping[str, Topic]:
-        return self.known
-
-    async def put(self, transactional_id: str, transaction: Transaction | None) -> None:
-        await asyncio.sleep(0)
-        if self.away and not self.mute:
-            raise ZooKeeperAway("away")
-        if transaction is None:
-            del self.stored[transactional_id]
-        else:
-            self.stored[transactional_id] = transaction
-        self.done.append(transaction and transaction.state)
-        if self.away:
-            raise ZooKeeperAway("it may be stored")
-
-    async def complete(self, transactional_id: str, before: Transaction, after: Transaction) -> None:
-        known = self.stored.get(transactional_id) == after
-        await self.put(transactional_id, after)
-        self.committed += () if known else before.offsets
-
-    # -- the writers
-
-    async def open(self, part: Part, producer: Producer) -> None:
-        await self._step("open", part)
-
-    async def mark(self, part: Part, producer: Producer, coordinator_epoch: int, committed: bool) -> None:
-        await self._step("commit" if committed else "abort", part)
-
-    async def _step(self, what: str, part: Part) -> None:
-        await asyncio.sleep(0)
-        if part in self.offline:
-            raise ZooKeeperAway("no writer")
-        if part.topic_id != self.known[part.topic].id:
-            raise UnknownPartition("made again")
-        self.done.append((what, part.partition))
-
-    # -- shorter ways
-
-    async def begin(self, *parts: Part, name: str = "x", timeout_ms: int = MINUTE_MS) -> Producer:
-        one = await self.coordinator.initialise(name, timeout_ms, None)
-        assert isinstance(one, Transaction), one
-        if parts:
-            assert await self.coordinator.add(name, one.producer, parts) is Code.NONE
-        return one.producer
-
-    def state(self, name: str = "x") -> State:
-        return self.coordinator.all()[name].state
-
-
-def scenario(work: Callable[[World], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+def scenario(work: Callable[[FakeTransactions], Coroutine[Any, Any, None]]) -> Callable[[], None]:
     async def bounded() -> None:
         async with asyncio.timeout(10):
-            await work(World())
+            await work(FakeTransactions())
 
     def test() -> None:
         asyncio.run(bounded())
@@ -134,12 +35,12 @@ def scenario(work: Callable[[World], Coroutine[Any, Any, None]]) -> Callable[[],
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transaction_coordinator, "RETRY_S", 0.001)
-    monkeypatch.setattr(transaction_coordinator, "END_WAIT_S", 0.02)
+    monkeypatch.setattr(transaction_coordinator, "END_WAIT_MS", 20)
     monkeypatch.setattr(transaction_coordinator, "LATE_S", 0.001)
 
 
 @scenario
-async def test_prepare_is_stored_before_a_marker_and_complete_after_all(world: World) -> None:
+async def test_prepare_is_stored_before_a_marker_and_complete_after_all(world: FakeTransactions) -> None:
     producer = await world.begin(A, B)
     assert world.done == [State.EMPTY, State.ONGOING, ("open", 0), ("open", 1)]
     world.done.clear()
@@ -150,7 +51,7 @@ async def test_prepare_is_stored_before_a_marker_and_complete_after_all(world: W
 
 
 @scenario
-async def test_the_next_coordinator_writes_the_markers_again(world: World) -> None:
+async def test_the_next_coordinator_writes_the_markers_again(world: FakeTransactions) -> None:
     producer = await world.begin(A, B)
     world.offline = {B}
     assert await world.coordinator.end("x", producer, True) is Code.NONE, "it is decided"
@@ -165,7 +66,7 @@ async def test_the_next_coordinator_writes_the_markers_again(world: World) -> No
 
 
 @scenario
-async def test_offsets_are_committed_with_the_end_and_only_once(world: World) -> None:
+async def test_offsets_are_committed_with_the_end_and_only_once(world: FakeTransactions) -> None:
     producer = await world.begin()
     offset = PendingOffset("g", A, 7)
     assert await world.coordinator.add_offsets("x", producer, "g", [offset]) is Code.INVALID_TXN_STATE
@@ -185,7 +86,7 @@ async def test_offsets_are_committed_with_the_end_and_only_once(world: World) ->
 
 
 @scenario
-async def test_offsets_of_an_aborted_transaction_are_gone(world: World) -> None:
+async def test_offsets_of_an_aborted_transaction_are_gone(world: FakeTransactions) -> None:
     producer = await world.begin()
     await world.coordinator.add_group("x", producer, "g")
     await world.coordinator.add_offsets("x", producer, "g", [PendingOffset("g", A, 7)])
@@ -194,7 +95,7 @@ async def test_offsets_of_an_aborted_transaction_are_gone(world: World) -> None:
 
 
 @scenario
-async def test_a_new_producer_aborts_and_fences_the_old_one_in_one_request(world: World) -> None:
+async def test_a_new_producer_aborts_and_fences_the_old_one_in_one_request(world: FakeTransactions) -> None:
     old = await world.begin(A)
     new = await world.begin()
     assert new == (old.id, old.epoch + 2) and ("abort", 0) in world.done
@@ -204,7 +105,7 @@ async def test_a_new_producer_aborts_and_fences_the_old_one_in_one_request(world
 
 
 @scenario
-async def test_a_transaction_whose_time_is_up_is_aborted(world: World) -> None:
+async def test_a_transaction_whose_time_is_up_is_aborted(world: FakeTransactions) -> None:
     producer = await world.begin(A, timeout_ms=5)
     while world.state() is not State.COMPLETE_ABORT:
         await asyncio.sleep(0.001)
@@ -212,7 +113,7 @@ async def test_a_transaction_whose_time_is_up_is_aborted(world: World) -> None:
 
 
 @scenario
-async def test_the_time_goes_on_when_nothing_could_be_stored(world: World) -> None:
+async def test_the_time_goes_on_when_nothing_could_be_stored(world: FakeTransactions) -> None:
     await world.begin(A, timeout_ms=5)
     world.away = True
     await asyncio.sleep(0.03)
@@ -223,7 +124,7 @@ async def test_the_time_goes_on_when_nothing_could_be_stored(world: World) -> No
 
 
 @scenario
-async def test_the_next_coordinator_gives_all_of_the_time_and_then_aborts(world: World) -> None:
+async def test_the_next_coordinator_gives_all_of_the_time_and_then_aborts(world: FakeTransactions) -> None:
     await world.begin(A, timeout_ms=5)
     world.coordinator.unload()
     world.start()
@@ -232,16 +133,16 @@ async def test_the_next_coordinator_gives_all_of_the_time_and_then_aborts(world:
 
 
 @scenario
-async def test_a_partition_that_is_not_there_any_more_needs_no_marker(world: World) -> None:
+async def test_a_partition_that_is_not_there_any_more_needs_no_marker(world: FakeTransactions) -> None:
     producer = await world.begin(A, B)
-    world.known["a"] = Topic("a", {0: [1], 1: [1]}, {}, "f" * 32)
+    world.known = {"a": Topic("a", {0: [1], 1: [1]}, {}, "f" * 32)}
     world.done.clear()
     assert await world.coordinator.end("x", producer, True) is Code.NONE
     assert world.done == [State.PREPARE_COMMIT, State.COMPLETE_COMMIT]
 
 
 @scenario
-async def test_a_writer_that_cannot_be_told_is_told_when_the_client_asks_again(world: World) -> None:
+async def test_a_writer_that_cannot_be_told_is_told_when_the_client_asks_again(world: FakeTransactions) -> None:
     world.offline = {B}
     producer = await world.begin(A)
     assert await world.coordinator.add("x", producer, [B]) is Code.COORDINATOR_LOAD_IN_PROGRESS
@@ -254,7 +155,7 @@ async def test_a_writer_that_cannot_be_told_is_told_when_the_client_asks_again(w
 
 
 @scenario
-async def test_what_could_not_be_stored_has_not_happened(world: World) -> None:
+async def test_what_could_not_be_stored_has_not_happened(world: FakeTransactions) -> None:
     world.away = True
     assert await world.coordinator.initialise("x", MINUTE_MS, None) is Code.COORDINATOR_LOAD_IN_PROGRESS
     assert not world.coordinator.all()
@@ -268,7 +169,7 @@ async def test_what_could_not_be_stored_has_not_happened(world: World) -> None:
 
 
 @scenario
-async def test_an_end_that_was_stored_unseen_is_decided_anew(world: World) -> None:
+async def test_an_end_that_was_stored_unseen_is_decided_anew(world: FakeTransactions) -> None:
     producer = await world.begin(A)
     world.away = world.mute = True
     assert await world.coordinator.end("x", producer, True) is Code.COORDINATOR_LOAD_IN_PROGRESS
@@ -279,7 +180,7 @@ async def test_an_end_that_was_stored_unseen_is_decided_anew(world: World) -> No
 
 
 @scenario
-async def test_requests_before_it_is_known_what_is_stored(world: World) -> None:
+async def test_requests_before_it_is_known_what_is_stored(world: FakeTransactions) -> None:
     producer = await world.begin(A)
     world.coordinator.unload()
     assert await world.coordinator.end("x", producer, True) is Code.COORDINATOR_LOAD_IN_PROGRESS
@@ -291,7 +192,7 @@ async def test_requests_before_it_is_known_what_is_stored(world: World) -> None:
 
 
 @scenario
-async def test_unknown_ids_and_too_many(world: World) -> None:
+async def test_unknown_ids_and_too_many(world: FakeTransactions) -> None:
     assert await world.coordinator.end("y", Producer(1, 0), True) is Code.INVALID_PRODUCER_ID_MAPPING
     assert await world.coordinator.abort("y") is Code.INVALID_PRODUCER_ID_MAPPING
     world.coordinator.ids_max = 1
@@ -301,7 +202,7 @@ async def test_unknown_ids_and_too_many(world: World) -> None:
 
 
 @scenario
-async def test_an_abort_by_hand(world: World) -> None:
+async def test_an_abort_by_hand(world: FakeTransactions) -> None:
     producer = await world.begin(A)
     assert await world.coordinator.abort("x") is Code.NONE
     assert await world.coordinator.end("x", producer, True) is Code.PRODUCER_FENCED
@@ -309,7 +210,7 @@ async def test_an_abort_by_hand(world: World) -> None:
 
 
 @scenario
-async def test_unused_ids_expire_and_open_ones_do_not(world: World) -> None:
+async def test_unused_ids_expire_and_open_ones_do_not(world: FakeTransactions) -> None:
     await world.begin(A, name="open")
     old = await world.begin(name="old")
     world.now_ms += 1_000
@@ -321,7 +222,7 @@ async def test_unused_ids_expire_and_open_ones_do_not(world: World) -> None:
 
 
 @scenario
-async def test_many_producers_of_one_id_at_once(world: World) -> None:
+async def test_many_producers_of_one_id_at_once(world: FakeTransactions) -> None:
     found = await asyncio.gather(*(world.coordinator.initialise("x", MINUTE_MS, None) for _ in range(20)))
     epochs = [one.epoch for one in found if isinstance(one, Transaction)]
     assert sorted(epochs) == list(range(20)), "each has its own"

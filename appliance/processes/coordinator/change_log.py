@@ -91,6 +91,15 @@ def _delete_records(request: Any, answer: Mapping[str, Any]) -> Iterator[Change]
             yield row["error_code"], {**place, "before": row["low_watermark"]}
 
 
+def _write_markers(request: Any, answer: Mapping[str, Any]) -> Iterator[Change]:
+    for marker, row in zip(request.markers, answer["markers"], strict=True):
+        for topic in row["topics"]:
+            for each in topic["partitions"]:
+                place = {"topic": topic["name"], "partition": each["partition_index"]}
+                ends = {"producer_id": marker.producer_id, "committed": marker.transaction_result}
+                yield each["error_code"], {**place, **ends}
+
+
 def _alter_configs(request: Any, answer: Mapping[str, Any]) -> Iterator[Change]:
     """All settings of a resource are replaced by those that are named."""
     asked = {(each.resource_type, each.resource_name): each for each in request.resources}
@@ -169,6 +178,7 @@ KAFKA_CHANGES: Final[dict[str, Changes]] = {
     "DeleteTopics": _delete_topics,
     "CreatePartitions": _create_partitions,
     "DeleteRecords": _delete_records,
+    "WriteTxnMarkers": _write_markers,
     "AlterConfigs": _alter_configs,
     "IncrementalAlterConfigs": _alter_some_configs,
     "DeleteGroups": _delete_groups,

@@ -53,6 +53,7 @@ from ...zookeeper.group_registry import GroupRegistry
 from ...zookeeper.offset_registry import StoredOffset
 from ...zookeeper.operations import Node, Operation
 from ...zookeeper.paths import CommittedOffset
+from ...zookeeper.transaction_nodes import GroupOffsets
 
 COMMIT_MS_MAX: Final = 10_000
 Changes = Mapping[TopicPartition, CommittedOffset | None]
@@ -135,7 +136,7 @@ class GroupClaims:
         """A new session has begun: the claims of the old one are over, and their groups are dissolved."""
         for entry in list(self._groups.values()):
             if entry.held is not None and entry.session_id != self._registry.session_id:
-                self._lose(entry)
+                self.lose(entry)
 
     async def review(self) -> None:
         """The live brokers have changed: give back the groups that another broker coordinates now."""
@@ -171,7 +172,7 @@ class GroupClaims:
         try:
             return await self._registry.ask(operation, session_id=entry.session_id)
         except NotCoordinator:  # deposed
-            self._lose(entry)
+            self.lose(entry)
             raise
 
     def drop_if_idle(self, entry: GroupQueue) -> None:
@@ -196,7 +197,7 @@ class GroupClaims:
         if not self._coordinates(entry.name):
             raise NotCoordinator(f"another broker coordinates group {entry.name!r}")
         if entry.held is not None and entry.session_id != self._registry.session_id:
-            self._lose(entry)
+            self.lose(entry)
         if self._registry.enabled and not self._registry.leased:
             raise ZooKeeperAway("the lease of the ZooKeeper session is over: try again")
         if entry.held is not None:
@@ -223,7 +224,7 @@ class GroupClaims:
     def unclaim(self, entry: GroupQueue) -> None:
         entry.held, entry.state = None, State.UNCLAIMED
 
-    def _lose(self, entry: GroupQueue) -> None:
+    def lose(self, entry: GroupQueue) -> None:
         """The claim is over: dissolve the group in the same step.
 
         Members' commits that are not stored yet fail; the members commit again after they have joined again.
@@ -497,6 +498,37 @@ class CommittedOffsets:
             raise RequestTimedOut(f"ZooKeeper did not store offsets within {COMMIT_MS_MAX} ms: try again") from None
         finally:
             entry.withdraw(commit)
+
+    async def commit_with(
+        self,
+        changes: Mapping[str, Mapping[TopicPartition, CommittedOffset]],
+        store: Callable[[Sequence[GroupOffsets]], Operation[int | GroupOffsets]],
+    ) -> int:
+        """Store offsets of several groups in one step with something else; see :func:`transaction_nodes.commit`.
+
+        Args:
+            store: the operation that stores the offsets that it is given.
+
+        Raises:
+            Unavailable: it may or may not be stored; try again.
+        """
+        async with contextlib.AsyncExitStack() as stack:
+            offsets, entries = [], {}
+            for group in sorted(changes):  # always in one order, so that two do not wait for each other
+                entry = entries[group] = await stack.enter_async_context(self.claims.locked(group))
+                held = await self.claims.hold(entry)
+                assert held is not None
+                values = {part: paths.encode_offset(to) for part, to in sorted(changes[group].items())}
+                offsets.append(GroupOffsets(group, held, values))
+            before = {each.group: units(each.held, each.values) for each in offsets}
+            result = await self._registry.ask(store(offsets), session_id=self._registry.session_id)
+            if isinstance(result, GroupOffsets):
+                self.claims.lose(entries[result.group])
+                raise ZooKeeperAway(f"the claim on group {result.group!r} was lost: try again")
+            for each in offsets:
+                self.count.add(each.group, units(each.held, each.values) - before[each.group])
+                entries[each.group].used = asyncio.get_running_loop().time()
+            return result
 
     async def read(self, group: str, parts: Sequence[TopicPartition] | None) -> Mapping[TopicPartition, StoredOffset]:
         """Stored offsets, including those of commits that came before this call."""

@@ -63,7 +63,6 @@ from ..messages import (
     Stop,
     ToCoordinator,
     ToSupervisor,
-    TransactionsSent,
     TransactionStep,
     WorkerStreamOpened,
     WriterStarted,
@@ -79,6 +78,7 @@ from .measuring import Measurements
 from .native_api import NativeApi
 from .partitions import Partitions
 from .registered_groups import RegisteredGroups
+from .registered_transactions import RegisteredTransactions
 from .registry_session import RegistrySession
 from .retention_enforcer import RetentionEnforcer
 from .security_registry import SecurityRegistry
@@ -212,7 +212,16 @@ class Coordinator:
         claims = self._groups.offsets.claims
         claims.on_lost, claims.has_members = self._kafka_groups.lose, self._kafka_groups.has_members
         elements_max = forwarded.ELEMENTS_PER_PARTITION * Limits.of(config).parts_max
-        self._kafka = KafkaApis(self._broker, self._kafka_groups, self._groups, self._authorizer, elements_max)
+        self._transactions = RegisteredTransactions(
+            *(registry, self._groups, brokers, config.transactions.ids_max, self._clock.now_ms),
+            send=self._send,
+            spawn=self._spawn,
+        )
+        transactions = self._transactions.coordinator
+        self._groups.pending_in_transactions = transactions.pending
+        self._kafka = KafkaApis(
+            *(self._broker, self._kafka_groups, self._groups, transactions, self._authorizer, elements_max)
+        )
         self._measurements = Measurements(data_dir, partitions, topics, brokers, wall_ms)
         self._native = NativeApi(
             self._broker,
@@ -264,6 +273,7 @@ class Coordinator:
                 self._clock.look(self._config.disk.clock_jump_hold_ms)
                 self._clock.save()
             self._kafka_groups.close()
+            self._transactions.coordinator.close()
             self._kafka.close()
             self._cluster_watch.close()
             self._known_groups.note(self._broker.cluster_id, self._groups.offsets.topics())
@@ -308,10 +318,10 @@ class Coordinator:
                 self._partitions.on_repair_done(message)
             case Judged():
                 self._partitions.on_judged(message)
-            case WriterStarted(partition, writer):  # no transaction is ever begun here: none is open
-                self._send(TransactionsSent(partition, writer))
+            case WriterStarted():
+                self._transactions.writers.on_writer_started(message)
             case TransactionStep():
-                raise AssertionError(message)  # none was asked for
+                self._transactions.writers.on_step(message)
             case WorkerStreamOpened(index):
                 self._spawn(self._attach_worker(index, fds[0]))
             case Refused():  # no descriptor left for it: the supervisor sends it again
@@ -336,6 +346,7 @@ class Coordinator:
         self._broker.reload(config)
         self._brokers.reload(config)
         self._groups.offsets.count.offsets_max = config.committed_max
+        self._transactions.coordinator.ids_max = config.transactions.ids_max
         self._topics.reload(config)
         self._registry.announce()
         self._publish_soon()
@@ -354,6 +365,7 @@ class Coordinator:
                 lambda: self._retention.run(self._config),
                 self._compaction.run,
                 self._groups.offsets.claims.tidy,
+                lambda: self._transactions.coordinator.expire(self._config.transactions.expiration_ms),
                 self._expire,
             )
             for step in steps:
@@ -399,6 +411,7 @@ class Coordinator:
 
     def _on_connected(self) -> None:
         self._groups.offsets.claims.new_session()  # before any answer: another broker may have our groups now
+        self._transactions.new_session()
         self._known_groups.begin()
         self._spawn(self._connected())
 
@@ -406,6 +419,7 @@ class Coordinator:
         self._cluster_watch.look_soon()
         self._publish_soon()
         self._spawn(self._groups.offsets.claims.review())
+        self._spawn(self._transactions.load())
 
     def _on_topics(self) -> None:
         self._cluster_watch.look_soon()
@@ -425,6 +439,7 @@ class Coordinator:
             if not known:
                 self._send(ZooKeeperState(self._registry.connect_string, self._registry.state))
         await self._groups.reconnected()
+        self._spawn(self._transactions.load())
         await self._expire()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:

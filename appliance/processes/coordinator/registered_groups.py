@@ -7,7 +7,7 @@ go when the coordinator is gone for good.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 from uuid import uuid4
@@ -50,6 +50,7 @@ class RegisteredGroups:
         offsets_max: int,
     ) -> None:
         self.topics = topics
+        self.pending_in_transactions: Callable[[str], Collection[TopicPartition] | None] = lambda _: ()
         self._revision = revision
         self.offsets = CommittedOffsets(
             registry,
@@ -126,6 +127,10 @@ class RegisteredGroups:
         """Committed offsets of ``partitions``, or (None) all of the group; partitions without one are left out."""
         stored = await self.offsets.read(group, partitions)
         return {key: Commit(at.offset, at.metadata, at.leader_epoch) for key, at in stored.items()}
+
+    def pending(self, group: str) -> Collection[TopicPartition] | None:
+        """See :meth:`groups.store.GroupStore.pending`."""
+        return self.pending_in_transactions(group)
 
     async def forget(self, group: str) -> None:
         """Delete the whole group from the registry, if it has no live members."""

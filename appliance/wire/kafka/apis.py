@@ -4,9 +4,10 @@
 
 The lowest versions suit librdkafka 2.0.2 (Debian 12), which needs certain old versions.  The highest ones of Produce,
 OffsetCommit and OffsetFetch are below those that replace topic names by topic ids (13, 10, 10), as Fetch 13 does.
-Metadata has both from 10 on.  It goes beyond 9, on which librdkafka fails with many small topics.  Produce 0 to 2 are
-listed because librdkafka before 2.11.1 otherwise silently drops gzip, snappy and lz4.  Produce requests of these
-versions are refused for each partition with UNSUPPORTED_VERSION.  An API that is missing here is not served.
+Those of the transaction APIs are the last ones of Kafka's first transaction protocol (TV1).  Metadata has both names
+and ids from 10 on.  It goes beyond 9, on which librdkafka fails with many small topics.  Produce 0 to 2 are listed
+because librdkafka before 2.11.1 otherwise silently drops gzip, snappy and lz4.  Produce requests of these versions are
+refused for each partition with UNSUPPORTED_VERSION.  An API that is missing here is not served.
 """
 
 from __future__ import annotations
@@ -33,6 +34,11 @@ DELETE_TOPICS: Final = 20
 DELETE_RECORDS: Final = 21
 INIT_PRODUCER_ID: Final = 22
 OFFSET_FOR_LEADER_EPOCH: Final = 23
+ADD_PARTITIONS_TO_TXN: Final = 24
+ADD_OFFSETS_TO_TXN: Final = 25
+END_TXN: Final = 26
+WRITE_TXN_MARKERS: Final = 27
+TXN_OFFSET_COMMIT: Final = 28
 DESCRIBE_ACLS: Final = 29
 CREATE_ACLS: Final = 30
 DELETE_ACLS: Final = 31
@@ -88,8 +94,13 @@ APIS: Final[dict[int, Api]] = {
     CREATE_TOPICS: Api("CreateTopics", 2, 7, 5),
     DELETE_TOPICS: Api("DeleteTopics", 1, 6, 4),
     DELETE_RECORDS: Api("DeleteRecords", 0, 2, 2),
-    INIT_PRODUCER_ID: Api("InitProducerId", 0, 4, 2),
+    INIT_PRODUCER_ID: Api("InitProducerId", 0, 5, 2),
     OFFSET_FOR_LEADER_EPOCH: Api("OffsetForLeaderEpoch", 2, 4, 4),
+    ADD_PARTITIONS_TO_TXN: Api("AddPartitionsToTxn", 0, 3, 3),
+    ADD_OFFSETS_TO_TXN: Api("AddOffsetsToTxn", 0, 4, 3),
+    END_TXN: Api("EndTxn", 0, 4, 3),
+    WRITE_TXN_MARKERS: Api("WriteTxnMarkers", 1, 1, 1),
+    TXN_OFFSET_COMMIT: Api("TxnOffsetCommit", 0, 4, 3),
     DESCRIBE_ACLS: Api("DescribeAcls", 1, 3, 2),
     CREATE_ACLS: Api("CreateAcls", 1, 3, 2),
     DELETE_ACLS: Api("DeleteAcls", 1, 3, 2),

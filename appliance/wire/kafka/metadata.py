@@ -12,7 +12,7 @@ FindCoordinator (API 10), versions 0 to 4 (from 3 on compact, and T)::
                up to 3: i16 error   nullable string message (1+)   i32 broker   string host   i32 port   T
                4+: [string key   i32 broker   string host   i32 port   i16 error   nullable string message   T]   T
 
-InitProducerId (API 22), versions 0 to 4 (from 2 on compact, and T)::
+InitProducerId (API 22), versions 0 to 5 (from 2 on compact, and T)::
 
     request    nullable string transactional id   i32 timeout ms   [i64 producer id   i16 epoch] (3+)   T
     reply      i32 throttle ms = 0   i16 error   i64 producer id   i16 epoch   T

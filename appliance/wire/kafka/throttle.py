@@ -30,6 +30,7 @@ from .apis import (
     SASL_AUTHENTICATE,
     SASL_HANDSHAKE,
     SYNC_GROUP,
+    WRITE_TXN_MARKERS,
 )
 
 SINCE: Final = {
@@ -49,7 +50,7 @@ SINCE: Final = {
     LIST_GROUPS: 1,
 }
 """The first version of a reply with the field; 0 for all others."""
-WITHOUT: Final = frozenset({API_VERSIONS, SASL_HANDSHAKE, SASL_AUTHENTICATE})
+WITHOUT: Final = frozenset({API_VERSIONS, SASL_HANDSHAKE, SASL_AUTHENTICATE, WRITE_TXN_MARKERS})
 """Replies without the field, or that come before any quota holds."""
 _TIME: Final = struct.Struct(">i")
 _SIZE: Final = struct.Struct(">I")

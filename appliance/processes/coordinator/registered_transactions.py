@@ -1,0 +1,76 @@
+"""The transactions of this appliance: their coordinator, with its store in ZooKeeper and the writers of partitions."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+from uuid import uuid4
+
+from ...broker.sequences import new_producer_id
+from ...errors import Unavailable
+from ...transactions.transaction_coordinator import TransactionCoordinator
+from ...zookeeper.claims import Claimant
+from ..messages import ToSupervisor
+from .live_brokers import LiveBrokers
+from .registered_groups import RegisteredGroups
+from .registry_session import RegistrySession
+from .stored_transactions import StoredTransactions
+from .transaction_writers import TransactionWriters
+
+RETRY_S: Final = 1.0
+
+log = logging.getLogger(__name__)
+
+
+class RegisteredTransactions:
+    """Loads the transactions when a session of ZooKeeper begins, and forgets them when it is over."""
+
+    def __init__(
+        self,
+        registry: RegistrySession,
+        groups: RegisteredGroups,
+        brokers: LiveBrokers,
+        ids_max: int,
+        clock_ms: Callable[[], int],
+        *,
+        send: Callable[[ToSupervisor], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        self._store = StoredTransactions(
+            *(registry, Claimant(brokers.broker_id, registry.instance), groups.offsets, groups.topics),
+            new_epoch=lambda: uuid4().hex,
+            alone=lambda: not brokers.peers(),
+            spawn=spawn,
+        )
+        self.writers = TransactionWriters(
+            send,
+            lambda partition: self.coordinator.ongoing_at(partition),
+            lambda: self.coordinator.loaded or not self._store.serves,
+        )
+        self.coordinator = TransactionCoordinator(
+            *(self._store, self.writers),
+            ids_max=ids_max,
+            new_id=new_producer_id,
+            clock_ms=clock_ms,
+            spawn=spawn,
+        )
+        self._loading = asyncio.Lock()
+
+    def new_session(self) -> None:
+        """A session of ZooKeeper works, perhaps a new one: what the former one knew may be another's now."""
+        if self._store.stale:
+            self.coordinator.unload()
+
+    async def load(self) -> None:
+        """Take over what is stored, unless this session has done so; tries until it succeeds."""
+        async with self._loading:
+            while self._store.serves and (self._store.stale or not self.coordinator.loaded):
+                self.coordinator.unload()
+                try:
+                    self.coordinator.load(await self._store.load())
+                except Unavailable as error:
+                    log.info("transactions are not known yet: %s", error)
+                    await asyncio.sleep(RETRY_S)
+            self.writers.tell_waiting()

@@ -1,0 +1,129 @@
+"""Answers what tools ask about transactions: DescribeTransactions, ListTransactions, WriteTxnMarkers.
+
+WriteTxnMarkers ends a transaction in single partitions, for an administrator who has found one there that its
+coordinator does not know (KIP-664); between brokers Kafka uses it, too, and we do not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, Final
+
+from ..errors import ApplianceError
+from ..groups.topic_patterns import compiled
+from ..names import TopicPartition
+from ..security.acls import Operation, ResourceType
+from ..wire.kafka.call import Answer, Call, Handler
+from ..wire.kafka.codes import Code
+from .transaction import Part, Producer, State, Transaction
+from .transaction_coordinator import TransactionCoordinator
+
+STATES: Final = frozenset({*(state.value for state in State), "PrepareEpochFence"})
+"""Kafka's names of all states."""
+
+
+class TransactionLookupApi:
+    def __init__(self, coordinator: TransactionCoordinator) -> None:
+        self._coordinator = coordinator
+
+    @property
+    def handlers(self) -> dict[str, Handler]:
+        return {
+            "DescribeTransactions": self._describe,
+            "ListTransactions": self._list,
+            "WriteTxnMarkers": self._mark,
+        }
+
+    async def _describe(self, call: Call) -> Answer:
+        rows = [{"transactional_id": name} | self._row(call, name) for name in call.request.transactional_ids]
+        return {"transaction_states": rows}
+
+    def _row(self, call: Call, name: str) -> dict[str, Any]:
+        if not name:
+            return {"error_code": Code.INVALID_REQUEST}
+        if not call.may(Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, name):
+            return {"error_code": Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED}
+        code = self._coordinator.refuse(name) if self._coordinator.store.serves else Code.NONE
+        one = self._coordinator.get(name)
+        if code or one is None:
+            return {"error_code": code or Code.TRANSACTIONAL_ID_NOT_FOUND}
+        topics: dict[str, list[int]] = {}
+        for part in one.parts:
+            if call.access.describable[part.topic]:
+                topics.setdefault(part.topic, []).append(part.partition)
+        return {
+            "error_code": Code.NONE,
+            "transaction_state": one.state.value,
+            "transaction_timeout_ms": one.timeout_ms,
+            "transaction_start_time_ms": one.started_ms or -1,
+            "producer_id": one.producer_id,
+            "producer_epoch": one.epoch,
+            "topics": [{"topic": topic, "partitions": numbers} for topic, numbers in topics.items()],
+        }
+
+    async def _list(self, call: Call) -> Answer:
+        request = call.request
+        code = self._coordinator.refuse("") if self._coordinator.store.serves else Code.NONE
+        if code:
+            return {"error_code": code}
+        try:
+            matches = compiled(request.transactional_id_pattern or ".*")
+        except ValueError:
+            return {"error_code": Code.INVALID_REGULAR_EXPRESSION}
+        states, ids, now_ms = set(request.state_filters), set(request.producer_id_filters), self._coordinator.clock_ms()
+
+        def wanted(name: str, one: Transaction) -> bool:
+            long = request.duration_filter < 0 or (one.is_open and now_ms - one.started_ms > request.duration_filter)
+            return (
+                (not states or one.state.value in states)
+                and (not ids or one.producer_id in ids)
+                and long
+                and matches(name)
+                and call.may(Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, name)
+            )
+
+        rows = [
+            {"transactional_id": name, "producer_id": one.producer_id, "transaction_state": one.state.value}
+            for name, one in sorted(self._coordinator.all().items())
+            if wanted(name, one)
+        ]
+        unknown = sorted(states - STATES)
+        return {"error_code": Code.NONE, "unknown_state_filters": unknown, "transaction_states": rows}
+
+    async def _mark(self, call: Call) -> Answer:
+        markers = []
+        for marker in call.request.markers:
+            keys = _keys(marker)
+            codes = await asyncio.gather(*(self._mark_one(marker, key) for key in keys))
+            markers.append(_marker(marker, dict(zip(keys, codes, strict=True))))
+        return {"markers": markers}
+
+    async def _mark_one(self, marker: Any, key: TopicPartition) -> int:
+        topic = self._coordinator.store.topics().get(key.topic)
+        if topic is None or key.partition not in topic.partitions:
+            return Code.UNKNOWN_TOPIC_OR_PARTITION
+        producer = Producer(marker.producer_id, marker.producer_epoch)
+        try:
+            part = Part(key.topic, topic.id, key.partition)
+            await self._coordinator.writers.mark(part, producer, marker.coordinator_epoch, marker.transaction_result)
+        except ApplianceError as error:
+            return error.code
+        return Code.NONE
+
+
+def refused_marker(marker: Any, code: Code) -> dict[str, Any]:
+    """The row of an answer to WriteTxnMarkers about a marker that is refused in each partition."""
+    return _marker(marker, dict.fromkeys(_keys(marker), code))
+
+
+def _keys(marker: Any) -> list[TopicPartition]:
+    return [TopicPartition(topic.name, number) for topic in marker.topics for number in topic.partition_indexes]
+
+
+def _marker(marker: Any, codes: Mapping[TopicPartition, int]) -> dict[str, Any]:
+    topics: dict[str, list[dict[str, Any]]] = {}
+    for (topic, number), code in codes.items():
+        topics.setdefault(topic, []).append({"partition_index": number, "error_code": code})
+    rows = [{"name": topic, "partitions": partitions} for topic, partitions in topics.items()]
+    return {"producer_id": marker.producer_id, "topics": rows}

@@ -1,0 +1,80 @@
+"""Answers TxnOffsetCommit: offsets of a group that are committed when the transaction of a producer is.
+
+They wait in the transaction's own state, and change nothing of the group before its end.  The group's coordinator is
+asked whether the producer's consumer is a member still (KIP-447), which fences a producer whose partitions have gone
+to another one.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from ..groups.group_coordinator import GroupCoordinator
+from ..names import NOTE_BYTES_MAX, TopicPartition
+from ..wire.kafka.call import Answer, Call, Handler
+from ..wire.kafka.codes import Code
+from .transaction import Part, PendingOffset, Producer
+from .transaction_coordinator import TransactionCoordinator
+
+_CODES: Final = {
+    Code.PRODUCER_FENCED: Code.INVALID_PRODUCER_EPOCH,  # as from the log of offsets, in Kafka
+    Code.CONCURRENT_TRANSACTIONS: Code.COORDINATOR_LOAD_IN_PROGRESS,
+}
+
+
+class TransactionOffsetsApi:
+    def __init__(self, coordinator: TransactionCoordinator, groups: GroupCoordinator) -> None:
+        self._coordinator, self._groups = coordinator, groups
+
+    @property
+    def handlers(self) -> dict[str, Handler]:
+        return {"TxnOffsetCommit": self._commit}
+
+    async def _commit(self, call: Call) -> Answer:
+        request = call.request
+        error = self._groups.refuse(request.group_id, call.listener) or self._refuse_member(request)
+        codes: dict[TopicPartition, Code] = {}
+        offsets: list[PendingOffset] = []
+        topics = self._coordinator.store.topics()
+        for topic in request.topics:
+            known = topics.get(topic.name)
+            for each in topic.partitions:
+                key = TopicPartition(topic.name, each.partition_index)
+                note = each.committed_metadata or ""
+                codes[key] = error
+                if error:
+                    continue
+                if not call.access.readable[topic.name]:
+                    codes[key] = Code.TOPIC_AUTHORIZATION_FAILED
+                elif known is None or each.partition_index not in known.partitions:
+                    codes[key] = Code.UNKNOWN_TOPIC_OR_PARTITION
+                elif len(note.encode()) > NOTE_BYTES_MAX:
+                    codes[key] = Code.OFFSET_METADATA_TOO_LARGE
+                else:
+                    part = Part(topic.name, known.id, each.partition_index)
+                    epoch = max(-1, each.committed_leader_epoch)
+                    offsets.append(PendingOffset(request.group_id, part, each.committed_offset, note, epoch))
+        if offsets:
+            producer = Producer(request.producer_id, request.producer_epoch)
+            code = await self._coordinator.add_offsets(request.transactional_id, producer, request.group_id, offsets)
+            codes |= dict.fromkeys((each.part.key for each in offsets), _CODES.get(code, code))
+        return {"topics": committed(codes)}
+
+    def _refuse_member(self, request: Any) -> Code:
+        """Why the consumer may not commit.  Who says nothing of a consumer may, as before KIP-447."""
+        name, member_id, instance = request.group_id, request.member_id, request.group_instance_id
+        generation = request.generation_id
+        if generation < 0 and not member_id and instance is None:
+            return Code.NONE
+        if self._groups.consumers.get(name) is not None:
+            code = self._groups.consumers.commit_code(name, member_id, generation)
+            return Code.ILLEGAL_GENERATION if code is Code.STALE_MEMBER_EPOCH else code
+        return self._groups.membership.may_commit(name, member_id, instance, generation, self._groups.now_ms())
+
+
+def committed(codes: dict[TopicPartition, Code]) -> list[dict[str, Any]]:
+    """The rows of an answer to TxnOffsetCommit."""
+    topics: dict[str, list[dict[str, Any]]] = {}
+    for (topic, number), code in codes.items():
+        topics.setdefault(topic, []).append({"partition_index": number, "error_code": code})
+    return [{"name": topic, "partitions": rows} for topic, rows in topics.items()]

@@ -1,0 +1,123 @@
+"""appliance.processes.coordinator.transaction_writers: a writer that has started is told everything again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from appliance.errors import RequestTimedOut, UnknownPartition
+from appliance.names import TopicPartition
+from appliance.processes.coordinator import transaction_writers
+from appliance.processes.coordinator.transaction_writers import TransactionWriters
+from appliance.processes.messages import (
+    OpenTransaction,
+    TransactionsSent,
+    TransactionStep,
+    WriteMarker,
+    WriterStarted,
+)
+from appliance.transactions.transaction import Part, Producer
+
+A, B = Part("a", "0" * 32, 0), Part("a", "0" * 32, 1)
+P = Producer(7, 1)
+
+
+class Supervisor:
+    """Takes the messages; ``ongoing``: the transactions that the coordinator knows of; ``known``: whether it does."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+        self.ongoing: list[tuple[Part, Producer]] = []
+        self.known = True
+        self.writers = TransactionWriters(
+            self.sent.append, lambda at: [one for one in self.ongoing if one[0].key == at], lambda: self.known
+        )
+
+    def answer(self, error: str = "") -> None:
+        """Answer the last message."""
+        self.writers.on_step(TransactionStep(self.sent[-1].partition, self.sent[-1].token, error))
+
+
+async def started(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    task = asyncio.get_running_loop().create_task(work)
+    await asyncio.sleep(0)
+    return task
+
+
+def scenario(work: Callable[[Supervisor], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    async def bounded() -> None:
+        async with asyncio.timeout(10):
+            await work(Supervisor())
+
+    def test() -> None:
+        asyncio.run(bounded())
+
+    test.__name__, test.__doc__ = work.__name__, work.__doc__
+    return test
+
+
+@scenario
+async def test_a_step_is_done_when_it_is_answered(supervisor: Supervisor) -> None:
+    opening = await started(supervisor.writers.open(A, P))
+    message = supervisor.sent[-1]
+    assert message == OpenTransaction(A.key, message.token, 7, 1)
+    supervisor.writers.on_step(TransactionStep(A.key, message.token - 1, "StorageFault"))  # of an earlier coordinator
+    assert not opening.done()
+    supervisor.answer()
+    await opening
+    marking = await started(supervisor.writers.mark(A, P, 3, committed=True))
+    assert supervisor.sent[-1] == WriteMarker(A.key, message.token + 1, 7, 1, 3, True)
+    supervisor.answer()
+    await marking
+
+
+@scenario
+async def test_errors_have_the_name_of_their_class(supervisor: Supervisor) -> None:
+    opening = await started(supervisor.writers.open(A, P))
+    supervisor.answer("UnknownPartition")
+    with pytest.raises(UnknownPartition):
+        await opening
+    marking = await started(supervisor.writers.mark(A, P, 3, committed=False))
+    supervisor.answer("StaleProducerEpoch")
+    await marking  # a newer epoch was there: this transaction is over
+
+
+@scenario
+async def test_a_writer_that_starts_is_told_what_is_open_and_not_answered(supervisor: Supervisor) -> None:
+    supervisor.ongoing = [(A, Producer(8, 0)), (B, Producer(9, 0))]
+    marking = await started(supervisor.writers.mark(A, P, 3, committed=True))
+    other = await started(supervisor.writers.mark(B, P, 3, committed=True))
+    marker = supervisor.sent[0]
+    supervisor.sent.clear()
+    supervisor.writers.on_writer_started(WriterStarted(A.key, 555))
+    token = supervisor.sent[0].token
+    assert supervisor.sent == [OpenTransaction(A.key, token, 8, 0), marker, TransactionsSent(A.key, 555)]
+    supervisor.writers.on_step(TransactionStep(A.key, marker.token, ""))
+    await marking
+    assert not other.done()
+    other.cancel()
+
+
+@scenario
+async def test_a_writer_waits_until_it_is_known_what_is_open(supervisor: Supervisor) -> None:
+    supervisor.known = False
+    supervisor.writers.on_writer_started(WriterStarted(A.key, 1))
+    supervisor.writers.on_writer_started(WriterStarted(A.key, 2))
+    supervisor.writers.tell_waiting()
+    assert supervisor.sent == []
+    supervisor.known = True
+    supervisor.writers.tell_waiting()
+    supervisor.writers.tell_waiting()
+    assert supervisor.sent == [TransactionsSent(TopicPartition("a", 0), 2)], "only the last one lives"
+
+
+@scenario
+async def test_a_writer_that_never_answers(supervisor: Supervisor) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transaction_writers, "STEP_MS_MAX", 1)
+        with pytest.raises(RequestTimedOut):
+            await supervisor.writers.open(A, P)
+    supervisor.answer()  # too late: nobody waits

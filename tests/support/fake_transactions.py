@@ -1,0 +1,124 @@
+"""A store and writers for transactions in memory, and the coordinator between them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from itertools import count
+from typing import Any
+
+from appliance.catalog import Topic
+from appliance.errors import UnknownPartition, ZooKeeperAway
+from appliance.groups.store import Commit
+from appliance.names import TopicPartition
+from appliance.transactions.transaction import Part, PendingOffset, Producer, State, Transaction
+from appliance.transactions.transaction_coordinator import TransactionCoordinator
+from appliance.wire.kafka.codes import Code
+
+TOPIC_ID = "0123456789abcdef" * 2
+MINUTE_MS = 60_000
+
+
+class FakeTransactions:
+    """A store, writers, and the coordinator between them.  ``done``: what has happened, in order.
+
+    ``away``: the store fails; ``mute``: it stores and fails; ``offline``: partitions whose writers fail.
+    """
+
+    broker_id = 1
+
+    def __init__(
+        self,
+        known: Mapping[str, Topic] | None = None,
+        positions: dict[str, dict[TopicPartition, Commit]] | None = None,
+        ids_max: int = 100,
+    ) -> None:
+        self.serves = self.leads = True
+        self.away = self.mute = False
+        self.offline: set[Part] = set()
+        self.stored: dict[str, Transaction] = {}
+        self.committed: list[PendingOffset] = []
+        self.done: list[Any] = []
+        self.known = {"a": Topic("a", {0: [1], 1: [1]}, {}, TOPIC_ID)} if known is None else known
+        self.positions = {} if positions is None else positions
+        self.now_ms = 1_000
+        self.tasks: list[asyncio.Task[None]] = []
+        self._ids_max = ids_max
+        self._ids = count(100)
+        self.start()
+
+    def start(self) -> None:
+        """A coordinator, after the death of the one before."""
+        self.coordinator = TransactionCoordinator(
+            self,
+            self,
+            ids_max=self._ids_max,
+            new_id=lambda: next(self._ids),
+            clock_ms=lambda: self.now_ms,
+            spawn=self.spawn,
+        )
+        self.coordinator.load(dict(self.stored))
+
+    def kill(self) -> None:
+        self.coordinator.unload()
+        for task in self.tasks:
+            task.cancel()
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self.tasks.append(asyncio.get_running_loop().create_task(work))
+
+    # -- the store
+
+    def epoch(self, transactional_id: str) -> int:
+        return 3
+
+    def topics(self) -> Mapping[str, Topic]:
+        return self.known
+
+    async def put(self, transactional_id: str, transaction: Transaction | None) -> None:
+        await asyncio.sleep(0)
+        if self.away and not self.mute:
+            raise ZooKeeperAway("away")
+        if transaction is None:
+            del self.stored[transactional_id]
+        else:
+            self.stored[transactional_id] = transaction
+        self.done.append(transaction and transaction.state)
+        if self.away:
+            raise ZooKeeperAway("it may be stored")
+
+    async def complete(self, transactional_id: str, before: Transaction, after: Transaction) -> None:
+        known = self.stored.get(transactional_id) == after
+        await self.put(transactional_id, after)
+        if not known:
+            self.committed += before.offsets
+            for each in before.offsets:
+                self.positions.setdefault(each.group, {})[each.part.key] = Commit(each.offset, each.metadata)
+
+    # -- the writers
+
+    async def open(self, part: Part, producer: Producer) -> None:
+        await self._step("open", part)
+
+    async def mark(self, part: Part, producer: Producer, coordinator_epoch: int, committed: bool) -> None:
+        await self._step("commit" if committed else "abort", part)
+
+    async def _step(self, what: str, part: Part) -> None:
+        await asyncio.sleep(0)
+        if part in self.offline:
+            raise ZooKeeperAway("no writer")
+        if part.topic_id != self.known[part.topic].id:
+            raise UnknownPartition("made again")
+        self.done.append((what, part.partition))
+
+    # -- shorter ways
+
+    async def begin(self, *parts: Part, name: str = "x", timeout_ms: int = MINUTE_MS) -> Producer:
+        one = await self.coordinator.initialise(name, timeout_ms, None)
+        assert isinstance(one, Transaction), one
+        if parts:
+            assert await self.coordinator.add(name, one.producer, parts) is Code.NONE
+        return one.producer
+
+    def state(self, name: str = "x") -> State:
+        return self.coordinator.all()[name].state
