@@ -22,6 +22,7 @@ MODULES: Final = {
     "health_commands": ("health", "reload", "accept-clock"),
     "data_commands": ("produce", "consume"),
     "messages.tail_command": ("tail",),
+    "sql_command": ("sql",),
     "topics_commands": ("topics",),
     "groups_commands": ("groups",),
     "offsets_command": ("offsets",),

@@ -59,6 +59,12 @@ def say(text: object = "") -> None:
     print(safe(text))
 
 
+def say_exactly(text: str) -> None:
+    """Print whole lines of a result: as they are into a pipe or a file, and as :func:`safe` shows them to a person."""
+    shown = safe(text, kept="\n") if sys.stdout.isatty() else text
+    sys.stdout.write(shown)
+
+
 def json_text(value: object, indent: int | None = None) -> str:
     """JSON of ``value``; characters that :func:`safe` would escape become ``\\u`` escapes."""
     text = json.dumps(value, indent=indent, ensure_ascii=False)
@@ -126,7 +132,7 @@ def _draw(rows: Sequence[Row], columns: Sequence[str], title: str) -> None:
     table = Table(title=Text(safe(title)) if title else None, title_justify="left", header_style="bold")
     for column in columns:
         numeric = all(isinstance(row.get(column), int | float | None) for row in rows)
-        table.add_column(column.replace("_", " "), justify="right" if numeric and rows else "left")
+        table.add_column(Text(safe(column.replace("_", " "))), justify="right" if numeric and rows else "left")
     for row in rows:
         table.add_row(*(Text(human(column, row.get(column)), style=style(column, row)) for column in columns))
     console.print(table)

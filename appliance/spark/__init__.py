@@ -9,23 +9,37 @@ import also lets Spark's Python workers run in this Python, unless something els
 
 Reading order: ``options``, ``stream_offsets`` (pure), ``record_starts`` and ``arrow`` (bytes to rows), ``access``
 (requests to appliances), ``source``, ``sink``, ``spark_session``.
+
+pyspark is imported with the first name that needs it.  Whoever reads logs or parses lines without Spark (``sql``) needs
+none, and a process without pyspark has no session that could be active.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from typing import TYPE_CHECKING, Any
 
-from pyspark import SparkContext
-from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
-
-from .source import ApplianceSource
 from .stream_offsets import behind_latest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from .source import ApplianceSource
+
+
+def __getattr__(name: str) -> Any:
+    if name != "ApplianceSource":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .source import ApplianceSource
+
+    return ApplianceSource
 
 
 def register(spark: SparkSession) -> SparkSession:
     """Register the format "appliance" with ``spark``, for as many tasks at a time as its executors have cores."""
+    from .source import ApplianceSource
+
     # A class of __main__ travels by value, with its attributes; others are imported by name where they arrive.
     known = {"cores": parallelism(spark), "__module__": "__main__"}
     spark.dataSource.register(type("ApplianceSource", (ApplianceSource,), known))
@@ -34,6 +48,10 @@ def register(spark: SparkSession) -> SparkSession:
 
 def parallelism(spark: SparkSession) -> int:
     """How many tasks run at a time: on the executors that are there, or that are asked for."""
+    from pyspark.errors import PySparkException
+
+    from .source import ApplianceSource
+
     try:
         context = spark.sparkContext
     except PySparkException:  # a session of Spark Connect does not know
@@ -49,13 +67,26 @@ def _use_this_python() -> None:
     if os.environ.get("PYSPARK_PYTHON") or "PYSPARK_GATEWAY_PORT" in os.environ:
         return
     os.environ["PYSPARK_PYTHON"] = sys.executable
+    if "pyspark.core.context" not in sys.modules:
+        return
+    from pyspark import SparkContext
+
     context = SparkContext._active_spark_context
     if context is not None and str(context.master).startswith("local"):
         context.pythonExec = sys.executable
 
 
+def _register_with_active_session() -> None:
+    if "pyspark.sql.session" not in sys.modules:
+        return
+    from pyspark.sql import SparkSession
+
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        register(active)
+
+
 _use_this_python()
-if (_active := SparkSession.getActiveSession()) is not None:
-    register(_active)
+_register_with_active_session()
 
 __all__ = ["ApplianceSource", "behind_latest", "register"]

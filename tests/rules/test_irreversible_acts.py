@@ -74,6 +74,7 @@ ACTS = {
     ("reserve.py", "fill"): OWN,
     ("processes/writer/producers.py", "Producers._remove"): "a snapshot of producers, which is taken again: " + DERIVED,
     ("processes/supervisor/supervisor.py", "lock"): "the file holds a process id; the lock on it is held",
+    ("cli/query_output.py", "_replacing"): "a file that a person has named, by its successor, and a temporary one",
     ("processes/supervisor/listeners.py", "remove_dead_socket"): "a socket that refuses connections: nobody listens",
     ("processes/supervisor/listeners.py", "remove_sockets"): "sockets that this process has bound",
     ("cli/diagnosis/report_command.py", "_write"): "the new file that it could not write whole",

@@ -295,6 +295,10 @@ TRIED: dict[str, list[Words]] = {
     "topics trash": [of("topics", "trash", "--data", "DATA")],
     "topics undelete": [of("topics", "undelete", "web", "--data", "DATA")],
     "topics restore": [of("topics", "restore", "INPUT", "web", "--data", "DATA")],
+    "sql": [
+        of("sql", "select * from web", "--data", "DATA"),
+        of("sql", "select 1", "--format", "csv", "--output", "NEW", "--data", "DATA"),
+    ],
     "groups list": [of("groups", "list", "--data", "DATA")],
     "groups describe": [of("groups", "describe", "g", "--data", "DATA")],
     "groups reset": [of("groups", "reset", "g", "--topic", "web", "--to", "earliest", "--yes", "--data", "DATA")],

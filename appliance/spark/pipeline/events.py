@@ -62,6 +62,20 @@ class Outcome(NamedTuple):
     nulled: pa.Table
 
 
+class Lines(NamedTuple):
+    """All records of a batch, in their order, whether a parser takes them or not.
+
+    ``batch``: the records, redacted.  ``columns``: by name, those of the events and ``line``; null in a line that no
+    parser takes, except for the provenance.  ``good``: whether one does; ``reasons``: why not, null where one does.
+    """
+
+    batch: pa.RecordBatch
+    columns: dict[str, pa.Array]
+    good: pa.Array
+    reasons: pa.Array
+    faults: Faults
+
+
 class Transform:
     """Converts the records of one pipeline.  Each task makes its own.
 
@@ -89,6 +103,15 @@ class Transform:
 
     def run(self, batch: pa.RecordBatch) -> Outcome:
         """Convert records of one topic, with the columns key, value, topic, partition, offset, timestamp."""
+        lines = self.parse(batch)
+        dead = pa.Table.from_batches([lines.batch]).append_column("reason", lines.reasons)
+        complete = pc.all(lines.good).as_py()
+        dead = dead.slice(0, 0) if complete else dead.filter(pc.invert(lines.good))
+        events = pa.table([lines.columns[name] for name in self.schema.names], schema=self.schema)
+        return Outcome(events if complete else events.filter(lines.good), dead, _nulled(lines.faults, lines.columns))
+
+    def parse(self, batch: pa.RecordBatch) -> Lines:
+        """Parse records as :meth:`run` does, and keep those that no parser takes."""
         source, parsers = self._sources[batch.column("topic")[0].as_py()]
         if redaction := self._redactions.get(source):
             batch = redaction.apply(batch)
@@ -98,10 +121,6 @@ class Transform:
         micros = received.cast(pa.int64()).to_numpy(zero_copy_only=False)
         about = EPOCH + timedelta(microseconds=int(np.median(micros)))
         columns, names, reasons, faults = self._parse(parsers, lines, unreadable, about)
-        good = pc.is_valid(names)
-        dead = pa.Table.from_batches([batch]).append_column("reason", reasons)
-        complete = pc.all(good).as_py()
-        dead = dead.slice(0, 0) if complete else dead.filter(pc.invert(good))
         columns["parser"] = names
         columns["received"] = received
         for name in ("topic", "partition", "offset"):
@@ -112,8 +131,7 @@ class Transform:
         if COLUMN_ERRORS in self.schema.names:
             columns[COLUMN_ERRORS] = _column_errors(faults, len(lines))
         self._finish(columns, source)
-        events = pa.table([columns[name] for name in self.schema.names], schema=self.schema)
-        return Outcome(events if complete else events.filter(good), dead, _nulled(faults, columns))
+        return Lines(batch, columns, pc.is_valid(names), reasons, faults)
 
     def _parse(
         self, parsers: list[LineParser], lines: pa.Array, unreadable: pa.Array | None, received: datetime

@@ -1,0 +1,164 @@
+"""A topic as a table: the records of some ranges of its partitions, with columns that DuckDB asks for.
+
+Columns, in their order: ``partition``, ``offset``, ``timestamp`` (null for a record without one), ``key``, ``value``,
+``headers`` (name to value; of several with one name the last, as Kafka's ``lastHeader``), then those of
+:class:`~.line_columns.LineColumns`.  Keys, values and headers are texts, in which bytes that are not UTF-8 appear as
+U+FFFD; or bytes, when asked for.
+
+DuckDB takes a :class:`TopicTable` for a data set of Arrow, which it asks for a scan with columns and a filter.  It
+relies on the filter: rows for which it does not hold are not returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+from ..errors import ApplianceError
+from ..spark.access import Access
+from ..spark.arrow import TIMESTAMP, Decoder
+from ..spark.stream_offsets import Positions, Range
+from . import pushdown
+from .line_columns import LineColumns
+
+FETCH_BYTES: Final = 2 * 1024 * 1024
+_NO_TIME: Final = pa.scalar(-1000, TIMESTAMP)
+"""What a record without a timestamp has: -1 ms."""
+_MESSAGE: Final = ("key", "value", "headers")
+
+
+class Reading:
+    """One run of a query: how it reaches the appliance, and the error that ended it, which DuckDB tells as a text."""
+
+    def __init__(self, bootstrap: str, retry_ms: int) -> None:
+        self._arguments = bootstrap, retry_ms
+        self.error: ApplianceError | None = None
+
+    def access(self) -> Access:
+        """Connections of one scan; scans of one query run at the same time."""
+        return Access(*self._arguments)
+
+
+class _Scan(NamedTuple):
+    """What DuckDB asks of a scan.  Arrow's own would read ahead, also where a query needs one row."""
+
+    schema: pa.Schema
+    batches: Iterator[pa.RecordBatch]
+
+    def to_reader(self) -> pa.RecordBatchReader:
+        return pa.RecordBatchReader.from_batches(self.schema, self.batches)
+
+
+class TopicTable(ds.Dataset):  # type: ignore[misc]
+    """See the module's docstring.  ``ranges``: at most one of each partition."""
+
+    def __init__(
+        self, reading: Reading, ranges: Sequence[Range], lines: LineColumns | None = None, *, as_bytes: bool = False
+    ) -> None:
+        self._reading = reading
+        self._ranges = ranges
+        self._lines = lines
+        self._as_bytes = as_bytes
+        kind = pa.binary() if as_bytes else pa.string()
+        own = [("key", kind), ("value", kind), ("headers", pa.map_(pa.string(), kind))]
+        self._columns = pa.schema([*pushdown.PLACE, *own, *(lines.fields if lines else [])])
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._columns
+
+    def scanner(self, columns: Sequence[str] | None = None, filter: pc.Expression | None = None, **_: Any) -> _Scan:
+        """What DuckDB calls: the rows for which ``filter`` holds, with these columns."""
+        wanted = self._columns if columns is None else pa.schema([self._columns.field(name) for name in columns])
+        needed = {*wanted.names, *(pushdown.columns(filter, self._columns) if filter is not None else ())}
+        return _Scan(wanted, self._noting(self._rows(wanted, needed, filter)))
+
+    def _noting(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from rows
+        except ApplianceError as error:
+            self._reading.error = error
+            raise
+
+    def _rows(self, wanted: pa.Schema, needed: set[str], filter: pc.Expression | None) -> Iterator[pa.RecordBatch]:
+        reads = pa.schema([field for field in self._columns if field.name in needed])
+        access = self._reading.access()
+        try:
+            for part in self._narrowed(access, filter):
+                for batch in self._records(access, part, "headers" in needed):
+                    made = self._made(batch, reads)
+                    if filter is not None:
+                        made = made.filter(filter)
+                    if made.num_rows:
+                        yield made.select(wanted.names)
+        finally:
+            access.close()
+
+    def _narrowed(self, access: Access, filter: pc.Expression | None) -> Iterable[Range]:
+        """The parts of the ranges in which the filter may hold."""
+        if filter is None:
+            return self._ranges
+        found = []
+        for each in self._ranges:
+            first, end = pushdown.offsets(filter, self._columns, each.partition, each.first, each.end)
+            if first < end:
+                found.append(Range(each.topic, each.partition, first, end, each.log_end))
+        since_ms = pushdown.since_ms(filter, self._columns)
+        if since_ms is None or not found:
+            return found
+        begins: Positions = access.offsets({each.key: since_ms for each in found})
+        return [
+            Range(each.topic, each.partition, max(each.first, begins[each.key]), each.end, each.log_end)
+            for each in found
+            if 0 <= begins[each.key] < each.end
+        ]
+
+    def _records(self, access: Access, part: Range, headers: bool) -> Iterator[pa.RecordBatch]:
+        decoder = Decoder(part.topic, part.partition, part.first, part.end, headers=headers)
+        # Not from the files of this host: the listener asks for rights.
+        for position, data in access.read(part, None, FETCH_BYTES, fail_on_data_loss=False):
+            yield from decoder.decode(data, position)
+
+    def _made(self, batch: pa.RecordBatch, reads: pa.Schema) -> pa.RecordBatch:
+        lines: Mapping[str, pa.Array] = {}
+        if self._lines is not None and not {*reads.names} <= {*pushdown.PLACE.names, *_MESSAGE}:
+            lines = self._lines.of(batch)
+        return pa.record_batch([self._column(field, batch, lines) for field in reads], schema=reads)
+
+    def _column(self, field: pa.Field, batch: pa.RecordBatch, lines: Mapping[str, pa.Array]) -> pa.Array:
+        if field.name in _MESSAGE:
+            found = batch.column(field.name)
+            if field.name == "headers":
+                return _header_maps(found, field.type)
+            return found if self._as_bytes else texts(found)
+        if field.name == "timestamp":
+            found = batch.column("timestamp")
+            return pc.if_else(pc.equal(found, _NO_TIME), None, found)
+        if field.name in pushdown.PLACE.names:
+            return batch.column(field.name)
+        return lines[field.name]
+
+
+def texts(values: pa.Array) -> pa.Array:
+    """Bytes as texts: see the module's docstring."""
+    try:
+        return values.cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array([_text(value) for value in values.to_pylist()], pa.string())
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode(errors="replace")
+
+
+def _header_maps(headers: pa.Array, kind: pa.DataType) -> pa.Array:
+    as_text: Callable[[bytes | None], Any] = _text if pa.types.is_string(kind.item_type) else lambda value: value
+    maps = [
+        None if given is None else {each["key"]: as_text(each["value"]) for each in given}
+        for given in headers.to_pylist()
+    ]
+    return pa.array([None if each is None else list(each.items()) for each in maps], kind)
