@@ -118,7 +118,7 @@ def test_a_count_is_exact_while_a_producer_writes(
 ) -> None:
     """Method: what a consumer reads up to the ends that a query took is counted beside it."""
     topics.create(topic, 2)
-    over = threading.Event()
+    over, more = threading.Event(), threading.Semaphore(0)
 
     def write() -> None:
         with Producer(appliance.native) as producer:
@@ -127,6 +127,7 @@ def test_a_count_is_exact_while_a_producer_writes(
                 producer.send_many(topic, [b"%d" % (number + each) for each in range(100)])
                 producer.flush()
                 number += 100
+                more.release()
 
     ends: list[dict[Any, int]] = []
     offsets = Access.offsets
@@ -142,6 +143,7 @@ def test_a_count_is_exact_while_a_producer_writes(
     try:
         counted = []
         for _ in range(5):
+            assert more.acquire(timeout=60)
             ((count, distinct),) = ask(session, f'select count(*), count(distinct (partition, offset)) from "{topic}"')
             counted.append((count, distinct, ends[-1]))
     finally:

@@ -6,6 +6,7 @@ Bounds: ``PART_BYTES_MAX`` for a file, ``JOURNAL_LINES_MAX`` lines of the journa
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import platform
 import stat
@@ -107,7 +108,8 @@ def _part(masking: Masking, name: str, make: Callable[[], Any]) -> Part:
         return Part(name, b"", masking.text(str(error)))
     if isinstance(value, str):
         return Part(name, masking.text(value).encode(errors="backslashreplace")[-PART_BYTES_MAX:])
-    content = msgspec.json.format(msgspec.json.encode(masking.value(value)), indent=1)
+    text = json.dumps(msgspec.to_builtins(masking.value(value)), indent=1, ensure_ascii=False)
+    content = text.encode(errors="backslashreplace")  # a name that is no UTF-8, as JSON writes it
     if len(content) > PART_BYTES_MAX:
         return Part(name, b"", f"it has {len(content)} bytes, more than {PART_BYTES_MAX}")
     return Part(name, content)
