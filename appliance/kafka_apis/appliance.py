@@ -32,12 +32,17 @@ class Extent(NamedTuple):
 
 
 class Producer(NamedTuple):
-    """An idempotent producer of a partition: of its last batch the epoch, last sequence and largest timestamp."""
+    """An idempotent producer of a partition: of its last batch the epoch, last sequence and largest timestamp.
+
+    ``coordinator_epoch``: of the last marker; -1: none.  ``open_from``: where its open transaction begins; -1: none.
+    """
 
     id: int
     epoch: int
     last_sequence: int
     timestamp_ms: int
+    coordinator_epoch: int = -1
+    open_from: int = -1
 
 
 class Appliance(Directory, Protocol):

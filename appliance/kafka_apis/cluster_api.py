@@ -40,8 +40,6 @@ CREATIONS_MAX: Final = 64
 PAGE_PARTITIONS_MAX: Final = 2_000
 """Partitions in one answer to DescribeTopicPartitions; as Kafka's max.request.partition.size.limit."""
 BROKER_ENDPOINTS: Final = 1
-NO_EPOCH, NO_TRANSACTION = -1, -1
-"""Of the transaction coordinator, and the offset where a transaction that is open has begun: there are none."""
 _NO_THROTTLE: Final = bytes(4)
 _PARTITION = struct.Struct(">ih")
 _PRODUCER = struct.Struct(">qiiqiqx")
@@ -264,10 +262,7 @@ class ClusterApi:
                 if error:
                     refused.append({"name": topic.name, "error_code": error})
                 parts += [_PARTITION.pack(number, error), r.message(message), r.count(len(producers))]
-                parts += [
-                    _PRODUCER.pack(id, epoch, sequence, timestamp_ms, NO_EPOCH, NO_TRANSACTION)
-                    for id, epoch, sequence, timestamp_ms in producers
-                ]
+                parts += [_PRODUCER.pack(*producer) for producer in producers]
                 parts.append(r.tags)
             parts.append(r.tags)
         return Encoded(r.frame(call.correlation_id, [*parts, r.tags]), refused)

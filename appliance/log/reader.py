@@ -38,6 +38,8 @@ from .files import INDEX_SUFFIX, LOG_SUFFIX, NAME_DIGITS
 from .index import Entry, IndexFile
 from .recovery import is_retired
 from .segment import has_header, headers
+from .transactions import ENTRY_BYTES as ABORTED_BYTES
+from .transactions import Aborted, aborted_path, indexed, unpack
 
 if TYPE_CHECKING:
     from ..records.timestamps import Times  # a worker imports it, with the codecs, only when it needs it
@@ -59,6 +61,9 @@ QUESTION_BYTES: Final = 16 * 1024
 """Added to ``looked_bytes`` for each look-up: it opens files and searches an index."""
 RECORD_BYTES: Final = 64
 """Added to ``looked_bytes`` for each record whose time is read."""
+
+ABORTED_AT_ONCE: Final = 64
+"""Entries of an index of aborted transactions that are read at a time."""
 
 AnyFile = TypeVar("AnyFile", bound=File)
 _EMPTIED: Final = EMPTIED.to_bytes(2, "big")
@@ -193,6 +198,9 @@ class LogReader:
         """The files, by base, to which the boundaries belong."""
         self._peaks: dict[tuple[int, int], int] = {}
         """Largest timestamps of sealed segments, by base and by the offset from which on messages count."""
+        self._aborted_bases: list[int] = []
+        """The segments that have an index of aborted transactions, and the number for which that is known."""
+        self._aborted_known = 0
         self.looked_bytes = 0
         """Bytes of the log that look-ups of offsets have read so far."""
 
@@ -200,6 +208,7 @@ class LogReader:
         """Forget files and boundaries."""
         self._files.drop(self._prefix)
         self._young, self._old, self._numbers, self._peaks = set(), set(), {}, {}
+        self._aborted_known = 0
 
     # ---- fetch
 
@@ -274,6 +283,44 @@ class LogReader:
                     self._remember(base + at)
                     return FileRange(log, found.position, at - found.position)
         return found
+
+    def aborted(self, bases: Sequence[int], known: int, offset: int, stop: int) -> list[tuple[int, int]]:
+        """The aborted transactions that may have messages in the batches from ``offset`` to ``stop``.
+
+        Args:
+            known: another number when there may be other entries (:attr:`.SegmentTable.aborted`).
+
+        Returns:
+            Producer id and first offset, by ascending offset of their markers.
+        """
+        if self._aborted_known != known:
+            self._aborted_bases, self._aborted_known = list(indexed(self._directory)), known
+        found: list[tuple[int, int]] = []
+        first = bases[bisect_right(bases, offset) - 1]
+        for base in self._aborted_bases[bisect_left(self._aborted_bases, first) :]:
+            for entry in self._aborted_in(base, offset):
+                if entry.first < stop:
+                    found.append((entry.producer_id, entry.first))
+                if entry.stable >= stop:
+                    return found
+        return found
+
+    def _aborted_in(self, base: int, offset: int) -> Iterator[Aborted]:
+        """Yields the entries of a segment whose markers are not before ``offset``."""
+        try:
+            file = self._files.get(str(aborted_path(self._directory, base)), File)
+            count = os.fstat(file.fd).st_size // ABORTED_BYTES
+            numbers = range(count)
+            first = bisect_left(numbers, offset, key=lambda number: self._aborted_at(file, number, 1)[0].last)
+            for number in range(first, count, ABORTED_AT_ONCE):
+                yield from self._aborted_at(file, number, ABORTED_AT_ONCE)
+        except FileNotFoundError:  # retention has removed it
+            return
+        except OSError as error:
+            raise StorageFault(f"{aborted_path(self._directory, base)}: {error.strerror}") from error
+
+    def _aborted_at(self, file: File, number: int, count: int) -> list[Aborted]:
+        return list(unpack(os.pread(file.fd, count * ABORTED_BYTES, number * ABORTED_BYTES)))
 
     def has(self, found: FileRange) -> bool:
         """Whether the file is as long as a range of it: ask in an offline partition, whose files nobody looks at."""

@@ -10,15 +10,20 @@ number out of bounds or with an unknown api number closes the connection: the by
     0 produce   [0, c, topic, partition, acks, timeout_ms]        [c, error, base, end, log start, message]
                 + record batches of that partition                no reply when acks = 0
     1 fetch     [1, c, wait_ms_max, bytes_min, bytes_max,         [c, 0, [[error, log start, end, size]...]]
-                 [[topic, partition, offset, bytes_max]...]]      + the partitions' bytes, one after another
-    2 offsets   [2, c, [[topic, partition, timestamp, offset]...]]
-                                                                  [c, 0, [[error, offset, timestamp, records]...]]
+                 [[topic, partition, offset, bytes_max]...],      + the partitions' bytes, one after another
+                 committed]
+    2 offsets   [2, c, [[topic, partition, timestamp, offset]...],
+                 committed]                                       [c, 0, [[error, offset, timestamp, records]...]]
     3 metadata  [3, c, [topic...] or nil]              [c, error, {cluster, broker, zookeeper, brokers, topics}]
     4 admin     [4, c, verb, {arguments}]                         [c, error, message, result]
     5 login     [5, c, mechanism or nil, message]                 [c, error, text, message, lifetime_ms, over]
     9 hello     [9, c, "appliance", version, client name]         [c, error, version, broker id, {limits}]
 
 ``bytes_min`` is Kafka's: a fetch that finds less waits for more, for at most ``wait_ms_max``.
+``committed`` (false, where it is left out): read up to the last stable offset, which is then LATEST.  Behind the size
+of a partition comes ``last stable offset, [[producer id, first offset]...]``, the transactions that were aborted and
+that the batches may have messages of.  A transactional batch of such a producer, from the first offset to the marker,
+is not for readers.
 ``acks``: 0 none, 1 written, -1 flushed to the disk.  ``base`` is the offset of the first record, ``end`` the offset
 after the last.  Errors are the numbers of :mod:`appliance.errors`; 0 is none.  46 says that a batch of an idempotent
 producer is in the log already, at an offset that is not kept.  The coordinator answers metadata and admin, or a worker
@@ -174,11 +179,13 @@ class _Fetch(Struct, array_like=True, forbid_unknown_fields=True, tag=FETCH):
     bytes_min: _Bytes
     bytes_max: _Bytes
     parts: Annotated[list[tuple[_Topic, _Partition, _I64, _Bytes]], _Parts]
+    committed: bool = False
 
 
 class _Offsets(Struct, array_like=True, forbid_unknown_fields=True, tag=OFFSETS):
     correlation: _Correlation
     parts: Annotated[list[tuple[_Topic, _Partition, _I64, _I64]], _Parts]
+    committed: bool = False
 
 
 class MetadataRequest(Struct, array_like=True, forbid_unknown_fields=True, tag=METADATA):
@@ -267,10 +274,18 @@ class NativeCodec:
             self._check_count(header.parts)
             parts = [_new(FetchPart, (*part, b"")) for part in header.parts]
             bytes_max = min(header.bytes_max, FETCH_BYTES_MAX)
-            return Fetch(header.correlation, header.wait_ms_max, header.bytes_min, bytes_max, parts)
+            return Fetch(
+                header.correlation,
+                header.wait_ms_max,
+                header.bytes_min,
+                bytes_max,
+                parts,
+                committed=header.committed,
+            )
         if kind is _Offsets:
             self._check_count(header.parts)
-            return Offsets(header.correlation, [_new(OffsetsPart, part) for part in header.parts])
+            asked = [_new(OffsetsPart, part) for part in header.parts]
+            return Offsets(header.correlation, asked, committed=header.committed)
         if kind is _Login:
             return Login(header.correlation, header.mechanism, header.message)
         if len(frame) > self._limits.forwarded_bytes_max:
@@ -328,7 +343,7 @@ class NativeCodec:
         self, request: Fetch, results: list[FetchResult], session: SessionReply | None = None
     ) -> list[bytes | FileRange]:
         assert session is None, "only Kafka's protocol has fetch sessions"
-        rows = [result[:4] for result in results]
+        rows = [(*result[:4], *result[5:]) if request.committed else result[:4] for result in results]
         size = sum(result.size for result in results)
         reply: list[bytes | FileRange] = [encode_frame([request.context, 0, rows], size)]
         for result in results:

@@ -124,7 +124,8 @@ WITHOUT_SESSION: Final = SessionStep(0, NO_SESSION, [])
 class Fetch:
     """A fetch.  ``refused``: the errors of parts, by number, that name another leader epoch.
 
-    Such a part has NO_OFFSET; its error applies if the partition exists.
+    Such a part has NO_OFFSET; its error applies if the partition exists.  ``committed``: only messages that are not, or
+    not any more, part of an open transaction; the result says which are of an aborted one.
     """
 
     overlap: ClassVar[str] = ""
@@ -137,6 +138,7 @@ class Fetch:
     denied: frozenset[int] = NONE_DENIED
     refused: dict[int, int] = field(default_factory=dict)
     session: SessionStep = WITHOUT_SESSION
+    committed: bool = False
 
     @property
     def bytes_enough(self) -> int:
@@ -149,7 +151,7 @@ class Fetch:
 
 @dataclass(slots=True)
 class Offsets:
-    """``counted``: the answers include the number of records before each offset."""
+    """``counted``: the answers include the number of records before each offset.  ``committed``: see :class:`Fetch`."""
 
     overlap: ClassVar[str] = ""
     api: ClassVar[int] = 2
@@ -157,6 +159,7 @@ class Offsets:
     parts: list[OffsetsPart]
     counted: bool = True
     denied: frozenset[int] = NONE_DENIED
+    committed: bool = False
 
 
 @dataclass(slots=True)
@@ -214,13 +217,19 @@ class ProduceResult(NamedTuple):
 
 
 class FetchResult(NamedTuple):
-    """``pieces`` together hold ``size`` bytes of whole record batches."""
+    """``pieces`` together hold ``size`` bytes of whole record batches.
+
+    ``stable``: the last stable offset.  ``aborted``: producer id and first offset of the aborted transactions that the
+    pieces may have messages of, by ascending offset of their markers.
+    """
 
     error: int
     log_start: int
     high_watermark: int
     size: int
     pieces: tuple[bytes | FileRange, ...]
+    stable: int = -1
+    aborted: Sequence[tuple[int, int]] = ()
 
 
 class SessionReply(NamedTuple):

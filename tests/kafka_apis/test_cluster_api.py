@@ -234,7 +234,7 @@ def test_the_producers_of_a_partition() -> None:
     cluster.add("t", 3)
     cluster.all["t"].partitions[2] = [9]
     cluster.extents["t", 1] = StorageFault("offline")
-    cluster.known_producers["t", 0] = [Producer(2**62 - 1, 7, 2**31 - 1, 1_000), Producer(0, 0, 0, -1)]
+    cluster.known_producers["t", 0] = [Producer(2**62 - 1, 7, 2**31 - 1, 1_000, 4, 90), Producer(0, 0, 0, -1)]
     topics = [{"name": name, "partition_indexes": [0, 1, 2, 3]} for name in ("t", "none", "a/b")]
     reply = run(Client(cluster).ask("DescribeProducers", topics=topics))
     unknown = Code.UNKNOWN_TOPIC_OR_PARTITION
@@ -245,4 +245,4 @@ def test_the_producers_of_a_partition() -> None:
         (one.producer_id, one.producer_epoch, one.last_sequence, one.last_timestamp, one.current_txn_start_offset)
         for one in reply.topics[0].partitions[0].active_producers
     ]
-    assert shown == [(2**62 - 1, 7, 2**31 - 1, 1_000, -1), (0, 0, 0, -1, -1)]
+    assert shown == [(2**62 - 1, 7, 2**31 - 1, 1_000, 90), (0, 0, 0, -1, -1)]

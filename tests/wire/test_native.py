@@ -135,6 +135,10 @@ def test_replies() -> None:
     head, *pieces = codec.encode_fetch(Fetch(9, 0, 0, 0, []), results)
     assert pieces == [piece] and isinstance(head, bytes)
     assert native.decode_header(memoryview(head)[4:])[0] == [9, 0, [[1, 0, 90, 0], [0, 0, 99, 50]]]
+    decided = [FetchResult(0, 0, 99, 0, (), 70, [(7, 60)])]
+    (told,) = codec.encode_fetch(Fetch(9, 0, 0, 0, [], committed=True), decided)
+    assert isinstance(told, bytes)
+    assert native.decode_header(memoryview(told)[4:])[0][2] == [[0, 0, 99, 0, 70, [[7, 60]]]]
     assert int.from_bytes(head[:4], "big") == len(head) - 4 + 50
 
 

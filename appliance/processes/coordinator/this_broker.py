@@ -235,8 +235,8 @@ class ThisBroker:
             ) from None
         assert stored is not None
         return [
-            Producer(producer_id, epoch, (following - 1) & SEQUENCE_MASK, timestamp_ms)
-            for producer_id, (epoch, following, _, _, timestamp_ms, *_) in stored.entries
+            Producer(id, epoch, (following - 1) & SEQUENCE_MASK if known else -1, time_ms, coordinator_epoch, first)
+            for id, (epoch, following, known, _, time_ms, _, first, coordinator_epoch) in stored.entries
         ]
 
     async def delete_records(self, topic: str, partition: int, offset: int) -> int:

@@ -24,7 +24,7 @@ from typing import Final
 from ...broker.plan import NOT_LOOKED_AT
 from ...errors import InvalidSessionEpoch, MixedTopicIds, UnknownFetchSession
 from ...security.acls import Access
-from ...wire.requests import NEW_SESSION, WITHOUT_SESSION, Fetch, FetchPart, SessionReply
+from ...wire.requests import NEW_SESSION, WITHOUT_SESSION, Fetch, FetchPart, FetchResult, SessionReply
 from .connection_state import Connection
 from .known_partitions import KnownPartitions, Partition
 from .reading import Reading, Reply
@@ -72,8 +72,8 @@ class FetchSession(Reading):
         self.created_ms = self.used_ms = self._swept_ms = now_ms
         self._by_key = {key_of(part): index for index, part in enumerate(request.parts)}
         self._free: list[int] = []
-        self._known: list[tuple[int, int] | None] = [None] * len(partitions)
-        """High watermark and log start offset that the client was told of each part."""
+        self._known: list[tuple[int, int, int] | None] = [None] * len(partitions)
+        """High watermark, last stable and log start offset that the client was told of each part."""
         self._dirty: dict[int, None] = dict.fromkeys(range(len(partitions)))
         """The parts to look at again.  Of the others is known that nothing has come, since their partitions would have
         moved.
@@ -99,6 +99,9 @@ class FetchSession(Reading):
         mine = self.request
         mine.context, mine.wait_ms_max = request.context, request.wait_ms_max
         mine.bytes_min, mine.bytes_max = request.bytes_min, request.bytes_max
+        if mine.committed != request.committed:
+            mine.committed = request.committed
+            self._dirty.update(dict.fromkeys(self._by_key.values()))
         for wait_list in self.moved:
             self._dirty.update(self._numbers.pop(wait_list))
         self.moved.clear()
@@ -186,7 +189,7 @@ class FetchSession(Reading):
     def _has_nothing(self, index: int) -> bool:
         """Whether all of a part has been read."""
         result = self.plan.results[index]
-        return not result.error and not result.size and self.request.parts[index].offset >= result.high_watermark
+        return not result.error and not result.size and self.request.parts[index].offset >= self.plan.readable(index)
 
     # ---- the reply
 
@@ -198,7 +201,7 @@ class FetchSession(Reading):
             named = [self.request.parts[index] for index in numbers]
         for index in numbers:
             result = results[index]
-            self._known[index] = None if result.error else (result.high_watermark, result.log_start)
+            self._known[index] = None if result.error else _told(result)
             if result.size:  # as in Kafka, the others come first the next time
                 self._dirty.pop(index, None)
                 self._dirty[index] = None
@@ -208,8 +211,7 @@ class FetchSession(Reading):
 
     def _is_news(self, index: int) -> bool:
         result = self.plan.results[index]
-        told = self._known[index] == (result.high_watermark, result.log_start)
-        return bool(result.size or result.error or not told)
+        return bool(result.size or result.error or self._known[index] != _told(result))
 
     def finish(self, wait_lists: WaitLists) -> None:
         self.plan.let_go()
@@ -219,6 +221,10 @@ class FetchSession(Reading):
         super().finish(wait_lists)
         self._numbers.clear()
         self._dirty.update(dict.fromkeys(self._by_key.values()))
+
+
+def _told(result: FetchResult) -> tuple[int, int, int]:
+    return result.high_watermark, result.stable, result.log_start
 
 
 class FetchSessions:

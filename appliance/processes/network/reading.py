@@ -38,7 +38,7 @@ class Reading(Watch):
             part = self.request.parts[index]
             if len(self.partitions) == 1:
                 end = part.offset + max(1, min(self.request.bytes_enough, part.bytes_max))
-            else:
+            if len(self.partitions) > 1 or self.request.committed:  # the last stable offset grows with it
                 end = max(part.offset, self.plan.results[index].high_watermark) + 1
             self._numbers.setdefault(partition.wait_list, {})[index] = None
             awaited.append((partition.wait_list, end))
@@ -59,12 +59,12 @@ class Reading(Watch):
             self.plan.look((0,))
 
     def unflushed(self, parts: Iterable[int]) -> list[Partition]:
-        """The partitions, of these parts, whose log end offset is above the fetched offset."""
+        """The partitions, of these parts, that have something above the fetched offset that is not readable yet."""
         return [
             partition
             for index in parts
             if (partition := self.partitions[index]) is not None
-            and self.request.parts[index].offset < partition.table.log_end_offset
+            and max(self.request.parts[index].offset, partition.table.high_watermark) < partition.table.log_end_offset
         ]
 
     def reply(self) -> Reply:

@@ -14,9 +14,11 @@ Reply::
 
     i32 throttle ms = 0  i16 error (7+)  i32 session id (7+)
     [topic { name (-12) or id (13+)
-             [partition { i32 index  i16 error  i64 end  i64 last stable offset = end
-                                i64 log start (5+)  [aborted transactions] = none
+             [partition { i32 index  i16 error  i64 end  i64 last stable offset
+                                i64 log start (5+)  [aborted { i64 producer id  i64 first offset }]
                                 i32 preferred replica = -1 (11+)  i32 size, record batches }] }]
+
+The list of aborted transactions is null unless the request reads only committed records (isolation 1), as in Kafka.
 
 Fetch sessions (KIP-227) are in ``processes.network.fetch_sessions``.  A reply with session id 0 refuses one, so each
 fetch names all its partitions.  The Java client sends a fetch without partitions at its end, with epoch -1.  A topic
@@ -27,7 +29,7 @@ whose id (KIP-516) is not known gets UNKNOWN_TOPIC_ID.  A partition with another
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Final
 
@@ -86,18 +88,18 @@ The last byte from version 12 on counts the tagged fields.
 _REPLY_HEAD_V4 = struct.Struct(">i4x")
 _REPLY_HEAD_V7 = struct.Struct(">i4xhi")
 _REPLY_HEAD_V12 = struct.Struct(">i5xhi")
-_PART_V4 = struct.Struct(">ihqqii")
-_PART_V5 = struct.Struct(">ihqqqii")
-_PART_V11 = struct.Struct(">ihqqqiii")
-_PART_V12 = struct.Struct(">ihqqqBi")
-_NO_REPLICA: Final = -1
+_PART_V4 = struct.Struct(">ihqq")
+_PART_V5 = struct.Struct(">ihqqq")
+_ABORTED_V4 = struct.Struct(">qq")
+_ABORTED_V12 = struct.Struct(">qqx")
+_NO_REPLICA: Final = b"\xff\xff\xff\xff"
+_NULL: Final = b"\xff\xff\xff\xff"
 
 
-Context = tuple[int, int, int, bytes, list[Group]]
+Context = tuple[int, int, bytes, list[Group]]
 """The values needed for the reply:
 
 - correlation id and version,
-- the count of aborted transactions: null unless the client reads only committed records, as in Kafka,
 - the count of topics as received, and the topics: the reply has the same ones, unless it names those of a session."""
 
 
@@ -127,7 +129,7 @@ def decode(
     if by_id or session_id or session_epoch != NO_SESSION:
         forgotten = _read_forgotten(frame, position, version, parts_max)
         session = SessionStep(session_id, session_epoch, forgotten, by_id)
-    context: Context = (correlation_id, version, 0 if isolation == 1 else -1, topics, groups)
+    context: Context = (correlation_id, version, topics, groups)
     return Fetch(
         context,
         wait_ms if wait_ms > 0 else 0,
@@ -136,6 +138,7 @@ def decode(
         parts,
         refused=refused,
         session=session,
+        committed=isolation == 1,
     )
 
 
@@ -228,10 +231,22 @@ def _prefix(topic: str | bytes, count: int, flexible: bool) -> bytes:
     return I16.pack(len(name)) + name + I32.pack(count)
 
 
+def _tail(version: int, aborted: Sequence[tuple[int, int]] | None, size: int) -> bytes:
+    """The fields of a partition behind the offsets, up to its record batches; None: a list that is null."""
+    if version >= FLEXIBLE_FROM:
+        if aborted:
+            rows = b"".join([_ABORTED_V12.pack(*one) for one in aborted])
+            return unsigned(len(aborted) + 1) + rows + _NO_REPLICA + unsigned(size + 1)
+        return (b"\0" if aborted is None else b"\1") + _NO_REPLICA + (unsigned(size + 1) if size else b"\1")
+    listed = _NULL if aborted is None else I32.pack(len(aborted))
+    listed += b"".join([_ABORTED_V4.pack(*one) for one in aborted or ()])
+    return listed + (_NO_REPLICA if version == 11 else b"") + I32.pack(size)
+
+
 def encode(request: Fetch, results: list[FetchResult], session: SessionReply | None) -> list[bytes | FileRange]:
     """The reply frame in pieces, size prefix first."""
     context: Context = request.context
-    correlation_id, version, aborted, topics, groups = context
+    correlation_id, version, topics, groups = context
     flexible = version >= FLEXIBLE_FROM
     parts, session_id = request.parts, 0
     if session is not None:
@@ -253,16 +268,12 @@ def encode(request: Fetch, results: list[FetchResult], session: SessionReply | N
     rows = zip(parts, results, strict=True)
     for prefix, count in groups:
         chunk.append(prefix)
-        for part, (error, log_start, end, size, part_pieces) in islice(rows, count):
-            if flexible:
-                chunk.append(_PART_V12.pack(part[1], error, end, end, log_start, aborted + 1, _NO_REPLICA))
-                chunk.append(unsigned(size + 1) if size else b"\1")
-            elif version == 11:
-                chunk.append(_PART_V11.pack(part[1], error, end, end, log_start, aborted, _NO_REPLICA, size))
-            elif version >= 5:
-                chunk.append(_PART_V5.pack(part[1], error, end, end, log_start, aborted, size))
+        for part, (error, log_start, end, size, part_pieces, stable, aborted) in islice(rows, count):
+            if version >= 5:
+                chunk.append(_PART_V5.pack(part[1], error, end, stable, log_start))
             else:
-                chunk.append(_PART_V4.pack(part[1], error, end, end, aborted, size))
+                chunk.append(_PART_V4.pack(part[1], error, end, stable))
+            chunk.append(_tail(version, aborted if request.committed else None, size))
             if size:
                 head = b"".join(chunk)
                 head_bytes += len(head)

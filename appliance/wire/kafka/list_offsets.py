@@ -14,7 +14,7 @@ Reply::
 
 Timestamps are ms or one of::
 
-    -1          the latest offset
+    -1          the latest offset; with isolation 1 the last stable one
     -2          the earliest offset
     -3 (7+)     the offset of the largest timestamp
     -4 (8+)     the earliest offset stored locally: the earliest
@@ -71,6 +71,7 @@ def decode(frame: memoryview, position: int, correlation_id: int, version: int, 
         raise ProtocolFault(f"ListOffsets version {version} is not served: see ApiVersions")
     flexible = version >= FLEXIBLE_FROM
     row = _ROW_V6 if flexible else _ROW_V4 if version >= 4 else _ROW_V1
+    committed = version > 1 and frame[position + 4] == 1
     position += 4 if version == 1 else 5
     count, start = read_count(frame, position, flexible, 3, parts_max)
     topics = bytes(frame[position:start])
@@ -100,7 +101,7 @@ def decode(frame: memoryview, position: int, correlation_id: int, version: int, 
             parts[i] = part._replace(timestamp=asked)
             if answer is not None:
                 answers[i] = answer
-    request = Offsets((correlation_id, version, answers, topics, groups), parts, counted=False)
+    request = Offsets((correlation_id, version, answers, topics, groups), parts, counted=False, committed=committed)
     if not parts:
         return Local(encode(request, []))
     return request

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from appliance.broker import plan
 from appliance.errors import InvalidTransactionState, StaleProducerEpoch, TransactionUnverified
 from appliance.log.repair import repair
 from appliance.log.tools import verify
@@ -22,7 +23,9 @@ from appliance.processes.messages import (
 from appliance.records.batch import CONTROL, TRANSACTIONAL
 from appliance.records.encode import encode_values
 from appliance.records.markers import MARKER_BYTES
+from appliance.wire.requests import LATEST, OffsetsPart
 
+from ...support.committed_reader import Held, read
 from ...support.derived import Opened, compare
 from ...support.log_batches import labelled
 from ...support.writer_rig import Rig
@@ -195,3 +198,32 @@ def test_a_wrong_index_of_aborted_transactions_is_found_and_written_again(tmp_pa
             assert [problem.path for problem in verify(directory, opened.log.derived).problems] == [path]
     assert repair(directory).actions == [f"{path}: is written again"]
     assert read_aborted(path) == entries and verify(directory).sound
+
+
+def test_readers_get_what_is_committed_and_others_all(tmp_path: Path) -> None:
+    """Method: as Kafka's consumer reads it, whole and in pieces of one batch."""
+    with Rig(tmp_path, serves=False, segment_bytes=1024) as rig:
+        coordinator = Coordinator(rig)
+        held = Held(tmp_path / "t-0", rig.table)
+        values: dict[bytes, bool] = {}
+        for number in range(30):
+            producer_id, sequence = number % 3, number // 3
+            value = b"%d" % number * 40
+            assert coordinator.open(producer_id, 0) == ""
+            assert produce(rig, transactional([value], producer_id, 0, sequence)) == 0
+            values[value] = number % 4 < 2
+            assert produce(rig, plain([b"plain %d" % number])) == 0
+            values[b"plain %d" % number] = True
+            if number > 1:
+                assert coordinator.end((number - 2) % 3, 0, (number - 2) % 4 < 2) == ""
+        open_from = stable(rig)[0]
+        for bytes_max in (1, 400, 1 << 20):
+            everything, end = read(held, False, bytes_max)
+            assert [value for _, value in everything] == list(values) and end == stable(rig)[1]
+            committed, end = read(held, True, bytes_max)
+            wanted = [one for one in everything if one[0] < open_from and values[one[1]]]
+            assert committed == wanted and end == open_from
+        assert len(rig.table.snapshot().bases) > 3
+        latest = OffsetsPart("t", 0, LATEST)
+        ends = [plan.offsets(latest, held, committed=asked).offset for asked in (True, False)]
+        assert ends == [open_from, stable(rig)[1]]

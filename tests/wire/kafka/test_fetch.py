@@ -119,7 +119,11 @@ def random_result(rng: random.Random) -> FetchResult:
     pieces: tuple[bytes | FileRange, ...] = ()
     if size:
         pieces = (data[:half], FileRange(Segment(b"head" + data + b"tail"), 4 + half, size - half))
-    return FetchResult(rng.choice((0, 0, 1, 3)), rng.randrange(2**40), rng.randrange(2**60), size, pieces)
+    end = rng.randrange(2**60)
+    aborted = [(rng.randrange(2**62), rng.randrange(2**60)) for _ in range(rng.choice((0, 0, 1, 200)))]
+    return FetchResult(
+        rng.choice((0, 0, 1, 3)), rng.randrange(2**40), end, size, pieces, rng.randrange(end + 1), aborted
+    )
 
 
 def expected(values: dict[str, Any], results: list[FetchResult], isolation: int) -> dict[str, Any]:
@@ -145,9 +149,13 @@ def part_reply(part: dict[str, Any], result: FetchResult, isolation: int) -> dic
         "partition_index": part["partition"],
         "error_code": result.error,
         "high_watermark": result.high_watermark,
-        "last_stable_offset": result.high_watermark,
+        "last_stable_offset": result.stable,
         "log_start_offset": result.log_start,
-        "aborted_transactions": [] if isolation else None,
+        "aborted_transactions": [
+            {"producer_id": producer_id, "first_offset": first} for producer_id, first in result.aborted
+        ]
+        if isolation
+        else None,
         "preferred_read_replica": -1,
         "records": sent(list(result.pieces)),
     }
