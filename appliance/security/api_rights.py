@@ -64,7 +64,7 @@ def _each(operation: Operation, resource: ResourceType) -> Row:
 
 
 KAFKA_RIGHTS: Final[dict[str, Row]] = {
-    "Produce": _each(_O.WRITE, _TOPIC),
+    "Produce": (Right(_O.WRITE, _TRANSACTIONAL, How.EACH), *_each(_O.WRITE, _TOPIC)),
     "Fetch": _each(_O.READ, _TOPIC),
     "ListOffsets": _each(_O.DESCRIBE, _TOPIC),
     "Metadata": (Right(_O.DESCRIBE, _TOPIC, How.EACH), Right(_O.DESCRIBE, _TOPIC, How.LISTED), *_CREATE),

@@ -84,6 +84,8 @@ class Produce:
     ``api``, here and below: Kafka's key of the API, also of the native request that does the same.
 
     ``denied``, here and below: the numbers of the parts that the client has no right to; the handler refuses them.
+
+    ``id_denied``: whether it is the transactional id that the client has no right to.
     """
 
     overlap: ClassVar[str] = "produce"
@@ -94,6 +96,8 @@ class Produce:
     parts: list[ProducePart]
     count: int = 1
     denied: frozenset[int] = NONE_DENIED
+    transactional_id: str | None = None
+    id_denied: bool = False
 
 
 class SessionStep(NamedTuple):

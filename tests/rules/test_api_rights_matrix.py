@@ -145,6 +145,7 @@ LOGINS = {"SaslHandshake", "SaslAuthenticate"}
 """Answered on listeners with a login only, which tests of logins see."""
 OTHERS: dict[tuple[str, ResourceType], dict[str, Any]] = {
     ("FindCoordinator", ResourceType.TRANSACTIONAL_ID): {"key_type": 1, "coordinator_keys": [TRANSACTIONAL_ID]},
+    ("Produce", ResourceType.TRANSACTIONAL_ID): {"transactional_id": TRANSACTIONAL_ID},
     ("InitProducerId", ResourceType.TRANSACTIONAL_ID): {"transactional_id": TRANSACTIONAL_ID},
     **{
         (api, resource): {"resources": [{"resource_type": number, "resource_name": name} | rest]}
@@ -313,7 +314,7 @@ def test_every_right_is_needed(server: Server, grant: Callable[..., None], api: 
         grant(*(one for one in row if one.resource is not right.resource))
         request = REQUESTS[api] | OTHERS[api, right.resource]
         assert codes(ask(server, api, **request)) & REFUSED, f"without {right}"
-        grant(right)
+        grant(right, *(needed if api == "Produce" else ()))  # it names topics as well
         assert not codes(ask(server, api, **request)) & REFUSED, f"with {right}"
     if api == "DeleteTopics":
         with super_peer(server) as peer:

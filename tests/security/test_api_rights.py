@@ -63,7 +63,10 @@ DescribeTopicPartitions: Describe Topic
 """Kafka 4.1, "Operations and resources on protocols"."""
 
 DIFFERENT = {
-    "Produce": ({"Write Topic"}, "no transactions; idempotence needs no right of its own since Kafka 3.0 (KIP-679)"),
+    "Produce": (
+        {"Write TransactionalId", "Write Topic"},
+        "idempotence needs no right of its own (KIP-679)",
+    ),
     "Fetch": ({"Read Topic"}, "no followers"),
     "OffsetForLeaderEpoch": ({"Describe Topic"}, "no followers"),
     "InitProducerId": (

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Any, Final
 
-from ...security.acls import UNRESTRICTED, Access, Decisions
+from ...security.acls import UNRESTRICTED, Access, Decisions, Operation, ResourceType
 from ...security.audit_log import Reason
 from ...security.authorizer import Authorizer
 from ...security.quotas import Quota
@@ -110,8 +110,10 @@ class Admission:
                     return self._wait(connection)
                 access = self.access(connection)
             decisions = decisions_of(access)
+            if kind is Produce and request.transactional_id is not None:
+                self._check_id(connection, request, access)
             for part in request.parts:
-                if not decisions[part[0]]:
+                if not decisions[part[0]] and not request.denied:
                     self._deny(connection, request, decisions)
                     break
             return handler(connection, request, start, frame)
@@ -123,6 +125,7 @@ class Admission:
                 and access.rights is self._rights
                 and len(parts) == request.count  # one, or joined ones, which are of one topic
                 and access.writable[parts[0][0]]
+                and request.transactional_id is None
             ):
                 return handler(connection, request, start, frame)
             return begin(connection, request, start, frame)
@@ -174,6 +177,13 @@ class Admission:
         request.denied = denied
         names = dict.fromkeys(request.parts[index][0] for index in sorted(denied))
         self.refuse(connection, f"{type(request).__name__} {next(iter(names))}", len(names) - 1)
+
+    def _check_id(self, connection: Connection, request: Produce, access: Access) -> None:
+        """Refuse all of a request whose transactional id its client may not use."""
+        name = request.transactional_id or ""
+        if not access.may(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, name):
+            request.denied, request.id_denied = frozenset(range(len(request.parts))), True
+            self.refuse(connection, f"Produce {name}")
 
     def refuse(self, connection: Connection, what: str, more: int = 0) -> None:
         """Note a refusal: the request, the first name in it that the client has no right to, and how many more."""

@@ -27,7 +27,14 @@ from operator import ge
 from typing import Final
 
 from ...broker import plan
-from ...errors import ApplianceError, StorageFault, TopicNotPermitted, UnknownPartition, WriterGone
+from ...errors import (
+    ApplianceError,
+    StorageFault,
+    TopicNotPermitted,
+    TransactionalIdNotPermitted,
+    UnknownPartition,
+    WriterGone,
+)
 from ...names import TopicPartition
 from ...partition_states import OFFLINE, OPENING
 from ...records.batch import has_producer
@@ -211,7 +218,9 @@ class Producing:
     ) -> None:
         topic, number, *_ = request.parts[index]
         error: ApplianceError
-        if index in request.denied:
+        if request.id_denied:
+            error = TransactionalIdNotPermitted(f"not permitted: Write on id {request.transactional_id!r}")
+        elif index in request.denied:
             error = TopicNotPermitted(f"not permitted: Write on topic {topic!r}")
         elif partition is None:
             error = UnknownPartition(f"{topic}-{number} is not on this appliance: create it, or ask for metadata")

@@ -31,7 +31,6 @@ from typing import Final
 from ...errors import (
     DuplicateSequence,
     InvalidRecord,
-    InvalidRequest,
     InvalidTopic,
     OutOfOrderSequence,
     ProtocolFault,
@@ -93,7 +92,7 @@ def decode(frame: memoryview, position: int, correlation_id: int, version: int, 
     if version > VERSION_READABLE_MAX:
         raise ProtocolFault(f"Produce version {version} is not served: see ApiVersions")
     flexible = version >= FLEXIBLE_FROM
-    transactional, position = _skip_transactional_id(frame, position, version)
+    transactional_id, position = _read_transactional_id(frame, position, version)
     acks, timeout_ms = _HEAD.unpack_from(frame, position)
     position += 6
     count, start = read_count(frame, position, flexible, 3, parts_max)
@@ -116,9 +115,9 @@ def decode(frame: memoryview, position: int, correlation_id: int, version: int, 
     for index in internal:
         parts[index] = parts[index]._replace(stop=parts[index].start)
     context: Context = ([correlation_id], version, topics, groups, b"", frozenset(internal))
-    request = Produce(context, acks, timeout_ms, parts)
-    if transactional or not -1 <= acks <= 1 or not VERSION_SERVED_MIN <= version <= VERSION_SERVED_MAX:
-        return _refuse(request, transactional)
+    request = Produce(context, acks, timeout_ms, parts, transactional_id=transactional_id)
+    if not -1 <= acks <= 1 or not VERSION_SERVED_MIN <= version <= VERSION_SERVED_MAX:
+        return _refuse(request)
     return request
 
 
@@ -227,26 +226,28 @@ def _read_parts_flexible(frame: memoryview, position: int, topic: str, count: in
     return skip_tags(frame, position)
 
 
-def _skip_transactional_id(frame: memoryview, position: int, version: int) -> tuple[bool, int]:
-    """Whether there is a transactional id, and the position after it."""
+def _read_transactional_id(frame: memoryview, position: int, version: int) -> tuple[str | None, int]:
+    """The transactional id, and the position after it."""
     if version < VERSION_SERVED_MIN:
-        return False, position
+        return None, position
     if version >= FLEXIBLE_FROM:
         size, position = read_varint(frame, position)
         size -= 1
     else:
         (size,) = I16.unpack_from(frame, position)
         position += 2
-    return (False, position) if size < 0 else (True, position + size)
+    if size < 0:
+        return None, position
+    if size > len(frame) - position:
+        raise ProtocolFault("malformed Produce request: its transactional id is longer than the frame")
+    return str(frame[position : position + size], "utf-8", "replace"), position + size
 
 
-def _refuse(request: Produce, transactional: bool) -> Local:
+def _refuse(request: Produce) -> Local:
     if request.acks == 0:
         return Local(b"", close=True)
     if not -1 <= request.acks <= 1:
         code, why = INVALID_REQUIRED_ACKS, f"acks={request.acks}: only -1 (all), 0 and 1 have a meaning"
-    elif transactional:
-        code, why = InvalidRequest.code, "transactions are not supported: leave transactional.id unset"
     else:
         code, why = (
             UnsupportedVersion.code,

@@ -239,7 +239,7 @@ def test_acks_0_has_no_reply() -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize(
     ("changed", "code", "why"),
-    [({"transactional_id": "tx"}, 42, "transactions"), ({"acks": 2}, 21, "acks=2"), ({"acks": -2}, 21, "acks=-2")],
+    [({"acks": 2}, 21, "acks=2"), ({"acks": -2}, 21, "acks=-2")],
 )
 def test_what_is_refused_is_answered_for_each_partition(
     version: int, changed: dict[str, Any], code: int, why: str
@@ -250,6 +250,18 @@ def test_what_is_refused_is_answered_for_each_partition(
     assert (part.index, part.error_code, part.base_offset) == (5, code, -1)
     if version >= 8:
         assert why in part.error_message
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_transactional_id_is_read(version: int) -> None:
+    frame = request_frame(PRODUCE, version, one(transactional_id="täx"))
+    request = CODEC.decode(memoryview(frame))
+    assert isinstance(request, Produce) and request.transactional_id == "täx"
+    assert [part.partition for part in request.parts] == [5]
+    other = CODEC.decode(memoryview(request_frame(PRODUCE, version, one())))
+    assert isinstance(other, Produce) and other.transactional_id is None
+    with pytest.raises(ProtocolFault):
+        CODEC.decode(memoryview(frame[:-40]))
 
 
 @pytest.mark.parametrize("version", [0, 1, 2])
@@ -274,7 +286,7 @@ def test_versions_above_ours_are_refused_while_they_can_be_read() -> None:
 
 
 def test_a_refused_request_without_reply_closes_the_connection() -> None:
-    reply = CODEC.decode(memoryview(request_frame(PRODUCE, 7, one(acks=0, transactional_id="tx"))))
+    reply = CODEC.decode(memoryview(request_frame(PRODUCE, 2, one(acks=0))))
     assert reply == Local(b"", close=True)
 
 
