@@ -65,6 +65,10 @@ class File:
         self.fd = system.open(path, flags | os.O_CLOEXEC, mode)
         self.path = path
 
+    def read(self, count: int, position: int) -> bytes | bytearray:
+        """Read as pread(2) does: fewer bytes only at the end of the file."""
+        return os.pread(self.fd, count, position)
+
     def __del__(self) -> None:
         if self.fd >= 0:
             os.close(self.fd)

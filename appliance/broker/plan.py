@@ -19,6 +19,7 @@ from ..errors import (
     WriterGone,
 )
 from ..log.files import offset_at
+from ..log.page_cache import NotInMemory
 from ..log.reader import Found
 from ..partition_states import OFFLINE, OPENING
 from ..shared.table import SegmentTable, TableSnapshot
@@ -99,18 +100,21 @@ class FetchPlan:
     """What the parts of a fetch get.  While the fetch waits, only the parts that have changed are looked at again.
 
     As in Kafka, the first batch found is returned whole, whatever the limits, so that a consumer always makes progress.
-    All other batches keep to ``request.bytes_max``.  At most PARTS_GIVEN_MAX parts get data, since each needs a look
-    into an index.  The others are answered as if there was no room.  The partitions of denied parts are None.
+    All other batches keep to ``request.bytes_max``.  At most PARTS_GIVEN_MAX parts get data, or are ``cold``,
+    since each needs a look into an index.  The others are answered as if there was no room.  The partitions of denied
+    parts are None.
 
-    ``results``: of every part.  ``size``: bytes of all together.
+    ``results``: of every part.  ``size``: bytes of all together.  ``cold``: what has to be brought into memory before
+    these parts can be looked at again; until then they get nothing.
     """
 
-    __slots__ = ("_failed", "_given", "_let_go", "_wanted", "partitions", "request", "results", "size")
+    __slots__ = ("_failed", "_given", "_let_go", "_wanted", "cold", "partitions", "request", "results", "size")
 
     def __init__(self, request: Fetch, partitions: Sequence[Readable | None]) -> None:
         self.request, self.partitions = request, partitions
         self.results = [NOT_LOOKED_AT] * len(partitions)
         self.size = 0
+        self.cold: dict[int, FileRange] = {}
         self._given: set[int] = set()
         self._failed: set[int] = set()
         self._let_go = False
@@ -125,9 +129,14 @@ class FetchPlan:
             if results[index] is not NOT_LOOKED_AT:
                 self.forget(index)
             part = request.parts[index]
-            left = request.bytes_max - self.size if len(self._given) < PARTS_GIVEN_MAX else 0
+            left = request.bytes_max - self.size if len(self._given) + len(self.cold) < PARTS_GIVEN_MAX else 0
             partition, is_first = self.partitions[index], self.size == 0
-            result = results[index] = _fetch_part(part, partition, left, is_first, request.committed)
+            try:
+                result = _fetch_part(part, partition, left, is_first, request.committed)
+            except NotInMemory as missing:
+                self.cold[index] = missing.wanted
+                result = _fetch_part(part, partition, 0, False, request.committed)
+            results[index] = result
             if result.size:
                 self._given.add(index)
                 self.size += result.size
@@ -143,6 +152,7 @@ class FetchPlan:
         result = self.results[index]
         self.results[index] = NOT_LOOKED_AT
         self._failed.discard(index)
+        self.cold.pop(index, None)
         if index in self._given:
             self._given.remove(index)
             self.size -= result.size
@@ -203,6 +213,11 @@ def _without_data(error: int) -> FetchResult:
 
 
 def _fetch_part(part: FetchPart, partition: Readable | None, left: int, first: bool, committed: bool) -> FetchResult:
+    """What a part gets of the bytes that are ``left``; the ``first`` one gets a batch, whatever is left.
+
+    Raises:
+        NotInMemory: what has to be read for that must be brought first.
+    """
     try:
         snapshot = snapshot_of(partition, part)
     except ApplianceError as error:
@@ -273,12 +288,14 @@ def sound_end(damaged: Sequence[tuple[int, int]], offset: int, end: int) -> int:
 class Lookup:
     """Answers a request about offsets in steps, each of which reads a bounded amount of data.
 
-    ``results`` has the answers found so far, in the order of the parts.
+    ``results`` has the answers found so far, in the order of the parts.  ``cold``: what has to be brought into memory
+    before the next part can be answered; None: nothing.
     """
 
     def __init__(self, request: Offsets, partitions: Sequence[Readable | None]) -> None:
         self.request = request
         self.results: list[OffsetsResult] = []
+        self.cold: FileRange | None = None
         self._partitions = list(partitions)
 
     def forget(self, partition: Readable) -> None:
@@ -286,21 +303,24 @@ class Lookup:
         self._partitions = [None if one is partition else one for one in self._partitions]
 
     def look(self, bytes_max: int) -> int:
-        """Answer parts until all are answered (:attr:`done`) or ``bytes_max`` bytes have been read.
+        """Answer parts until all are answered (:attr:`done`), ``bytes_max`` bytes have been read, or it is ``cold``.
 
         Returns:
             The number of bytes read; the last part may exceed ``bytes_max``.
         """
-        looked = 0
+        looked, self.cold = 0, None
         for index in range(len(self.results), len(self.request.parts)):
             part, partition = self.request.parts[index], self._partitions[index]
             before = 0 if partition is None else partition.reader.looked_bytes
-            if index in self.request.denied:
-                self.results.append(OffsetsResult(TopicNotPermitted.code, -1, -1, -1))
-            else:
-                self.results.append(offsets(part, partition, self.request.counted, self.request.committed))
+            try:
+                if index in self.request.denied:
+                    self.results.append(OffsetsResult(TopicNotPermitted.code, -1, -1, -1))
+                else:
+                    self.results.append(offsets(part, partition, self.request.counted, self.request.committed))
+            except NotInMemory as missing:
+                self.cold = missing.wanted
             looked += PART_BYTES if partition is None else PART_BYTES + partition.reader.looked_bytes - before
-            if looked >= bytes_max:
+            if looked >= bytes_max or self.cold is not None:
                 break
         return looked
 

@@ -31,6 +31,7 @@ from typing import Final, NamedTuple
 
 from ..durable_files import SYSTEM, File, System, write_at
 from ..errors import CorruptLog
+from .page_cache import LogFile
 
 ENTRY: Final = struct.Struct("<Qqq")
 ENTRY_BYTES: Final = 24
@@ -150,7 +151,7 @@ class Builder:
         write_at(file.fd, self.rest, position, system)
 
 
-class IndexFile(File):
+class IndexFile(LogFile):
     """Reads an index file.  ``end`` is the high watermark: entries above it are neither used nor kept.
 
     Its methods raise :class:`CorruptLog` when the file cannot be used; the log itself may be whole.
@@ -172,10 +173,10 @@ class IndexFile(File):
             raise CorruptLog(str(self.path), number * ENTRY_BYTES, "the index became shorter while being read")
         return Entry(*ENTRY.unpack(data))
 
-    def _read(self, size: int, number: int) -> bytes:
+    def _read(self, size: int, number: int) -> bytes | bytearray:
         """Up to ``size`` bytes from entry ``number`` on."""
         try:
-            return os.pread(self.fd, size, number * ENTRY_BYTES)
+            return self.read(size, number * ENTRY_BYTES)
         except OSError as error:
             raise CorruptLog(str(self.path), number * ENTRY_BYTES, f"cannot be read: {error.strerror}") from error
 

@@ -36,6 +36,7 @@ from ..records.batch import ATTRIBUTES_AT, EMPTIED
 from ..wire.requests import FileRange
 from .files import INDEX_SUFFIX, LOG_SUFFIX, NAME_DIGITS
 from .index import Entry, IndexFile
+from .page_cache import LogFile
 from .recovery import is_retired
 from .segment import has_header, headers
 from .transactions import ENTRY_BYTES as ABORTED_BYTES
@@ -65,11 +66,11 @@ RECORD_BYTES: Final = 64
 ABORTED_AT_ONCE: Final = 64
 """Entries of an index of aborted transactions that are read at a time."""
 
-AnyFile = TypeVar("AnyFile", bound=File)
+AnyFile = TypeVar("AnyFile", bound=LogFile)
 _EMPTIED: Final = EMPTIED.to_bytes(2, "big")
 
 
-class SegmentFile(File):
+class SegmentFile(LogFile):
     """The file of a segment.  ``holed``: parts of it take no room on the disk (``compaction``)."""
 
     __slots__ = ("holed", "number")
@@ -92,12 +93,15 @@ class SegmentFile(File):
 
 
 class FileCache:
-    """Keeps the last used segment and index files of any number of logs open, at most ``files_max``."""
+    """Keeps the last used segment and index files of any number of logs open, at most ``files_max``.
 
-    def __init__(self, files_max: int = FILES_MAX) -> None:
+    ``waits``: reading them waits for the disk, as everybody can who is no loop.  Else only what is in memory is read.
+    """
+
+    def __init__(self, files_max: int = FILES_MAX, waits: bool = True) -> None:
         assert files_max >= 2
-        self._files_max = files_max
-        self._files: OrderedDict[str, File] = OrderedDict()
+        self._files_max, self._waits = files_max, waits
+        self._files: OrderedDict[str, LogFile] = OrderedDict()
         self._times: OrderedDict[tuple[str, int], Times] = OrderedDict()
         self._times_count = 0
         self.opened = 0
@@ -123,6 +127,8 @@ class FileCache:
                 raise
             except OSError as error:
                 raise StorageFault(f"{path}: cannot be opened: {error.strerror}") from error
+            if not self._waits:
+                file.do_not_wait()
             self.opened += 1
             self._files[path] = file
             if len(self._files) > self._files_max:
@@ -184,8 +190,8 @@ class LogReader:
     ``bases`` and ``end`` come from one consistent snapshot of the log, ``bases[0] <= end``.  Call :meth:`forget` when
     the log was repaired, or created again under the same name.
 
-    Every method may raise :class:`CorruptLog` and :class:`UnreadableLog`, with file and position, and
-    :class:`StorageFault`.
+    Every method may raise :class:`CorruptLog` and :class:`UnreadableLog`, with file and position,
+    :class:`StorageFault`, and :class:`NotInMemory` where files are not waited for: it can be called again then.
     """
 
     def __init__(self, path: Path | str, files: FileCache) -> None:
@@ -261,7 +267,7 @@ class LogReader:
                 return found
             log = found.file
             assert isinstance(log, SegmentFile)
-            if os.pread(log.fd, 2, found.position + ATTRIBUTES_AT) != _EMPTIED:
+            if log.read(2, found.position + ATTRIBUTES_AT) != _EMPTIED:
                 return self._up_to_hole(log, bases[bisect_right(bases, offset) - 1], found) if log.holed else found
             number = bisect_right(bases, offset) - 1
             offset = self._behind_emptied(log, bases[number], min(bases[number + 1], end), found.position)
@@ -308,7 +314,7 @@ class LogReader:
     def _aborted_in(self, base: int, offset: int) -> Iterator[Aborted]:
         """Yields the entries of a segment whose markers are not before ``offset``."""
         try:
-            file = self._files.get(str(aborted_path(self._directory, base)), File)
+            file = self._files.get(str(aborted_path(self._directory, base)), LogFile)
             count = os.fstat(file.fd).st_size // ABORTED_BYTES
             numbers = range(count)
             first = bisect_left(numbers, offset, key=lambda number: self._aborted_at(file, number, 1)[0].last)
@@ -319,8 +325,8 @@ class LogReader:
         except OSError as error:
             raise StorageFault(f"{aborted_path(self._directory, base)}: {error.strerror}") from error
 
-    def _aborted_at(self, file: File, number: int, count: int) -> list[Aborted]:
-        return list(unpack(os.pread(file.fd, count * ABORTED_BYTES, number * ABORTED_BYTES)))
+    def _aborted_at(self, file: LogFile, number: int, count: int) -> list[Aborted]:
+        return list(unpack(file.read(count * ABORTED_BYTES, number * ABORTED_BYTES)))
 
     def has(self, found: FileRange) -> bool:
         """Whether the file is as long as a range of it: ask in an offline partition, whose files nobody looks at."""
@@ -458,7 +464,7 @@ class LogReader:
 
         if piece.count > UNPACKED_BYTES_MAX:
             return _unknown(skipped)
-        data = os.pread(piece.file.fd, piece.count, piece.position)
+        data = bytes(piece.file.read(piece.count, piece.position))
         self.looked_bytes += len(data)
         try:
             times, unpacked_bytes = largest_times(

@@ -237,7 +237,7 @@ def has_header(file: File, base: int, position: int, stop: int) -> bool:
     if not 0 <= position <= stop - HEADER_BYTES:
         return False
     try:
-        data = os.pread(file.fd, HEADER_BYTES, position)
+        data = file.read(HEADER_BYTES, position)
     except OSError as error:
         raise UnreadableLog(str(file.path), position, error) from error
     if len(data) < HEADER_BYTES:
@@ -264,15 +264,16 @@ def headers(file: File, base: int, position: int, stop: int) -> Iterator[tuple[i
 
     Raises:
         CorruptLog: there is no header of a batch with the base offset of its position.
+        NotInMemory: it cannot go on without the disk.
     """
     window = HOP_BYTES_MIN
-    data = b""
+    data: bytes | bytearray = b""
     at = position
     while position < stop:
         start = position - at
         if len(data) - start < HEADER_BYTES:
             try:
-                data, at, start = os.pread(file.fd, window, position), position, 0
+                data, at, start = file.read(window, position), position, 0
             except OSError as error:
                 raise UnreadableLog(str(file.path), position, error) from error
             window = min(2 * window, HOP_BYTES_MAX)

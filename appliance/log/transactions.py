@@ -121,7 +121,7 @@ def read_aborted(path: Path) -> list[Aborted]:
     return list(unpack(data))
 
 
-def unpack(data: bytes) -> Iterator[Aborted]:
+def unpack(data: bytes | bytearray) -> Iterator[Aborted]:
     for _, *fields in ENTRY.iter_unpack(data[: len(data) - len(data) % ENTRY_BYTES]):
         yield Aborted(*fields)
 

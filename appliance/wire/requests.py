@@ -34,6 +34,10 @@ class OpenFile(Protocol):
 
     fd: int
 
+    def read(self, count: int, position: int) -> bytes | bytearray: ...
+
+    def in_memory(self, position: int, count: int) -> int: ...
+
 
 class FileRange(NamedTuple):
     """``count`` bytes at ``position`` of an open file, to be sent with ``sendfile``."""

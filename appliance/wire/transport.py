@@ -68,7 +68,7 @@ class Transport(Protocol):
     subject: str
 
     def receive_into(self, target: memoryview, /) -> int: ...
-    def send(self, data: bytes, flags: int = 0, /) -> int: ...
+    def send(self, data: bytes | bytearray, flags: int = 0, /) -> int: ...
     def send_file(self, file_fd: int, position: int, count: int, /) -> int: ...
     def close(self) -> None: ...
 
@@ -229,7 +229,7 @@ class TlsTransport:
 
     # ---- sending
 
-    def send(self, data: bytes, flags: int = 0, /) -> int:
+    def send(self, data: bytes | bytearray, flags: int = 0, /) -> int:
         """Encrypt and send a piece of ``data``; with MSG_MORE a small one is sent with the next, which must follow."""
         if self._unsent:
             self._flush()
@@ -251,7 +251,7 @@ class TlsTransport:
         data = os.pread(file_fd, min(count, PIECE_BYTES), position)
         return self._send_encrypted(self._encrypt(data)) if data else 0
 
-    def _encrypt(self, data: bytes) -> int:
+    def _encrypt(self, data: bytes | bytearray) -> int:
         """Encrypt a piece of ``data``; return its size."""
         if len(data) <= RECORD_BYTES:
             return self._tls.write(data)

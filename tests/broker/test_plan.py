@@ -11,8 +11,10 @@ from appliance.config import TopicSettings
 from appliance.errors import StorageFault, UnknownPartition
 from appliance.log import FileCache, Log, LogReader
 from appliance.log.compaction import Policy, run_pass
+from appliance.log.page_cache import LogFile
 from appliance.log.reader import QUESTION_BYTES, UNPACKED_BYTES_MAX
 from appliance.partition_states import ONLINE
+from appliance.processes.network.cold_reads import STRETCH_BYTES, read_stretch
 from appliance.records.encode import encode_batch
 from appliance.shared.table import TableSnapshot
 from appliance.wire.requests import (
@@ -21,12 +23,14 @@ from appliance.wire.requests import (
     MAX_TIMESTAMP,
     Fetch,
     FetchPart,
+    FileRange,
     Offsets,
     OffsetsPart,
     OffsetsResult,
 )
 
 from ..log.test_reader import times_batch
+from ..support.cold_files import drop
 from ..support.log_batches import batch, filled, retire
 
 
@@ -188,3 +192,45 @@ def test_damaged_ranges_are_not_served_and_all_else_is(tmp_path: Path) -> None:
             served.add((offset, offset + result.size))
     assert {stop for _, stop in served} == {ends[1], ends[5], ends[-1]}
     assert min(start for start, stop in served if stop == ends[5]) == ends[2]
+
+
+def test_what_is_not_in_memory_is_asked_for_piece_by_piece_and_changes_no_answer(tmp_path: Path) -> None:
+    """Goal: a plan needs no more from the disk than a few pieces for each part, and ends."""
+    log = filled(tmp_path, [batch([bytes(900)] * 7, 1_000 + number) for number in range(50)], TopicSettings())
+    end = log.end_offset
+    parts = [OffsetsPart("t", 0, time, -1) for time in (LATEST, EARLIEST, MAX_TIMESTAMP, 1_000, 1_030, 2_000)]
+    parts += [OffsetsPart("t", 0, -1, offset) for offset in (0, end // 2, end)]
+    request = Offsets(None, parts)
+    fetch = Fetch(None, 0, 1, 1 << 20, [FetchPart("t", 0, offset, 30_000) for offset in (0, 17, end // 2, end)])
+    warm = Held(log, FileCache())
+    known = Lookup(request, [warm] * len(parts))
+    while not known.done:
+        known.look(1 << 30)
+    drop(tmp_path.glob("*.*"))
+    held = Held(log, FileCache(waits=False))
+    lookup, brought = Lookup(request, [held] * len(parts)), 0
+    while not lookup.done:
+        lookup.look(1 << 30)
+        brought += bring(lookup.cold)
+    assert lookup.results == known.results and 0 < brought < 30
+    drop(tmp_path.glob("*.*"))
+    held = Held(log, FileCache(waits=False))
+    plan, looks = FetchPlan(fetch, [held] * 4), 0
+    assert sorted(plan.cold) == [0, 1, 2] and not plan.size
+    while plan.cold:
+        for piece in plan.cold.values():
+            bring(piece)
+        plan.look(sorted(plan.cold))
+        looks += 1
+    pieces = lambda one: [[piece[1:] for piece in result.pieces] for result in one.find()]  # noqa: E731
+    assert pieces(plan) == pieces(FetchPlan(fetch, [warm] * 4)) and looks < 10
+
+
+def bring(piece: FileRange | None) -> int:
+    """As a thread and the loop do; how much was asked for."""
+    if piece is None:
+        return 0
+    file = piece.file
+    assert isinstance(file, LogFile) and file.memory is not None
+    file.memory.bring(file.fd, read_stretch(piece, memoryview(bytearray(STRETCH_BYTES))))
+    return 1

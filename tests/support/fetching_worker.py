@@ -7,8 +7,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+from appliance.log.page_cache import NotInMemory
 from appliance.names import TopicPartition
 from appliance.partition_states import ONLINE
+from appliance.processes.network.cold_reads import ColdReads
 from appliance.processes.network.fetch_sessions import SESSION_PARTS_MAX, SESSIONS_MAX, FetchSessions
 from appliance.processes.network.fetching import Fetching
 from appliance.processes.network.known_partitions import Partition
@@ -28,10 +30,14 @@ from appliance.wire.requests import (
 WORKER = 3
 WORKERS = 4
 NOWHERE = Path("/nonexistent")
+COLD_READS = ColdReads()
 
 
 class Log:
-    """A partition's log, all of which is one batch that grows.  ``looks``: how often it was looked at."""
+    """A partition's log, all of which is one batch that grows.  ``looks``: how often it was looked at.
+
+    ``cold``: what has to be brought into memory before it can be looked at; None: nothing.
+    """
 
     def __init__(self, readable: int, part_bytes: int = 1 << 20) -> None:
         self.table = SegmentTable([0] * (ROWS + 4))
@@ -39,9 +45,12 @@ class Log:
         self.table.set_state(ONLINE)
         self.looks, self._part_bytes = 0, part_bytes
         self.looked_bytes = 0
+        self.cold: FileRange | None = None
 
     def without_holes(self, bases: tuple[int, ...], end: int, offset: int, bytes_max: int) -> FileRange | None:
         self.looks += 1
+        if self.cold is not None:
+            raise NotInMemory(self.cold)
         return FileRange(cast(Any, None), offset, min(end - offset, bytes_max)) if offset < end else None
 
     def grow(self, size: int) -> None:
@@ -56,10 +65,11 @@ class Client:
         self.read_ns = 0
         self.codec, self.counters = self, self
         self.answers: list[Any] = []
+        self.requests: list[Any] = []
         self.access: Access = UNRESTRICTED
 
     def begin(self, pending: object) -> None:
-        pass
+        self.requests.append(pending)
 
     def failed(self, api: int, count: int = 1) -> None:
         pass
@@ -85,6 +95,7 @@ class Worker:
         wait_lists: WaitLists | None = None,
         sessions_max: int = SESSIONS_MAX,
         parts_max: int = SESSION_PARTS_MAX,
+        cold_reads: ColdReads = COLD_READS,
     ) -> None:
         self.asked: list[bool] = []
         self.wait_lists = wait_lists or WaitLists(WORKER)
@@ -99,7 +110,7 @@ class Worker:
         access: Any = lambda client: client.access  # noqa: E731
         self.sessions = FetchSessions(self.turn, known, self.wait_lists, access, sessions_max, parts_max)
         connections: Any = SimpleNamespace(awaits_announcement=lambda *_: False, answer=self._answer)
-        self.fetching = Fetching(self.turn, connections, known, self.wait_lists, self.sessions)
+        self.fetching = Fetching(self.turn, connections, known, self.wait_lists, self.sessions, cold_reads)
         self.client = Client()
 
     def _at(self, part: FetchPart) -> Partition | None:
@@ -120,11 +131,13 @@ class Worker:
         del self.logs[number]
         self.wait_lists.drop(self.by_key.pop(("t", number)).wait_list)
 
+    def parts(self, offsets: Sequence[int], part_bytes: int = 1 << 20) -> list[FetchPart]:
+        return [FetchPart("t", number, offset, part_bytes) for number, offset in enumerate(offsets)]
+
     def fetch(
         self, offsets: Sequence[int], bytes_min: int, wait_ms: int = 500, part_bytes: int = 1 << 20, epoch: int = -1
     ) -> None:
-        parts = [FetchPart("t", number, offset, part_bytes) for number, offset in enumerate(offsets)]
-        self.start(self.client, parts, bytes_min, wait_ms, SessionStep(0, epoch, []))
+        self.start(self.client, self.parts(offsets, part_bytes), bytes_min, wait_ms, SessionStep(0, epoch, []))
 
     def start(
         self,

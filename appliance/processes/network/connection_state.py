@@ -14,12 +14,12 @@ a header and its batches in one TCP segment.
 from __future__ import annotations
 
 import errno
-import os
 from collections import deque
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final
 
 from ...addresses import Listener
+from ...log.page_cache import NotInMemory
 from ...security.acls import Access
 from ...security.login_exchange import Exchange
 from ...security.principals import ANONYMOUS, Origin
@@ -213,6 +213,7 @@ class Connection:
         "close_when_sent",
         "closed",
         "codec",
+        "cold",
         "counters",
         "cuttable_bytes",
         "delayed",
@@ -236,6 +237,7 @@ class Connection:
         "started",
         "transport",
         "unanswered",
+        "warm_bytes",
     )
 
     def __init__(
@@ -272,6 +274,10 @@ class Connection:
         """Bytes put into the output since the last answer to a produce request."""
         self.events = 0
         """The events that epoll watches the socket for."""
+        self.cold: FileRange | None = None
+        """What is next, and not in memory: nothing is sent until it has been brought."""
+        self.warm_bytes = 0
+        """Bytes of the first range of a file that are known to be in memory, while it sends."""
         self.blocked = False
         """The socket has not taken all of the output; until epoll says that it takes more, nothing is sent."""
         self.active_ms = self.read_ns = 0
@@ -350,13 +356,14 @@ class Connection:
         self.unanswered = sum(one.count for one in self.requests)
 
     def send(self) -> int:
-        """Send as much as the socket takes; return the number of bytes.
+        """Send as much as the socket takes, and is in memory; return the number of bytes.
 
         Raises:
             FileFault: what is next cannot be read.
             OSError: the connection is gone.
         """
         before = self.out_bytes
+        self.warm_bytes = 0
         try:
             while self.out:
                 piece = self.out[0]
@@ -367,7 +374,9 @@ class Connection:
                     self._send_file(piece)
         except BlockingIOError:
             pass
-        self.blocked = bool(self.out)
+        except NotInMemory as missing:
+            self.cold = missing.wanted
+        self.blocked = bool(self.out) and self.cold is None
         return before - self.out_bytes
 
     def _send_joined(self) -> bool:
@@ -376,38 +385,55 @@ class Connection:
         Returns:
             False when some bytes are left: they are not read from their file again before the socket takes more.
         """
-        chunks: list[bytes] = []
-        size = 0
+        chunks: list[bytes | bytearray] = []
+        size = more = 0
         for piece in self.out:
             if isinstance(piece, bytes):
                 if size >= JOINED_BYTES_MAX:
+                    more = MORE
                     break
                 chunks.append(piece)
             elif size + piece.count <= JOINED_BYTES_MAX:
                 try:
                     chunks.append(_read(piece))
-                except OSError:
+                except (OSError, NotInMemory):
                     if chunks:  # whole replies may be among them: the next step raises
                         break
                     raise
             else:
+                more = MORE if self._follows(piece) else 0
                 break
             size += len(chunks[-1])
-        more = MORE if len(self.out) > len(chunks) else 0
         data = chunks[0] if len(chunks) == 1 else b"".join(chunks)  # cheaper than sendmsg
         sent = self.transport.send(data, more)
         self._remove(sent)
         return sent == len(data)
 
+    def _follows(self, piece: FileRange) -> bool:
+        """Whether a range can be sent right behind what is sent now, which must not wait for a disk with it."""
+        try:
+            warm_bytes = piece.file.in_memory(piece.position, piece.count)
+        except OSError:  # the next step asks again, and raises
+            return False
+        if piece.count <= JOINED_BYTES_MAX:
+            return warm_bytes == piece.count
+        self.warm_bytes = warm_bytes
+        return warm_bytes > 0
+
     def _send_file(self, piece: FileRange) -> None:
         try:
-            sent = self.transport.send_file(piece.file.fd, piece.position, piece.count)
+            if not self.warm_bytes:
+                self.warm_bytes = piece.file.in_memory(piece.position, piece.count)
+            if not self.warm_bytes:
+                raise NotInMemory(piece)
+            sent = self.transport.send_file(piece.file.fd, piece.position, min(piece.count, self.warm_bytes))
         except OSError as error:
             if error.errno in OF_DISKS:
                 raise FileFault(piece) from error
             raise
         if sent == 0:
             raise FileFault(piece)
+        self.warm_bytes = max(0, self.warm_bytes - sent)  # TLS may have encrypted more before
         self._remove(sent)
 
     def _remove(self, sent: int) -> None:
@@ -437,10 +463,15 @@ def _after(piece: FileRange, count: int) -> FileRange:
     return piece._replace(position=piece.position + count, count=piece.count - count)
 
 
-def _read(piece: FileRange) -> bytes:
-    """Raises FileFault: the disk fails."""
+def _read(piece: FileRange) -> bytes | bytearray:
+    """Read a range.
+
+    Raises:
+        FileFault: the disk fails, or the file is too short.
+        NotInMemory: it has to be brought first.
+    """
     try:
-        data = os.pread(piece.file.fd, piece.count, piece.position)
+        data = piece.file.read(piece.count, piece.position)
     except OSError as error:
         raise FileFault(piece) from error
     if len(data) < piece.count:

@@ -19,6 +19,7 @@ import select
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 from ...config import Network
@@ -27,6 +28,7 @@ from ...errors import ProtocolFault, TlsOnPlain
 from ...security.audit_log import Audit, Reason
 from ...shared.counters import Counters
 from ...wire.requests import FileRange, Local, Login, Produce, Request, decode_frames
+from .cold_reads import STRETCH_BYTES, ColdReads
 from .connection_state import Connection, FileFault, Pending
 from .inbox import Buffers, Inbox
 from .turn import Turn
@@ -101,9 +103,16 @@ class Connections:
     throttle: Callable[[Pending, list[bytes | FileRange]], list[bytes | FileRange]]
 
     def __init__(
-        self, turn: Turn, epoll: select.epoll, buffers: Buffers, limits: Network, counters: Counters | None = None
+        self,
+        turn: Turn,
+        epoll: select.epoll,
+        buffers: Buffers,
+        limits: Network,
+        cold_reads: ColdReads,
+        counters: Counters | None = None,
     ) -> None:
         self._turn, self._epoll, self._buffers, self._limits = turn, epoll, buffers, limits
+        self._cold_reads = cold_reads
         self._counters = counters or Counters()
         self.handlers: dict[type[Request], Handler] = {}
         self.by_fd: dict[int, Connection] = {}
@@ -356,16 +365,7 @@ class Connections:
         if connection.closed:
             return
         connection.collect()
-        try:
-            sent = 0 if connection.blocked else connection.send()
-            if sent:
-                connection.active_ms = self._turn.now_ms
-                connection.counters.sent(sent)
-                connection.session.bytes_out += sent
-        except OSError as error:
-            if isinstance(error, FileFault):  # the header has promised these bytes: the client has to ask again
-                self._on_unreadable(error.piece)
-            self.close(connection)
+        if not connection.blocked and connection.cold is None and connection.out and not self._send(connection):
             return
         if connection.close_when_sent and not connection.out and not connection.requests:
             self.close(connection)
@@ -382,10 +382,34 @@ class Connections:
             return
         self.watch(connection)
 
+    def _send(self, connection: Connection) -> bool:
+        """Send what the socket takes, and ask for what is next if it is not in memory; False: it had to be closed."""
+        try:
+            sent = connection.send()
+        except OSError as error:
+            if isinstance(error, FileFault):  # the header has promised these bytes: the client has to ask again
+                self._on_unreadable(error.piece)
+            self.close(connection)
+            return False
+        if sent:
+            connection.active_ms = self._turn.now_ms
+            connection.counters.sent(sent)
+            connection.session.bytes_out += sent
+        if (cold := connection.cold) is not None:
+            stretch = cold._replace(count=min(cold.count, STRETCH_BYTES))
+            self._cold_reads.bring(connection, [stretch], partial(self._on_brought, connection))
+        return True
+
+    def _on_brought(self, connection: Connection) -> None:
+        """What is next is in memory now, or cannot be read: sending it tells."""
+        connection.cold = None
+        connection.active_ms = self._turn.now_ms
+        self.touched[connection] = None
+
     def watch(self, connection: Connection) -> None:
         """Let epoll report the events that this connection can handle now."""
         limits = self._limits
-        events = select.EPOLLOUT if connection.out else 0
+        events = select.EPOLLOUT if connection.out and connection.cold is None else 0
         if (
             not connection.stalled
             and not connection.inbox.starved
@@ -412,8 +436,9 @@ class Connections:
         protocol = connection.listener.protocol
         self._turn.complain("%s listener: connection of %s closed: %s", protocol, connection.peer, reason)
         connection.collect()
-        with suppress(OSError):  # it was closed by the peer already
-            connection.send()
+        if connection.cold is None:
+            with suppress(OSError):  # it was closed by the peer already
+                connection.send()
         self.close(connection)
 
     def _end(self, connection: Connection) -> None:
@@ -435,6 +460,7 @@ class Connections:
         self._epoll.unregister(fd)
         self.starved.discard(connection)
         self._parked.pop(connection.inbox, None)
+        self._cold_reads.forget(connection)
         self._on_close(connection)
         connection.close()
 

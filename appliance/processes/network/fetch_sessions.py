@@ -180,6 +180,12 @@ class FetchSession(Reading):
         self._fresh.update(dict.fromkeys(moved))
         return moved
 
+    def look_at_cold(self, partitions: KnownPartitions) -> list[int]:
+        parts = super().look_at_cold(partitions)
+        self._dirty.update(dict.fromkeys(parts))
+        self._fresh.update(dict.fromkeys(parts))
+        return parts
+
     def look_once_more(self) -> None:
         if self.size == 1:
             only = list(self._by_key.values())

@@ -4,15 +4,21 @@ A fetch that finds too little becomes a :class:`DelayedRequest`, which watches i
 writer has published more or its time is up.  It keeps what it knows of each part (``reading``), and looks only at what
 has moved; with a session (``fetch_sessions``) from one request to the next.  Messages acknowledged with acks=1 may lie
 above the high watermark, where they cannot be read yet; a fetch of them asks the writer for a flush.
+
+Where batches begin and end is found in files.  What is not in memory of them is brought first (``cold_reads``), before
+the fetch waits for anything else, and however long that takes.  Later, when news has come to a fetch that waits, or its
+time is up, the parts for which the disk would be needed get nothing: the client's next fetch begins with them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Final
 
 from ...errors import ClientFault
 from ...wire.requests import Fetch
+from .cold_reads import ColdReads
 from .connection_state import Connection, Pending
 from .connections import Connections
 from .fetch_sessions import FetchSessions
@@ -36,12 +42,14 @@ class Fetching:
         partitions: KnownPartitions,
         wait_lists: WaitLists,
         sessions: FetchSessions,
+        cold_reads: ColdReads,
     ) -> None:
         self._turn = turn
         self._connections = connections
         self._partitions = partitions
         self._wait_lists = wait_lists
         self._sessions = sessions
+        self._cold_reads = cold_reads
 
     def start(self, connection: Connection, request: Fetch, start: int, frame: memoryview) -> bool:
         """Answer, or wait for enough bytes as long as the client allows, and for the flush of written messages.
@@ -60,20 +68,45 @@ class Fetching:
             connection.counters.failed(Fetch.api)
             self._connections.answer(pending, [connection.codec.refuse_fetch(request, error.code)])
             return True
-        wait_ms = min(request.wait_ms_max, WAIT_MS_MAX)
-        is_enough = reading.plan.is_enough
-        if wait_ms <= 0 and not is_enough and (unflushed := reading.unflushed(range(len(reading.partitions)))):
+        deadline_ms = self._turn.now_ms + min(request.wait_ms_max, WAIT_MS_MAX)
+        if reading.plan.cold:
+            self._bring(pending, reading, deadline_ms)
+        else:
+            self._answer_or_wait(pending, reading, deadline_ms)
+        return True
+
+    def _bring(self, pending: Pending, reading: Reading, deadline_ms: int) -> None:
+        """Bring what the parts need into memory, and look at them again."""
+        then = partial(self._on_brought, pending, reading, reading.kept, deadline_ms)
+        self._cold_reads.bring(pending, list(reading.plan.cold.values()), then)
+
+    def _on_brought(self, pending: Pending, reading: Reading, kept: bool, deadline_ms: int) -> None:
+        reading.look_at_cold(self._partitions)
+        if reading.plan.cold:
+            self._bring(pending, reading, deadline_ms)
+        elif reading.kept != kept:  # another session took the place of this one, which watches nothing any more
+            self._reply(pending, reading)
+        else:
+            self._answer_or_wait(pending, reading, deadline_ms)
+
+    def forget(self, connection: Connection) -> None:
+        """Forget the fetch of a closed connection that waits for the disk."""
+        for pending in connection.requests:
+            self._cold_reads.forget(pending)
+
+    def _answer_or_wait(self, pending: Pending, reading: Reading, deadline_ms: int) -> None:
+        now_ms, is_enough = self._turn.now_ms, reading.plan.is_enough
+        if deadline_ms <= now_ms and not is_enough and (unflushed := reading.unflushed(range(len(reading.partitions)))):
             for partition in unflushed:
                 partition.ask_for_flush(now=True)
-            wait_ms = FLUSH_WAIT_MS
-        if wait_ms <= 0 or is_enough or self._turn.stopping:
+            deadline_ms = now_ms + FLUSH_WAIT_MS
+        if deadline_ms <= now_ms or is_enough or self._turn.stopping:
             self._reply(pending, reading)
-            return True
+            return
         reading.plan.let_go()
-        delayed = DelayedRequest(pending, self._turn.now_ms + wait_ms, self, reading)
+        delayed = DelayedRequest(pending, deadline_ms, self, reading)
         self._wait_lists.begin(delayed)
         self._wait(delayed, reading.to_await())
-        return True
 
     def _wait(self, delayed: DelayedRequest, parts: Iterable[int]) -> int:
         """Wait for news of these parts, at which the fetch has looked; answer if meanwhile there is enough.
@@ -92,7 +125,7 @@ class Fetching:
                 return looked
             parts = reading.take_moved(self._partitions)
             looked += len(parts)
-            if reading.plan.is_enough:
+            if reading.plan.is_enough or reading.plan.cold:
                 return looked + self._answer(delayed)
             reading.plan.let_go()
 
@@ -100,7 +133,7 @@ class Fetching:
         """Answer, or wait on while the parts together do not have enough."""
         reading = _reading(delayed)
         moved = reading.take_moved(self._partitions)
-        if reading.plan.is_enough:
+        if reading.plan.is_enough or reading.plan.cold:
             return self._answer(delayed)
         reading.plan.let_go()
         return len(moved) + self._wait(delayed, moved)

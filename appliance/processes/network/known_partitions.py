@@ -95,7 +95,7 @@ class KnownPartitions:
         self._in_hand_bytes_max = arena_bytes // WRITER_SHARE
         self._by_key: dict[tuple[str, int], Partition] = {}  # requests look up with plain tuples
         self.open_files_max = open_files_max(OPEN_FILES_MAX)
-        self.files = FileCache(self.open_files_max)
+        self.files = FileCache(self.open_files_max, waits=False)
         self.get = self._by_key.get
 
     def add(self, key: TopicPartition, table_name: str) -> None:

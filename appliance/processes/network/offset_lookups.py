@@ -5,16 +5,18 @@ acknowledged with acks=1.  Then the parts of the request are looked up in slices
 
 Bounds: in one turn of the loop, all requests together read ``network.look_bytes_max`` of logs (some 20 ms
 per MiB), plus at most one batch (16 MiB unpacked, 50,000 records): with 1 MiB about 50 ms in all.  The rest waits for
-the next turn.
+the next turn.  What is not in memory is brought by :mod:`.cold_reads`, while other requests are looked up.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 
 from ...broker import plan
 from ...wire.requests import EARLIEST, Offsets
+from .cold_reads import ColdReads
 from .connection_state import Connection, Pending
 from .connections import Connections
 from .fetching import FLUSH_WAIT_MS
@@ -32,15 +34,19 @@ class OffsetLookups:
         connections: Connections,
         partitions: KnownPartitions,
         wait_lists: WaitLists,
+        cold_reads: ColdReads,
         bytes_per_turn: int,
     ) -> None:
         self._turn = turn
         self._connections = connections
         self._partitions = partitions
         self._wait_lists = wait_lists
+        self._cold_reads = cold_reads
         self._bytes_per_turn = self._bytes_left = bytes_per_turn
         self.unfinished: deque[tuple[Pending, plan.Lookup]] = deque()
         """Requests that wait for their next slice."""
+        self._cold: dict[Pending, plan.Lookup] = {}
+        """Those that wait for the disk."""
 
     def start(self, connection: Connection, request: Offsets, start: int, frame: memoryview) -> bool:
         """Wait for the flush of messages acknowledged with acks=1, then look up.
@@ -105,12 +111,26 @@ class OffsetLookups:
                 if errors := sum(bool(result.error) for result in lookup.results):
                     connection.counters.failed(Offsets.api, errors)
                 self._connections.answer(pending, [connection.codec.encode_offsets(lookup.request, lookup.results)])
+            elif lookup.cold is not None:
+                self._cold[pending] = lookup
+                self._cold_reads.bring(pending, [lookup.cold], partial(self._on_brought, pending))
             else:
                 self.unfinished.append((pending, lookup))
 
+    def _on_brought(self, pending: Pending) -> None:
+        """Look on: what was not in memory is, or cannot be read."""
+        self.unfinished.append((pending, self._cold.pop(pending)))
+        self._look_up()
+
+    def forget(self, connection: Connection) -> None:
+        """Forget the look-ups of a closed connection that wait for the disk."""
+        for pending in connection.requests:
+            if self._cold.pop(pending, None) is not None:
+                self._cold_reads.forget(pending)
+
     def on_deleted(self, partition: Partition) -> None:
         """Answer parts that were not looked up yet in a deleted partition as unknown."""
-        for _, lookup in self.unfinished:
+        for lookup in (*(lookup for _, lookup in self.unfinished), *self._cold.values()):
             lookup.forget(partition)
 
 

@@ -53,6 +53,19 @@ class Reading(Watch):
         self.plan.look(moved)
         return moved
 
+    def look_at_cold(self, partitions: KnownPartitions) -> list[int]:
+        """Look again at the parts for which something was brought into memory; their numbers.
+
+        Meanwhile topics may have been deleted, or made again: what was found of their partitions is looked up anew.
+        """
+        parts = dict.fromkeys(self.plan.cold)
+        for index, known in enumerate(self.partitions):
+            if known is not None and (partition := partitions.at(self.request.parts[index])) is not known:
+                self.partitions[index] = partition
+                parts[index] = None
+        self.plan.look(sorted(parts))
+        return list(parts)
+
     def look_once_more(self) -> None:
         """Look at what has come without being awaited, since it is less than enough."""
         if len(self.partitions) == 1:

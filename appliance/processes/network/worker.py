@@ -17,6 +17,7 @@ The parts, each with its own state::
     fetching           fetches, at once or delayed (wait_lists); each is a reading
     fetch_sessions     sessions of fetches
     offset_lookups     requests for offsets
+    cold_reads         what of files is not in memory, for those who send it, fetch, or look up
     forwarding         requests that the coordinator answers (snapshot_answers: those that the worker can)
     known_partitions   partitions that the supervisor has announced
 
@@ -82,6 +83,7 @@ from ..tls_files import TlsFiles
 from .accepting import Accepted, Accepting, Places
 from .admission import Admission
 from .client_counts import ClientCounts, connections_of
+from .cold_reads import ColdReads
 from .connection_state import ClientSession, Connection
 from .connections import Connections
 from .fetch_sessions import FetchSessions
@@ -167,14 +169,15 @@ class NetworkWorker:
         self._accepting = Accepting(arguments.listeners, limits.connections_max, epoll, turn)
         self._handshakes = Handshakes(turn, epoll, arguments.config.tls, self._add)
         self._counters = _counters(arguments.page_name)
-        self._connections = connections = Connections(turn, epoll, buffers, limits, self._counters)
+        self._cold_reads = cold_reads = ColdReads()
+        self._connections = connections = Connections(turn, epoll, buffers, limits, cold_reads, self._counters)
         self._places = places = Places(turn, limits)
         self._relaying = relaying = Relaying(turn, epoll)
         self._handing_over = HandingOver(turn, connections, buffers, places, relaying, limits.handoff_bytes_max)
         self._producing = Producing(
             turn, connections, partitions, self._handing_over, buffers, lambda key: control.send(WriterNeeded(key))
         )
-        self._lookups = OffsetLookups(turn, connections, partitions, wait_lists, limits.look_bytes_max)
+        self._lookups = OffsetLookups(turn, connections, partitions, wait_lists, cold_reads, limits.look_bytes_max)
         answers = SnapshotAnswers(Limits.of(arguments.config).parts_max)
         security = arguments.config.security
         authorizer = Authorizer(security.authorizer, security.super_users, security.allow_everyone_if_no_acl)
@@ -185,7 +188,7 @@ class NetworkWorker:
         self._admission = asked = Admission(turn, connections, authorizer, self._metering, self._producing.recall)
         answers.snapshot.on_security = asked.on_security
         self._sessions = FetchSessions(turn, partitions, wait_lists, asked.access)
-        self._fetching = Fetching(turn, connections, partitions, wait_lists, self._sessions)
+        self._fetching = Fetching(turn, connections, partitions, wait_lists, self._sessions, cold_reads)
         self._forwarding = Forwarding(turn, connections, answers, epoll, self._read_announcements, asked)
         self._logging_in = LoggingIn(
             turn, connections, places, epoll, answers.snapshot, self._forwarding.read_snapshot, arguments.config
@@ -200,8 +203,8 @@ class NetworkWorker:
         producing, fetching, lookups = self._producing.start, self._fetching.start, self._lookups.start
         asked.guard({Produce: producing, Fetch: fetching, Offsets: lookups, Forwarded: self._forwarding.start})
         self._control_fd = control.fileno()
-        epoll.register(self._control_fd, select.EPOLLIN)
-        epoll.register(self._doorbell.fd, select.EPOLLIN)
+        for fd in (self._control_fd, self._doorbell.fd, cold_reads.fd):
+            epoll.register(fd, select.EPOLLIN)
         self._accepting.count_descriptors()
         self._client_counts = ClientCounts(turn, lambda rows, others: control.send(ClientsCounted(rows, others)))
         self._check_ms = self._stats_ms = self._memory_ms = turn.now_ms
@@ -272,6 +275,8 @@ class NetworkWorker:
                 self._forwarding.on_event(event)
             elif fd == self._logging_in.fd:
                 self._logging_in.on_event()
+            elif fd == self._cold_reads.fd:
+                self._cold_reads.on_event()
         self._finish_turn()
 
     def _begin_turn(self) -> None:
@@ -306,6 +311,7 @@ class NetworkWorker:
             self._connections.feed_waiting()
         if self._turn.now_ms - self._check_ms >= self._checks_every_ms:
             self._check_timeouts()
+        self._cold_reads.end_turn()
         self._turn.end()
 
     def _timeout_s(self) -> float:
@@ -433,6 +439,8 @@ class NetworkWorker:
 
     def _on_close(self, connection: Connection) -> None:
         """Forget the waiting requests of a closed connection."""
+        self._lookups.forget(connection)
+        self._fetching.forget(connection)
         self._sessions.forget(connection)
         self._wait_lists.forget(connection)
         self._forwarding.forget(connection)

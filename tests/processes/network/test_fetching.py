@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from itertools import combinations_with_replacement
 from typing import Any
 
 import pytest
 
 from appliance.errors import UnknownPartition
+from appliance.log.page_cache import Brought, LogFile
+from appliance.processes.network.cold_reads import ColdReads
 from appliance.processes.network.wait_lists import WaitLists, Watch
+from appliance.wire.requests import FileRange, SessionStep
 
-from ...support.fetching_worker import WORKER, WORKERS, Log, Worker
+from ...support.fetching_worker import WORKER, WORKERS, Client, Log, Worker
 
 WRITTEN = 10
 
@@ -161,3 +165,132 @@ def test_a_request_of_a_closed_connection_is_forgotten() -> None:
     worker.logs[0].grow(2_000)
     worker.ring(0)
     assert worker.client.answers == [] and worker.wait_lists.waiting == 0
+
+
+# ---- what is not in memory
+
+ON_DISK = FileRange(LogFile(__file__), 0, 10)
+
+
+class Disk(ColdReads):
+    """Reads what is asked for when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__(threads_max=0)
+
+    def read(self, *logs: Log) -> None:
+        """What these logs need is in memory now; whoever has asked is called."""
+        for log in logs:
+            log.cold = None
+        while self._queue:
+            asked, stretch = self.take()
+            self.put(asked, stretch.file, Brought(0, stretch.count, stretch.count, None))
+        if self._brought:
+            self.on_event()
+
+
+@pytest.fixture
+def disk() -> Iterator[Disk]:
+    disk = Disk()
+    yield disk
+    os.close(disk.fd)
+
+
+def cold_worker(disk: Disk, *readable: int, **settings: Any) -> Worker:
+    """A worker with logs of which it cannot look into the first without the disk."""
+    worker = Worker([Log(size) for size in readable], cold_reads=disk, **settings)
+    worker.logs[0].cold = ON_DISK
+    return worker
+
+
+@pytest.mark.parametrize("enough", [1, 15, 1_000], ids=["no wait", "a part is enough", "a wait"])
+def test_a_fetch_brings_what_it_needs_before_it_is_answered_or_waits(disk: Disk, enough: int) -> None:
+    """A part is brought, too, when the others have enough: else a busy partition would starve a cold one."""
+    worker = cold_worker(disk, 10, 20)
+    worker.fetch([0, 0], enough)
+    assert worker.client.answers == [] and worker.client.delayed is None and disk.waiting == 1
+    worker.turn.now_ms = 100
+    disk.read()
+    assert worker.client.answers == [] and disk.waiting == 1, "the kernel has dropped it: it is brought once more"
+    disk.read(worker.logs[0])
+    if enough == 1_000:
+        assert worker.client.answers == [] and worker.client.delayed.deadline_ms == 500
+        worker.logs[1].grow(1_000)
+        worker.ring(1)
+    assert worker.client.sizes == [[10, 20 + 1_000 * (enough == 1_000)]]
+
+
+def test_a_fetch_whose_time_is_up_meanwhile_gets_what_it_has_waited_for(disk: Disk) -> None:
+    worker = cold_worker(disk, 10)
+    worker.fetch([0], 1_000)
+    worker.turn.now_ms = 501
+    disk.read(worker.logs[0])
+    assert worker.client.sizes == [[10]] and worker.client.delayed is None
+
+
+def test_a_connection_that_is_closed_meanwhile_is_not_answered(disk: Disk) -> None:
+    worker = cold_worker(disk, 10)
+    worker.fetch([0], 1)
+    worker.fetching.forget(worker.client)  # type: ignore[arg-type]
+    disk.read(worker.logs[0])
+    assert worker.client.answers == [] and disk.waiting == 0
+
+
+def test_a_topic_that_is_deleted_and_made_again_meanwhile_is_looked_up_anew(disk: Disk) -> None:
+    worker = cold_worker(disk, 10, 20, 30)
+    worker.fetch([0, 0, 0], 1)
+    worker.drop(0)
+    worker.drop(2)
+    worker.add(2, Log(5))
+    disk.read()
+    (results, _) = worker.client.answers[0]
+    assert [result.error for result in results] == [UnknownPartition.code, 0, 0]
+    assert worker.client.sizes == [[0, 20, 5]]
+
+
+def test_news_that_cannot_be_looked_at_ends_the_wait_and_the_next_fetch_brings_it(disk: Disk) -> None:
+    """Goal: a fetch that waits does not turn in the loop for what is not in memory."""
+    worker = Worker([Log(0), Log(0)], cold_reads=disk)
+    worker.fetch([0, 0], 100)
+    worker.logs[0].cold = ON_DISK
+    worker.logs[0].grow(200)
+    worker.ring(0)
+    assert worker.client.sizes == [[0, 0]] and disk.waiting == 0 and worker.wait_lists.waiting == 0
+    worker.fetch([0, 0], 100)
+    disk.read(worker.logs[0])
+    assert worker.client.sizes == [[0, 0], [200, 0]]
+
+
+def test_what_is_dropped_while_a_fetch_waits_comes_with_the_next(disk: Disk) -> None:
+    worker = Worker([Log(50), Log(0)], cold_reads=disk)
+    worker.fetch([0, 0], 100)
+    worker.logs[0].cold = ON_DISK
+    worker.logs[1].grow(70)
+    worker.ring(1)
+    assert worker.client.sizes == [[0, 70]]
+
+
+@pytest.mark.parametrize("count", [2, 20], ids=["few", "many"])
+def test_a_session_knows_what_it_could_not_look_at(disk: Disk, count: int) -> None:
+    worker = cold_worker(disk, *[10] * count)
+    client = Client()
+    worker.start(client, worker.parts([0] * count), session=SessionStep(0, 0, []))
+    disk.read(worker.logs[0])
+    assert client.sizes == [[10] * count]
+    session = client.answers[0][1].id
+    worker.logs[0].cold = ON_DISK
+    worker.start(client, [], session=SessionStep(session, 1, []))
+    assert len(client.answers) == 1 and disk.waiting == 1
+    disk.read(worker.logs[0])
+    assert client.sizes[1] == [10] * count, "all have something, as before"
+
+
+def test_a_session_that_has_to_go_meanwhile_answers_its_fetch(disk: Disk) -> None:
+    worker = cold_worker(disk, 10, 0, sessions_max=1)
+    first, second = Client(), Client()
+    worker.start(first, worker.parts([0, 0]), 100, session=SessionStep(0, 0, []))
+    worker.turn.now_ms = 10 * 60_000
+    worker.start(second, worker.parts([0, 0])[1:], session=SessionStep(0, 0, []))
+    assert len(worker.sessions) == 1 and first.answers == []
+    disk.read(worker.logs[0])
+    assert first.sizes == [[10, 0]] and first.delayed is None

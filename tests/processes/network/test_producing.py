@@ -21,6 +21,7 @@ from appliance.processes.control import Channel
 from appliance.processes.handoff import BUFFER_BYTES_MIN, PIECE_BYTES
 from appliance.processes.messages import FROM_WORKER, Append, Appended, AppendRow, Handoff, Recall
 from appliance.processes.network.accepting import Places
+from appliance.processes.network.cold_reads import ColdReads
 from appliance.processes.network.connection_state import HANDOFF_RETRY_MS, TURNS_TO_HAND_OVER, ClientSession, Connection
 from appliance.processes.network.connections import Connections
 from appliance.processes.network.handing_over import SETTLING_MS_MAX, HandingOver
@@ -67,7 +68,7 @@ class Rig:
         partitions = SimpleNamespace(
             of=lambda request: [self.partition] * len(request.parts), get=lambda key: self.partition
         )
-        self.connections = Connections(turn, epoll, self.buffers, Network())
+        self.connections = Connections(turn, epoll, self.buffers, Network(), ColdReads())
         self.places = Places(turn, Network())
         handing_over = HandingOver(turn, self.connections, self.buffers, self.places, Relaying(turn, epoll), 1 << 20)
         self.handing_over = handing_over

@@ -6,10 +6,8 @@ import os
 import select
 import socket
 import ssl
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +16,9 @@ from hypothesis import strategies as st
 
 from appliance.addresses import PLAINTEXT, Listener
 from appliance.config import Config, Network
+from appliance.log.page_cache import LogFile
 from appliance.processes.network import connection_state
+from appliance.processes.network.cold_reads import ColdReads
 from appliance.processes.network.connection_state import JOINED_BYTES_MAX, ClientSession, Connection, FileFault, Pending
 from appliance.processes.network.connections import Connections
 from appliance.processes.network.inbox import Buffers, Inbox
@@ -77,12 +77,13 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def segment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[SimpleNamespace, bytes]]:
+def segment(tmp_path_factory: pytest.TempPathFactory) -> tuple[LogFile, bytes]:
     data = os.urandom(FILE_BYTES)
     path = tmp_path_factory.mktemp("segment") / "log"
     path.write_bytes(data)
-    with path.open("rb") as file:
-        yield SimpleNamespace(fd=file.fileno()), data
+    file = LogFile(path)
+    file.do_not_wait()
+    return file, data
 
 
 def connection(transport: Transport) -> Connection:
@@ -94,7 +95,7 @@ def connection(transport: Transport) -> Connection:
 @settings(max_examples=60)
 @given(steps=STEPS)
 def test_any_replies_arrive_through_any_socket(
-    segment: tuple[SimpleNamespace, bytes], certificates: Path, tls: bool, steps: list[tuple[str, int]]
+    segment: tuple[LogFile, bytes], certificates: Path, tls: bool, steps: list[tuple[str, int]]
 ) -> None:
     """Goal: what is received is what was put, and nothing of a file stays in memory for a client that does not read."""
     file, data = segment
@@ -129,7 +130,7 @@ def test_any_replies_arrive_through_any_socket(
     pair.close()
 
 
-def test_a_small_reply_is_one_message(segment: tuple[SimpleNamespace, bytes]) -> None:
+def test_a_small_reply_is_one_message(segment: tuple[LogFile, bytes]) -> None:
     """Method: a socket that keeps the limits of what is sent at once."""
     file, data = segment
     pair = Plain(socket.SOCK_SEQPACKET)
@@ -143,7 +144,7 @@ def test_a_small_reply_is_one_message(segment: tuple[SimpleNamespace, bytes]) ->
 
 
 @pytest.mark.parametrize("size", [1000, JOINED_BYTES_MAX + 1])
-def test_a_segment_that_is_too_short_ends_the_connection(segment: tuple[SimpleNamespace, bytes], size: int) -> None:
+def test_a_segment_that_is_too_short_ends_the_connection(segment: tuple[LogFile, bytes], size: int) -> None:
     """Goal: no reply is shorter than its header says."""
     pair = Plain()
     sender = connection(pair.transport)
@@ -155,7 +156,7 @@ def test_a_segment_that_is_too_short_ends_the_connection(segment: tuple[SimpleNa
     pair.close()
 
 
-def test_what_is_whole_is_sent_before_a_segment_that_is_too_short(segment: tuple[SimpleNamespace, bytes]) -> None:
+def test_what_is_whole_is_sent_before_a_segment_that_is_too_short(segment: tuple[LogFile, bytes]) -> None:
     """Goal: a fault of one partition's file takes no acknowledgement of another with it."""
     pair = Plain()
     sender = connection(pair.transport)
@@ -169,7 +170,7 @@ def test_what_is_whole_is_sent_before_a_segment_that_is_too_short(segment: tuple
 
 
 def test_nothing_is_read_for_a_socket_that_is_full(
-    segment: tuple[SimpleNamespace, bytes], monkeypatch: pytest.MonkeyPatch
+    segment: tuple[LogFile, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Goal: a client that asks and does not read costs no reading of files with each thing that it asks."""
     reads: list[FileRange] = []
@@ -181,7 +182,7 @@ def test_nothing_is_read_for_a_socket_that_is_full(
 
     monkeypatch.setattr(connection_state, "_read", counted)
     turn, epoll, pair = Turn(), select.epoll(), Plain()
-    connections = Connections(turn, epoll, Buffers(memoryview(bytearray(1 << 16)), 1 << 16), Network())
+    connections = Connections(turn, epoll, Buffers(memoryview(bytearray(1 << 16)), 1 << 16), Network(), ColdReads())
     sender = connection(pair.transport)
     connections.add(sender)
     for _ in range(10):
