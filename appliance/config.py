@@ -27,6 +27,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from .addresses import PLAINTEXT, Listener, parse_listeners, parse_networks
+from .alert_settings import Alerts, faults_of_alerts
 from .config_keys import GIB, KIB, MIB, Scalar, Value, keys_of, nearest, read_file, split_overrides, text_of
 from .disk_settings import Disk, Scrub
 from .errors import BadValue, InvalidSetting, UnknownKey
@@ -460,6 +461,7 @@ class Config(Struct, frozen=True):
     stop: Stop = Stop()
     metrics: Metrics = Metrics()
     console: Console = Console()
+    alerts: Alerts = Alerts()
     log: Log = Log()
     ledger: Ledger = Ledger()
     inputs: dict[str, InputSettings] = {}
@@ -565,6 +567,8 @@ def _check_together(config: Config) -> None:
         *parse_listeners("kafka", config.kafka.advertised),
     ]
     for fault in faults_of(config.listeners, advertised, config.tls, config.security):
+        raise BadValue(fault)
+    for fault in faults_of_alerts(config.alerts, config.security.allow_insecure):
         raise BadValue(fault)
     what_would_leak = {"console": "passwords would come", "metrics": "names of topics and groups would go"}
     for table, what in what_would_leak.items():

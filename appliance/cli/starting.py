@@ -106,11 +106,21 @@ def _serve_console(arguments: SideArguments) -> None:
     console_process.serve(arguments)
 
 
+def _tell_alerts(arguments: SideArguments) -> None:
+    from ..metrics import alerting
+
+    alerting.serve(arguments)
+
+
 def _run_input(arguments: InputArguments) -> None:
     from ..inputs import process
 
     process.run(arguments)
 
 
-SIDE_ROLES: Mapping[str, Callable[[SideArguments], None]] = {"console": _serve_console, "metrics": _serve_metrics}
-"""The processes beside the data path, each with its key ROLE.listen.  They import what they need after the fork."""
+SIDE_ROLES: Mapping[str, Callable[[SideArguments], None]] = {
+    "console": _serve_console,
+    "metrics": _serve_metrics,
+    "alerts": _tell_alerts,
+}
+"""The processes beside the data path, each with its table of the configuration.  They import after the fork."""

@@ -42,7 +42,8 @@ def serve(arguments: SideArguments) -> None:
 
 
 async def _serve(arguments: SideArguments) -> None:
-    config, data_dir, sock, channel, heart, _ = arguments
+    config, data_dir, _, channel, heart, _ = arguments
+    sock = arguments.listening
     loop = asyncio.get_running_loop()
     audit = Audit(now_ms, lambda: loop.call_later(REFUSALS_S, send_refusals))
     console = make_console(config, data_dir, address_text(sock.getsockname()), audit)

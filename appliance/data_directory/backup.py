@@ -41,6 +41,7 @@ from ..catalog import Catalog, Topic
 from ..connected_clients import CLIENTS_FILE
 from ..durable_files import DIRECTORY_MODE, FILE_MODE, sync_directory
 from ..errors import AlreadyRunning, BadValue, NoDirectory, UnknownPartition, disk_fault
+from ..health.alerts import ALERTS_FILE
 from ..log.files import index_path, log_path, sizes
 from ..log.partition_directory import METADATA_NAME, directory_of, discard_trash, give, trash_directory
 from ..log.recovery import POINT_NAME
@@ -56,7 +57,9 @@ NO_LINK: Final = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOT
 ENSEMBLE: Final = "zookeeper"
 STAGING: Final = "restoring"
 """Where a topic is copied to before it is in the trash."""
-LEFT_OUT: Final = frozenset({LOCK_FILE, STATE_FILE, CLIENTS_FILE, FAILED_START_FILE, CATALOG_NAME, RESERVE_NAME})
+LEFT_OUT: Final = frozenset(
+    {LOCK_FILE, STATE_FILE, CLIENTS_FILE, ALERTS_FILE, FAILED_START_FILE, CATALOG_NAME, RESERVE_NAME}
+)
 
 
 @dataclass(slots=True)

@@ -33,7 +33,7 @@ FULL_BYTES: Final = 1 << 16
 SERVICE_DATA: Final = "/var/lib/appliance"
 """The data directory of the service."""
 STANDS_STILL: Final = ("T", "t")
-IDLE_ROLES: Final = ("metrics", "console")
+IDLE_ROLES: Final = ("metrics", "console", "alerts")
 """Roles that rest while nobody looks."""
 _OF_CERTIFICATES: Final = (Reason.CERTIFICATE, Reason.TLS_HANDSHAKE, Reason.PLAIN_ON_TLS, Reason.TLS_ON_PLAIN)
 _OF_FLOODS: Final = (Reason.THROTTLED, Reason.CONNECTIONS_PER_ADDRESS, Reason.CONNECTIONS_PER_USER)

@@ -134,9 +134,9 @@ class MetricsServer(ThreadingHTTPServer):
     def __init__(
         self, arguments: SideArguments, pages: Mapping[str, Callable[[], Page]], on_turn: Callable[[], None]
     ) -> None:
-        super().__init__(arguments.sock.getsockname()[:2], _Handler, bind_and_activate=False)
+        super().__init__(arguments.listening.getsockname()[:2], _Handler, bind_and_activate=False)
         self.socket.close()
-        self.socket = arguments.sock
+        self.socket = arguments.listening
         self.pages = pages
         self._arguments, self._on_turn = arguments, on_turn
         config = arguments.config

@@ -93,6 +93,7 @@ def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
             "native.listen": each,
             "metrics.listen": "127.0.0.1:0",
             "console.listen": "127.0.0.1:0",
+            "alerts.webhook": "http://127.0.0.1:9/",
         },
         **{"tls.certificate": files / "server.pem", "tls.key": files / "server.key"},
         **{"zookeeper.nodes": 1, "writer.idle_ms": 3_600_000},
@@ -104,9 +105,7 @@ def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
             peer.create("idle")
             assert peer.produce("idle", encode_values([bytes(1000)] * 1000, 1))[0] == 0
         wait_for(
-            lambda: (
-                server.pids("writer") and server.pids("metrics") and server.pids("console") and server.pids("input")
-            ),
+            lambda: all(map(server.pids, ("writer", "metrics", "console", "alerts", "input"))),
             "all",
         )
         yield Bed(server, files)

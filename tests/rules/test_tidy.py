@@ -25,7 +25,7 @@ LAYERS = [  # a module may import from its own package and from lower layers
     {"errors", "extras", "kafka_settings", "libc"},
     {"names", "addresses", "die_with", "durable_files", "machine_limits", "owners", "partition_states"}
     | {"proc_net", "reserve", "units"},
-    {"config_keys", "connected_clients", "disk_settings", "security"},
+    {"alert_settings", "config_keys", "connected_clients", "disk_settings", "security"},
     {"input_settings"},
     {"config", "catalog"},
     {"records", "retention"},

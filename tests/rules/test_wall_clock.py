@@ -97,6 +97,8 @@ USES = {
     ("processes/supervisor/status_report.py", "StatusReport.__init__"): SHOWN,
     ("processes/supervisor/status_report.py", "StatusReport.write"): SHOWN,
     ("cli/diagnosis/report_command.py", "report"): SHOWN,
+    ("metrics/alerting.py", "Alerting._look"): SHOWN,
+    ("metrics/alerting.py", "Delivery.__init__"): "how old an alert is: after a jump one that waits is given up",
     ("cli/offsets_command.py", "offsets"): "what an age and a time of today mean to whoever asks",
     ("cli/diagnosis/report_parts.py", "_sizes"): SHOWN,
     ("processes/supervisor/workers.py", "Workers._write_clients"): SHOWN,

@@ -147,6 +147,11 @@ def _secrets(directory: Path, chosen: Config) -> Iterator[str]:
     files = [directory / SECRET_FILE]
     files += [Path(str(chosen.value(key))) for key in KEYS if key == "tls.key" or key.endswith("_file")]
     files += [Path(name) for one in chosen.inputs.values() if (name := getattr(one, "token_file", ""))]
+    webhook = chosen.alerts.webhook
+    if webhook.startswith("/"):
+        files.append(Path(webhook))
+    elif webhook:
+        yield webhook
     for file in files:
         if file == Path():
             continue

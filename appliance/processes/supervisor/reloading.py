@@ -20,7 +20,7 @@ from ..child import set_log_level
 logger = logging.getLogger(__name__)
 
 RELOADED: Final = (
-    "topics.", "disk.", "scrub.", "offsets.", "tls.", "writer.", "native.advertised", "kafka.advertised",
+    "topics.", "disk.", "scrub.", "offsets.", "tls.", "writer.", "alerts.", "native.advertised", "kafka.advertised",
     "stop.timeout_ms", "log.level",
 )  # fmt: skip
 """Keys, and beginnings of keys."""

@@ -1,6 +1,7 @@
 """Side processes: servers beside the data path, for people and monitors.  Each has a role of its own.
 
-A side process listens at one address, ``listen`` of the table that is called as its role.  The supervisor binds the
+A side process listens at one address, ``listen`` of the table that is called as its role; one whose table has no such
+key listens nowhere, and runs if the table is ``on``, from a reload that says so on.  The supervisor binds the
 socket before it serves, so an address that is taken fails the start, and a process that is started again finds clients
 waiting at the same socket.  Then it forks the process as any other child: heartbeat, restart with growing delays, end
 with the supervisor.  Nothing on the data path waits for it or sends to it.
@@ -43,11 +44,18 @@ class SideArguments(NamedTuple):
 
     config: Config
     data_dir: Path
-    sock: socket.socket
+    sock: socket.socket | None
+    """None: it listens nowhere."""
     channel: Channel
     heart: Heart
     seen: Callable[[int], int]
     """The value of a heart's cell; "heart" of a process in state.json has the index."""
+
+    @property
+    def listening(self) -> socket.socket:
+        """The socket of a process that listens."""
+        assert self.sock is not None
+        return self.sock
 
 
 Serve = Callable[[SideArguments], None]
@@ -60,11 +68,12 @@ class SideProcesses:
     def __init__(
         self, roles: Mapping[str, Serve], config: Config, data_dir: Path, children: Children, actions: Actions
     ) -> None:
-        """``roles``: what each of them runs; the configuration has a key ROLE.listen."""
+        """``roles``: what each of them runs; the configuration has a key ROLE.listen, or a table that is on or off."""
         self._roles = roles
         self._config, self._data_dir, self._children = config, data_dir, children
         self._pid = os.getpid()
-        self._sockets: dict[str, socket.socket] = {}
+        self._sockets: dict[str, socket.socket | None] = {}
+        """Of those that are on."""
         self._running: dict[str, Child] = {}
         self.listeners: dict[str, str] = {}
         self._start = actions.define("start side processes", self._fork)
@@ -84,17 +93,27 @@ class SideProcesses:
         Raises:
             AddressInUse, BadValue, OSError: as for other listeners.
         """
+        self._turn_on()
         for role in self._roles:
-            for address in parse_addresses(getattr(self._config, role).listen):
+            for address in parse_addresses(getattr(getattr(self._config, role), "listen", "")):
                 sock = self._sockets[role] = bind(Listener(role, PLAINTEXT, address_text(address)))
                 self.listeners[role] = address_text(sock.getsockname())
                 self._children.close_in_child(sock.close, role)
+
+    def _turn_on(self) -> list[str]:
+        """Note the roles that listen nowhere and are on; return those that were not."""
+        found = [role for role in self._roles if getattr(getattr(self._config, role), "on", False)]
+        new = [role for role in found if role not in self._sockets]
+        self._sockets.update(dict.fromkeys(new))
+        return new
 
     def start(self) -> None:
         for role in self._sockets:
             self._start.want(role)
 
     def _fork(self, role: str) -> None:
+        if role in self._running:  # a reload has turned it on before all were started
+            return
         pid = self._pid
 
         def target(channel: Channel, heart: Heart) -> int:
@@ -114,6 +133,8 @@ class SideProcesses:
         self._config = config
         for child in self._running.values():
             self._children.send(child, Reload(config))
+        for role in self._turn_on():
+            self._start.want(role)
 
     def stop(self) -> None:
         for role in self._sockets:
@@ -128,4 +149,5 @@ class SideProcesses:
 
     def close(self) -> None:
         for sock in self._sockets.values():
-            sock.close()
+            if sock is not None:
+                sock.close()

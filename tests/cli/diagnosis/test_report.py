@@ -57,6 +57,7 @@ def test_no_secret_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         data / "zookeeper" / "secret": "secretofzookeeper",
         tmp_path / "tls.key": KEY,
         tmp_path / "tokens": 'first-token-of-senders\nsecond "token" \\ of senders\n',
+        tmp_path / "webhook": "https://chat.example.net/T0/hook-of-the-chat\n",
         tmp_path / "ensemble": "password-of-the-ensemble\nignored\n",
     }
     for path, text in files.items():
@@ -73,6 +74,8 @@ def test_no_secret_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         connect = "127.0.0.1:1"
         user = "u"
         password_file = "{tmp_path / "ensemble"}"
+        [alerts]
+        webhook = "{tmp_path / "webhook"}"
         [inputs.web]
         type = "http"
         topic = "web"
@@ -82,12 +85,13 @@ def test_no_secret_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     )
     stored = json.loads((data / "security.json").read_text())["state"]
     secrets = [
+        "https://chat.example.net/T0/hook-of-the-chat",
         *("secretofzookeeper", "MIIprivatelinesofthekey", "first-token-of-senders", 'second "token" \\ of senders'),
         *("password-of-the-ensemble", "token-of-the-environment", "commented-password", "unknown-elsewhere"),
         *(encode_verifier(verifier).split(",")[0], stored["secret"]),
         *(text for text in stored["users"]["alice"]["SCRAM-SHA-256"].values() if isinstance(text, str)),
     ]
-    said = " ".join([*secrets[:6], *secrets[8:], KEY, "password=unknown-elsewhere", "http://u:unknown-elsewhere@h/"])
+    said = " ".join([*secrets[:7], *secrets[9:], KEY, "password=unknown-elsewhere", "http://u:unknown-elsewhere@h/"])
     note_failed_start(data, 1.0, 78, said, said)
     journalctl = tmp_path / "bin" / "journalctl"
     journalctl.parent.mkdir()

@@ -1,0 +1,84 @@
+"""The table ``[alerts]`` of the configuration: who is told when something goes wrong, and when it is over."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterator
+from typing import Annotated, Literal
+from urllib.parse import SplitResult, urlsplit
+
+from msgspec import Meta, Struct
+
+
+class Alerts(Struct, frozen=True):
+    webhook: Annotated[
+        str,
+        Meta(description="URL that gets a POST of JSON, or the path of a file (0600) with it, for one with a secret"),
+    ] = ""
+    mail_to: Annotated[str, Meta(description='addresses that get mail: "ops@example.net,b@example.net"; "" = none')] = (
+        ""
+    )
+    sendmail: Annotated[str, Meta(description="program of this host that sends the mail")] = "/usr/sbin/sendmail"
+    level: Annotated[Literal["warning", "critical"], Meta(description="lowest level that is told")] = "warning"
+    look_ms: Annotated[
+        int, Meta(ge=100, description="how often to look; what is found twice begins, what is missing 3 times ends")
+    ] = 10_000
+
+    @property
+    def on(self) -> bool:
+        """Whether anybody is told."""
+        return bool(self.webhook or self.mail_to)
+
+    @property
+    def recipients(self) -> list[str]:
+        """The addresses that get mail."""
+        return [part.strip() for part in self.mail_to.split(",") if part.strip()]
+
+
+def split_webhook(text: str) -> SplitResult:
+    """A URL that can be posted to.
+
+    Raises:
+        ValueError: says what would be right; has nothing of the URL, which may be a secret.
+    """
+    try:
+        url = urlsplit(text)
+        port = url.port
+    except ValueError:
+        raise ValueError("is no URL") from None
+    if url.scheme not in ("http", "https") or not url.hostname or port == 0 or not text.isascii():
+        raise ValueError("must be a URL with http:// or https://")
+    if url.username is not None or re.search(r"[\s\x00-\x1f]", text):
+        raise ValueError("must be a URL without a user, a space or a line break")
+    return url
+
+
+def needs_tls(url: SplitResult) -> bool:
+    """Whether a URL without TLS leads to another host."""
+    host = url.hostname or ""
+    if url.scheme == "https" or host == "localhost":
+        return False
+    try:
+        return not ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return True
+
+
+def faults_of_alerts(alerts: Alerts, allow_insecure: bool) -> Iterator[str]:
+    """What is wrong with the settings, each with what would be right."""
+    if alerts.webhook and not alerts.webhook.startswith("/"):
+        try:
+            url = split_webhook(alerts.webhook)
+        except ValueError as error:
+            yield f"alerts.webhook {error}, or the path of a file with one"
+        else:
+            if url.query:
+                yield "alerts.webhook has a query, which is a secret as a rule: put the URL into a file, and name that"
+            elif needs_tls(url) and not allow_insecure:
+                yield f"alerts.webhook = {alerts.webhook}: must have https://, or set security.allow_insecure = true"
+    for address in alerts.recipients:
+        if not re.fullmatch(r"[A-Za-z0-9._%+/=-][A-Za-z0-9._%+/=@-]*", address) or address.startswith("-"):
+            yield f"alerts.mail_to: {address} is no address"
+    if alerts.mail_to and not alerts.sendmail.startswith("/"):
+        yield f"alerts.sendmail = {alerts.sendmail}: must be a path from the root"

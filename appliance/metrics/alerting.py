@@ -1,0 +1,219 @@
+"""The side process ``alerts``: looks at the appliance, judges, and tells what begins and what ends.
+
+It judges as ``doctor`` does, with rates between two looks and groups; :mod:`appliance.health.alerts` decides what is
+told.  The state is in ``<data>/alerts.json``, written before anything is sent: after a restart nothing is told again,
+but for an event whose receipt could not be noted any more.  A thread delivers, so that a receiver that hangs keeps no
+look waiting.
+
+Bounds: each receiver gets its events in order, the next one when it has the one before; a failure is tried again after
+``RETRY_S_MIN``, then longer and longer, up to ``RETRY_S_MAX``; an event that is older than ``KEPT_S`` is given up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import selectors
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from .. import __version__
+from ..alert_settings import Alerts
+from ..client.cluster_client import Cluster
+from ..config import Config
+from ..durable_files import replace_data_file
+from ..errors import ApplianceError, StorageFault
+from ..health import alerts as told
+from ..health.alerts import ALERTS_FILE, Event, State
+from ..health.findings import Finding, Groups, judge
+from ..processes.clock import now_ms, wall_s
+from ..processes.messages import TO_SIDE_PROCESS, Reload, Stop
+from ..processes.supervisor.side_processes import SideArguments
+from . import alert_delivery
+from .alert_delivery import MAIL, WEBHOOK, NotDelivered
+from .disk_forecast import DiskForecast
+from .looks import GROUPS_MS, Look, Looker, ask_groups, at_directory, seen
+
+GROUPS_EVERY_MS: Final = 60_000
+RETRY_S_MIN: Final = 1.0
+RETRY_S_MAX: Final = 300.0
+KEPT_S: Final = 24 * 3600.0
+logger = logging.getLogger(__name__)
+
+Deliver = Callable[[str, Event], None]
+"""Delivers an event to a receiver; raises NotDelivered."""
+
+
+class Book:
+    """The state with its file, for several threads."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self.changed = threading.Event()
+        """Something waits to be delivered."""
+        self._state = _load(path)
+
+    def take(self, found: list[Finding], now_s: float, alerts: Alerts) -> None:
+        """Take the findings of a look."""
+        with self._lock:
+            before = self._state.number
+            dropped = told.take(self._state, found, now_s, receivers(alerts), alerts.level)
+            if dropped:
+                logger.warning("%d alerts are given up: more than %d wait", dropped, told.WAITING_MAX)
+            if self._state.number == before:
+                return
+            self._write()
+        self.changed.set()
+
+    def next_for(self, to: str) -> Event | None:
+        """The oldest event that a receiver has not got."""
+        with self._lock:
+            return next((event for event in self._state.waiting if to in event.to), None)
+
+    def delivered(self, event: Event, to: str) -> None:
+        with self._lock:
+            told.delivered(self._state, event.number, to)
+            self._write()
+
+    def _write(self) -> None:
+        try:
+            replace_data_file(self._path, msgspec.json.encode(self._state))
+        except StorageFault as error:  # what is told now may be told again after a restart
+            logger.warning("%s", error)
+
+
+def receivers(alerts: Alerts) -> list[str]:
+    """Who is told."""
+    return [name for name, on in ((WEBHOOK, alerts.webhook), (MAIL, alerts.mail_to)) if on]
+
+
+def _load(path: Path) -> State:
+    """The state of before; an empty one when it is damaged, or of another release."""
+    try:
+        state = msgspec.json.decode(path.read_bytes(), type=State)
+    except FileNotFoundError:
+        return State()
+    except (OSError, ValueError) as error:
+        logger.warning("%s: %s: alerts begin anew", path, error)
+        return State()
+    return state if state.version == State().version else State()
+
+
+class Delivery:
+    """Delivers what waits in a book, to each receiver by itself."""
+
+    def __init__(self, book: Book, deliver: Deliver, clock_s: Callable[[], float] = wall_s) -> None:
+        self._book, self._deliver, self._clock_s = book, deliver, clock_s
+        self._retry_s: dict[str, float] = {}
+        self._due_s: dict[str, float] = {}
+
+    def run_once(self, to: list[str], monotonic_s: float) -> float | None:
+        """Deliver all that is due; return in how many seconds more is due, None: nothing waits."""
+        waits: list[float] = []
+        for receiver in to:
+            while (event := self._book.next_for(receiver)) is not None:
+                left_s = self._due_s.get(receiver, 0.0) - monotonic_s
+                if left_s > 0:
+                    waits.append(left_s)
+                    break
+                if not self._try(event, receiver):
+                    self._due_s[receiver] = monotonic_s + self._retry_s[receiver]
+        return min(waits, default=None)
+
+    def _try(self, event: Event, receiver: str) -> bool:
+        try:
+            self._deliver(receiver, event)
+        except NotDelivered as error:
+            if self._clock_s() - event.at < KEPT_S:
+                if receiver not in self._retry_s:
+                    logger.warning(
+                        "alert %s %s: %s: %s; it is tried again", event.condition, event.event, receiver, error
+                    )
+                self._retry_s[receiver] = min(2 * self._retry_s.get(receiver, RETRY_S_MIN / 2), RETRY_S_MAX)
+                return False
+            logger.error("alert %s %s is given up for %s: %s", event.condition, event.event, receiver, error)
+        if self._retry_s.pop(receiver, None) is not None:
+            logger.info("alerts reach %s again", receiver)
+        self._due_s.pop(receiver, None)
+        self._book.delivered(event, receiver)
+        return True
+
+
+class Alerting:
+    """The process: looks, and a thread that delivers."""
+
+    def __init__(self, arguments: SideArguments) -> None:
+        self._channel, self._heart, self._data_dir = arguments.channel, arguments.heart, arguments.data_dir
+        self._config = arguments.config
+        self._looker, self._forecast = Looker(arguments.data_dir), DiskForecast()
+        self._book = Book(arguments.data_dir / ALERTS_FILE)
+        self._before: Look | None = None
+        self._groups: Groups | None = None
+        self._groups_ms = now_ms() - GROUPS_EVERY_MS
+        self._appliance = {"host": os.uname().nodename, "data": str(arguments.data_dir), "version": __version__}
+
+    def serve(self) -> None:
+        """Serve until the supervisor stops this process, or is gone."""
+        threading.Thread(target=self._deliver_all, name="alerts", daemon=True).start()
+        look_ms = now_ms()
+        with selectors.PollSelector() as selector:
+            selector.register(self._channel, selectors.EVENT_READ)
+            while not self._channel.closed:
+                self._heart.beat()
+                if now_ms() >= look_ms:
+                    look_ms = now_ms() + self._config.alerts.look_ms
+                    self._look()
+                selector.select(min(self._heart.beat_ms, max(1, look_ms - now_ms())) / 1000)
+                for message, _ in self._channel.receive(TO_SIDE_PROCESS):
+                    match message:
+                        case Reload(config):
+                            self._config = config
+                            self._book.changed.set()
+                        case Stop():
+                            return
+
+    def _look(self) -> None:
+        try:
+            now = self._looker.take()
+            self._forecast.note(now.at_s, now.readings.room)
+            if now_ms() - self._groups_ms >= GROUPS_EVERY_MS:
+                self._groups_ms, self._groups = now_ms(), self._ask_groups(now)
+            full_s = self._forecast.seconds_until_full(now.at_s, now.readings.room)
+            known = seen(now, at_directory(self._data_dir), wall_s(), self._before, self._groups, full_s)
+            self._before = now
+            self._book.take(judge(known), wall_s(), self._config.alerts)
+        except (ApplianceError, OSError) as error:  # no descriptor is left, for example: the next look may find one
+            logger.warning("the appliance is not looked at: %s", error)
+
+    def _ask_groups(self, now: Look) -> Groups:
+        if not now.state["listeners"].get("local"):
+            return Groups()
+        with contextlib.closing(Cluster(str(now.state["listeners"]["local"]), client_name="alerts")) as cluster:
+            return ask_groups(cluster.admin, now.state, GROUPS_MS)
+
+    def _deliver_all(self) -> None:
+        delivery = Delivery(self._book, self._deliver)
+        while True:
+            self._book.changed.clear()
+            wait_s = delivery.run_once(receivers(self._config.alerts), now_ms() / 1000)
+            self._book.changed.wait(wait_s)
+
+    def _deliver(self, receiver: str, event: Event) -> None:
+        config: Config = self._config
+        appliance: Mapping[str, str] = self._appliance
+        if receiver == MAIL:
+            alert_delivery.send_mail(config.alerts, event, appliance)
+        else:
+            body = alert_delivery.message_of(event, appliance)
+            alert_delivery.post(config.alerts, config.security.allow_insecure, body)
+
+
+def serve(arguments: SideArguments) -> None:
+    """Run the side process ``alerts``."""
+    Alerting(arguments).serve()
