@@ -53,7 +53,7 @@ from ...wire.bounds import Limits
 from ...wire.listener_codecs import codec_of
 from ...wire.requests import Fetch, Forwarded, Login, Offsets, Produce
 from ...wire.transport import PlainTransport, Transport
-from ..child import become_child, set_log_level
+from ..child import set_log_level
 from ..clock import now_ms
 from ..control import Channel
 from ..messages import (
@@ -141,9 +141,8 @@ class WorkerArguments(NamedTuple):
     """Messages of the snapshot to begin with."""
 
 
-def run(arguments: WorkerArguments, control: Channel, supervisor_pid: int) -> int:
+def run(arguments: WorkerArguments, control: Channel) -> int:
     """Run the worker process, from fork to exit; return its exit status."""
-    become_child(f"net {arguments.number}", supervisor_pid)
     with arguments.heart.working():  # it maps a table for each partition
         worker = NetworkWorker(arguments, control)
     worker.serve()

@@ -88,6 +88,16 @@ class Action:
         self._wanted.pop(key, None)
         self.done(key)
 
+    def drop_all(self) -> None:
+        """Forget all keys."""
+        for key in [*self._wanted]:
+            self.drop(key)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether any key waits for an attempt."""
+        return bool(self._wanted)
+
     def run(self) -> None:
         """Run the action for the keys that are due, unless it is delayed."""
         now = self._clock_ms()

@@ -270,7 +270,7 @@ class ChildEvents:
             case "network":
                 self._workers.on_end(child)
             case "coordinator":
-                self._coordinator.on_end(child)
+                self._coordinator.role.on_end(child)
             case "writer":
                 self._hosted.on_full(child.key, "")
                 self._writers.on_end(child)
@@ -280,18 +280,18 @@ class ChildEvents:
                 if outcomes := self._opening.on_opener_end(child):
                     self._on_opened(outcomes)
             case "remover":
-                self._on_removed(self._removals.on_remover_end())
+                self._on_removed(self._removals.on_remover_end(child))
             case "repairer":
-                self._outages.on_repairer_end(child.key)
+                self._outages.on_repairer_end(child)
                 self._on_change()
             case "scrubber":
-                self._scrubbing.on_end(child)
+                self._scrubbing.role.on_end(child)
             case "inspector":
                 self._inspection.on_end(child)
             case "compactor":
-                self._compactions.on_end()
+                self._compactions.on_end(child)
             case "cleaner":
-                self._removals.on_cleaner_end(status)
+                self._removals.on_cleaner_end(child, status)
             case "input":
                 self._inputs.on_end(child)
             case role if role in self._sides:

@@ -18,7 +18,6 @@ what it has read is not what is there then.  It has the lowest priority of proce
 from __future__ import annotations
 
 import logging
-import os
 import select
 import time
 from functools import partial
@@ -34,7 +33,6 @@ from ...log.files import offset_at
 from ...names import TopicPartition
 from ...shared import memory
 from ...shared.table import SegmentTable
-from ..child import become_child
 from ..control import Channel
 from ..messages import (
     TO_COMPACTOR,
@@ -47,11 +45,12 @@ from ..messages import (
     Suspect,
     SwapSegment,
 )
-from .actions import UNDER_WAY, Actions
+from .actions import Actions
 from .children import Children
 from .coordinator_child import CoordinatorChild
 from .fork import Child
 from .hosted import Hosted
+from .roles import Process, Role
 from .scrubber import take_lowest_priority
 from .workers import Workers
 from .writers import Writers
@@ -79,33 +78,26 @@ class Compactions:
         self._data_dir = data_dir
         self._hosted, self._children = hosted, children
         self._workers, self._coordinator, self._writers = workers, coordinator, writers
-        self._pid = os.getpid()
         self._order: CompactLog | None = None
-        self._child: Child | None = None
-        self._start = actions.define("start the compactor", lambda _: self._fork())
-
-    @property
-    def runs(self) -> bool:
-        return self._child is not None
+        self.role = Role("compactor", "start the compactor", children, actions, self._prepare)
 
     def compact(self, order: CompactLog) -> None:
         """Carry out an order, unless another one is carried out: the coordinator repeats it."""
         if self._order is None and self._hosted.is_writable(order.partition):
             self._order = order
-            self._start.want()
+            self.role.start(order.partition)
 
-    def _fork(self) -> object:
+    def _prepare(self, partition: TopicPartition) -> Process | None:
         order = self._order
-        if order is None or self._children.stopping or not self._hosted.is_writable(order.partition):
+        if order is None or self._children.stopping or not self._hosted.is_writable(partition):
             self._order = None
             return None
-        run = partial(compact_log, self._data_dir, order, self._hosted[order.partition].table, supervisor_pid=self._pid)
-        self._child = self._children.fork("compactor", order.partition, lambda channel, _: run(channel), work=True)
-        return UNDER_WAY
+        run = partial(compact_log, self._data_dir, order, self._hosted[partition].table)
+        return Process(lambda channel, _: run(channel), "compactor", works=True)
 
     def on_compacted(self, child: Child, message: SegmentCompacted) -> None:
         """Let the writer put a segment in place, which is started for it."""
-        if child is self._child and not child.stopping:
+        if not child.stopping:
             self._writers.want(message.partition)
             self._writers.send(message.partition, SwapSegment(message.partition, message.base))
 
@@ -113,8 +105,7 @@ class Compactions:
         """Let readers forget the old file, and the compactor go on."""
         self._workers.send_all(FilesChanged(message.partition))
         self._coordinator.send(FilesChanged(message.partition))
-        if self._child is not None and self._child.key == message.partition:
-            self._children.send(self._child, message)
+        self.role.send(message.partition, message)
 
     def on_done(self, message: LogCompacted) -> None:
         if message.error:
@@ -122,35 +113,25 @@ class Compactions:
         else:
             logger.info("%s-%d was compacted: %s", *message.partition, message.counts)
 
-    def on_end(self) -> None:
+    def on_end(self, child: Child) -> None:
         """Take the next order, however the compactor has ended."""
-        self._child = self._order = None
-        self._start.done("")
+        self._order = None
+        self.role.on_end(child)
 
     def drop(self, partition: TopicPartition) -> None:
         """End the compaction of a partition whose files are about to change."""
         if self._order is not None and self._order.partition == partition:
-            if self._child is None:
-                self._start.drop("")
+            self.role.kill(partition)
+            if partition not in self.role:
                 self._order = None
-            elif not self._child.stopping:
-                self._child.stopping = True
-                self._child.kill()
-
-    def stop(self) -> None:
-        self._start.drop("")
-        if self._child is not None:
-            self._child.stopping = True
-            self._children.send(self._child, Stop())
 
 
 class _Stopped(Exception):
     """The appliance stops."""
 
 
-def compact_log(data_dir: Path, order: CompactLog, table_name: str, control: Channel, supervisor_pid: int) -> int:
+def compact_log(data_dir: Path, order: CompactLog, table_name: str, control: Channel) -> int:
     """The compactor: compact a log and report what was done."""
-    become_child("compactor", supervisor_pid)
     take_lowest_priority()
     path = partition_directory.directory_of(data_dir, *order.partition)
     policy = Policy(order.limit, order.tombstones_ms, order.now_ms, order.batch_bytes_max, order.interval_bytes)

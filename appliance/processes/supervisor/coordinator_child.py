@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import socket
 from pathlib import Path
 from typing import Any, Final
@@ -13,7 +12,6 @@ from ...errors import StorageFault
 from ...shared import memory
 from ...shared.counters import PAGE_BYTES
 from ...shared.heartbeats import Heart
-from ..child import become_child
 from ..control import Channel
 from ..messages import (
     CannotStart,
@@ -22,15 +20,14 @@ from ..messages import (
     Listening,
     PartitionTable,
     Reload,
-    Stop,
     ToCoordinator,
     WorkerStreamOpened,
     WriterStarted,
 )
 from .actions import Actions
 from .children import Children
-from .fork import Child
 from .hosted import Hosted
+from .roles import Process, Role
 from .workers import Workers
 
 logger = logging.getLogger(__name__)
@@ -53,9 +50,7 @@ class CoordinatorChild:
         workers: Workers,
     ) -> None:
         self._config, self._data_dir, self._instance = config, data_dir, instance
-        self._hosted, self._children, self._workers = hosted, children, workers
-        self._pid = os.getpid()
-        self._child: Child | None = None
+        self._hosted, self._workers = hosted, workers
         self.page = ""
         """The name of the page of its counters; "" before its first start."""
         self._listeners: dict[str, str] = {}
@@ -68,30 +63,28 @@ class CoordinatorChild:
         """Why it could not start, and what to do."""
         self.published = False
         """Whether a coordinator has sent the workers what they answer metadata from."""
-        self._start = actions.define("start the coordinator", lambda _: self._fork())
+        self.role = Role(
+            *("coordinator", "start the coordinator", children, actions, self._prepare),
+            stays=True,
+            on_started=self._on_started,
+        )
         self._connect = actions.define("connect workers and the coordinator", self._join)
         self._waits = True
         self._give_up_waiting = actions.define("wait for ZooKeeper", lambda _: self._serve_without_zookeeper())
-
-    @property
-    def runs(self) -> bool:
-        return self._child is not None
 
     # ---- starting
 
     def start(self, listeners: dict[str, str]) -> None:
         """Start it; ``listeners`` are the addresses that clients connect to."""
         self._listeners = listeners
-        self._start.want()
+        self.role.start("")
 
-    def _fork(self) -> None:
+    def _prepare(self, _: str) -> Process:
         if not self.page:
             self.page, mapped = memory.create(self._instance, "counters", PAGE_BYTES)
             mapped.close()
-        pid = self._pid
 
-        def target(channel: Channel, heart: Heart) -> int:
-            become_child("coordinator", pid)
+        def run(channel: Channel, heart: Heart) -> int:
             with heart.working():
                 from .. import coordinator  # asyncio, kazoo and codecs of forwarded requests: 25 MB, needed only here
 
@@ -103,7 +96,10 @@ class CoordinatorChild:
                 return error.exit_status
             return 0
 
-        self._child = self._children.fork("coordinator", 0, target)
+        return Process(run, "coordinator")
+
+    def _on_started(self, _: str) -> None:
+        """Tell it all that it would have been told."""
         for partition, table in self._hosted.tables():
             if partition not in self._hosted.opening:
                 self.send(PartitionTable(partition, table))
@@ -136,22 +132,18 @@ class CoordinatorChild:
         self._connect.want(index, delay_ms)
 
     def _join(self, index: int) -> None:
-        if self._child is None or index not in self._workers:
+        if "" not in self.role or index not in self._workers:
             return
         workers_end, coordinators_end = socket.socketpair()
         with workers_end, coordinators_end:
             self._workers.send(index, CoordinatorStreamOpened(), (workers_end.fileno(),))
             self.send(WorkerStreamOpened(index), (coordinators_end.fileno(),))
 
-    def on_end(self, child: Child) -> None:
-        self._child = None
-        self._children.start_again(child, self._start)
-
     # ---- messages
 
     def send(self, message: ToCoordinator, fds: tuple[int, ...] = ()) -> None:
         """Raises OSError: the descriptors could not be sent."""
-        self._children.send(self._child, message, fds)
+        self.role.send("", message, fds)
 
     def send_listeners(self) -> None:
         """Send the listeners, after the tables: now it registers this broker and orders missing partitions."""
@@ -163,11 +155,8 @@ class CoordinatorChild:
 
     def stop(self) -> None:
         """Let it end its session with ZooKeeper, and end; workers keep what they would forward."""
-        self._start.drop()
         self._give_up_waiting.drop()
-        if self._child is not None:
-            self._child.stopping = True
-            self.send(Stop())
+        self.role.stop()
 
     # ---- ZooKeeper
 

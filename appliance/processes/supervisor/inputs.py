@@ -5,14 +5,8 @@ process is started again.  Then it forks the process as any other child: heartbe
 input produces as any client does, through the Unix socket in the data directory, so nothing on the data path waits for
 it.  An input that cannot begin says why in ``status``, and is tried again; everything else goes on.
 
-::
-
-    state      the supervisor has            leaves it by
-    wanted     settings                      bind and fork, after what serves messages; an address that is in use:
-                                             the same again after RETRY_MS
-    running    settings, sockets, Child      its end: wanted, after a delay; other settings, or none, after a reload:
-                                             stopping; the end of the appliance: stopping
-    stopping   sockets, Child                its end: wanted if there are settings, else gone
+Its states are those of any role (:mod:`.roles`).  Its sockets are bound before it starts; while an address is in use
+that is tried again after RETRY_MS.  With other settings it retires and starts again, without any it retires.
 
 It takes nothing more once it stops, and ends when all that it has taken is flushed.  What takes longer than an eighth
 of ``stop.timeout_ms`` is killed: whoever has no answer sends again, and files are read again.
@@ -22,7 +16,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -38,13 +31,13 @@ from ...machine_limits import limit_of
 from ...proc_net import holder_of
 from ...shared.heartbeats import Heart
 from ...wire.sockets import short_path
-from ..child import become_child
 from ..control import Channel
-from ..messages import InputStats, Stop
+from ..messages import InputStats
 from .actions import Actions
 from .children import Children
 from .fork import Child
 from .listeners import BACKLOG, local_listener, remove_dead_socket
+from .roles import Process, Role
 
 logger = logging.getLogger(__name__)
 
@@ -85,46 +78,42 @@ class Inputs:
         self, run_input: RunInput, config: Config, data_dir: Path, children: Children, actions: Actions
     ) -> None:
         self._run_input = run_input
-        self._config, self._data_dir, self._children = config, data_dir, children
-        self._pid = os.getpid()
-        self._running: dict[str, Child] = {}
+        self._config, self._data_dir = config, data_dir
         self._bound: dict[str, dict[str, Bound]] = {}
         """Of each input, by their text in ``listen``."""
         self._stats: dict[str, InputStats] = {}
         self._faults: dict[str, ApplianceError] = {}
         self._is_started = False
-        self._start = actions.define("start an input", self._fork)
+        self.role = Role(ROLE, "start an input", children, actions, self._prepare, stays=True)
         children.close_in_child(self.close, ROLE)
 
     def start(self) -> None:
         self._is_started = True
         for name in self._config.inputs:
-            self._start.want(name)
+            self.role.start(name)
 
-    def _fork(self, name: str) -> None:
+    def _prepare(self, name: str) -> Process | None:
         settings = self._config.inputs.get(name)
-        if settings is None or name in self._running:
-            return
+        if settings is None:
+            return None
         try:
             self._bind(name, settings)
         except ApplianceError as error:
             if str(self._faults.get(name, "")) != str(error):
                 logger.error("inputs.%s cannot begin: %s", name, error)
             self._faults[name] = error
-            self._start.want(name, RETRY_MS)
-            return
+            self.role.start(name, RETRY_MS)
+            return None
         self._faults.pop(name, None)
-        pid = self._pid
 
-        def target(channel: Channel, heart: Heart) -> int:
-            become_child(f"input {name}", pid)
+        def run(channel: Channel, heart: Heart) -> int:
             mine = {text: one.sock for text, one in self._bound.pop(name, {}).items()}
             self.close()
             address = local_listener(self._data_dir).address
             self._run_input(InputArguments(name, settings, self._config, self._data_dir, address, mine, channel, heart))
             return 0
 
-        self._running[name] = self._children.fork(ROLE, name, target, {ROLE})
+        return Process(run, f"input {name}", {ROLE})
 
     def _bind(self, name: str, settings: InputSettings) -> None:
         """Bind the sockets of ``listen``; close those that are not in it any more.
@@ -146,16 +135,10 @@ class Inputs:
             one.sock.close()
 
     def on_end(self, child: Child) -> None:
-        name = child.key
-        del self._running[name]
-        self._stats.pop(name, None)
-        if name not in self._config.inputs:
-            self._unbind(name)
-        elif child.stopping:
-            if self._is_started:
-                self._start.want(name)  # it was stopped for other settings
-        else:
-            self._children.start_again(child, self._start, name)
+        self._stats.pop(child.key, None)
+        if child.key not in self._config.inputs:
+            self._unbind(child.key)
+        self.role.on_end(child)
 
     def on_stats(self, name: str, stats: InputStats) -> None:
         self._stats[name] = stats
@@ -167,30 +150,15 @@ class Inputs:
             if before.inputs.get(name) == config.inputs.get(name) and before.ledger == config.ledger:
                 continue
             self._faults.pop(name, None)
-            if name in self._running:
-                self._stop(name)
-            elif name not in config.inputs:
-                self._start.drop(name)
+            self.role.retire(name)
+            if name in config.inputs and self._is_started:
+                self.role.start(name)
+            elif name not in config.inputs and name not in self.role:
                 self._unbind(name)
-            elif self._is_started:
-                self._start.want(name)
-
-    def _stop(self, name: str) -> None:
-        child = self._running[name]
-        if not child.stopping:
-            child.stopping = True
-            self._children.send(child, Stop())
 
     def stop(self) -> None:
         self._is_started = False
-        for name in self._config.inputs:
-            self._start.drop(name)
-        for name in self._running:
-            self._stop(name)
-
-    @property
-    def stopped(self) -> bool:
-        return not self._running
+        self.role.stop()
 
     def close(self) -> None:
         """Close the sockets; ``status`` goes on showing where they were."""
@@ -212,7 +180,7 @@ class Inputs:
             name: {
                 "type": kind_of(settings),
                 "topic": settings.topic,
-                "state": "failed" if name in self._faults else "running" if name in self._running else "starting",
+                "state": "failed" if name in self._faults else "running" if name in self.role else "starting",
                 "listen": list(listen_of(settings)),
                 "addresses": [one.address for one in self._bound.get(name, {}).values()],
                 **msgspec.structs.asdict(self._stats.get(name, InputStats())),

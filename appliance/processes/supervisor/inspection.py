@@ -57,7 +57,6 @@ from ...names import TopicPartition
 from ...shared import memory
 from ...shared.heartbeats import Heart
 from ...shared.table import SegmentTable, TableSnapshot
-from ..child import become_child
 from ..control import Channel
 from ..messages import (
     TO_INSPECTOR,
@@ -82,6 +81,7 @@ from .children import Children
 from .coordinator_child import CoordinatorChild
 from .fork import Child
 from .hosted import Hosted, HostedPartition
+from .roles import Process, Role
 from .scrubber import Scrubbing
 from .workers import Workers
 
@@ -127,50 +127,29 @@ class Inspection:
         self._data_dir, self._hosted, self._children = data_dir, hosted, children
         self._workers, self._coordinator, self._scrubbing = workers, coordinator, scrubbing
         self._before_answer = before_answer
-        self._pid = os.getpid()
-        self._child: Child | None = None
         self._away: set[TopicPartition] = set()
         """Partitions that are being opened, repaired or left: their files are somebody's who changes them."""
         self._tokens: set[int] = set()
         """Reports that wait for an answer."""
         self.strays: list[str] = []
         """Directories of partitions that belong to no topic."""
-        self._start = actions.define("start the inspector", lambda _: self._fork())
+        self.role = Role("inspector", "start the inspector", children, actions, self._prepare, stays=True)
 
-    @property
-    def runs(self) -> bool:
-        return self._child is not None
-
-    def start(self) -> None:
-        self._start.want()
-
-    def _fork(self) -> None:
+    def _prepare(self, _: str) -> Process:
         rows = [self._row(partition, row) for partition, row in self._hosted.items()]
-        run = partial(_run, self._data_dir, rows, supervisor_pid=self._pid)
-
-        def target(channel: Channel, heart: Heart) -> int:
-            return run(control=channel, heart=heart)
-
-        self._child = self._children.fork("inspector", 0, target)
+        return Process(partial(_run, self._data_dir, rows), "inspector")
 
     def _row(self, partition: TopicPartition, row: HostedPartition) -> Inspected:
         away = partition in self._away or partition in self._hosted.opening
         return Inspected(partition, row.topic_id, row.table, bool(row.offline), away)
 
     def on_end(self, child: Child) -> None:
-        self._child = None
         for token in list(self._tokens):
             self.on_judged(token, WriterGone.__name__, "the inspector has died: try again", [])
-        self._children.start_again(child, self._start)
-
-    def stop(self) -> None:
-        self._start.drop()
-        if self._child is not None:
-            self._child.stopping = True
-            self._send(Stop())
+        self.role.on_end(child)
 
     def _send(self, message: ToInspector) -> None:
-        self._children.send(self._child, message)
+        self.role.send("", message)
 
     # ---- partitions come, go, and are opened
 
@@ -198,7 +177,7 @@ class Inspection:
         """Look at offsets that a client could not read, and answer the coordinator."""
         name = f"{partition.topic}-{partition.partition}"
         row = self._hosted.get(partition)
-        if self._child is None or row is None or partition in self._away or partition in self._hosted.opening:
+        if "" not in self.role or row is None or partition in self._away or partition in self._hosted.opening:
             self._answer(token, WriterGone.__name__, f"{name} is not served now: try again", [])
         elif row.offline:
             self._answer(token, StorageFault.__name__, f"{name} is offline: {row.offline}", [])
@@ -295,8 +274,7 @@ class _Partition:
             return None
 
 
-def _run(data_dir: Path, rows: Iterable[Inspected], control: Channel, heart: Heart, supervisor_pid: int) -> int:
-    become_child("inspector", supervisor_pid)
+def _run(data_dir: Path, rows: Iterable[Inspected], control: Channel, heart: Heart) -> int:
     with heart.working():
         Inspector(data_dir, rows, control).run()
     return 0

@@ -54,13 +54,14 @@ from ...names import TopicPartition
 from ...shared.doorbell import MarkedDoorbell
 from ...shared.heartbeats import Heart
 from .. import writer
-from ..child import become_child, set_log_level
+from ..child import set_log_level
 from ..control import Channel, tell
 from ..messages import TO_NURSERY, Forked, ForkWriter, Lacking, Reap, Refused, Reload, Stop, WriterEnded
 from .actions import Actions, reason_of
 from .children import LOCK, Children
-from .fork import EXIT_BUG, Child
+from .fork import EXIT_BUG
 from .hosted import HostedPartition
+from .roles import Process, Role
 from .workers import Workers
 
 logger = logging.getLogger(__name__)
@@ -90,9 +91,8 @@ class Nursery:
         """Those that have closed their channels."""
         self._wait_ms = heart.beat_ms
 
-    def run(self, supervisor_pid: int) -> int:
+    def run(self) -> int:
         """Run the process, from fork to exit; return its exit status."""
-        become_child("nursery", supervisor_pid)
         boot_id()  # which all writers remember
         gc.freeze()
         self.serve()
@@ -198,27 +198,28 @@ class NurseryChild:
         on_started: Callable[[], None],
     ) -> None:
         self._config, self._data_dir = config, data_dir
-        self._children, self._workers, self._on_started = children, workers, on_started
-        self._pid = os.getpid()
-        self._child: Child | None = None
-        self._start = actions.define("start the nursery", lambda _: self._fork())
+        self._children, self._workers = children, workers
+        self.role = Role(
+            *("nursery", "start the nursery", children, actions, self._prepare),
+            stays=True,
+            on_started=lambda _: on_started(),
+        )
 
     @property
     def runs(self) -> bool:
-        return self._child is not None
+        return "" in self.role
 
     def start(self) -> None:
         """Call it early: the less this process has then, the less each fork copies."""
-        self._start.want()
+        self.role.start("")
 
-    def _fork(self) -> None:
+    def _prepare(self, _: str) -> Process:
         config, doorbells, heart_at = self._config, self._workers.doorbells, self._children.heart_at
 
-        def target(channel: Channel, heart: Heart) -> int:
-            return Nursery(config, self._data_dir, doorbells, heart_at, channel, heart).run(self._pid)
+        def run(channel: Channel, heart: Heart) -> int:
+            return Nursery(config, self._data_dir, doorbells, heart_at, channel, heart).run()
 
-        self._child = self._children.fork("nursery", "", target, {LOCK})
-        self._on_started()
+        return Process(run, "nursery", {LOCK})
 
     def order(self, partition: TopicPartition, row: HostedPartition, cell: int, fd: int) -> None:
         """Order a writer that beats in ``cell``; ``fd``: its end of its control channel.
@@ -226,23 +227,12 @@ class NurseryChild:
         Raises:
             OSError: the descriptor could not be sent.
         """
-        self._children.send(self._child, ForkWriter(partition, row.settings, row.table, cell), (fd,))
+        self.role.send("", ForkWriter(partition, row.settings, row.table, cell), (fd,))
 
     def reap(self, pid: int) -> None:
         """Let it reap a writer that has ended."""
-        self._children.send(self._child, Reap(pid))
+        self.role.send("", Reap(pid))
 
     def reload(self, config: Config) -> None:
         self._config = config
-        self._children.send(self._child, Reload(config))
-
-    def stop(self) -> None:
-        """Stop it, and start no other."""
-        self._start.drop()
-        if self._child is not None and not self._child.stopping:
-            self._child.stopping = True
-            self._children.send(self._child, Stop())
-
-    def on_end(self, child: Child) -> None:
-        self._child = None
-        self._children.start_again(child, self._start)
+        self.role.send("", Reload(config))

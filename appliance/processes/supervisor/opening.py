@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -28,7 +29,6 @@ from ...names import TopicPartition
 from ...partition_states import OFFLINE, ONLINE
 from ...shared import memory
 from ...shared.table import SEGMENTS_MAX, TABLE_BYTES, SegmentTable
-from ..child import become_child
 from ..clock import wall_ms
 from ..control import Channel
 from ..messages import Lacking, Outcome, PartitionDropped, PartitionsOpened, PartitionTable
@@ -39,6 +39,7 @@ from .coordinator_child import CoordinatorChild
 from .fork import Child
 from .hosted import Hosted, HostedPartition
 from .inspection import Inspection
+from .roles import Process, Role
 from .workers import Workers
 
 logger = logging.getLogger(__name__)
@@ -46,6 +47,18 @@ logger = logging.getLogger(__name__)
 ATTEMPTS_MAX: Final = 3
 """Attempts to open a partition whose openers are killed."""
 ROWS_PER_MESSAGE = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The partitions that one opener opens; ``number`` tells it from an earlier one for the same partitions."""
+
+    number: int
+    partitions: tuple[TopicPartition, ...]
+
+    def __str__(self) -> str:
+        (topic, partition), *others = self.partitions
+        return f"{topic}-{partition}" + (f" and {len(others)} more" if others else "")
 
 
 class Opening:
@@ -66,7 +79,6 @@ class Opening:
         self._config, self._data_dir, self._instance = config, data_dir, instance
         self._hosted, self._children = hosted, children
         self._workers, self._coordinator, self._inspection = workers, coordinator, inspection
-        self._pid = os.getpid()
         self._unplaced: set[TopicPartition] = set()
         """Partitions without a table of their own."""
         self._unshown: set[TopicPartition] = set()
@@ -77,13 +89,16 @@ class Opening:
         """Not all partitions of the catalog have been tried yet."""
         self._offline_table = ""
         self._to_open: list[TopicPartition] = []
+        self._batches = 0
+        self._opened_by: dict[TopicPartition, Batch] = {}
+        """Which opener is to report a partition."""
         self._lacking: set[TopicPartition] = set()
         """Partitions that could not be opened for lack of disk space or descriptors."""
         self._limit = ""
         """The limit of the machine that the last of these attempts has reached."""
         self._place_all = actions.define("place partitions in /dev/shm", lambda _: self._place())
         self._open_again = actions.define("open partitions", lambda _: self._reopen())
-        self._start_opener = actions.define("start openers", self._fork_opener)
+        self.openers = Role("opener", "start openers", children, actions, self._prepare_opener)
         self._show_again = actions.define("show partitions", lambda where: self._show_to(*where))
 
     # ---- tables
@@ -208,26 +223,28 @@ class Opening:
         partitions, self._to_open = self._to_open, []
         count = min(os.cpu_count() or 1, len(partitions))
         for index in range(count):
-            self._start_opener.want(tuple(partitions[index::count]))
+            self._batches += 1
+            self.openers.start(Batch(self._batches, tuple(partitions[index::count])))
 
-    def _fork_opener(self, partitions: tuple[TopicPartition, ...]) -> None:
+    def _prepare_opener(self, batch: Batch) -> Process | None:
         jobs = []
-        for partition in partitions:
+        for partition in batch.partitions:
             row = self._hosted.get(partition)
             if row is not None and row.table:
+                self._opened_by[partition] = batch
                 new = partition in self._unmade
                 jobs.append(Job(*partition, row.topic_id, row.settings, row.table, new, row.offline))
-        if jobs:
-            run = partial(open_partitions, self._config, self._data_dir, jobs, supervisor_pid=self._pid)
-            self._children.fork("opener", partitions, lambda channel, _: run(channel), {LOCK}, work=True)
-        for partition in set(partitions) - self._hosted.keys():  # deleted while the machine refused the opener
+        for partition in set(batch.partitions) - self._hosted.keys():  # deleted while the machine refused the opener
             self._hosted.opening.pop(partition, None)
+        run = partial(open_partitions, self._config, self._data_dir, jobs)
+        return Process(lambda channel, _: run(channel), "opener", {LOCK}, works=True) if jobs else None
 
     def on_opened(self, outcomes: Sequence[Outcome]) -> list[Outcome]:
         """Take the outcomes of an opener; return them without those of partitions that were deleted meanwhile."""
         known: list[Outcome] = []
         for partition, error, reason in outcomes:
             self._hosted.opening.pop(partition, None)
+            self._opened_by.pop(partition, None)
             row = self._hosted.get(partition)
             if row is None:
                 continue
@@ -257,7 +274,8 @@ class Opening:
 
         Returns the outcomes of partitions that have used ATTEMPTS_MAX attempts.
         """
-        left = [partition for partition in child.key if partition in self._hosted.opening]
+        self.openers.on_end(child)
+        left = [partition for partition in child.key.partitions if self._opened_by.get(partition) == child.key]
         again = [partition for partition in left if self._hosted.opening[partition] < ATTEMPTS_MAX]
         given_up = [
             (partition, StorageFault.__name__, "opening it was interrupted")
@@ -295,12 +313,11 @@ class Job(NamedTuple):
     """Why it could not be opened before: is not logged again."""
 
 
-def open_partitions(config: Config, data_dir: Path, jobs: Sequence[Job], control: Channel, supervisor_pid: int) -> int:
+def open_partitions(config: Config, data_dir: Path, jobs: Sequence[Job], control: Channel) -> int:
     """Open every partition and report what has become of it.
 
     The error is OutOfResources when a later attempt may succeed, for example after a full disk.
     """
-    become_child("opener", supervisor_pid)
     outcomes: list[Outcome] = []
     for job in jobs:
         partition = TopicPartition(job.topic, job.partition)

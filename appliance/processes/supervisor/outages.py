@@ -30,7 +30,6 @@ at any instruction (``log/repair.py``).  The answer to a coordinator that has di
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -43,17 +42,18 @@ from ...names import TopicPartition
 from ...partition_states import OFFLINE
 from ...shared import memory
 from ...shared.table import SegmentTable
-from ..child import become_child
 from ..clock import wall_ms
 from ..control import Channel
 from ..messages import LogRepaired, Outcome, RepairDone
-from .actions import UNDER_WAY, Actions
+from .actions import Actions
 from .children import LOCK, Children
 from .compactions import Compactions
 from .coordinator_child import CoordinatorChild
+from .fork import Child
 from .hosted import Hosted
 from .inspection import Inspection
 from .opening import Opening
+from .roles import Process, Role
 from .workers import Workers
 from .writers import Writers
 
@@ -104,13 +104,10 @@ class Outages:
         self._opening, self._workers, self._coordinator = opening, workers, coordinator
         self._inspection, self._compactions = inspection, compactions
         self._before_answer = before_answer
-        self._pid = os.getpid()
         self._outages: dict[TopicPartition, Outage] = {}
         self._delays_ms: dict[TopicPartition, int] = {}
         """How late the last attempt to open an offline partition was made."""
-        self._repairs = False
-        """A repairer runs."""
-        self._start_repairer = actions.define("start the repair of a partition", self._fork)
+        self.repairers = Role("repairer", "start the repair of a partition", children, actions, self._prepare)
         self._try_again = actions.define("open an offline partition again", self._on_try_again)
 
     # ---- causes
@@ -176,35 +173,32 @@ class Outages:
             return
         for partition, outage in list(self._outages.items()):
             if partition not in self._hosted:  # deleted meanwhile
-                if not (outage.repairs and self._repairs):
+                if not (outage.repairs and not self.repairers.all_gone):
                     self._end(partition)
             elif not outage.opens and partition not in self._writers and partition not in self._hosted.opening:
                 if not outage.repairs:
                     self._open(partition)
-                elif not self._repairs:
-                    self._repairs = True
-                    self._start_repairer.want(partition)
+                elif self.repairers.all_gone:
+                    self.repairers.start(partition)
 
-    def _fork(self, partition: TopicPartition) -> object:
+    def _prepare(self, partition: TopicPartition) -> Process | None:
         row = self._hosted.get(partition)
         if row is None or self._children.stopping:
-            self._repairs = False
             return None
         outage = self._outages[partition]
         job = RepairJob(partition, row.topic_id, row.table, outage.cut, outage.was_offline)
-        run = partial(repair_log, self._data_dir, job, supervisor_pid=self._pid)
-        self._children.fork("repairer", partition, lambda channel, _: run(channel), {LOCK}, work=True)
-        return UNDER_WAY
+        run = partial(repair_log, self._data_dir, job)
+        return Process(lambda channel, _: run(channel), "repairer", {LOCK}, works=True)
 
     def on_repaired(self, partition: TopicPartition, error: str, message: str, result: dict[str, Any]) -> None:
         """Note what the repairer has reported; it ends now."""
         outage = self._outages[partition]
         outage.error, outage.message, outage.result = error, message, result
 
-    def on_repairer_end(self, partition: TopicPartition) -> None:
+    def on_repairer_end(self, child: Child) -> None:
         """Let the partition come back, however the repairer has ended."""
-        self._repairs = False
-        self._start_repairer.done(partition)
+        self.repairers.on_end(child)
+        partition: TopicPartition = child.key
         if partition in self._hosted:
             if not self._outages[partition].error:
                 self._hosted[partition].damaged = []
@@ -254,9 +248,8 @@ class RepairJob(NamedTuple):
     was_offline: bool
 
 
-def repair_log(data_dir: Path, job: RepairJob, control: Channel, supervisor_pid: int) -> int:
+def repair_log(data_dir: Path, job: RepairJob, control: Channel) -> int:
     """Repair the log and report what was done."""
-    become_child("repairer", supervisor_pid)
     with memory.attach(job.table_name) as mapped, memoryview(mapped) as view, view.cast("Q") as cells:
         table = SegmentTable(cells)
         table.set_state(OFFLINE)

@@ -36,7 +36,6 @@ a ZooKeeper that is away for 4, leaves it pending, and the answer to the client 
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterable, Sequence, Set
 from functools import partial
 from pathlib import Path
@@ -46,12 +45,13 @@ from ...durable_files import sync_directory
 from ...errors import ApplianceError, WriterGone, disk_fault
 from ...log import partition_directory
 from ...names import TopicPartition
-from ..child import become_child
 from ..control import Channel
 from ..messages import Outcome, PartitionsRemoved
 from .actions import Actions
 from .children import LOCK, Children
+from .fork import Child
 from .hosted import Hosted
+from .roles import Process, Role
 from .writers import Writers
 
 CLEAN_AGAIN_MS: Final = 60_000
@@ -67,16 +67,13 @@ class Removals:
     def __init__(self, data_dir: Path, hosted: Hosted, children: Children, actions: Actions, writers: Writers) -> None:
         self._data_dir = data_dir
         self._hosted, self._children, self._writers = hosted, children, writers
-        self._pid = os.getpid()
         self._ids: dict[TopicPartition, str] = {}
         self._to_trash: set[TopicPartition] = set()
         """Those of them whose files are kept."""
         self._under_way: set[TopicPartition] = set()
         """Partitions that the remover has not reported yet."""
-        self._removes = self._cleans = False
-        """Whether a remover, a cleaner runs."""
-        self._start_remover = actions.define("start removers", self._fork_remover)
-        self._start_cleaner = actions.define("delete the files of deleted topics", lambda _: self._clean())
+        self.removers = Role("remover", "start removers", children, actions, self._prepare_remover)
+        self.cleaners = Role("cleaner", "delete the files of deleted topics", children, actions, self._prepare_cleaner)
 
     def __contains__(self, partition: TopicPartition) -> bool:
         return partition in self._ids
@@ -98,7 +95,7 @@ class Removals:
 
     def start_remover(self) -> None:
         """Start a remover for all partitions that no process has open; one at a time.  Called in every turn."""
-        if self._removes or not self._ids:
+        if not self.removers.all_gone or not self._ids:
             return
         ready = {
             partition: topic_id
@@ -107,14 +104,12 @@ class Removals:
         }
         if ready:
             self._under_way = set(ready)
-            self._removes = True
-            self._start_remover.want(tuple(ready.items()))
+            self.removers.start(tuple(ready))
 
-    def _fork_remover(self, ids: tuple[tuple[TopicPartition, str], ...]) -> None:
-        kept = self._to_trash.intersection(partition for partition, _ in ids)
-        run = partial(free_names, self._data_dir, dict(ids), kept, supervisor_pid=self._pid)
-        partitions = tuple(partition for partition, _ in ids)
-        self._children.fork("remover", partitions, lambda channel, _: run(channel), {LOCK}, work=True)
+    def _prepare_remover(self, partitions: tuple[TopicPartition, ...]) -> Process:
+        ids = {partition: self._ids[partition] for partition in partitions}
+        run = partial(free_names, self._data_dir, ids, self._to_trash.intersection(partitions))
+        return Process(lambda channel, _: run(channel), "remover", {LOCK}, works=True)
 
     def on_removed(self, outcomes: Iterable[Outcome]) -> None:
         for partition, *_ in outcomes:
@@ -123,9 +118,9 @@ class Removals:
             self._to_trash.discard(partition)
             self._children.restarts.forget("writer", partition)
 
-    def on_remover_end(self) -> list[Outcome]:
+    def on_remover_end(self, child: Child) -> list[Outcome]:
         """Start a cleaner; return the outcomes of partitions that a killed remover has not reported."""
-        self._removes = False
+        self.removers.on_end(child)
         interrupted = sorted(self._under_way)
         outcomes = [(partition, WriterGone.__name__, "removing it was interrupted") for partition in interrupted]
         self.on_removed(outcomes)
@@ -136,20 +131,17 @@ class Removals:
 
     def clean(self, delay_ms: int = 0) -> None:
         """Delete the files of removed partitions, now or after a delay."""
-        self._start_cleaner.want(delay_ms=delay_ms)
+        self.cleaners.start("", delay_ms)
 
-    def _clean(self) -> None:
-        """Start a cleaner, unless one runs; another one follows when it ends."""
-        if self._cleans or self._children.stopping:
-            return
+    def _prepare_cleaner(self, _: str) -> Process | None:
+        """A cleaner, if there is anything to delete; another one follows when it ends."""
+        if self._children.stopping:
+            return None
         directories = partition_directory.deleted(self._data_dir)
-        if directories:
-            run = partial(delete_files, directories, self._pid)
-            self._children.fork("cleaner", 0, lambda *_: run(), work=True)
-            self._cleans = True
+        return Process(lambda *_: delete_files(directories), "cleaner", works=True) if directories else None
 
-    def on_cleaner_end(self, status: int | None) -> None:
-        self._cleans = False
+    def on_cleaner_end(self, child: Child, status: int | None) -> None:
+        self.cleaners.on_end(child)
         self.clean(CLEAN_AGAIN_MS if status else 0)
 
 
@@ -158,14 +150,12 @@ def free_names(
     partitions: dict[TopicPartition, str],
     kept: Set[TopicPartition],
     control: Channel,
-    supervisor_pid: int,
 ) -> int:
     """The remover: free the names of partitions whose writers have ended, and report like an opener.
 
     Args:
         kept: partitions whose files are not to be deleted.
     """
-    become_child("remover", supervisor_pid)
     outcomes: list[Outcome] = [
         (partition, *_set_aside(data_dir, partition, topic_id, partition in kept))
         for partition, topic_id in partitions.items()
@@ -191,9 +181,8 @@ def _set_aside(data_dir: Path, partition: TopicPartition, topic_id: str, trash: 
     return "", ""
 
 
-def delete_files(directories: Sequence[Path], supervisor_pid: int) -> int:
+def delete_files(directories: Sequence[Path]) -> int:
     """The cleaner: delete the directories of removed partitions; return 1 when some files are left."""
-    become_child("cleaner", supervisor_pid)
     status = 0
     for directory in directories:
         try:

@@ -35,13 +35,12 @@ from ...shared import memory
 from ...shared.heartbeats import Heart
 from ...shared.table import SegmentTable, TableSnapshot
 from ...status import read_state
-from ..child import become_child
 from ..clock import wall_s
 from ..control import Channel
 from ..messages import TO_SCRUBBER, FilesChanged, Refused, Reload, ScrubSoon, Stop, Suspect
 from .actions import Actions
 from .children import Children
-from .fork import Child
+from .roles import Process, Role
 
 logger = logging.getLogger(__name__)
 
@@ -57,43 +56,19 @@ class Scrubbing:
     """The scrubber as a child."""
 
     def __init__(self, config: Config, data_dir: Path, children: Children, actions: Actions) -> None:
-        self._config, self._data_dir, self._children = config, data_dir, children
-        self._pid = os.getpid()
-        self._child: Child | None = None
-        self._start = actions.define("start the scrubber", lambda _: self._fork())
+        self._config, self._data_dir = config, data_dir
+        self.role = Role("scrubber", "start the scrubber", children, actions, self._prepare, stays=True)
 
-    @property
-    def runs(self) -> bool:
-        return self._child is not None
-
-    def start(self) -> None:
-        self._start.want()
-
-    def _fork(self) -> None:
-        scrub_all = partial(run, self._config, self._data_dir, supervisor_pid=self._pid)
-
-        def target(channel: Channel, heart: Heart) -> int:
-            return scrub_all(control=channel, heart=heart)
-
-        self._child = self._children.fork("scrubber", 0, target)
-
-    def on_end(self, child: Child) -> None:
-        self._child = None
-        self._children.start_again(child, self._start)
+    def _prepare(self, _: str) -> Process:
+        return Process(partial(run, self._config, self._data_dir), "scrubber")
 
     def scrub_soon(self, partition: TopicPartition) -> None:
         """Let the scrubber read a partition before all others: some of it is damaged."""
-        self._children.send(self._child, ScrubSoon(partition))
+        self.role.send("", ScrubSoon(partition))
 
     def reload(self, config: Config) -> None:
         self._config = config
-        self._children.send(self._child, Reload(config))
-
-    def stop(self) -> None:
-        self._start.drop()
-        if self._child is not None:
-            self._child.stopping = True
-            self._children.send(self._child, Stop())
+        self.role.send("", Reload(config))
 
 
 class _Stopped(Exception):
@@ -108,8 +83,7 @@ class Progress(msgspec.Struct):
     offset: int = 0
 
 
-def run(config: Config, data_dir: Path, control: Channel, heart: Heart, supervisor_pid: int) -> int:
-    become_child("scrubber", supervisor_pid)
+def run(config: Config, data_dir: Path, control: Channel, heart: Heart) -> int:
     take_lowest_priority()
     with heart.working():
         Scrubber(config.scrub, data_dir, control).run()

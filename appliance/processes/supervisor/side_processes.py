@@ -6,23 +6,16 @@ socket before it serves, so an address that is taken fails the start, and a proc
 waiting at the same socket.  Then it forks the process as any other child: heartbeat, restart with growing delays, end
 with the supervisor.  Nothing on the data path waits for it or sends to it.
 
-::
-
-    state      the supervisor has      the process has     leaves it by
-    off        nothing                 -                   a restart of the appliance with another ``listen``
-    bound      socket                  -                   fork, after workers and coordinator
-    running    socket, Child           socket, channel     its end: bound again, and forked after a delay
-    stopping   socket, Child           socket, channel     Stop; the supervisor does not wait for it
-
+Its states are those of any role (:mod:`.roles`); its socket is there from the start of the appliance to its end.
 A process keeps its socket, its channel and its heart; other sockets and locks are closed in it
 (:meth:`.children.Children.close_in_child`).  Reload brings a new configuration.
 """
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,13 +23,13 @@ from ...addresses import PLAINTEXT, Listener, address_text, parse_addresses
 from ...config import Config
 from ...security.configuration import is_loopback
 from ...shared.heartbeats import Heart
-from ..child import become_child
 from ..control import Channel
-from ..messages import Reload, Stop
+from ..messages import Reload
 from .actions import Actions
 from .children import Children
 from .fork import Child
 from .listeners import bind
+from .roles import Process, Role
 
 
 class SideArguments(NamedTuple):
@@ -71,12 +64,13 @@ class SideProcesses:
         """``roles``: what each of them runs; the configuration has a key ROLE.listen, or a table that is on or off."""
         self._roles = roles
         self._config, self._data_dir, self._children = config, data_dir, children
-        self._pid = os.getpid()
         self._sockets: dict[str, socket.socket | None] = {}
         """Of those that are on."""
-        self._running: dict[str, Child] = {}
         self.listeners: dict[str, str] = {}
-        self._start = actions.define("start side processes", self._fork)
+        self._by_name = {
+            name: Role(name, f"start the {name}", children, actions, partial(self._prepare, name), stays=True)
+            for name in roles
+        }
 
     def __contains__(self, role: str) -> bool:
         return role in self._roles
@@ -108,44 +102,35 @@ class SideProcesses:
         return new
 
     def start(self) -> None:
-        for role in self._sockets:
-            self._start.want(role)
+        for name in self._sockets:
+            self._by_name[name].start("")
 
-    def _fork(self, role: str) -> None:
-        if role in self._running:  # a reload has turned it on before all were started
-            return
-        pid = self._pid
-
-        def target(channel: Channel, heart: Heart) -> int:
-            become_child(role, pid)
-            self._roles[role](
-                SideArguments(self._config, self._data_dir, self._sockets[role], channel, heart, self._children.seen)
+    def _prepare(self, name: str, _: str) -> Process:
+        def run(channel: Channel, heart: Heart) -> int:
+            self._roles[name](
+                SideArguments(self._config, self._data_dir, self._sockets[name], channel, heart, self._children.seen)
             )
             return 0
 
-        self._running[role] = self._children.fork(role, role, target, {role})
+        return Process(run, name, {name})
 
     def on_end(self, child: Child) -> None:
-        del self._running[child.role]
-        self._children.start_again(child, self._start, child.role)
+        self._by_name[child.role].on_end(child)
 
     def reload(self, config: Config) -> None:
         self._config = config
-        for child in self._running.values():
-            self._children.send(child, Reload(config))
-        for role in self._turn_on():
-            self._start.want(role)
+        for role in self._by_name.values():
+            role.send_all(Reload(config))
+        for name in self._turn_on():
+            self._by_name[name].start("")
 
     def stop(self) -> None:
-        for role in self._sockets:
-            self._start.drop(role)
-        for child in self._running.values():
-            child.stopping = True
-            self._children.send(child, Stop())
+        for role in self._by_name.values():
+            role.stop()
 
     @property
     def stopped(self) -> bool:
-        return not self._running
+        return all(role.all_gone for role in self._by_name.values())
 
     def close(self) -> None:
         for sock in self._sockets.values():

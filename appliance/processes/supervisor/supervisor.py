@@ -402,7 +402,7 @@ class Supervisor:
 
     def _start_others(self) -> None:
         """Start what is not on the data path: its Javas would take the processors from those that are."""
-        self._inspection.start()
+        self._inspection.role.start("")
         self._nodes.start()
         self._coordinator.begin_wait()
         self._sides.start()
@@ -411,7 +411,7 @@ class Supervisor:
 
     def _on_serving(self) -> None:
         self._coordinator.end_wait()
-        self._scrubbing.start()
+        self._scrubbing.role.start("")
         self._report.enter("serving")  # before the line is printed, so that a reader of the line finds this state
         listeners = " ".join(f"{name}={text}" for name, text in self._report.listeners.items() if name != LOCAL)
         print(f"appliance: serving {listeners} data={self._data_dir} pid={os.getpid()}", flush=True)
@@ -509,14 +509,13 @@ class Supervisor:
         self._others.drop()
         self._inputs.stop()
         # They may still need to make a topic, and the others need time, too.
-        self._wait_until(lambda: self._inputs.stopped, now_ms() + (deadline_ms - now_ms()) // 2)
-        self._scrubbing.stop()
-        self._compactions.stop()
-        self._inspection.stop()
+        self._wait_until(lambda: self._inputs.role.all_gone, now_ms() + (deadline_ms - now_ms()) // 2)
         self._sides.stop()
         self._coordinator.stop()
-        parts = (self._coordinator, self._scrubbing, self._compactions, self._inspection)
-        self._wait_until(lambda: self._sides.stopped and not any(part.runs for part in parts), deadline_ms)
+        roles = [part.role for part in (self._coordinator, self._scrubbing, self._compactions, self._inspection)]
+        for role in roles:
+            role.stop()
+        self._wait_until(lambda: self._sides.stopped and all(role.all_gone for role in roles), deadline_ms)
         self._nodes.stop()
         self._wait_until(lambda: not self._nodes, deadline_ms)
 

@@ -22,13 +22,14 @@ from ...shared.table import WORKERS_MAX
 from .. import network
 from ..clock import now_ms, wall_s
 from ..control import Channel
-from ..messages import ClientsCounted, LimitReached, Stop, ToWorker, WorkerStats
+from ..messages import ClientsCounted, LimitReached, ToWorker, WorkerStats
 from ..snapshot import SnapshotChange
 from ..tls_files import TlsFiles
 from .actions import Actions
 from .children import LISTENERS, Children
 from .fork import Child
 from .hosted import Hosted
+from .roles import Process, Role
 from .state_file import StateFile
 
 CLIENTS_MS: Final = 200
@@ -49,9 +50,8 @@ class Workers:
         on_started: Callable[[int], None],
     ) -> None:
         self._config, self._data_dir, self._instance = config, data_dir, instance
-        self._hosted, self._children, self._on_started = hosted, children, on_started
+        self._hosted, self._children, self._on_worker_started = hosted, children, on_started
         self._pid = os.getpid()
-        self._by_index: dict[int, Child] = {}
         self._arenas: dict[int, str] = {}
         self._unused_arenas: set[int] = set()
         self._pages: dict[int, str] = {}
@@ -64,16 +64,20 @@ class Workers:
         """What workers begin with; empty once the coordinator has sent them its own, since this one is older then."""
         self._count = min(config.network.workers or os.cpu_count() or 1, WORKERS_MAX)
         self.doorbells: list[MarkedDoorbell] = []
-        self._start = actions.define("start network workers", self._fork)
+        self.role = Role(
+            *("network", "start network workers", children, actions, self._prepare),
+            stays=True,
+            on_started=self._on_started,
+        )
         self._clients_file = StateFile(data_dir / connected_clients.CLIENTS_FILE)
         self._save_clients = actions.define("write clients.json", lambda _: self._write_clients())
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._by_index)
+        return iter(self.role)
 
     def __len__(self) -> int:
         """How many workers run now."""
-        return len(self._by_index)
+        return len(self.role)
 
     # ---- starting
 
@@ -95,14 +99,14 @@ class Workers:
 
     def start(self) -> None:
         for index in range(self._count):
-            self._start.want(index)
+            self.role.start(index)
 
     def reload(self, config: Config) -> None:
         """Start later workers with another configuration."""
         self._config = config
 
-    def _fork(self, index: int) -> None:
-        """Start a worker with an arena of its own: writers may still read the arena of the worker before."""
+    def _prepare(self, index: int) -> Process:
+        """Prepare a worker with an arena of its own: writers may still read the arena of the worker before."""
         if index not in self._unused_arenas:
             self._make_arena(index)
         arguments = network.WorkerArguments(
@@ -117,15 +121,15 @@ class Workers:
             tables=self._hosted.announcements(),
             snapshot=self.snapshot,
         )
-        pid = self._pid
 
-        def target(channel: Channel, heart: Heart) -> int:
-            return network.run(arguments._replace(heart=heart), channel, pid)
+        def run(channel: Channel, heart: Heart) -> int:
+            return network.run(arguments._replace(heart=heart), channel)
 
-        worker = self._children.fork("network", index, target, {LISTENERS})
+        return Process(run, f"net {index}", {LISTENERS})
+
+    def _on_started(self, index: int) -> None:
         self._unused_arenas.discard(index)
-        self._by_index[index] = worker
-        self._on_started(index)
+        self._on_worker_started(index)
 
     def _make_arena(self, index: int) -> None:
         """Create a worker's arena, and once the page of its counters.
@@ -142,28 +146,22 @@ class Workers:
         self._unused_arenas.add(index)
 
     def on_end(self, child: Child) -> None:
-        del self._by_index[child.key]
         self._limits.pop(child.key, None)
         self.on_clients(child.key, ClientsCounted([], 0))
-        self._children.start_again(child, self._start, child.key)
+        self.role.on_end(child)
 
     # ---- messages and status
 
     def send(self, index: int, message: ToWorker, fds: tuple[int, ...] = ()) -> None:
         """Raises OSError: the descriptors could not be sent."""
-        self._children.send(self._by_index.get(index), message, fds)
+        self.role.send(index, message, fds)
 
     def send_all(self, message: ToWorker) -> None:
-        for worker in self._by_index.values():
-            self._children.send(worker, message)
+        self.role.send_all(message)
 
     def stop(self) -> None:
         """Let all workers answer their started requests, and end; start no other."""
-        for index in range(self._count):
-            self._start.drop(index)
-        for worker in self._by_index.values():
-            worker.stopping = True
-            self._children.send(worker, Stop())
+        self.role.stop()
 
     def arena(self, index: int) -> str:
         """The name of a worker's arena."""
@@ -211,9 +209,10 @@ class Workers:
 
     def _measured(self, index: int, reached: LimitReached) -> LimitReached:
         """A worker that lacks descriptors cannot count its own: it has none to read /proc with."""
-        if reached.limit != DESCRIPTORS or index not in self._by_index:
+        worker = self.role.child(index)
+        if reached.limit != DESCRIPTORS or worker is None:
             return reached
-        return LimitReached(DESCRIPTORS, *descriptors_of(self._by_index[index].pid))
+        return LimitReached(DESCRIPTORS, *descriptors_of(worker.pid))
 
     def limits(self) -> list[dict[str, Any]]:
         """For status: limit, process, value, in_use, since."""

@@ -299,7 +299,7 @@ class Writers:
         self._children.restarts.note_status("writer", partition, status)
 
     def on_nursery_end(self, child: Child) -> None:
-        self._nursery.on_end(child)
+        self._nursery.role.on_end(child)
 
     # ---- messages and ends
 
@@ -329,7 +329,7 @@ class Writers:
 
     def _stop_nursery(self) -> None:
         if self._ends and not self._by_partition:
-            self._nursery.stop()
+            self._nursery.role.stop()
 
     def drop(self, partition: TopicPartition) -> None:
         """Retire the writer of a deleted partition, and start no other."""

@@ -17,6 +17,7 @@ import pytest
 from appliance.client import Admin, Producer
 from appliance.config import Config
 from appliance.names import TopicPartition
+from appliance.processes.child import become_child
 from appliance.processes.control import Channel
 from appliance.processes.messages import (
     TO_NURSERY,
@@ -95,7 +96,8 @@ class Hatchery:
         supervisor = os.getpid()
 
         def nursery(channel: Channel, heart: Heart) -> int:
-            return Nursery(Config(), data_dir, [], children.heart_at, channel, heart).run(supervisor)
+            become_child("nursery", supervisor)
+            return Nursery(Config(), data_dir, [], children.heart_at, channel, heart).run()
 
         self.nursery = children.fork("nursery", "", nursery)
 

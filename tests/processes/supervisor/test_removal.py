@@ -20,8 +20,10 @@ from appliance.catalog import Catalog, Change, Removal
 from appliance.errors import DiskFull, RequestTimedOut, StorageFault, WriterGone
 from appliance.log import partition_directory
 from appliance.names import TopicPartition
+from appliance.processes.control import Channel
 from appliance.processes.supervisor.actions import Actions
 from appliance.processes.supervisor.children import Restarts
+from appliance.processes.supervisor.fork import Child
 from appliance.processes.supervisor.hosted import Hosted
 from appliance.processes.supervisor.removal import Removals
 from appliance.records.encode import encode_values
@@ -342,8 +344,16 @@ class Forked:
         self.restarts = Restarts()
         self.keys: list[object] = []
 
-    def fork(self, role: str, key: object, *_: object, work: bool) -> None:
+    def fork(self, role: str, key: object, *_: object, work: bool) -> Child:
         self.keys.append(key)
+        ours, theirs = Channel.pair()
+        ours.close()
+        theirs.close()
+        self.last = Child(role, key, 1, -1, ours, 0)
+        return self.last
+
+    def start_again(self, *_: object) -> None:
+        raise AssertionError("a remover does not stay")
 
 
 def test_a_deletion_ordered_before_the_remover_has_ended_waits_for_the_next_one(tmp_path: Path) -> None:
@@ -357,7 +367,7 @@ def test_a_deletion_ordered_before_the_remover_has_ended_waits_for_the_next_one(
     removals.add(second, "b" * 32)
     removals.start_remover()
     assert children.keys == [(first,)]
-    assert removals.on_remover_end() == []
+    assert removals.on_remover_end(children.last) == []
     removals.start_remover()
     assert children.keys == [(first,), (second,)]
-    assert removals.on_remover_end() == [(second, "WriterGone", "removing it was interrupted")]
+    assert removals.on_remover_end(children.last) == [(second, "WriterGone", "removing it was interrupted")]
