@@ -91,8 +91,7 @@ def address_of(listener: Listener) -> Address:
 class Connection:
     """See the module's docstring.  The constructor starts to connect; requests posted meanwhile follow the hello.
 
-    ``connecting`` ends with the handshake of TLS, if there is one.  It has more than 20 methods, because posting,
-    receiving and logging in share its queue of awaited replies.
+    ``connecting`` ends with the handshake of TLS, if there is one.
     """
 
     def __init__(

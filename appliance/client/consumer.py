@@ -50,7 +50,7 @@ RESOLVE_S: Final = 1.0
 
 
 class Consumer:
-    """See the module's docstring.  It has more than 20 methods, because users look for those of Kafka's consumer."""
+    """See the module's docstring; the methods are called as those of Kafka's consumer."""
 
     def __init__(
         self,

@@ -48,10 +48,7 @@ CHECK_S: Final = 0.02
 
 
 class Dispatcher:
-    """See the module's docstring.  ``jitter`` returns a factor for a back-off, around 1.
-
-    It has more than 20 methods: one for each event of a connection, which all change the same queues.
-    """
+    """See the module's docstring.  ``jitter`` returns a factor for a back-off, around 1."""
 
     def __init__(
         self,

@@ -185,15 +185,22 @@ class Publisher:
 class Snapshot:
     """The snapshot in a worker: :class:`appliance.broker.metadata_answers.Directory` once it is :attr:`complete`."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        on_security: Callable[[SecurityState], None] = lambda _: None,
+        on_usage: Callable[[list[UsageRow]], None] = lambda _: None,
+    ) -> None:
+        """Begin without anything.
+
+        Args:
+            on_security: called with each new state.
+            on_usage: called with what clients of other workers have taken from their limits.
+        """
+        self._on_security, self._on_usage = on_security, on_usage
         self.complete = False
         self.revision = 0
         self.security = SecurityState()
         """Identity shows whether it has changed."""
-        self.on_security: Callable[[SecurityState], None] = lambda _: None
-        """Called with each new state."""
-        self.on_usage: Callable[[list[UsageRow]], None] = lambda _: None
-        """Called with what clients of other workers have taken from their limits."""
         self._facts = self._next_facts = Facts("", -1, False, "", {}, {}, TopicSettings())
         self._topics: dict[str, Topic] = {}
         self._next: dict[str, Topic] = self._topics
@@ -204,7 +211,7 @@ class Snapshot:
     def take(self, change: SnapshotChange) -> None:
         match change:
             case LimitsUsed(rows):
-                self.on_usage(rows)
+                self._on_usage(rows)
                 return
             case SnapshotBegins():
                 self._next = {}
@@ -212,7 +219,7 @@ class Snapshot:
                 self._next_facts = facts
             case SecurityChanged(packed):
                 self.security = unpack(packed)
-                self.on_security(self.security)
+                self._on_security(self.security)
             case TopicsChanged(topics):
                 self._rename([topic.name for topic in topics], topics)
                 self._next.update((topic.name, topic) for topic in topics)

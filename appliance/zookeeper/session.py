@@ -50,10 +50,7 @@ class SessionState(enum.Enum):
 
 
 class Session:
-    """See the module's docstring.  ``name`` appears in log lines only.  ``login`` None: the ensemble is open.
-
-    It has more than 20 methods, because it is the only interface to ZooKeeper; the work is in the modules named above.
-    """
+    """See the module's docstring.  ``name`` appears in log lines only.  ``login`` None: the ensemble is open."""
 
     def __init__(
         self,

@@ -95,12 +95,7 @@ class Starved:
 
 
 class Connections:
-    """All connections of one worker.  ``throttle`` meters a reply to a client with a limit: see ``metering``.
-
-    It has more than 20 methods, because receiving and sending share its fields.
-    """
-
-    throttle: Callable[[Pending, list[bytes | FileRange]], list[bytes | FileRange]]
+    """All connections of one worker."""
 
     def __init__(
         self,
@@ -135,6 +130,7 @@ class Connections:
         ask_for_room: Callable[[], None],
         on_close: Callable[[Connection], None],
         on_unreadable: Callable[[FileRange], None],
+        throttle: Callable[[Pending, list[bytes | FileRange]], list[bytes | FileRange]],
     ) -> None:
         """Connect the other parts of the worker, before the first connection comes.
 
@@ -144,10 +140,11 @@ class Connections:
             ask_for_room: asks all writers to flush, so that they release the arena.
             on_close: forgets the waiting requests of a connection.
             on_unreadable: reports a part of a segment file that could not be sent.
+            throttle: meters a reply to a client with a limit (:mod:`.metering`).
         """
         self.handlers = {**handlers, Local: self._answer_local}
         self._hand_over, self._ask_for_room, self._on_close = hand_over, ask_for_room, on_close
-        self._on_unreadable = on_unreadable
+        self._on_unreadable, self._throttle = on_unreadable, throttle
 
     def add(self, connection: Connection) -> None:
         """Add a new connection."""
@@ -351,7 +348,7 @@ class Connections:
     def answer(self, pending: Pending, reply: list[bytes | FileRange]) -> None:
         """Set the reply of a request, which has taken effect."""
         connection = pending.connection
-        pending.reply = reply if connection.session.meter is None else self.throttle(pending, reply)
+        pending.reply = reply if connection.session.meter is None else self._throttle(pending, reply)
         connection.started -= 1
         connection.counters.answered(pending.request.api, pending.count, pending.since_ns)
         self.touched[connection] = None

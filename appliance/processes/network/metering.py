@@ -21,7 +21,7 @@ Bounds: ``OWING_MAX`` buckets without a connection; of more, those are forgotten
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -29,6 +29,7 @@ from ...security.audit_log import Reason
 from ...security.principals import user_of_principal
 from ...security.quotas import BURST_MS, BYTES_IN, BYTES_OUT, REQUESTS, Bucket, Limit, Quota, Quotas, Sharers
 from ...wire.requests import Fetch, FileRange, Produce, Request
+from ..snapshot import UsageRow
 from .connection_state import Connection, Pending
 from .connections import Connections
 from .turn import Turn
@@ -50,13 +51,10 @@ class Meter(NamedTuple):
 
 
 class Metering:
-    """The buckets of one worker, and its muted connections.
+    """The buckets of one worker, and its muted connections."""
 
-    ``report`` sends rows of :class:`Sharers`, their rate and what they have taken to the other workers.
-    """
-
-    def __init__(self, turn: Turn, connections: Connections, report: Callable[[Sequence[Any]], None]) -> None:
-        self._turn, self._connections, self._report = turn, connections, report
+    def __init__(self, turn: Turn, connections: Connections) -> None:
+        self._turn, self._connections = turn, connections
         self._quotas = Quotas()
         self._buckets: WeakValueDictionary[Sharers, Bucket] = WeakValueDictionary()
         self._owing: dict[Sharers, Bucket] = {}
@@ -165,13 +163,12 @@ class Metering:
             self._owing = {one.sharers: one for one in latest[:KEPT_OF_OWING]}
         self._owing[bucket.sharers] = bucket
 
-    def _report_usage(self) -> None:
-        """Tell the other workers what was taken here; forget the buckets that are full."""
+    def _usage(self) -> list[UsageRow]:
+        """What was taken here since the last report; forgets the buckets that are full."""
         self._report_ms = now_ms = self._turn.now_ms
         taken = [(bucket, bucket.report()) for bucket in self._owing.values()]
-        if rows := [(*bucket.sharers, bucket.rate, amount) for bucket, amount in taken if amount]:
-            self._report(rows)
         self._owing = {bucket.sharers: bucket for bucket, _ in taken if bucket.full_ms(now_ms) > 0}
+        return [(*bucket.sharers, bucket.rate, amount) for bucket, amount in taken if amount]
 
     # ---- muted connections
 
@@ -188,8 +185,8 @@ class Metering:
         connection.cancel_handoff()
         self._connections.watch(connection)
 
-    def begin_turn(self) -> None:
-        """Read the connections again whose time is over; report what was taken."""
+    def begin_turn(self) -> list[UsageRow]:
+        """Read the connections again whose time is over.  Returns what to tell the other workers that was taken."""
         now_ms = self._turn.now_ms
         for connection in [one for one in self._muted if one.closed or one.session.muted_until_ms <= now_ms]:
             del self._muted[connection]
@@ -198,7 +195,8 @@ class Metering:
                 self._connections.touched[connection] = None
         self.active = bool(self._quotas or self._muted or self._owing)
         if self._owing and now_ms - self._report_ms >= REPORT_MS:
-            self._report_usage()
+            return self._usage()
+        return []
 
     def next_ms(self, now_ms: int) -> int:
         """When :meth:`begin_turn` has something to do."""

@@ -35,10 +35,10 @@ def _may_produce(access: Access) -> bool:
 
 
 class SnapshotAnswers:
-    """Decodes and answers requests.  ``parts_max``: topics that one request may name."""
+    """Decodes and answers requests from ``snapshot``.  ``parts_max``: topics that one request may name."""
 
-    def __init__(self, parts_max: int) -> None:
-        self.snapshot = Snapshot()
+    def __init__(self, snapshot: Snapshot, parts_max: int) -> None:
+        self.snapshot = snapshot
         self._parts_max = parts_max
         self._answers = MetadataAnswers(self.snapshot)
 

@@ -78,7 +78,7 @@ from ..messages import (
     WriterNeeded,
     WriterRetires,
 )
-from ..snapshot import SnapshotChange
+from ..snapshot import Snapshot, SnapshotChange
 from ..tls_files import TlsFiles
 from .accepting import Accepted, Accepting, Places
 from .admission import Admission
@@ -177,20 +177,18 @@ class NetworkWorker:
             turn, connections, partitions, self._handing_over, buffers, lambda key: control.send(WriterNeeded(key))
         )
         self._lookups = OffsetLookups(turn, connections, partitions, wait_lists, cold_reads, limits.look_bytes_max)
-        answers = SnapshotAnswers(Limits.of(arguments.config).parts_max)
         security = arguments.config.security
         authorizer = Authorizer(security.authorizer, security.super_users, security.allow_everyone_if_no_acl)
-        self._metering = Metering(turn, connections, lambda rows: self._forwarding.report(rows))
-        connections.throttle = self._metering.throttle
-        self._topic_names = answers.snapshot.names
-        answers.snapshot.on_usage = self._metering.on_usage
+        self._metering = Metering(turn, connections)
         self._admission = asked = Admission(turn, connections, authorizer, self._metering, self._producing.recall)
-        answers.snapshot.on_security = asked.on_security
+        snapshot = Snapshot(asked.on_security, self._metering.on_usage)
+        self._topic_names = snapshot.names
+        answers = SnapshotAnswers(snapshot, Limits.of(arguments.config).parts_max)
         self._sessions = FetchSessions(turn, partitions, wait_lists, asked.access)
         self._fetching = Fetching(turn, connections, partitions, wait_lists, self._sessions, cold_reads)
         self._forwarding = Forwarding(turn, connections, answers, epoll, self._read_announcements, asked)
         self._logging_in = LoggingIn(
-            turn, connections, places, epoll, answers.snapshot, self._forwarding.read_snapshot, arguments.config
+            turn, connections, places, epoll, snapshot, self._forwarding.read_snapshot, arguments.config
         )
         connections.connect(
             handlers={Login: self._logging_in.start},
@@ -198,6 +196,7 @@ class NetworkWorker:
             ask_for_room=self._producing.ask_for_room,
             on_close=self._on_close,
             on_unreadable=partitions.suspect_range,
+            throttle=self._metering.throttle,
         )
         producing, fetching, lookups = self._producing.start, self._fetching.start, self._lookups.start
         asked.guard({Produce: producing, Fetch: fetching, Offsets: lookups, Forwarded: self._forwarding.start})
@@ -210,7 +209,7 @@ class NetworkWorker:
         self._checks_every_ms, self._heap_used = REST_MS, False
         self._stats, self._limits = (0, 0), list[LimitReached]()
         for change in arguments.snapshot:
-            answers.snapshot.take(change)
+            snapshot.take(change)
         for message in arguments.tables:
             self._on_announcement(message, [])
 
@@ -285,8 +284,8 @@ class NetworkWorker:
         if self._accepting.resume_ms:
             self._accepting.resume()
         self._lookups.begin_turn()
-        if self._metering.active:
-            self._metering.begin_turn()
+        if self._metering.active and (taken := self._metering.begin_turn()):
+            self._forwarding.report(taken)
         self._handshakes.begin_turn()
         if self._connections.unread:
             self._connections.read_unread()

@@ -15,7 +15,7 @@ from ...names import TopicPartition
 from .. import messages
 from ..messages import NewPartition, OrderDone, Outcome
 from .actions import REFUSALS, reason_of
-from .children import Children
+from .children import Children, Ended
 from .compactions import Compactions
 from .coordinator_child import CoordinatorChild
 from .fork import Child
@@ -27,6 +27,7 @@ from .outages import Outages
 from .removal import Removals
 from .scrubber import Scrubbing
 from .side_processes import SideProcesses
+from .status_report import Refusals
 from .workers import Workers
 from .writers import Writers
 
@@ -38,7 +39,7 @@ logger = logging.getLogger(__name__)
 class ChildEvents:
     """Passes events on to the parts of the supervisor.
 
-    ``on_change`` is called when ``status`` may have changed, ``on_refusals`` with clients' refusals by reason.
+    ``on_change`` is called when ``status`` may have changed.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class ChildEvents:
         sides: SideProcesses,
         inputs: Inputs,
         on_change: Callable[[], None],
-        on_refusals: Callable[[dict[str, int]], None],
+        refusals: Refusals,
     ) -> None:
         self._hosted, self._children = hosted, children
         self._workers, self._coordinator, self._writers = workers, coordinator, writers
@@ -65,9 +66,16 @@ class ChildEvents:
         self._inspection, self._scrubbing, self._inputs = inspection, scrubbing, inputs
         self._compactions = compactions
         self._orders = Orders(hosted, opening, writers, removals, compactions, coordinator)
-        self._on_change, self._on_refusals = on_change, on_refusals
+        self._on_change, self._refusals = on_change, refusals
 
-    def on_message(self, child: Child, message: messages.FromChild) -> None:
+    def handle(self, child: Child, what: messages.FromChild | Ended) -> None:
+        """Handle what :meth:`.children.Children.on_event` has yielded."""
+        if isinstance(what, Ended):
+            self._on_end(child, what.status)
+        else:
+            self._on_message(child, what)
+
+    def _on_message(self, child: Child, message: messages.FromChild) -> None:
         if isinstance(message, messages.FromServer):
             self._on_server(child, message)
         elif isinstance(message, messages.FromLog):
@@ -88,8 +96,7 @@ class ChildEvents:
                 self._writers.on_need(partition)
                 return
             case messages.Refusals(counts):
-                self._on_refusals(counts)
-                return
+                self._refusals.add(counts)
             case messages.Suspect(partition, start, stop):
                 self._inspection.suspect(partition, start, stop)
                 return
@@ -265,7 +272,7 @@ class ChildEvents:
         self._writers.connect_worker(index)
         self._coordinator.connect(index)
 
-    def on_end(self, child: Child, status: int | None) -> None:
+    def _on_end(self, child: Child, status: int | None) -> None:
         match child.role:
             case "network":
                 self._workers.on_end(child)

@@ -1,7 +1,7 @@
 """Forks the supervisor's children, watches them, sends them messages, and reaps them.
 
 Epoll watches two descriptors of a child: its pidfd, which shows its end, and its control channel; of a process that the
-nursery forks (:mod:`.nursery`) only the channel.  :mod:`.child_events` handles messages and ends.
+nursery forks (:mod:`.nursery`) only the channel.  :mod:`.child_events` handles what :meth:`Children.on_event` yields.
 
 A child that does not take its messages is killed, and so is one that hangs (:mod:`.liveness`); then it is replaced like
 any other.  Restarts are delayed, longer each time, while a process keeps dying within YOUNG_MS of its start.
@@ -41,6 +41,12 @@ LISTENERS: Final = "listeners"
 """The listening sockets, which workers keep."""
 LOCK: Final = "lock"
 """The lock of the data directory, kept by children that change files: no other supervisor starts while one lives."""
+
+
+class Ended(NamedTuple):
+    """The end of a child; the status is negative for a signal, None if somebody else has it."""
+
+    status: int | None
 
 
 class Lack(NamedTuple):
@@ -117,24 +123,19 @@ class Restarts:
 
 
 class Children:
-    """All children.  ``on_message(child, message)`` and ``on_end(child, status)`` are called from :meth:`on_event`.
-
-    ``on_change`` is called when a child has started or ended.
-    """
+    """All children.  ``on_change`` is called when one has started or ended."""
 
     def __init__(
         self,
         epoll: select.epoll,
         timeout_ms: int,
         actions: Actions,
-        on_message: Callable[[Child, FromChild], None],
-        on_end: Callable[[Child, int | None], None],
         on_change: Callable[[], None],
     ) -> None:
         """``timeout_ms``: a child whose heartbeat has not moved for so long hangs."""
         self._epoll = epoll
         self._timeout_ms = timeout_ms
-        self._on_message, self._on_end, self._on_change = on_message, on_end, on_change
+        self._on_change = on_change
         self._by_fd: dict[int, Child] = {}  # each child by all descriptors of it that are watched
         self._fds: set[int] = set()  # the descriptors of all children that have not been reaped
         self._forked: set[int] = set()  # the pids of those of them that this process has forked
@@ -313,8 +314,11 @@ class Children:
             self._unsent.add(child)
             self._epoll.modify(child.channel.fileno(), select.EPOLLIN | select.EPOLLOUT)
 
-    def on_event(self, fd: int, event: int) -> None:
-        """Handle an event of epoll; the descriptor may belong to a child that has been reaped since."""
+    def on_event(self, fd: int, event: int) -> Iterator[tuple[Child, FromChild | Ended]]:
+        """Handle an event of epoll; the descriptor may belong to a child that has been reaped since.
+
+        Yields what its child has sent, and at last its end.  The caller handles each before it takes the next.
+        """
         child = self._by_fd.get(fd)
         if child is None:
             return
@@ -329,12 +333,12 @@ class Children:
                 if isinstance(message, Forked):
                     self._on_forked(child, message.pid)
                 else:
-                    self._on_message(child, message)
+                    yield child, message
         except UnknownMessage as bug:  # one process is started again; this one must not end for it
             logger.error("%s %s (pid %d): %s: killed", child.role, child.key, child.pid, bug)
             child.kill()
         if child.has_ended(fd, event):
-            self._reap(child)
+            yield child, self._reap(child)
         elif child.channel.closed:
             self._give_up(child)
 
@@ -353,7 +357,7 @@ class Children:
             self._epoll.unregister(fd)
         child.kill()  # harmless if it is ending: its exit status stays
 
-    def _reap(self, child: Child) -> None:
+    def _reap(self, child: Child) -> Ended:
         self._fds -= child.watched
         self._unsent.discard(child)
         for fd in child.watched:
@@ -369,7 +373,7 @@ class Children:
         if not child.stopping and not (child.ends_by_itself and status == 0):
             told = "" if status is None else f" with status {status}"
             logger.warning("%s %s (pid %d) ended%s", child.role, child.key, child.pid, told)
-        self._on_end(child, status)
+        return Ended(status)
 
     def start_again(self, child: Child, start: Action, key: Any = "") -> None:
         """Start a child again that has ended, unless it, or the appliance, is stopping."""

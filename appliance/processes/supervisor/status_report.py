@@ -89,6 +89,7 @@ class StatusReport:
         certificates: Certificates,
         inspection: Inspection,
         inputs: Inputs,
+        refusals: Refusals,
     ) -> None:
         self.state = "starting"
         self.listeners: dict[str, str] = {}
@@ -106,7 +107,7 @@ class StatusReport:
         self._workers, self._writers, self._coordinator, self._nodes = workers, writers, coordinator, nodes
         self._notifier, self._certificates = notifier, certificates
         self._inspection, self._inputs = inspection, inputs
-        self._refusals = Refusals()
+        self._refusals = refusals
         self._foreign: dict[str, int] = {}
         self._save = actions.define("write state.json", lambda _: self.write())
         self._look_at_foreign = actions.define("look at partitions of other brokers", lambda _: self._forget_foreign())
@@ -115,11 +116,6 @@ class StatusReport:
         """Write the report soon, because it has changed, but rest first: with 10,000 partitions it takes 0.1 s."""
         if "" not in self._save:
             self._save.want(delay_ms=max(1, self._rests_until_ms - now_ms()))
-
-    def add_refusals(self, counts: dict[str, int]) -> None:
-        """Add what a process has refused to clients, by reason (:class:`appliance.security.audit_log.Reason`)."""
-        self._refusals.add(counts)
-        self.on_change()
 
     def watch_foreign(self, foreign: dict[str, int]) -> None:
         """Show partitions with a log here that another broker stores, by name: its id; until they are moved away."""

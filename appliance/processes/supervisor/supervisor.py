@@ -97,7 +97,7 @@ from .reloading import Reloads
 from .removal import Removals
 from .scrubber import Scrubbing
 from .side_processes import Serve, SideProcesses
-from .status_report import StatusReport
+from .status_report import Refusals, StatusReport
 from .systemd import Notifier
 from .workers import Workers
 from .writers import Writers
@@ -281,8 +281,6 @@ class Supervisor:
             self._epoll,
             config.liveness.timeout_ms,
             actions,
-            on_message=lambda child, message: self._child_events.on_message(child, message),
-            on_end=lambda child, status: self._child_events.on_end(child, status),
             on_change=self._on_change,
         )
         common = (config, data_dir, self._instance, hosted, children, actions)
@@ -299,11 +297,11 @@ class Supervisor:
         self._outages = Outages(*among, self._writers, self._opening, self._inspection, self._compactions)
         self._sides = SideProcesses(side_roles, config, data_dir, children, actions)
         self._inputs = Inputs(run_input, config, data_dir, children, actions)
+        refusals = Refusals()
         self._child_events = ChildEvents(
             *(hosted, children, self._workers, self._coordinator, self._writers, self._opening, self._removals),
             *(self._outages, self._compactions, self._inspection, self._scrubbing, self._sides, self._inputs),
-            on_change=self._on_change,
-            on_refusals=lambda counts: self._report.add_refusals(counts),
+            *(self._on_change, refusals),
         )
         ensemble = msgspec.structs.replace(config.zookeeper, heap_mb=config.heap_mb)
         self._nodes = Nodes(ensemble, data_dir, self._epoll, actions, self._on_zookeeper_prepared, self._on_change)
@@ -314,7 +312,7 @@ class Supervisor:
             self._instance,
             *(hosted, children, actions, self._workers, self._writers, self._coordinator, self._nodes),
             self._notifier,
-            *(Reloads(config), self._certificates, self._inspection, self._inputs),
+            *(Reloads(config), self._certificates, self._inspection, self._inputs, refusals),
         )
         self._close_in_children(lock_fd)
 
@@ -447,7 +445,8 @@ class Supervisor:
                 elif fd in self._nodes:
                     self._nodes.on_end(fd)
                 else:
-                    self._children.on_event(fd, event)
+                    for child, what in self._children.on_event(fd, event):
+                        self._child_events.handle(child, what)
             except REFUSALS as error:
                 logger.error("refused: handling an event: %s", reason_of(error), exc_info=error)
                 select.select([], [], [], EVENT_REFUSED_S)  # the event may come again at once

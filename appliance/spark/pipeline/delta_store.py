@@ -43,10 +43,7 @@ class Found(NamedTuple):
 
 
 class DeltaStore:
-    """Keeps the tables of a pipeline in Delta Lake: ``tables.Store``.
-
-    It has more than 20 methods, because it has those of that interface.
-    """
+    """Keeps the tables of a pipeline in Delta Lake: ``tables.Store``."""
 
     def __init__(self, settings: Output, identity: str, schema: pa.Schema | None) -> None:
         self._files = OutputFiles(settings)

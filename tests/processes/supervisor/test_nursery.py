@@ -32,7 +32,7 @@ from appliance.processes.messages import (
     WriterOpened,
 )
 from appliance.processes.supervisor.actions import Actions
-from appliance.processes.supervisor.children import Children
+from appliance.processes.supervisor.children import Children, Ended
 from appliance.processes.supervisor.fork import Child
 from appliance.processes.supervisor.liveness import state_of
 from appliance.processes.supervisor.nursery import Nursery
@@ -53,8 +53,6 @@ class Steps:
             self._epoll,
             10_000,
             Actions(lambda: None),
-            on_message=lambda _, message: self.messages.append(message),
-            on_end=lambda child, _: self.ended.append(child),
             on_change=lambda: None,
         )
         self.writer = self.expect("writer")
@@ -71,7 +69,11 @@ class Steps:
 
     def turn(self) -> None:
         for fd, event in self._epoll.poll(0):
-            self.children.on_event(fd, event)
+            for child, what in self.children.on_event(fd, event):
+                if isinstance(what, Ended):
+                    self.ended.append(child)
+                else:
+                    self.messages.append(what)
 
     def close(self) -> None:
         for one in (self._ours, self.nursery, self._epoll, self.writer.channel):
@@ -89,8 +91,6 @@ class Hatchery:
             self._epoll,
             2_000,
             self._actions,
-            on_message=lambda *_: None,
-            on_end=lambda child, _: self.ended.append(child),
             on_change=lambda: None,
         )
         supervisor = os.getpid()
@@ -121,7 +121,7 @@ class Hatchery:
     def turn_until(self, condition: Callable[[], bool]) -> None:
         def turned() -> bool:
             for fd, event in self._epoll.poll(0):
-                self.children.on_event(fd, event)
+                self.ended += (child for child, what in self.children.on_event(fd, event) if isinstance(what, Ended))
             self._actions.run()
             return condition()
 

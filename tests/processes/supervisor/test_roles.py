@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from appliance.processes.control import Channel
 from appliance.processes.messages import TO_COMPACTOR, Message, Stop
 from appliance.processes.supervisor.actions import Action, Actions
-from appliance.processes.supervisor.children import Children
+from appliance.processes.supervisor.children import Children, Ended
 from appliance.processes.supervisor.roles import ChildState, Process, Role
 from appliance.shared.heartbeats import Heart
 
@@ -146,8 +146,6 @@ class Rig:
             self._epoll,
             60_000,
             self._actions,
-            on_message=lambda *_: None,
-            on_end=lambda child, _: self.role.on_end(child),
             on_change=lambda: None,
         )
         self._obeys = obeys
@@ -174,7 +172,9 @@ class Rig:
     def turn_until(self, condition: Callable[[], bool], what: str) -> None:
         def turned() -> bool:
             for fd, event in self._epoll.poll(0):
-                self._children.on_event(fd, event)
+                for child, what in self._children.on_event(fd, event):
+                    assert isinstance(what, Ended)
+                    self.role.on_end(child)
             self._actions.run()
             return condition()
 
