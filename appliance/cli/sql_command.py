@@ -46,6 +46,15 @@ Parsers = Annotated[
         "[dim]\\[default: what takes its newest lines][/dim]",
     ),
 ]
+Pipelines = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--pipeline",
+        metavar="CONFIG.toml",
+        readable=False,
+        help="A pipeline whose tables are asked: NAME.events, and NAME.live with what it has not read; repeatable.",
+    ),
+]
 Bytes = Annotated[bool, typer.Option("--bytes", help="Keys, values and headers as they are, not as texts.")]
 Memory = Annotated[
     str, typer.Option("--memory", metavar="SIZE", help="Memory of DuckDB; what has no room goes to the disk.")
@@ -64,6 +73,7 @@ def sql(
     form: Format = None,
     file: File = None,
     parsers: Parsers = None,
+    pipelines: Pipelines = None,
     as_bytes: Bytes = False,
     memory: Memory = "512MiB",
     allowed: Allowed = None,
@@ -87,21 +97,23 @@ def sql(
 
         appliance sql "select * from web where timestamp >= '2026-11-20'" --output web.parquet
 
+        appliance sql "select count(*) from web.live where status >= 500" --pipeline web.toml
+
         appliance sql "select w.* from web w join 'hosts.csv' h on w.host = h.name" --allow hosts.csv
     """
-    missing = [name for name in ("duckdb", "pyarrow", "numpy") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ConfigFault(f"sql needs {', '.join(missing)}: {extras.install('sql')}")
+    _check_packages()
     form = form_of(form, file, as_json=as_json)
     memory_bytes = parse_units(memory, SIZES)
     if memory_bytes is None:
         raise typer.BadParameter(f"--memory {memory}: give a size, such as 512MiB")
     text = sys.stdin.read() if query == "-" else query
+    from ..spark.pipeline.settings import load
     from ..sql.session import Session
 
     session = Session(
         address(data, connect),
         parsers=_chosen(parsers or []),
+        pipelines=[load(path) for path in pipelines or []],
         memory_bytes=memory_bytes,
         allowed=allowed or [],
         as_bytes=as_bytes,
@@ -114,6 +126,12 @@ def sql(
                 _ask(session, text, form, file, again=True)
             except Unavailable as error:
                 output.remark(f"appliance: {error}")
+
+
+def _check_packages() -> None:
+    missing = [name for name in ("duckdb", "pyarrow", "numpy") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigFault(f"sql needs {', '.join(missing)}: {extras.install('sql')}")
 
 
 def _ask(session: Session, text: str, form: Form, file: Path | None, *, again: bool = False) -> None:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..spark.pipeline.columns import COMMON
-from ..spark.pipeline.events import ASKED_FOR, CALENDAR, PROVENANCE, Transform
+from ..spark.pipeline.events import ASKED_FOR, CALENDAR, PROVENANCE, Transform, by_topic
 from ..spark.pipeline.logfmt_parser import split
 from ..spark.pipeline.settings import BUILT_IN, Column, FieldType, Output, Parser, Pipeline, Settings, Source
 
@@ -51,7 +51,8 @@ class LineColumns:
 
     def of(self, batch: pa.RecordBatch) -> dict[str, pa.Array]:
         """The columns, by name, of records of the topic as :class:`~appliance.spark.arrow.Decoder` yields them."""
-        return self._transform.parse(batch).columns
+        (within_bounds,) = by_topic(batch)
+        return self._transform.parse(within_bounds).columns
 
 
 class Guess(NamedTuple):

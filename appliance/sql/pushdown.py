@@ -52,9 +52,12 @@ def offsets(wanted: pc.Expression, schema: pa.Schema, partition: int, first: int
     return low, high
 
 
-def since_ms(wanted: pc.Expression, schema: pa.Schema) -> int | None:
-    """The time in ms since 1970 before which ``wanted`` cannot hold; None if it may at any time, or without one."""
-    timestamp = ds.field("timestamp")
+def since_ms(wanted: pc.Expression, schema: pa.Schema, column: str = "timestamp") -> int | None:
+    """The time in ms since 1970 before which ``wanted`` cannot hold; None if it may at any time, or without one.
+
+    ``column``: the one with the timestamps of messages.
+    """
+    timestamp = ds.field(column)
 
     def before(ms: int) -> bool:
         return may_hold(wanted, timestamp < pa.scalar(ms * 1000, PLACE.field("timestamp").type), schema)

@@ -13,6 +13,7 @@ import re
 import tempfile
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -26,10 +27,13 @@ from ..errors import ApplianceError, BadValue, InvalidRequest, UnknownPartition
 from ..names import TopicPartition
 from ..spark.access import Access
 from ..spark.arrow import SCHEMA, Decoder
+from ..spark.pipeline.settings import Settings
+from ..spark.pipeline.table_files import EVENTS
 from ..spark.stream_offsets import Range
 from ..wire.requests import EARLIEST, LATEST
 from .beside import made_beside
 from .line_columns import Guess, LineColumns, guessed
+from .pipeline_tables import LIVE, Tables, tables_of
 from .topic_table import Reading, TopicTable
 
 MEMORY_BYTES: Final = 512 * MIB
@@ -71,12 +75,15 @@ class Session:
         bootstrap: str,
         *,
         parsers: Mapping[str, str] = {},
+        pipelines: Sequence[Settings] = (),
         memory_bytes: int = MEMORY_BYTES,
         allowed: Sequence[Path] = (),
         as_bytes: bool = False,
         retry_ms: int = RETRY_MS,
     ) -> None:
-        """``parsers``: by topic, "" for none; ``allowed``: directories and files that queries may read and write.
+        """``parsers``: by topic, "" for none; ``pipelines``: whose tables can be named.
+
+        ``allowed``: directories and files that queries may read and write.
 
         ``retry_ms``: how long an appliance may be away.
 
@@ -87,6 +94,8 @@ class Session:
             raise BadValue(f"memory: {memory_bytes} bytes: give at least {MEMORY_BYTES_MIN // MIB} MiB")
         self._address = bootstrap, retry_ms
         self._parsers = parsers
+        self._pipelines = {each.pipeline.name: each for each in pipelines}
+        self._parsed = {topic: each for each in pipelines for source in each.source for topic in source.topics}
         self._as_bytes = as_bytes
         self._settings = (memory_bytes, allowed)
         self._lines: dict[str, LineColumns | None] = {}
@@ -96,14 +105,15 @@ class Session:
         """The parsers that were chosen, by topic."""
 
     def __enter__(self) -> Session:
-        self._spill = tempfile.TemporaryDirectory(prefix="appliance-sql-")
-        self._duckdb = connect(Path(self._spill.name), *self._settings)
+        with ExitStack() as opened:
+            spill = opened.enter_context(tempfile.TemporaryDirectory(prefix="appliance-sql-"))
+            self._duckdb = opened.enter_context(closing(connect(Path(spill), *self._settings)))
+            opened.callback(lambda: self._current.close())
+            self._opened = opened.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._current.close()
-        self._duckdb.close()
-        self._spill.cleanup()
+        self._opened.close()
 
     def run(self, text: str) -> Result:
         """Begin a query.
@@ -157,16 +167,38 @@ class Session:
                 if topic not in self._lines:
                     self._lines[topic] = self._choose(access, topic, ranges)
                 table = TopicTable(reading, ranges, self._lines[topic], as_bytes=self._as_bytes)
-                self._duckdb.register(topic, table)
-                self._registered.append(topic)
+                self._give(topic, table)
+            lower = {name.lower() for name in named}
+            for name, settings in self._pipelines.items():
+                if name.lower() in lower:
+                    self._give_tables(name, tables_of(settings, reading, access))
             return sorted(known)
         finally:
             access.close()
+
+    def _give(self, name: str, table: Any) -> None:
+        self._duckdb.register(name, table)
+        self._registered.append(name)
+
+    def _give_tables(self, name: str, tables: Tables) -> None:
+        """The tables of a pipeline, in a schema of its name."""
+        schema = quoted(name)
+        self._duckdb.execute(f"create schema if not exists {schema}")
+        inner = {table: f" {name}.{table}" for table in (*tables.stored, LIVE)}  # no topic has a blank in its name
+        for table, rows in {**tables.stored, LIVE: tables.unread}.items():
+            self._give(inner[table], rows)
+        queries = {table: f"select * from {quoted(inner[table])}" for table in inner}
+        if EVENTS in queries:
+            queries[LIVE] = f"{queries[EVENTS]} union all by name {queries[LIVE]}"
+        for table, query in queries.items():
+            self._duckdb.execute(f"create or replace view {schema}.{quoted(table)} as {query}")
 
     def _choose(self, access: Access, topic: str, ranges: Sequence[Range]) -> LineColumns | None:
         chosen = self._parsers.get(topic)
         if chosen == "":
             return None
+        if chosen is None and topic in self._parsed:
+            return LineColumns(self._parsed[topic], topic)
         guess = guessed(topic, sample(access, ranges), chosen or "")
         if guess is None:
             return None
@@ -211,6 +243,11 @@ def connect(spill: Path, memory_bytes: int, allowed: Sequence[Path]) -> duckdb.D
     inner.execute("set enable_external_access = false")
     inner.execute("set lock_configuration = true")
     return inner
+
+
+def quoted(name: str) -> str:
+    """A name as SQL has it, whatever is in it."""
+    return '"{}"'.format(name.replace('"', '""'))
 
 
 def quote_offset(text: str) -> str:

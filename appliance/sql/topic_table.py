@@ -4,14 +4,11 @@ Columns, in their order: ``partition``, ``offset``, ``timestamp`` (null for a re
 ``headers`` (name to value; of several with one name the last, as Kafka's ``lastHeader``), then those of
 :class:`~.line_columns.LineColumns`.  Keys, values and headers are texts, in which bytes that are not UTF-8 appear as
 U+FFFD; or bytes, when asked for.
-
-DuckDB takes a :class:`TopicTable` for a data set of Arrow, which it asks for a scan with columns and a filter.  It
-relies on the filter: rows for which it does not hold are not returned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -53,19 +50,17 @@ class _Scan(NamedTuple):
         return pa.RecordBatchReader.from_batches(self.schema, self.batches)
 
 
-class TopicTable(ds.Dataset):  # type: ignore[misc]
-    """See the module's docstring.  ``ranges``: at most one of each partition."""
+class LogTable(ds.Dataset):  # type: ignore[misc]
+    """Ranges of logs as a data set of Arrow, which DuckDB asks for a scan with columns and a filter.
 
-    def __init__(
-        self, reading: Reading, ranges: Sequence[Range], lines: LineColumns | None = None, *, as_bytes: bool = False
-    ) -> None:
+    It relies on the filter: rows for which it does not hold are not returned.
+    """
+
+    def __init__(self, reading: Reading, ranges: Sequence[Range], columns: pa.Schema, time_column: str) -> None:
         self._reading = reading
         self._ranges = ranges
-        self._lines = lines
-        self._as_bytes = as_bytes
-        kind = pa.binary() if as_bytes else pa.string()
-        own = [("key", kind), ("value", kind), ("headers", pa.map_(pa.string(), kind))]
-        self._columns = pa.schema([*pushdown.PLACE, *own, *(lines.fields if lines else [])])
+        self._columns = columns
+        self._time_column = time_column
 
     @property
     def schema(self) -> pa.Schema:
@@ -75,7 +70,7 @@ class TopicTable(ds.Dataset):  # type: ignore[misc]
         """What DuckDB calls: the rows for which ``filter`` holds, with these columns."""
         wanted = self._columns if columns is None else pa.schema([self._columns.field(name) for name in columns])
         needed = {*wanted.names, *(pushdown.columns(filter, self._columns) if filter is not None else ())}
-        return _Scan(wanted, self._noting(self._rows(wanted, needed, filter)))
+        return _Scan(wanted, self._noting(self._scanned(wanted, needed, filter)))
 
     def _noting(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         try:
@@ -84,21 +79,19 @@ class TopicTable(ds.Dataset):  # type: ignore[misc]
             self._reading.error = error
             raise
 
-    def _rows(self, wanted: pa.Schema, needed: set[str], filter: pc.Expression | None) -> Iterator[pa.RecordBatch]:
+    def _scanned(self, wanted: pa.Schema, needed: set[str], filter: pc.Expression | None) -> Iterator[pa.RecordBatch]:
         reads = pa.schema([field for field in self._columns if field.name in needed])
         access = self._reading.access()
         try:
-            for part in self._narrowed(access, filter):
-                for batch in self._records(access, part, "headers" in needed):
-                    made = self._made(batch, reads)
-                    if filter is not None:
-                        made = made.filter(filter)
-                    if made.num_rows:
-                        yield made.select(wanted.names)
+            records = self._records(access, self._narrowed(access, filter), "headers" in needed)
+            for made in self._rows(records, reads):
+                found = made if filter is None else made.filter(filter)
+                if found.num_rows:
+                    yield found.select(wanted.names)
         finally:
             access.close()
 
-    def _narrowed(self, access: Access, filter: pc.Expression | None) -> Iterable[Range]:
+    def _narrowed(self, access: Access, filter: pc.Expression | None) -> Sequence[Range]:
         """The parts of the ranges in which the filter may hold."""
         if filter is None:
             return self._ranges
@@ -107,7 +100,7 @@ class TopicTable(ds.Dataset):  # type: ignore[misc]
             first, end = pushdown.offsets(filter, self._columns, each.partition, each.first, each.end)
             if first < end:
                 found.append(Range(each.topic, each.partition, first, end, each.log_end))
-        since_ms = pushdown.since_ms(filter, self._columns)
+        since_ms = pushdown.since_ms(filter, self._columns, self._time_column)
         if since_ms is None or not found:
             return found
         begins: Positions = access.offsets({each.key: since_ms for each in found})
@@ -117,17 +110,36 @@ class TopicTable(ds.Dataset):  # type: ignore[misc]
             if 0 <= begins[each.key] < each.end
         ]
 
-    def _records(self, access: Access, part: Range, headers: bool) -> Iterator[pa.RecordBatch]:
-        decoder = Decoder(part.topic, part.partition, part.first, part.end, headers=headers)
-        # Not from the files of this host: the listener asks for rights.
-        for position, data in access.read(part, None, FETCH_BYTES, fail_on_data_loss=False):
-            yield from decoder.decode(data, position)
+    def _records(self, access: Access, ranges: Sequence[Range], headers: bool) -> Iterator[pa.RecordBatch]:
+        for part in ranges:
+            decoder = Decoder(part.topic, part.partition, part.first, part.end, headers=headers)
+            # Not from the files of this host: the listener asks for rights.
+            for position, data in access.read(part, None, FETCH_BYTES, fail_on_data_loss=False):
+                yield from decoder.decode(data, position)
 
-    def _made(self, batch: pa.RecordBatch, reads: pa.Schema) -> pa.RecordBatch:
-        lines: Mapping[str, pa.Array] = {}
-        if self._lines is not None and not {*reads.names} <= {*pushdown.PLACE.names, *_MESSAGE}:
-            lines = self._lines.of(batch)
-        return pa.record_batch([self._column(field, batch, lines) for field in reads], schema=reads)
+    def _rows(self, records: Iterator[pa.RecordBatch], reads: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """The rows of these records, with the columns ``reads``."""
+        raise NotImplementedError
+
+
+class TopicTable(LogTable):
+    """See the module's docstring.  ``ranges``: at most one of each partition."""
+
+    def __init__(
+        self, reading: Reading, ranges: Sequence[Range], lines: LineColumns | None = None, *, as_bytes: bool = False
+    ) -> None:
+        kind = pa.binary() if as_bytes else pa.string()
+        own = [("key", kind), ("value", kind), ("headers", pa.map_(pa.string(), kind))]
+        columns = pa.schema([*pushdown.PLACE, *own, *(lines.fields if lines else [])])
+        super().__init__(reading, ranges, columns, "timestamp")
+        self._lines = lines
+        self._as_bytes = as_bytes
+
+    def _rows(self, records: Iterator[pa.RecordBatch], reads: pa.Schema) -> Iterator[pa.RecordBatch]:
+        parsed = not {*reads.names} <= {*pushdown.PLACE.names, *_MESSAGE}
+        for batch in records:
+            lines = self._lines.of(batch) if self._lines is not None and parsed else {}
+            yield pa.record_batch([self._column(field, batch, lines) for field in reads], schema=reads)
 
     def _column(self, field: pa.Field, batch: pa.RecordBatch, lines: Mapping[str, pa.Array]) -> pa.Array:
         if field.name in _MESSAGE:

@@ -13,7 +13,7 @@ import pyarrow.dataset
 import pytest
 
 from appliance.durable_files import System
-from appliance.errors import BadValue
+from appliance.errors import BadValue, Unavailable
 from appliance.spark.pipeline import parquet_store, table_files
 from appliance.spark.pipeline.batch_record import BatchRecord
 from appliance.spark.pipeline.parquet_store import ParquetStore
@@ -228,3 +228,31 @@ def test_tables_are_split_by_values() -> None:
     assert sorted(parts, key=str) == [(("x", "1"), [0]), (("x", "2"), [2]), (("y", "1"), [3]), ((None, "1"), [1])]
     assert [rows.num_rows for _, rows in split(table, [])] == [4]
     assert list(split(table.slice(0, 0), ["a"])) == []
+
+
+def test_a_snapshot_has_the_rows_of_its_record(settings: Settings, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while a micro-batch is moved into Parquet tables, and after a driver died in the middle of that."""
+    assert open_store(settings).snapshot() == (None, {})
+
+    def rows() -> tuple[int | None, int]:
+        record, tables = open_store(settings).snapshot()
+        return record and record.batch, tables["events"].count_rows()
+
+    store = make()
+    store.change(BatchRecord(0), "counts", change(store, {"2026-11-20": 2}))
+    store.commit(BatchRecord(0), write(store, settings, 0, [1, 2, 3]))
+    assert rows() == (0, 3)
+    assert open_store(settings).snapshot()[1]["counts"].to_table().column("n").to_pylist() == [2]
+    files = write(store, settings, 1, [4, 5, 6])
+    assert rows() == (0, 3)
+    if settings.output.format == "parquet":
+        monkeypatch.setattr(parquet_store, "SNAPSHOT_PAUSE_S", 0.0)
+        with monkeypatch.context() as patch, pytest.raises(TypeError):
+            patch.setattr(ParquetStore, "_carry_out", None)
+            store.commit(BatchRecord(1), files)
+        with pytest.raises(Unavailable, match="not in the tables yet"):
+            rows()
+        make()
+    else:
+        store.commit(BatchRecord(1), files)
+    assert rows() == (1, 6)

@@ -275,6 +275,14 @@ class DeltaStore:
             found.append(rows.append_column("date", pa.array([part.date] * len(rows), pa.string())))
         return pa.concat_tables(found, promote_options="default") if found else None
 
+    def snapshot(self) -> tuple[BatchRecord | None, dict[str, Any]]:
+        found = self._found(EVENTS)
+        if found is None:
+            return None, {}
+        opened = {EVENTS: self._opened[EVENTS]}  # as the record was found in it: a commit may have come since
+        opened |= {table: self._open(table) for table in self._tables() if table != EVENTS}
+        return found.record, {table: each.to_pyarrow_dataset() for table, each in opened.items()}
+
 
 def _added(path: str, size: int, partition: dict[str, str | None], now_ms: int, stats: str) -> Any:
     from deltalake.transaction import AddAction

@@ -88,11 +88,11 @@ def _name(sources: Sequence[Path], directory: Path) -> str:
 
 
 @contextmanager
-def moving(root: Path) -> Iterator[None]:
-    """Only one process at a time changes the names in the tables."""
+def moving(root: Path, *, forbidden: bool = False) -> Iterator[None]:
+    """Only one process at a time changes the names in the tables; ``forbidden``: none does, for those who read them."""
     handle = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        fcntl.flock(handle, fcntl.LOCK_SH if forbidden else fcntl.LOCK_EX)
         yield
     finally:
         os.close(handle)

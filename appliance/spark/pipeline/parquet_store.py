@@ -11,19 +11,21 @@ from __future__ import annotations
 
 import re
 import shutil
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import unquote
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset
 import pyarrow.parquet as pq
 
 from ...durable_files import replace_file
-from ...errors import AlreadyRunning, BadValue
+from ...errors import AlreadyRunning, BadValue, Unavailable
 from .batch_record import BEGINNING, BatchRecord, decode_schema
 from .parquet_compaction import moving
 from .schema_changes import conform
@@ -36,6 +38,9 @@ COMMITS: Final = "_commits"
 COMMITS_KEPT: Final = 100
 COMMON_METADATA: Final = "_common_metadata"
 """A file with the columns of a table and no rows, under the name that readers of Parquet know."""
+SNAPSHOT_TRIES_MAX: Final = 50
+SNAPSHOT_PAUSE_S: Final = 0.1
+"""How often, and after which pauses, a reader looks again while a micro-batch is being moved into the tables."""
 _OF_A_BATCH: Final = re.compile(r"(\d{9})-\d{5}-\d{4}\.parquet")
 
 
@@ -199,6 +204,29 @@ class ParquetStore:
             rows = pq.ParquetFile(self._root / table / part.path).read()
             found.append(rows.append_column("date", pa.array([part.date] * len(rows), pa.string())))
         return pa.concat_tables(found, promote_options="default") if found else None
+
+    def snapshot(self) -> tuple[BatchRecord | None, dict[str, Any]]:
+        for _ in range(SNAPSHOT_TRIES_MAX):
+            if not self._root.is_dir():
+                break
+            with moving(self._root, forbidden=True):
+                last = self._last()
+                if last is None:
+                    break
+                record, moves = last[1].record, last[1].moves
+                if not any((self._root / staged).exists() for staged, _ in moves):
+                    tables = sorted(path.name for path in self._root.iterdir() if path.is_dir() and path.name[0] != "_")
+                    return record, {table: self._listed(table) for table in tables}
+            time.sleep(SNAPSHOT_PAUSE_S)
+        else:
+            raise Unavailable(f"{self._root}: its last micro-batch is not in the tables yet: ask again")
+        return None, {}
+
+    def _listed(self, table: str) -> Any:
+        root = self._root / table
+        known = root / COMMON_METADATA
+        schema = pq.read_schema(known) if known.exists() else self.schema(table)
+        return pyarrow.dataset.dataset(root, schema=schema, format="parquet", partitioning="hive")
 
 
 def _staged(batch: int) -> str:

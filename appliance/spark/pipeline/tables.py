@@ -26,7 +26,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 import pyarrow as pa
@@ -99,6 +99,14 @@ class Store(Protocol):
 
     def read(self, table: str, parts: Sequence[Part] | None = None) -> pa.Table | None:
         """Committed rows of a table of totals (of these parts); None when there are none."""
+        ...
+
+    def snapshot(self) -> tuple[BatchRecord | None, dict[str, Any]]:
+        """The record of the last commit, and each table as a data set of Arrow that has the rows of that commit.
+
+        Raises:
+            Unavailable: a commit is not carried out whole.
+        """
         ...
 
 

@@ -1,0 +1,79 @@
+"""The tables of a pipeline, and ``live``: its events, and behind them the lines that it has not read yet.
+
+The tables are those of the last commit.  Its record says up to which offsets it has read each partition; from there on
+the lines of the topics are parsed here, by the pipeline's own parsers, into the same columns.  So ``live`` has each
+line once, also while the pipeline commits, and is as new as the topics are.  Lines that no parser takes are in neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from ..names import TopicPartition
+from ..spark.access import Access
+from ..spark.pipeline.events import Transform, by_topic
+from ..spark.pipeline.multiline import Joiner
+from ..spark.pipeline.resume import TopicLog, decide
+from ..spark.pipeline.settings import Settings
+from ..spark.pipeline.tables import open_store
+from ..spark.stream_offsets import Range
+from ..wire.requests import EARLIEST, LATEST
+from .topic_table import LogTable, Reading
+
+LIVE = "live"
+
+
+class Tables(NamedTuple):
+    """``stored``: the tables of the last commit by name, as data sets of Arrow; ``unread``: the events behind them."""
+
+    stored: Mapping[str, Any]
+    unread: UnreadEvents
+
+
+def tables_of(settings: Settings, reading: Reading, access: Access) -> Tables:
+    """The tables as they are now.
+
+    Raises:
+        BadValue: the output is not this pipeline's, or cannot be read.
+        ApplianceError: the appliance cannot be reached, or refuses.
+    """
+    record, stored = open_store(settings).snapshot()
+    topics = [topic for source in settings.source for topic in source.topics]
+    known = access.topics(topics)
+    keys = [TopicPartition(name, number) for name, topic in known.items() for number in range(len(topic.leaders))]
+    start, end = (access.offsets(dict.fromkeys(keys, when)) for when in (EARLIEST, LATEST))
+    logs = {
+        name: TopicLog(topic.id, {key.partition: (start[key], end[key]) for key in keys if key.topic == name})
+        for name, topic in known.items()
+    }
+    begun = decide(record, None, None, logs, settings.input.starting == "latest").begun.ends
+    ranges = [Range(*key, begun[key], end[key], end[key]) for key in keys if begun[key] < end[key]]
+    return Tables(stored, UnreadEvents(reading, ranges, settings))
+
+
+class UnreadEvents(LogTable):
+    """The events of ranges of the pipeline's topics, with the columns that its table of events has."""
+
+    def __init__(self, reading: Reading, ranges: Sequence[Range], settings: Settings) -> None:
+        super().__init__(reading, ranges, Transform(settings).schema, "received")
+        self._settings = settings
+
+    def _narrowed(self, access: Access, filter: Any) -> Sequence[Range]:
+        # An event of several lines is parsed with all of them.
+        joins = any(source.multiline for source in self._settings.source)
+        return self._ranges if joins else super()._narrowed(access, filter)
+
+    def _rows(self, records: Iterator[pa.RecordBatch], reads: pa.Schema) -> Iterator[pa.RecordBatch]:
+        transform, joiner = Transform(self._settings), Joiner(self._settings)
+
+        def joined() -> Iterator[pa.RecordBatch]:
+            for mixed in records:
+                for batch in by_topic(mixed):
+                    yield from joiner.add(batch)
+            yield from joiner.rest()
+
+        for batch in joined():
+            yield from transform.run(batch).events.select(reads.names).to_batches()

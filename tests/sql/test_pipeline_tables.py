@@ -1,0 +1,103 @@
+"""appliance.sql.pipeline_tables: stored events and unread lines together are each line once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from appliance.client import Producer
+from appliance.errors import BadValue
+from appliance.spark.access import Access
+from appliance.spark.arrow import Decoder
+from appliance.spark.options import Selection
+from appliance.spark.pipeline.batch_record import BatchRecord, topics_read
+from appliance.spark.pipeline.events import Transform
+from appliance.spark.pipeline.settings import Settings
+from appliance.spark.pipeline.tables import EventFiles, claim, open_store
+from appliance.spark.stream_offsets import Range
+from appliance.sql.session import Session
+from appliance.wire.requests import EARLIEST, LATEST
+
+from ..spark.conftest import Topics
+from ..spark.pipelines import access, settings
+from ..support.server import Server
+from .test_session import ask
+
+
+def carry_out(made: Settings, batch: int, first: dict[int, int]) -> dict[int, int]:
+    """A micro-batch as the pipeline commits it, from these offsets on.  Returns where it ends."""
+    topic = made.source[0].topics[0]
+    store = open_store(made, claim(made), Transform(made).schema)
+    store.prepare()
+    reader = Access(made.pipeline.bootstrap, 5000)
+    keys = reader.keys(Selection(topics=(topic,)))
+    start, end = (reader.offsets(dict.fromkeys(keys, when)) for when in (EARLIEST, LATEST))
+    files = EventFiles(store, made.output, batch, 0)
+    ranges = {key: (first.get(key.partition, start[key]), end[key]) for key in keys}
+    for key, (begin, stop) in ranges.items():
+        decoder = Decoder(*key, begin, stop)
+        for position, data in reader.read(Range(*key, begin, stop, stop), None, 1 << 20, True):
+            for rows in decoder.decode(data, position):
+                files.add(Transform(made).run(rows).events)
+    files.flush()
+    ids = {topic: reader.topics([topic])[topic].id}
+    reader.close()
+    store.commit(BatchRecord(batch, read=topics_read(ids, ranges)), files.files)
+    return {key.partition: stop for key, (_, stop) in ranges.items()}
+
+
+@pytest.mark.parametrize("form", ["parquet", "delta"])
+def test_live_has_each_line_once(appliance: Server, topics: Topics, topic: str, tmp_path: Path, form: str) -> None:
+    made = settings(tmp_path, topics, topics.create(topic, 2), output={"path": "out", "format": form})
+    sent = 0
+
+    def send(count: int) -> None:
+        nonlocal sent
+        with Producer(appliance.native) as producer:
+            producer.send(topic, b"no line of it")
+            producer.send_many(topic, [access(number) for number in range(sent, sent + count)])
+        sent += count
+
+    def counted(session: Session) -> tuple[int, ...]:
+        query = f'select count(*), count(distinct (partition, "offset")), count(distinct path) from "{topic}".live'
+        (row,) = ask(session, query)
+        return row
+
+    with Session(appliance.native, pipelines=[made]) as session:
+        send(500)
+        assert counted(session) == (500, 500, 500)
+        ends = carry_out(made, 0, {})
+        assert ask(session, f'select count(*) from "{topic}".events') == [(500,)]
+        send(300)
+        assert counted(session) == (800, 800, 800)
+        ends = carry_out(made, 1, ends)
+        send(1)
+        assert counted(session) == (801, 801, 801)
+        both = f"""select (select count(*) from "{topic}" where parser = 'access'),
+                   (select count(*) from "{topic}".events), (select count(*) from "{topic}".live where status = 200)"""
+        assert ask(session, both) == [(801, 800, 801)]
+        columns = [[row[0] for row in ask(session, f'describe "{topic}".{table}')] for table in ("events", "live")]
+        assert columns[0] == columns[1]
+
+
+def test_live_joins_the_lines_of_an_event(appliance: Server, topics: Topics, topic: str, tmp_path: Path) -> None:
+    source = {"topics": [topics.create(topic)], "parsers": ["plain"], "multiline": {"start": "^[0-9]"}}
+    made = settings(tmp_path, topics, topic, source=[source])
+    with Producer(appliance.native) as producer:
+        producer.send_many(topic, [b"1 first", b"  more", b"2 second", b"  more", b"  and more"])
+    with Session(appliance.native, pipelines=[made]) as session:
+        rows = ask(session, f'select message, lines from "{topic}".live order by "offset"')
+        assert rows == [("1 first\n  more", 2), ("2 second\n  more\n  and more", 3)]
+        assert len(ask(session, f'select message from "{topic}"')) == 5, "a message each in the topic itself"
+
+
+def test_tables_of_another_pipeline_are_refused(appliance: Server, topics: Topics, topic: str, tmp_path: Path) -> None:
+    made = settings(tmp_path, topics, topics.create(topic), output={"path": "out", "format": "delta"})
+    carry_out(made, 0, {})
+    other = settings(tmp_path, topics, topic, pipeline={"name": "other"}, output={"path": "out", "format": "delta"})
+    with (
+        Session(appliance.native, pipelines=[other]) as session,
+        pytest.raises(BadValue, match=f"is the output of pipeline '{topic}'"),
+    ):
+        ask(session, "select * from other.events")
