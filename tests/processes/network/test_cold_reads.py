@@ -188,7 +188,7 @@ class Sender:
         self.connections = Connections(self.turn, self.epoll, buffers, Network(), self.reads)
         self.unreadable: list[FileRange] = []
         none: Any = lambda *_: None  # noqa: E731
-        self.connections.connect({}, none, none, none, self.unreadable.append)
+        self.connections.connect({}, none, none, none, self.unreadable.append, lambda _, reply: reply)
         self.connection: Connection = connection(self.pair.transport)
         self.connections.add(self.connection)
         self.file, self.got = file, b""
