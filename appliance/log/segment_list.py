@@ -141,7 +141,8 @@ class SegmentList:
 def marker_at(path: Path, bases: Sequence[int], offset: int) -> Marker:
     """What the marker of a log says that begins at ``offset``."""
     base = bases[bisect_right(bases, offset) - 1]
-    return read_marker(os.pread(File(log_path(path, base)).fd, MARKER_BYTES, offset - base))
+    file = File(log_path(path, base))  # is closed with the last reference
+    return read_marker(os.pread(file.fd, MARKER_BYTES, offset - base))
 
 
 def headers_from(path: Path, bases: Sequence[int], end: int, offset: int) -> Iterator[tuple[BatchInfo, int, int]]:

@@ -172,6 +172,10 @@ def test_a_writer_that_is_started_again_knows_what_is_open_in_the_log(tmp_path: 
         assert coordinator.end(7, 3, committed=False) == ""
         assert stable(rig)[0] == stable(rig)[1]
         assert produce(rig, transactional([b"c"], sequence=2)) == UNVERIFIED
+    with Rig(tmp_path, serves=False) as rig:
+        assert stable(rig)[0] == stable(rig)[1] and rig.table.aborted
+        assert produce(rig, transactional([b"c"], sequence=2)) == UNVERIFIED
+        assert Coordinator(rig).end(7, 2) == "StaleProducerEpoch"
 
 
 def test_a_wrong_index_of_aborted_transactions_is_found_and_written_again(tmp_path: Path) -> None:
