@@ -24,6 +24,12 @@ stays.
 A message without a key, from a time when the topic was not compacted, goes as in Kafka.  A batch whose records cannot
 be read stays as it is.  The last message of the log stays as well: its end is where readers end.
 
+Of transactions only what is decided is compacted: ``limit`` is not above the last stable offset.  Messages of aborted
+ones go, and are not the last of their key.  Batches of committed ones become such that are part of no transaction, so
+markers of commits go, too: no reader needs them, and the same follows from the log without them, since they only go
+where the batches of a transaction have changed, or come later in the same pass.  Markers of aborts stay, with their
+entries in the index (``log.transactions``): a client takes a producer for aborted up to the marker.  They are few.
+
 A segment is replaced in these steps, each durable before the next; the writer takes the last ones (:meth:`.Log.swap`)::
 
     <base>.log.compacted is written, then <base>.index.compacted
@@ -37,7 +43,9 @@ Source: Kafka's log compaction; KIP-534 (the time of tombstones).
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from itertools import pairwise
@@ -48,16 +56,18 @@ import msgspec
 
 from ..durable_files import SYSTEM, File, System, remove_file, replace_file, write_at
 from ..errors import ClientFault, SegmentMissing, StorageFault
-from ..records.batch import CODEC_MASK, HEADER_BYTES, BatchInfo
+from ..records.batch import CODEC_MASK, HEADER_BYTES, TRANSACTIONAL, BatchInfo, restamp
 from ..records.compression import NONE
 from ..records.holes import emptied, is_hole
 from ..records.keyed import KeyedRecord, Place, join, keyed_records
+from ..records.markers import is_marker, read_marker
 from .files import COMPACTED_SUFFIX, COMPACTION_STATE, compacted_path, index_path, log_path
 from .index import Builder, entry_in
 from .index import ends as index_ends
 from .index_check import IndexCheck
 from .recovery import is_retired, read_index
 from .segment import headers, scan
+from .transactions import Outcomes
 
 KEYS_MAX: Final = 500_000
 """Different keys that one pass knows: about 100 MB.  A log with more takes several passes."""
@@ -80,8 +90,9 @@ Pace = Callable[[int], None]
 class Policy(NamedTuple):
     """What a pass is told.
 
-    ``limit``: a base of a segment, which and all behind it stay as they are.  ``tombstones_ms``: tombstones go that a
-    pass has seen which had ended by then.  ``now_ms``: the time, by the same clock.
+    ``limit``: a base of a segment, which and all behind it stay as they are; not above the last stable offset.
+    ``tombstones_ms``: tombstones go that a pass has seen which had ended by then.  ``now_ms``: the time, by the same
+    clock.
     """
 
     limit: int
@@ -187,9 +198,9 @@ def last_offsets(
 ) -> LastOffsets:
     """The offsets of the last messages of all keys in [start, stop), or in a part of it with ``keys_max`` keys."""
     found: dict[bytes, int] = {}
-    name = keys.name
+    name, outcomes = keys.name, _outcomes_by_segment(directory, bases)
     for at, info, data in batches(directory, bases, start, stop):
-        if is_hole(info):
+        if is_hole(info) or is_marker(info) or outcomes(at).is_aborted(info, at):
             continue
         if len(found) >= keys_max:
             return LastOffsets(found, min(at, at + info.size - info.span))  # a compacted one has offsets before it
@@ -199,6 +210,16 @@ def last_offsets(
                     found[name(record.key)] = record.offset
         pace(info.size)
     return LastOffsets(found, stop)
+
+
+def _outcomes_by_segment(directory: Path, bases: Sequence[int]) -> Callable[[int], Outcomes]:
+    """A function that tells the outcomes of the segment that contains an offset; ``bases`` has one behind it."""
+
+    @functools.lru_cache(1)
+    def of_segment(number: int) -> Outcomes:
+        return Outcomes(directory, bases[number], bases[number + 1])
+
+    return lambda offset: of_segment(bisect_right(bases, offset) - 1)
 
 
 class Rules(NamedTuple):
@@ -273,8 +294,8 @@ class Compactor:
         status, removed = os.fstat(source.fd), self.counts.removed
         try:
             target = _Target(self._make(path), base, limit, self._system)
-            self._copy(source, target)
-            if self.counts.removed == removed:
+            self._copy(source, target, Outcomes(self._directory, base, limit))
+            if self.counts.removed == removed and not target.is_other:
                 remove_file(path, self._system)
                 return None
             os.utime(target.file.fd, ns=(status.st_atime_ns, status.st_mtime_ns))  # retention judges by it
@@ -292,7 +313,7 @@ class Compactor:
     def _make(self, path: Path) -> File:
         return File(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, self._system)
 
-    def _copy(self, source: File, target: _Target) -> None:
+    def _copy(self, source: File, target: _Target, outcomes: Outcomes) -> None:
         """Go through the batches of a segment."""
         window: list[_Slot] = []
         window_bytes = 0
@@ -300,8 +321,16 @@ class Compactor:
             start = target.base + position
             stop = start + info.size
             self._pace(info.size)
-            if is_hole(info):
+            if is_hole(info) or self._goes(target, start, info, data, outcomes):
                 continue
+            if is_marker(info):
+                self._write_window(target, window)
+                window, window_bytes = [], 0
+                target.write(start, bytes(data))
+                continue
+            if info.attributes & TRANSACTIONAL:
+                info = restamp(data, 0, info, info.max_timestamp, info.attributes & ~TRANSACTIONAL)
+                target.is_other = True
             slot = self._judged(start, stop, info, bytes(data))
             slot_bytes = sum(RECORD_BYTES + len(record.rest) for record in slot.records or ())
             is_whole = slot.records is None or (not slot.removed and info.size > SMALL_BYTES_MAX)
@@ -318,6 +347,16 @@ class Compactor:
                 target.write(start, slot.data)
         self._write_window(target, window)
         target.fill(target.limit)
+
+    def _goes(self, target: _Target, start: int, info: BatchInfo, data: memoryview, outcomes: Outcomes) -> bool:
+        """Whether a batch goes for what has become of its transaction."""
+        if outcomes.is_aborted(info, start):
+            self.counts.removed += info.count
+            return True
+        if is_marker(info) and read_marker(data).committed and start + info.size != self._rules.last_batch_end:
+            target.is_other = True
+            return True
+        return False
 
     def _judged(self, start: int, stop: int, info: BatchInfo, data: bytes) -> _Slot:
         """A batch, with those of its records that stay."""
@@ -421,11 +460,14 @@ class Compactor:
 
 
 class _Target:
-    """The new file of a segment, written in order.  ``end``: the offset before which it is whole."""
+    """The new file of a segment, written in order.
+
+    ``end``: the offset before which it is whole.  ``is_other``: it differs although all messages stay.
+    """
 
     def __init__(self, file: File, base: int, limit: int, system: System) -> None:
         self.file, self.base, self.limit, self._system = file, base, limit, system
-        self.end = base
+        self.end, self.is_other = base, False
         system.ftruncate(file.fd, limit - base)
 
     def write(self, offset: int, batch: bytes) -> None:

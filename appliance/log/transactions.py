@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import os
 import threading
+from bisect import bisect_left
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
@@ -29,7 +30,9 @@ from typing import Final, NamedTuple
 
 from ..durable_files import SYSTEM, File, System, remove_file, sync_directory, write_at
 from ..errors import StorageFault
-from .files import NAME_DIGITS, base_of
+from ..records.batch import TRANSACTIONAL, BatchInfo, read_header
+from ..records.markers import MARKER_BYTES, is_marker, read_marker
+from .files import NAME_DIGITS, base_of, log_path
 
 SUFFIX: Final = ".txnindex"
 ENTRY: Final = Struct(">hqqqq")
@@ -126,6 +129,28 @@ def unpack(data: bytes | bytearray) -> Iterator[Aborted]:
         yield Aborted(*fields)
 
 
+class Outcomes:
+    """How the transactions ended that have batches in the segment [start, stop) of a log, which is stable."""
+
+    def __init__(self, directory: Path, start: int, stop: int) -> None:
+        """Raises OSError: an index cannot be read."""
+        self._aborted: dict[int, list[tuple[int, int]]] = {}
+        for base in indexed(directory):
+            for entry in read_aborted(aborted_path(directory, base)) if base >= start else ():
+                if entry.first < stop:
+                    self._aborted.setdefault(entry.producer_id, []).append((entry.last, entry.first))
+                if entry.stable >= stop:
+                    return
+
+    def is_aborted(self, info: BatchInfo, start: int) -> bool:
+        """Whether the batch at offset ``start`` is part of an aborted transaction."""
+        if not info.attributes & TRANSACTIONAL or is_marker(info):
+            return False
+        spans = self._aborted.get(info.producer_id, [])
+        number = bisect_left(spans, (start, 0))
+        return number < len(spans) and spans[number][1] <= start
+
+
 class AbortedIndex:
     """Writes the index files of one log; its writer does."""
 
@@ -208,6 +233,28 @@ class AbortedIndex:
             self._unsynced.pop(base, None)
         return remove_file(aborted_path(self._directory, base), self._system)
 
+    def _durable(self, base: int, stop: int, found: Sequence[Aborted]) -> list[Aborted]:
+        """The entries of markers before ``stop``.  What follows them may be anything, after a power loss."""
+        kept: list[Aborted] = []
+        for entry in found:
+            after = kept[-1].last if kept else base
+            if not (after < entry.last < stop and entry.first < entry.last):
+                break
+            kept.append(entry)
+        if kept and not self._has_marker(base, kept[-1]):  # a torn one, of a later marker
+            kept.pop()
+        return kept
+
+    def _has_marker(self, base: int, entry: Aborted) -> bool:
+        file = File(log_path(self._directory, base))
+        data = os.pread(file.fd, MARKER_BYTES, max(0, entry.last + 1 - MARKER_BYTES - base))
+        return (
+            len(data) == MARKER_BYTES
+            and is_marker(info := read_header(data, 0))
+            and info.producer_id == entry.producer_id
+            and not read_marker(data).committed
+        )
+
     def restore(self, bases: Sequence[int], end: int, start: int, derived: Sequence[Aborted]) -> None:
         """Make the files say what they said of markers before ``start``, and from there on what was derived.
 
@@ -222,7 +269,7 @@ class AbortedIndex:
             self.remove(base)
         for base, limit in pairwise([*bases, max(end, bases[-1]) + 1]):
             found = read_aborted(aborted_path(self._directory, base)) if base in there else []
-            kept = [entry for entry in found if entry.last < min(start, limit)]
+            kept = self._durable(base, min(start, limit), found)
             new = [entry for entry in derived if base <= entry.last < limit]
             if kept + new != found or there.get(base, 0) % ENTRY_BYTES:
                 file = self._open(base)

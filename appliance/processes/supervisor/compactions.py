@@ -20,6 +20,7 @@ from __future__ import annotations
 import logging
 import select
 import time
+from bisect import bisect_right
 from functools import partial
 from pathlib import Path
 from typing import Final, assert_never
@@ -134,11 +135,12 @@ def compact_log(data_dir: Path, order: CompactLog, table_name: str, control: Cha
     """The compactor: compact a log and report what was done."""
     take_lowest_priority()
     path = partition_directory.directory_of(data_dir, *order.partition)
-    policy = Policy(order.limit, order.tombstones_ms, order.now_ms, order.batch_bytes_max, order.interval_bytes)
     link = _WriterLink(control, order.partition)
     try:
         with memory.attach(table_name) as mapped, memoryview(mapped) as view, view.cast("Q") as cells:
             seen = SegmentTable(cells).snapshot()
+        limit = seen.bases[bisect_right(seen.bases, min(order.limit, seen.stable)) - 1]
+        policy = Policy(limit, order.tombstones_ms, order.now_ms, order.batch_bytes_max, order.interval_bytes)
         counts = run_pass(path, seen.bases, seen.high_watermark, policy, link.swap, link.pace)
         control.send(LogCompacted(order.partition, "", msgspec.structs.asdict(counts)))
     except _Stopped:
