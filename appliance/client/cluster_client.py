@@ -66,8 +66,9 @@ class Cluster:
         client_name: str = "",
         connect_timeout_ms: int = 5_000,
         request_timeout_ms: int = 30_000,
+        committed: bool = False,
     ) -> None:
-        """``security``: by default that of the environment."""
+        """``security``: by default that of the environment.  ``committed``: logs end at their last stable offsets."""
         listeners = parse_bootstrap(bootstrap)
         self._addresses = [address_of(one) for one in listeners]
         security = security or ClientSecurity.of_environment()
@@ -76,6 +77,7 @@ class Cluster:
         self.client_name = client_name or f"python-{os.getpid()}"
         self._connect_timeout_s = connect_timeout_ms / 1000
         self._request_timeout_s = request_timeout_ms / 1000
+        self._committed = committed
         self._lock = threading.Lock()
         self._control: Connection | None = None
         self._dialing: Connection | None = None
@@ -220,7 +222,8 @@ class Cluster:
     ) -> None:
         led = dict(asked)
         while led:
-            rows = self._ask(OFFSETS, [[*part, when, -1] for part, when in led.items()], broker_id=leader)
+            asked_rows = [[*part, when, -1] for part, when in led.items()]
+            rows = self._ask(OFFSETS, asked_rows, *((True,) if self._committed else ()), broker_id=leader)
             for part, (error, offset, _, _) in zip(list(led), rows.header[2], strict=True):
                 if error:
                     failed[part] = from_code(error, about=f"{part[0]}-{part[1]}")

@@ -19,6 +19,9 @@ until the consumer seeks beyond it, and so does one that unpacks to more than ``
 ``on_corrupt="skip"`` it is skipped and counted in ``corrupt_batches`` or ``large_batches``.  The appliance is told of
 damage either way, so that ``doctor`` names it.
 
+With ``isolation="read_committed"`` messages of transactions are handed out when these are committed, and never if they
+are aborted: the consumer reads up to the first open transaction, which is the end for it.
+
 Fetched data that are not decoded yet are bounded by ``buffer_bytes_max`` for a partition and ``total_bytes_max`` in
 all: see ``fetcher.py``.  What one call decodes is bounded by ``unpacked_bytes_max`` and one batch, and by its timeout.
 
@@ -40,7 +43,7 @@ from .client_security import ClientSecurity
 from .cluster_client import Cluster
 from .damage_reports import DamageReports
 from .decoder import Decoder, Message, Values
-from .fetcher import Chunk, Fetcher, FetchOptions
+from .fetcher import Chunk, Fetcher, FetchOptions, reads_committed
 from .troubles import Trouble
 
 RESETS: Final = ("earliest", "latest", "raise")
@@ -64,6 +67,7 @@ class Consumer:
         wait_ms_max: int = 500,
         bytes_min: int = 1,
         request_timeout_ms: int = 30_000,
+        isolation: str = "read_uncommitted",
         on_out_of_range: str = "earliest",
         on_corrupt: str = "raise",
         check_crc: bool = True,
@@ -74,7 +78,10 @@ class Consumer:
         if on_out_of_range not in RESETS:
             raise BadValue(f"on_out_of_range={on_out_of_range!r}: one of {', '.join(RESETS)}")
         self._clock = clock
-        self._cluster = Cluster(bootstrap, security, client_name=client_name, request_timeout_ms=request_timeout_ms)
+        committed = reads_committed(isolation)
+        self._cluster = Cluster(
+            bootstrap, security, client_name=client_name, request_timeout_ms=request_timeout_ms, committed=committed
+        )
         options = FetchOptions(
             bytes_max=fetch_bytes_max,
             partition_bytes_max=partition_bytes_max,
@@ -84,6 +91,7 @@ class Consumer:
             bytes_min=bytes_min,
             request_timeout_ms=request_timeout_ms,
             reset=None if on_out_of_range == "raise" else on_out_of_range,
+            committed=committed,
         )
         self._fetcher = Fetcher(self._cluster, options, clock=clock)
         self._unpacked_bytes_max = unpacked_bytes_max

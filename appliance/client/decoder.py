@@ -1,4 +1,4 @@
-"""Turns fetched chunks into messages or values, steps over holes, and decides about damaged batches."""
+"""Turns fetched chunks into messages or values, steps over holes and markers, and decides about damaged batches."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from ..errors import BadValue, ClientFault, CorruptBatch, MessageTooLarge
 from ..records.batch import HEADER_BYTES, LENGTH_AT, LENGTH_END, end_offset, read_header
 from ..records.decode import BYTES_MAX, Meter, Record, decode_batch, decode_values
 from ..records.holes import check_hole
+from ..records.markers import check_marker
 from .damage_reports import DamageReports
 from .fetcher import Chunk
 
@@ -128,13 +129,16 @@ class Decoder:
         while chunk.at < stop:
             start = chunk.at
             size = _size_at(data, start)
+            if start + chunk.start_offset in chunk.aborted:
+                chunk.at = start + size
+                continue
             sane = HEADER_BYTES <= size <= stop - start
             try:
                 if not sane or not _in_place(chunk, start, size):
                     raise CorruptBatch("its header contradicts its place in the log")
                 decoded = decode(chunk)
             except ClientFault as error:
-                if sane and check_hole(data, start, stop) is not None:
+                if sane and (check_hole(data, start, stop) is not None or check_marker(data, start, stop)):
                     chunk.at = start + size
                     continue
                 # A damaged header does not show where the next batch begins.
@@ -169,7 +173,7 @@ def single_batches(chunk: Chunk) -> Iterator[Chunk]:
     while start < stop:
         size = _size_at(chunk.data, start)
         end = start + size if HEADER_BYTES <= size <= stop - start else stop
-        yield Chunk(chunk.fetched, chunk.data[start:end], chunk.wanted, chunk.start_offset + start)
+        yield Chunk(chunk.fetched, chunk.data[start:end], chunk.wanted, chunk.start_offset + start, chunk.aborted)
         start = end
 
 

@@ -34,6 +34,7 @@ from typing import Final
 
 from ..errors import (
     ApplianceError,
+    BadValue,
     BrokerAway,
     ClientFault,
     NotLeader,
@@ -45,6 +46,7 @@ from ..errors import (
     from_code,
 )
 from ..records.batch import HEADER_BYTES, end_offset, read_header
+from ..records.markers import aborted_batches
 from ..wire.native import FETCH
 from .broker_connection import Connection, Reply
 from .cluster_client import Cluster, ClusterSnapshot
@@ -59,15 +61,31 @@ BACKOFF_S: Final = 0.05
 BACKOFF_S_MAX: Final = 1.0
 PAUSE_S_MAX: Final = 0.5
 SHARE_BYTES_MIN: Final = 64 * 1024
+ISOLATIONS: Final = ("read_uncommitted", "read_committed")
 UNTRUSTED: Final = (
     "the log is damaged from there on, or the partition is offline; it is tried again: `appliance doctor` says more"
 )
 """What KAFKA_STORAGE_ERROR means in the reply to a fetch: a full disk does not refuse consumers."""
 
 
+def reads_committed(isolation: str) -> bool:
+    """Whether a level of isolation, one of :data:`ISOLATIONS`, leaves out what is not committed.
+
+    Raises:
+        BadValue: there is no such level.
+    """
+    if isolation not in ISOLATIONS:
+        raise BadValue(f"isolation={isolation!r}: one of {', '.join(ISOLATIONS)}")
+    return isolation == ISOLATIONS[1]
+
+
 @dataclass(frozen=True, slots=True)
 class FetchOptions:
-    """Options of a fetcher.  ``reset``: where to continue after an offset out of range; None raises."""
+    """Options of a fetcher.
+
+    ``reset``: where to continue after an offset out of range; None raises.  ``committed``: read up to the last stable
+    offset, and leave out what was aborted.
+    """
 
     bytes_max: int
     partition_bytes_max: int
@@ -77,6 +95,7 @@ class FetchOptions:
     bytes_min: int
     request_timeout_ms: int
     reset: str | None
+    committed: bool = False
 
 
 class Fetched:
@@ -116,16 +135,24 @@ class Chunk:
     """Whole record batches of one partition: ``data[at:]`` is not decoded yet.
 
     ``wanted`` is the requested offset; earlier records are not for the consumer.  ``start_offset`` is the offset of
-    ``data[0]``.
+    ``data[0]``.  ``aborted``: where the batches begin that are of aborted transactions.
     """
 
-    __slots__ = ("at", "data", "fetched", "start_offset", "wanted")
+    __slots__ = ("aborted", "at", "data", "fetched", "start_offset", "wanted")
 
-    def __init__(self, fetched: Fetched, data: memoryview, wanted: int, start_offset: int) -> None:
+    def __init__(
+        self,
+        fetched: Fetched,
+        data: memoryview,
+        wanted: int,
+        start_offset: int,
+        aborted: frozenset[int] = frozenset(),
+    ) -> None:
         self.fetched = fetched
         self.data = data
         self.wanted = wanted
         self.start_offset = start_offset
+        self.aborted = aborted
         self.at = 0
 
     @property
@@ -215,7 +242,7 @@ class Fetcher:
         return self._partitions[part].offset
 
     def ends(self) -> dict[tuple[str, int], int]:
-        """The high watermark of each partition in its last reply; partitions without a reply are left out."""
+        """How far each partition can be read, by its last reply; partitions without a reply are left out."""
         return {part: fetched.end for part, fetched in self._partitions.items() if fetched.end >= 0}
 
     # ---- fetching
@@ -284,7 +311,8 @@ class Fetcher:
             wait_ms = options.wait_ms_max if len(room) == len(led) else BACKLOG_WAIT_MS
             part_bytes_max = min(options.partition_bytes_max, share // 2)
             parts = [[*f.topic_partition, f.offset, part_bytes_max] for f in room]
-            connection.post(FETCH, wait_ms, options.bytes_min, options.bytes_max, parts)
+            committed = (True,) if options.committed else ()
+            connection.post(FETCH, wait_ms, options.bytes_min, options.bytes_max, parts, *committed)
             connection.flush()
         except BrokerAway as error:
             self._on_link_failed(link, error, now_s)
@@ -323,12 +351,12 @@ class Fetcher:
             raise ProtocolFault(f"{link.connection} answered {len(rows)} partitions, {len(asked)} were requested")
         at = 0
         refused: list[tuple[Fetched, int]] = []
-        for (fetched, offset), (code, log_start, end, size) in zip(asked, rows, strict=True):
+        for (fetched, offset), (code, log_start, end, size, *of_transactions) in zip(asked, rows, strict=True):
             data = reply.payload[at : at + size]
             at += size
             if fetched.dropped:
                 continue
-            fetched.log_start, fetched.end = log_start, end
+            fetched.log_start, fetched.end = log_start, of_transactions[0] if of_transactions else end
             if code:
                 refused.append((fetched, code))
                 continue
@@ -338,7 +366,9 @@ class Fetcher:
                 start_offset = _start_offset(data, offset)
                 fetched.offset = start_offset + size
                 fetched.received_bytes += size
-                chunks.append(Chunk(fetched, data, offset, start_offset))
+                aborted = of_transactions[1] if of_transactions else ()
+                out = frozenset(start_offset + at for at in aborted_batches(data, aborted)) if aborted else frozenset()
+                chunks.append(Chunk(fetched, data, offset, start_offset, out))
         for fetched, code in refused:
             self._on_refused(fetched, code, now_s)
 

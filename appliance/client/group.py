@@ -50,7 +50,7 @@ from .cluster_client import Cluster
 from .consumer import MEBIBYTE
 from .damage_reports import DamageReports
 from .decoder import Decoder
-from .fetcher import Fetcher, FetchOptions
+from .fetcher import Fetcher, FetchOptions, reads_committed
 from .group_fetching import GroupFetching, NewlyOwned
 from .streams import MessageStream, OwnedPartitions
 from .threads import Threads
@@ -102,6 +102,7 @@ class GroupConsumer:
         total_bytes_max: int = 64 * MEBIBYTE,
         wait_ms_max: int = 500,
         request_timeout_ms: int = 30_000,
+        isolation: str = "read_uncommitted",
         on_corrupt: str = "raise",
         check_crc: bool = True,
         unpacked_bytes_max: int = BYTES_MAX,
@@ -115,7 +116,10 @@ class GroupConsumer:
         self._session_timeout_ms = session_timeout_ms
         self._handover_s_max = handover_ms_max / 1000
         self._clock_ms = clock_ms
-        self._cluster = Cluster(bootstrap, security, client_name=client_name, request_timeout_ms=request_timeout_ms)
+        committed = reads_committed(isolation)
+        self._cluster = Cluster(
+            bootstrap, security, client_name=client_name, request_timeout_ms=request_timeout_ms, committed=committed
+        )
         self._zookeeper = zookeeper
         options = FetchOptions(
             bytes_max=fetch_bytes_max,
@@ -126,6 +130,7 @@ class GroupConsumer:
             bytes_min=1,
             request_timeout_ms=request_timeout_ms,
             reset="latest" if self._start == LATEST else "earliest",
+            committed=committed,
         )
         self._decoder = Decoder(
             DamageReports(self._cluster, time.monotonic),

@@ -78,6 +78,8 @@ def _open(
     if check_crc:
         base = HEADER.unpack_from(buffer, start)[0] if stop - start >= HEADER_BYTES else 0
         info = check_stored(buffer, start, stop, bytes_max)
+        if info.attributes & CONTROL:
+            raise CorruptBatch("a control batch has no messages")
     else:
         base, info = _trust(buffer, start, stop)
     if info.size >= LARGE_BYTES:

@@ -13,11 +13,27 @@ control batch, too, but has no producer.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
-from .batch import ATTRIBUTES_AT, CRC_AT, HEADER, HEADER_BYTES, LENGTH_END, MAGIC, MARKED, BatchInfo, read_header
+from ..errors import ClientFault, CorruptBatch, UnsupportedVersion
+from .batch import (
+    ATTRIBUTES_AT,
+    CRC_AT,
+    HEADER,
+    HEADER_BYTES,
+    LENGTH_END,
+    MAGIC,
+    MARKED,
+    TRANSACTIONAL,
+    BatchInfo,
+    check_stored,
+    read_header,
+    walk,
+)
 
 ABORT: Final = 0
 COMMIT: Final = 1
@@ -45,6 +61,40 @@ def make_marker(producer_id: int, epoch: int, marker: Marker, timestamp_ms: int)
     )
     struct.pack_into(">I", batch, CRC_AT, crc32c(memoryview(batch)[ATTRIBUTES_AT:]))
     return batch, read_header(memoryview(batch), 0)
+
+
+def check_marker(buffer: memoryview, start: int, stop: int) -> bool:
+    """Whether the first batch in ``buffer[start:stop]`` is a whole marker with a right checksum."""
+    if stop - start < MARKER_BYTES or not is_marker(read_header(buffer, start)):
+        return False
+    try:
+        check_stored(buffer, start, stop, MARKER_BYTES)
+    except ClientFault:
+        return False
+    return True
+
+
+def aborted_batches(data: memoryview, aborted: Iterable[tuple[int, int]]) -> frozenset[int]:
+    """Positions of the batches in ``data`` that are part of aborted transactions: they are not for readers.
+
+    Args:
+        data: whole batches, as a fetch of committed messages returns them.
+        aborted: producer ids and first offsets, as it returns them.
+    """
+    waiting = sorted(aborted, key=lambda one: one[1], reverse=True)
+    found: set[int] = set()
+    out: set[int] = set()
+    with suppress(CorruptBatch, UnsupportedVersion):  # whoever reads the batches gets the error
+        for start, _, stop in walk(data, 0, len(data)) if waiting else ():
+            while waiting and waiting[-1][1] < stop:
+                out.add(waiting.pop()[0])
+            info = read_header(data, start)
+            if is_marker(info):
+                if not read_marker(data, start).committed:
+                    out.discard(info.producer_id)
+            elif info.attributes & TRANSACTIONAL and info.producer_id in out:
+                found.add(start)
+    return frozenset(found)
 
 
 def is_marker(info: BatchInfo) -> bool:

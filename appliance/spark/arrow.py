@@ -46,6 +46,7 @@ from ..records.batch import (
 from ..records.compression import decompress
 from ..records.decode import BYTES_MAX, check_count, headers_at
 from ..records.holes import check_hole
+from ..records.markers import is_marker
 from .record_starts import Ints, likely_starts, scan
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -163,6 +164,8 @@ class Decoder:
 
     def _add(self, group: _Group, view: memoryview, start: int, stop: int, position: int) -> None:
         info = check_stored(view, start, stop, stop - start)
+        if is_marker(info):
+            return
         base = position + info.size - info.span
         if _BASE.unpack_from(view, start)[0] != base:
             raise CorruptBatch(f"the batch at {position} says that it is another one")

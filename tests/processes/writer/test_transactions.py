@@ -11,71 +11,18 @@ from appliance.errors import InvalidTransactionState, StaleProducerEpoch, Transa
 from appliance.log.repair import repair
 from appliance.log.tools import verify
 from appliance.log.transactions import aborted_path, read_aborted
-from appliance.names import TopicPartition
 from appliance.processes.messages import (
-    TO_SUPERVISOR,
-    OpenTransaction,
-    ToWriter,
     TransactionsSent,
-    TransactionStep,
-    WriteMarker,
 )
-from appliance.records.batch import CONTROL, TRANSACTIONAL
-from appliance.records.encode import encode_values
+from appliance.records.batch import CONTROL
 from appliance.records.markers import MARKER_BYTES
 from appliance.wire.requests import LATEST, OffsetsPart
 
 from ...support.committed_reader import Held, read
 from ...support.derived import Opened, compare
 from ...support.log_batches import labelled
+from ...support.transactions import T0, Coordinator, plain, produce, transactional
 from ...support.writer_rig import Rig
-
-T0 = TopicPartition("t", 0)
-
-
-class Coordinator:
-    """Gives a rig's writer steps, and makes its turns until it says what has become of them."""
-
-    def __init__(self, rig: Rig) -> None:
-        self._rig = rig
-        self._tokens = 0
-
-    def open(self, producer_id: int, epoch: int) -> str:
-        return self._done(OpenTransaction(T0, self._token(), producer_id, epoch))
-
-    def end(self, producer_id: int, epoch: int, committed: bool = True, coordinator_epoch: int = 0) -> str:
-        return self._done(WriteMarker(T0, self._token(), producer_id, epoch, coordinator_epoch, committed))
-
-    def _token(self) -> int:
-        self._tokens += 1
-        return self._tokens
-
-    def _done(self, message: ToWriter) -> str:
-        """The name of the error, "" when it is done."""
-        self._rig.order(message)
-        while True:
-            self._rig.writer.turn(0.002)
-            for answer, _ in self._rig.supervisor.receive(TO_SUPERVISOR):
-                if isinstance(answer, TransactionStep):
-                    assert answer.token == self._tokens
-                    return answer.error
-
-
-def transactional(values: list[bytes], producer_id: int = 7, epoch: int = 3, sequence: int = 0) -> bytes:
-    raw = encode_values(values, 1_000, producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence)
-    return labelled(raw, attributes=TRANSACTIONAL)
-
-
-def plain(values: list[bytes], producer_id: int = -1, epoch: int = -1, sequence: int = -1) -> bytes:
-    return encode_values(values, 1_000, producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence)
-
-
-def produce(rig: Rig, batch: bytes) -> int:
-    """The error of a batch, once it is answered; the offset after it goes to ``rig.end``."""
-    token = rig.produce(batch)
-    while token not in rig.answers():
-        rig.writer.turn(0.002)
-    return rig.answer(token)[0]
 
 
 def stable(rig: Rig) -> tuple[int, int]:

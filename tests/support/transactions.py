@@ -1,0 +1,64 @@
+"""Lets a rig's writer have transactions: the coordinator, and batches of producers."""
+
+from __future__ import annotations
+
+from appliance.names import TopicPartition
+from appliance.processes.messages import (
+    TO_SUPERVISOR,
+    OpenTransaction,
+    ToWriter,
+    TransactionStep,
+    WriteMarker,
+)
+from appliance.records.batch import TRANSACTIONAL
+from appliance.records.encode import encode_values
+
+from .log_batches import labelled
+from .writer_rig import Rig
+
+T0 = TopicPartition("t", 0)
+
+
+class Coordinator:
+    """Gives a rig's writer steps, and makes its turns until it says what has become of them."""
+
+    def __init__(self, rig: Rig) -> None:
+        self._rig = rig
+        self._tokens = 0
+
+    def open(self, producer_id: int, epoch: int) -> str:
+        return self._done(OpenTransaction(T0, self._token(), producer_id, epoch))
+
+    def end(self, producer_id: int, epoch: int, committed: bool = True, coordinator_epoch: int = 0) -> str:
+        return self._done(WriteMarker(T0, self._token(), producer_id, epoch, coordinator_epoch, committed))
+
+    def _token(self) -> int:
+        self._tokens += 1
+        return self._tokens
+
+    def _done(self, message: ToWriter) -> str:
+        """The name of the error, "" when it is done."""
+        self._rig.order(message)
+        while True:
+            self._rig.writer.turn(0.002)
+            for answer, _ in self._rig.supervisor.receive(TO_SUPERVISOR):
+                if isinstance(answer, TransactionStep):
+                    assert answer.token == self._tokens
+                    return answer.error
+
+
+def transactional(values: list[bytes], producer_id: int = 7, epoch: int = 3, sequence: int = 0) -> bytes:
+    raw = encode_values(values, 1_000, producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence)
+    return labelled(raw, attributes=TRANSACTIONAL)
+
+
+def plain(values: list[bytes], producer_id: int = -1, epoch: int = -1, sequence: int = -1) -> bytes:
+    return encode_values(values, 1_000, producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence)
+
+
+def produce(rig: Rig, batch: bytes) -> int:
+    """The error of a batch, once it is answered; the offset after it goes to ``rig.end``."""
+    token = rig.produce(batch)
+    while token not in rig.answers():
+        rig.writer.turn(0.002)
+    return rig.answer(token)[0]
