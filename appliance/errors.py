@@ -20,6 +20,7 @@
     │   ├── InvalidRecord
     │   ├── OffsetsFull
     │   ├── UnknownGroup
+    │   ├── UnknownTransactionalId
     │   ├── UnknownUser
     │   ├── UserExists
     │   ├── UnacceptableCredential
@@ -214,6 +215,11 @@ class OffsetsFull(ClientFault):
 
 class UnknownGroup(ClientFault):
     code = 69
+    exit_status = 66
+
+
+class UnknownTransactionalId(ClientFault):
+    code = 105
     exit_status = 66
 
 
@@ -589,6 +595,7 @@ WORDS: dict[int, str] = {
     InvalidRecord.code: "a batch cannot be read: its records contradict its header, or cannot be unpacked",
     StorageFault.code: "the partition is offline or its disk is full: `appliance status` says which, and why",
     UnknownGroup.code: "there is no such group",
+    UnknownTransactionalId.code: "there is no such transactional id",
     UnknownUser.code: "there is no such user",
     UserExists.code: "the user exists already",
     BufferFull.code: "too much data is in flight",

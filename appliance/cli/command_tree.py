@@ -25,6 +25,7 @@ MODULES: Final = {
     "sql_command": ("sql",),
     "topics_commands": ("topics",),
     "groups_commands": ("groups",),
+    "transactions_commands": ("transactions",),
     "offsets_command": ("offsets",),
     "inputs_commands": ("ship", "inputs"),
     "users_commands": ("users",),

@@ -22,6 +22,7 @@ from ..errors import (
     Unavailable,
     UnknownGroup,
     UnknownPartition,
+    UnknownTransactionalId,
     UnknownUser,
     not_permitted,
 )
@@ -85,6 +86,8 @@ def remedy(error: ApplianceError, at: At | None) -> str:
             return f"{command('topics', 'list')} shows what there is"
         case UnknownGroup():
             return f"{command('groups', 'list')} shows what there is"
+        case UnknownTransactionalId():
+            return f"{command('transactions', 'list')} shows what there is"
         case UnknownUser():
             return f"{command('users', 'list')} shows who there is"
         case OffsetOutOfRange() if error.about:

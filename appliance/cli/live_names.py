@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 ANSWER_MS: Final = 1_000
 OFFERED: Final = re.compile(r"[\w.@%+:,/=-]{1,255}")
 NAMES_MAX: Final = 1_000
-_VERBS: Final = {"topics": "name", "groups": "group", "users": "name"}
+_VERBS: Final = {"topics": "name", "groups": "group", "users": "name", "transactions": "id"}
 """Admin verb -> the field of its rows that has the name."""
 
 
@@ -47,6 +47,10 @@ def complete_members(context: typer.Context, incomplete: str) -> list[str]:
 
 def complete_users(context: typer.Context, incomplete: str) -> list[str]:
     return _live(context, "users", incomplete)
+
+
+def complete_transactions(context: typer.Context, incomplete: str) -> list[str]:
+    return _live(context, "transactions", incomplete)
 
 
 def complete_setting_names(incomplete: str) -> list[str]:

@@ -160,6 +160,29 @@ class Admin:
         found: dict[str, Any] = self._ask("group", group=group)
         return found
 
+    def transactions(self) -> list[dict[str, Any]]:
+        """All transactional ids, with the state of each: see ``wire/native_admin.py``."""
+        found: list[dict[str, Any]] = self._ask("transactions")
+        return found
+
+    def transaction(self, transactional_id: str) -> dict[str, Any]:
+        """One transactional id, with the partitions and offsets of its transaction.
+
+        Raises:
+            UnknownTransactionalId: there is none.
+        """
+        found: dict[str, Any] = self._ask("transaction", id=transactional_id)
+        return found
+
+    def abort_transaction(self, transactional_id: str) -> None:
+        """Abort an open transaction and fence its producer, as when its time is up.
+
+        Raises:
+            UnknownTransactionalId: there is none.
+            InvalidTransactionState: it is not open, or ends already.
+        """
+        self._ask("abort_transaction", id=transactional_id)
+
     def offsets(self, group: str) -> dict[tuple[str, int], int]:
         """The committed offset of each partition."""
         return {(topic, partition): offset for topic, partition, offset in self._ask("offsets", group=group)}

@@ -28,6 +28,10 @@
     offsets         {group}                               [[topic, partition, offset]]
     commit          {group, offsets: [[t, p, offset]]}    nil; stores all that is not refused
     delete_offsets  {group, partitions?: [[t, p]]}        nil; without partitions: the whole group
+    transactions    {}                                    [TRANSACTION]
+    transaction     {id}                                  TRANSACTION and {parts: [[topic, partition]],
+                                                           offsets: [[group, topic, partition, offset]]}
+    abort_transaction {id}                                nil; its producer is fenced, and it is being aborted
     users           {}                                    [{name, mechanisms: {mechanism: iterations}}]
     put_user        {name, verifiers, new}                nil; replaces all verifiers of the user
     delete_user     {name}                                nil
@@ -44,6 +48,8 @@
     PARTITION       {partition, leader, start, end, bytes, messages, state}
     TRASHED         {name, id, partitions, bytes, deleted_ms, until_ms, pending}; pending: its deletion goes on
     MEMBER          {id, client, host, partitions: [[topic, partition]]}
+    TRANSACTION     {id, state: Kafka's word, producer_id, epoch, timeout_ms, open_ms: since when it is open, nil: it
+                    is not, partitions: how many, groups: [group]}
     COMMITTED       {topic, partition, offset, end, lag_messages, lag_bytes, lag_seconds, lost_bytes, owner}
 
 Any broker accepts these requests.  It passes ``commit`` and ``delete_offsets`` on to the group's coordinator.
@@ -70,7 +76,7 @@ import msgspec
 from msgspec import Meta
 
 from ..errors import InvalidRequest
-from ..names import GROUP_CHARACTERS_MAX, PARTITION_MAX, TOPIC_PATTERN
+from ..names import GROUP_CHARACTERS_MAX, PARTITION_MAX, TOPIC_PATTERN, TRANSACTIONAL_ID_CHARACTERS_MAX
 from .bounds import PARTS_MAX_MAX
 
 Name = Annotated[str, Meta(max_length=32_767)]
@@ -81,6 +87,7 @@ Partition = Annotated[int, Meta(ge=0, le=PARTITION_MAX)]
 Count = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 Setting = Annotated[str, Meta(max_length=32_767)] | Offset
 GroupName = Annotated[str, Meta(min_length=1, max_length=GROUP_CHARACTERS_MAX)]
+TransactionalId = Annotated[str, Meta(min_length=1, max_length=TRANSACTIONAL_ID_CHARACTERS_MAX)]
 TopicName = Annotated[str, Meta(pattern=TOPIC_PATTERN)]
 ManySettings = Meta(max_length=1_000)
 ManyPartitions = Meta(max_length=PARTS_MAX_MAX)
@@ -126,6 +133,10 @@ class ManyTopics(msgspec.Struct, forbid_unknown_fields=True):
 
 class OneGroup(msgspec.Struct, forbid_unknown_fields=True):
     group: GroupName
+
+
+class OneTransaction(msgspec.Struct, forbid_unknown_fields=True):
+    id: TransactionalId
 
 
 class CommitOffsets(msgspec.Struct, forbid_unknown_fields=True):
@@ -221,6 +232,9 @@ VERBS: Final[dict[str, type[msgspec.Struct]]] = {
     "offsets": OneGroup,
     "commit": CommitOffsets,
     "delete_offsets": DeleteOffsets,
+    "transactions": Nothing,
+    "transaction": OneTransaction,
+    "abort_transaction": OneTransaction,
     "users": Nothing,
     "put_user": PutUser,
     "delete_user": OneUser,

@@ -64,6 +64,8 @@ ALL_RIGHT: dict[str, Right] = {
     "groups describe": Right({"group": ["odd"]}),
     "groups reset": Right({"group": ["odd"]}, {"--topic": "odd", "--to": "earliest"}),
     "groups delete": Right({"groups": ["odd"]}),
+    "transactions describe": Right({"transactional_id": ["odd"]}),
+    "transactions abort": Right({"transactional_id": ["odd"]}),
     "users add": Right({"name": ["odd"]}, {"--password-file": "password"}),
     "users password": Right({"name": ["odd"]}, {"--password-file": "password"}),
     "users delete": Right({"names": ["odd"]}),

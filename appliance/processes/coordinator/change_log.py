@@ -298,6 +298,7 @@ NATIVE_CHANGES: Final[dict[str, Callable[[dict[str, Any], Any], Iterator[dict[st
     "repair": _repaired,
     "commit": _rows_of("offsets", ("topic", "partition", "offset"), "group"),
     "delete_offsets": _rows_of("partitions", ("topic", "partition"), "group"),
+    "abort_transaction": lambda given, _: iter([{"transactional_id": given["id"]}]),
     "put_user": _user,
     "delete_user": _deleted_user,
     "zookeeper_login": _ensemble_login,

@@ -234,6 +234,7 @@ class Coordinator:
             self._clock,
             self._known_groups,
             self._trash,
+            transactions,
         )
         self._expiry = Expiry(registry, self._groups.offsets, brokers.coordinates, self._clock)
         self._retention = RetentionEnforcer(

@@ -27,6 +27,7 @@ from ...errors import (
     NotPermitted,
     RequestTimedOut,
     TopicNotPermitted,
+    TransactionalIdNotPermitted,
     UnknownGroup,
 )
 from ...groups.consumer_group import ConsumerState
@@ -44,6 +45,7 @@ from ...security.principals import Origin
 from ...security.rule_changes import NO_AUTHORIZER, Deletion, added, filter_from_words, from_words, words
 from ...security.scram import decode_verifier
 from ...security.user_changes import drop_verifiers, set_verifiers
+from ...transactions.transaction_coordinator import TransactionCoordinator
 from ...wire import native, native_admin
 from ...wire.kafka.codes import Code
 from ...wire.native_admin import (
@@ -75,6 +77,7 @@ from .partitions import Partitions
 from .registered_groups import RegisteredGroups
 from .this_broker import ThisBroker
 from .topics import Topics
+from .transactions_native_api import TransactionsNativeApi
 from .trash import Trash
 from .trusted_clock import TrustedClock
 
@@ -91,6 +94,7 @@ STATES: Final = {
 ERRORS: Final[dict[ResourceType, type[NotPermitted]]] = {
     ResourceType.TOPIC: TopicNotPermitted,
     ResourceType.GROUP: GroupNotPermitted,
+    ResourceType.TRANSACTIONAL_ID: TransactionalIdNotPermitted,
     ResourceType.CLUSTER: ClusterNotPermitted,
 }
 ARGUMENT_OF: Final = {
@@ -148,6 +152,8 @@ def _names(resource: ResourceType, arguments: Any) -> list[str]:
         return [CLUSTER_NAME]
     if resource is ResourceType.GROUP:
         return [arguments.group] if hasattr(arguments, "group") else []
+    if resource is ResourceType.TRANSACTIONAL_ID:
+        return [arguments.id]
     if hasattr(arguments, "name"):
         return [arguments.name]
     rows = getattr(arguments, "offsets", None) or getattr(arguments, "partitions", None) or ()
@@ -179,6 +185,7 @@ class NativeApi:
         clock: TrustedClock,
         known_groups: KnownGroups,
         trash: Trash,
+        transactions: TransactionCoordinator,
     ) -> None:
         self._trash = trash
         self._broker, self._clock, self._known_groups = broker, clock, known_groups
@@ -210,6 +217,7 @@ class NativeApi:
             "offsets": self._offsets,
             "commit": self._commit,
             "delete_offsets": self._delete_offsets,
+            **TransactionsNativeApi(transactions).verbs,
             "users": self._list_users,
             "put_user": self._put_user,
             "delete_user": self._delete_user,

@@ -1,0 +1,225 @@
+"""Transactions of librdkafka against a real appliance: commit, abort, fencing, offsets, and deaths in the middle."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from itertools import count
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+
+from appliance.client import Admin
+from appliance.errors import InvalidTransactionState, Unavailable, UnknownTransactionalId
+
+from ..support.command_line import run, succeeding
+from ..support.server import Server, wait_for
+
+DEADLINE_S = 30.0
+IDS = count(1)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("transactions") / "data", **{"zookeeper.nodes": 1}) as started:
+        started.wait_for_zookeeper()
+        yield started
+
+
+@pytest.fixture
+def make(server: Server, topic: str) -> str:
+    """A topic with two partitions."""
+    with Admin(server.native) as admin:
+        admin.create_topic(topic, 2)
+    return topic
+
+
+def new_id() -> str:
+    return f"tx-{next(IDS)}"
+
+
+def producer(server: Server, name: str, **settings: object) -> Producer:
+    """A producer that is ready for its first transaction."""
+    made = Producer({"bootstrap.servers": server.kafka, "transactional.id": name, "log_level": 0, **settings})
+    made.init_transactions(DEADLINE_S)
+    return made
+
+
+def committed(server: Server, group: str, topic: str, number: int = 0) -> int:
+    consumer = Consumer({"bootstrap.servers": server.kafka, "group.id": group})
+    try:
+        (found,) = consumer.committed([TopicPartition(topic, number)], DEADLINE_S)
+        return int(found.offset)
+    finally:
+        consumer.close()
+
+
+def state(server: Server, name: str) -> str:
+    """Kafka's word; "" while the coordinator does not know yet."""
+    with Admin(server.native) as admin:
+        try:
+            return str(admin.transaction(name)["state"])
+        except Unavailable:
+            return ""
+
+
+def send(to: Producer, topic: str, *values: bytes) -> None:
+    """To both partitions in turn, flushed."""
+    for number, value in enumerate(values):
+        to.produce(topic, value, partition=number % 2)
+    assert to.flush(DEADLINE_S) == 0
+
+
+def test_transactions_end_as_their_producer_says(server: Server, make: str) -> None:
+    name = new_id()
+    one = producer(server, name)
+    for committing, wanted in ((True, "CompleteCommit"), (False, "CompleteAbort"), (True, "CompleteCommit")):
+        one.begin_transaction()
+        send(one, make, b"a", b"b")
+        assert state(server, name) == "Ongoing"
+        (one.commit_transaction if committing else one.abort_transaction)(DEADLINE_S)
+        wait_for(lambda wanted=wanted: state(server, name) == wanted, "the end of the transaction", DEADLINE_S)
+
+
+def test_offsets_are_committed_with_the_transaction_or_not_at_all(server: Server, make: str) -> None:
+    one = producer(server, new_id())
+    reader = Consumer({"bootstrap.servers": server.kafka, "group.id": make})
+    for offset, committing, seen in ((5, True, 5), (9, False, 5), (7, True, 7)):
+        one.begin_transaction()
+        send(one, make, b"out")
+        offsets = [TopicPartition(make, 0, offset)]
+        one.send_offsets_to_transaction(offsets, reader.consumer_group_metadata(), DEADLINE_S)
+        (one.commit_transaction if committing else one.abort_transaction)(DEADLINE_S)
+        assert committed(server, make, make) == seen
+    reader.close()
+
+
+def test_what_is_read_is_written_exactly_once(server: Server, make: str) -> None:
+    """Consume, transform, produce: the reader's positions go with what was made of what it read."""
+    source = Producer({"bootstrap.servers": server.kafka})
+    for number in range(40):
+        source.produce(make, b"%d" % number, partition=0)
+    assert source.flush(DEADLINE_S) == 0
+    settings = {"bootstrap.servers": server.kafka, "group.id": make, "auto.offset.reset": "earliest"}
+    done: list[bytes] = []
+    for aborts in (True, False):  # the first one aborts its second transaction, and goes away
+        one = producer(server, f"{make}-tx")
+        reader = Consumer({**settings, "enable.auto.commit": False})
+        reader.subscribe([make])
+        rounds = 0
+        while len(done) < 40 and not (aborts and rounds == 2):
+            found = [each for each in reader.consume(10, DEADLINE_S) if each.error() is None]
+            one.begin_transaction()
+            for each in found:
+                one.produce(make, each.value() + b"!", partition=1)
+            positions = reader.position(reader.assignment())
+            one.send_offsets_to_transaction(positions, reader.consumer_group_metadata(), DEADLINE_S)
+            rounds += 1
+            if aborts and rounds == 2:
+                one.abort_transaction(DEADLINE_S)
+            else:
+                one.commit_transaction(DEADLINE_S)
+                done += [each.value() for each in found if each.partition() == 0]
+        reader.close()
+    assert done == [b"%d" % number for number in range(40)]
+
+
+def test_the_next_producer_of_an_id_fences_the_one_before(server: Server, make: str) -> None:
+    name = new_id()
+    old = producer(server, name)
+    old.begin_transaction()
+    send(old, make, b"of the old one")
+    new = producer(server, name)
+    old.produce(make, b"of the old one, too", partition=0)
+    with pytest.raises(KafkaException) as refused:
+        old.commit_transaction(DEADLINE_S)
+    assert refused.value.args[0].code() == KafkaError._FENCED
+    new.begin_transaction()
+    send(new, make, b"of the new one")
+    new.commit_transaction(DEADLINE_S)
+
+
+def test_a_transaction_that_takes_too_long_is_aborted(server: Server, make: str) -> None:
+    name = new_id()
+    one = producer(server, name, **{"transaction.timeout.ms": 1_000})
+    one.begin_transaction()
+    send(one, make, b"a")
+    wait_for(lambda: state(server, name) == "CompleteAbort", "the abort", DEADLINE_S)
+    with pytest.raises(KafkaException):
+        one.commit_transaction(DEADLINE_S)
+
+
+def test_people_see_transactions_and_abort_one(server: Server, make: str) -> None:
+    name = new_id()
+    one = producer(server, name)
+    one.begin_transaction()
+    send(one, make, b"a", b"b")
+    at = ("--data", str(server.data_dir))
+    (row,) = [row for row in succeeding("transactions", "list", "--open", "--json", *at).json if row["id"] == name]
+    assert (row["state"], row["partitions"]) == ("Ongoing", 2) and row["open_ms"] >= 0
+    assert name in succeeding("transactions", "list", *at).out
+    described = succeeding("transactions", "describe", name, "--json", *at).json
+    assert described["parts"] == [[make, 0], [make, 1]]
+    assert make in succeeding("transactions", "describe", name, *at).out
+    assert "Ongoing" not in succeeding("transactions", "abort", name, "--dry-run", *at).err
+    assert state(server, name) == "Ongoing"
+    succeeding("transactions", "abort", name, "--yes", *at)
+    wait_for(lambda: state(server, name) == "CompleteAbort", "the abort", DEADLINE_S)
+    assert run("transactions", "abort", name, "--yes", *at).status != 0
+    nobody = run("transactions", "describe", "nobody", *at)
+    assert nobody.status == 66 and "transactions list" in nobody.err
+    with Admin(server.native) as admin:
+        with pytest.raises(InvalidTransactionState):
+            admin.abort_transaction(name)
+        with pytest.raises(UnknownTransactionalId):
+            admin.abort_transaction("nobody")
+        assert name in {row["id"] for row in admin.transactions()}
+    with pytest.raises(KafkaException):
+        one.commit_transaction(DEADLINE_S)
+
+
+def kill_coordinator(server: Server, topic: str) -> None:
+    os.kill(server.pid_of("coordinator"), signal.SIGKILL)
+
+
+def kill_writer(server: Server, topic: str) -> None:
+    def found() -> list[int]:
+        return [row["pid"] for row in server.processes("writer") if (row["topic"], row["partition"]) == (topic, 0)]
+
+    os.kill(wait_for(found, "the writer's process")[0], signal.SIGKILL)
+
+
+@pytest.mark.parametrize("strike", [kill_coordinator, kill_writer])
+def test_a_transaction_outlives_a_process(server: Server, make: str, strike: Callable[[Server, str], None]) -> None:
+    name = new_id()
+    one = producer(server, name)
+    reader = Consumer({"bootstrap.servers": server.kafka, "group.id": make})
+    one.begin_transaction()
+    send(one, make, b"a", b"b")
+    one.send_offsets_to_transaction([TopicPartition(make, 0, 3)], reader.consumer_group_metadata(), DEADLINE_S)
+    strike(server, make)
+    one.commit_transaction(DEADLINE_S)
+    wait_for(lambda: state(server, name) == "CompleteCommit", "the end of the transaction", DEADLINE_S)
+    assert committed(server, make, make) == 3
+    one.begin_transaction()
+    send(one, make, b"c")
+    one.commit_transaction(DEADLINE_S)
+    reader.close()
+
+
+@pytest.mark.long
+def test_a_restart_in_the_middle(server: Server, make: str) -> None:
+    name = new_id()
+    one = producer(server, name)
+    one.begin_transaction()
+    send(one, make, b"a", b"b")
+    server.stop()
+    server.start()
+    server.wait_for_zookeeper()
+    wait_for(lambda: state(server, name) == "Ongoing", "what is stored", DEADLINE_S)
+    new = producer(server, name)
+    assert state(server, name) == "Empty"
+    new.begin_transaction()
+    send(new, make, b"c")
+    new.commit_transaction(DEADLINE_S)
