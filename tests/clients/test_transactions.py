@@ -71,6 +71,21 @@ def send(to: Producer, topic: str, *values: bytes) -> None:
     assert to.flush(DEADLINE_S) == 0
 
 
+def read(server: Server, topic: str, isolation: str = "read_committed", number: int = 0) -> list[bytes]:
+    """All that a reader gets of a partition, from its beginning to what is its end now."""
+    consumer = Consumer({"bootstrap.servers": server.kafka, "group.id": "reader", "isolation.level": isolation})
+    try:
+        part = TopicPartition(topic, number, 0)
+        _, end = consumer.get_watermark_offsets(part, DEADLINE_S)
+        consumer.assign([part])
+        found: list[bytes] = []
+        while end and consumer.position([part])[0].offset < end:
+            found += [each.value() for each in consumer.consume(100, 0.2) if each.error() is None]
+        return found
+    finally:
+        consumer.close()
+
+
 def test_transactions_end_as_their_producer_says(server: Server, make: str) -> None:
     name = new_id()
     one = producer(server, name)
@@ -123,6 +138,7 @@ def test_what_is_read_is_written_exactly_once(server: Server, make: str) -> None
                 done += [each.value() for each in found if each.partition() == 0]
         reader.close()
     assert done == [b"%d" % number for number in range(40)]
+    assert read(server, make, number=1) == [b"%d!" % number for number in range(40)]
 
 
 def test_the_next_producer_of_an_id_fences_the_one_before(server: Server, make: str) -> None:
@@ -138,6 +154,7 @@ def test_the_next_producer_of_an_id_fences_the_one_before(server: Server, make: 
     new.begin_transaction()
     send(new, make, b"of the new one")
     new.commit_transaction(DEADLINE_S)
+    assert read(server, make) == [b"of the new one"]
 
 
 def test_a_transaction_that_takes_too_long_is_aborted(server: Server, make: str) -> None:
@@ -183,11 +200,17 @@ def kill_coordinator(server: Server, topic: str) -> None:
     os.kill(server.pid_of("coordinator"), signal.SIGKILL)
 
 
-def kill_writer(server: Server, topic: str) -> None:
+def writer_of(server: Server, topic: str) -> int:
+    """The process of partition 0."""
+
     def found() -> list[int]:
         return [row["pid"] for row in server.processes("writer") if (row["topic"], row["partition"]) == (topic, 0)]
 
-    os.kill(wait_for(found, "the writer's process")[0], signal.SIGKILL)
+    return int(wait_for(found, "the writer's process")[0])
+
+
+def kill_writer(server: Server, topic: str) -> None:
+    os.kill(writer_of(server, topic), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("strike", [kill_coordinator, kill_writer])
@@ -204,7 +227,11 @@ def test_a_transaction_outlives_a_process(server: Server, make: str, strike: Cal
     assert committed(server, make, make) == 3
     one.begin_transaction()
     send(one, make, b"c")
+    one.abort_transaction(DEADLINE_S)
+    one.begin_transaction()
+    send(one, make, b"d")
     one.commit_transaction(DEADLINE_S)
+    assert read(server, make) == [b"a", b"d"] and read(server, make, number=1) == [b"b"]
     reader.close()
 
 
@@ -223,3 +250,42 @@ def test_a_restart_in_the_middle(server: Server, make: str) -> None:
     new.begin_transaction()
     send(new, make, b"c")
     new.commit_transaction(DEADLINE_S)
+    assert read(server, make) == [b"c"]
+
+
+def test_who_reads_committed_messages_gets_those_of_committed_transactions(server: Server, make: str) -> None:
+    one, other, plain = (
+        producer(server, new_id()),
+        producer(server, new_id()),
+        Producer({"bootstrap.servers": server.kafka}),
+    )
+    for to, values in ((one, (b"kept", b"-")), (other, (b"thrown", b"-"))):
+        to.begin_transaction()
+        send(to, make, *values)
+    plain.produce(make, b"plain", partition=0)
+    assert plain.flush(DEADLINE_S) == 0
+    assert read(server, make) == []
+    assert read(server, make, "read_uncommitted") == [b"kept", b"thrown", b"plain"]
+    one.commit_transaction(DEADLINE_S)
+    assert read(server, make) == [b"kept"]
+    other.abort_transaction(DEADLINE_S)
+    assert read(server, make) == [b"kept", b"plain"]
+    assert read(server, make, "read_uncommitted") == [b"kept", b"thrown", b"plain"]
+
+
+def test_a_coordinator_that_dies_between_the_decision_and_its_end(server: Server, make: str) -> None:
+    """The decision is durable, the writer has not written its marker: the next coordinator has it written."""
+    name = new_id()
+    one = producer(server, name)
+    one.begin_transaction()
+    send(one, make, b"a")
+    writer = writer_of(server, make)
+    os.kill(writer, signal.SIGSTOP)
+    try:
+        one.commit_transaction(DEADLINE_S)
+        assert state(server, name) == "PrepareCommit"
+        kill_coordinator(server, make)
+    finally:
+        os.kill(writer, signal.SIGCONT)
+    wait_for(lambda: state(server, name) == "CompleteCommit", "the end of the transaction", DEADLINE_S)
+    assert read(server, make) == [b"a"]
