@@ -222,6 +222,9 @@ class Transactions(Struct, frozen=True, rename=_TRANSACTION_NAMES):
         int, Meta(ge=1, le=OFFSET_MAX, description="a transactional id is forgotten when it was unused this long")
     ] = 7 * 86_400_000
     ids_max: Annotated[int, Meta(ge=1, le=100_000, description="most transactional ids")] = 20_000
+    open_ms_warn: Annotated[
+        int, Meta(ge=1, le=OFFSET_MAX, description="a transaction that is open for longer is a condition of `doctor`")
+    ] = 300_000
 
 
 class Groups(Struct, frozen=True):

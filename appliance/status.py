@@ -25,6 +25,8 @@ status needs no listener, no ZooKeeper and no free worker.  The object that :fun
      "reload": {"count", "error", "changed", "needs_restart"},  of the last one; rows of [key, value before, after]
      "disk": {"bytes_max", "free_bytes_min", "free_bytes_warn"},     of the configuration
      "clock": {"jump_ms", "believed", "kept_bytes"},       of a jump of the clock that is not believed; null without one
+     "transactions": {"ids", "open", "late", "oldest": {"id", "state", "since"} or null},   late: for too long open;
+                                                           the oldest one that is late; {} without a coordinator
      "retention": {"age": 0, "size": 0, "room": 0},  bytes that it has removed, by reason, since the coordinator's start
      "inputs": {"disk": {"type", "topic", "state", "listen", "addresses", "lines", "bytes", "messages", "refused",
                          "gaps", "sources", "trouble", "todo"}},   since the process of each began; what it waits for
@@ -89,6 +91,7 @@ NOTHING: dict[str, Any] = {
     "refused": [],
     "limits": [],
     "clock": None,
+    "transactions": {},
     "retention": {},
     "trash": {"topics": 0, "bytes": 0},
     "inputs": {},

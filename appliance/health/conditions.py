@@ -387,6 +387,17 @@ GROUP_LAGS = Condition(
     symptom="a report is late, a consumer lags",
     seen=f"committed offsets against the ends of the logs: {LAG_S} s or {LAG_MESSAGES:,} messages",
 )
+TRANSACTION_LATE = Condition(
+    *("TransactionLate", WARNING, "groups"),
+    "see why its producer does not end it, or `appliance transactions abort ID`; one that ends waits for a partition",
+    rule=Rule(
+        "appliance_transactions_late > 0",
+        "1m",
+        "{{ $value }} transactions of {{ $labels.instance }} stay open: readers of committed messages wait",
+    ),
+    symptom="who reads with isolation.level=read_committed gets nothing new",
+    seen="transactions that have been open for longer than transactions.open_ms_warn",
+)
 GROUPS_UNKNOWN = Condition(
     *("GroupsUnknown", WARNING, "groups", "`appliance groups list`, and this again when the machine is calm"),
     symptom="nobody knows how far groups are behind",
@@ -498,7 +509,7 @@ CONDITIONS: Final = (
     *(DISK_FULL, DISK_LOW, DISK_FILLS_UP, SHM_FULL, CLOCK_JUMPED, ZOOKEEPER_AWAY),
     *(LIMIT_REACHED, LIMIT_LOW, ACTION_REFUSED),
     *(PROCESS_HANGS, PROCESS_DIES, PROCESS_RESTARTED, PROCESS_WAITS, PROCESS_BUSY, PROCESS_SPINS),
-    *(CLIENTS_REFUSED, FLOOD, GROUP_LAGS, GROUP_LOST, GROUPS_UNKNOWN, INPUT_WAITS, INSECURE),
+    *(CLIENTS_REFUSED, FLOOD, GROUP_LAGS, GROUP_LOST, GROUPS_UNKNOWN, TRANSACTION_LATE, INPUT_WAITS, INSECURE),
     *(CERTIFICATE_EXPIRED, CERTIFICATE_EXPIRES, CERTIFICATE_UNUSABLE, CLOCK_FREE),
     *(REQUEST_ERRORS, SLOW_FLUSHES, ARENA_NEARLY_FULL),
 )

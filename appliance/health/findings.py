@@ -321,6 +321,23 @@ def _clock_jump(seen: Seen) -> Iterator[Finding]:
     yield _finding(of.CLOCK_JUMPED, what, "; ".join(filter(None, (why, when))), todo)
 
 
+def _transactions(seen: Seen) -> Iterator[Finding]:
+    assert seen.state is not None
+    found = seen.state.get("transactions") or {}
+    oldest = found.get("oldest")
+    if not oldest:
+        return
+    others = f", as are {found['late'] - 1} more" if found["late"] > 1 else ""
+    what = f"transaction {oldest['id']} stays open{others}"
+    open_for = f" for {duration(max(0, seen.now_s - oldest['since']))}" if seen.now_s is not None else ""
+    why = f"it is {oldest['state']}{open_for}: who reads committed messages gets nothing behind its beginning"
+    ending = oldest["state"].startswith("Prepare")
+    todo = f"see why a partition of it does not answer: {seen.command('transactions', 'describe', oldest['id'])}"
+    if not ending:
+        todo = f"end it in its producer, or {seen.command('transactions', 'abort', oldest['id'])}"
+    yield _finding(of.TRANSACTION_LATE, what, why, todo)
+
+
 def _zookeeper(seen: Seen) -> Iterator[Finding]:
     assert seen.state is not None
     zookeeper = seen.state["zookeeper"].get("state", "off")
@@ -659,6 +676,7 @@ RULES: Final[tuple[Rule, ...]] = (
         _disk,
         _shared_memory,
         _clock_jump,
+        _transactions,
         _zookeeper,
         _processes,
         _deaths,

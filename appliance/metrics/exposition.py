@@ -34,6 +34,11 @@ OTHERS: Final = "(others)"
 """No topic can be called that."""
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 STATES: Final = ("starting", "serving", "stopping")
+TRANSACTIONS: Final = {
+    "ids": "Transactional ids that are known.",
+    "open": "Transactions that are open, or end at the moment.",
+    "late": "Transactions that have been open for longer than transactions.open_ms_warn.",
+}
 INPUT_COUNTERS: Final = {
     "lines": "Lines that were read and are flushed",
     "bytes": "Bytes that were read and are flushed",
@@ -112,6 +117,9 @@ class Snapshot(Collector):
         about = "The wall clock minus the time by which ages are judged, while a jump is not believed; else 0."
         rows = [([], ((state.get("clock") or {}).get("jump_ms", 0)) / 1000)]
         yield _gauge("clock_jump_seconds", about, [], rows)
+        transactions = state.get("transactions", {})
+        for key, about in TRANSACTIONS.items():
+            yield _gauge(f"transactions_{key}", about, [], [([], transactions.get(key, 0))])
         about = "Listeners that other hosts reach without TLS and authentication."
         yield _gauge("insecure_listeners", about, [], [([], len(state.get("insecure", ())))])
 

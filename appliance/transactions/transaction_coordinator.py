@@ -210,7 +210,9 @@ class TransactionCoordinator:
         await asyncio.gather(*(self._forget(name, expiration_ms) for name in old[:EXPIRED_MAX]))
 
     async def _forget(self, transactional_id: str, expiration_ms: int) -> None:
-        entry = self._entries[transactional_id]
+        entry = self._entries.get(transactional_id)
+        if entry is None:
+            return
         async with entry.lock:
             idle = entry.transaction.idle(self.clock_ms()) > expiration_ms
             if idle and self._entries.get(transactional_id) is entry:

@@ -698,6 +698,7 @@ SHOWN_BY = {
     "CertificateExpired": "health/test_health.py::test_certificates_are_watched",
     "CertificateExpires": "health/test_health.py::test_certificates_are_watched",
     "ClockJumped": "behaviour/test_clock.py::test_an_operator_says_that_the_clock_is_right",
+    "TransactionLate": "clients/test_transactions.py::test_a_transaction_that_stays_open_is_named_with_its_remedy",
     "LimitLow": "behaviour/test_few_descriptors.py::test_few_descriptors_are_a_warning_before_anybody_lacks_one",
     "GroupLost": "cli/test_groups_commands.py::test_what_goes_before_a_group_has_read_it_is_said_before_and_after",
     "RequestErrors": "metrics/test_exposition.py::test_rules_and_dashboard_ask_for_what_there_is",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import signal
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -22,7 +24,8 @@ IDS = count(1)
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with Server(tmp_path_factory.mktemp("transactions") / "data", **{"zookeeper.nodes": 1}) as started:
+    settings = {"zookeeper.nodes": 1, "transactions.open_ms_warn": 3_000, "disk.check_ms": 200}
+    with Server(tmp_path_factory.mktemp("transactions") / "data", **settings) as started:
         started.wait_for_zookeeper()
         yield started
 
@@ -194,6 +197,24 @@ def test_people_see_transactions_and_abort_one(server: Server, make: str) -> Non
         assert name in {row["id"] for row in admin.transactions()}
     with pytest.raises(KafkaException):
         one.commit_transaction(DEADLINE_S)
+
+
+def test_a_transaction_that_stays_open_is_named_with_its_remedy(server: Server, make: str) -> None:
+    name = new_id()
+    one = producer(server, name)
+    one.begin_transaction()
+    send(one, make, b"a")
+    at = ("--data", str(server.data_dir))
+
+    def found() -> list[str]:
+        rows = run("doctor", "--json", *at).json
+        return [row["todo"] for row in rows if row["condition"] == "TransactionLate" and name in row["what"]]
+
+    (todo,) = wait_for(found, "the condition", DEADLINE_S)
+    (remedy,) = re.findall(r"`appliance (transactions abort [^`]*)`", todo)
+    succeeding(*shlex.split(remedy), "--yes")
+    wait_for(lambda: state(server, name) == "CompleteAbort", "the abort", DEADLINE_S)
+    wait_for(lambda: not found(), "the end of the condition", DEADLINE_S)
 
 
 def kill_coordinator(server: Server, topic: str) -> None:

@@ -42,6 +42,7 @@ STATE: dict[str, Any] = {
         | {"lines": 10, "bytes": 900, "messages": 9, "refused": 2, "gaps": 1},
     },
     "clock": {"jump_ms": -5_000, "believed": 9, "kept_bytes": 0},
+    "transactions": {"ids": 9, "open": 2, "late": 1, "oldest": {"id": "x", "state": "Ongoing", "since": 5}},
     "tls": {"error": "bad mode", "files": [{"key": "tls.certificate", "file": "/a.pem", "expires": 7.0}]},
     "damaged": {"web-1-0": [[100, 150, "0.log", 100, "CRC32C"], [200, 210, "0.log", 200, "CRC32C"]]},
 }
@@ -100,6 +101,7 @@ def test_numbers_arrive_under_their_names() -> None:
     removed = found["appliance_retention_removed_bytes_total"]
     assert removed == {(("reason", reason),): count for reason, count in (("age", 0), ("size", 6), ("room", 0))}
     assert found["appliance_clock_jump_seconds"] == {(): -5.0}
+    assert [found[f"appliance_transactions_{key}"][()] for key in ("ids", "open", "late")] == [9.0, 2.0, 1.0]
     assert found["appliance_process_restarts_total"][(("role", "network"),)] == 2
     assert found["appliance_process_restarts_total"][(("role", "coordinator"),)] == 0
     assert found["appliance_partitions"][(("state", "offline"),)] == 1

@@ -179,6 +179,7 @@ class Coordinator:
             send=lambda facts: self._send(Shown("cluster", facts)),
         )
         self._publishing = False
+        self._transactions_shown: dict[str, Any] = {}
         self._compose_topics(config)
         self._compose_apis(config, data_dir)
 
@@ -366,7 +367,7 @@ class Coordinator:
                 lambda: self._retention.run(self._config),
                 self._compaction.run,
                 self._groups.offsets.claims.tidy,
-                lambda: self._transactions.coordinator.expire(self._config.transactions.expiration_ms),
+                self._look_at_transactions,
                 self._expire,
             )
             for step in steps:
@@ -384,6 +385,15 @@ class Coordinator:
             except ApplianceError as error:
                 log.error("%s", error)
                 await asyncio.sleep(self._config.disk.check_ms / 1000)
+
+    async def _look_at_transactions(self) -> None:
+        """Forget ids that nobody uses, and say which transactions stay open."""
+        settings = self._config.transactions
+        report = self._transactions.report(settings.open_ms_warn)
+        if report != self._transactions_shown:
+            self._transactions_shown = report
+            self._send(Shown("transactions", report))
+        await self._transactions.coordinator.expire(settings.expiration_ms)
 
     async def _look_at_clock(self) -> None:
         """Compare the wall clock with the trusted time, which nothing is deleted without."""

@@ -57,11 +57,23 @@ class RegisteredTransactions:
             spawn=spawn,
         )
         self._loading = asyncio.Lock()
+        self._clock_ms = clock_ms
 
     def new_session(self) -> None:
         """A session of ZooKeeper works, perhaps a new one: what the former one knew may be another's now."""
         if self._store.stale:
             self.coordinator.unload()
+
+    def report(self, late_ms: int) -> dict[str, Any]:
+        """What ``status.py`` shows; ``late_ms``: the transactions that have been open for longer are late."""
+        opened = self.coordinator.open()
+        before_ms = self._clock_ms() - late_ms
+        late = sorted((one.started_ms, name) for name, one in opened.items() if one.started_ms < before_ms)
+        oldest = None
+        if late:
+            started_ms, name = late[0]
+            oldest = {"id": name, "state": opened[name].state.value, "since": started_ms / 1000}
+        return {"ids": len(self.coordinator.all()), "open": len(opened), "late": len(late), "oldest": oldest}
 
     async def load(self) -> None:
         """Take over what is stored, unless this session has done so; tries until it succeeds."""

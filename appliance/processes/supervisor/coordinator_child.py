@@ -57,7 +57,7 @@ class CoordinatorChild:
         self.zookeeper = {"connect": "", "state": "off"}
         if config.zookeeper.connect or config.zookeeper.nodes:
             self.zookeeper = {"connect": config.zookeeper.connect, "state": "connecting"}
-        self.shown: dict[str, Any] = {"clock": None, "retention": {}, "cluster": {}}
+        self.shown: dict[str, Any] = {"clock": None, "retention": {}, "cluster": {}, "transactions": {}}
         """What it has sent for status, by its key there."""
         self._fault: tuple[str, str] | None = None
         """Why it could not start, and what to do."""
