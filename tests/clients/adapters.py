@@ -405,7 +405,7 @@ def compiled(name: str, source: str, path: str) -> str:
 def java_classpath() -> str:
     """Of our programs, and Kafka's jars."""
     path = f"{KAFKA_JARS or jars('java', KAFKA_CLIENT)}/*"
-    for name in ("Client", "StaticMember", "AdminAll", "MadeAgain", "Transactional"):
+    for name in ("Client", "StaticMember", "AdminAll", "MadeAgain", "Transactional", "Transactions"):
         path = compiled(f"java-{name}", f"{name}.java", path)
     return path
 

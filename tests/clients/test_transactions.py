@@ -1,7 +1,8 @@
-"""Transactions of librdkafka against a real appliance: commit, abort, fencing, offsets, and deaths in the middle."""
+"""Transactions of real clients against a real appliance: commit, abort, fencing, offsets, and deaths in the middle."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import shlex
@@ -10,13 +11,18 @@ from collections.abc import Callable, Iterator
 from itertools import count
 
 import pytest
+from aiokafka import AIOKafkaProducer
+from aiokafka import TopicPartition as AioPartition
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from kafka import KafkaProducer, OffsetAndMetadata
+from kafka import TopicPartition as KafkaPythonPartition
 
 from appliance.client import Admin
 from appliance.errors import InvalidTransactionState, Unavailable, UnknownTransactionalId
 
 from ..support.command_line import run, succeeding
 from ..support.server import Server, wait_for
+from .adapters import java
 
 DEADLINE_S = 30.0
 IDS = count(1)
@@ -310,3 +316,59 @@ def test_a_coordinator_that_dies_between_the_decision_and_its_end(server: Server
         os.kill(writer, signal.SIGCONT)
     wait_for(lambda: state(server, name) == "CompleteCommit", "the end of the transaction", DEADLINE_S)
     assert read(server, make) == [b"a"]
+
+
+def kafka_python(bootstrap: str, topic: str) -> None:
+    one = KafkaProducer(bootstrap_servers=bootstrap, transactional_id=topic)
+    one.init_transactions()
+    for value, committing in ((b"a", True), (b"b", False), (b"c", True)):
+        one.begin_transaction()
+        one.send(topic, value, partition=0).get(DEADLINE_S)
+        one.send_offsets_to_transaction({KafkaPythonPartition(topic, 0): OffsetAndMetadata(len(value), "", -1)}, topic)
+        one.commit_transaction() if committing else one.abort_transaction()
+    one.close()
+
+
+def aiokafka(bootstrap: str, topic: str) -> None:
+    async def work() -> None:
+        one = AIOKafkaProducer(bootstrap_servers=bootstrap, transactional_id=topic)
+        await one.start()
+        for value, committing in ((b"a", True), (b"b", False), (b"c", True)):
+            await one.begin_transaction()
+            await one.send_and_wait(topic, value, partition=0)
+            await one.send_offsets_to_transaction({AioPartition(topic, 0): len(value)}, topic)
+            await (one.commit_transaction() if committing else one.abort_transaction())
+        await one.stop()
+
+    asyncio.run(asyncio.wait_for(work(), DEADLINE_S))
+
+
+@pytest.mark.parametrize("client", [kafka_python, aiokafka])
+def test_clients_in_python(server: Server, make: str, client: Callable[[str, str], None]) -> None:
+    client(server.kafka, make)
+    assert read(server, make) == [b"a", b"c"] and committed(server, make, make) == 1
+
+
+@pytest.mark.long
+def test_the_client_in_java(server: Server, make: str) -> None:
+    said = java("Transactions", server.kafka, make, f"{make}-java").split()
+    assert said == ["fenced", "15", "v0", "v2", "v3", "v5", "last"]
+
+
+@pytest.mark.long
+def test_kafkas_own_tool_sees_a_transaction_and_ends_it_in_a_partition(server: Server, make: str) -> None:
+    name = new_id()
+    one = producer(server, name)
+    one.begin_transaction()
+    send(one, make, b"a")
+
+    def tool(*words: str) -> str:
+        return java("org.apache.kafka.tools.TransactionsCommand", "--bootstrap-server", server.kafka, *words)
+
+    assert re.search(rf"^{name}\s+\d+\s+\d+\s+Ongoing", tool("list"), re.MULTILINE)
+    described = tool("describe", "--transactional-id", name)
+    assert "Ongoing" in described and f"{make}-0" in described
+    producers = tool("describe-producers", "--topic", make, "--partition", "0")
+    (start,) = re.findall(r"(\d+)\s*$", producers.strip())
+    tool("abort", "--topic", make, "--partition", "0", "--start-offset", start)
+    assert read(server, make) == [] and "None" in tool("describe-producers", "--topic", make, "--partition", "0")
