@@ -30,7 +30,7 @@ IDS = count(1)
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    settings = {"zookeeper.nodes": 1, "transactions.open_ms_warn": 3_000, "disk.check_ms": 200}
+    settings = {"zookeeper.nodes": 1, "transactions.open_ms_warn": 1_000, "disk.check_ms": 200}
     with Server(tmp_path_factory.mktemp("transactions") / "data", **settings) as started:
         started.wait_for_zookeeper()
         yield started
@@ -240,7 +240,7 @@ def kill_writer(server: Server, topic: str) -> None:
     os.kill(writer_of(server, topic), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("strike", [kill_coordinator, kill_writer])
+@pytest.mark.parametrize("strike", [pytest.param(kill_coordinator, marks=pytest.mark.long), kill_writer])
 def test_a_transaction_outlives_a_process(server: Server, make: str, strike: Callable[[Server, str], None]) -> None:
     name = new_id()
     one = producer(server, name)
