@@ -19,7 +19,7 @@ from appliance.client import Producer
 
 from ..spark.pipelines import access
 from ..support.command_line import run, succeeding
-from ..support.server import Server, wait_for
+from ..support.server import Server
 
 
 @pytest.fixture
@@ -112,10 +112,13 @@ def test_it_follows_until_ctrl_c(appliance: Server, filled: str) -> None:
 
 
 def test_a_signal_ends_a_query_at_once(appliance: Server, tmp_path: Path) -> None:
-    endless = "select count(*) from range(1000000000) a, range(1000000000) b where a.range * b.range = 7"
-    words = [sys.executable, "-m", "appliance", "sql", endless, "--connect", appliance.native]
-    with subprocess.Popen(words, env={**os.environ, "TMPDIR": str(tmp_path)}) as child:
-        wait_for(lambda: any(tmp_path.iterdir()), "the directory into which it spills")
+    endless = "select range from range(1000000000000) where range < 20000"
+    words = [sys.executable, "-m", "appliance", "sql", endless, "--json", "--connect", appliance.native]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, env={**os.environ, "TMPDIR": str(tmp_path)}) as child:
+        assert child.stdout is not None
+        for _ in range(10_000):
+            child.stdout.readline()
+        assert any(tmp_path.iterdir()), "the directory into which it spills"
         child.send_signal(signal.SIGTERM)
         assert child.wait(20) == 143
     assert not any(tmp_path.iterdir())
