@@ -62,8 +62,10 @@ _APACHE = re.compile(rf"[A-Z][a-z]{{2}} ({_MONTH}) ([ \d]?\d) (\d\d):(\d\d):(\d\
 _NUMBER = re.compile(r"\d{1,19}(\.\d*)?")
 _NAMED = re.compile(r"(\d{4}-?\d\d-?\d\d[T ][\d:.,]+) ?(?:([+-]\d\d:?\d\d) )?([A-Z]{1,5})")
 """ISO with a zone that ISO does not have: a blank before it, or an abbreviation, as PostgreSQL and Go write it."""
-_BLANK = re.compile(r"(\d{4}-\d\d-\d\d[T ][\d:.,]+) ([+-]\d\d:?\d\d)")
-_LEAP = re.compile(r"(\d\d:\d\d):60")
+_BLANK = re.compile(r"(\d{4}-\d\d-\d\d[T ][\d:.,]+) ([+-]\d\d(?::?\d\d)?)")
+"""A blank before a zone of hours and minutes, or of hours alone, as PostgreSQL writes most of them."""
+_LEAP = re.compile(r"(?:(?<![\d:])|(?<=\d{4}:))(\d\d:\d\d):60(?!\d)")
+"""Where the seconds stand: behind a day or, in access logs, a year and a colon, and before a fraction at most."""
 _ZONED = r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:?\d\d)$"
 _PLAIN = r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d{1,6})?$"
 Parse = Callable[[str, datetime, ZoneInfo], datetime | None]
