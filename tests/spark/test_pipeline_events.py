@@ -83,6 +83,47 @@ def test_secrets_are_redacted_in_events_and_in_dead_letters(tmp_path: Path) -> N
         transform(tmp_path, source=[{"topics": ["t"], "parsers": ["syslog"], "redact": [{"pattern": "("}]}])
 
 
+@pytest.mark.parametrize(
+    "pattern, line, redacted",
+    [
+        (r"user=\p{Han}+", "user=张伟 in", "*** in"),
+        (r"name=\p{L}+", "name=Müller in", "*** in"),
+        (r"stra\x{DF}e", "Hauptstraße 1", "Haupt*** 1"),
+        ("[äöü]", "Räder, ñandú, größer", "R***der, ñandú, gr***ßer"),
+        ("^.{4}", "Ärger", "***r"),
+    ],
+)
+def test_secrets_are_redacted_as_text(tmp_path: Path, pattern: str, line: str, redacted: str) -> None:
+    source = [{"topics": ["t"], "parsers": ["plain"], "redact": [{"pattern": pattern}]}]
+    for beside in ([], [b"\xff", None]):  # values that are no text change nothing
+        found = transform(tmp_path, source=source).run(batch([line.encode(), *beside]))
+        assert found.events.column("message").to_pylist() == [redacted]
+        assert found.dead.column("value").to_pylist() == beside
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r", "\r\r\n"])
+@pytest.mark.parametrize(
+    "parser, line",
+    [
+        ("syslog", "Oct 11 22:14:15 db-1 su: failed"),
+        ("dpkg", "2025-06-24 23:36:25 status installed libc:amd64 2.36"),
+        ("access", '10.0.0.1 - - [20/Nov/2026:10:00:00 +0000] "GET / HTTP/1.1" 200 5'),
+        ("logfmt", "level=info status=200"),
+        ("syslog5424", "<34>1 2026-11-20T10:00:00Z h s - - -"),
+        ("json", '{"message": "m", "level": "info"}'),
+        ("plain", "words"),
+        ("own", "took 5 ms"),
+    ],
+)
+def test_a_line_ends_anyhow(tmp_path: Path, parser: str, line: str, end: str) -> None:
+    own = {"kind": "regex", "pattern": r"^took (?P<message>\d+) ms$"}
+    made = transform(tmp_path, source=[{"topics": ["t"], "parsers": [parser]}], parser={"own": own})
+    (expected,) = made.run(batch([line.encode()])).events.to_pylist()
+    for lines in ([line + end], [line + end, "other\n"], ["other", line + end]):
+        events = made.run(batch([each.encode() for each in lines])).events.drop_columns(["offset"]).to_pylist()
+        assert {name: value for name, value in expected.items() if name != "offset"} in events
+
+
 def test_a_byte_order_mark_is_no_part_of_a_line(tmp_path: Path) -> None:
     source = [{"topics": ["t"], "parsers": ["json"]}]
     found = transform(tmp_path, source=source).run(batch([b'\xef\xbb\xbf{"message": "m"}', b'{"message": "n"}']))

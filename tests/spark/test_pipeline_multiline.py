@@ -76,3 +76,11 @@ def test_no_line_is_lost_or_doubled(lines: list[bytes], cuts: list[int]) -> None
     for _, count, value in found:
         assert count <= 4 and (count == 1 or len(value or b"") < 60)
         assert not any(line[:1].isdigit() for line in (value or b"").split(b"\n")[1:])
+
+
+def test_patterns_are_of_letters_and_lines_end_anyhow() -> None:
+    lines = ["Über\r".encode(), b"  more\r", "Änderung".encode(), b"  more\n", b"\xff\r\n"]
+    values = [value for _, _, value in joined(joiner(start=r"^\p{Lu}"), [batch(lines)])]
+    assert values == ["Über\n  more".encode(), "Änderung\n  more\n".encode() + b"\xff"]
+    alone = [value for _, _, value in joined(joiner(start=r"^\p{Lu}"), [batch([line]) for line in lines])]
+    assert alone == values, "whatever stands beside them"

@@ -31,6 +31,7 @@ from .multiline import LINES
 from .parsers import build
 from .settings import Lookup, Settings, Source
 from .times import EPOCH, MICROS, MICROS_MAX, within
+from .value_patterns import replaced
 
 PROVENANCE: Final = {
     "topic": pa.string(),
@@ -204,14 +205,14 @@ class _Redaction:
         self._rules = source.redact
         for rule in self._rules:
             try:
-                pc.replace_substring_regex(pa.array([b""]), rule.pattern, rule.replacement)
+                replaced(pa.array([b""]), rule.pattern, rule.replacement)
             except pa.ArrowInvalid as error:
                 raise BadValue(f"source.redact: pattern = {rule.pattern!r}: {error}") from None
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         values = batch.column("value")
         for rule in self._rules:
-            values = pc.replace_substring_regex(values, rule.pattern, rule.replacement)
+            values = replaced(values, rule.pattern, rule.replacement)
         return batch.set_column(batch.schema.get_field_index("value"), "value", values)
 
 
@@ -288,7 +289,7 @@ def _texts(values: pa.Array) -> tuple[pa.Array, pa.Array | None]:
     if values.null_count:
         none = pc.if_else(pc.is_null(values), "no value", pa.scalar(None, pa.string()))
         wrong = none if wrong is None else pc.coalesce(wrong, none)
-    if pc.any(pc.ends_with(texts, "\n")).as_py():
+    if pc.any(pc.or_(pc.ends_with(texts, "\n"), pc.ends_with(texts, "\r"))).as_py():
         texts = pc.utf8_rtrim(texts, "\r\n")
     if pc.any(pc.starts_with(texts, BOM)).as_py():
         texts = pc.if_else(pc.starts_with(texts, BOM), pc.utf8_slice_codeunits(texts, 1), texts)

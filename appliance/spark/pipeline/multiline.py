@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from ...errors import BadValue
 from .columns import as_mask
 from .settings import Multiline, Settings
+from .value_patterns import matching
 
 LINES = "lines"
 
@@ -35,7 +36,7 @@ class Joiner:
         self.active = any(self._rules.values())
         for rule in filter(None, self._rules.values()):
             try:
-                pc.match_substring_regex(pa.array([b""]), rule.start)
+                matching(pa.array([b""]), rule.start)
             except pa.ArrowInvalid as error:
                 raise BadValue(f"source.multiline: start = {rule.start!r}: {error}") from None
         self._open: pa.Table | None = None
@@ -58,7 +59,7 @@ class Joiner:
     def _join(self, part: pa.Table, rule: Multiline) -> Iterator[pa.RecordBatch]:
         rows = part if self._open is None else pa.concat_tables([self._open, part])
         rows = rows.set_column(rows.column_names.index("value"), "value", _without_breaks(rows.column("value")))
-        starts = as_mask(pc.match_substring_regex(rows.column("value"), rule.start).combine_chunks())
+        starts = as_mask(matching(rows.column("value").combine_chunks(), rule.start))
         starts[0] = True
         firsts = _bounded(np.flatnonzero(starts), rows, rule)
         self._open = rows.slice(int(firsts[-1]))
@@ -84,7 +85,7 @@ def _by_partition(rows: pa.Table) -> Iterator[pa.Table]:
 
 
 def _without_breaks(values: pa.ChunkedArray) -> pa.ChunkedArray:
-    if pc.any(pc.ends_with(values, b"\n")).as_py():
+    if pc.any(pc.or_(pc.ends_with(values, b"\n"), pc.ends_with(values, b"\r"))).as_py():
         return pc.replace_substring_regex(values, r"[\r\n]+$", "")
     return values
 
