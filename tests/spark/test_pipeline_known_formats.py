@@ -35,6 +35,35 @@ def test_syslog_as_files_hold_it() -> None:
     assert only("syslog", "Nov 20 01:02:03 web-1 kernel: [ 1.5] two: parts")["message"] == "[ 1.5] two: parts"
 
 
+@pytest.mark.parametrize(
+    ("line", "host", "service", "pid", "message"),
+    [
+        ("Nov 20 10:00:00 h last message repeated 3 times", "h", None, None, "last message repeated 3 times"),
+        ("Nov 20 10:00:00 2001:db8::1 sshd[1]: x", "2001:db8::1", "sshd", 1, "x"),
+        ("Nov 20 10:00:00 ::1 su: x", "::1", "su", None, "x"),
+        ("Nov 20 10:00:00 h syslogd 1.4.1: restart.", "h", None, None, "syslogd 1.4.1: restart."),
+        ("<13>Nov 20 10:00:00 h no tag here", "h", None, None, "no tag here"),
+        ("Nov 20 10:00:00 h app[worker-1]: x", "h", "app", None, "app[worker-1]: x"),
+        ("Nov 20 10:00:00 h sandboxd[129] ([31211]): deny", "h", "sandboxd", 129, "sandboxd[129] ([31211]): deny"),
+        ("2026-11-20T10:00:00Z h message repeated 2 times: [ x]", "h", None, None, "message repeated 2 times: [ x]"),
+    ],
+)
+def test_syslog_as_programs_write_it_in_their_own_ways(
+    line: str, host: str, service: str | None, pid: int | None, message: str
+) -> None:
+    usual = "<34>Nov 20 10:00:00 other su: usual"
+    for lines in ([line], [usual, line], [line, "no line of syslog", usual]):
+        found = parse("syslog", *lines)
+        assert found.matched.to_pylist() == [each != "no line of syslog" for each in lines]
+        at = lines.index(line)
+        of = {name: column[at].as_py() for name, column in found.columns.items()}
+        assert (of["host"], of["service"], of["pid"], of["message"]) == (host, service, pid, message)
+        assert (of["time"].hour, of["level"]) == (10, "notice" if line.startswith("<13>") else None)
+        if usual in lines:
+            assert found.columns["message"][lines.index(usual)].as_py() == "usual"
+            assert found.columns["level"][lines.index(usual)].as_py() == "crit"
+
+
 def test_syslog5424() -> None:
     line = '<165>1 2003-10-11T22:14:15.003Z h.example.com app 7 ID47 [a@1 k="v\\]" l="m"][b] \ufeffAn event'
     assert only("syslog5424", line) == {
@@ -64,6 +93,15 @@ def test_access() -> None:
     assert found["time"] == datetime(2026, 10, 10, 11, 55, 36, tzinfo=UTC) and found["agent"] == 'curl \\"7\\"'
     common = only("access", '::1 - - [10/Oct/2026:13:55:36 +0000] "\\x16\\x03" 400 -')
     assert "method" not in common and common["message"] == "\\x16\\x03" and common["level"] == "warning"
+
+
+@pytest.mark.parametrize("agent", ["curl", 'cu\\"rl'])
+def test_a_user_may_have_blanks_and_forge_nothing(agent: str) -> None:
+    rest = f'[10/Oct/2026:13:55:36 +0000] "GET /real HTTP/1.1" 200 5 "-" "{agent}"'
+    assert only("access", f"10.0.0.1 - Jane Doe {rest}")["user"] == "Jane Doe"
+    forged = "x [01/Jan/2000:00:00:00 +0000] \\x22GET /forged HTTP/1.1\\x22 200 5"
+    found = only("access", f"10.0.0.1 - {forged} {rest}")
+    assert (found["user"], found["path"], found["time"].year) == (forged, "/real", 2026)
 
 
 def test_dpkg_and_alternatives() -> None:
@@ -106,6 +144,35 @@ def test_nginx_error() -> None:
     assert plain["level"] == "notice" and "client" not in plain and "connection" not in plain
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        'FastCGI sent in stderr: "PHP message: no, client: 198.51.100.66, server: x, request: "GET /fake HTTP/1.1"" '
+        "while reading response header from upstream",
+        'open() "/srv/, client: 198.51.100.66, server: x" failed (2: No such file or directory)',
+        'upstream said: "no, client: 198.51.100.66"',
+    ],
+)
+def test_what_an_upstream_or_a_path_says_is_no_client(said: str) -> None:
+    real = 'client: 192.0.2.2, server: s, request: "GET /real HTTP/1.1"'
+    for end in (
+        "",
+        ', host: "h"',
+        ', upstream: "http://u/", host: "h", referrer: "http://r/"',
+        ', upstream: "http://cut',
+    ):
+        found = only("nginx_error", f"2026/11/20 10:00:00 [error] 12#13: *7 {said}, {real}{end}")
+        assert (found["client"], found["path"]) == ("192.0.2.2", "/real")
+
+
+@pytest.mark.parametrize("client", ["2001:db8::1", "fe80::1", "::1", "192.0.2.1"])
+def test_apache_writes_a_port_since_2_4(client: str) -> None:
+    old = only("apache_error", f"[Fri Nov 20 10:00:00 2026] [error] [client {client}] File does not exist")
+    assert old["client"] == client
+    new = "[Fri Nov 20 10:00:00.123456 2026] [core:error] [pid 1]"
+    assert only("apache_error", f"{new} [client {client}:55512] AH1: x")["client"] == client
+
+
 def test_apache_error() -> None:
     line = (
         "[Fri Nov 20 10:00:00.123456 2026] [core:error] [pid 12:tid 34] (13)Permission denied: [client ::1:555] AH1: no"
@@ -133,6 +200,16 @@ def test_postgresql() -> None:
         ("2026-11-20T10:00:00.000Z  WARN 77 --- [shop] [ main] o.x.Y : no", "o.x.Y"),
         ("2026-11-20 10:00:00,000 [myid:] - WARN  [main:o.a.z.Server@12] - no", "o.a.z.Server"),
         ("26/11/20 10:00:00 WARN SparkContext: no", "SparkContext"),
+        ("2026-11-20 10:00:00,000 - WARN  [QuorumPeer[myid=1]/0:0:0:0:0:0:0:0:2181:o.Fast@774] - no", "o.Fast"),
+        (
+            "2026-11-20 10:00:00,000 - WARN  [/10.10.34.11:3888:QuorumCnxManager$Listener@493] - no",
+            "QuorumCnxManager$Listener",
+        ),
+        (
+            "20-Nov-2026 10:00:00.000 WARN [main] org.apache.catalina.startup.Catalina.start no",
+            "org.apache.catalina.startup.Catalina",
+        ),
+        ("[2026-11-20 10:00:00,000] WARN [Broker id=1] no (kafka.server.KafkaServer)", "kafka.server.KafkaServer"),
     ],
 )
 def test_java(line: str, logger: str) -> None:

@@ -5,7 +5,7 @@
     access              nginx and Apache, common and combined: client, user, method, path, status, bytes, ...
     nginx_error, apache_error   the error logs of these: client, pid, ...
     postgresql          what PostgreSQL writes with its own log_line_prefix, or Debian's
-    java                Log4j, Logback and Spring Boot in their usual patterns: thread, logger, exception
+    java                Log4j, Logback, Spring Boot, Tomcat, Kafka in their usual patterns: thread, logger, exception
     dpkg, alternatives  what Debian's tools write to /var/log: action, state, package, version, ...
 
 The groups of the two hot formats are cut out at computed positions (``text_slices``); a test compares them with the
@@ -36,15 +36,22 @@ FACILITIES: Final = pa.array(
     ]
 )
 _TIME3164 = r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,6})?|\d{4}-\d\d-\d\dT\S+"
-_SYSLOG_HEAD = rf"^(?:<(?P<pri>\d{{1,3}})>)?(?P<time>{_TIME3164}) (?P<host>[^\s:\[\]]+) (?P<service>[^\s\[:]+)"
+_IPV6 = r"[0-9A-Fa-f.]*:[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*"
+_SYSLOG_TIME = rf"^(?:<(?P<pri>\d{{1,3}})>)?(?P<time>{_TIME3164}) "
+_SYSLOG_HEAD = rf"{_SYSLOG_TIME}(?P<host>[^\s:\[\]]+|{_IPV6}) (?P<service>[^\s\[:]+)"
 _SYSLOG_TAIL = r"^(?:\[(?P<pid>\d+)\])?:"
 SYSLOG: Final = _SYSLOG_HEAD + r"(?:\[(?P<pid>\d+)\])?: ?(?P<message>(?s:.*))$"
+_SYSLOG_UNTAGGED = (
+    rf"{_SYSLOG_TIME}(?P<host>[^\s:\[\]]+|{_IPV6}) (?P<message>"
+    r"(?:(?P<service>[^\s\[\]:]+)\[(?:(?P<pid>\d+)|[^\]]*[^\]\d][^\]]*)\](?s:.*))|(?s:.*))$"
+)
+"""What programs write in their own ways behind the host: all of it is the message, also a tag that it begins with."""
 SYSLOG5424: Final = (
     r"^<(?P<pri>\d{1,3})>1 (?P<time>\S+) (?P<host>\S+) (?P<service>\S+) (?P<pid>\S+) "
     r'(?P<msgid>\S+) (?P<structured>-|(?:\[[^ \]="]+(?: [^ \]="]+="(?:[^"\\\]]|\\.)*")*\])+)'
     r"(?: \x{FEFF}?(?P<message>(?s:.*)))?$"
 )
-_ACCESS_HEAD = r"^(?P<client>\S+) \S+ (?P<user>\S+) \[(?P<time>[^\]]+)\] "
+_ACCESS_HEAD = r"^(?P<client>\S+) \S+ (?P<user>[^\"\n]+?) \[(?P<time>[^\]]+)\] "
 _ACCESS_MIDDLE = r" (?P<status>\d{3}) (?P<bytes>\d+|-)"
 ACCESS: Final = (
     _ACCESS_HEAD + r'"(?P<request>(?:[^"\\]|\\.)*)"' + _ACCESS_MIDDLE + r'(?: "(?P<referer>(?:[^"\\]|\\.)*)" '
@@ -55,10 +62,14 @@ _NGINX_ERROR = (
     r"^(?P<time>\d{4}/\d\d/\d\d \d\d:\d\d:\d\d) \[(?P<level>\w+)\] (?P<pid>\d+)#\d+: "
     r"(?:\*(?P<connection>\d+) )?(?P<message>(?s:.*))$"
 )
-_NGINX_REQUEST = r', client: (?P<client>[^,\s]+)(?:, server: [^,]*)?(?:, request: "(?P<request>[^"]*)")?'
+_NGINX_REQUEST = (
+    r', client: (?P<client>[^,\s]+)(?:, server: [^,"]*)?(?:, request: "(?P<request>[^"]*)")?'
+    r'(?:, (?:subrequest|upstream|host|referrer|login): "[^"]*")*(?:, bytes from/to \w+:\d+/\d+)*(?:, \w+: "[^"]*)?$'
+)
+"""What nginx adds at the end, up to where it cuts the line: a text before it may look alike, as that of an upstream."""
 _APACHE_ERROR = (
     r"^\[(?P<time>[^\]]+)\] \[(?:\w*:)?(?P<level>\w+)\](?: \[pid (?P<pid>\d+)(?::tid \d+)?\])?"
-    r"(?: (?P<cause>\(\d+\)[^:\[]+:))?(?: \[(?:client|remote) (?P<client>[^\]]+?)(?::\d+)?\])? (?P<message>(?s:.*))$"
+    r"(?: (?P<cause>\(\d+\)[^:\[]+:))?(?: \[(?:client|remote) (?P<client>[^\]]+)\])? (?P<message>(?s:.*))$"
 )
 _POSTGRESQL = (
     r"^(?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,6})? \S+) \[(?P<pid>\d+)\] "
@@ -67,13 +78,18 @@ _POSTGRESQL = (
     r"(?P<message>(?s:.*))$"
 )
 _JAVA = (
-    r"^(?P<time>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?|"
-    r"\d\d/\d\d/\d\d \d\d:\d\d:\d\d)\s+"
+    r"^\[?(?P<time>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?|"
+    r"\d\d/\d\d/\d\d \d\d:\d\d:\d\d|\d\d-[A-Z][a-z]{2}-\d{4} \d\d:\d\d:\d\d\.\d{1,6})\]?\s+"
     r"(?:\[(?P<thread>[^\]]*)\]\s+)?(?:- )?"
     r"(?P<level>TRACE|DEBUG|INFO|WARN|WARNING|ERROR|FATAL|SEVERE|FINE|FINER|FINEST|CONFIG)\s+(?P<message>(?s:.*))$"
 )
 _JAVA_LOGGER = r"^(?:\d+ --- )?(?:\[[^\]]*\]\s+)*(?P<logger>[\w.$/]+)(?:\s+-|\s*:)\s"
-_JAVA_BRACKETS = r"^\[(?:[^\]:]*:)?(?P<logger>[\w.$]+)@\d+\] - "
+_JAVA_BRACKETS = r"^\[(?:.*?[:\s])?(?P<logger>[\w.$]+)@\d+\] - "
+_JAVA_METHOD = r"^\[[^\]]*\] (?P<logger>(?:[a-z]\w*\.)+[A-Z][\w$]*)\.[\w$<>]+\s"
+"""Tomcat's: the class, and the method that says it."""
+_JAVA_END = r"^[^\n]*\((?P<logger>[\w$]+(?:\.[\w$]+)+)\)(?:\n|$)"
+"""Kafka's: at the end of the line."""
+_JAVA_LOGGERS = (_JAVA_LOGGER, _JAVA_BRACKETS, _JAVA_METHOD, _JAVA_END)
 _JAVA_THROWN = r"(?m)^(?:\S+: )?(?P<exception>(?:[a-z]\w*\.)+[A-Z][\w$]*(?:Exception|Error|Throwable))\b"
 _DPKG = (
     r"^(?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?P<message>(?:startup \S+ \S+)|"
@@ -104,6 +120,23 @@ def extract_syslog(lines: pa.Array) -> tuple[pa.Array, Groups]:
     some = starts < whole.stops
     starts[some] += whole.bytes[starts[some]] == BLANK
     return pa.array(hit), {**groups, **tail, "message": whole.cut(starts, whole.stops)}
+
+
+def extract_any_syslog(lines: pa.Array) -> tuple[pa.Array, Groups]:
+    """As :func:`extract_syslog`, and lines that have no tag and colon where that expects them."""
+    matched, groups = extract_syslog(lines)
+    hit = as_mask(matched)
+    left = np.flatnonzero(~hit)
+    untagged, more = extract_groups(lines.take(pa.array(left)), _SYSLOG_UNTAGGED) if len(left) else (matched, {})
+    if not len(left) or not untagged.true_count:
+        return matched, groups
+    index = np.full(len(lines), -1, np.int64)
+    index[left] = np.arange(len(left))
+    place = pa.array(index, mask=index < 0)
+    nothing = pa.nulls(len(lines), pa.string())
+    joined = {name: pc.if_else(hit, groups.get(name, nothing), each.take(place)) for name, each in more.items()}
+    hit[left] = as_mask(untagged)
+    return pa.array(hit), joined
 
 
 def _lengths(texts: pa.Array) -> np.ndarray:
@@ -193,7 +226,10 @@ def _nginx_error(columns: Groups) -> Groups:
 
 
 def _apache_error(columns: Groups) -> Groups:
-    cause = columns.pop("cause")
+    """Takes the port from the client: 2.4 writes one, and the process before it; before that there was neither."""
+    cause, client = columns.pop("cause"), columns["client"]
+    has_port = pc.or_(pc.is_valid(columns["pid"]), pc.equal(pc.count_substring(client, ":"), 1))
+    columns["client"] = pc.if_else(has_port, pc.replace_substring_regex(client, r":\d+$", ""), client)
     message = pc.if_else(
         pc.is_valid(cause),
         pc.binary_join_element_wise(cause, columns["message"], " ", null_handling="skip"),
@@ -213,7 +249,7 @@ def _postgresql_levels(texts: pa.Array) -> pa.Array:
 
 def _java(columns: Groups) -> Groups:
     message = columns["message"]
-    loggers = [_found(message, pattern)["logger"] for pattern in (_JAVA_LOGGER, _JAVA_BRACKETS)]
+    loggers = [_found(message, pattern)["logger"] for pattern in _JAVA_LOGGERS]
     return columns | {"logger": pc.coalesce(*loggers)} | _found(message, _JAVA_THROWN)
 
 
@@ -245,7 +281,7 @@ _REQUESTED = _texts("client", "method", "path", "protocol")
 _NUMBERED = {"pid": integers, "level": levels}
 FORMATS: Final[dict[str, Format]] = {
     "syslog": Format(
-        extract_syslog,
+        extract_any_syslog,
         ("rfc3164", "iso"),
         _texts("facility") | _PID,
         {"pid": integers, "pri": integers},
@@ -290,7 +326,7 @@ FORMATS: Final[dict[str, Format]] = {
     ),
     "java": Format(
         partial(extract_groups, pattern=_JAVA),
-        ("iso", "%y/%m/%d %H:%M:%S"),
+        ("iso", "%y/%m/%d %H:%M:%S", "%d-%b-%Y %H:%M:%S.%f"),
         _texts("thread", "logger", "exception"),
         {"level": levels},
         _java,
