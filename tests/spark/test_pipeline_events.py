@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from appliance.errors import BadValue
 from appliance.spark.pipeline.events import Transform, by_topic
 from appliance.spark.pipeline.settings import parse
+from appliance.spark.pipeline.table_files import directory
 from appliance.spark.pipeline.times import MICROS
 
 RECEIVED = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -222,3 +224,27 @@ def test_stamps_of_producers_may_be_anything(tmp_path: Path) -> None:
     found = transform(tmp_path).run(tamed)
     assert [stamp.year for stamp in found.dead.column("timestamp").to_pylist()] == [1970, 9000]
     assert len(found.events) == 1
+
+
+def test_a_value_that_names_no_directory_is_a_dead_letter(tmp_path: Path) -> None:
+    """It would end the pipeline for good: its micro-batch is committed when the directory is made."""
+    hosts = ["web-1", "x" * 300, "山" * 28, "山" * 27, "x" * 250, "x" * 251]
+    rows = [json.dumps({"host": host, "message": "m"}).encode() for host in hosts]
+    source = [{"topics": ["t"], "parsers": ["json"]}]
+    for form, kept in (("parquet", ["web-1", "山" * 27, "x" * 250]), ("delta", hosts)):
+        output = {"path": "out", "format": form, "partition_by": ["host"]}
+        found = transform(tmp_path, source=source, output=output).run(batch(rows))
+        assert found.events.column("host").to_pylist() == kept
+        assert set(found.dead.column("reason").to_pylist()) <= {"host is too long for the name of a directory"}
+        for host in kept if form == "parquet" else []:
+            (tmp_path / directory({"host": host})).mkdir()
+
+
+def test_columns_that_differ_by_case_are_refused(tmp_path: Path) -> None:
+    columns = {"status": "int", "Status": "string"}
+    with pytest.raises(BadValue, match="'status' and 'Status' differ by their case only"):
+        transform(
+            tmp_path,
+            source=[{"topics": ["t"], "parsers": ["own"]}],
+            parser={"own": {"kind": "json", "columns": columns}},
+        )

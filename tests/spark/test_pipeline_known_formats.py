@@ -219,6 +219,20 @@ def test_java(line: str, logger: str) -> None:
     assert "exception" not in only("java", line)
 
 
+@pytest.mark.parametrize(
+    ("parser", "line", "column"),
+    [
+        ("syslog5424", "<165>1 2026-11-20T10:00:00Z h app worker-1 ID - m", "pid"),
+        ("access", '192.0.2.1 - - [20/Nov/2026:10:00:00 +0000] "GET / HTTP/1.1" 200 99999999999999999999', "bytes"),
+    ],
+)
+def test_a_field_that_is_no_number_is_null_and_counted(parser: str, line: str, column: str) -> None:
+    found = parse(parser, line, "no line of it")
+    assert found.columns[column].to_pylist() == [None, None]
+    counted = {reason: wrong.tolist() for reason, wrong in found.nulled.items()}
+    assert counted == {f"{parser}: {column} is not a number": [True, False]}
+
+
 # ---- the formats that are cut out at positions, against their regular expressions
 
 PIECES = {

@@ -33,6 +33,19 @@ def test_quotes_of_every_kind() -> None:
     assert only("app", "ms=NaN a=it's", Parser(kind="logfmt", columns={"ms": "float", "a": "string"})) == {"a": "it's"}
 
 
+def test_a_cut_line_keeps_what_there_is_of_its_last_field() -> None:
+    own = Parser(kind="logfmt", columns={"a": "string"})
+    for line, value in (
+        ('x=1 a="could not open the file, since', "could not open the file, since"),
+        ("a='could not open", "could not open"),
+        (r'a="a \"b\" c', 'a "b" c'),
+        (r'a="ends in \"', 'ends in "'),
+        ('a="ends in \\', "ends in \\"),
+        ('a="', ""),
+    ):
+        assert only("app", line, own).get("a", "") == value
+
+
 def test_renamed_fields_and_the_rest() -> None:
     own = Parser(kind="logfmt", columns={"code": Column(type="int", field="status")}, rest="more")
     assert only("app", 'status=7 x=1 y="a b" x=2 message=m', own) == {

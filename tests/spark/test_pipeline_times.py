@@ -117,3 +117,14 @@ def test_many_different_times_are_parsed_as_a_whole_and_one_bad_one_spoils_nothi
 def test_times_that_nobody_can_reckon_with_are_none(text: str) -> None:
     many: list[str | None] = [f"2026-01-01T00:00:00.{number:06d}Z" for number in range(2000)]
     assert parsed([text]) == [None] and parsed([*many, text])[-1] is None
+
+
+@pytest.mark.parametrize("style", ["%Y w%W", "%Y-%U %H:%M"])
+def test_a_format_that_tells_no_day_is_refused(style: str) -> None:
+    with pytest.raises(ValueError, match="tells no day"):
+        Times([style], "UTC")
+
+
+def test_a_format_with_a_week_and_its_day_is_read() -> None:
+    assert parsed(["2026 w46 5"], ["%Y w%W %u"]) == [datetime(2026, 11, 20, tzinfo=UTC)]
+    assert parsed(["2026-W47-5"], ["%G-W%V-%u"]) == [datetime(2026, 11, 20, tzinfo=UTC)]

@@ -30,6 +30,7 @@ from .columns import COMMON, LineParser
 from .multiline import LINES
 from .parsers import build
 from .settings import Lookup, Settings, Source
+from .table_files import directory
 from .times import EPOCH, MICROS, MICROS_MAX, within
 from .value_patterns import replaced
 
@@ -43,6 +44,8 @@ PROVENANCE: Final = {
 CALENDAR: Final = {"date": pa.string(), "hour": pa.int32()}
 DAY_US: Final = 86_400_000_000
 HOUR_US: Final = 3_600_000_000
+NAME_BYTES_MAX: Final = 255
+"""Of a file, on the file systems of Linux."""
 REASON_CHARACTERS_MAX: Final = 200
 COLUMN_ERRORS: Final = "column_errors"
 ASKED_FOR: Final = {"line": pa.string(), COLUMN_ERRORS: pa.string(), LINES: pa.int32()}
@@ -101,6 +104,8 @@ class Transform:
             columns = columns | dict.fromkeys(self._lookups[-1].columns, pa.string())
         self.schema = pa.schema(list(columns.items()))
         _check_columns(settings, self.schema)
+        # A file system's; an object store and the log of a Delta table name no directories.
+        self._directories = settings.output.partition_by if settings.output.format == "parquet" else ()
 
     def run(self, batch: pa.RecordBatch) -> Outcome:
         """Convert records of one topic, with the columns key, value, topic, partition, offset, timestamp."""
@@ -132,7 +137,12 @@ class Transform:
         if COLUMN_ERRORS in self.schema.names:
             columns[COLUMN_ERRORS] = _column_errors(faults, len(lines))
         self._finish(columns, source)
-        return Lines(batch, columns, pc.is_valid(names), reasons, faults)
+        good = pc.is_valid(names)
+        for name in self._directories:
+            if (long := _too_long(name, columns[name])) is not None:
+                reasons = pc.if_else(long, f"{name} is too long for the name of a directory", reasons)
+                good = pc.and_not(good, long)
+        return Lines(batch, columns, good, reasons, faults)
 
     def _parse(
         self, parsers: list[LineParser], lines: pa.Array, unreadable: pa.Array | None, received: datetime
@@ -232,6 +242,18 @@ def _nulled(faults: Faults, columns: Mapping[str, pa.Array]) -> pa.Table:
     return pa.table({**rows, "reason": pa.array(reasons, pa.string())})
 
 
+def _too_long(name: str, column: pa.Array) -> pa.Array | None:
+    """Whether no directory can be named by a value; None if each can."""
+    longest = pc.max(pc.binary_length(column)).as_py() or 0
+    if 3 * longest + len(name) + 1 <= NAME_BYTES_MAX:  # each byte takes three at most
+        return None
+    encoded = column.cast(pa.string()).dictionary_encode()
+    names = [directory({name: value}) for value in encoded.dictionary.to_pylist()]
+    return pc.fill_null(
+        pa.array([len(each) > NAME_BYTES_MAX for each in names], pa.bool_()).take(encoded.indices), False
+    )
+
+
 def _unite(known: dict[str, pa.DataType], fields: Mapping[str, pa.DataType], who: str) -> None:
     for name, kind in fields.items():
         if name in PROVENANCE or name in CALENDAR or name in ASKED_FOR:
@@ -241,6 +263,15 @@ def _unite(known: dict[str, pa.DataType], fields: Mapping[str, pa.DataType], who
 
 
 def _check_columns(settings: Settings, schema: pa.Schema) -> None:
+    lower: dict[str, str] = {}
+    for name in schema.names:
+        if (other := lower.setdefault(name.lower(), name)) != name:
+            raise BadValue(
+                f"columns {other!r} and {name!r} differ by their case only, which Delta, Spark and SQL do not tell "
+                "apart: give one of them another name, as columns = { other = { field = "
+                f'"{name}" }} }}'
+            )
+
     def check(name: str, where: str) -> None:
         if name not in schema.names:
             raise BadValue(f"{where}: there is no column {name!r}: there are {', '.join(schema.names)}")

@@ -2,7 +2,8 @@ r"""Parses logfmt: ``key=value key="a value with blanks" key='another'``.
 
 Fields are split in all lines of a batch at once: quotes, blanks and equals signs are searched in their bytes, and each
 field goes to its column by its key.  Lines with backslashes, apostrophes or odd quotes are split by a regular
-expression, one by one.  Words without an equals sign are no fields.  Of fields with one key the last one counts.
+expression, one by one.  A quote that a cut line does not close goes to its end.  Words without an equals sign are no
+fields.  Of fields with one key the last one counts.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ from .times import Times
 QUOTE, BLANK, EQUALS, BACKSLASH, APOSTROPHE, TAB, NEWLINE = b"\" =\\'\t\n"
 _PAIRS = re.compile(
     r"""(?<![^ \t\n])(?:"([^"=]+)"|([^ \t\n="']+))="""
-    r"""("[^"\\]*(?:\\.[^"\\]*)*"|'[^'\\]*(?:\\.[^'\\]*)*'|[^ \t\n"]*)""",
+    r"""("[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|'[^'\\]*(?:\\.[^'\\]*)*(?:'|\\?\Z)|[^ \t\n"]*)""",
     re.DOTALL,
 )
+_CLOSED = re.compile(r"""(["'])(?:[^\\]|\\.)*\1""", re.DOTALL)
 _ESCAPED = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
 _MEANT: Final = {"n": "\n", "t": "\t", "r": "\r"}
 
@@ -180,7 +182,8 @@ def _split_each(lines: Sequence[str | None]) -> Pairs:
 
 def _unquoted(text: str) -> str:
     if text[:1] in ('"', "'"):
-        return _ESCAPED.sub(_meant, text[1:-1])
+        closed = _CLOSED.fullmatch(text)
+        return _ESCAPED.sub(_meant, text[1:-1] if closed else text[1:])
     return text
 
 

@@ -55,6 +55,8 @@ class Regex:
                 faults.add("time is not a time", _lost(columns[name], no_dash(group)), dead=True)
             else:
                 columns[name] = self.convert.get(name, no_dash)(group)
+                if name in self.convert and pa.types.is_integer(self.fields.get(name, pa.string())):
+                    faults.add(f"{name} is not a number", _lost(columns[name], no_dash(group)), dead=False)
         return faults.parsed(as_mask(matched), self.after(columns))
 
 

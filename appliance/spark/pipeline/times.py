@@ -293,6 +293,8 @@ def _strptime(wanted: str) -> Parse:
     if "%Z" in plain:
         raise ValueError(f"{wanted!r}: %Z is understood at the end only")
     directives = set(re.findall(r"%[-]?(.)", plain))
+    if directives & set("UW") and not directives & set("aAwudjcxD"):
+        raise ValueError(f"{wanted!r}: the number of a week tells no day: add that of the week, as %u, %a or %w")
     has_year, has_day = directives & set("YyGcxD"), directives & set("djcxDUWV")
     tried = plain if has_year else f"%Y {plain}"
     datetime.strptime(EPOCH.strftime(tried), tried)  # raises ValueError for what is no format
