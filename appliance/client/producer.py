@@ -72,7 +72,7 @@ from .troubles import Trouble
 
 logger = logging.getLogger(__name__)
 
-_delivery = tuple.__new__
+_delivery = tuple.__new__  # twice as fast as the constructor of a NamedTuple
 
 
 class Producer:

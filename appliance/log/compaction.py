@@ -55,7 +55,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from ..durable_files import SYSTEM, File, System, remove_file, replace_file, write_at
-from ..errors import ClientFault, SegmentMissing, StorageFault
+from ..errors import ClientFault, StorageFault
 from ..records.batch import CODEC_MASK, HEADER_BYTES, TRANSACTIONAL, BatchInfo, restamp
 from ..records.compression import NONE
 from ..records.holes import emptied, is_hole
@@ -65,7 +65,7 @@ from .files import COMPACTED_SUFFIX, COMPACTION_STATE, compacted_path, index_pat
 from .index import Builder, entry_in
 from .index import ends as index_ends
 from .index_check import IndexCheck
-from .recovery import is_retired, read_index
+from .recovery import check_retired, read_index
 from .segment import headers, scan
 from .transactions import Outcomes
 
@@ -516,9 +516,8 @@ def _opened(directory: Path, base: int, limit: int) -> File | None:
     try:
         return File(path)
     except FileNotFoundError:
-        if is_retired(directory, limit):
-            return None
-        raise SegmentMissing(str(path)) from None
+        check_retired(path, limit)
+        return None
 
 
 def remove_unfinished(directory: Path, system: System = SYSTEM) -> None:

@@ -31,13 +31,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from ..durable_files import File
-from ..errors import ClientFault, CorruptLog, OffsetOutOfRange, SegmentMissing, StorageFault
+from ..errors import ClientFault, CorruptLog, OffsetOutOfRange, StorageFault
 from ..records.batch import ATTRIBUTES_AT, EMPTIED
 from ..wire.requests import FileRange
 from .files import INDEX_SUFFIX, LOG_SUFFIX, NAME_DIGITS
 from .index import Entry, IndexFile
 from .page_cache import LogFile
-from .recovery import is_retired
+from .recovery import check_retired
 from .segment import has_header, headers
 from .transactions import ENTRY_BYTES as ABORTED_BYTES
 from .transactions import Aborted, aborted_path, indexed, unpack
@@ -361,9 +361,8 @@ class LogReader:
         try:
             return self._files.get(path, SegmentFile)
         except FileNotFoundError:
-            if is_retired(self._directory, limit):
-                raise
-            raise SegmentMissing(path) from None
+            check_retired(path, limit)
+            raise
 
     def _index(self, base: int) -> IndexFile | None:
         """The index of a segment; None without one that can be opened."""

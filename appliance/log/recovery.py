@@ -64,7 +64,7 @@ import msgspec
 from crc32c import crc32c
 
 from ..durable_files import SYSTEM, File, System, copy_range, remove_file, replace_file, sync_directory, write_at
-from ..errors import CorruptLog, StorageFault
+from ..errors import CorruptLog, SegmentMissing, StorageFault
 from . import files
 from .files import COMPACTION_STATE, LOG_SUFFIX, base_of, index_path, log_path
 from .index import Builder, Entry, ends
@@ -147,6 +147,20 @@ def is_retired(directory: Path, end: int) -> bool:
     except OSError:
         return False
     return start is not None and start >= end
+
+
+def check_retired(path: Path | str, end: int) -> None:
+    """Tell a segment file that retention has removed from one that is lost.
+
+    Args:
+        path: of the file, which is not there.
+        end: of the segment.
+
+    Raises:
+        SegmentMissing: it is lost.
+    """
+    if not is_retired(Path(path).parent, end):
+        raise SegmentMissing(str(path))
 
 
 class RecoveryPoint(Point):

@@ -93,7 +93,7 @@ class BatchInfo(NamedTuple):
 
 
 _unpack_header = HEADER.unpack_from
-_info = tuple.__new__
+_info = tuple.__new__  # twice as fast as the constructor of a NamedTuple
 
 
 def check(buffer: memoryview, start: int, stop: int, bytes_max: int) -> BatchInfo:

@@ -292,7 +292,7 @@ def _records(data: bytes, base: int, info: BatchInfo, append_time: int | None, h
     count, first_timestamp, span = info.count, info.first_timestamp, info.span
     last = -1 if span > count else None
     records: list[Record] = []
-    new = tuple.__new__
+    new = tuple.__new__  # twice as fast as the constructor of a NamedTuple
     position = 0
     for index in range(count):
         length = data[position]

@@ -38,10 +38,11 @@ from .batch import (
     EMPTIED,
     HEADER,
     HEADER_BYTES,
-    LENGTH_END,
     MAGIC,
+    MAGIC_AT,
     BatchInfo,
     place,
+    read_header,
 )
 from .encode import varint
 from .varints import read_unsigned
@@ -135,21 +136,19 @@ def check_hole(buffer: memoryview, start: int, stop: int) -> BatchInfo | None:
     """The header of the hole that is the first batch in ``buffer[start:stop]``; None if that is anything else."""
     if stop - start < HEADER_BYTES:
         return None
-    _, length, _, magic, crc, attributes, last_delta, first, last, producer, epoch, sequence, count = (
-        HEADER.unpack_from(buffer, start)
-    )
-    size = length + LENGTH_END
+    info = read_header(buffer, start)
     if (
-        magic != MAGIC
-        or attributes not in (CONTROL, EMPTIED)
-        or not HEADER_BYTES <= size <= stop - start
-        or count not in (0, 1)
-        or last_delta != (0 if attributes == EMPTIED else count - 1)
-        or producer != -1
-        or crc32c(buffer[start + ATTRIBUTES_AT : start + size]) != crc
+        buffer[start + MAGIC_AT] != MAGIC
+        or info.attributes not in (CONTROL, EMPTIED)
+        or not HEADER_BYTES <= info.size <= stop - start
+        or info.count not in (0, 1)
+        or info.span != (1 if info.attributes == EMPTIED else info.count)
+        or info.producer_id != -1
+        or crc32c(buffer[start + ATTRIBUTES_AT : start + info.size])
+        != int.from_bytes(buffer[start + CRC_AT : start + ATTRIBUTES_AT], "big")
     ):
         return None
-    return BatchInfo(size, count, last, first, producer, epoch, sequence, attributes, last_delta + 1)
+    return info
 
 
 def is_hole(info: BatchInfo) -> bool:

@@ -1,8 +1,8 @@
 """Imports kafka-python's protocol package, and not its clients.
 
-``import kafka.protocol`` runs ``kafka/__init__.py``, which imports three clients that nothing here uses: 100 modules
-more, and two thirds of the time.  Groups wait for it after a restart.  So an empty package stands in for ``kafka``
-while its parts are imported.
+``import kafka.protocol`` runs ``kafka/__init__.py``, which imports three clients that nothing here uses: 146 modules
+instead of 43, and 0.49 s instead of 0.25 s on a busy core.  Groups wait for it after a restart.  So an empty package
+stands in for ``kafka`` while its parts are imported.
 """
 
 from __future__ import annotations
