@@ -35,6 +35,7 @@ status needs no listener, no ZooKeeper and no free worker.  The object that :fun
      "limits": [{"limit", "process", "value", "in_use", "since", "advice"}],         limits reached now
      "low": [{"limit", "value", "allows", "advice"}],     of the machine, below what the configuration allows
      "strays": ["web-0"],                         directories of partitions that belong to no topic
+     "uncompacted": [{"log", "since", "reason"}],        logs of compacted topics whose last pass has failed
      "removals": [{"topic", "partitions", "whole"}],     deletions in progress; not whole: the topic stays
      "failed_start": {"at", "exit_status", "message", "remedy"},    null when it runs, or has ended in order
      "killed": false,                             whether it has ended without stopping; false while it runs
@@ -98,6 +99,7 @@ NOTHING: dict[str, Any] = {
     "low": [],
     "refusals": {},
     "strays": [],
+    "uncompacted": [],
     "refusals_recent": {},
     "version": None,
     "started": None,

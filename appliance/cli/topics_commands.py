@@ -86,6 +86,8 @@ def list_(data: Data = None, connect: Connect = None, as_json: Json = False) -> 
 def describe(name: Name, data: Data = None, connect: Connect = None, as_json: Json = False) -> None:
     """Show a topic's settings and the first and last offset of each partition.
 
+    Of a compacted topic also the share of each log that no pass of compaction has seen (dirty_ratio).
+
     [b]Example[/b]
 
         appliance topics describe web --data /tmp/box
@@ -99,11 +101,10 @@ def describe(name: Name, data: Data = None, connect: Connect = None, as_json: Js
         return
     for setting, value in sorted(found[0]["settings"].items()):
         output.say(f"{setting}={value}")
-    output.print_rows(
-        found[0]["partitions"],
-        ["partition", "leader", "start", "end", "bytes", "messages", "state"],
-        title=name,
-    )
+    columns = ["partition", "leader", "start", "end", "bytes", "messages", "state"]
+    if any("dirty_ratio" in row for row in found[0]["partitions"]):
+        columns.append("dirty_ratio")
+    output.print_rows(found[0]["partitions"], columns, title=name)
 
 
 @app.command()

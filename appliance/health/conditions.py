@@ -210,6 +210,11 @@ PARTITION_OPENING = Condition(
     symptom="a partition is not there yet",
     seen="its table, and what the supervisor opens",
 )
+UNCOMPACTED = Condition(
+    *("CompactionFails", WARNING, "disk", VERIFY),
+    symptom="a compacted topic grows and grows",
+    seen="the last pass over its log has failed; it is tried again at each `disk.check_ms`",
+)
 DISK_FULL = Condition(
     *("DiskFull", CRITICAL, "disk", ROOM),
     exit_status=NOT_NOW,
@@ -505,7 +510,7 @@ INPUT_WAITS = Condition(
 
 CONDITIONS: Final = (
     *(DOWN, NOT_SERVING, COORDINATOR_AWAY, FILE_DAMAGED, OFFSETS_LOST, BROKER_ID_TAKEN, LEADERS_AWAY),
-    *(PARTITIONS_FOREIGN, PARTITION_OFFLINE, PARTITION_DAMAGED, PARTITION_OPENING),
+    *(PARTITIONS_FOREIGN, PARTITION_OFFLINE, PARTITION_DAMAGED, PARTITION_OPENING, UNCOMPACTED),
     *(DISK_FULL, DISK_LOW, DISK_FILLS_UP, SHM_FULL, CLOCK_JUMPED, ZOOKEEPER_AWAY),
     *(LIMIT_REACHED, LIMIT_LOW, ACTION_REFUSED),
     *(PROCESS_HANGS, PROCESS_DIES, PROCESS_RESTARTED, PROCESS_WAITS, PROCESS_BUSY, PROCESS_SPINS),

@@ -229,6 +229,21 @@ def _inputs(seen: Seen) -> Iterator[Finding]:
     yield from _bounded(found, "inputs wait")
 
 
+def _uncompacted(seen: Seen) -> Iterator[Finding]:
+    """Logs that are damaged are named as such; here is why the others are not compacted."""
+    assert seen.state is not None
+    found = [
+        _finding(
+            of.UNCOMPACTED,
+            f"{row['log']} cannot be compacted",
+            row["reason"],
+            f"{seen.command('log', 'verify', row['log'])} says whether its files are sound; it is tried again",
+        )
+        for row in seen.state.get("uncompacted", ())
+    ]
+    yield from _bounded(found, "logs cannot be compacted")
+
+
 def _in_state(seen: Seen, state: str) -> list[str]:
     return sorted(name for name, (one, _) in seen.partitions.items() if one == state)
 
@@ -671,6 +686,7 @@ RULES: Final[tuple[Rule, ...]] = (
         _state,
         _cluster,
         _partitions,
+        _uncompacted,
         _inputs,
         _limits,
         _disk,

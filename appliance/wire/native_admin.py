@@ -45,7 +45,8 @@
 
     ACL             {resource, name, pattern, principal, host, operation, permission}: Kafka's words as text
     FILTER          as ACL, all optional; pattern "Match": rules about the resource ``name``
-    PARTITION       {partition, leader, start, end, bytes, messages, state}
+    PARTITION       {partition, leader, start, end, bytes, messages, state, dirty_ratio?}; the last one is the
+                    share of a compacted log that no pass has seen, as of the last look of the broker that stores it
     TRASHED         {name, id, partitions, bytes, deleted_ms, until_ms, pending}; pending: its deletion goes on
     MEMBER          {id, client, host, partitions: [[topic, partition]]}
     TRANSACTION     {id, state: Kafka's word, producer_id, epoch, timeout_ms, open_ms: since when it is open, nil: it

@@ -31,6 +31,7 @@ from appliance.addresses import parse_addresses
 from appliance.client import Producer
 from appliance.health import bad_days
 from appliance.health.conditions import CONDITIONS, CONNECTIONS, DIES_AGAIN, LAG_MESSAGES
+from appliance.log.files import COMPACTED_SUFFIX
 
 from ..cli.test_statuses import alone
 from ..support.certificates import make_certificates
@@ -59,7 +60,7 @@ def ill(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     settings["console.anonymous"] = True
     (files / "watched").mkdir()
     settings |= {"inputs.a.type": "files", "inputs.a.include": f"{files}/watched/*.log", "inputs.a.topic": "a"}
-    settings["inputs.a.scan_ms"] = 200
+    settings |= {"inputs.a.scan_ms": 200, "disk.check_ms": 500}
     with Server(files / "data", **{"zookeeper.nodes": 1}, **settings) as server:
         server.wait_for_zookeeper()
         succeeding("topics", "create", "web", "--data", str(server.data_dir))
@@ -217,6 +218,30 @@ def flooding(server: Server) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def uncompactable(server: Server) -> Iterator[None]:
+    """Method: where a pass removes what the one before has left, there is something that it cannot remove."""
+    small = ("segment.bytes=4096", "cleanup.policy=compact", "min.cleanable.dirty.ratio=0.01")
+    succeeding("topics", "create", "kept", *(word for one in small for word in ("--setting", one)), *at(server))
+    obstacle = server.data_dir / "kept-0" / f"{0:020}.log{COMPACTED_SUFFIX}"
+    obstacle.mkdir()
+    for _ in range(8):
+        succeeding("produce", "kept", "--key", "k", *at(server), stdin=b"x" * 2_000 + b"\n")
+    yield
+    (row,) = succeeding("topics", "describe", "kept", "--json", *at(server)).json["partitions"]
+    assert row["dirty_ratio"] == 1.0, "nothing of it is compacted"
+    obstacle.rmdir()
+    described = ("topics", "describe", "kept")
+    wait_for(lambda: succeeding(*described, "--json", *at(server)).json["partitions"][0]["dirty_ratio"] < 1, "a pass")
+    assert "dirty_ratio" in succeeding(*described, *at(server)).out
+
+
+def look_at_it(server: Server, row: Row) -> None:
+    """The remedy says that the files are sound."""
+    (verify,) = commands_in(row["todo"])
+    assert carry_out(verify).status == 0
+
+
 def show_the_flood(server: Server, row: Row) -> None:
     """The remedy says who they are."""
     (described,) = commands_in(row["todo"])
@@ -342,6 +367,7 @@ CASES = {
     "ProcessHangs": Case(hanging, "network hangs", continue_it),
     "ZooKeeperAway": Case(without_quorum, "no quorum", continue_it),
     "ClientsRefused": Case(refusing, "clients are refused: certificate", passes=True),
+    "CompactionFails": Case(uncompactable, "kept-0 cannot be compacted", look_at_it),
     "Flood": Case(flooding, "floods the listeners", show_the_flood),
     "CertificateUnusable": Case(open_to_others, "server.key", close_the_key),
     "ProcessRestarted": Case(dying, "console was started again", passes=True),

@@ -97,6 +97,7 @@ USES = {
     ("processes/supervisor/status_report.py", "StatusReport.__init__"): SHOWN,
     ("processes/supervisor/status_report.py", "StatusReport.write"): SHOWN,
     ("cli/diagnosis/report_command.py", "report"): SHOWN,
+    ("processes/supervisor/compactions.py", "Compactions.on_done"): SHOWN,
     ("metrics/alerting.py", "Alerting._look"): SHOWN,
     ("metrics/alerting.py", "Delivery.__init__"): "how old an alert is: after a jump one that waits is given up",
     ("cli/offsets_command.py", "offsets"): "what an age and a time of today mean to whoever asks",

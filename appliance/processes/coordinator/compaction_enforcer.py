@@ -124,6 +124,8 @@ class CompactionEnforcer:
         self._show = show
         self._turns = Turns()
         self._shown: dict[str, Any] = {}
+        self.rows: dict[str, dict[str, Any]] = {}
+        """What the last look has found, by the name of the partition."""
 
     async def run(self) -> None:
         """Measure the partitions that :class:`RetentionEnforcer` has measured just now, and order one compaction."""
@@ -144,6 +146,7 @@ class CompactionEnforcer:
                 due.append(Due(_order(key, dirt, settings, now_ms), dirt.ratio, state.ended_ms))
             if _has_old_active(segments, self._clock.written_ms(born_ms), settings, now_ms):
                 self._partitions.roll(*key)
+        self.rows = rows
         if due:
             self._partitions.compact(self._turns.choose(due))
         if rows or self._shown:

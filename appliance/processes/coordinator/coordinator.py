@@ -224,6 +224,14 @@ class Coordinator:
             *(self._broker, self._kafka_groups, self._groups, transactions, self._authorizer, elements_max)
         )
         self._measurements = Measurements(data_dir, partitions, topics, brokers, wall_ms)
+        self._retention = RetentionEnforcer(
+            *(data_dir, topics, partitions, self._trash, self._clock, UnreadBy(registry)),
+            on_removed=lambda removed: self._send(Shown("retention", removed)),
+        )
+        self._compaction = CompactionEnforcer(
+            *(data_dir, topics, partitions, self._retention, self._clock),
+            show=lambda rows: self._send(Shown("compaction", rows)),
+        )
         self._native = NativeApi(
             self._broker,
             topics,
@@ -236,16 +244,9 @@ class Coordinator:
             self._known_groups,
             self._trash,
             transactions,
+            self._compaction,
         )
         self._expiry = Expiry(registry, self._groups.offsets, brokers.coordinates, self._clock)
-        self._retention = RetentionEnforcer(
-            *(data_dir, topics, partitions, self._trash, self._clock, UnreadBy(registry)),
-            on_removed=lambda removed: self._send(Shown("retention", removed)),
-        )
-        self._compaction = CompactionEnforcer(
-            *(data_dir, topics, partitions, self._retention, self._clock),
-            show=lambda rows: self._send(Shown("compaction", rows)),
-        )
         self._change_log = ChangeLog(self._audit, self._broker.take_unread)
         self._refusal_log = RefusalLog(self._audit)
         self._kafka.on_answer = self._on_kafka_answer

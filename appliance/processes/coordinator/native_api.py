@@ -71,6 +71,7 @@ from ...wire.native_admin import (
 from ...wire.requests import ADMIN_API
 from ...wire.sockets import LOCAL_SOCKET
 from ...zookeeper import login
+from .compaction_enforcer import CompactionEnforcer
 from .known_groups import KnownGroups
 from .measuring import Measured, Measurements
 from .partitions import Partitions
@@ -186,8 +187,9 @@ class NativeApi:
         known_groups: KnownGroups,
         trash: Trash,
         transactions: TransactionCoordinator,
+        compaction: CompactionEnforcer,
     ) -> None:
-        self._trash = trash
+        self._trash, self._compaction = trash, compaction
         self._broker, self._clock, self._known_groups = broker, clock, known_groups
         self._topics = topics
         self._partitions = partitions
@@ -319,7 +321,9 @@ class NativeApi:
             }
             here = self._broker.broker_id in topic.partitions[partition]
             state = self._partitions.state(*key) if here else "elsewhere"
-            rows.append(row | {"state": state})
+            compacted = self._compaction.rows.get(f"{topic.name}-{partition}")
+            ratio = {"dirty_ratio": compacted["dirty_ratio"]} if compacted is not None else {}
+            rows.append(row | {"state": state} | ratio)
         own = self._topics.settings(topic).as_kafka()
         return {"name": topic.name, "settings": own, "own": topic.settings, "partitions": rows}
 

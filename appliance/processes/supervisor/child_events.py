@@ -162,7 +162,6 @@ class ChildEvents:
                 return
             case messages.LogCompacted():
                 self._compactions.on_done(message)
-                return
             case messages.LogFull(reason):
                 self._hosted.on_full(child.key, reason)
             case messages.Offline(reason):

@@ -23,7 +23,7 @@ import time
 from bisect import bisect_right
 from functools import partial
 from pathlib import Path
-from typing import Final, assert_never
+from typing import Any, Final, assert_never
 
 import msgspec
 
@@ -34,6 +34,7 @@ from ...log.files import offset_at
 from ...names import TopicPartition
 from ...shared import memory
 from ...shared.table import SegmentTable
+from ..clock import wall_s
 from ..control import Channel
 from ..messages import (
     TO_COMPACTOR,
@@ -80,6 +81,8 @@ class Compactions:
         self._hosted, self._children = hosted, children
         self._workers, self._coordinator, self._writers = workers, coordinator, writers
         self._order: CompactLog | None = None
+        self._failed: dict[TopicPartition, tuple[float, str]] = {}
+        """The logs whose last pass has failed: since when, and why."""
         self.role = Role("compactor", "start the compactor", children, actions, self._prepare)
 
     def compact(self, order: CompactLog) -> None:
@@ -111,7 +114,10 @@ class Compactions:
     def on_done(self, message: LogCompacted) -> None:
         if message.error:
             logger.error("%s-%d cannot be compacted: %s", *message.partition, message.error)
+            since_s = self._failed.get(message.partition, (wall_s(),))[0]
+            self._failed[message.partition] = since_s, message.error
         else:
+            self._failed.pop(message.partition, None)
             logger.info("%s-%d was compacted: %s", *message.partition, message.counts)
 
     def on_end(self, child: Child) -> None:
@@ -119,8 +125,15 @@ class Compactions:
         self._order = None
         self.role.on_end(child)
 
+    def failures(self) -> list[dict[str, Any]]:
+        """The logs that cannot be compacted, for ``status``; not those whose topics are not compacted any more."""
+        compacted = self._coordinator.shown.get("compaction", {})
+        named = sorted((f"{topic}-{number}", row) for (topic, number), row in self._failed.items())
+        return [{"log": name, "since": since_s, "reason": why} for name, (since_s, why) in named if name in compacted]
+
     def drop(self, partition: TopicPartition) -> None:
         """End the compaction of a partition whose files are about to change."""
+        self._failed.pop(partition, None)
         if self._order is not None and self._order.partition == partition:
             self.role.kill(partition)
             if partition not in self.role:

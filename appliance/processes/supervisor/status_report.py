@@ -19,6 +19,7 @@ from ..clock import now_ms, wall_s
 from .actions import Actions
 from .certificates import Certificates
 from .children import Children
+from .compactions import Compactions
 from .coordinator_child import CoordinatorChild
 from .hosted import Hosted
 from .inputs import Inputs
@@ -90,6 +91,7 @@ class StatusReport:
         inspection: Inspection,
         inputs: Inputs,
         refusals: Refusals,
+        compactions: Compactions,
     ) -> None:
         self.state = "starting"
         self.listeners: dict[str, str] = {}
@@ -106,7 +108,7 @@ class StatusReport:
         self._instance, self._hosted, self._children, self._actions = instance, hosted, children, actions
         self._workers, self._writers, self._coordinator, self._nodes = workers, writers, coordinator, nodes
         self._notifier, self._certificates = notifier, certificates
-        self._inspection, self._inputs = inspection, inputs
+        self._inspection, self._inputs, self._compactions = inspection, inputs, compactions
         self._refusals = refusals
         self._foreign: dict[str, int] = {}
         self._save = actions.define("write state.json", lambda _: self.write())
@@ -164,6 +166,7 @@ class StatusReport:
             "reload": self.reloads.last,
             **self._partitions(),
             "strays": self._inspection.strays,
+            "uncompacted": self._compactions.failures(),
             "refused": self._actions.rows(),
             "limits": self._limits(),
             "low": self.low,

@@ -312,7 +312,7 @@ class Supervisor:
             self._instance,
             *(hosted, children, actions, self._workers, self._writers, self._coordinator, self._nodes),
             self._notifier,
-            *(Reloads(config), self._certificates, self._inspection, self._inputs, refusals),
+            *(Reloads(config), self._certificates, self._inspection, self._inputs, refusals, self._compactions),
         )
         self._close_in_children(lock_fd)
 
