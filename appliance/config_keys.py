@@ -185,11 +185,11 @@ def read_file(path: Path) -> Iterator[tuple[str, object, int]]:
         values, text = _read_toml(path)
     except OSError as error:
         raise BadValue(f"{path}: cannot be read: {error.strerror}") from None
-    lines = _lines_of(text)
+    lines = lines_of(text)
     return ((name, value, lines.get(name, 0)) for name, value in _flatten(values))
 
 
-def _lines_of(text: str) -> dict[str, int]:
+def lines_of(text: str) -> dict[str, int]:
     """The lines, from 1, on which dotted names get their values, as people write them: one on each line."""
     found: dict[str, int] = {}
     table = ""

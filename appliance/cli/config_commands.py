@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from ..config import KEYS, Config, load
 from ..config_keys import Key
+from ..errors import ConfigFault
 from ..input_settings import TABLE, TYPE_KEYS, kind_of, values_of
+from ..owners import acting_as_owner
 from . import output
+from .asking import DryRun
+from .config_file import differences, replace_config, with_key
+from .health_commands import ask_to_reload
 from .service_commands import ConfigFile, Overrides
-from .target import Json
+from .target import Data, Json
 
-app = typer.Typer(no_args_is_help=True, help="Show and check the configuration.")
+app = typer.Typer(no_args_is_help=True, help="Show, check and change the configuration.")
 TEXT_COLUMN = 44
+
+
+def _complete_name(incomplete: str) -> list[str]:
+    return [name for name in KEYS if name.startswith(incomplete)]
 
 
 @app.command()
@@ -55,6 +66,64 @@ def check(config: ConfigFile = None, settings: Overrides = None, as_json: Json =
         output.print_json({"config": str(config or ""), "right": True, "keys": len(KEYS), "changed": changed})
     else:
         output.say(f"{config or 'configuration'}: right, {changed} of {len(KEYS)} keys differ from their defaults")
+
+
+@app.command(name="set", context_settings={"ignore_unknown_options": True})  # -1 is a value
+def set_(
+    key: Annotated[
+        str, typer.Argument(metavar="KEY", autocompletion=_complete_name, help="A key, such as topics.retention.ms.")
+    ],
+    value: Annotated[str, typer.Argument(metavar="VALUE", help="Its value, also with a unit: 7d, 1GiB.")],
+    config: Annotated[
+        Path,
+        typer.Option(
+            "--config", metavar="FILE.toml", readable=False, help="The file to change; made if there is none."
+        ),
+    ],
+    dry_run: DryRun = False,
+    data: Data = None,
+    as_json: Json = False,
+) -> None:
+    """Set one key in a configuration file, check all of it, and with --data let the running appliance take it.
+
+    Nothing is written when the value is wrong. Comments, and everything else in the file, stay. What a running
+    appliance cannot take is named, and waits for its restart.
+
+    [b]Examples[/b]
+
+        appliance config set topics.retention.ms 14d --config /etc/appliance/appliance.toml --data /var/lib/appliance
+
+        appliance config set kafka.listen 127.0.0.1:9092 --config appliance.toml --dry-run
+    """
+    with acting_as_owner(config.absolute().parent):
+        text = config.read_text() if config.exists() else ""
+        before = load(config if config.exists() else None)
+        wanted = load(config if config.exists() else None, [f"{key}={value}"])
+        known = wanted.flat()
+        new = with_key(text, key, toml_value(known[key]))
+        changed = differences(before, wanted)
+        if not dry_run and changed:
+            _write_set(config, new, wanted)
+    rows = [{"key": name, "before": was, "now": now} for name, (was, now) in changed.items()]
+    output.print_rows(rows, ["key", "before", "now"], as_json=as_json)
+    if not changed and not as_json:
+        output.remark(f"{key} has this value already")
+    if data is not None and changed and not dry_run:
+        ask_to_reload(data, quiet=as_json)
+
+
+def _write_set(config: Path, text: str, wanted: Config) -> None:
+    """Write the text if it means what is wanted.
+
+    Raises:
+        ConfigFault: it does not; nothing has changed.
+    """
+
+    def check(path: Path) -> None:
+        if differences(load(path), wanted):
+            raise ConfigFault(f"{config} cannot be changed without changing more: edit it by hand")
+
+    replace_config(config, text, check)
 
 
 def lines(chosen: Config) -> Iterator[str]:

@@ -75,8 +75,8 @@ def reload(data: Data = None, as_json: Json = False) -> None:
     ask_to_reload(data, as_json=as_json)
 
 
-def ask_to_reload(data: Path | None, *, as_json: bool = False) -> None:
-    """Let an appliance reload, wait until it has, and print what has changed."""
+def ask_to_reload(data: Path | None, *, as_json: bool = False, quiet: bool = False) -> None:
+    """Let an appliance reload, wait until it has, and print what has changed, unless ``quiet``."""
     directory = running_dir(data)
     state = _state(directory)
     if state is None or state.get("state") != "serving":
@@ -90,6 +90,8 @@ def ask_to_reload(data: Path | None, *, as_json: bool = False) -> None:
         time.sleep(LOOK_S)
     if last["error"]:
         raise BadValue(f"nothing has changed: {last['error']}")
+    if quiet:
+        return
     if as_json:
         output.print_json({name: last[name] for name in ("changed", "needs_restart")})
         return

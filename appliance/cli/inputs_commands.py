@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..config import load
-from ..durable_files import replace_file
 from ..errors import BadValue, ConfigFault, InvalidRequest
 from ..input_settings import TABLE, TYPES
 from ..owners import acting_as_owner
 from . import output
 from .config_commands import toml_value
+from .config_file import replace_config
 from .health_commands import ask_to_reload
 from .service_commands import ConfigFile, Overrides
 from .target import Connect, Data, Json, address, cluster, data_dir, running_dir
@@ -130,29 +130,13 @@ def add(
             raise InvalidRequest(f"{config} has an input {chosen_name!r} already: name this one with --name")
         table = "".join(f"{key} = {toml_value(value)}\n" for key, value in values)
         new = f"{text.rstrip()}\n\n[{TABLE}.{chosen_name}]\n{table}".lstrip()
-        _replace(config, new)
+        replace_config(config, new)
     if as_json:
         output.print_json({"config": str(config), "input": chosen_name, "reloaded": data is not None})
     else:
         output.say(f"{config}: [{TABLE}.{chosen_name}]")
     if data is not None:
         ask_to_reload(data)
-
-
-def _replace(config: Path, text: str) -> None:
-    """Replace a configuration by a text that was found right; its owner and mode stay.
-
-    Raises:
-        ConfigFault: the text is wrong; nothing has changed.
-    """
-    before = config.stat() if config.exists() else None
-    replace_file(
-        config,
-        text.encode(),
-        mode=0o644 if before is None else before.st_mode & 0o777,
-        owner=None if before is None else (before.st_uid, before.st_gid),
-        check=load,
-    )
 
 
 # ---- the ledger

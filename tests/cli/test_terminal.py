@@ -204,6 +204,11 @@ CASES: dict[str, list[list[str]]] = {
     "log dump": [["{partition}"], ["{partition}", "--records"], ["{partition}", "--records", "--json"]],
     "log verify": [["{partition}"], ["{partition}", "--json"], [f"/nowhere/{HOSTILE}"]],
     "log repair": [[f"/nowhere/{HOSTILE}"], ["{partition}"]],
+    "config set": [
+        ["log.level", HOSTILE, "--config", "{config}"],
+        [HOSTILE, "1", "--config", f"{{data}}-{'x'}.toml"],
+        ["broker.host", HOSTILE, "--config", "{data}-x.toml", "--dry-run"],
+    ],
     "config show": [["--config", "{config}"]],
     "config check": [["--config", "{config}"], ["--config", f"/nowhere/{HOSTILE}"]],
     "pipeline run": [["{pipeline}"]],

@@ -322,6 +322,7 @@ TRIED: dict[str, list[Words]] = {
     "log dump": [of("log", "dump", "web-0", "--records", "--data", "DATA"), of("log", "dump", "WEB")],
     "log verify": [of("log", "verify", "--data", "DATA"), of("log", "verify", "WEB")],
     "log repair": [of("log", "repair", "--data", "DATA"), of("log", "repair", "--cut", "--dry-run", "--data", "DATA")],
+    "config set": [of("config", "set", "log.level", "debug", "--config", "INPUT", "--data", "DATA")],
     "config show": [of("config", "show", "--config", "INPUT")],
     "config check": [
         of("config", "check", "--config", "INPUT"),
