@@ -95,12 +95,8 @@ class Consumer:
         )
         self._fetcher = Fetcher(self._cluster, options, clock=clock)
         self._unpacked_bytes_max = unpacked_bytes_max
-        self._decoder = Decoder(
-            DamageReports(self._cluster, clock),
-            check_crc=check_crc,
-            on_corrupt=on_corrupt,
-            unpacked_bytes_max=unpacked_bytes_max,
-        )
+        reports = DamageReports(self._cluster, clock)
+        self._decoder = Decoder(reports, unpacked_bytes_max, check_crc=check_crc, on_corrupt=on_corrupt)
         self._positions: dict[tuple[str, int], int] = {}
         self._unresolved: dict[tuple[str, int], int] = {}  # start times whose offsets are not known yet
         self._resolve_s = 0.0

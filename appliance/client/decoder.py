@@ -52,11 +52,11 @@ class Decoder:
     def __init__(
         self,
         reports: DamageReports,
+        unpacked_bytes_max: int = BYTES_MAX,
         *,
         check_crc: bool,
         on_corrupt: str,
         select: Select | None = None,
-        unpacked_bytes_max: int = BYTES_MAX,
     ) -> None:
         if on_corrupt not in ("raise", "skip"):
             raise BadValue(f"on_corrupt={on_corrupt!r}: give 'raise' or 'skip'")

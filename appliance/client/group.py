@@ -132,12 +132,8 @@ class GroupConsumer:
             reset="latest" if self._start == LATEST else "earliest",
             committed=committed,
         )
-        self._decoder = Decoder(
-            DamageReports(self._cluster, time.monotonic),
-            check_crc=check_crc,
-            on_corrupt=on_corrupt,
-            unpacked_bytes_max=unpacked_bytes_max,
-        )
+        reports = DamageReports(self._cluster, time.monotonic)
+        self._decoder = Decoder(reports, unpacked_bytes_max, check_crc=check_crc, on_corrupt=on_corrupt)
         self._fetcher = Fetcher(self._cluster, options)
         self._owned = OwnedPartitions(self._alive)
         self._streams: dict[str | None, list[MessageStream]] = {}

@@ -111,13 +111,8 @@ class MergedReader:
         self.left_out: dict[TopicAndPartition, ApplianceError] = {}
         self._clock = clock
         self._fetcher = Fetcher(self.cluster, OPTIONS, clock=clock)
-        self._decoder = Decoder(
-            DamageReports(self.cluster, clock),
-            check_crc=True,
-            on_corrupt="skip",
-            select=select,
-            unpacked_bytes_max=UNPACKED_BYTES_MAX,
-        )
+        reports = DamageReports(self.cluster, clock)
+        self._decoder = Decoder(reports, UNPACKED_BYTES_MAX, check_crc=True, on_corrupt="skip", select=select)
         self._sources: dict[TopicAndPartition, _Source] = {}
 
     def __enter__(self) -> MergedReader:

@@ -303,9 +303,8 @@ class ConsumedLog:
         self._clock = clock
         self._cluster = Cluster(address, client_name=CLIENT_NAME, request_timeout_ms=REQUEST_MS_MAX)
         self._fetcher = Fetcher(self._cluster, OPTIONS, clock=clock)
-        self._decoder = Decoder(
-            DamageReports(self._cluster, clock), check_crc=True, on_corrupt="skip", unpacked_bytes_max=BATCH_BYTES_MAX
-        )
+        reports = DamageReports(self._cluster, clock)
+        self._decoder = Decoder(reports, BATCH_BYTES_MAX, check_crc=True, on_corrupt="skip")
 
     def __enter__(self) -> ConsumedLog:
         return self
