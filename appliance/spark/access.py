@@ -44,6 +44,7 @@ from ..log.files import LOG_SUFFIX, base_of, log_path, sizes
 from ..names import TopicPartition
 from ..owners import acting_as_owner
 from ..records.batch import EMPTIED, HEADER_BYTES, end_offset, read_header, walk
+from ..records.markers import aborted_batches
 from ..wire.native import FETCH, OFFSETS
 from ..wire.requests import EARLIEST
 from .arrow import OnCorrupt, raise_corrupt
@@ -53,6 +54,10 @@ from .stream_offsets import TO_CONTINUE, Positions, Range, lost
 PAUSE_S_MIN: Final = 0.05
 PAUSE_S_MAX: Final = 2.0
 FETCH_WAIT_MS_MAX: Final = 500
+PLANNED: Final = 1
+"""For :meth:`.LogReader.aborted`: the indexes are looked for once."""
+_Step = tuple[int, memoryview, Sequence[tuple[int, int]]]
+"""The offset behind whole batches, these, and the aborted transactions that they may have messages of."""
 REQUEST_TIMEOUT_S: Final = 30.0
 LISTENER_S: Final = 1.0
 """How long to wait for the answer that shows which protocol a listener has."""
@@ -203,7 +208,10 @@ class Access:
         return there
 
     def offsets(self, times: Mapping[TopicPartition, int]) -> Positions:
-        """For each partition the first offset at or after a time in ms (or EARLIEST, LATEST); -1: there is none."""
+        """For each partition the first offset at or after a time in ms (or EARLIEST, LATEST); -1: there is none.
+
+        LATEST is the last stable offset: the source reads committed messages.
+        """
         return self.patiently(lambda: self._offsets(times)) if times else {}
 
     def _offsets(self, times: Mapping[TopicPartition, int]) -> Positions:
@@ -215,7 +223,7 @@ class Access:
         found: Positions = {}
         for broker_id, keys in by_leader.items():
             parts = [[*key, times[key], -1] for key in keys]
-            reply = self.connection(broker_id).call(OFFSETS, parts, timeout_s=REQUEST_TIMEOUT_S)
+            reply = self.connection(broker_id).call(OFFSETS, parts, True, timeout_s=REQUEST_TIMEOUT_S)
             for key, (error, offset, _, _) in zip(keys, reply.header[2], strict=True):
                 if error:
                     raise _named(error, key)
@@ -252,8 +260,8 @@ class Access:
     ) -> Iterator[tuple[int, memoryview]]:
         """Yields whole batches, from the one with ``wanted.first`` to the one before ``wanted.end``.
 
-        What compaction has emptied may be left out.  Where it stands before ``wanted.end``, the batch behind it comes
-        as well: its first offsets may lie there.
+        Batches of aborted transactions are left out.  What compaction has emptied may be left out.  Where it stands
+        before ``wanted.end``, the batch behind it comes as well: its first offsets may lie there.
 
         Each item is an offset and the bytes that start there.  The next step overwrites the bytes.
 
@@ -270,9 +278,9 @@ class Access:
         while more:
             try:
                 steps = self._local(wanted, position, home, bytes_max) if home else None
-                for following, data in steps or self._remote(wanted, position, bytes_max):
+                for following, data, aborted in steps or self._remote(wanted, position, bytes_max):
                     more = _goes_on(wanted, data, following)
-                    yield following - len(data), data
+                    yield from _without_aborted(following - len(data), data, aborted)
                     position = following
                     patience.progress()
                 more, home = more and steps is not None, None  # the broker may have more than there was at the planning
@@ -309,7 +317,7 @@ class Access:
                     return _Damage(row["stop"], CorruptBatch(f"{where}: {what}"))
         return None
 
-    def _remote(self, wanted: Range, position: int, bytes_max: int) -> Iterator[tuple[int, memoryview]]:
+    def _remote(self, wanted: Range, position: int, bytes_max: int) -> Iterator[_Step]:
         topic, partition = wanted.topic, wanted.partition
         self.cluster.refresh([topic])
         with_leader = self.cluster.connect(self.cluster.address(self.cluster.leader(topic, partition)))
@@ -318,7 +326,7 @@ class Access:
             more, at_start = True, False
             while more:
                 reply = _wait(with_leader)
-                error, _, end, _ = reply.header[2][0]
+                error, _, _, _, end, aborted = reply.header[2][0]
                 if error:
                     raise _named(error, wanted.key)
                 if not reply.payload:
@@ -329,13 +337,11 @@ class Access:
                 more, at_start = _goes_on(wanted, reply.payload, position), True
                 if more:
                     _ask(with_leader, wanted, position, bytes_max)
-                yield position, reply.payload
+                yield position, reply.payload, aborted
         finally:
             with_leader.close()
 
-    def _local(
-        self, wanted: Range, position: int, home: Home, bytes_max: int
-    ) -> Iterator[tuple[int, memoryview]] | None:
+    def _local(self, wanted: Range, position: int, home: Home, bytes_max: int) -> Iterator[_Step] | None:
         """As :meth:`_remote`, from the files; None if they cannot be read here."""
         directory = Path(home.data_dir) / f"{wanted.topic}-{wanted.partition}"
         try:
@@ -350,9 +356,7 @@ class Access:
         return _segments(directory, bases, wanted, position, bytes_max)
 
 
-def _segments(
-    directory: Path, bases: Sequence[int], wanted: Range, position: int, bytes_max: int
-) -> Iterator[tuple[int, memoryview]]:
+def _segments(directory: Path, bases: Sequence[int], wanted: Range, position: int, bytes_max: int) -> Iterator[_Step]:
     log = LogReader(directory, FileCache(4))
     buffer = memoryview(bytearray(bytes_max))
     more = True
@@ -374,10 +378,27 @@ def _segments(
             filled += read_bytes
         base = base_of(Path(found.file.path).name, LOG_SUFFIX)
         assert base is not None
-        position = base + found.position + found.count
+        start = base + found.position
+        position = start + found.count
+        with acting_as_owner(directory):
+            # All that was aborted below the end was known when that was planned.
+            aborted = log.aborted(bases, PLANNED, start, position)
         data = buffer[: found.count]
         more = _goes_on(wanted, data, position)
-        yield position, data
+        yield position, data, aborted
+
+
+def _without_aborted(
+    start: int, data: memoryview, aborted: Sequence[tuple[int, int]]
+) -> Iterator[tuple[int, memoryview]]:
+    """Yields the parts of ``data``, which begins at offset ``start``, between batches of aborted transactions."""
+    at = 0
+    for out in sorted(aborted_batches(data, aborted)) if aborted else ():
+        if at < out:
+            yield start + at, data[at:out]
+        at = out + read_header(data, out).size
+    if at < len(data):
+        yield start + at, data[at:]
 
 
 def _goes_on(wanted: Range, data: memoryview, stop: int) -> bool:
@@ -418,7 +439,7 @@ def _start(data: memoryview, wanted: Range, position: int, at_start: bool = Fals
 
 def _ask(connection: Connection, wanted: Range, position: int, bytes_max: int) -> None:
     part = [wanted.topic, wanted.partition, position, bytes_max]
-    connection.post(FETCH, FETCH_WAIT_MS_MAX, 1, bytes_max, [part])
+    connection.post(FETCH, FETCH_WAIT_MS_MAX, 1, bytes_max, [part], True)
     connection.flush()
 
 

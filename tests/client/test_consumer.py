@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -15,15 +14,13 @@ from hypothesis import strategies as st
 
 from appliance.client import EARLIEST, LATEST, Admin, Consumer
 from appliance.errors import BadValue, CorruptBatch, InvalidRequest, OffsetOutOfRange, UnknownPartition
-from appliance.log.partition_directory import METADATA_NAME
 from appliance.records.decode import decode_batch
 from appliance.records.encode import encode_batch, encode_values
 
 from ..support.client_peer import Partition, Peer
 from ..support.interruptions import Interruption
 from ..support.server import Server
-from ..support.transactions import Coordinator, plain, produce, transactional
-from ..support.writer_rig import Rig
+from ..support.transactions import COMMITTED, SENT, give
 
 TIMEOUT_S = 60
 QUIET_S = 0.05
@@ -376,31 +373,12 @@ def test_an_interrupt_in_the_middle_of_reading_skips_nothing(peer: Peer) -> None
 def test_what_a_transaction_has_aborted_is_for_no_reader_of_committed_messages(
     make_appliance: Callable[..., Server], tmp_path: Path
 ) -> None:
-    """Method: a log that a writer has written for a coordinator takes the place of an empty one."""
-    sent = [b"before", b"aborted", b"between", b"committed", b"open", b"after"]
-    with Rig(tmp_path, serves=False) as rig:
-        coordinator = Coordinator(rig)
-        for value in sent:
-            if value in (b"aborted", b"committed", b"open"):
-                sequence = (b"aborted", b"committed", b"open").index(value)
-                assert coordinator.open(7, 3) == ""
-                assert produce(rig, transactional([value], sequence=sequence)) == 0
-                assert value == b"open" or coordinator.end(7, 3, committed=value == b"committed") == ""
-            else:
-                assert produce(rig, plain([value])) == 0
     server = make_appliance()
     with Admin(server.native) as admin:
         admin.create_topic("t", 1)
     server.stop()
-    directory = server.data_dir / "t-0"
-    for path in directory.iterdir():
-        if path.name != METADATA_NAME:
-            path.unlink()
-    for path in (tmp_path / "t-0").iterdir():
-        if path.name != METADATA_NAME:
-            shutil.copy(path, directory)
-    server.start()
-    for isolation, wanted in (("read_uncommitted", sent), ("read_committed", [b"before", b"between", b"committed"])):
+    give(server, "t", tmp_path)
+    for isolation, wanted in (("read_uncommitted", SENT), ("read_committed", COMMITTED)):
         with Consumer(server.native, isolation=isolation) as consumer:
             consumer.assign({("t", 0): EARLIEST})
             assert [message.value for message in consumer.messages(timeout=0.5)] == wanted

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,7 @@ from appliance.spark.stream_offsets import Range
 from appliance.wire.requests import EARLIEST, LATEST
 
 from ..support.server import Server, wait_for
+from ..support.transactions import COMMITTED, give
 from .conftest import Topics
 
 
@@ -225,3 +227,20 @@ def test_where_fetched_bytes_start_is_checked() -> None:
     data[8:12] = b"\0\0\0\1"
     with pytest.raises(CorruptBatch, match="logs-0: around offset 710"):
         access_module._start(memoryview(data), wanted, 710)
+
+
+def test_what_is_not_committed_is_left_out(
+    make_appliance: Callable[..., Server],
+    topics_of: Callable[[Server], Topics],
+    topic: str,
+    access_to: Callable[..., Access],
+    tmp_path: Path,
+) -> None:
+    """From the listener and from the files."""
+    server = make_appliance()
+    topics_of(server).create(topic)
+    server.stop()
+    access = access_to(give(server, topic, tmp_path).native)
+    wanted = whole(access, topic)
+    for home in (None, access.home(topic, 0)):
+        assert values(access, wanted, home) == COMMITTED

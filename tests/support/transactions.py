@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
+from appliance.log.partition_directory import METADATA_NAME
 from appliance.names import TopicPartition
 from appliance.processes.messages import (
     TO_SUPERVISOR,
@@ -14,6 +18,7 @@ from appliance.records.batch import TRANSACTIONAL
 from appliance.records.encode import encode_values
 
 from .log_batches import labelled
+from .server import Server
 from .writer_rig import Rig
 
 T0 = TopicPartition("t", 0)
@@ -62,3 +67,32 @@ def produce(rig: Rig, batch: bytes) -> int:
     while token not in rig.answers():
         rig.writer.turn(0.002)
     return rig.answer(token)[0]
+
+
+SENT = [b"before", b"aborted", b"between", b"committed", b"open", b"after"]
+COMMITTED = [b"before", b"between", b"committed"]
+
+
+def give(server: Server, topic: str, path: Path) -> Server:
+    """A stopped appliance gets a log of these messages in the place of an empty topic, and is started again.
+
+    A writer has written it, for a coordinator; ``path`` is a directory for that.
+    """
+    with Rig(path, serves=False) as rig:
+        coordinator = Coordinator(rig)
+        for value in SENT:
+            if value in (b"aborted", b"committed", b"open"):
+                sequence = (b"aborted", b"committed", b"open").index(value)
+                assert coordinator.open(7, 3) == ""
+                assert produce(rig, transactional([value], sequence=sequence)) == 0
+                assert value == b"open" or coordinator.end(7, 3, committed=value == b"committed") == ""
+            else:
+                assert produce(rig, plain([value])) == 0
+    directory = server.data_dir / f"{topic}-0"
+    for old in directory.iterdir():
+        if old.name != METADATA_NAME:
+            old.unlink()
+    for new in (path / "t-0").iterdir():
+        if new.name != METADATA_NAME:
+            shutil.copy(new, directory)
+    return server.start()
