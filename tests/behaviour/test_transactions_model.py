@@ -23,6 +23,8 @@ from appliance.config import TopicSettings
 from appliance.log import Log
 from appliance.log.compaction import Policy, run_pass
 from appliance.log.files import log_path
+from appliance.log.recovery import POINT_NAME
+from appliance.log.tools import verify
 from appliance.log.transactions import Aborted
 from appliance.partition_states import ONLINE
 from appliance.processes.writer.producers import Producers
@@ -206,6 +208,7 @@ class TransactionMachine(RuleBasedStateMachine):
     def show(self) -> None:
         self.table.retire_before(self.log.start)
         self.appender.show_segments()
+        self.table.retire_before(self.log.start)
 
     @rule(data=st.data(), is_retention=st.booleans())
     def delete(self, data: st.DataObject, is_retention: bool) -> None:
@@ -226,6 +229,7 @@ class TransactionMachine(RuleBasedStateMachine):
         policy = Policy(limit, -1, NOW_MS, 1 << 20, 256)
         bases, high_watermark = list(self.log.bases), self.log.high_watermark
         run_pass(self.path, bases, high_watermark, policy, self.swap, lambda _: None, system=self.disk.system())
+        self.disk.settle()  # counts in indexes are corrected without our disk
         self.held.reader.forget()
         after = read(self.held, False)[0]
         gone = set(before) - set(after)
@@ -250,6 +254,25 @@ class TransactionMachine(RuleBasedStateMachine):
         else:
             self.log.close(clean=False)
         self.open()
+
+    @rule()
+    def restore_a_backup(self) -> None:
+        """It has segments and the recovery point only: all else follows from them."""
+        copy = self.room / "backup" / "t-0"
+        copy.mkdir(parents=True)
+        for path in self.path.iterdir():
+            if path.suffix == ".log" or path.name == POINT_NAME:
+                shutil.copy(path, copy)
+        log = Log.open(copy, self.settings, lambda: NOW_MS, boot=(self.boot, 0))
+        Producers(log, IDS_MAX)
+        table = SegmentTable([0] * CELL_COUNT)
+        table.publish(*log.summary)
+        table.set_state(ONLINE)
+        if log.high_watermark == self.log.high_watermark:
+            assert read(Held(copy, table), True)[0] == self.messages(self.stable(), True)
+        log.close()
+        assert verify(copy).problems == []
+        shutil.rmtree(copy.parent)
 
     @precondition(lambda self: self.log.end_offset > self.log.high_watermark)
     @rule(data=st.data())

@@ -12,12 +12,13 @@ from typing import NamedTuple
 
 from appliance.broker.sequences import Snapshot
 from appliance.log import FileCache, Log, LogReader
+from appliance.log.files import COMPACTION_STATE
 from appliance.log.index import ANY_INTERVAL
 from appliance.log.recovery import Marker
 from appliance.log.segment_list import headers_from
 from appliance.log.tools import CORRUPT, verify
 from appliance.processes.writer.producers import Producers, load, recovered
-from appliance.records.batch import CONTROL
+from appliance.records.holes import is_hole
 from appliance.shared.table import SegmentTable
 
 
@@ -84,7 +85,8 @@ def _of_producers(
     sources: list[Snapshot | None] = []
     if stored is not None and stored.end >= bases[0]:
         sources.append(stored)
-    if bases[0] == 0 and not any(info.attributes & CONTROL for info, _, _ in headers_from(directory, bases, end, 0)):
+    holes = (is_hole(info) for info, _, _ in headers_from(directory, bases, end, bases[0]))
+    if bases[0] == 0 and not (directory / COMPACTION_STATE).exists() and not any(holes):
         sources.append(None)  # no batch is gone, and none is a hole: the log alone says all
     for source in sources:
         theirs = recovered(directory, bases, end, source, ids_max)[0].snapshot(end)
