@@ -167,7 +167,8 @@ class TransactionCoordinator:
                 return Code.POLICY_VIOLATION
             self._entries[transactional_id] = Entry(Transaction(self.new_id()))
         outcome = await self._ask(transactional_id, decide)
-        if isinstance(outcome, Transaction) and outcome.state is not State.EMPTY:  # it is aborted, and may have ended
+        if isinstance(outcome, Transaction) and outcome.state is not State.EMPTY:  # the one that was open is aborted
+            await self._wait_for_end(transactional_id)
             outcome = await self._ask(transactional_id, decide)
         if isinstance(outcome, Transaction) and outcome.state is not State.EMPTY:
             return Code.CONCURRENT_TRANSACTIONS
@@ -192,7 +193,7 @@ class TransactionCoordinator:
         )
 
     async def end(self, transactional_id: str, producer: Producer, committed: bool) -> Code:
-        """EndTxn: answered once the decision is durable.  The end itself is waited for a little."""
+        """EndTxn: answered once the decision is durable; the next request waits a little for the end itself."""
         return _code(await self._ask(transactional_id, lambda one: one.end(producer, committed, self.clock_ms())))
 
     async def abort(self, transactional_id: str) -> Code:
@@ -225,12 +226,11 @@ class TransactionCoordinator:
     async def _ask(
         self, transactional_id: str, decide: Callable[[Transaction], Outcome], *, opening: bool = False
     ) -> Outcome:
-        """:meth:`_change`, and wait a little while the transaction ends, before or after."""
+        """:meth:`_change`; wait a little for a transaction that ends at the moment."""
         outcome = await self._change(transactional_id, decide, opening=opening)
-        await self._wait_for_end(transactional_id)
         if outcome is Code.CONCURRENT_TRANSACTIONS:
-            outcome = await self._change(transactional_id, decide, opening=opening)
             await self._wait_for_end(transactional_id)
+            outcome = await self._change(transactional_id, decide, opening=opening)
         return outcome
 
     async def _change(

@@ -11,7 +11,7 @@ from appliance.catalog import Topic
 from appliance.errors import UnknownPartition, ZooKeeperAway
 from appliance.groups.store import Commit
 from appliance.names import TopicPartition
-from appliance.transactions.transaction import Part, PendingOffset, Producer, State, Transaction
+from appliance.transactions.transaction import ENDING, Part, PendingOffset, Producer, State, Transaction
 from appliance.transactions.transaction_coordinator import TransactionCoordinator
 from appliance.wire.kafka.codes import Code
 
@@ -119,6 +119,11 @@ class FakeTransactions:
         if parts:
             assert await self.coordinator.add(name, one.producer, parts) is Code.NONE
         return one.producer
+
+    async def settled(self) -> None:
+        """Wait until no transaction ends any more."""
+        while any(one.state in ENDING for one in self.coordinator.all().values()):
+            await asyncio.sleep(0)
 
     def state(self, name: str = "x") -> State:
         return self.coordinator.all()[name].state

@@ -54,7 +54,9 @@ class Producer:
         return int((await self.client.ask("AddOffsetsToTxn", version, **self.me(), group_id=group)).error_code)
 
     async def end(self, committed: bool = True, version: int | None = None) -> int:
-        return int((await self.client.ask("EndTxn", version, **self.me(), committed=committed)).error_code)
+        reply = await self.client.ask("EndTxn", version, **self.me(), committed=committed)
+        await self.cluster.transactions.settled()
+        return int(reply.error_code)
 
     def me(self) -> dict[str, Any]:
         return {"transactional_id": self.name, "producer_id": self.id, "producer_epoch": self.epoch}

@@ -45,6 +45,7 @@ async def test_prepare_is_stored_before_a_marker_and_complete_after_all(world: F
     assert world.done == [State.EMPTY, State.ONGOING, ("open", 0), ("open", 1)]
     world.done.clear()
     assert await world.coordinator.end("x", producer, True) is Code.NONE
+    await world.settled()
     assert world.done == [State.PREPARE_COMMIT, ("commit", 0), ("commit", 1), State.COMPLETE_COMMIT]
     assert await world.coordinator.end("x", producer, True) is Code.NONE, "again"
     assert await world.coordinator.end("x", producer, False) is Code.INVALID_TXN_STATE
@@ -138,6 +139,7 @@ async def test_a_partition_that_is_not_there_any_more_needs_no_marker(world: Fak
     world.known = {"a": Topic("a", {0: [1], 1: [1]}, {}, "f" * 32)}
     world.done.clear()
     assert await world.coordinator.end("x", producer, True) is Code.NONE
+    await world.settled()
     assert world.done == [State.PREPARE_COMMIT, State.COMPLETE_COMMIT]
 
 
@@ -176,6 +178,7 @@ async def test_an_end_that_was_stored_unseen_is_decided_anew(world: FakeTransact
     world.away = world.mute = False
     assert world.stored["x"].state is State.PREPARE_COMMIT
     assert await world.coordinator.end("x", producer, True) is Code.NONE
+    await world.settled()
     assert world.state() is State.COMPLETE_COMMIT
 
 
