@@ -16,11 +16,11 @@ from ..names import TopicPartition
 from ..spark.access import Access
 from ..spark.pipeline.events import Transform, by_topic
 from ..spark.pipeline.multiline import Joiner
-from ..spark.pipeline.resume import TopicLog, decide
+from ..spark.pipeline.resume import decide
 from ..spark.pipeline.settings import Settings
+from ..spark.pipeline.startup import read_logs
 from ..spark.pipeline.tables import open_store
 from ..spark.stream_offsets import Range
-from ..wire.requests import EARLIEST, LATEST
 from .topic_table import LogTable, Reading
 
 LIVE = "live"
@@ -42,15 +42,10 @@ def tables_of(settings: Settings, reading: Reading, access: Access) -> Tables:
     """
     record, stored = open_store(settings).snapshot()
     topics = [topic for source in settings.source for topic in source.topics]
-    known = access.topics(topics)
-    keys = [TopicPartition(name, number) for name, topic in known.items() for number in range(len(topic.leaders))]
-    start, end = (access.offsets(dict.fromkeys(keys, when)) for when in (EARLIEST, LATEST))
-    logs = {
-        name: TopicLog(topic.id, {key.partition: (start[key], end[key]) for key in keys if key.topic == name})
-        for name, topic in known.items()
-    }
+    logs = read_logs(access, topics)
     begun = decide(record, None, None, logs, settings.input.starting == "latest").begun.ends
-    ranges = [Range(*key, begun[key], end[key], end[key]) for key in keys if begun[key] < end[key]]
+    ends = {TopicPartition(name, number): end for name, log in logs.items() for number, (_, end) in log.bounds.items()}
+    ranges = [Range(*key, begun[key], end, end) for key, end in ends.items() if begun[key] < end]
     return Tables(stored, UnreadEvents(reading, ranges, settings))
 
 

@@ -83,13 +83,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
     count = len(hours)
     columns: dict[str, Any] = {"date": [f"{each:%Y-%m-%d}" for each in hours], "start": hours}
     columns["end"] = [each + timedelta(hours=1) for each in hours]
-    both = {name: values * 2 for name, values in columns.items()}
-    tables["ledger"] = pa.table(
-        both
-        | {"topic": ["web"] * 2 * count, "parser": ["plain"] * count + [""] * count}
-        | {"reason": [""] * count + [HOSTILE] * count, "rows": [123_456] * count + [3] * count}
-        | {"bytes": [10**7] * count + [10] * count}
-    )
+    kinds = [("plain", "", 123_456, 10**7), ("", HOSTILE, 3, 10), ("plain", "plain: x is not a number", 7, 0)]
+    ledger = {name: values * len(kinds) for name, values in columns.items()} | {"topic": ["web"] * len(kinds) * count}
+    for place, name in enumerate(("parser", "reason", "rows", "bytes")):
+        ledger[name] = [kind[place] for kind in kinds for _ in hours]
+    tables["ledger"] = pa.table(ledger)
     tables["audit"] = pa.table(
         columns | {"topic": ["web"] * count, "arrived": [10] * count, "counted": [10] * (count - 1) + [12]}
     )
@@ -149,12 +147,26 @@ def test_the_page_says_what_its_numbers_are(page: Path) -> None:
         "2 lost, 0 doubled",
     ):
         assert said in found.text, said
-    panels = ["Volume", "Dead letters by reason", "Throughput", "Lag", "Audit", *(str(each["name"]) for each in KINDS)]
+    panels = [
+        "Volume",
+        "Dead letters by reason",
+        "Columns that are null, by reason",
+        "Throughput",
+        "Lag",
+        "Audit",
+        *(str(each["name"]) for each in KINDS),
+    ]
     for title in panels:
         assert title in found.text, title
     assert found.names.count("img") == len(panels)
     assert {link.removeprefix("#") for link in found.links} <= set(found.ids), "links lead to panels of the page"
     assert len(set(found.ids)) == len(found.ids) and all(link.startswith("#") for link in found.links)
+
+
+def test_dead_letters_are_not_columns_that_are_null(made: Settings) -> None:
+    captions = {panel.title: panel.caption for panel in report_panels.panels(made, [], [], zone_of("UTC"))}
+    assert captions["Dead letters by reason"].startswith(f"{39 * 3} lines")
+    assert captions["Columns that are null, by reason"].startswith(f"{39 * 7} lines")
 
 
 def test_texts_of_messages_are_no_markup(page: Path) -> None:

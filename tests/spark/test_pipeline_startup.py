@@ -193,6 +193,29 @@ def findings(made: Settings, topic: Topic, effect: str) -> list[str]:
     return [f"{each.subject}: {each.text}" for each in check_from(made, topic.logs).findings if each.effect == effect]
 
 
+def test_a_check_says_what_a_first_run_would_read(configure: Configure) -> None:
+    topic = Topic()
+    assert findings(configure(), topic, "changes") == ["t: it is read from its end on"]
+    topic.add("a=1 host=h")
+    assert findings(configure(), topic, "changes") == ["t: it is read from its start on: 10 B in 1 partitions"]
+    late = configure(input={"starting": "latest"})
+    assert findings(late, topic, "changes") == ["t: it is read from its end on"]
+    run(configure(), topic)
+    assert findings(configure(), topic, "changes") == []
+
+
+def test_a_check_says_that_other_parsers_change_nothing_that_was_read(configure: Configure) -> None:
+    topic = Topic()
+    topic.add("a=1 host=h")
+    run(configure(), topic)
+    other = configure(source=[{"topics": ["t"], "parsers": ["own", "plain"]}])
+    (found,) = findings(other, topic, "changes")
+    assert "its parsers have changed: lines that were read before stay as they are" in found
+    topic.add("b=1")
+    run(other, topic)
+    assert findings(other, topic, "changes") == []
+
+
 def test_other_types_partitions_and_aggregates_are_refused(configure: Configure) -> None:
     topic = Topic()
     topic.add("a=1 host=h")

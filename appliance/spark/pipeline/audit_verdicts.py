@@ -39,7 +39,14 @@ class Verdict(NamedTuple):
     lost: int
     doubled: int
 
+    @property
+    def audited(self) -> bool:
+        """Whether anybody has published counts."""
+        return bool(self.balanced + self.pending + self.faulty)
+
     def __str__(self) -> str:
+        if not self.audited:
+            return "no counts were published: nothing is audited"
         text = f"{self.lost:,} lost, {self.doubled:,} doubled in {self.balanced + self.faulty:,} windows"
         return f"{text}, {self.pending:,} pending" if self.pending else text
 

@@ -86,7 +86,7 @@ def _page(
         f"<p>{sum(found.parsed.values()):,} lines parsed, {sum(found.dead.values()):,} dead letters</p>",
     ]
     if found.audit is not None:
-        kind = "bad" if found.audit.faulty else "good"
+        kind = "bad" if found.audit.faulty else "good" if found.audit.audited else "unknown"
         parts.append(f"<p class={kind}>audit: {html.escape(str(found.audit))}</p>")
     links = [(f"panel-{index}", panel.title) for index, (panel, _) in enumerate(shown)]
     links += [(anchor, f"{title} (numbers)") for title, anchor in numbers.items()]

@@ -77,10 +77,11 @@ def _ledger_panels(settings: Settings, zone: tzinfo) -> Iterator[Panel]:
     ledger = read_total(settings, "ledger")
     if ledger is None or not len(ledger):
         return
-    dead = pc.not_equal(ledger.column("reason"), "")
+    parsed, told = (pc.not_equal(ledger.column(name), "") for name in ("parser", "reason"))
     kinds = (
-        ("Volume: parsed lines by topic", ["topic"], pc.invert(dead)),
-        ("Dead letters by reason", ["reason"], dead),
+        ("Volume: parsed lines by topic", ["topic"], pc.invert(told)),
+        ("Dead letters by reason", ["reason"], pc.invert(parsed)),
+        ("Columns that are null, by reason", ["reason"], pc.and_(parsed, told)),
     )
     for title, by, chosen in kinds:
         rows = ledger.filter(chosen)

@@ -23,6 +23,7 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 import pyarrow as pa
 
+from ... import units
 from ...client.admin import Admin
 from ...errors import BadValue, UnknownPartition
 from ...names import TopicPartition
@@ -41,6 +42,8 @@ from .table_files import EVENTS
 from .tables import LOCK, Store, claim, open_store, owner_of
 
 ACCEPT: Final = "appliance pipeline accept"
+PARSING: Final = "parsing"
+"""Of what the rows of events depend on: a digest of all that decides what becomes of a line."""
 NOT_MEANING: Final = ("name", "topic", "k", "keep")
 """Keys of an aggregate that may change: its rows do not depend on them."""
 
@@ -141,7 +144,7 @@ def examine(settings: Settings, store: Store, logs: Mapping[str, TopicLog]) -> E
     findings = [*_of_topics(settings, resumption, record, logs), *_of_columns(EVENTS, change)]
     widened = {EVENTS: change.schema} if change.widened else {}
     if record is not None:
-        findings += _of_partitioning(settings, record)
+        findings += [*_of_partitioning(settings, record), *_of_parsing(settings, record)]
     for name, total in build(settings, change.schema).items():
         known = store.schema(name)
         if known is None:
@@ -173,12 +176,23 @@ def _of_topics(
             findings.append(
                 Finding(topic, "changes", "there is no such topic: it is created, if the appliance does that")
             )
-        elif record is not None and topic not in record.read:
-            findings.append(Finding(topic, "changes", "a new topic: it is read from its start"))
+        elif record is None or topic not in record.read:
+            new = "" if record is None else "a new topic: "
+            findings.append(
+                Finding(topic, "changes", f"{new}it is read from {_beginning(resumption, logs[topic], topic)}")
+            )
     if resumption.replay is not None:
         text = f"micro-batch {resumption.replay.batch}, which was interrupted, is repeated with the same offsets"
         findings.append(Finding("plan", "changes", text))
     return findings
+
+
+def _beginning(resumption: Resumption, log: TopicLog, topic: str) -> str:
+    """Where a topic is read from at first, and how much there is."""
+    left = sum(end - resumption.begun.ends[TopicPartition(topic, number)] for number, (_, end) in log.bounds.items())
+    if not left:
+        return "its end on"
+    return f"its start on: {units.size(left)} in {len(log.bounds)} partitions"
 
 
 def _of_columns(table: str, change: SchemaChange) -> list[Finding]:
@@ -201,6 +215,15 @@ def _of_partitioning(settings: Settings, record: BatchRecord) -> list[Finding]:
     return [Finding(EVENTS, "refused", f"{text}: put it back, or use another output.path")]
 
 
+def _of_parsing(settings: Settings, record: BatchRecord) -> list[Finding]:
+    known = record.tables.get(EVENTS)
+    was = known.meaning.get(PARSING) if known else None
+    if was is None or was == _meaning(settings, EVENTS)[PARSING]:
+        return []
+    text = "its parsers have changed: lines that were read before stay as they are, dead letters too"
+    return [Finding(EVENTS, "changes", text)]
+
+
 def _of_total(settings: Settings, name: str, meant: Mapping[str, Any] | None, change: SchemaChange) -> list[Finding]:
     begin_anew = f"give the aggregate another name, or delete {Path(settings.output.path) / name} to begin it anew"
     changed = [key for key, value in _meaning(settings, name).items() if meant is not None and meant.get(key) != value]
@@ -217,7 +240,9 @@ def _of_total(settings: Settings, name: str, meant: Mapping[str, Any] | None, ch
 def _meaning(settings: Settings, table: str) -> dict[str, Any]:
     """The settings that the rows of a table depend on, as JSON has them."""
     if table == EVENTS:
-        return {"partition_by": list(settings.output.partition_by)}
+        parsing = msgspec.json.encode((settings.source, settings.parser, settings.lookup))
+        digest = hashlib.blake2b(parsing, digest_size=8).hexdigest()
+        return {"partition_by": list(settings.output.partition_by), PARSING: digest}
     if table == "audit":
         return {"window_ms": settings.audit.window_ms}
     for aggregate in settings.aggregate:
