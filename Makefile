@@ -1,4 +1,4 @@
-# make demo | test | lint | bench | bench-smoke | chaos | deb     each sets up .venv first; nothing else is installed anywhere
+# make demo | test | lint | coverage | bench | bench-smoke | chaos | deb     each sets up .venv first; nothing else is installed anywhere
 #
 #   make demo FILES="/var/log/syslog app.log"    ships these files instead of the logs it finds
 #   make test ARGS="-k log -x"                   passes arguments on to pytest
@@ -12,10 +12,11 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; 
 FILES ?=
 ARGS ?=
 BIN := .venv/bin
+COVERED := broker groups log records security shared wire
 
 unexport PYTHONDONTWRITEBYTECODE  # else each of the hundreds of processes that tests start compiles the package anew
 
-.PHONY: demo test lint bench bench-smoke chaos deb setup clean
+.PHONY: demo test lint coverage bench bench-smoke chaos deb setup clean
 
 setup:
 	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 or newer here (looked for python3, python3.11 to 3.14 on PATH);" \
@@ -32,6 +33,12 @@ lint: setup
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+
+coverage: setup  # of the packages that pyproject.toml names, by the tests in their folders
+	@$(BIN)/coverage erase
+	@$(BIN)/coverage run -m pytest -q -n 5 --dist loadgroup --no-loadscope-reorder --max-worker-restart 0 \
+		$(COVERED:%=tests/%) $(ARGS)
+	@$(BIN)/coverage combine -q && $(BIN)/coverage report
 
 bench: setup
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --editable '.[bench]'
