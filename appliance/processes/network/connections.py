@@ -8,7 +8,8 @@ room; administrators go before all others.  One whose request is *parked* waits 
 While others wait for memory, a connection whose unfinished request comes too slowly to be complete in time is closed.
 
 Bounds: ``network.requests_max`` unanswered requests and ``network.send_bytes_max`` unsent bytes of a connection, memory
-for received bytes, ``REQUESTS_PER_TURN`` requests of one connection in a turn.  A connection that reaches one of them
+for received bytes, ``REQUESTS_PER_TURN`` requests of one connection in a turn, and only one when that is over
+(:meth:`.Turn.is_over`): then it goes on in the next one.  A connection that reaches one of the others
 is not read; TCP slows its client down.  EPOLLRDHUP shows a client that closes while it has too many unanswered
 requests: its later bytes are dropped.
 """
@@ -198,9 +199,10 @@ class Connections:
             frames = inbox.frames(bytes_max, codec.first_bytes_max)
             for request, start, frame in decode_frames(codec, self._buffers.memory, frames):
                 left -= 1
-                if not left:
+                is_enough = not left or (left < REQUESTS_PER_TURN - 1 and self._turn.is_over())
+                if is_enough:
                     self.resumed[connection] = None
-                if not left or not self._start(connection, request, start, frame):
+                if is_enough or not self._start(connection, request, start, frame):
                     connection.stall(start, request.overlap)
                     break
                 if connection.closed:

@@ -3,9 +3,9 @@
 A request for the end of a log waits until the high watermark has reached the log end offset.  So it counts messages
 acknowledged with acks=1.  Then the parts of the request are looked up in slices, alternating with other requests.
 
-Bounds: in one turn of the loop, all requests together read ``network.look_bytes_max`` of logs (some 20 ms
-per MiB), plus at most one batch (16 MiB unpacked, 50,000 records): with 1 MiB about 50 ms in all.  The rest waits for
-the next turn.  What is not in memory is brought by :mod:`.cold_reads`, while other requests are looked up.
+Bounds: in one turn of the loop, all requests together read ``network.look_bytes_max`` of logs, and no more than until
+it is over (:meth:`.Turn.is_over`), plus at most one batch (16 MiB unpacked, 50,000 records).  The rest waits for the
+next turn.  What is not in memory is brought by :mod:`.cold_reads`, while other requests are looked up.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
+from typing import Final
 
 from ...broker import plan
 from ...wire.requests import EARLIEST, Offsets
@@ -23,6 +24,9 @@ from .fetching import FLUSH_WAIT_MS
 from .known_partitions import KnownPartitions, Partition
 from .turn import Turn
 from .wait_lists import Awaited, DelayedRequest, WaitLists, Watch
+
+SLICE_BYTES: Final = 64 * 1024
+"""What is read for one request before the next has its turn: some 1 ms."""
 
 
 class OffsetLookups:
@@ -106,7 +110,9 @@ class OffsetLookups:
             connection = pending.connection
             if connection.closed:
                 continue
-            self._bytes_left -= lookup.look(self._bytes_left)
+            self._bytes_left -= lookup.look(min(self._bytes_left, SLICE_BYTES))
+            if self._turn.is_over():
+                self._bytes_left = 0
             if lookup.done:
                 if errors := sum(bool(result.error) for result in lookup.results):
                     connection.counters.failed(Offsets.api, errors)

@@ -12,6 +12,9 @@ from ..clock import now_ns
 COMPLAINTS_MAX: Final = 20
 """Lines about peers in the log per second: garbage at full speed must not fill the host's disk."""
 
+TURN_MS_MAX: Final = 5
+"""After this, what is left of one client's work waits for the next turn, in which others come first."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -31,6 +34,10 @@ class Turn:
         """Begin a turn."""
         self.now_ns = now_ns()
         self.now_ms = self.now_ns // 1_000_000
+
+    def is_over(self) -> bool:
+        """Whether the turn has taken TURN_MS_MAX: what can wait, waits."""
+        return now_ns() - self.now_ns >= TURN_MS_MAX * 1_000_000
 
     def close_at_end(self, close: Callable[[], object]) -> None:
         """Close a descriptor after all events of this turn: an event of it may be left when its number is reused."""
