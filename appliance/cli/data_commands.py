@@ -11,6 +11,7 @@ end in order on SIGINT, SIGTERM, a closed terminal and a closed pipe (``ending.p
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 import typer
 
 from .. import units
-from ..errors import ApplianceError, Unavailable
+from ..errors import ApplianceError, MessageTooLarge, Unavailable
 from ..owners import open_as_owner
 from ..wire.requests import EARLIEST, LATEST
 from . import ending, output
@@ -71,8 +72,17 @@ HeaderOptions = Annotated[
     typer.Option("--header", metavar="NAME=VALUE", callback=any_bytes, help="A header of all messages; repeatable."),
 ]
 InputForm = Annotated[
-    Literal["lines", "json"],
-    typer.Option("--input", help="What a line is: a value, or an object as consume --json prints."),
+    Literal["lines", "json", "file"],
+    typer.Option("--input", help="A line is a value, or an object as consume --json prints; or each file is a value."),
+]
+Template = Annotated[
+    str | None,
+    typer.Option(
+        "--format",
+        metavar="TEXT",
+        callback=any_bytes,
+        help="What a line looks like: %k key, %s value, %h headers, %T time in ms, %p partition, text between them.",
+    ),
 ]
 LongLinesOption = Annotated[
     Treatment,
@@ -109,6 +119,7 @@ def produce(
     key: Key = None,
     headers: HeaderOptions = None,
     form: InputForm = "lines",
+    template: Template = None,
     long_lines: LongLinesOption = "refuse",
     partition: Annotated[int | None, typer.Option("--partition", min=0, help="To this partition only.")] = None,
     acks: Acks = "all",
@@ -119,9 +130,14 @@ def produce(
 ) -> None:
     """Send lines of files or of standard input, each as one message, without its line break (LF or CR LF).
 
-    With --input json a line is an object with value, key, headers, timestamp and partition, all optional.
+    With --input json a line is an object with value, key, headers, timestamp and partition, all optional.  With --input
+    file each file is one message, with all its line breaks.  --format reads what tail --format prints.
 
     [b]Examples[/b]
+
+        appliance produce reports --input file report-1.pdf report-2.pdf --data /tmp/box
+
+        appliance produce web prepared.txt --format '%T %k %h %s' --data /tmp/box
 
         appliance produce web /var/log/nginx/access.log --data /tmp/box
 
@@ -134,7 +150,7 @@ def produce(
         echo '{"a": 1}' | appliance produce events --connect logs.example.net:9091 --json
     """
     general = parse_headers(headers or [])
-    parse = _parse_of(form, long_lines, key, key_separator, general)
+    parse = _parse_of(form, long_lines, key, key_separator, general, template)
     for path in files or []:
         open_as_owner(path).close()  # all or none: a missing file is found before the first line is sent
     listener = address(data, connect)
@@ -142,21 +158,27 @@ def produce(
         asked.refresh([topic])
         message_bytes_max = int(asked.topic(topic).settings["max.message.bytes"])
     long = LongLines(long_lines, message_bytes_max, details_bytes(None if key is None else os.fsencode(key), general))
-    if form == "json" or (long_lines == "refuse" and (codec != "none" or key_separator is not None)):
+    parsed = key_separator is not None or template is not None
+    if form == "json" or (long_lines == "refuse" and (codec != "none" or parsed)):
         long.bytes_max = LINE_BYTES_MAX  # the message is refused, not the line
     from ..client import Producer
 
     begun = time.monotonic()
     producer = Producer(listener, acks=acks, codec=codec, client_name="appliance-produce")
     with ending.in_order(), _Sending(producer, listener, topic, partition, parse, long) as sending:
-        for source in _sources(files or [], long):
+        for source in _contents(files or [], long) if form == "file" else _sources(files or [], long):
             sending.send(source)
         sending.finish()
     _summarize(topic, sending, long, time.monotonic() - begun, as_json=as_json)
 
 
 def _parse_of(
-    form: str, long_lines: str, key: str | None, key_separator: str | None, general: Headers
+    form: str,
+    long_lines: str,
+    key: str | None,
+    key_separator: str | None,
+    general: Headers,
+    template: str | None,
 ) -> Callable[[bytes], Outgoing] | None:
     """What makes a message of a line.
 
@@ -169,11 +191,17 @@ def _parse_of(
         raise typer.BadParameter("--key-separator: an object of --input json has its own key")
     if form == "json" and long_lines in ("cut", "split"):
         raise typer.BadParameter(f"--long-lines {long_lines}: a part of an object is none; give skip or refuse")
+    if template is not None and (key_separator is not None or form != "lines"):
+        raise typer.BadParameter("--format: says all of a line; give it without --key-separator and --input")
+    if form == "file" and (key_separator is not None or long_lines in ("cut", "split")):
+        raise typer.BadParameter("--input file: a part of a file is none; give --long-lines refuse or skip, and --key")
+    if template is not None and long_lines in ("cut", "split"):
+        raise typer.BadParameter(f"--long-lines {long_lines}: a part has not the form of --format; give skip or refuse")
     if key_separator is not None and long_lines == "split":
         raise typer.BadParameter(
             "--long-lines split: only the first piece would have its key; give cut, skip or refuse"
         )
-    return make_parse(form, key, key_separator, general)
+    return make_parse(form, key, key_separator, general, template)
 
 
 def _summarize(topic: str, sending: _Sending, long: LongLines, seconds: float, *, as_json: bool) -> None:
@@ -248,7 +276,7 @@ class _Sending:
     def _send_one(self, message: Outgoing) -> None:
         size = len(message.value or b"") + details_bytes(message.key, message.headers)
         if self._long.treatment == "skip" and size > self._long.message_bytes_max:  # an object: its line is no measure
-            self._long.add("--input json", self.count + self._long.count + 1, size, size)
+            self._long.add("the input", self.count + self._long.count + 1, size, size)
             return
         partition = message.partition if self._partition is None else self._partition
         self.count += 1
@@ -275,6 +303,29 @@ class _Sending:
 def _root(error: ApplianceError) -> ApplianceError:
     """The appliance's error behind a timeout of the client, if there is one."""
     return error.__cause__ if isinstance(error.__cause__, ApplianceError) else error
+
+
+def _contents(files: list[Path], long: LongLines) -> Iterator[list[bytes]]:
+    """Yields the content of each file, or of standard input, as one message.
+
+    Raises:
+        MessageTooLarge: one has no room in a message, and --long-lines refuses it.
+    """
+    sources: list[Path | None] = [*files] or [None]
+    for path in sources:
+        name = "standard input" if path is None else str(path)
+        with contextlib.nullcontext(sys.stdin.buffer) if path is None else open_as_owner(path) as file:
+            content = file.read(long.bytes_max + 1)
+            size = len(content) if path is None else max(len(content), os.fstat(file.fileno()).st_size)
+        if len(content) <= long.bytes_max:
+            yield [content]
+        elif long.treatment == "skip":
+            long.add(name, 1, size, size)
+        else:
+            raise MessageTooLarge(
+                f"{name}: more than {long.bytes_max:,} bytes; max.message.bytes of the topic is"
+                f" {long.message_bytes_max:,}: `--long-lines skip` leaves it out"
+            )
 
 
 def _sources(files: list[Path], long: LongLines) -> Iterator[list[bytes]]:

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from appliance.cli.messages.line_input import LineReader, LongLines, details_bytes
-from appliance.client import Producer
+from appliance.cli.messages.format_string import parse_format
+from appliance.cli.messages.line_input import LineReader, LongLines, details_bytes, make_parse
+from appliance.client import Message, Producer
 from appliance.errors import MessageTooLarge
 from appliance.records.encode import encode_values
 
@@ -276,3 +277,68 @@ def test_an_object_without_a_time_gets_that_of_sending(appliance: Server, topic:
     succeeding("produce", topic, "--input", "json", *at, stdin=printed.encode())
     said = succeeding("consume", topic, "--from", "-1h", "--max", "1", "--json", *at)
     assert json.loads(said.out)["value"] == "no time" and json.loads(said.out)["timestamp"] > 0
+
+
+# ---- templates, and files as messages
+
+
+@given(
+    st.text("ab \u20ac", max_size=6),
+    st.text("ab\t %", max_size=12),
+    st.dictionaries(st.text("ab", min_size=1, max_size=3), st.none() | st.text("xy", max_size=3), max_size=3),
+    st.integers(-1, 2**40),
+)
+def test_what_a_format_prints_it_also_reads(
+    key: str, value: str, headers: dict[str, str | None], timestamp: int
+) -> None:
+    given_headers = tuple((name, None if one is None else one.encode()) for name, one in headers.items())
+    message = Message("t", 3, 7, timestamp, key.encode(), value.encode(), given_headers)
+    template = "%T\\t%p\\x00%h|%k;%s"
+    parse = make_parse("lines", None, None, (), template)
+    assert parse is not None
+    read = parse(parse_format(template)(message))
+    assert (read.value, read.key, read.headers, read.partition) == (value.encode(), key.encode(), given_headers, 3)
+    assert read.timestamp == (None if timestamp == -1 else timestamp)
+
+
+def test_lines_that_look_otherwise_are_refused(appliance: Server, topic: str) -> None:
+    at = ("--connect", appliance.native)
+    succeeding("topics", "create", topic, *at)
+    for template, line in (
+        ("%k=%s", b"none"),
+        ("%T %s", b"x y"),
+        ("[%s]", b"[a] b"),
+        ("%h %s", b"a b"),
+        ("%p %s", b"-1 a"),
+    ):
+        said = run("produce", topic, "--format", template, *at, stdin=line + b"\n")
+        assert said.status == 65 and "--format" in said.err, said
+    for template in ("%x", "%s%k", "%s %s", "text", "\\q%s"):
+        assert run("produce", topic, "--format", template, *at).status == 2
+    for more in (("--input", "json"), ("--key-separator", " "), ("--long-lines", "cut")):
+        assert run("produce", topic, "--format", "%s", *more, *at).status == 2
+    assert run("produce", topic, "--input", "file", "--long-lines", "split", *at).status == 2
+
+
+def test_messages_come_back_as_they_were_printed(appliance: Server, topic: str) -> None:
+    at, shape = ("--connect", appliance.native), "%T %h %k: %s"
+    succeeding("topics", "create", topic, *at)
+    lines = b"1700000000000 a=1,b=NULL k1: one: two\n1700000000001  k2: \n"
+    succeeding("produce", topic, "--format", shape, *at, stdin=lines)
+    assert succeeding("tail", topic, "-n", "2", "--format", shape + "\\n", *at).out.encode() == lines
+
+
+def test_each_file_is_a_message(appliance: Server, topic: str, tmp_path: Path) -> None:
+    at = ("--connect", appliance.native)
+    succeeding("topics", "create", topic, "--setting", "max.message.bytes=1000", *at)
+    for name, content in (("a", b"one\ntwo\r\n"), ("b", b""), ("big", bytes(2_000))):
+        (tmp_path / name).write_bytes(content)
+    files = [str(tmp_path / name) for name in ("a", "b")]
+    succeeding("produce", topic, *files, "--input", "file", "--key", "k", "--header", "h=1", *at)
+    succeeding("produce", topic, "--input", "file", *at, stdin=b"from\nstandard input")
+    consumed = succeeding("consume", topic, "--from", "earliest", "--max", "3", "--json", *at).out.splitlines()
+    assert [json.loads(line)["value"] for line in consumed] == ["one\ntwo\r\n", "", "from\nstandard input"]
+    assert json.loads(consumed[0])["key"] == "k" and json.loads(consumed[0])["headers"][0]["name"] == "h"
+    large = ("produce", topic, str(tmp_path / "big"), "--input", "file", *at)
+    assert "big: more than" in run(*large).err and run(*large).status == 65
+    assert "skipped" in succeeding(*large, "--long-lines", "skip").err

@@ -70,3 +70,36 @@ def parse_format(text: str) -> Field:
             wrong = f"\\{escape}" if escape else f"%{field}"
             raise BadParameter(f"--format {text!r}: {wrong!r}: give %{' %'.join(FIELDS)} or \\n \\r \\t \\xXX")
     return lambda message: b"".join(piece if isinstance(piece, bytes) else piece(message) for piece in pieces)
+
+
+LINE_FIELDS: Final = "skhTp"
+
+
+def line_pieces(text: str) -> list[bytes | str]:
+    """What a line looks like that a message is made of: text, and letters of fields, which take turns.
+
+    The fields are ``%s %k %h %T %p`` with the meaning that they have for printed messages, each at most once.  A field
+    ends where the text behind it begins for the first time, the last one at the end of the line.
+
+    Raises:
+        BadParameter: another field, one twice, two without text in between, or an unknown escape.
+    """
+    pieces: list[bytes | str] = []
+    for field, number, escape, plain in _PIECE.findall(text):
+        if plain or number or field == "%" or escape:
+            if escape and escape not in _ESCAPES:
+                raise BadParameter(f"--format: unknown escape \\{escape}")
+            piece = bytes([int(number, 16)]) if number else _ESCAPES[escape] if escape else os.fsencode(plain or "%")
+            if pieces and isinstance(pieces[-1], bytes):
+                pieces[-1] += piece
+            else:
+                pieces.append(piece)
+        elif not field or field not in LINE_FIELDS:
+            raise BadParameter(f"--format: %{field} is no field of a line; these are: %{' %'.join(LINE_FIELDS)}")
+        elif field in pieces or (pieces and isinstance(pieces[-1], str)):
+            raise BadParameter(f"--format: where does %{field} begin? Give text before it, and give it once")
+        else:
+            pieces.append(field)
+    if not any(isinstance(piece, str) for piece in pieces):
+        raise BadParameter("--format: has no field, such as %s")
+    return pieces

@@ -22,6 +22,7 @@ from typer import BadParameter
 from ...errors import InvalidRequest, MessageTooLarge
 from ...records.batch import HEADER_BYTES
 from .. import output
+from .format_string import line_pieces
 
 Headers = tuple[tuple[str, bytes | None], ...]
 SHOWN_BYTES = 60
@@ -231,19 +232,26 @@ def parse_headers(given: Sequence[str]) -> Headers:
 
 
 def make_parse(
-    form: str, key: str | None, separator: str | None, headers: Headers
+    form: str, key: str | None, separator: str | None, headers: Headers, template: str | None = None
 ) -> Callable[[bytes], Outgoing] | None:
     """What makes a message of a line; None when each line is a value and nothing else.
 
     Args:
-        form: "lines" or "json".
+        form: "lines", "json" or "file".
         key: of all messages that have no other.
         separator: what stands before it in a line is the key; not for JSON.
         headers: of all messages, before their own.
+        template: what a line looks like, as :func:`line_pieces` reads it; not for JSON.
+
+    Raises:
+        BadParameter: the template is wrong.
     """
     general = None if key is None else os.fsencode(key)
     if form == "json":
         return lambda line: _of_object(line, general, headers)
+    if template is not None:
+        pieces = line_pieces(template)
+        return lambda line: _of_template(line, pieces, general, headers)
     if separator is not None:
         between = os.fsencode(separator)
         return lambda line: _of_line(line, between, general, headers)
@@ -255,6 +263,51 @@ def make_parse(
 def _of_line(line: bytes, separator: bytes, general: bytes | None, headers: Headers) -> Outgoing:
     key, found, value = line.partition(separator)
     return Outgoing(value, key, headers) if found else Outgoing(line, general, headers)
+
+
+def _of_template(line: bytes, pieces: Sequence[bytes | str], general: bytes | None, headers: Headers) -> Outgoing:
+    """Raises InvalidRequest: the line does not look like that."""
+    found: dict[str, bytes] = {}
+    at = 0
+    for number, piece in enumerate(pieces):
+        if isinstance(piece, bytes):
+            at += len(piece)
+            if line[at - len(piece) : at] != piece:
+                raise _unlike(line)
+            continue
+        following = pieces[number + 1] if number + 1 < len(pieces) else b""
+        assert isinstance(following, bytes)
+        stop = line.find(following, at) if following else len(line)
+        if stop < 0:
+            raise _unlike(line)
+        found[piece], at = line[at:stop], stop
+    if at < len(line):
+        raise _unlike(line)
+    try:
+        timestamp, partition = (int(found[field]) if field in found else None for field in ("T", "p"))
+        own = _headers_of(found.get("h", b""))
+    except ValueError:
+        raise _unlike(line) from None
+    if (partition or 0) < 0 or (timestamp or 0) < NO_TIME:
+        raise _unlike(line)
+    key = found.get("k", general)
+    return Outgoing(found.get("s"), key, headers + own, None if timestamp == NO_TIME else timestamp, partition)
+
+
+def _headers_of(text: bytes) -> Headers:
+    """Headers as ``tail --format %h`` prints them.  Raises ValueError."""
+    headers = []
+    for part in text.split(b",") if text else ():
+        name, equals, value = part.partition(b"=")
+        if not equals or not name:
+            raise ValueError(part)
+        headers.append((name.decode(), None if value == b"NULL" else value))
+    return tuple(headers)
+
+
+def _unlike(line: bytes) -> InvalidRequest:
+    shown = line[:SHOWN_BYTES].decode(errors="backslashreplace")
+    return InvalidRequest(f"a line does not look like --format says: {shown!r}")
 
 
 def _of_object(line: bytes, general: bytes | None, headers: Headers) -> Outgoing:
