@@ -27,6 +27,37 @@ def connections_of(served: Iterable[_HasSession]) -> Iterator[Served]:
     return ((one.listener, one.session) for one in served)
 
 
+class _Group:
+    """The connections of one client.  ``lately_in``, ``lately_out``: bytes since the last count."""
+
+    __slots__ = ("bytes_in", "bytes_out", "connections", "lately_in", "lately_out", "name", "since_ms")
+
+    def __init__(self, name: ClientName, since_ms: int) -> None:
+        self.name, self.since_ms = name, since_ms
+        self.connections = self.bytes_in = self.bytes_out = self.lately_in = self.lately_out = 0
+
+    def add(self, session: ClientSession) -> None:
+        """Count a connection."""
+        bytes_in, bytes_out = session.bytes_in, session.bytes_out
+        before_in, before_out = session.counted
+        session.counted = bytes_in, bytes_out
+        self.connections += 1
+        self.bytes_in += bytes_in
+        self.bytes_out += bytes_out
+        self.lately_in += bytes_in - before_in
+        self.lately_out += bytes_out - before_out
+        if session.since_ms < self.since_ms:
+            self.since_ms = session.since_ms
+
+    def order(self) -> tuple[int, int, ClientName]:
+        """As that of its row."""
+        return -(self.lately_in + self.lately_out), -(self.bytes_in + self.bytes_out), self.name
+
+    def row(self, elapsed_s: float) -> ClientRow:
+        rates = round(self.lately_in / elapsed_s, 1), round(self.lately_out / elapsed_s, 1)
+        return ClientRow(self.name, self.connections, self.since_ms, self.bytes_in, self.bytes_out, *rates)
+
+
 class ClientCounts:
     """The counts of one worker.  ``tell`` takes rows, and how many connections have none."""
 
@@ -40,15 +71,21 @@ class ClientCounts:
         elapsed_ms = self._turn.now_ms - self._counted_ms
         if elapsed_ms < COUNTED_MS:
             return
-        groups: dict[ClientName, list[ClientSession]] = {}
+        groups: dict[ClientName, _Group] = {}
         for listener, session in connections:
-            groups.setdefault(_name(listener, session), []).append(session)
+            name = session.client_name
+            if name is None:
+                name = session.client_name = _name(listener, session)
+            group = groups.get(name)
+            if group is None:
+                group = groups[name] = _Group(name, session.since_ms)
+            group.add(session)
         if not groups and not self._told[0]:  # the first client after a rest is told of at once
             return
         self._counted_ms = self._turn.now_ms
-        every = (_row(name, sessions, elapsed_ms / 1000) for name, sessions in groups.items())
-        rows = nsmallest(CLIENTS_MAX, every, key=lambda row: row.order)
-        others = sum(map(len, groups.values())) - sum(row.connections for row in rows)
+        first = nsmallest(CLIENTS_MAX, groups.values(), key=_Group.order)
+        rows = [group.row(elapsed_ms / 1000) for group in first]
+        others = sum(group.connections for group in groups.values()) - sum(row.connections for row in rows)
         if (rows, others) != self._told:
             self._told = rows, others
             self._tell(rows, others)
@@ -57,14 +94,3 @@ class ClientCounts:
 def _name(listener: Listener, session: ClientSession) -> ClientName:
     shown_listener = shown(f"{listener.protocol} {listener}")
     return ClientName(shown(session.principal), session.host, session.client_id or "", session.software, shown_listener)
-
-
-def _row(name: ClientName, sessions: list[ClientSession], elapsed_s: float) -> ClientRow:
-    bytes_in, bytes_out = sum(one.bytes_in for one in sessions), sum(one.bytes_out for one in sessions)
-    lately_in = bytes_in - sum(one.counted[0] for one in sessions)
-    lately_out = bytes_out - sum(one.counted[1] for one in sessions)
-    for one in sessions:
-        one.counted = one.bytes_in, one.bytes_out
-    since_ms = min(one.since_ms for one in sessions)
-    rates = round(lately_in / elapsed_s, 1), round(lately_out / elapsed_s, 1)
-    return ClientRow(name, len(sessions), since_ms, bytes_in, bytes_out, *rates)

@@ -19,6 +19,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final
 
 from ...addresses import Listener
+from ...connected_clients import ClientName
 from ...log.page_cache import NotInMemory
 from ...security.acls import Access
 from ...security.login_exchange import Exchange
@@ -47,6 +48,7 @@ class ClientSession:
         "bytes_in",
         "bytes_out",
         "client_id",
+        "client_name",
         "counted",
         "deadline_ms",
         "gated",
@@ -83,6 +85,8 @@ class ClientSession:
         """What it calls itself; None before its first request."""
         self.software = ""
         """What ApiVersions has said of it (KIP-511)."""
+        self.client_name: ClientName | None = None
+        """What it is counted as; None: it says something else of itself since it was counted."""
         self.bytes_in = self.bytes_out = 0
         self.counted = (0, 0)
         """Both of these when they were last counted (``client_counts``)."""
@@ -108,7 +112,7 @@ class ClientSession:
 
     def become(self, principal: str) -> None:
         """The client is this one from now on; what it may do is asked anew."""
-        self.principal, self.access = principal, None
+        self.principal, self.access, self.client_name = principal, None, None
 
     def is_over(self, now_ms: int) -> bool:
         """Whether its time, to log in or of its session, is over."""

@@ -236,6 +236,7 @@ class Connections:
             raise _refusal(connection, self._turn.audit)
         if connection.session.client_id is None:
             connection.session.client_id = shown(connection.codec.client_id(frame).decode(errors="replace"))
+            connection.session.client_name = None
         if kind is not Produce:
             connection.cancel_handoff()
             self.touched[connection] = None
@@ -244,7 +245,8 @@ class Connections:
     def _answer_local(self, connection: Connection, request: Local, start: int, frame: memoryview) -> bool:
         """Send a reply that the codec has made."""
         session = connection.session
-        session.software = session.software or shown(connection.codec.software(frame))
+        if not session.software and (software := shown(connection.codec.software(frame))):
+            session.software, session.client_name = software, None
         pending = Pending(connection, request)
         connection.begin(pending)
         self.answer(pending, [request.reply])
