@@ -39,6 +39,8 @@ ENTRY: Final = Struct(">hqqqq")
 ENTRY_BYTES: Final = ENTRY.size
 assert ENTRY_BYTES == 34
 VERSION: Final = 0
+UNSYNCED_MAX: Final = 16
+"""Index files that are open until they are flushed: for one more, all are."""
 
 
 class Aborted(NamedTuple):
@@ -202,6 +204,8 @@ class AbortedIndex:
 
     def _open(self, base: int) -> File:
         path = aborted_path(self._directory, base)
+        if base not in self._unsynced and len(self._unsynced) >= UNSYNCED_MAX:
+            self.sync()
         with self._lock:
             self._names_unsynced |= not path.exists()
             file = self._unsynced.get(base)

@@ -10,7 +10,7 @@ from appliance.broker import plan
 from appliance.errors import InvalidTransactionState, StaleProducerEpoch, TransactionUnverified
 from appliance.log.repair import repair
 from appliance.log.tools import verify
-from appliance.log.transactions import aborted_path, read_aborted
+from appliance.log.transactions import UNSYNCED_MAX, aborted_path, read_aborted
 from appliance.processes.messages import (
     TransactionsSent,
 )
@@ -178,3 +178,15 @@ def test_readers_get_what_is_committed_and_others_all(tmp_path: Path) -> None:
         latest = OffsetsPart("t", 0, LATEST)
         ends = [plan.offsets(latest, held, committed=asked).offset for asked in (True, False)]
         assert ends == [open_from, stable(rig)[1]]
+
+
+def test_few_indexes_of_aborted_transactions_are_open_however_many_segments_have_one(tmp_path: Path) -> None:
+    with Rig(tmp_path, serves=False, segment_bytes=1024) as rig:
+        coordinator = Coordinator(rig)
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        for number in range(4 * UNSYNCED_MAX):
+            assert coordinator.open(7, 3) == ""
+            assert produce(rig, transactional([b"x" * 900], sequence=number)) == 0
+            assert coordinator.end(7, 3, committed=False) == ""
+        assert len(list((tmp_path / "t-0").glob("*.txnindex"))) >= 2 * UNSYNCED_MAX
+        assert len(list(Path("/proc/self/fd").iterdir())) - before <= 2 * UNSYNCED_MAX
