@@ -2,8 +2,8 @@
 
 Spark passes options as text under case-insensitive names.  An unknown name is an error that offers the nearest known
 one, so a typo cannot silently mean the default.  Options of the connector that mean the same as one here are taken
-under its name, too (SAME).  For those that have no meaning here, the error names the option to use instead (INSTEAD).
-README.md has both as a table.
+under its name, too (SAME).  Those that change nothing are ignored, with a warning (IGNORED).  For those that have
+another meaning, or none, the error names the option to use instead (INSTEAD).  README.md has them as a table.
 
 A :class:`Bound` is where a read starts or ends: ``earliest``, ``latest``, a time, or an offset or time for each
 partition (offsets are bytes of the partition's log; -2 is earliest, -1 latest; times are ms since 1970).  A time wins
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import logging
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from ..names import TopicPartition
 from ..records.batch import CODECS
 from ..wire.requests import EARLIEST, LATEST
 
+logger = logging.getLogger(__name__)
 Value = TypeVar("Value")
 Default = TypeVar("Default")
 
@@ -40,8 +42,30 @@ SAME: Final = {
 """Options of Spark's Kafka connector that mean the same as an option here."""
 _NO_GROUP = "no group: Spark's checkpoint keeps the offsets"
 _BYTES = "nothing: keys and values are bytes; convert them with cast, from_json or from_avro"
-_AVOWED = "nothing: what acks=all has written is written once, also when it is retried"
 _SECURITY = "the protocol in bootstrap.servers, as SSL://host:9091, and the environment of the client (client_security)"
+IGNORED: Final = frozenset(
+    {
+        *(
+            "groupIdPrefix",
+            "group.id",
+            "kafka.group.id",
+            "kafka.group.instance.id",
+            "kafka.client.id",
+            "kafka.client.rack",
+        ),
+        *("kafka.enable.idempotence", "kafka.isolation.level"),
+        *("kafka.request.timeout.ms", "kafka.session.timeout.ms", "kafka.heartbeat.interval.ms"),
+        *("kafka.max.poll.interval.ms", "kafka.default.api.timeout.ms", "kafka.max.block.ms"),
+        *("kafka.retries", "kafka.retry.backoff.ms", "kafka.retry.backoff.max.ms"),
+        *("kafka.reconnect.backoff.ms", "kafka.reconnect.backoff.max.ms"),
+        *("kafka.metadata.max.age.ms", "kafka.connections.max.idle.ms"),
+        *("kafka.receive.buffer.bytes", "kafka.send.buffer.bytes", "kafka.check.crcs"),
+        *("kafka.fetch.min.bytes", "kafka.fetch.max.wait.ms", "kafka.fetch.max.bytes", "kafka.max.poll.records"),
+        *("kafka.linger.ms", "kafka.buffer.memory", "kafka.max.request.size"),
+        *("kafka.max.in.flight.requests.per.connection", "kafka.partition.assignment.strategy"),
+    }
+)
+"""Options of the connector that change neither what is read nor what is written, here or always: one warning."""
 INSTEAD: Final = {
     "maxOffsetsPerTrigger": "maxBytesPerTrigger: offsets are bytes here",
     "minOffsetsPerTrigger": "the trigger's processingTime: offsets are bytes here",
@@ -49,9 +73,6 @@ INSTEAD: Final = {
     "maxRecordsPerPartition": "maxBytesPerPartition",
     "fetchOffset.numRetries": "retryTimeoutMs, the time for all attempts together",
     "fetchOffset.retryIntervalMs": "retryTimeoutMs, the time for all attempts together",
-    "groupIdPrefix": _NO_GROUP,
-    "group.id": _NO_GROUP,
-    "kafka.group.id": _NO_GROUP,
     "enable.auto.commit": _NO_GROUP,
     "kafka.enable.auto.commit": _NO_GROUP,
     "auto.offset.reset": "startingOffsets",
@@ -60,15 +81,11 @@ INSTEAD: Final = {
     "kafka.value.deserializer": _BYTES,
     "kafka.key.serializer": _BYTES,
     "kafka.value.serializer": _BYTES,
-    "kafka.enable.idempotence": _AVOWED,
     "kafka.transactional.id": "txnAppId and txnVersion",
-    "kafka.isolation.level": "nothing: the source reads committed records only",
-    "kafka.linger.ms": "batchBytes",
-    "kafka.max.poll.records": "maxBytesPerTrigger",
-    "kafka.fetch.max.bytes": "fetchBytes",
     "kafka.security.protocol": _SECURITY,
 }
 """Options of the connector that have no meaning here, and what to do instead."""
+_IGNORED = frozenset(name.lower() for name in IGNORED)
 _PREFIXES = {"kafka.ssl.": _SECURITY, "kafka.sasl.": _SECURITY, "kafka.": "one of the options of this page"}
 _SPARK = {"path", "checkpointlocation", "queryname"}
 """Options that Spark adds itself."""
@@ -167,8 +184,11 @@ class _Reader:
     def finish(self) -> None:
         """Raises UnknownKey if an option was not taken."""
         known = {name.lower(): name for name in self._known}
+        ignored = sorted(name for name in self._given if name in _IGNORED)
+        if ignored:
+            logger.warning("options of Kafka's clients without a meaning here: %s", ", ".join(ignored))
         for name in self._given:
-            if name in known or name in _SPARK:
+            if name in known or name in _SPARK or name in _IGNORED:
                 continue
             if instead := _instead(name):
                 raise UnknownKey(f"option {name!r} has no meaning here: use {instead}")

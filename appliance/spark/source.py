@@ -54,7 +54,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from ..errors import BadValue, CorruptBatch
+from ..errors import BadValue, ConfigFault, CorruptBatch
 from ..names import TopicPartition
 from ..wire.requests import EARLIEST, LATEST
 from .access import Access, Home
@@ -386,6 +386,18 @@ class ApplianceSource(DataSource):
         return "appliance"
 
     def schema(self) -> StructType:
+        """The columns.
+
+        ``load()`` asks for them, so the options are checked here: an error in the reader comes when a query runs, and
+        of a stream's Spark shows another one.
+
+        Raises:
+            BadValue, UnknownKey: an option is wrong, both for a batch and for a stream.
+        """
+        try:
+            source_options(self.options, streaming=True)
+        except ConfigFault:
+            source_options(self.options, streaming=False)
         wanted = self.options.get("includeHeaders", "").lower() == "true"
         return StructType([*COLUMNS.fields, StructField("headers", HEADERS)]) if wanted else COLUMNS
 

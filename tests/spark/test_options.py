@@ -88,9 +88,9 @@ def test_bad_values_are_named(given: dict[str, str], streaming: bool, says: str)
         ("fetchOffset.numRetries", "use retryTimeoutMs, the time for all attempts together"),
         ("kafka.sasl.jaas.config", "SSL://host:9091"),
         ("kafka.value.deserializer", "keys and values are bytes"),
-        ("kafka.receive.buffer.bytes", "has no meaning here"),
+        ("kafka.interceptor.classes", "has no meaning here"),
         ("maxOffsetsPerTrigger", "maxBytesPerTrigger: offsets are bytes"),
-        ("kafka.group.id", "checkpoint keeps the offsets"),
+        ("kafka.enable.auto.commit", "checkpoint keeps the offsets"),
         ("zzz", "known: bootstrap.servers"),
     ],
 )
@@ -107,6 +107,15 @@ def test_names_of_the_connector_that_mean_the_same() -> None:
     assert (sink.acks, sink.codec, sink.batch_bytes_max) == (1, "lz4", 65536)
     with pytest.raises(BadValue, match=r"kafka\.acks and acks mean the same"):
         sink_options({"topic": "out", "kafka.acks": "1", "acks": "all"})
+
+
+def test_options_that_change_nothing_are_named_in_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    harmless = {"kafka.client.id": "job", "group.id": "g", "kafka.LINGER.ms": "5", "kafka.isolation.level": "x"}
+    assert source_options(BATCH | harmless, streaming=False) == source_options(BATCH, streaming=False)
+    (record,) = caplog.records
+    assert record.getMessage().endswith(": group.id, kafka.client.id, kafka.isolation.level, kafka.linger.ms")
+    with pytest.raises(UnknownKey, match="did you mean subscribe"):
+        source_options(BATCH | harmless | {"subscribbe": "x"}, streaming=False)
 
 
 def test_the_page_has_every_name_of_the_connector() -> None:

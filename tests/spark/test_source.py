@@ -194,6 +194,26 @@ def test_errors_name_what_is_wrong(
         load(spark, topics.options(topic) | options).count()
 
 
+def test_a_wrong_option_of_a_stream_is_told_at_load(spark: SparkSession, topics: Topics, topic: str) -> None:
+    for wrong, says in (
+        ({"startingOffset": "earliest"}, "did you mean"),
+        ({"startingOffsets": '{"t":'}, "startingOffsets"),
+    ):
+        with pytest.raises(PySparkException, match=says) as caught:
+            spark.readStream.format("appliance").options(**topics.options(topic) | wrong).load()
+        assert "UnboundLocalError" not in str(caught.value), "which Spark told instead when the query ran"
+
+
+def test_a_write_says_append(spark: SparkSession, topics: Topics, topic: str) -> None:
+    topics.create(topic)
+    rows = spark.createDataFrame([("v",)], "value string")
+    writer = rows.write.format("appliance").options(**{"bootstrap.servers": topics.server.native, "topic": topic})
+    with pytest.raises(PySparkException, match=r"(?i)errorifexists"):
+        writer.save()
+    writer.mode("append").save()
+    assert values(load(spark, topics.options(topic))) == [b"v"]
+
+
 def test_another_schema_is_refused(spark: SparkSession, topics: Topics, topic: str) -> None:
     topics.create(topic)
     reader = spark.read.format("appliance").options(**topics.options(topic)).schema("value string")
