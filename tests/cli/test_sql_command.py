@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -122,6 +122,26 @@ def test_a_signal_ends_a_query_at_once(appliance: Server, tmp_path: Path) -> Non
         child.send_signal(signal.SIGTERM)
         assert child.wait(20) == 143
     assert not any(tmp_path.iterdir())
+
+
+def test_it_may_what_consume_may(make_appliance: Callable[..., Server]) -> None:
+    """Method: a user who may read one topic, describe another one, and knows nothing of a third."""
+    server = make_appliance(**{"security.authorizer": "acl"})
+    for topic in ("may", "described", "hidden"):
+        succeeding("topics", "create", topic, "--data", str(server.data_dir))
+        assert run("produce", topic, "--data", str(server.data_dir), stdin=b"line\n").status == 0
+    for operation, topic in (("Read", "may"), ("Describe", "described")):
+        given = ("--principal", "User:ANONYMOUS", "--operation", operation, "--topic", topic)
+        succeeding("acl", "add", *given, "--data", str(server.data_dir))
+    found = {}
+    for topic in ("may", "described", "hidden"):
+        at = ("--connect", server.native)
+        asked = run("sql", f"select value from {topic}", *at)
+        consumed = run("consume", topic, "--from", "earliest", "--max", "1", "--timeout", "5", *at)
+        found[topic] = asked.status, consumed.status, "line" in asked.out, "line" in consumed.out
+    assert found["may"] == (0, 0, True, True)
+    assert found["described"] == (77, 77, False, False)
+    assert found["hidden"][0] in (66, 77) and found["hidden"][2:] == (False, False)
 
 
 def test_without_its_packages_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
