@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from ..errors import ApplianceError
+from ..errors import ApplianceError, CorruptBatch
 from ..spark.access import Access
 from ..spark.arrow import TIMESTAMP, Decoder
 from ..spark.stream_offsets import Positions, Range
@@ -112,9 +112,14 @@ class LogTable(ds.Dataset):  # type: ignore[misc]
 
     def _records(self, access: Access, ranges: Sequence[Range], headers: bool) -> Iterator[pa.RecordBatch]:
         for part in ranges:
-            decoder = Decoder(part.topic, part.partition, part.first, part.end, headers=headers)
+
+            def tell(offset: int, error: CorruptBatch, part: Range = part) -> None:
+                access.report_damage(part.topic, part.partition, offset)
+                raise error
+
+            decoder = Decoder(part.topic, part.partition, part.first, part.end, headers=headers, on_corrupt=tell)
             # Not from the files of this host: the listener asks for rights.
-            for position, data in access.read(part, None, FETCH_BYTES, fail_on_data_loss=False):
+            for position, data in access.read(part, None, FETCH_BYTES, fail_on_data_loss=False, on_damage=tell):
                 yield from decoder.decode(data, position)
 
     def _rows(self, records: Iterator[pa.RecordBatch], reads: pa.Schema) -> Iterator[pa.RecordBatch]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import duckdb
 import pytest
 
 from appliance.client import Consumer, Producer
-from appliance.errors import BrokerAway, InvalidRequest, UnknownPartition
+from appliance.errors import BrokerAway, CorruptBatch, InvalidRequest, UnknownPartition
 from appliance.records.encode import encode_batch
 from appliance.spark.access import Access
 from appliance.sql.session import MEMORY_BYTES_MIN, SPILL_FACTOR, Session, quote_offset
@@ -21,7 +21,7 @@ from appliance.wire.requests import EARLIEST
 from ..spark.conftest import Topics
 from ..spark.pipelines import access
 from ..support.ready import free_port
-from ..support.server import Server
+from ..support.server import Server, wait_for
 
 T0_MS = 1_795_219_200_000
 
@@ -281,3 +281,27 @@ def test_duckdb_takes_the_quoted_query() -> None:
     inner = "(select 1 as offset) t where t.offset > 0"
     query = quote_offset(f"select offset, count(*) from {inner} group by offset order by offset limit 1 offset 0")
     assert duckdb.sql(query).fetchall() == [(1, 1)]
+
+
+def test_a_damaged_batch_ends_a_query_and_is_told(
+    make_appliance: Callable[..., Server], topics_of: Callable[[Server], Topics]
+) -> None:
+    """The file is altered behind the back of the appliance, as a bad disk would."""
+    server = make_appliance()
+    topics_of(server).create("web")
+    with Producer(server.native) as producer:
+        for number in range(3):
+            producer.send("web", b"line-%d" % number)
+            producer.flush()
+    log = next((server.data_dir / "web-0").glob("*.log"))
+    with log.open("r+b") as file:
+        file.seek(file.read().index(b"line-1"))
+        file.write(b"X")
+    with Session(server.native, parsers={"web": ""}) as session:
+        assert ask(session, "select value from web where offset < 74") == [("line-0",)], (
+            "what is not asked for is not read"
+        )
+        for _ in range(2):  # the second time the appliance knows it, and does not serve it
+            with pytest.raises(CorruptBatch, match="web-0"):
+                ask(session, "select count(*) from web where value like '%0'")
+            wait_for(lambda: "web-0" in server.state["damaged"], "it is named")
