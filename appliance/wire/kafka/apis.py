@@ -3,7 +3,7 @@
 ``tests/clients/README.md`` shows it.
 
 The lowest versions suit librdkafka 2.0.2 (Debian 12), which needs certain old versions.  The highest ones of Produce,
-OffsetCommit and OffsetFetch are below those that replace topic names by topic ids (13, 10, 10), as Fetch 13 does.
+OffsetCommit and OffsetFetch are those before topic ids replace topic names (13, 10, 10), as in Fetch 13.
 Those of the transaction APIs are the last ones of Kafka's first transaction protocol (TV1).  Metadata has both names
 and ids from 10 on.  It goes beyond 9, on which librdkafka fails with many small topics.  Produce 0 to 2 are listed
 because librdkafka before 2.11.1 otherwise silently drops gzip, snappy and lz4.  Produce requests of these versions are
@@ -76,7 +76,7 @@ class Api(NamedTuple):
 
 
 APIS: Final[dict[int, Api]] = {
-    PRODUCE: Api("Produce", 0, 9, 9),
+    PRODUCE: Api("Produce", 0, 12, 9),
     FETCH: Api("Fetch", 4, 17, 12),
     LIST_OFFSETS: Api("ListOffsets", 1, 11, 6),
     METADATA: Api("Metadata", 0, 13, 9),

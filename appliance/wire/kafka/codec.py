@@ -82,7 +82,7 @@ class KafkaCodec:
                     position = _HEADER.size + client_id_size if client_id_size > 0 else _HEADER.size
                     return produce.decode_one(frame, position, correlation_id, version, parts_max)
                 position = _body(frame, client_id_size, version >= produce.FLEXIBLE_FROM)
-                if version == produce.VERSION_SERVED_MAX:
+                if produce.FLEXIBLE_FROM <= version <= produce.VERSION_SERVED_MAX:
                     return produce.decode_one_flexible(frame, position, correlation_id, version, parts_max)
                 return produce.decode(frame, position, correlation_id, version, parts_max)
             if key == FETCH:

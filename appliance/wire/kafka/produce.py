@@ -1,6 +1,6 @@
-"""Decodes and encodes Produce (API 0), versions 0 to 9.
+"""Decodes and encodes Produce (API 0), versions 0 to 12.
 
-Request (``[…]`` arrays; in 9 compact lengths, and tagged fields at each ``}`` and at the end)::
+Request (``[…]`` arrays; from 9 on compact lengths, and tagged fields at each ``}`` and at the end)::
 
     transactional id (3+)  i16 acks  i32 timeout ms
     [topic { name  [partition { i32 index  i32 size, record batches }] }]
@@ -12,9 +12,10 @@ Reply::
     i32 throttle ms = 0 (1+)
 
 The record batches of a part are not copied: ``frame[start:stop]``.  Versions 0 to 2 hold the old message sets, which
-are not stored: each partition gets UNSUPPORTED_VERSION.  So do versions 10 to 12, which a client does not send after
-ApiVersions.  With acks=0 there is no reply.  A refused request with acks=0 closes the connection, so that the client
-notices, as in Kafka.
+are not stored: each partition gets UNSUPPORTED_VERSION.  Versions 10 to 12 are as 9: the new leader that a reply may
+name in its tagged fields (10, KIP-951) is never named, and 12 adds partitions to a transaction only where brokers have
+decided on ``transaction.version`` 2 (KIP-890), of which these say nothing.  With acks=0 there is no reply.  A refused
+request with acks=0 closes the connection, so that the client notices, as in Kafka.
 
 Only Kafka's own tools, with the client id ADMIN_CLIENT_ID, may produce to internal topics.  Other clients get
 INVALID_TOPIC_EXCEPTION.  Such a part is decoded without its batches, so that a missing partition is still reported as
@@ -55,7 +56,6 @@ from .reply import MESSAGE_CHARACTERS_MAX
 
 VERSION_SERVED_MIN: Final = 3
 VERSION_SERVED_MAX, FLEXIBLE_FROM = APIS[PRODUCE].version_max, APIS[PRODUCE].flexible_from
-VERSION_READABLE_MAX: Final = 12
 INVALID_REQUIRED_ACKS: Final = 21
 PARTITION_BYTES_MIN: Final = 6
 HEAD_AT: Final = 8
@@ -89,7 +89,7 @@ Context = tuple[list[int], int, bytes, list[Group], bytes, frozenset[int]]
 
 
 def decode(frame: memoryview, position: int, correlation_id: int, version: int, parts_max: int) -> Produce | Local:
-    if version > VERSION_READABLE_MAX:
+    if version > VERSION_SERVED_MAX:
         raise ProtocolFault(f"Produce version {version} is not served: see ApiVersions")
     flexible = version >= FLEXIBLE_FROM
     transactional_id, position = _read_transactional_id(frame, position, version)
@@ -116,7 +116,7 @@ def decode(frame: memoryview, position: int, correlation_id: int, version: int, 
         parts[index] = parts[index]._replace(stop=parts[index].start)
     context: Context = ([correlation_id], version, topics, groups, b"", frozenset(internal))
     request = Produce(context, acks, timeout_ms, parts, transactional_id=transactional_id)
-    if not -1 <= acks <= 1 or not VERSION_SERVED_MIN <= version <= VERSION_SERVED_MAX:
+    if not -1 <= acks <= 1 or version < VERSION_SERVED_MIN:
         return _refuse(request)
     return request
 
@@ -147,7 +147,7 @@ def decode_one(frame: memoryview, position: int, correlation_id: int, version: i
 def decode_one_flexible(
     frame: memoryview, position: int, correlation_id: int, version: int, parts_max: int
 ) -> Produce | Local:
-    """:func:`decode_one` for version 9."""
+    """:func:`decode_one` for version 9 and later ones."""
     if len(frame) < position + _HEAD_ONE_FLEXIBLE.size:
         return decode(frame, position, correlation_id, version, parts_max)
     no_transaction, acks, timeout_ms, count, size = _HEAD_ONE_FLEXIBLE.unpack_from(frame, position)
@@ -288,7 +288,7 @@ def encode(request: Produce, results: list[ProduceResult]) -> bytes:
     if internal:
         results = [_refuse_internal(result) if i in internal else result for i, result in enumerate(results)]
     flexible = version >= FLEXIBLE_FROM
-    encode_part = _ENCODERS[min(version, VERSION_SERVED_MAX)]
+    encode_part = _ENCODERS[min(version, FLEXIBLE_FROM)]
     head = _REPLY_HEAD_FLEXIBLE if flexible else _REPLY_HEAD
     topic_end = b"\0" if flexible else b""
     end = topic_end + (b"\0\0\0\0" if version else b"")
