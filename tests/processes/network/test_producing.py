@@ -75,7 +75,12 @@ class Rig:
         known = cast(KnownPartitions, partitions)
         self.producing = Producing(turn, self.connections, known, handing_over, self.buffers, lambda key: None)
         self.connections.connect(
-            {}, handing_over.hand_over, self.producing.ask_for_room, self.producing.forget, lambda piece: None
+            {},
+            handing_over.hand_over,
+            self.producing.ask_for_room,
+            self.producing.forget,
+            on_unreadable=lambda piece: None,
+            throttle=lambda _, reply: reply,
         )
         self._epoll = epoll
         self._sockets: list[socket.socket] = []
