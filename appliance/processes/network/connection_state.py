@@ -242,6 +242,7 @@ class Connection:
         "transport",
         "unanswered",
         "warm_bytes",
+        "warm_since_ms",
     )
 
     def __init__(
@@ -280,8 +281,8 @@ class Connection:
         """The events that epoll watches the socket for."""
         self.cold: FileRange | None = None
         """What is next, and not in memory: nothing is sent until it has been brought."""
-        self.warm_bytes = 0
-        """Bytes of the first range of a file that are known to be in memory, while it sends."""
+        self.warm_bytes = self.warm_since_ms = 0
+        """Bytes of the range of a file that is sent next, known to be in memory since that time or later."""
         self.blocked = False
         """The socket has not taken all of the output; until epoll says that it takes more, nothing is sent."""
         self.active_ms = self.read_ns = 0
@@ -367,7 +368,6 @@ class Connection:
             OSError: the connection is gone.
         """
         before = self.out_bytes
-        self.warm_bytes = 0
         try:
             while self.out:
                 piece = self.out[0]
@@ -390,7 +390,7 @@ class Connection:
             False when some bytes are left: they are not read from their file again before the socket takes more.
         """
         chunks: list[bytes | bytearray] = []
-        size = more = 0
+        size = more = self.warm_bytes = 0
         for piece in self.out:
             if isinstance(piece, bytes):
                 if size >= JOINED_BYTES_MAX:

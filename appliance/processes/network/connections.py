@@ -46,6 +46,8 @@ Returns:
 Raises:
     ProtocolFault: the connection is to be closed.
 """
+WARM_MS_MAX: Final = 100
+"""How long what was found in memory is believed to be there, for a client that takes it in pieces."""
 STARVED_MS_MAX: Final = 500
 """How long connections wait for memory before a connection that is behind with its request is closed."""
 
@@ -385,6 +387,9 @@ class Connections:
 
     def _send(self, connection: Connection) -> bool:
         """Send what the socket takes, and ask for what is next if it is not in memory; False: it had to be closed."""
+        now_ms = self._turn.now_ms
+        if now_ms - connection.warm_since_ms > WARM_MS_MAX:
+            connection.warm_bytes, connection.warm_since_ms = 0, now_ms
         try:
             sent = connection.send()
         except OSError as error:
@@ -393,7 +398,7 @@ class Connections:
             self.close(connection)
             return False
         if sent:
-            connection.active_ms = self._turn.now_ms
+            connection.active_ms = now_ms
             connection.counters.sent(sent)
             connection.session.bytes_out += sent
         if (cold := connection.cold) is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import select
 import ssl
@@ -16,6 +17,7 @@ import pytest
 from appliance.config import Network
 from appliance.log.page_cache import Brought, LogFile
 from appliance.processes.network import cold_reads
+from appliance.processes.network import turn as turns
 from appliance.processes.network.cold_reads import READ_BYTES_MIN, STRETCH_BYTES, Asked, ColdReads, read_stretch
 from appliance.processes.network.connection_state import JOINED_BYTES_MAX, Connection
 from appliance.processes.network.connections import Connections
@@ -268,6 +270,35 @@ def test_a_reply_waits_for_the_disk_and_what_was_before_it_does_not(sender: Send
     sender.drain()
     assert sender.got == b"acknowledgedheader" + DATA[1000 : 1000 + size] + b"next"
     assert 1 <= brought <= 4 and not sender.reads.waiting
+
+
+def test_what_is_in_memory_is_looked_for_once_while_a_client_takes_it(
+    sender: Sender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And again when the client has taken its time: the kernel may have dropped it."""
+    os.pread(sender.file.fd, SIZE, 0)
+    looks: list[int] = []
+    in_memory = LogFile.in_memory
+
+    def counted(file: LogFile, position: int, count: int) -> int:
+        looks.append(position)
+        return in_memory(file, position, count)
+
+    monkeypatch.setattr(LogFile, "in_memory", counted)
+    now_ms = itertools.count(10_000_000, 1)
+    monkeypatch.setattr(turns, "now_ns", lambda: next(now_ms) * 1_000_000)
+    sender.turn.begin()
+    sender.put(b"header", FileRange(sender.file, 0, 1 << 20), FileRange(sender.file, 100, 1 << 20))
+    for _ in range(10):
+        sender.step()
+    assert sender.connection.out and looks == [0]
+    monkeypatch.setattr(turns, "now_ns", lambda: 2 * 10_000_000 * 1_000_000)
+    sender.step()
+    assert len(looks) == 2
+    while sender.connection.out:
+        sender.step()
+    sender.drain()
+    assert sender.got == b"header" + DATA[: 1 << 20] + DATA[100 : 100 + (1 << 20)]
 
 
 def test_a_disk_that_fails_ends_the_connection_and_is_told_of(sender: Sender) -> None:
