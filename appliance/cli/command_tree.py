@@ -18,6 +18,7 @@ from .invocation import Commands
 
 MODULES: Final = {
     "service_commands": ("start", "status"),
+    "contexts_commands": ("contexts",),
     "clients_command": ("clients",),
     "health_commands": ("health", "reload", "accept-clock"),
     "data_commands": ("produce", "consume"),
@@ -56,7 +57,8 @@ HELP: Final = """A log broker in one box: push logs in, pull them out in groups.
 
     appliance consume web --from earliest --timeout 1 --data /tmp/box
 
-APPLIANCE_DATA or APPLIANCE_CONNECT in the environment save --data or --connect.  All of it at once:
+APPLIANCE_DATA or APPLIANCE_CONNECT in the environment save --data or --connect, and so does [b]appliance contexts[/b].
+All of it at once:
 [b]appliance demo[/b]."""
 
 

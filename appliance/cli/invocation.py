@@ -20,7 +20,7 @@ import typer.core
 import typer.exceptions
 
 from ..errors import ApplianceError
-from . import output
+from . import contexts, output
 from .ending import Ended, on_closed_pipe
 from .faults import Fault, named_in, report, show
 
@@ -90,6 +90,9 @@ def run(app: typer.Typer, words: Sequence[str]) -> int:
     as_json = "--json" in options
     drawn = not as_json and sys.stderr.isatty()
     try:
+        explains = {"--help", "-h", "--version"} & set(options)
+        if words and words[0] != "contexts" and not explains and not named_in(words):
+            os.environ.update(contexts.variables())
         return int(app(list(words), prog_name="appliance", standalone_mode=drawn) or 0)
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)

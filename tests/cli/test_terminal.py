@@ -104,6 +104,10 @@ READ = ("--from", "earliest", "--max", "2")
 CASES: dict[str, list[list[str]]] = {
     "start": [["--data", "{data}/x", "--set", f"{HOSTILE}=1"], ["--data", "{data}/x", "--config", "{config}"]],
     "status": [["--data", "{data}"], ["--data", "{data}", "--json"], ["--data", f"/nowhere/{HOSTILE}"]],
+    "contexts list": [["--json"]],
+    "contexts add": [[HOSTILE, "--connect", "a:1"], ["a", "--connect", HOSTILE]],
+    "contexts use": [[HOSTILE]],
+    "contexts remove": [[HOSTILE]],
     "clients": [["{at}"], ["--json", "{at}"], [HOSTILE, "{at}"], ["--data", f"/nowhere/{HOSTILE}"]],
     "health": [["--data", "{data}"], ["--data", "{data}", "--json"], ["--data", f"/nowhere/{HOSTILE}"]],
     "reload": [["--data", f"/nowhere/{HOSTILE}"]],

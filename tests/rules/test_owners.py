@@ -345,7 +345,7 @@ REFUSED: dict[str, list[Words]] = {
     "bench": [of("bench", "--directory", "NEW"), of("bench", "--results", "NEW")],
 }
 """Those that start programs which cannot act as another user."""
-WITHOUT = {"shell", "pipeline example"}
+WITHOUT = {"shell", "pipeline example", *(f"contexts {verb}" for verb in ("list", "add", "use", "remove"))}
 """Those that use none; the shell's history is below."""
 
 

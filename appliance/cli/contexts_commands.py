@@ -1,0 +1,114 @@
+"""``appliance contexts``: names for appliances, and which one commands are about."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ..addresses import parse_listeners
+from . import contexts, output
+from .contexts import Context
+from .target import Connect, Data, Json
+
+app = typer.Typer(no_args_is_help=True, help="Name several appliances, and choose the one that commands are about.")
+
+
+def _complete(incomplete: str) -> list[str]:
+    return [name for name in sorted(contexts.load().contexts) if name.startswith(incomplete)]
+
+
+Name = Annotated[str, typer.Argument(metavar="NAME", autocompletion=_complete, help="Name of a context.")]
+
+
+@app.command(name="list")
+def list_(as_json: Json = False) -> None:
+    """List contexts, and which one is in use.
+
+    [b]Example[/b]
+
+        appliance contexts list --json
+    """
+    known = contexts.load()
+    rows = [
+        {"name": name, "data": one.data, "connect": one.connect, "in_use": name == known.in_use}
+        for name, one in sorted(known.contexts.items())
+    ]
+    output.print_rows(rows, ["name", "data", "connect", "in_use"], as_json=as_json)
+
+
+@app.command()
+def add(
+    name: Name,
+    use: Annotated[bool, typer.Option("--use", help="Use it from now on.")] = False,
+    data: Data = None,
+    connect: Connect = None,
+    as_json: Json = False,
+) -> None:
+    """Name the appliance of --data or --connect, or give that name to another one.
+
+    [b]Examples[/b]
+
+        appliance contexts add box --data /var/lib/appliance --use
+
+        appliance contexts add far --connect SSL://logs.example.net:9091
+    """
+    if (data is None) == (connect is None):
+        raise typer.BadParameter("give --data or --connect, one of them")
+    if connect is not None:
+        try:
+            parse_listeners("native", connect)
+        except ValueError as error:
+            raise typer.BadParameter(f"--connect {connect}: {error}") from None
+    known = contexts.load()
+    known.contexts[name] = Context(str(data.absolute()) if data else "", connect or "")
+    if use:
+        known.current = name
+    contexts.store(known)
+    _say(name, as_json)
+
+
+@app.command()
+def use(name: Name, as_json: Json = False) -> None:
+    """Let commands be about the appliance of a context, where they say nothing else.
+
+    --data, --connect, APPLIANCE_DATA, APPLIANCE_CONNECT and APPLIANCE_CONTEXT go before it.
+
+    [b]Example[/b]
+
+        appliance contexts use far
+    """
+    known = contexts.load()
+    known.find(name)
+    known.current = name
+    contexts.store(known)
+    _say(name, as_json)
+
+
+@app.command()
+def remove(name: Name, as_json: Json = False) -> None:
+    """Forget a name; the appliance is not touched.  If it was in use, none is.
+
+    [b]Example[/b]
+
+        appliance contexts remove far
+    """
+    known = contexts.load()
+    known.find(name)
+    del known.contexts[name]
+    if known.current == name:
+        known.current = ""
+    contexts.store(known)
+    _say(name, as_json)
+
+
+def _say(name: str, as_json: bool) -> None:
+    known = contexts.load()
+    if as_json:
+        output.print_json({"name": name, "in_use": known.current})
+    else:
+        output.say(f"in use: {known.current or 'none'}")
+
+
+def register(root: typer.Typer) -> None:
+    root.add_typer(app, name="contexts", rich_help_panel="Running one")
