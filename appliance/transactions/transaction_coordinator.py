@@ -139,17 +139,17 @@ class TransactionCoordinator:
 
     def pending(self, group: str) -> Collection[TopicPartition] | None:
         """The partitions of which an open transaction may change the committed offset; None: not known yet."""
-        if not self.store.serves:
-            return ()
-        if not self.loaded:
-            return None
-        return self._pending.get(group, ())
+        if self.loaded:
+            return self._pending.get(group, ())
+        return None if self.store.serves else ()
 
     def refuse(self, transactional_id: str) -> Code:
         """Why nothing can be said about this id now, else NONE."""
-        if not self.store.serves or not self.store.leads:
+        if not self.store.leads:
             return Code.COORDINATOR_NOT_AVAILABLE
-        return Code.NONE if self.loaded else Code.COORDINATOR_LOAD_IN_PROGRESS
+        if self.loaded:  # also when another appliance has joined since: what is open here has to end
+            return Code.NONE
+        return Code.COORDINATOR_LOAD_IN_PROGRESS if self.store.serves else Code.COORDINATOR_NOT_AVAILABLE
 
     # -- requests -------------------------------------------------------------------------------------
 

@@ -195,6 +195,15 @@ async def test_requests_before_it_is_known_what_is_stored(world: FakeTransaction
 
 
 @scenario
+async def test_what_is_open_ends_also_when_another_appliance_has_joined(world: FakeTransactions) -> None:
+    producer = await world.begin(A)
+    world.serves = False
+    assert await world.coordinator.end("x", producer, True) is Code.NONE
+    await world.settled()
+    assert world.state() is State.COMPLETE_COMMIT
+
+
+@scenario
 async def test_unknown_ids_and_too_many(world: FakeTransactions) -> None:
     assert await world.coordinator.end("y", Producer(1, 0), True) is Code.INVALID_PRODUCER_ID_MAPPING
     assert await world.coordinator.abort("y") is Code.INVALID_PRODUCER_ID_MAPPING
