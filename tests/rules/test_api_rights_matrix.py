@@ -262,7 +262,7 @@ def codes(reply: Any) -> set[int]:
     found = set()
     for name in reply.__slots__ if hasattr(reply, "__slots__") else vars(reply):
         value = getattr(reply, name)
-        if name.endswith("error_code"):
+        if name in ("error_code", "partition_error_code"):  # the latter in AddPartitionsToTxn
             found.add(value)
         for each in value if isinstance(value, list) else ():
             if hasattr(each, "__dict__") or hasattr(each, "__slots__"):
