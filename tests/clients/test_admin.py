@@ -169,7 +169,7 @@ def test_kafkas_admin_client_is_answered_at_once_whatever_it_asks(broker: Broker
         "incrementalAlterConfigs, brokers": "InvalidRequestException",
         "electLeaders": "ElectionNotNeededException",
         "describeAcls": "SecurityDisabledException",
-        "describeTransactions": "UnsupportedVersionException",
+        "describeTransactions": "TransactionalIdNotFoundException",
         "describeMetadataQuorum": "UnsupportedVersionException",
     }
 
