@@ -306,6 +306,24 @@ def test_who_reads_committed_messages_gets_those_of_committed_transactions(serve
     assert read(server, make, "read_uncommitted") == [b"kept", b"thrown", b"plain"]
 
 
+def test_sql_has_what_committed_transactions_have(server: Server, make: str) -> None:
+    def counted(where: str) -> int:
+        query = f'select count(*) n from "{make}" where {where}'
+        return int(succeeding("sql", query, "--json", "--connect", server.native).json["n"])
+
+    one = producer(server, new_id())
+    for committing in (True, False, True):
+        one.begin_transaction()
+        send(one, make, *[b"yes" if committing else b"no"] * 10)
+        (one.commit_transaction if committing else one.abort_transaction)(DEADLINE_S)
+    one.begin_transaction()
+    send(one, make, b"open")
+    wait_for(lambda: counted("true") == 20, "committed messages", DEADLINE_S)
+    assert counted("value = 'yes'") == 20
+    one.commit_transaction(DEADLINE_S)
+    wait_for(lambda: counted("true") == 21, "the last one", DEADLINE_S)
+
+
 def test_a_coordinator_that_dies_between_the_decision_and_its_end(server: Server, make: str) -> None:
     """The decision is durable, the writer has not written its marker: the next coordinator has it written."""
     name = new_id()
