@@ -92,6 +92,7 @@ class Consumer:
             request_timeout_ms=request_timeout_ms,
             reset=None if on_out_of_range == "raise" else on_out_of_range,
             committed=committed,
+            skips_damage=on_corrupt == "skip",
         )
         self._fetcher = Fetcher(self._cluster, options, clock=clock)
         self._unpacked_bytes_max = unpacked_bytes_max
@@ -214,8 +215,8 @@ class Consumer:
 
     @property
     def corrupt_batches(self) -> int:
-        """Damaged batches that were skipped."""
-        return self._decoder.corrupt_batches
+        """Damaged batches that were skipped, and ranges of them that the appliance does not serve."""
+        return self._decoder.corrupt_batches + self._fetcher.withheld
 
     @property
     def large_batches(self) -> int:

@@ -1,10 +1,10 @@
-"""Tells the appliance of damage that a reader has met, so that it is named before the scrubber comes to it."""
+"""Tells the appliance of damage that a reader has met, which is named then, and asks it what it does not serve."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 from ..errors import ApplianceError
 from .cluster_client import Cluster
@@ -13,6 +13,19 @@ EVERY_S: Final = 60.0
 """One report of a partition in this time: behind the first damage, the scrubber looks at all of it."""
 ANSWER_MS_MAX: Final = 2_000
 """How long a reader waits for the appliance, which reads the offsets itself."""
+
+
+def withheld_at(cluster: Cluster, topic: str, partition: int, offset: int) -> dict[str, Any] | None:
+    """The offsets that the appliance knows to be damaged, and does not serve, among which this one is; None: it is not.
+
+    Returns:
+        start, stop, file, position, reason.
+    """
+    with suppress(ApplianceError):
+        for row in cluster.report_damage(topic, partition, offset, offset + 1, timeout_ms=ANSWER_MS_MAX):
+            if row["start"] <= offset < row["stop"]:
+                return row
+    return None
 
 
 class DamageReports:

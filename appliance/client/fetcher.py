@@ -50,6 +50,7 @@ from ..records.markers import aborted_batches
 from ..wire.native import FETCH
 from .broker_connection import Connection, Reply
 from .cluster_client import Cluster, ClusterSnapshot
+from .damage_reports import withheld_at
 from .troubles import Troubles
 
 logger = logging.getLogger(__name__)
@@ -84,7 +85,8 @@ class FetchOptions:
     """Options of a fetcher.
 
     ``reset``: where to continue after an offset out of range; None raises.  ``committed``: read up to the last stable
-    offset, and leave out what was aborted.
+    offset, and leave out what was aborted.  ``skips_damage``: go on behind what the appliance does not serve since it
+    is damaged, and count it in ``withheld``; else wait until it is repaired.
     """
 
     bytes_max: int
@@ -96,6 +98,7 @@ class FetchOptions:
     request_timeout_ms: int
     reset: str | None
     committed: bool = False
+    skips_damage: bool = False
 
 
 class Fetched:
@@ -186,6 +189,7 @@ class Fetcher:
 
     def __init__(self, cluster: Cluster, options: FetchOptions, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.troubles = Troubles(clock)
+        self.withheld = 0
         self._cluster = cluster
         self._options = options
         self._clock = clock
@@ -377,6 +381,13 @@ class Fetcher:
     def _on_refused(self, fetched: Fetched, code: int, now_s: float) -> None:
         topic, partition = fetched.topic_partition
         fetched.resume_s = now_s + BACKOFF_S
+        if code == StorageFault.code and self._options.skips_damage:
+            row = withheld_at(self._cluster, topic, partition, fetched.offset)
+            if row is not None:
+                logger.warning("%s-%d: skipped up to %d: %s", topic, partition, row["stop"], row["reason"])
+                self.withheld += 1
+                fetched.offset, fetched.resume_s = row["stop"], now_s
+                return
         where = f"{topic}-{partition} at offset {fetched.offset}"
         error = StorageFault(f"{where}: {UNTRUSTED}") if code == StorageFault.code else from_code(code, about=where)
         if isinstance(error, OffsetOutOfRange):

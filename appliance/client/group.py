@@ -131,6 +131,7 @@ class GroupConsumer:
             request_timeout_ms=request_timeout_ms,
             reset="latest" if self._start == LATEST else "earliest",
             committed=committed,
+            skips_damage=on_corrupt == "skip",
         )
         reports = DamageReports(self._cluster, time.monotonic)
         self._decoder = Decoder(reports, unpacked_bytes_max, check_crc=check_crc, on_corrupt=on_corrupt)
@@ -261,7 +262,7 @@ class GroupConsumer:
 
     @property
     def corrupt_batches(self) -> int:
-        return self._decoder.corrupt_batches
+        return self._decoder.corrupt_batches + self._fetcher.withheld
 
     @property
     def large_batches(self) -> int:

@@ -24,7 +24,7 @@ from .. import status
 from ..addresses import PLAINTEXT, parse_addresses
 from ..client.broker_connection import Connection, parse_bootstrap, speaks_kafka
 from ..client.cluster_client import Cluster, TopicSnapshot
-from ..client.damage_reports import DamageReports
+from ..client.damage_reports import DamageReports, withheld_at
 from ..durable_files import File
 from ..errors import (
     ApplianceError,
@@ -309,13 +309,12 @@ class Access:
 
     def _damage(self, key: TopicPartition, position: int) -> _Damage | None:
         """The damaged range that has this offset, as the appliance knows it."""
-        with suppress(ApplianceError):
-            for row in self.cluster.report_damage(*key, position, position + 1):
-                if row["start"] <= position < row["stop"]:
-                    where = f"{key.topic}-{key.partition}: batch at offset {position}: {row['reason']}"
-                    what = f"the offsets to {row['stop']} are not served: `appliance log repair` keeps the others"
-                    return _Damage(row["stop"], CorruptBatch(f"{where}: {what}"))
-        return None
+        row = withheld_at(self.cluster, *key, position)
+        if row is None:
+            return None
+        where = f"{key.topic}-{key.partition}: batch at offset {position}: {row['reason']}"
+        what = f"the offsets to {row['stop']} are not served: `appliance log repair` keeps the others"
+        return _Damage(row["stop"], CorruptBatch(f"{where}: {what}"))
 
     def _remote(self, wanted: Range, position: int, bytes_max: int) -> Iterator[_Step]:
         topic, partition = wanted.topic, wanted.partition

@@ -97,9 +97,14 @@ def read_raising(server: Server, topic: str) -> None:
 
 
 def read_values_skipping(server: Server, topic: str) -> None:
-    with Consumer(server.native, on_corrupt="skip") as consumer:
-        consumer.assign_topic(topic)
-        assert sum(len(batch.values) for batch in consumer.fetch_batches(30.0)) == 2
+    for _ in range(2):  # it is served once, and then withheld
+        with Consumer(server.native, on_corrupt="skip") as consumer:
+            consumer.assign_topic(topic)
+            got = []
+            while len(got) < 2:
+                got += [value for batch in consumer.fetch_batches(30.0) for value in batch.values]
+            assert got == FIRST[::2] and consumer.corrupt_batches == 1
+            wait_for(lambda: f"{topic}-0" in server.state["damaged"], f"{topic}-0 is named")
 
 
 def read_as_a_member(server: Server, topic: str) -> None:

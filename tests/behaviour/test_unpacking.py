@@ -49,7 +49,7 @@ TOPICS = {
 }
 
 
-@pytest.mark.parametrize("batch", [LARGE, TOO_MANY, TOO_MANY_HEADERS])
+@pytest.mark.parametrize("batch", [LARGE, TOO_MANY, TOO_MANY_HEADERS], ids=["large", "many", "many headers"])
 def test_a_batch_that_becomes_too_large_is_refused(batch: bytes) -> None:
     meter = Meter()
     with pytest.raises(MessageTooLarge):
@@ -60,11 +60,11 @@ def test_a_batch_that_becomes_too_large_is_refused(batch: bytes) -> None:
             decode_values(batch)
 
 
-@pytest.mark.parametrize("batch", [LARGE, TOO_MANY])
+@pytest.mark.parametrize("batch", [LARGE, TOO_MANY], ids=["large", "many"])
 def test_spark_steps_over_what_is_too_large(batch: bytes) -> None:
     (placed, _), (good, _) = place_all(0, [batch, GOOD])
-    refused: list[CorruptBatch] = []
-    decoder = ArrowDecoder("t", 0, 0, 1 << 40, on_corrupt=refused.append)
+    refused: list[int] = []
+    decoder = ArrowDecoder("t", 0, 0, 1 << 40, on_corrupt=lambda offset, _: refused.append(offset))
     rows = [row for table in decoder.decode(bytes(placed) + bytes(good), 0) for row in table["value"].to_pylist()]
     assert rows == [b"a good line"] and len(refused) == 1
     with pytest.raises(CorruptBatch, match=r"batch at offset 0: .*more than"):
@@ -73,8 +73,8 @@ def test_spark_steps_over_what_is_too_large(batch: bytes) -> None:
 
 def test_spark_steps_over_a_record_with_too_many_headers() -> None:
     ((placed, _),) = place_all(0, [TOO_MANY_HEADERS])
-    refused: list[CorruptBatch] = []
-    decoder = ArrowDecoder("t", 0, 0, 1 << 40, headers=True, on_corrupt=refused.append)
+    refused: list[int] = []
+    decoder = ArrowDecoder("t", 0, 0, 1 << 40, headers=True, on_corrupt=lambda offset, _: refused.append(offset))
     tables: list[pa.RecordBatch] = list(decoder.decode(bytes(placed), 0))
     assert tables == [] and len(refused) == 1
 
