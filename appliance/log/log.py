@@ -454,9 +454,12 @@ class Log:
             logs, indexes = files.sizes(self.path)
             if not list(logs) == list(indexes) == self.bases:
                 return  # retired segments were not unlinked: recovery will do that
+            self.aborted.sync()  # the next open takes them as they are
             state, summary = self._segments.active.state, self.summary
             marker = Marker(self.bases, list(indexes.values()), self.start, summary.stable, summary.has_aborted, state)
             self._system.fdatasync(self._segments.active.index.fd)
             marker.store(self.path, self._system)
         except OSError as error:  # the next open is slower: it recovers
             logger.warning("%s: not marked as cleanly stopped: %s", self.path, error.strerror)
+        except StorageFault as error:
+            logger.warning("%s: not marked as cleanly stopped: %s", self.path, error)

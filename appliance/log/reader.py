@@ -317,13 +317,18 @@ class LogReader:
             file = self._files.get(str(aborted_path(self._directory, base)), LogFile)
             count = os.fstat(file.fd).st_size // ABORTED_BYTES
             numbers = range(count)
-            first = bisect_left(numbers, offset, key=lambda number: self._aborted_at(file, number, 1)[0].last)
+            first = bisect_left(numbers, offset, key=lambda number: self._last_of(file, number, offset))
             for number in range(first, count, ABORTED_AT_ONCE):
                 yield from self._aborted_at(file, number, ABORTED_AT_ONCE)
         except FileNotFoundError:  # retention has removed it
             return
         except OSError as error:
             raise StorageFault(f"{aborted_path(self._directory, base)}: {error.strerror}") from error
+
+    def _last_of(self, file: LogFile, number: int, offset: int) -> int:
+        """The offset of the marker of an entry; ``offset``, if the entry was taken back meanwhile."""
+        found = self._aborted_at(file, number, 1)
+        return found[0].last if found else offset
 
     def _aborted_at(self, file: LogFile, number: int, count: int) -> list[Aborted]:
         return list(unpack(file.read(count * ABORTED_BYTES, number * ABORTED_BYTES)))

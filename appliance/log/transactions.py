@@ -178,6 +178,8 @@ class AbortedIndex:
         except OSError:
             self.cut(base, size)
             raise
+        with self._lock:  # another thread may have flushed it before it was written
+            self._unsynced[base] = file
         self.count += 1
 
     def take_back(self, base: int) -> None:
@@ -280,4 +282,7 @@ class AbortedIndex:
                 self._system.ftruncate(file.fd, len(kept) * ENTRY_BYTES)
                 data = b"".join(entry.pack() for entry in new)
                 write_at(file.fd, data, len(kept) * ENTRY_BYTES, self._system)
+            elif new:
+                self._open(base)  # whoever wrote it may have died before it was flushed
+        self._names_unsynced |= bool(derived)
         self.count = sum(indexed(self._directory).values()) // ENTRY_BYTES

@@ -204,7 +204,7 @@ class Transaction(msgspec.Struct, frozen=True, omit_defaults=True):
     def _refuse(self, producer: Producer) -> Code:
         if producer.id != self.producer_id:
             return Code.INVALID_PRODUCER_ID_MAPPING
-        if producer.epoch != self.epoch:
+        if producer.epoch != self.epoch or producer.epoch > EPOCH_GIVEN_MAX:
             return Code.PRODUCER_FENCED
         return Code.CONCURRENT_TRANSACTIONS if self.state in ENDING else Code.NONE
 
@@ -219,7 +219,7 @@ class Transaction(msgspec.Struct, frozen=True, omit_defaults=True):
         """EndTxn; asked again it answers the same."""
         if producer.id != self.producer_id:
             return Code.INVALID_PRODUCER_ID_MAPPING
-        if producer.epoch != self.epoch:
+        if producer.epoch != self.epoch or producer.epoch > EPOCH_GIVEN_MAX:
             return Code.PRODUCER_FENCED
         prepared, complete = _ENDS[committed]
         if self.state is State.ONGOING:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from ..errors import ApplianceError, NotCoordinator, StaleProducerEpoch, Unavailable, UnknownPartition
@@ -34,6 +34,9 @@ RETRY_S: Final = 0.1
 RETRY_S_MAX: Final = 5.0
 LATE_S: Final = 1.0
 """Pause before a transaction is looked at again whose time is up while nothing can be stored."""
+FULL_IDLE_MS: Final = 3_600_000
+"""When there is no room for another id, those go that have had no transaction for so long: programs that take a new id
+for each transaction, as Flink's sink does, would stop all others."""
 EXPIRED_MAX: Final = 400
 """Ids that expire in one round."""
 
@@ -101,7 +104,7 @@ class TransactionCoordinator:
         for entry in self._entries.values():
             entry.ended.set()
         self._entries.clear()
-        self._pending.clear()
+        self._pending = defaultdict(Counter)
         self._alarms = Alarms()
         self.close()
 
@@ -127,15 +130,14 @@ class TransactionCoordinator:
         """The transactions that are Ongoing or end at the moment."""
         return {name: one for name, one in self.all().items() if one.is_open}
 
-    def ongoing_at(self, partition: TopicPartition) -> list[tuple[Part, Producer]]:
-        """Who may write to a partition in a transaction."""
-        return [
-            (part, one.producer)
-            for one in self.open().values()
-            if one.state is State.ONGOING
-            for part in one.parts
-            if part.key == partition
-        ]
+    def ongoing(self) -> dict[TopicPartition, list[Producer]]:
+        """Who may write to each partition in a transaction: not to one of a topic that was made again since."""
+        found: dict[TopicPartition, list[Producer]] = defaultdict(list)
+        for entry in self._entries.values():
+            if entry.transaction.state is State.ONGOING:
+                for part in filter(self._exists, entry.transaction.parts):
+                    found[part.key].append(entry.transaction.producer)
+        return found
 
     def pending(self, group: str) -> Collection[TopicPartition] | None:
         """The partitions of which an open transaction may change the committed offset; None: not known yet."""
@@ -164,6 +166,8 @@ class TransactionCoordinator:
             return code
         if transactional_id not in self._entries:
             if len(self._entries) >= self.ids_max:
+                await self.expire(FULL_IDLE_MS)
+            if len(self._entries) >= self.ids_max:
                 return Code.POLICY_VIOLATION
             self._entries[transactional_id] = Entry(Transaction(self.new_id()))
         outcome = await self._ask(transactional_id, decide)
@@ -187,10 +191,29 @@ class TransactionCoordinator:
     async def add_offsets(
         self, transactional_id: str, producer: Producer, group: str, offsets: Sequence[PendingOffset]
     ) -> Code:
-        """TxnOffsetCommit."""
-        return _code(
-            await self._ask(transactional_id, lambda one: one.add_offsets(producer, group, offsets, self.clock_ms()))
-        )
+        """TxnOffsetCommit.
+
+        The offsets are pending before they are stored: whoever takes over the partitions meanwhile, and asks for stable
+        offsets, must not be given the old ones (KIP-447).
+        """
+        keys, pending = [each.part.key for each in offsets], self._pending
+        pending[group].update(keys)
+        try:
+            return _code(
+                await self._ask(
+                    transactional_id, lambda one: one.add_offsets(producer, group, offsets, self.clock_ms())
+                )
+            )
+        finally:
+            if pending is self._pending:  # else it was unloaded meanwhile
+                self._release(group, keys)
+
+    def _release(self, group: str, keys: Iterable[TopicPartition]) -> None:
+        """Take back that these offsets are pending, once each."""
+        self._pending[group].subtract(keys)
+        self._pending[group] = +self._pending[group]
+        if not self._pending[group]:
+            del self._pending[group]
 
     async def end(self, transactional_id: str, producer: Producer, committed: bool) -> Code:
         """EndTxn: answered once the decision is durable; the next request waits a little for the end itself."""
@@ -281,14 +304,10 @@ class TransactionCoordinator:
     def _take(self, transactional_id: str, entry: Entry, transaction: Transaction) -> None:
         """The state is stored: act on it."""
         before, entry.transaction = entry.transaction, transaction
-        for gone in before.offsets:
-            self._pending[gone.group][gone.part.key] -= 1
         for new in transaction.offsets:
             self._pending[new.group][new.part.key] += 1
-        for group in {each.group for each in before.offsets}:
-            self._pending[group] = +self._pending[group]
-            if not self._pending[group]:
-                del self._pending[group]
+        for gone in before.offsets:
+            self._release(gone.group, [gone.part.key])
         if transaction.state is State.ONGOING and before.state is not State.ONGOING:
             entry.opened.clear()
             entry.deadline_ms = self.now_ms() + transaction.timeout_ms
@@ -337,9 +356,7 @@ class TransactionCoordinator:
                 epoch = self.store.epoch(transactional_id)
                 await self.writers.mark(part, one.producer, epoch, one.committed)
                 return
-            except UnknownPartition:
-                return  # it was deleted: there is nothing to end
-            except ApplianceError as error:
+            except ApplianceError as error:  # also of one that is made, or brought back, at the moment
                 log.warning("%s-%d: no marker yet for %r: %s", *part.key, transactional_id, error)
             pause_s = await _pause(pause_s)
 

@@ -185,8 +185,12 @@ def commit(claim: Claimed, end: Change, offsets: Sequence[GroupOffsets]) -> Oper
     raise ZooKeeperAway("the end of a transaction keeps changing; try again")
 
 
-def _lost() -> NotCoordinator:
-    return NotCoordinator("this broker does not coordinate the transaction any more; try again")
+class SlotLost(NotCoordinator):
+    """The claim of a slot is another's: all that is known of its ids may be old."""
+
+
+def _lost() -> SlotLost:
+    return SlotLost("this broker does not coordinate the transaction any more; try again")
 
 
 def _look(change: Change) -> Operation[int | Change]:

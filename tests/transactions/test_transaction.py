@@ -269,3 +269,12 @@ class AnyOrder(RuleBasedStateMachine):
 
 TestAnyOrder = AnyOrder.TestCase
 TestAnyOrder.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+
+
+def test_nobody_acts_with_the_epoch_that_only_fences() -> None:
+    """It has been given to nobody; a transaction that it began could not be fenced any more."""
+    one = Transaction(7, EPOCH_GIVEN_MAX + 1, 60_000, State.COMPLETE_ABORT)
+    nobody = Producer(7, EPOCH_GIVEN_MAX + 1)
+    assert one.add(nobody, [A], 1) is Code.PRODUCER_FENCED
+    assert one.add_group(nobody, "g", 1) is Code.PRODUCER_FENCED
+    assert one.end(nobody, False, 1) is Code.PRODUCER_FENCED

@@ -152,8 +152,7 @@ async def test_a_writer_that_cannot_be_told_is_told_when_the_client_asks_again(w
     world.done.clear()
     assert await world.coordinator.add("x", producer, [B]) is Code.NONE
     assert world.done == [("open", 1)], "it is stored already"
-    opened = [(part.partition, one) for part, one in world.coordinator.ongoing_at(B.key)]
-    assert opened == [(1, producer)]
+    assert world.coordinator.ongoing()[B.key] == [producer]
 
 
 @scenario
@@ -211,6 +210,9 @@ async def test_unknown_ids_and_too_many(world: FakeTransactions) -> None:
     await world.begin()
     assert await world.coordinator.initialise("y", 1, None) is Code.POLICY_VIOLATION
     assert await world.coordinator.initialise("x", 1, None) is not Code.POLICY_VIOLATION
+    world.now_ms += transaction_coordinator.FULL_IDLE_MS + 1
+    assert await world.coordinator.initialise("y", 1, None) is not Code.POLICY_VIOLATION
+    assert set(world.coordinator.all()) == {"y"}, "the idle one has made room"
 
 
 @scenario
@@ -238,3 +240,31 @@ async def test_many_producers_of_one_id_at_once(world: FakeTransactions) -> None
     found = await asyncio.gather(*(world.coordinator.initialise("x", MINUTE_MS, None) for _ in range(20)))
     epochs = [one.epoch for one in found if isinstance(one, Transaction)]
     assert sorted(epochs) == list(range(20)), "each has its own"
+
+
+@scenario
+async def test_a_topic_that_was_made_again_is_not_in_the_transaction(world: FakeTransactions) -> None:
+    """Its writer would take batches, and nobody would end them."""
+    producer = await world.begin(A)
+    assert world.coordinator.ongoing() == {A.key: [producer]}
+    world.known = {"a": Topic("a", {0: [1], 1: [1]}, {}, "f" * 32)}
+    assert world.coordinator.ongoing() == {}
+    assert await world.coordinator.end("x", producer, True) is Code.NONE
+    await world.settled()
+    assert world.state() is State.COMPLETE_COMMIT
+
+
+@scenario
+async def test_offsets_are_pending_while_they_are_stored(world: FakeTransactions) -> None:
+    """KIP-447: who takes a partition over meanwhile must wait for the end."""
+    producer = await world.begin()
+    await world.coordinator.add_group("x", producer, "g")
+    work = world.coordinator.add_offsets("x", producer, "g", [PendingOffset("g", A, 7)])
+    storing = asyncio.get_running_loop().create_task(work)
+    await asyncio.sleep(0)
+    assert not storing.done() and list(world.coordinator.pending("g") or ()) == [A.key]
+    assert await storing is Code.NONE and list(world.coordinator.pending("g") or ()) == [A.key]
+    world.away = True
+    refused = await world.coordinator.add_offsets("x", producer, "g", [PendingOffset("g", B, 7)])
+    assert refused is Code.COORDINATOR_LOAD_IN_PROGRESS
+    assert list(world.coordinator.pending("g") or ()) == [A.key]

@@ -43,10 +43,11 @@ class RegisteredTransactions:
             new_epoch=lambda: uuid4().hex,
             alone=lambda: not brokers.peers(),
             spawn=spawn,
+            on_lost=lambda: spawn(self._load_again()),
         )
         self.writers = TransactionWriters(
             send,
-            lambda partition: self.coordinator.ongoing_at(partition),
+            lambda: self.coordinator.ongoing(),
             lambda: self.coordinator.loaded or not self._store.serves,
         )
         self.coordinator = TransactionCoordinator(
@@ -63,6 +64,10 @@ class RegisteredTransactions:
         """A session of ZooKeeper works, perhaps a new one: what the former one knew may be another's now."""
         if self._store.stale:
             self.coordinator.unload()
+
+    async def _load_again(self) -> None:
+        self.coordinator.unload()
+        await self.load()
 
     def report(self, late_ms: int) -> dict[str, Any]:
         """What ``status.py`` shows; ``late_ms``: the transactions that have been open for longer are late."""

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from ...catalog import Topic
-from ...errors import ApplianceError, NotCoordinator, RequestTimedOut
+from ...errors import ApplianceError, RequestTimedOut
 from ...names import TopicPartition
 from ...transactions.transaction import Transaction, decode, encode
 from ...zookeeper import transaction_nodes as nodes
@@ -59,10 +59,11 @@ class StoredTransactions:
         new_epoch: Callable[[], str],
         alone: Callable[[], bool],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
+        on_lost: Callable[[], None],
     ) -> None:
         self.topics = topics
         self._registry, self._claimant, self._offsets = registry, claimant, offsets
-        self._new_epoch, self._alone, self._spawn = new_epoch, alone, spawn
+        self._new_epoch, self._alone, self._spawn, self._on_lost = new_epoch, alone, spawn, on_lost
         self._session_id = 0
         self._claims: dict[int, Claimed] = {}
         self._claiming = asyncio.Lock()
@@ -165,10 +166,11 @@ class StoredTransactions:
             self._versions[transactional_id] = version
 
     def _note_loss(self, error: ApplianceError) -> None:
-        """Whoever lost a claim without losing the session has to load again."""
-        if isinstance(error, NotCoordinator):
+        """Whoever lost a slot without losing the session has to load again."""
+        if isinstance(error, nodes.SlotLost):
             log.warning("%s", error)
             self._session_id = 0
+            self._on_lost()
 
     async def complete(self, transactional_id: str, before: Transaction, after: Transaction) -> None:
         groups: dict[str, dict[TopicPartition, CommittedOffset]] = defaultdict(dict)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from ...errors import RequestTimedOut, StaleProducerEpoch, named
@@ -29,17 +29,17 @@ class TransactionWriters:
     """The coordinator's ``transactions.store.Writers``.
 
     Args:
-        ongoing_at: who is in a transaction in a partition.
-        known: whether ``ongoing_at`` can be asked.
+        ongoing: who is in a transaction in each partition.
+        known: whether ``ongoing`` can be asked.
     """
 
     def __init__(
         self,
         send: Callable[[ToSupervisor], None],
-        ongoing_at: Callable[[TopicPartition], Sequence[tuple[Part, Producer]]],
+        ongoing: Callable[[], Mapping[TopicPartition, Sequence[Producer]]],
         known: Callable[[], bool],
     ) -> None:
-        self._send, self._ongoing_at, self._known = send, ongoing_at, known
+        self._send, self._ongoing, self._known = send, ongoing, known
         self._steps: dict[int, tuple[Step, asyncio.Future[str]]] = {}
         """What is not answered yet, by token, in order."""
         self._waiting: dict[TopicPartition, int] = {}
@@ -83,10 +83,11 @@ class TransactionWriters:
 
     def tell_waiting(self) -> None:
         """Tell the writers that have started what is open in their partitions, if that is known by now."""
-        if not self._known():
+        if not self._waiting or not self._known():
             return
+        ongoing = self._ongoing()
         for partition, writer in self._waiting.items():
-            for _, producer in self._ongoing_at(partition):
+            for producer in ongoing.get(partition, ()):
                 self._send(OpenTransaction(partition, next(self._tokens), *producer))
             for step, answer in list(self._steps.values()):
                 if step.partition == partition and not answer.done():

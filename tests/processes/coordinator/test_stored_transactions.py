@@ -31,12 +31,14 @@ class Coordinator:
     def __init__(self, tree: Tree, broker_id: int = 1) -> None:
         self.broker = Broker(tree, broker_id)
         self.zookeeper = self.broker.zookeeper
+        self.lost: list[bool] = []
         self.topics = {"logs": Topic("logs", {0: [1]}, {}, TOPIC_ID)}
         self.store = StoredTransactions(
             *(self.zookeeper, Claimant(broker_id, str(broker_id)), self.broker.offsets, lambda: self.topics),
             new_epoch=lambda: f"t{next(_epochs)}",
             alone=lambda: True,
             spawn=self.broker.spawn,
+            on_lost=lambda: self.lost.append(True),
         )
 
 

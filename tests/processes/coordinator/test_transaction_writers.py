@@ -32,9 +32,10 @@ class Supervisor:
         self.sent: list[Any] = []
         self.ongoing: list[tuple[Part, Producer]] = []
         self.known = True
-        self.writers = TransactionWriters(
-            self.sent.append, lambda at: [one for one in self.ongoing if one[0].key == at], lambda: self.known
-        )
+        self.writers = TransactionWriters(self.sent.append, self.by_partition, lambda: self.known)
+
+    def by_partition(self) -> dict[TopicPartition, list[Producer]]:
+        return {part.key: [one for other, one in self.ongoing if other is part] for part, _ in self.ongoing}
 
     def answer(self, error: str = "") -> None:
         """Answer the last message."""
