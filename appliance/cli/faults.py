@@ -52,12 +52,17 @@ At = tuple[str, ...]
 
 
 def named_in(words: Sequence[str]) -> At:
-    """The appliance that a command line names, itself or by the environment; nothing for the default one."""
+    """The appliance that a command line names, itself or by the environment; nothing for the default one.
+
+    ``APPLIANCE_CONTEXT`` is for one command, so it goes before what is exported for all.
+    """
     options = {"--data": "APPLIANCE_DATA", "--connect": "APPLIANCE_CONNECT"}
     for word, following in zip(words, [*words[1:], ""], strict=True):
         option, equals, value = word.partition("=")
         if option in options and (value if equals else following):
             return option, value if equals else following
+    if os.environ.get("APPLIANCE_CONTEXT"):
+        return ()
     known = ((option, os.environ.get(variable, "")) for option, variable in options.items())
     return next((one for one in known if one[1]), ())
 

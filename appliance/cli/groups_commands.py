@@ -206,7 +206,11 @@ def export(
         appliance groups export reports alerts --data /var/lib/appliance > before-the-change.json
     """
     with cluster(data, connect) as asked:
-        names = list(dict.fromkeys(groups)) if groups else sorted(asked.admin("group_names", {}))
+        there = asked.admin("group_names", {})
+        names = list(dict.fromkeys(groups)) if groups else sorted(there)
+        for name in names:
+            if name not in there:
+                raise UnknownGroup(f"there is no group {name!r}")
         committed = {name: asked.admin("offsets", {"group": name}) for name in names}
         asked.refresh({topic for rows in committed.values() for topic, _, _ in rows})
         exported = group_positions.exported(committed, lambda topic: asked.topic(topic).id)

@@ -92,7 +92,11 @@ def run(app: typer.Typer, words: Sequence[str]) -> int:
     try:
         explains = {"--help", "-h", "--version"} & set(options)
         if words and words[0] != "contexts" and not explains and not named_in(words):
-            os.environ.update(contexts.variables())
+            chosen = contexts.variables()
+            if chosen:
+                for name in ("APPLIANCE_DATA", "APPLIANCE_CONNECT"):
+                    os.environ.pop(name, None)
+            os.environ.update(chosen)
         return int(app(list(words), prog_name="appliance", standalone_mode=drawn) or 0)
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)

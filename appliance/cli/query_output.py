@@ -71,7 +71,7 @@ def _show_table(result: Result) -> None:
             output.print_fields([output.field(value) for value in row])
         return
     drawn = list(islice(rows, DRAWN_ROWS_MAX))
-    columns = [name if names.count(name) == 1 else f"{name} {index}" for index, name in enumerate(names)]
+    columns = different(names)
     output.print_rows([dict(zip(columns, row, strict=True)) for row in drawn], columns)
     if next(rows, None) is not None:
         output.remark(f"the first {DRAWN_ROWS_MAX:,} rows; --format json or csv prints all, limit fewer")
@@ -120,7 +120,7 @@ def _replacing(file: Path) -> Iterator[BinaryIO]:
 def _texts(result: Result, form: Form) -> Iterator[str]:
     """The rows as lines: a batch at a time."""
     if form == "json":
-        names = result.schema.names
+        names = different(result.schema.names)
         for batch in result.batches:
             rows = (dict(zip(names, row, strict=True)) for row in _rows(batch))
             yield "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
@@ -128,6 +128,11 @@ def _texts(result: Result, form: Form) -> Iterator[str]:
     yield _csv([result.schema.names])
     for batch in result.batches:
         yield _csv([[_cell(value) for value in row] for row in _rows(batch)])
+
+
+def different(names: list[str]) -> list[str]:
+    """Names of columns, those that are there twice with their number: a join has the same ones of both sides."""
+    return [name if names.count(name) == 1 else f"{name} {index}" for index, name in enumerate(names)]
 
 
 def _csv(rows: list[list[Any]]) -> str:

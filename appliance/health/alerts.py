@@ -86,7 +86,11 @@ def take(state: State, found: Sequence[Finding], now_s: float, to: Sequence[str]
         if known.seen >= BEGIN_LOOKS and not known.told:
             known.told = True
             _tell(state, BEGINS, name, known, now_s, to)
+    lasting = {one.condition.name for one in found}
     for name in [name for name in state.standing if name not in rows]:
+        if name in lasting:  # it goes on; only nobody wants to be told of its level any more
+            del state.standing[name]
+            continue
         known = state.standing[name]
         known.missing += 1
         if not known.told:

@@ -91,7 +91,8 @@ def _tried(topic: str, name: str, sample: pa.RecordBatch | None) -> Guess:
     )
     if sample is None:
         return Guess(name, 0, 0, settings)
-    lines = Transform(settings).parse(sample)
+    (within_bounds,) = by_topic(sample)
+    lines = Transform(settings).parse(within_bounds)
     taken = lines.good
     if name == "journald":  # any object is one of its lines
         taken = pc.and_(taken, pc.is_valid(lines.columns["message"]))

@@ -164,9 +164,11 @@ class Session:
                     for key in keys
                     if key.topic == topic and first[key] < end[key]
                 ]
-                if topic not in self._lines:
-                    self._lines[topic] = self._choose(access, topic, ranges)
-                table = TopicTable(reading, ranges, self._lines[topic], as_bytes=self._as_bytes)
+                known_lines = topic in self._lines
+                lines = self._lines[topic] if known_lines else self._choose(access, topic, ranges)
+                if ranges:  # an empty topic says nothing of its lines: the next question looks again
+                    self._lines[topic] = lines
+                table = TopicTable(reading, ranges, lines, as_bytes=self._as_bytes)
                 self._give(topic, table)
             lower = {name.lower() for name in named}
             for name, settings in self._pipelines.items():

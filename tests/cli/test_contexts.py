@@ -44,6 +44,10 @@ def test_the_one_in_use_is_what_commands_are_about(
     monkeypatch.setenv(contexts.VARIABLE, "near")
     assert topic in succeeding("topics", "list").out
     assert rows()["near"][2] and not rows()["gone"][2]
+    monkeypatch.setenv("APPLIANCE_DATA", "/nowhere")
+    kept = (contexts.VARIABLE, "APPLIANCE_DATA")
+    assert topic in run("topics", "list", keep=kept).out, "for one command: it goes before what is exported for all"
+    monkeypatch.setenv("APPLIANCE_DATA", "")
     monkeypatch.setenv(contexts.VARIABLE, "nobody")
     said = run("topics", "list")
     assert said.status == 78 and "no context 'nobody'" in said.err

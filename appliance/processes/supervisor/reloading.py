@@ -15,6 +15,7 @@ import msgspec
 from ...config import KEYS, Config
 from ...config_keys import Scalar, Value
 from ...config_keys import text_of as text_of_value
+from ...security.masking import MASK
 from ..child import set_log_level
 
 logger = logging.getLogger(__name__)
@@ -24,6 +25,9 @@ RELOADED: Final = (
     "stop.timeout_ms", "log.level",
 )  # fmt: skip
 """Keys, and beginnings of keys."""
+
+SECRET: Final = {"alerts.webhook"}
+"""Keys whose value may be a URL that is a secret by itself; all others name files of secrets."""
 
 
 class Reloads:
@@ -71,13 +75,15 @@ def _merged(started: Config, wanted: Config) -> Config:
 def _differences(before: Mapping[str, Value], after: Mapping[str, Value]) -> list[list[Scalar]]:
     """[key, value before, value after] of each key that differs; "" stands for that of an input that is not there."""
     shown = [(key, before.get(key, ""), after.get(key, "")) for key in {**before, **after}]
-    return [[key, _shown(old), _shown(new)] for key, old, new in shown if old != new]
+    return [[key, _shown(key, old), _shown(key, new)] for key, old, new in shown if old != new]
 
 
-def _shown(value: Value) -> Scalar:
+def _shown(key: str, value: Value) -> Scalar:
+    if key in SECRET and isinstance(value, str) and "://" in value:
+        return MASK
     return text_of_value(value) if isinstance(value, tuple) else value
 
 
 def text_of(rows: list[list[Scalar]]) -> str:
-    """Rows of changes on one line; secrets are in files, so every value may be shown."""
+    """Rows of changes on one line, without secrets."""
     return ", ".join(f"{key}: {before} -> {after}" for key, before, after in rows)

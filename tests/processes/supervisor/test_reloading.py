@@ -69,3 +69,11 @@ def test_the_command_says_what_a_reload_does(server: Server, tmp_path: Path) -> 
         server.process.send_signal(signal.SIGHUP)
         wait_for(lambda: server.state["reload"]["count"] == 3, "a reload by signal")
     assert run("reload", *at).status == 75
+
+
+def test_a_url_that_is_a_secret_is_not_shown() -> None:
+    reloads = Reloads(load(None, ["alerts.webhook=https://hooks.example/OLDSECRET"]))
+    reloads.take(load(None, ["alerts.webhook=https://hooks.example/NEWSECRET"]))
+    assert reloads.last["changed"] == [["alerts.webhook", "***", "***"]]
+    reloads.take(load(None, ["alerts.webhook=/etc/appliance/webhook"]))
+    assert reloads.last["changed"] == [["alerts.webhook", "***", "/etc/appliance/webhook"]]
