@@ -79,13 +79,14 @@ def line_pieces(text: str) -> list[bytes | str]:
     """What a line looks like that a message is made of: text, and letters of fields, which take turns.
 
     The fields are ``%s %k %h %T %p`` with the meaning that they have for printed messages, each at most once.  A field
-    ends where the text behind it begins for the first time, the last one at the end of the line.
+    ends where the text behind it begins for the first time, the last one at the end of the line, whose break may stand
+    at the end of ``text``, as it does for printed messages.
 
     Raises:
         BadParameter: another field, one twice, two without text in between, or an unknown escape.
     """
     pieces: list[bytes | str] = []
-    for field, number, escape, plain in _PIECE.findall(text):
+    for field, number, escape, plain in _PIECE.findall(text.removesuffix("\\n")):
         if plain or number or field == "%" or escape:
             if escape and escape not in _ESCAPES:
                 raise BadParameter(f"--format: unknown escape \\{escape}")

@@ -290,7 +290,7 @@ def _of_template(line: bytes, pieces: Sequence[bytes | str], general: bytes | No
         raise _unlike(line) from None
     if (partition or 0) < 0 or (timestamp or 0) < NO_TIME:
         raise _unlike(line)
-    key = found.get("k", general)
+    key = found["k"] or None if "k" in found else general  # a message without a key is printed as an empty one
     return Outgoing(found.get("s"), key, headers + own, None if timestamp == NO_TIME else timestamp, partition)
 
 
