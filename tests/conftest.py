@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gc
 import itertools
+import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -71,6 +74,9 @@ class Failures:
 
 @pytest.hookimpl(trylast=True)  # after the terminal reporter is there
 def pytest_configure(config: pytest.Config) -> None:
+    home = tempfile.mkdtemp(prefix="appliance-home-")  # the contexts of whoever runs the tests are theirs
+    os.environ["XDG_CONFIG_HOME"] = home
+    config.add_cleanup(lambda: shutil.rmtree(home))
     terminal = config.pluginmanager.get_plugin("terminalreporter")
     if terminal is not None and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Failures(terminal))

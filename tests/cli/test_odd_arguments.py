@@ -37,6 +37,12 @@ ODD = {
 }
 
 
+@pytest.fixture(autouse=True)
+def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A context that one command makes is none of the next test's."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("home")))
+
+
 class Right(NamedTuple):
     """What makes a command line of a command right: its arguments by name, and options."""
 

@@ -33,6 +33,12 @@ CLEAR = "\x1b[H\x1b[2J"
 RULE = ("--principal", f"User:{HOSTILE}", "--operation", "Read", "--group", HOSTILE)
 
 
+@pytest.fixture(autouse=True)
+def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A context that one command makes is none of the next test's."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("home")))
+
+
 class Room:
     """An appliance with a hostile group, member, rule and messages, and files with a hostile name and content."""
 

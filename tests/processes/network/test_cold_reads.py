@@ -216,10 +216,10 @@ class Sender:
     def bring(self, fault: OSError | None = None) -> None:
         """A thread reads what is asked for, and the loop notices."""
         asked, stretch = self.reads.take()
-        buffer = memoryview(bytearray(STRETCH_BYTES))
-        brought = read_stretch(stretch, buffer)
-        if fault is not None:
-            brought = Brought(brought.start, brought.start, brought.start, fault)
+        if fault is None:
+            brought = read_stretch(stretch, memoryview(bytearray(STRETCH_BYTES)))
+        else:  # nothing is read: what is in memory would be sent
+            brought = Brought(stretch.position, stretch.position, stretch.position, fault)
         self.reads.put(asked, stretch.file, brought)
         self.reads.on_event()
 
