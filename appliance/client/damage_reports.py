@@ -28,8 +28,14 @@ def withheld_at(cluster: Cluster, topic: str, partition: int, offset: int) -> di
     return None
 
 
+def report(cluster: Cluster, topic: str, partition: int, start: int, stop: int) -> None:
+    """The bytes from offset ``start`` to ``stop`` are no sound record batch.  Never raises: a report is a courtesy."""
+    with suppress(ApplianceError):
+        cluster.report_damage(topic, partition, start, stop, timeout_ms=ANSWER_MS_MAX)
+
+
 class DamageReports:
-    """Reports of one client, at most one for a partition in :data:`EVERY_S`.  Never raises: a report is a courtesy."""
+    """Reports of one client, at most one for a partition in :data:`EVERY_S`."""
 
     def __init__(self, cluster: Cluster, clock: Callable[[], float]) -> None:
         self._cluster = cluster
@@ -37,10 +43,9 @@ class DamageReports:
         self._next_s: dict[tuple[str, int], float] = {}
 
     def report(self, topic: str, partition: int, start: int, stop: int) -> None:
-        """The bytes from offset ``start`` to ``stop`` are no sound record batch."""
+        """As :func:`report`, unless one of the partition was sent lately."""
         now_s = self._clock()
         if now_s < self._next_s.get((topic, partition), now_s):
             return
         self._next_s[topic, partition] = now_s + EVERY_S
-        with suppress(ApplianceError):
-            self._cluster.report_damage(topic, partition, start, stop, timeout_ms=ANSWER_MS_MAX)
+        report(self._cluster, topic, partition, start, stop)

@@ -22,9 +22,9 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from .. import status
 from ..addresses import PLAINTEXT, parse_addresses
+from ..client import damage_reports
 from ..client.broker_connection import Connection, parse_bootstrap, speaks_kafka
 from ..client.cluster_client import Cluster, TopicSnapshot
-from ..client.damage_reports import DamageReports, withheld_at
 from ..durable_files import File
 from ..errors import (
     ApplianceError,
@@ -96,13 +96,6 @@ class Patience:
         self._pause_s = min(2 * self._pause_s, PAUSE_S_MAX)
 
 
-class _Damage(NamedTuple):
-    """Offsets that are not served, up to ``stop``."""
-
-    stop: int
-    error: CorruptBatch
-
-
 class Access:
     """See the module's docstring.  Pickles to its arguments."""
 
@@ -135,7 +128,7 @@ class Access:
         """Tell the appliance that the batch at this offset is damaged."""
         if (topic, partition) not in self._reported:
             self._reported.add((topic, partition))
-            DamageReports(self.cluster, time.monotonic).report(topic, partition, offset, offset + 1)
+            damage_reports.report(self.cluster, topic, partition, offset, offset + 1)
 
     def patience(self) -> Patience:
         return Patience(self._arguments[1])
@@ -299,22 +292,16 @@ class Access:
                 lost(key, position, start, fail_on_data_loss)
                 position, more = start, start < wanted.end
             except Unavailable as error:
-                damage = self._damage(wanted.key, position) if error.code == StorageFault.code else None
-                if damage is None:
+                is_withheld = error.code == StorageFault.code
+                row = damage_reports.withheld_at(self.cluster, *wanted.key, position) if is_withheld else None
+                if row is None:
                     self.close()
                     patience.pause(error)
                     continue
-                on_damage(position, damage.error)
-                position, more = damage.stop, damage.stop < wanted.end
-
-    def _damage(self, key: TopicPartition, position: int) -> _Damage | None:
-        """The damaged range that has this offset, as the appliance knows it."""
-        row = withheld_at(self.cluster, *key, position)
-        if row is None:
-            return None
-        where = f"{key.topic}-{key.partition}: batch at offset {position}: {row['reason']}"
-        what = f"the offsets to {row['stop']} are not served: `appliance log repair` keeps the others"
-        return _Damage(row["stop"], CorruptBatch(f"{where}: {what}"))
+                where = f"{wanted.topic}-{wanted.partition}: batch at offset {position}: {row['reason']}"
+                what = f"the offsets to {row['stop']} are not served: `appliance log repair` keeps the others"
+                on_damage(position, CorruptBatch(f"{where}: {what}"))
+                position, more = row["stop"], row["stop"] < wanted.end
 
     def _remote(self, wanted: Range, position: int, bytes_max: int) -> Iterator[_Step]:
         topic, partition = wanted.topic, wanted.partition
