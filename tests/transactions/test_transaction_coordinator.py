@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
 
 import pytest
 
@@ -15,21 +13,12 @@ from appliance.transactions.transaction import Part, PendingOffset, Producer, St
 from appliance.wire.kafka.codes import Code
 
 from ..support.fake_transactions import MINUTE_MS, TOPIC_ID, FakeTransactions
+from ..support.scenarios import scenarios
 
 A, B = Part("a", TOPIC_ID, 0), Part("a", TOPIC_ID, 1)
 
 
-def scenario(work: Callable[[FakeTransactions], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    async def bounded() -> None:
-        async with asyncio.timeout(10):
-            await work(FakeTransactions())
-
-    def test() -> None:
-        asyncio.run(bounded())
-
-    test.__name__ = work.__name__
-    test.__doc__ = work.__doc__
-    return test
+scenario = scenarios(FakeTransactions)
 
 
 @pytest.fixture(autouse=True)

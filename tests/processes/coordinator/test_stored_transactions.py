@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from itertools import count
-from typing import Any
 
 import pytest
 
@@ -17,6 +15,7 @@ from appliance.transactions.transaction import Part, PendingOffset, Producer, St
 from appliance.zookeeper import transaction_nodes as nodes
 from appliance.zookeeper.claims import Claimant
 
+from ...support.scenarios import scenarios
 from ...support.zookeeper_fixture import Tree
 from .test_committed_offsets import Broker
 
@@ -42,16 +41,7 @@ class Coordinator:
         )
 
 
-def scenario(work: Callable[[Tree], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    async def bounded() -> None:
-        async with asyncio.timeout(10):
-            await work(Tree())
-
-    def test() -> None:
-        asyncio.run(bounded())
-
-    test.__name__, test.__doc__ = work.__name__, work.__doc__
-    return test
+scenario = scenarios(Tree)
 
 
 @scenario

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any
 
 import pytest
@@ -20,6 +20,8 @@ from appliance.processes.messages import (
     WriterStarted,
 )
 from appliance.transactions.transaction import Part, Producer
+
+from ...support.scenarios import scenarios
 
 A, B = Part("a", "0" * 32, 0), Part("a", "0" * 32, 1)
 P = Producer(7, 1)
@@ -48,16 +50,7 @@ async def started(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
     return task
 
 
-def scenario(work: Callable[[Supervisor], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    async def bounded() -> None:
-        async with asyncio.timeout(10):
-            await work(Supervisor())
-
-    def test() -> None:
-        asyncio.run(bounded())
-
-    test.__name__, test.__doc__ = work.__name__, work.__doc__
-    return test
+scenario = scenarios(Supervisor)
 
 
 @scenario
