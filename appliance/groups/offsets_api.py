@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 
+from ..catalog import Topic
 from ..errors import ApplianceError, NotCoordinator
 from ..names import NOTE_BYTES_MAX, TopicPartition
 from ..security.acls import Operation, ResourceType
-from ..wire.kafka.call import Answer, Call, Handler, retriable
+from ..wire.kafka.call import Answer, Call, Handler, by_topic, error_row, retriable
 from ..wire.kafka.codes import Code
 from . import consumer_protocol
 from .group_coordinator import GroupCoordinator
@@ -57,17 +58,12 @@ class OffsetsApi:
                     )
                 if codes[key]:
                     continue
-                if not call.access.readable[topic.name]:
-                    codes[key] = Code.TOPIC_AUTHORIZATION_FAILED
-                elif known is None or each.partition_index not in known.partitions:
-                    codes[key] = Code.UNKNOWN_TOPIC_OR_PARTITION
-                elif len(note.encode()) > NOTE_BYTES_MAX:
-                    codes[key] = Code.OFFSET_METADATA_TOO_LARGE
-                else:
+                codes[key] = refuse_offset(call, key, known, note)
+                if not codes[key]:
                     changes[key] = Commit(each.committed_offset, note, max(-1, each.committed_leader_epoch))
         if changes:
             codes |= await self._write(name, changes)
-        return {"topics": _by_topic(codes, "name", lambda code: {"error_code": code})}
+        return {"topics": by_topic(codes, error_row)}
 
     def _refusal(self, call: Call) -> Code:
         """Why a commit is refused.  STALE_MEMBER_EPOCH: ask for each partition."""
@@ -151,7 +147,7 @@ class OffsetsApi:
             else _row(found.get(key))
             for key in wanted
         }
-        fields: dict[str, Any] = {"topics": _by_topic(rows, "name", lambda row: row)}
+        fields: dict[str, Any] = {"topics": by_topic(rows, dict)}
         return fields | {"error_code": Code.NONE} if call.version >= 2 else fields
 
     def _of_member(self, name: str, member_id: str, epoch: int, wanted: Iterable[TopicPartition]) -> Code:
@@ -174,7 +170,7 @@ class OffsetsApi:
         """The answer about one group with nothing but an error, which old versions have in each partition."""
         if version >= 2:
             return {"error_code": error, "topics": []}
-        return {"topics": _by_topic({key: _row(None, error) for key in keys}, "name", lambda row: row)}
+        return {"topics": by_topic({key: _row(None, error) for key in keys}, dict)}
 
     def _existing(self, keys: Iterable[TopicPartition]) -> list[TopicPartition]:
         """The existing partitions, once each: names that a client invents are neither looked up nor remembered."""
@@ -219,21 +215,20 @@ class OffsetsApi:
         codes = dict.fromkeys(keys, Code.UNKNOWN_TOPIC_OR_PARTITION) | dict.fromkeys(free, Code.NONE)
         codes |= {key: Code.GROUP_SUBSCRIBED_TO_TOPIC for key in keys if key[0] in subscribed}
         codes |= {key: Code.TOPIC_AUTHORIZATION_FAILED for key in keys if not may[key[0]]}
-        rows = _by_topic(codes, "name", lambda code: {"error_code": code})
+        rows = by_topic(codes, error_row)
         return {"error_code": Code.NONE, "topics": rows}
+
+
+def refuse_offset(call: Call, key: TopicPartition, topic: Topic | None, note: str) -> Code:
+    """Why an offset cannot be committed in this partition of ``topic``, None: there is none.  NONE: it can."""
+    if not call.access.readable[key.topic]:
+        return Code.TOPIC_AUTHORIZATION_FAILED
+    if topic is None or key.partition not in topic.partitions:
+        return Code.UNKNOWN_TOPIC_OR_PARTITION
+    return Code.OFFSET_METADATA_TOO_LARGE if len(note.encode()) > NOTE_BYTES_MAX else Code.NONE
 
 
 def _row(commit: Commit | None, error: int = Code.NONE) -> dict[str, Any]:
     """The fields of one partition in an answer to OffsetFetch."""
     offset, note, epoch = commit or Commit(-1)
     return {"committed_offset": offset, "committed_leader_epoch": epoch, "metadata": note, "error_code": error}
-
-
-def _by_topic(
-    rows: Mapping[TopicPartition, Any], key: str, fields: Callable[[Any], dict[str, Any]]
-) -> list[dict[str, Any]]:
-    """[{<key>: topic, partitions: [{partition_index, …fields(row)}]}], in the order of ``rows``."""
-    topics: dict[str, list[dict[str, Any]]] = {}
-    for (topic, number), row in rows.items():
-        topics.setdefault(topic, []).append({"partition_index": number} | fields(row))
-    return [{key: topic, "partitions": partitions} for topic, partitions in topics.items()]

@@ -14,7 +14,7 @@ from ..errors import ApplianceError
 from ..groups.topic_patterns import compiled
 from ..names import TopicPartition
 from ..security.acls import Operation, ResourceType
-from ..wire.kafka.call import Answer, Call, Handler
+from ..wire.kafka.call import Answer, Call, Handler, by_topic, error_row
 from ..wire.kafka.codes import Code
 from .transaction import Part, Producer, State, Transaction
 from .transaction_coordinator import TransactionCoordinator
@@ -122,8 +122,4 @@ def _keys(marker: Any) -> list[TopicPartition]:
 
 
 def _marker(marker: Any, codes: Mapping[TopicPartition, int]) -> dict[str, Any]:
-    topics: dict[str, list[dict[str, Any]]] = {}
-    for (topic, number), code in codes.items():
-        topics.setdefault(topic, []).append({"partition_index": number, "error_code": code})
-    rows = [{"name": topic, "partitions": partitions} for topic, partitions in topics.items()]
-    return {"producer_id": marker.producer_id, "topics": rows}
+    return {"producer_id": marker.producer_id, "topics": by_topic(codes, error_row)}

@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 from ..groups.group_coordinator import GroupCoordinator
-from ..names import NOTE_BYTES_MAX, TopicPartition
-from ..wire.kafka.call import Answer, Call, Handler
+from ..groups.offsets_api import refuse_offset
+from ..names import TopicPartition
+from ..wire.kafka.call import Answer, Call, Handler, by_topic, error_row
 from ..wire.kafka.codes import Code
 from .transaction import Part, PendingOffset, Producer
 from .transaction_coordinator import TransactionCoordinator
@@ -41,16 +42,8 @@ class TransactionOffsetsApi:
             for each in topic.partitions:
                 key = TopicPartition(topic.name, each.partition_index)
                 note = each.committed_metadata or ""
-                codes[key] = error
-                if error:
-                    continue
-                if not call.access.readable[topic.name]:
-                    codes[key] = Code.TOPIC_AUTHORIZATION_FAILED
-                elif known is None or each.partition_index not in known.partitions:
-                    codes[key] = Code.UNKNOWN_TOPIC_OR_PARTITION
-                elif len(note.encode()) > NOTE_BYTES_MAX:
-                    codes[key] = Code.OFFSET_METADATA_TOO_LARGE
-                else:
+                codes[key] = error or refuse_offset(call, key, known, note)
+                if known is not None and not codes[key]:
                     part = Part(topic.name, known.id, each.partition_index)
                     epoch = max(-1, each.committed_leader_epoch)
                     offsets.append(PendingOffset(request.group_id, part, each.committed_offset, note, epoch))
@@ -58,7 +51,7 @@ class TransactionOffsetsApi:
             producer = Producer(request.producer_id, request.producer_epoch)
             code = await self._coordinator.add_offsets(request.transactional_id, producer, request.group_id, offsets)
             codes |= dict.fromkeys((each.part.key for each in offsets), _CODES.get(code, code))
-        return {"topics": committed(codes)}
+        return {"topics": by_topic(codes, error_row)}
 
     def _refuse_member(self, request: Any) -> Code:
         """Why the consumer may not commit.  Who says nothing of a consumer may, as before KIP-447."""
@@ -70,11 +63,3 @@ class TransactionOffsetsApi:
             code = self._groups.consumers.commit_code(name, member_id, generation)
             return Code.ILLEGAL_GENERATION if code is Code.STALE_MEMBER_EPOCH else code
         return self._groups.membership.may_commit(name, member_id, instance, generation, self._groups.now_ms())
-
-
-def committed(codes: dict[TopicPartition, Code]) -> list[dict[str, Any]]:
-    """The rows of an answer to TxnOffsetCommit."""
-    topics: dict[str, list[dict[str, Any]]] = {}
-    for (topic, number), code in codes.items():
-        topics.setdefault(topic, []).append({"partition_index": number, "error_code": code})
-    return [{"name": topic, "partitions": rows} for topic, rows in topics.items()]

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from ..names import GROUP_CHARACTERS_MAX, TRANSACTIONAL_ID_CHARACTERS_MAX, TopicPartition
 from ..security.acls import Operation, ResourceType
-from ..wire.kafka.call import Answer, Call, Handler
+from ..wire.kafka.call import Answer, Call, Handler, by_topic
 from ..wire.kafka.codes import Code
 from .transaction import NO_EPOCH, NO_ID, NOBODY, Part, Producer
 from .transaction_coordinator import TransactionCoordinator
@@ -107,7 +107,4 @@ class TransactionApi:
 
 def added(codes: Mapping[TopicPartition, int]) -> list[dict[str, Any]]:
     """The rows of an answer to AddPartitionsToTxn."""
-    topics: dict[str, list[dict[str, Any]]] = {}
-    for (topic, number), code in codes.items():
-        topics.setdefault(topic, []).append({"partition_index": number, "partition_error_code": code})
-    return [{"name": topic, "results_by_partition": rows} for topic, rows in topics.items()]
+    return by_topic(codes, lambda code: {"partition_error_code": code}, "results_by_partition")

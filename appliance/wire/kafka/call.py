@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from ...addresses import Listener
 from ...errors import ApplianceError, Unavailable
+from ...names import TopicPartition
 from ...security.acls import CLUSTER_NAME, UNRESTRICTED, Access, Operation, ResourceType
 from ...security.principals import Origin
 from .codes import Code
+
+Row = TypeVar("Row")
 
 
 class Call(NamedTuple):
@@ -55,6 +58,21 @@ Answer = Mapping[str, Any] | Encoded
 """The fields of the response by Kafka's names in snake case, or the whole reply."""
 
 Handler = Callable[[Call], Awaitable[Answer]]
+
+
+def by_topic(
+    rows: Mapping[TopicPartition, Row], fields: Callable[[Row], Mapping[str, Any]], partitions: str = "partitions"
+) -> list[dict[str, Any]]:
+    """Rows of an answer, in the order of ``rows``: [{name: topic, <partitions>: [{partition_index, …fields(row)}]}]."""
+    topics: dict[str, list[dict[str, Any]]] = {}
+    for (topic, number), row in rows.items():
+        topics.setdefault(topic, []).append({"partition_index": number, **fields(row)})
+    return [{"name": topic, partitions: found} for topic, found in topics.items()]
+
+
+def error_row(code: int) -> dict[str, int]:
+    """The fields of a partition that has an error code and nothing else."""
+    return {"error_code": code}
 
 
 def retriable(error: ApplianceError, while_unavailable: Code) -> int:
