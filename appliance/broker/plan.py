@@ -228,7 +228,7 @@ def _fetch_part(part: FetchPart, partition: Readable | None, left: int, first: b
     # Records acknowledged with acks=1 may be above the high watermark, as in Kafka.
     if offset < start or (offset > end and offset > partition.table.log_end_offset):
         return FetchResult(OffsetOutOfRange.code, start, end, 0, (), stable)
-    nothing = FetchResult(0, start, end, 0, (), stable)
+    nothing = _new(FetchResult, (0, start, end, 0, (), stable, ()))
     bytes_max = min(part.bytes_max, left)
     if offset >= readable or (bytes_max <= 0 and not first):
         return nothing

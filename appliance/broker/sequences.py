@@ -198,10 +198,18 @@ class Sequences:
         if silent_longest is not None:
             self._undo.setdefault(silent_longest, self._entries.pop(silent_longest))
 
-    def epochs(self, producer_id: int) -> tuple[int, int]:
-        """The epochs of a producer, and of the coordinator of its last transaction; -1: not known."""
+    def check_epoch(self, producer_id: int, epoch: int) -> int:
+        """The epoch of the coordinator that has ended the last transaction of a producer, or NO_MARKER.
+
+        Raises:
+            StaleProducerEpoch: a newer incarnation of the producer has written.
+        """
         entry = self._entries.get(producer_id)
-        return (-1, NO_MARKER) if entry is None else (entry[0], entry[7])
+        if entry is None:
+            return NO_MARKER
+        if epoch < entry[0]:
+            raise StaleProducerEpoch(f"producer {producer_id}: epoch {epoch}, but {entry[0]} has written")
+        return entry[7]
 
     def is_open(self, producer_id: int, epoch: int | None = None) -> bool:
         """Whether a producer, with this epoch, is in a transaction, of which batches are in the log or in this turn."""

@@ -257,13 +257,13 @@ def _report_damage(report: Report) -> None:
     """Tell the appliance that serves a partition, if one does, which offsets could not be read."""
     from ..client.admin import Admin
     from ..errors import ApplianceError
-    from ..log.files import LOG_SUFFIX, base_of
+    from ..log.files import offset_at
     from ..log.tools import CORRUPT
     from ..status import LOCK_FILE, holder
 
     root, (topic, _, number) = report.path.parent, report.path.name.rpartition("-")
-    bases = [(base_of(problem.path.name, LOG_SUFFIX), problem) for problem in report.problems]
-    offsets = [base + problem.position for base, problem in bases if base is not None and problem.kind == CORRUPT]
+    damaged = [offset_at(problem.path, problem.position) for problem in report.problems if problem.kind == CORRUPT]
+    offsets = [offset for offset in damaged if offset is not None]
     with acting_as_owner(root):
         served = bool(offsets) and (root / LOCK_FILE).exists() and bool(holder(root))
     if not served:

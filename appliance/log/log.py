@@ -233,8 +233,11 @@ class Log:
         self.state = ONLINE
         return size, records
 
-    def append_marker(self, view: memoryview, info: BatchInfo, aborted: Aborted | None) -> None:
+    def append_marker(self, view: memoryview, info: BatchInfo, aborted: Aborted | None) -> bool:
         """Append a placed marker, and before it its entry in the index of ``aborted`` transactions.
+
+        Returns:
+            Whether there is another index now, for which readers have to look.
 
         Raises:
             DiskFull, OutOfResources: nothing has changed: try again when there is room.
@@ -244,9 +247,9 @@ class Log:
             if self._marked:
                 self._remove_marker()
             self._segments.make_room(info.size, self.settings)
-            base = self.bases[-1]
+            base, is_first = self.bases[-1], False
             if aborted is not None:
-                self.aborted.append(base, aborted)
+                is_first = self.aborted.append(base, aborted)
             try:
                 self._segments.active.append([(view, info)], self.settings.index_interval_bytes)
             except OSError:
@@ -254,6 +257,7 @@ class Log:
                     self.aborted.take_back(base)
                 raise
         self.state = ONLINE
+        return is_first
 
     def roll(self) -> None:
         """Seal the active segment and start the next one.  An empty segment stays; its age restarts at 0.

@@ -294,7 +294,7 @@ class LogReader:
         """The aborted transactions that may have messages in the batches from ``offset`` to ``stop``.
 
         Args:
-            known: another number when there may be other entries (:attr:`.SegmentTable.aborted`).
+            known: another number when there may be another index (:attr:`.SegmentTable.aborted`).
 
         Returns:
             Producer id and first offset, by ascending offset of their markers.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from ..records.batch import BatchInfo
 from ..records.markers import MARKER_BYTES, Marker, read_marker
 from .files import index_path, log_path
 from .flush_ticket import Unsynced
+from .page_cache import LogFile
 from .reader import FileCache, LogReader
 from .recovery import RecoveryPoint
 from .segment import Batches, Segment, headers
@@ -138,11 +138,10 @@ class SegmentList:
         self._point.set_born_ms(born_ms)
 
 
-def marker_at(path: Path, bases: Sequence[int], offset: int) -> Marker:
-    """What the marker of a log says that begins at ``offset``."""
+def marker_at(files: FileCache, path: Path, bases: Sequence[int], offset: int) -> Marker:
+    """What the marker of a log says that begins at ``offset``; ``files`` keeps its segment open for the next one."""
     base = bases[bisect_right(bases, offset) - 1]
-    file = File(log_path(path, base))  # is closed with the last reference
-    return read_marker(os.pread(file.fd, MARKER_BYTES, offset - base))
+    return read_marker(files.get(str(log_path(path, base)), LogFile).read(MARKER_BYTES, offset - base))
 
 
 def headers_from(path: Path, bases: Sequence[int], end: int, offset: int) -> Iterator[tuple[BatchInfo, int, int]]:

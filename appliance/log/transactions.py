@@ -164,8 +164,8 @@ class AbortedIndex:
         self.count = sum(indexed(directory).values()) // ENTRY_BYTES
         """Entries when the log was opened, and those written since."""
 
-    def append(self, base: int, entry: Aborted) -> None:
-        """Add an entry to the index of the active segment.
+    def append(self, base: int, entry: Aborted) -> bool:
+        """Add an entry to the index of the active segment; whether it is the first one there.
 
         Raises:
             OSError: nothing has changed, unless it cannot be undone.
@@ -181,6 +181,7 @@ class AbortedIndex:
         with self._lock:  # another thread may have flushed it before it was written
             self._unsynced[base] = file
         self.count += 1
+        return size == 0
 
     def take_back(self, base: int) -> None:
         """Remove the last entry: its marker could not be written.
@@ -270,13 +271,14 @@ class AbortedIndex:
         Raises:
             OSError: the disk fails, or is full.
         """
-        there = indexed(self._directory)
+        there, count = indexed(self._directory), 0
         for base in set(there) - set(bases):
             self.remove(base)
         for base, limit in pairwise([*bases, max(end, bases[-1]) + 1]):
             found = read_aborted(aborted_path(self._directory, base)) if base in there else []
             kept = self._durable(base, min(start, limit), found)
             new = [entry for entry in derived if base <= entry.last < limit]
+            count += len(kept) + len(new)
             if kept + new != found or there.get(base, 0) % ENTRY_BYTES:
                 file = self._open(base)
                 self._system.ftruncate(file.fd, len(kept) * ENTRY_BYTES)
@@ -285,4 +287,4 @@ class AbortedIndex:
             elif new:
                 self._open(base)  # whoever wrote it may have died before it was flushed
         self._names_unsynced |= bool(derived)
-        self.count = sum(indexed(self._directory).values()) // ENTRY_BYTES
+        self.count = count

@@ -102,7 +102,7 @@ def is_marker(info: BatchInfo) -> bool:
     return info.attributes == MARKED
 
 
-def read_marker(batch: bytes | memoryview, start: int = 0) -> Marker:
+def read_marker(batch: bytes | bytearray | memoryview, start: int = 0) -> Marker:
     """What the marker at ``start`` says."""
     _, _, _, _, _, _, kind, _, _, coordinator_epoch, _ = _RECORD.unpack_from(batch, start + HEADER_BYTES)
     return Marker(kind == COMMIT, coordinator_epoch)

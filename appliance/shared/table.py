@@ -24,7 +24,7 @@ Layout, in native-endian u64 cells (one host, so no byte order to agree on)::
     336 FETCHED        64 times 2 cells for metrics, one pair per network worker: bytes sent to consumers, and replies
                        with any
     464 LAST_STABLE    offset up to which readers of committed messages may read; only grows within an epoch
-    465 ABORTED        grows when the indexes of aborted transactions have another entry; 0: they never had any
+    465 ABORTED        grows when there is another index of aborted transactions; 0: there never was one
     466 ROWS...        base offset of segment i at cell 466 + i % ROW_COUNT
 
 The partition's writer stores cells 0 to 15, 80 to 335, 464, 465 and ROWS.  Before its first writer runs, the opener
@@ -198,7 +198,7 @@ class SegmentTable:
         self._cells[LAST_STABLE] = end if stable is None else stable
 
     def note_aborted(self) -> None:
-        """Note that there are entries of aborted transactions that readers may not know."""
+        """Note that there is an index of aborted transactions that readers may not know."""
         self._cells[ABORTED] += 1
 
     def retire_before(self, start: int) -> None:
@@ -275,7 +275,7 @@ class SegmentTable:
 
     @property
     def aborted(self) -> int:
-        """Another number when there are other entries of aborted transactions; 0: there are none."""
+        """Another number when there is another index of aborted transactions; 0: there is none."""
         return int(self._cells[ABORTED])
 
     @property

@@ -40,7 +40,7 @@ from ..errors import (
     from_code,
 )
 from ..log import FileCache, LogReader
-from ..log.files import LOG_SUFFIX, base_of, log_path, sizes
+from ..log.files import log_path, offset_at, sizes
 from ..names import TopicPartition
 from ..owners import acting_as_owner
 from ..records.batch import EMPTIED, HEADER_BYTES, end_offset, read_header, walk
@@ -362,9 +362,8 @@ def _segments(directory: Path, bases: Sequence[int], wanted: Range, position: in
             if not read_bytes:
                 raise CorruptLog(str(found.file.path), found.position + filled, "the file ends below the log's end")
             filled += read_bytes
-        base = base_of(Path(found.file.path).name, LOG_SUFFIX)
-        assert base is not None
-        start = base + found.position
+        start = offset_at(found.file.path, found.position)
+        assert start is not None
         position = start + found.count
         with acting_as_owner(directory):
             # All that was aborted below the end was known when that was planned.

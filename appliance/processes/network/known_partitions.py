@@ -11,7 +11,7 @@ from typing import Any, Final
 from ...durable_files import File
 from ...errors import StorageFault
 from ...log import FileCache, LogReader
-from ...log.files import LOG_SUFFIX, base_of
+from ...log.files import offset_at
 from ...log.partition_directory import topic_id_of
 from ...machine_limits import open_files_max
 from ...names import TopicPartition
@@ -139,9 +139,8 @@ class KnownPartitions:
         assert isinstance(piece.file, File)
         path = Path(piece.file.path)
         topic, _, number = path.parent.name.rpartition("-")
-        partition, base = self.get((topic, int(number))), base_of(path.name, LOG_SUFFIX)
-        if partition is not None and base is not None:
-            start = base + piece.position
+        partition, start = self.get((topic, int(number))), offset_at(path, piece.position)
+        if partition is not None and start is not None:
             partition.suspect(start, start + piece.count)
 
     def at(self, part: FetchPart) -> Partition | None:

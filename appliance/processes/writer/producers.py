@@ -40,7 +40,7 @@ from typing import Final
 from ...broker.sequences import NOT_OPEN, SNAPSHOT_NAME, Sequences, Snapshot
 from ...durable_files import SYSTEM, System, remove_file, replace_file, sync_directory
 from ...errors import StorageFault, disk_fault
-from ...log import Log
+from ...log import FileCache, Log
 from ...log.segment_list import headers_from, marker_at
 from ...log.transactions import Aborted, Transactions
 from ...records.batch import TRANSACTIONAL
@@ -185,10 +185,11 @@ def recovered(
     else:
         start = bases[0]
     transactions, aborted = Transactions(sequences.open_transactions()), list[Aborted]()
+    files = FileCache()
     for info, base, stop in headers_from(directory, bases, end, start):
         producer_id, epoch = info.producer_id, info.producer_epoch
         if is_marker(info):
-            committed, coordinator_epoch = marker_at(directory, bases, stop - info.size)
+            committed, coordinator_epoch = marker_at(files, directory, bases, stop - info.size)
             entry = None if committed else transactions.aborted(producer_id, stop)
             aborted += [] if entry is None else [entry]
             transactions.end(producer_id, stop)

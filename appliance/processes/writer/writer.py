@@ -49,7 +49,6 @@ from ...errors import (
     InvalidTimestamp,
     InvalidTransactionState,
     OutOfResources,
-    StaleProducerEpoch,
     StorageFault,
     TransactionCoordinatorFenced,
     TransactionUnverified,
@@ -222,9 +221,7 @@ class Appender:
             TransactionCoordinatorFenced: a newer coordinator has ended a transaction of it.
             DiskFull, OutOfResources, StorageFault: nothing was appended.
         """
-        known_epoch, coordinator_epoch = self._sequences.epochs(producer_id)
-        if epoch < known_epoch:
-            raise StaleProducerEpoch(f"producer {producer_id}: epoch {epoch}, but {known_epoch} has written")
+        coordinator_epoch = self._sequences.check_epoch(producer_id, epoch)
         if marker.coordinator_epoch < coordinator_epoch:
             raise TransactionCoordinatorFenced(
                 f"producer {producer_id}: coordinator epoch {marker.coordinator_epoch} after {coordinator_epoch}"
@@ -237,10 +234,10 @@ class Appender:
             return 0
         view = memoryview(batch)
         place(view, 0, log.end_offset, info.size, info.span)
-        log.append_marker(view, info, None if marker.committed else aborted)
+        is_first = log.append_marker(view, info, None if marker.committed else aborted)
         log.transactions.end(producer_id, stop)
         self._sequences.record_marker(producer_id, epoch, marker.coordinator_epoch, stop, info.max_timestamp)
-        if not marker.committed:
+        if is_first:
             self._table.note_aborted()
         self._show_appended(1, info.size)
         return info.size
@@ -743,9 +740,7 @@ class Writer:
                 self._end_transaction(message)
                 self._unflushed.answer_flushed(ReadyAnswer(self._steps, -1, step, NO_NUMBERS))
                 return
-            known_epoch, _ = self._producers.sequences.epochs(message.producer_id)
-            if message.epoch < known_epoch:
-                raise StaleProducerEpoch(f"producer {message.producer_id}: epoch {known_epoch} has written")
+            self._producers.sequences.check_epoch(message.producer_id, message.epoch)
             self._transactions.open(message.producer_id, message.epoch)
         except (ClientFault, DiskFull, OutOfResources) as fault:
             step.error = type(fault).__name__
