@@ -176,8 +176,10 @@ class GroupClaims:
             raise
 
     def drop_if_idle(self, entry: GroupQueue) -> None:
-        if entry.held is None and not entry.users and not entry.commits:
-            self._groups.pop(entry.name, None)
+        """Forget it, not another one that has been made since under its name."""
+        idle = entry.held is None and not entry.users and not entry.commits
+        if idle and self._groups.get(entry.name) is entry:
+            del self._groups[entry.name]
 
     async def vacate(self, entry: GroupQueue, held: Held) -> None:
         await self._give_back(entry, claim_requests.vacate(entry.name, held))

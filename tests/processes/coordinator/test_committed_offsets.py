@@ -240,6 +240,26 @@ def test_the_states_of_a_claim() -> None:
     run(scenario())
 
 
+def test_a_pump_that_ends_late_forgets_no_claim_that_was_made_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(committed_offsets, "COMMIT_MS_MAX", 20)
+    monkeypatch.setattr(committed_offsets, "RETRY_S", 0.05)
+
+    async def scenario() -> None:
+        broker = Broker(Tree())
+        broker.zookeeper.held_up = asyncio.Event()
+        with pytest.raises(RequestTimedOut):
+            await broker.commit(1)  # its attempt is still under way
+        broker.zookeeper.away = True
+        broker.zookeeper.held_up.set()
+        await asyncio.sleep(0.01)  # the attempt has failed; the pump pauses
+        broker.zookeeper.away = False
+        await broker.offsets.claim("g")
+        await asyncio.gather(*broker.tasks)
+        assert broker.offsets.claims.state("g") is State.HELD
+
+    run(scenario())
+
+
 async def taken(broker: Broker) -> None:
     """The group's next coordinator has it, after some attempts."""
     while broker.offsets.claims.state("g") is not State.HELD:
