@@ -44,7 +44,7 @@ class TransactionLookupApi:
             return {"error_code": Code.INVALID_REQUEST}
         if not call.may(Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, name):
             return {"error_code": Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED}
-        code = self._coordinator.refuse(name) if self._coordinator.store.serves else Code.NONE
+        code = self._coordinator.unknown()
         one = self._coordinator.get(name)
         if code or one is None:
             return {"error_code": code or Code.TRANSACTIONAL_ID_NOT_FOUND}
@@ -64,7 +64,7 @@ class TransactionLookupApi:
 
     async def _list(self, call: Call) -> Answer:
         request = call.request
-        code = self._coordinator.refuse("") if self._coordinator.store.serves else Code.NONE
+        code = self._coordinator.unknown()
         if code:
             return {"error_code": code}
         try:

@@ -171,11 +171,9 @@ class Transaction(msgspec.Struct, frozen=True, omit_defaults=True):
         added = {*ongoing.parts, *parts}
         if len(added) > PARTITIONS_MAX:
             return Code.POLICY_VIOLATION
-        return self if self.has(added) else _bounded(_replace(ongoing, parts=tuple(sorted(added)), changed_ms=now_ms))
-
-    def has(self, parts: Iterable[Part]) -> bool:
-        """Whether these partitions are in the present transaction already."""
-        return self.state is State.ONGOING and {*parts} <= {*self.parts}
+        if ongoing is self and len(added) == len(self.parts):  # they are in it already
+            return self
+        return _bounded(_replace(ongoing, parts=tuple(sorted(added)), changed_ms=now_ms))
 
     def add_group(self, producer: Producer, group: str, now_ms: int) -> Outcome:
         """AddOffsetsToTxn: offsets of this group will be committed with the transaction."""
@@ -201,12 +199,15 @@ class Transaction(msgspec.Struct, frozen=True, omit_defaults=True):
             return Code.INVALID_COMMIT_OFFSET_SIZE
         return _bounded(_replace(self, offsets=tuple(merged.values()), changed_ms=now_ms))
 
-    def _refuse(self, producer: Producer) -> Code:
+    def _fenced(self, producer: Producer) -> Code:
         if producer.id != self.producer_id:
             return Code.INVALID_PRODUCER_ID_MAPPING
-        if producer.epoch != self.epoch or producer.epoch > EPOCH_GIVEN_MAX:
-            return Code.PRODUCER_FENCED
-        return Code.CONCURRENT_TRANSACTIONS if self.state in ENDING else Code.NONE
+        fenced = producer.epoch != self.epoch or producer.epoch > EPOCH_GIVEN_MAX
+        return Code.PRODUCER_FENCED if fenced else Code.NONE
+
+    def _refuse(self, producer: Producer) -> Code:
+        concurrent = Code.CONCURRENT_TRANSACTIONS if self.state in ENDING else Code.NONE
+        return self._fenced(producer) or concurrent
 
     def _begin(self, now_ms: int) -> Transaction:
         if self.state is State.ONGOING:
@@ -217,10 +218,9 @@ class Transaction(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def end(self, producer: Producer, committed: bool, now_ms: int) -> Outcome:
         """EndTxn; asked again it answers the same."""
-        if producer.id != self.producer_id:
-            return Code.INVALID_PRODUCER_ID_MAPPING
-        if producer.epoch != self.epoch or producer.epoch > EPOCH_GIVEN_MAX:
-            return Code.PRODUCER_FENCED
+        refusal = self._fenced(producer)
+        if refusal:
+            return refusal
         prepared, complete = _ENDS[committed]
         if self.state is State.ONGOING:
             return _replace(self, state=prepared, offsets=self.offsets if committed else (), changed_ms=now_ms)

@@ -145,8 +145,12 @@ class TransactionCoordinator:
             return self._pending.get(group, ())
         return None if self.store.serves else ()
 
-    def refuse(self, transactional_id: str) -> Code:
-        """Why nothing can be said about this id now, else NONE."""
+    def unknown(self) -> Code:
+        """Why it cannot be said which ids there are; NONE also where there can be none."""
+        return self.refuse() if self.store.serves else Code.NONE
+
+    def refuse(self) -> Code:
+        """Why nothing can be said about any id now, else NONE."""
         if not self.store.leads:
             return Code.COORDINATOR_NOT_AVAILABLE
         if self.loaded:  # also when another appliance has joined since: what is open here has to end
@@ -161,7 +165,7 @@ class TransactionCoordinator:
         def decide(one: Transaction) -> Outcome:
             return one.initialise(timeout_ms, claimed, self.new_id(), self.clock_ms())
 
-        code = self.refuse(transactional_id)
+        code = self.refuse()
         if code:
             return code
         if transactional_id not in self._entries:
@@ -263,7 +267,7 @@ class TransactionCoordinator:
 
         ``opening``: also let all its partitions know.
         """
-        code = self.refuse(transactional_id)
+        code = self.refuse()
         entry = self._entries.get(transactional_id)
         if code or entry is None:
             return code or Code.INVALID_PRODUCER_ID_MAPPING

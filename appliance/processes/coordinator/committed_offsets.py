@@ -41,7 +41,7 @@ import asyncio
 import contextlib
 import enum
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
 from ...errors import ApplianceError, NotCoordinator, OffsetsFull, RequestTimedOut, Unavailable, ZooKeeperAway
@@ -522,14 +522,14 @@ class CommittedOffsets:
                 assert held is not None
                 values = {part: paths.encode_offset(to) for part, to in sorted(changes[group].items())}
                 offsets.append(GroupOffsets(group, held, values))
-            before = {each.group: units(each.held, each.values) for each in offsets}
+            for each in offsets:  # once all claims are held
+                stack.enter_context(self._counted(each.group, each.held, each.values))
             result = await self._registry.ask(store(offsets), session_id=self._registry.session_id)
             if isinstance(result, GroupOffsets):
                 self.claims.lose(entries[result.group])
                 raise ZooKeeperAway(f"the claim on group {result.group!r} was lost: try again")
-            for each in offsets:
-                self.count.add(each.group, units(each.held, each.values) - before[each.group])
-                entries[each.group].used = asyncio.get_running_loop().time()
+            for entry in entries.values():
+                entry.used = asyncio.get_running_loop().time()
             return result
 
     async def read(self, group: str, parts: Sequence[TopicPartition] | None) -> Mapping[TopicPartition, StoredOffset]:
@@ -617,6 +617,15 @@ class CommittedOffsets:
             entry.pumping = False
             self.claims.drop_if_idle(entry)
 
+    @contextlib.contextmanager
+    def _counted(self, group: str, held: Held, parts: Collection[TopicPartition]) -> Iterator[None]:
+        """Count what becomes of these offsets, however it ends."""
+        before = units(held, parts)
+        try:
+            yield
+        finally:
+            self.count.add(group, units(held, parts) - before)
+
     async def _write(self, entry: GroupQueue) -> None:
         """Write the commits that wait at this moment."""
         held = await self.claims.hold(entry)
@@ -627,9 +636,9 @@ class CommittedOffsets:
         info = next((commit.info for commit in reversed(commits) if commit.info is not None), None)
         if info is not None and info.protocol_type == held.info.protocol_type:
             info = None
-        before = units(held, changes)
         try:
-            await self.claims.carry_out(entry, claim_requests.write(entry.name, held, changes, info))
+            with self._counted(entry.name, held, changes):
+                await self.claims.carry_out(entry, claim_requests.write(entry.name, held, changes, info))
         except NotCoordinator:  # the group was dissolved: commits of its members fail, others wait for the next claim
             entry.put_back(queue, [commit for commit in commits if commit.info is None])
             for commit in commits:
@@ -643,8 +652,6 @@ class CommittedOffsets:
             for commit in commits:
                 commit.fail(error)
             return
-        finally:
-            self.count.add(entry.name, units(held, changes) - before)
         if info is not None and entry.held is held:
             entry.held = held._replace(info=info)
         entry.used = asyncio.get_running_loop().time()

@@ -123,7 +123,6 @@ class CompactionEnforcer:
         self._retention, self._clock = retention, clock
         self._show = show
         self._turns = Turns()
-        self._shown: dict[str, Any] = {}
         self.rows: dict[str, dict[str, Any]] = {}
         """What the last look has found, by the name of the partition."""
 
@@ -146,13 +145,12 @@ class CompactionEnforcer:
                 due.append(Due(_order(key, dirt, settings, now_ms), dirt.ratio, state.ended_ms))
             if _has_old_active(segments, self._clock.written_ms(born_ms), settings, now_ms):
                 self._partitions.roll(*key)
-        self.rows = rows
+        before, self.rows = self.rows, rows
         if due:
             self._partitions.compact(self._turns.choose(due))
-        if rows or self._shown:
+        if rows or before:
             by_ratio = sorted(rows, key=lambda name: -rows[name]["dirty_ratio"])[:SHOWN_MAX]
-            self._shown = {name: rows[name] for name in by_ratio}
-            self._show(self._shown)
+            self._show({name: rows[name] for name in by_ratio})
 
 
 def _read(directory: Path) -> tuple[CompactionState, int]:

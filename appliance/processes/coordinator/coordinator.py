@@ -302,6 +302,7 @@ class Coordinator:
     def _on_control(self) -> None:
         for message, fds in self._channel.receive(TO_COORDINATOR):
             self._on_message(message, fds)
+        self._transactions.writers.tell_waiting()
         if self._channel.closed:  # the supervisor is gone, and with it all other processes
             self._stopped.set()
 

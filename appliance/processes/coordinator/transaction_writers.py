@@ -78,8 +78,8 @@ class TransactionWriters:
             answer.set_result(message.error)
 
     def on_writer_started(self, message: WriterStarted) -> None:
+        """Note it; :meth:`tell_waiting` tells it, once for all that have started."""
         self._waiting[message.partition] = message.writer
-        self.tell_waiting()
 
     def tell_waiting(self) -> None:
         """Tell the writers that have started what is open in their partitions, if that is known by now."""

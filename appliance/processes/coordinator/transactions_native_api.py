@@ -60,7 +60,7 @@ class TransactionsNativeApi:
         return one
 
     def _check(self) -> None:
-        if self._coordinator.store.serves and self._coordinator.refuse(""):
+        if self._coordinator.unknown():
             raise ZooKeeperAway("it is not known yet which transactions there are: try again")
 
     def _row(self, name: str, one: Transaction) -> dict[str, Any]:

@@ -511,9 +511,10 @@ class Supervisor:
         self._wait_until(lambda: self._inputs.role.all_gone, now_ms() + (deadline_ms - now_ms()) // 2)
         self._sides.stop()
         self._coordinator.stop()
-        roles = [part.role for part in (self._coordinator, self._scrubbing, self._compactions, self._inspection)]
-        for role in roles:
+        others = [part.role for part in (self._scrubbing, self._compactions, self._inspection)]
+        for role in others:
             role.stop()
+        roles = [self._coordinator.role, *others]
         self._wait_until(lambda: self._sides.stopped and all(role.all_gone for role in roles), deadline_ms)
         self._nodes.stop()
         self._wait_until(lambda: not self._nodes, deadline_ms)

@@ -87,6 +87,7 @@ async def test_a_writer_that_starts_is_told_what_is_open_and_not_answered(superv
     marker = supervisor.sent[0]
     supervisor.sent.clear()
     supervisor.writers.on_writer_started(WriterStarted(A.key, 555))
+    supervisor.writers.tell_waiting()
     token = supervisor.sent[0].token
     assert supervisor.sent == [OpenTransaction(A.key, token, 8, 0), marker, TransactionsSent(A.key, 555)]
     supervisor.writers.on_step(TransactionStep(A.key, marker.token, ""))
