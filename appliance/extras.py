@@ -6,6 +6,7 @@ The appliance is on no public package index, so its name alone is nothing that p
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from pathlib import Path
 from typing import Final
@@ -17,6 +18,11 @@ PAGES: Final = Path("share/doc/appliance")
 def install(extra: str) -> str:
     """What to type, as a part of a message: ``spark`` is installed from a checkout or from a wheel."""
     return f"`pip install '.[{extra}]'` in a checkout, or `pip install 'WHEEL[{extra}]'` with the file of a wheel"
+
+
+def missing(*packages: str) -> list[str]:
+    """Those of the packages that are not installed."""
+    return [name for name in packages if importlib.util.find_spec(name) is None]
 
 
 def page(name: str) -> str:

@@ -23,13 +23,10 @@ import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from .names import TopicPartition
+from .names import OFFSET_MAX, TopicPartition
 
 ROLL_BYTES_MIN: Final = 1 << 20
 """Smallest active segment to roll.  So at least this much of each partition is kept."""
-
-
-OFFSET_MAX: Final = (1 << 63) - 1
 
 
 class SegmentUse(NamedTuple):
@@ -208,11 +205,12 @@ def _make_room(uses: Sequence[PartitionUse], gone: Sequence[int]) -> Iterator[in
     The caller counts ``gone`` up between two steps.  Segments counted in it before the first step do not count in the
     sizes.
     """
+    lasts = [min(len(use.segments) - 1, use.count_max) for use in uses]
     sizes: dict[str, int] = {}
     oldest: dict[str, list[tuple[int, int]]] = {}  # per topic a heap of (time of the next segment, index)
     for index, (use, count) in enumerate(zip(uses, gone, strict=True)):
         sizes[use.topic] = sizes.get(use.topic, 0) + sum(segment.disk_bytes for segment in use.segments[count:])
-        if use.may_go and count < min(len(use.segments) - 1, use.count_max):
+        if use.may_go and count < lasts[index]:
             oldest.setdefault(use.topic, []).append((use.segments[count].modified_ms, index))
     for heap in oldest.values():
         heapq.heapify(heap)
@@ -225,7 +223,7 @@ def _make_room(uses: Sequence[PartitionUse], gone: Sequence[int]) -> Iterator[in
         segments = uses[index].segments
         size += segments[gone[index]].disk_bytes
         yield index
-        if gone[index] < min(len(segments) - 1, uses[index].count_max):
+        if gone[index] < lasts[index]:
             heapq.heappush(heap, (segments[gone[index]].modified_ms, index))
         if heap:
             heapq.heappush(largest, (size, topic))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -42,7 +41,7 @@ def clients(
     if as_json:
         output.print_json({"clients": rows[:first], "others": found["others"]})
         return
-    shown = [{**row, "since": _moment(row["since"])} for row in rows[:first]]
+    shown = [{**row, "since": output.moment(row["since"])} for row in rows[:first]]
     output.print_rows(shown, [*COLUMNS, *NUMBERS])
     if len(rows) > first:
         output.remark(f"{len(rows) - first} more: -n {len(rows)} shows them")
@@ -61,10 +60,6 @@ def _ask(data: Path | None, connect: str | None) -> dict[str, Any]:
     with cluster(data, connect) as asked:
         found: dict[str, Any] = asked.admin("clients", {})
     return found
-
-
-def _moment(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds).astimezone().isoformat(timespec="seconds")
 
 
 def register(app: typer.Typer) -> None:

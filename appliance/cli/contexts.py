@@ -17,7 +17,6 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from ..durable_files import replace_file
 from ..errors import BadValue
 from ..owners import open_as_owner
 
@@ -90,6 +89,8 @@ def store(contexts: Contexts) -> None:
         raise BadValue(
             f"a context has a name of letters, digits and ._-, and there are {CONTEXTS_MAX} at most"
         ) from None
+    from ..durable_files import replace_file  # few commands store, and ctypes takes time
+
     path().parent.mkdir(parents=True, exist_ok=True)
     replace_file(path(), content)
 

@@ -18,6 +18,7 @@ import logging
 import sys
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from .. import units
@@ -52,6 +53,11 @@ def safe(text: object, *, kept: str = "") -> str:
 
 def _escaped(character: str) -> str:
     return character.encode("unicode_escape").decode()
+
+
+def moment(seconds: float) -> str:
+    """A time since 1970 in this host's zone, as ISO 8601."""
+    return datetime.fromtimestamp(seconds).astimezone().isoformat(timespec="seconds")
 
 
 def say(text: object = "") -> None:

@@ -6,7 +6,6 @@ pyspark and its packages are imported when a command runs; if they are missing, 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from importlib.resources import files
@@ -186,8 +185,7 @@ def load(config: Path, data: Path | None, connect: str | None) -> Settings:
     Raises:
         ConfigFault: Spark is not installed, or the file is wrong.
     """
-    missing = [name for name in ("pyspark", "pyarrow", "numpy") if importlib.util.find_spec(name) is None]
-    if missing:
+    if missing := extras.missing("pyspark", "pyarrow", "numpy"):
         raise ConfigFault(f"the pipeline needs {', '.join(missing)}: {extras.install('spark')}")
     import msgspec
 

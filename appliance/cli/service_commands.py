@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -180,7 +179,7 @@ def _print_tables(seen: dict[str, Any]) -> None:
         output.say()
         columns = ["role", "topic", "partition", "pid", "started", "restarts"]
         rows = [
-            {**row, "role": f"{row['role']} {row.get('input', '')}".strip(), "started": _moment(row["started"])}
+            {**row, "role": f"{row['role']} {row.get('input', '')}".strip(), "started": output.moment(row["started"])}
             for row in seen["processes"]
         ]
         output.print_rows(rows, columns, title="Processes")
@@ -192,11 +191,11 @@ def _print_tables(seen: dict[str, Any]) -> None:
         )
     if seen["refused"]:
         output.say()
-        rows = [{**row, "since": _moment(row["since"])} for row in seen["refused"]]
+        rows = [{**row, "since": output.moment(row["since"])} for row in seen["refused"]]
         output.print_rows(rows, ["action", "waiting", "since", "attempts", "reason"], title="Refused by the machine")
     if seen["limits"]:
         output.say()
-        rows = [{**row, "since": row["since"] and _moment(row["since"])} for row in seen["limits"]]
+        rows = [{**row, "since": row["since"] and output.moment(row["since"])} for row in seen["limits"]]
         columns = ["limit", "process", "value", "in_use", "since", "advice"]
         output.print_rows(rows, columns, title="Limits reached")
     if seen["refusals"]:
@@ -232,10 +231,6 @@ def duration(seconds: float) -> str:
         if count or (name == "s" and not words):
             words.append(f"{count} {name}")
     return " ".join(words[:2])
-
-
-def _moment(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds).astimezone().isoformat(timespec="seconds")
 
 
 def register(app: typer.Typer) -> None:

@@ -5,7 +5,6 @@ DuckDB and Arrow are imported when the command runs; if they are missing, the er
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 import threading
 from pathlib import Path
@@ -101,7 +100,8 @@ def sql(
 
         appliance sql "select w.* from web w join 'hosts.csv' h on w.host = h.name" --allow hosts.csv
     """
-    _check_packages()
+    if missing := extras.missing("duckdb", "pyarrow", "numpy"):
+        raise ConfigFault(f"sql needs {', '.join(missing)}: {extras.install('sql')}")
     form = form_of(form, file, as_json=as_json)
     memory_bytes = parse_units(memory, SIZES)
     if memory_bytes is None:
@@ -126,12 +126,6 @@ def sql(
                 _ask(session, text, form, file, again=True)
             except Unavailable as error:
                 output.remark(f"appliance: {error}")
-
-
-def _check_packages() -> None:
-    missing = [name for name in ("duckdb", "pyarrow", "numpy") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ConfigFault(f"sql needs {', '.join(missing)}: {extras.install('sql')}")
 
 
 def _ask(session: Session, text: str, form: Form, file: Path | None, *, again: bool = False) -> None:

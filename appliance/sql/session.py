@@ -258,11 +258,9 @@ def quote_offset(text: str) -> str:
     >>> quote_offset("select offset from web where offset > 5 limit 3 offset 1")
     'select "offset" from web where "offset" > 5 limit 3 offset 1'
     """
-    tokens = duckdb.tokenize(text)
-    stops = [*(position for position, _ in tokens[1:]), len(text)][: len(tokens)]
     pieces, end, before = [], 0, ""
-    for (start, kind), stop in zip(tokens, stops, strict=True):
-        word = text[start:stop].strip().lower()
+    for start, kind, spelled in _tokens(text):
+        word = spelled.lower()
         operand = before in _OPERANDS or (before and before[-1] in _OPERATORS)
         if word == "offset" and operand:
             pieces += [text[end:start], '"offset"']
@@ -277,10 +275,15 @@ def words(text: str) -> set[str]:
 
     DuckDB's own list of tables needs these to be there already, with their columns.
     """
+    return {word[1:-1] if len(word) > 1 and word[0] in "\"'" else word for _, _, word in _tokens(text)}
+
+
+def _tokens(text: str) -> Iterator[tuple[int, Any, str]]:
+    """The tokens of a query: where each begins, its kind, and how it is spelled."""
     tokens = duckdb.tokenize(text)
     stops = [*(position for position, _ in tokens[1:]), len(text)][: len(tokens)]
-    spelled = (text[start:stop].strip() for (start, _), stop in zip(tokens, stops, strict=True))
-    return {word[1:-1] if len(word) > 1 and word[0] in "\"'" else word for word in spelled}
+    for (start, kind), stop in zip(tokens, stops, strict=True):
+        yield start, kind, text[start:stop].strip()
 
 
 def _meant(named: set[str], topics: Iterable[str]) -> list[str]:

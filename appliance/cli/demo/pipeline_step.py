@@ -7,7 +7,6 @@ directory that the next demo replaces.  Everything else, Spark's files included,
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import shutil
@@ -63,7 +62,7 @@ class Tables(NamedTuple):
 
 def missing() -> str:
     """Why the pipeline cannot run here; "" when it can."""
-    names = [name for name in ("pyspark", "pyarrow", "numpy", "matplotlib") if importlib.util.find_spec(name) is None]
+    names = extras.missing("pyspark", "pyarrow", "numpy", "matplotlib")
     return f"without {', '.join(names)} ({extras.install('spark')})" if names else ""
 
 

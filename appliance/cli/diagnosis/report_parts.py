@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -23,8 +24,9 @@ import msgspec
 from ... import __version__
 from ...config import KEYS, Config, load
 from ...errors import ApplianceError, BadValue
-from ...health.findings import judge
+from ...health.findings import Groups, judge
 from ...metrics.exposition import Exposition, Snapshot, Watched
+from ...metrics.looks import Look
 from ...security.masking import Masking
 from ...security.secret_files import read_secret_file
 from ...security.security_file import FILE_NAME as SECURITY_FILE
@@ -95,13 +97,15 @@ def collect_parts(directory: Path, config: Path | None) -> list[Part]:
     chosen, fault = _configuration(options)
     masking = Masking(_secrets(directory, chosen))
     subject = Subject(directory, None)
+    look = cache(subject.look)
+    groups = cache(lambda: subject.groups(look()))
     made = [
         _part(masking, "config.toml", lambda: "\n".join(lines(chosen))),
         _part(masking, "status.json", lambda: state),
-        _part(masking, "findings.json", lambda: _findings(subject)),
+        _part(masking, "findings.json", lambda: _findings(subject, look(), groups())),
         _part(masking, "clients.json", lambda: read_clients(directory)),
-        _part(masking, "groups.json", lambda: _groups(subject)),
-        _part(masking, "metrics.txt", lambda: _metrics(subject)),
+        _part(masking, "groups.json", lambda: _groups(groups())),
+        _part(masking, "metrics.txt", lambda: _metrics(look())),
         _part(masking, "sizes.json", lambda: _sizes(directory)),
         _part(masking, "processes.txt", lambda: _processes(state)),
         _part(masking, "journal.txt", lambda: _journal(state["pid"])),
@@ -199,18 +203,15 @@ def _texts(value: Any) -> Iterator[str]:
 # ---- what the appliance says
 
 
-def _findings(subject: Subject) -> list[dict[str, Any]]:
-    look = subject.look()
-    return [one.as_json() for one in judge(subject.seen(look, None, subject.groups(look)))]
+def _findings(subject: Subject, look: Look, groups: Groups) -> list[dict[str, Any]]:
+    return [one.as_json() for one in judge(subject.seen(look, None, groups))]
 
 
-def _groups(subject: Subject) -> dict[str, Any]:
-    groups = subject.groups(subject.look())
+def _groups(groups: Groups) -> dict[str, Any]:
     return {"groups": list(groups.rows), "total": groups.total, "unknown": groups.unknown}
 
 
-def _metrics(subject: Subject) -> str:
-    look = subject.look()
+def _metrics(look: Look) -> str:
     return Exposition().write(Snapshot(look.readings, Watched(host=look.host))).decode()
 
 
