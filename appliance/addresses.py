@@ -94,7 +94,7 @@ def listeners_text(listeners: Iterable[Listener]) -> str:
 
 def first_with(security: str, listeners: Sequence[Listener]) -> str:
     """The address of the first listener with this security; "" when there is none."""
-    return next((one.address for one in listeners if one.security == security and not one.unix), "")
+    return next((listener.address for listener in listeners if listener.security == security and not listener.unix), "")
 
 
 def unix_path(address: str) -> tuple[str, int]:

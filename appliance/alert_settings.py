@@ -21,6 +21,9 @@ class Alerts(Struct, frozen=True):
     )
     sendmail: Annotated[str, Meta(description="program of this host that sends the mail")] = "/usr/sbin/sendmail"
     level: Annotated[Literal["warning", "critical"], Meta(description="lowest level that is told")] = "warning"
+    digest: Annotated[
+        str, Meta(description='time of day, as "07:00" here, when all of the last day is told; "" = never')
+    ] = ""
     look_ms: Annotated[
         int, Meta(ge=100, description="how often to look; what is found twice begins, what is missing 3 times ends")
     ] = 10_000
@@ -65,20 +68,30 @@ def needs_tls(url: SplitResult) -> bool:
         return True
 
 
+def fault_of_webhook(webhook: str, allow_insecure: bool) -> str:
+    """What is wrong with a URL, or the path of a file with one; "": nothing."""
+    if not webhook or webhook.startswith("/"):
+        return ""
+    try:
+        url = split_webhook(webhook)
+    except ValueError as error:
+        return f"{error}, or the path of a file with one"
+    if url.query:
+        return "has a query, which is a secret as a rule: put the URL into a file, and name that"
+    return f"= {webhook}: must have https://" if needs_tls(url) and not allow_insecure else ""
+
+
 def faults_of_alerts(alerts: Alerts, allow_insecure: bool) -> Iterator[str]:
     """What is wrong with the settings, each with what would be right."""
-    if alerts.webhook and not alerts.webhook.startswith("/"):
-        try:
-            url = split_webhook(alerts.webhook)
-        except ValueError as error:
-            yield f"alerts.webhook {error}, or the path of a file with one"
-        else:
-            if url.query:
-                yield "alerts.webhook has a query, which is a secret as a rule: put the URL into a file, and name that"
-            elif needs_tls(url) and not allow_insecure:
-                yield f"alerts.webhook = {alerts.webhook}: must have https://, or set security.allow_insecure = true"
+    if fault := fault_of_webhook(alerts.webhook, allow_insecure):
+        insecure = ", or set security.allow_insecure = true" if fault.endswith("https://") else ""
+        yield f"alerts.webhook {fault}{insecure}"
     for address in alerts.recipients:
         if not re.fullmatch(r"[A-Za-z0-9._%+/=-][A-Za-z0-9._%+/=@-]*", address) or address.startswith("-"):
             yield f"alerts.mail_to: {address} is no address"
+    if alerts.digest and not re.fullmatch("([01][0-9]|2[0-3]):[0-5][0-9]", alerts.digest):
+        yield f"alerts.digest = {alerts.digest:.20}: must be a time of day, as 07:00"
+    elif alerts.digest and not alerts.on:
+        yield "alerts.digest: nobody would get it: set alerts.webhook or alerts.mail_to"
     if alerts.mail_to and not alerts.sendmail.startswith("/"):
         yield f"alerts.sendmail = {alerts.sendmail}: must be a path from the root"

@@ -80,7 +80,7 @@ class TrashedTopic(msgspec.Struct, frozen=True):
     deleted_ms: int = 0
 
 
-class Change(NamedTuple):
+class CatalogChange(NamedTuple):
     """A change of the catalog: put a topic, drop one by its name, note a removal, and delete one that is done.
 
     ``trash``: a topic for the trash, in place of one with the same id.  ``forget``: the id of one that leaves it; one
@@ -175,8 +175,8 @@ class Catalog:
             check_topic(name)
             partitions = {int(partition): brokers for partition, brokers in entry.partitions.items()}
             topics[name] = Topic(name, partitions, entry.settings, check_id(entry.id))
-        for name, topic_id in [(one.name, one.id) for one in file.removals] + [
-            (one.name, one.id) for one in file.trash
+        for name, topic_id in [(removal.name, removal.id) for removal in file.removals] + [
+            (deleted.name, deleted.id) for deleted in file.trash
         ]:
             check_topic(name)
             check_id(topic_id)
@@ -198,7 +198,7 @@ class Catalog:
         replace_data_file(self.path, msgspec.json.format(msgspec.json.encode(file), indent=1) + b"\n")
         self.in_doubt = False
 
-    def change(self, *changes: Change) -> None:
+    def change(self, *changes: CatalogChange) -> None:
         """Make all changes in one store, or none of them.  On a full disk, removals use what is kept in reserve.
 
         Raises:
@@ -208,7 +208,7 @@ class Catalog:
         self.topics, self.removals, self.trash = dict(self.topics), list(self.removals), list(self.trash)
         for change in changes:
             self._make(change)
-        only_removes = all(one.put is None and (one.drop or one.done or one.forget) for one in changes)
+        only_removes = all(change.put is None and (change.drop or change.done or change.forget) for change in changes)
         try:
             if only_removes:
                 with_reserve(self.path.parent, self.store)
@@ -218,7 +218,7 @@ class Catalog:
             self.topics, self.removals, self.trash = before
             raise
 
-    def _make(self, change: Change) -> None:
+    def _make(self, change: CatalogChange) -> None:
         put, drop, note, done, trash, forget = change
         self.topics.pop(drop, None)
         if put is not None:
@@ -228,10 +228,12 @@ class Catalog:
             self.removals.remove(done)
         if note is not None and note not in self.removals:
             self.removals.append(note)
-        at = next((index for index, one in enumerate(self.trash) if trash and one.id == trash.id), len(self.trash))
+        at = next(
+            (index for index, deleted in enumerate(self.trash) if trash and deleted.id == trash.id), len(self.trash)
+        )
         if trash is not None:
             self.trash[at : at + 1] = [trash]
-        self.trash = [one for one in self.trash if not forget or one.id != forget]
+        self.trash = [deleted for deleted in self.trash if not forget or deleted.id != forget]
 
     def hosted(self, broker_id: int) -> list[TopicPartition]:
         """The partitions that a broker stores, sorted."""

@@ -5,12 +5,13 @@ A limit that no operator needs to change is a constant of the module that checks
 
 A key has one dotted name everywhere: ``network.workers`` on the command line, ``workers`` in the table ``[network]`` of
 the file, ``config.network.workers`` in the code.  The settings of topics carry Kafka's names (``retention.ms``); in
-``[topics]`` they are the defaults of topics that do not set their own.
+``[topics]`` they are the defaults of topics that do not set their own, in ``[topics."web-*"]`` those of some
+(``topic_patterns.py``).
 
 One struct for each table is the only source of name, default, bounds, and the text that ``appliance config show``
-prints.  Those of ``[disk]`` and ``[scrub]`` are in ``disk_settings.py``, those of ``[tls]`` and ``[security]`` in
-``security/configuration.py``, those of ``[inputs.NAME]`` in ``input_settings.py``, all others below.  :class:`Config`
-has a field for each table.  ``config_keys.py`` parses the values.
+prints.  Those of ``[disk]`` and ``[scrub]`` are in ``disk_settings.py``, those of ``[tls]``, ``[security]`` and
+``[oauth]`` in ``security/configuration.py``, those of ``[inputs.NAME]`` in ``input_settings.py``, all others below.
+:class:`Config` has a field for each table.  ``config_keys.py`` parses the values.
 
 Errors: :class:`UnknownKey` offers the nearest key.  :class:`BadValue` names the key, its value and the valid values.
 All faults of a file are reported together, one per line.  :meth:`TopicSettings.parse` also serves requests of clients,
@@ -19,7 +20,7 @@ so it raises :class:`InvalidSetting`, which has a code on the wire.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -35,7 +36,27 @@ from .input_settings import TABLE as INPUTS
 from .input_settings import InputSettings, flat_inputs, given_of, open_addresses, parse_inputs, secured_addresses
 from .kafka_settings import ACCEPTED
 from .names import OFFSET_MAX
-from .security.configuration import Security, Tls, faults_of, faults_of_certificate, is_loopback
+from .security.configuration import (
+    OAuth,
+    Security,
+    Tls,
+    faults_of,
+    faults_of_certificate,
+    faults_of_oauth,
+    is_loopback,
+)
+from .security.field_masks import FieldMasks
+from .topic_patterns import (
+    EXAMPLE,
+    PARTITIONS,
+    Patterns,
+    PatternValue,
+    flat_patterns,
+    parse_patterns,
+    split_name,
+    values_for,
+)
+from .topic_rules import parse_decodings
 
 WORKERS_MAX = 64
 """Network workers that a segment table has cells for."""
@@ -228,7 +249,11 @@ class Transactions(Struct, frozen=True, rename=_TRANSACTION_NAMES):
 
 
 class Groups(Struct, frozen=True):
-    """What members of Kafka groups of the consumer protocol (KIP-848) do not choose themselves."""
+    """What members of Kafka groups of the consumer protocol (KIP-848) do not choose themselves.
+
+    ``migration``: Kafka's ``group.consumer.migration.policy``, with its values: ``upgrade`` lets a group in use go on
+    in the consumer protocol when such a member joins it, ``downgrade`` in the classic one when the last of them goes.
+    """
 
     consumer_session_ms: Annotated[
         int,
@@ -242,6 +267,10 @@ class Groups(Struct, frozen=True):
             description="time between heartbeats of the consumer protocol; what changes is learnt so late",
         ),
     ] = 5_000
+    migration: Annotated[
+        Literal["bidirectional", "upgrade", "downgrade", "disabled"],
+        Meta(description="whether groups in use change to the consumer protocol (upgrade) and back"),
+    ] = "bidirectional"
 
 
 class Liveness(Struct, frozen=True):
@@ -277,6 +306,14 @@ class Console(Struct, frozen=True):
     proxies: Annotated[
         str,
         Meta(description='proxies before the page, which say who a visitor is: "127.0.0.1,10.0.0.0/24"; "" = none'),
+    ] = ""
+    decode: Annotated[
+        str,
+        Meta(description='how values are written: "m-*: msgpack; o: /etc/o.avsc; s-*: /etc/s.desc#shop.Order"'),
+    ] = ""
+    masks: Annotated[
+        str,
+        Meta(description='fields of messages that nobody sees there: "payments-*: card, iban; *: password"'),
     ] = ""
     anonymous: Annotated[
         bool,
@@ -368,23 +405,23 @@ class TopicSettings(Struct, frozen=True, kw_only=True, rename=_TOPIC_NAMES):
         return "compact" in self.cleanup_policy
 
     @staticmethod
-    def parse(given: Mapping[str, str | int], base: TopicSettings) -> TopicSettings:
-        """Replace settings of ``base`` by the ``given`` ones (Kafka's names).  Settings without an effect are checked.
+    def parse(changes: Mapping[str, str | int], base: TopicSettings) -> TopicSettings:
+        """Replace settings of ``base`` by ``changes`` (Kafka's names).  Settings without an effect are checked.
 
         Kafka's defaults never flush by number or by time.  They mean flush.messages=0: the system flushes.
 
         Raises:
             InvalidSetting: an unknown name (the nearest is offered) or a value out of bounds.
         """
-        settings = TopicSettings._merge(given, base)
+        settings = TopicSettings._merge(changes, base)
         if settings.flush_messages == settings.flush_ms == OFFSET_MAX:
             return msgspec.structs.replace(settings, flush_messages=0)
         return settings
 
     @staticmethod
-    def _merge(given: Mapping[str, str | int], base: TopicSettings) -> TopicSettings:
+    def _merge(changes: Mapping[str, str | int], base: TopicSettings) -> TopicSettings:
         changed: dict[str, Scalar] = {}
-        for name, value in given.items():
+        for name, value in changes.items():
             key, accepted = TOPIC_KEYS.get(name), ACCEPTED.get(name)
             if key is None and accepted is None:
                 raise InvalidSetting(f"unknown topic setting {name!r}{nearest(name, TOPIC_KEYS)}")
@@ -399,17 +436,62 @@ class TopicSettings(Struct, frozen=True, kw_only=True, rename=_TOPIC_NAMES):
         return TopicSettings(**(own | changed))
 
     @staticmethod
-    def texts(given: Mapping[str, str | int], base: TopicSettings) -> dict[str, str]:
-        """The ``given`` settings as canonical text, sorted.
+    def texts(settings: Mapping[str, str | int], base: TopicSettings) -> dict[str, str]:
+        """``settings`` as canonical text, sorted.
 
         Raises:
             InvalidSetting: as :meth:`parse`.
         """
-        values = TopicSettings._merge(given, base).as_kafka()
-        return {name: values[name] if name in values else ACCEPTED[name].parse(given[name]) for name in sorted(given)}
+        values = TopicSettings._merge(settings, base).as_kafka()
+        return {
+            name: values[name] if name in values else ACCEPTED[name].parse(settings[name]) for name in sorted(settings)
+        }
 
     def as_kafka(self) -> dict[str, str]:
         return {key.name: text_of(getattr(self, key.attribute)) for key in TOPIC_KEYS.values()}
+
+
+OF_TOPIC, OF_PATTERN, OF_CONFIGURATION, BUILT_IN = "topic", "pattern", "configuration", "default"
+
+
+class TopicDefaults(Struct, frozen=True):
+    """What holds for topics that do not set their own: ``of_all``, and over it what patterns say."""
+
+    of_all: TopicSettings = TopicSettings()
+    patterns: Patterns = {}
+
+    def settings_of(self, topic: str) -> TopicSettings:
+        """The settings of a topic that has none of its own."""
+        values = {
+            TOPIC_KEYS[name].attribute: value
+            for name, (value, _) in values_for(self.patterns, topic).items()
+            if name in TOPIC_KEYS
+        }
+        return msgspec.structs.replace(self.of_all, **values) if values else self.of_all
+
+    def held_by(self, topic: str, own: Mapping[str, str]) -> TopicSettings:
+        """The settings that hold for a topic: its ``own`` over the defaults.
+
+        Raises:
+            InvalidSetting: as :meth:`TopicSettings.parse`.
+        """
+        return TopicSettings.parse(own, self.settings_of(topic))
+
+    def sources(self, topic: str, own: Mapping[str, str]) -> dict[str, str]:
+        """Where each setting that holds for a topic comes from.
+
+        OF_TOPIC, OF_PATTERN with the pattern behind a blank, OF_CONFIGURATION, or BUILT_IN.
+        """
+        built_in, by_pattern = TopicSettings().as_kafka(), values_for(self.patterns, topic)
+        sources = {}
+        for name, value in self.held_by(topic, own).as_kafka().items():
+            if name in own:
+                sources[name] = OF_TOPIC
+            elif name in by_pattern:
+                sources[name] = f"{OF_PATTERN} {by_pattern[name][1]}"
+            else:
+                sources[name] = BUILT_IN if value == built_in[name] else OF_CONFIGURATION
+        return sources
 
 
 TRASH_MS_MAX = 90 * 86_400_000
@@ -450,6 +532,7 @@ class Config(Struct, frozen=True):
     kafka: Kafka = Kafka()
     tls: Tls = Tls()
     security: Security = Security()
+    oauth: OAuth = OAuth()
     zookeeper: ZooKeeper = ZooKeeper()
     network: Network = Network()
     writer: Writer = Writer()
@@ -467,6 +550,8 @@ class Config(Struct, frozen=True):
     alerts: Alerts = Alerts()
     log: Log = Log()
     ledger: Ledger = Ledger()
+    topic_patterns: Patterns = {}
+    """What stands in ``[topics."PATTERN"]``: their keys are in PATTERN_KEYS."""
     inputs: dict[str, InputSettings] = {}
     """By name.  Their keys depend on their type, so they are not in KEYS."""
 
@@ -496,16 +581,28 @@ class Config(Struct, frozen=True):
         return value
 
     def flat(self) -> dict[str, Value]:
-        return {name: self.value(name) for name in KEYS} | flat_inputs(self.inputs)
+        of_tables = {name: self.value(name) for name in KEYS}
+        return of_tables | flat_patterns(self.topic_patterns) | flat_inputs(self.inputs)
+
+    @property
+    def topic_defaults(self) -> TopicDefaults:
+        return TopicDefaults(self.topics.defaults, self.topic_patterns)
+
+    def partitions_of(self, topic: str) -> int:
+        """How many partitions a new topic of this name has, if nobody says."""
+        value_and_pattern = values_for(self.topic_patterns, topic).get(PARTITIONS)
+        return int(value_and_pattern[0]) if value_and_pattern else self.topics.partitions
 
 
 TOPIC_KEYS = {key.name: key for key in keys_of("", TopicSettings)}
 KEYS = {
     key.name: key
     for field in msgspec.structs.fields(Config)
-    if field.name != INPUTS
+    if field.name not in (INPUTS, "topic_patterns")
     for key in keys_of(field.name, type(field.default))
 }
+PATTERN_KEYS = TOPIC_KEYS | {PARTITIONS: KEYS[f"topics.{PARTITIONS}"]}
+"""What a pattern can set, by the name that it has in there."""
 
 
 def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
@@ -515,16 +612,20 @@ def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
         UnknownKey: one or more keys do not exist; the nearest ones are offered.
         BadValue: the file is not TOML, or values are of the wrong kind, out of bounds, or in contradiction.
     """
-    given = [(name, value, f"{path}{_at(line)}: ") for name, value, line in read_file(path)] if path else []
-    given += [(name, value, "") for name, value in split_overrides(overrides)]
+    values = [(name, value, f"{path}{_at(line)}: ") for name, value, line in read_file(path)] if path else []
+    values += [(name, value, "") for name, value in split_overrides(overrides)]
     tables: dict[str, dict[str, Scalar]] = {}
-    inputs, faults = parse_inputs(given_of(*one) for one in given if one[0].startswith(f"{INPUTS}."))
-    for name, value, where in given:
-        if name.startswith(f"{INPUTS}."):
+    inputs, faults = parse_inputs(given_of(*value) for value in values if value[0].startswith(f"{INPUTS}."))
+    patterned = [PatternValue(*split, value, where) for name, value, where in values if (split := split_name(name))]
+    patterns, wrong = parse_patterns(patterned, PATTERN_KEYS)
+    faults += wrong
+    for name, value, where in values:
+        if name.startswith(f"{INPUTS}.") or split_name(name):
             continue
         key = KEYS.get(name)
         if key is None:
-            faults.append(UnknownKey(f"{where}unknown key {name!r}{nearest(name, KEYS)}"))
+            hint = nearest(name, KEYS) if "*" not in name else f": a pattern stands in quotes, as {EXAMPLE}"
+            faults.append(UnknownKey(f"{where}unknown key {name!r}{hint}"))
             continue
         try:
             tables.setdefault(key.table, {})[key.attribute] = key.parse(value)
@@ -533,7 +634,7 @@ def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
     if faults:
         raise type(faults[0])("\n".join(map(str, faults)), remedy="`appliance config show` documents every key")
     sections = {table: type(getattr(Config(), table))(**values) for table, values in tables.items()}
-    config = Config(**sections, inputs=inputs)
+    config = Config(**sections, topic_patterns=patterns, inputs=inputs)
     _check_together(config)
     return config
 
@@ -542,22 +643,42 @@ def _at(line: int) -> str:
     return f":{line}" if line else ""
 
 
+def _check_pages(config: Config) -> None:
+    """Check the pages for people and monitors, which have no TLS of their own."""
+    checks: dict[str, Callable[[str], object]] = {"masks": FieldMasks, "decode": parse_decodings}
+    for key, check in checks.items():
+        try:
+            check(str(config.value(f"console.{key}")))
+        except BadValue as error:
+            raise BadValue(f"console.{key}: {error}") from None
+    what_would_leak = {"console": "passwords would come", "metrics": "names of topics and groups would go"}
+    for table, what in what_would_leak.items():
+        page = str(config.value(f"{table}.listen"))
+        if page and not config.security.allow_insecure and not is_loopback(Listener(table, PLAINTEXT, page)):
+            raise BadValue(
+                f"{table}.listen = {page}: other hosts reach this address, and {what} without TLS: must be"
+                " loopback, reached by `ssh -L` or a proxy with TLS; or set security.allow_insecure = true"
+            )
+
+
 def _check_together(config: Config) -> None:
     """Check the bounds that one key sets for another."""
     network, topics = config.network, config.topics
-    frame, largest, count = network.frame_bytes_max, topics.max_message_bytes, topics.partitions
+    frame = network.frame_bytes_max
     if frame > network.arena_bytes // 2:
         raise BadValue(
             f"network.frame_bytes_max = {frame}: must be at most half of network.arena_bytes"
             f" ({network.arena_bytes}), or one request could wait for itself"
         )
-    if largest > frame - 4 * KIB:
-        raise BadValue(
-            f"topics.max.message.bytes = {largest}: must be 4 KiB below network.frame_bytes_max"
-            f" ({frame}), or no request could carry such a batch"
-        )
-    if count > topics.partitions_max:
-        raise BadValue(f"topics.partitions = {count}: must be at most topics.partitions_max ({topics.partitions_max})")
+    of_topics = {"topics.max.message.bytes": topics.max_message_bytes, "topics.partitions": topics.partitions}
+    for name, value in (of_topics | flat_patterns(config.topic_patterns)).items():
+        if name.endswith(".max.message.bytes") and int(value) > frame - 4 * KIB:
+            raise BadValue(
+                f"{name} = {value}: must be 4 KiB below network.frame_bytes_max"
+                f" ({frame}), or no request could carry such a batch"
+            )
+        if name.endswith(".partitions") and int(value) > topics.partitions_max:
+            raise BadValue(f"{name} = {value}: must be at most topics.partitions_max ({topics.partitions_max})")
     session_ms, heartbeat_ms = config.groups.consumer_session_ms, config.groups.consumer_heartbeat_ms
     if heartbeat_ms >= session_ms:
         raise BadValue(
@@ -571,16 +692,11 @@ def _check_together(config: Config) -> None:
     ]
     for fault in faults_of(config.listeners, advertised, config.tls, config.security):
         raise BadValue(fault)
+    for fault in faults_of_oauth(config.security, config.oauth):
+        raise BadValue(fault)
     for fault in faults_of_alerts(config.alerts, config.security.allow_insecure):
         raise BadValue(fault)
-    what_would_leak = {"console": "passwords would come", "metrics": "names of topics and groups would go"}
-    for table, what in what_would_leak.items():
-        page = str(config.value(f"{table}.listen"))
-        if page and not config.security.allow_insecure and not is_loopback(Listener(table, PLAINTEXT, page)):
-            raise BadValue(
-                f"{table}.listen = {page}: other hosts reach this address, and {what} without TLS: must be"
-                " loopback, reached by `ssh -L` or a proxy with TLS; or set security.allow_insecure = true"
-            )
+    _check_pages(config)
     for name, settings in config.inputs.items():
         for address in secured_addresses(settings):
             for fault in faults_of_certificate(f"{INPUTS}.{name}.listen = {address}", config.tls):

@@ -28,6 +28,9 @@ Value = Scalar | tuple[str, ...]
 LINE_SHOWN_MAX = 80
 """Characters of a line in a message."""
 
+_HEADER = re.compile(r"""\s*\[((?:"[^"]*"|'[^']*'|[^\[\]"'])+)\]""")
+_WORD = re.compile(r"""([\w-]+)|"([^"]*)"|'([^']*)'""", re.ASCII)
+
 SIZES = {"": 1, "b": 1, "kb": 1000, "mb": 1000**2, "gb": 1000**3, "tb": 1000**4}
 SIZES |= {"kib": KIB, "mib": MIB, "gib": GIB, "tib": 1 << 40}
 DURATIONS_MS = {"": 1, "ms": 1, "s": 1000, "min": 60_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -86,7 +89,9 @@ def _check_listeners(table: str, text: str, attribute: str) -> None:
     listeners = parse_listeners(table, text)
     if attribute != "advertised":
         return
-    if len({one.security for one in listeners}) < len(listeners) or any(one.unix for one in listeners):
+    if len({listener.security for listener in listeners}) < len(listeners) or any(
+        listener.unix for listener in listeners
+    ):
         raise ValueError("must be one address for each protocol: clients get only one")
 
 
@@ -109,7 +114,7 @@ def _parse_list(value: object) -> tuple[str, ...]:
     """A list of texts; a command line has them in one text, with commas between."""
     if isinstance(value, str):
         return tuple(word.strip() for word in value.split(",") if word.strip())
-    if isinstance(value, list | tuple) and all(isinstance(one, str) for one in value):
+    if isinstance(value, list | tuple) and all(isinstance(word, str) for word in value):
         return tuple(value)
     raise ValueError('must be a list of texts, such as ["a", "b"]')
 
@@ -167,12 +172,12 @@ def keys_of(table: str, struct: type[Struct]) -> Iterator[Key]:
         )
 
 
-def nearest(name: str, known: Mapping[str, Key]) -> str:
+def nearest(name: str, keys: Mapping[str, Key]) -> str:
     """The end of a message about an unknown key: the nearest known key, or how to list all keys."""
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    last_word = [key for key in known if key.rsplit(".", 1)[-1] == name.rsplit(".", 1)[-1]]
-    found = close or last_word
-    return f": did you mean {found[0]!r}?" if found else "; `appliance config show` lists all keys"
+    close = difflib.get_close_matches(name, keys, n=1, cutoff=0.5)
+    last_word = [key for key in keys if key.rsplit(".", 1)[-1] == name.rsplit(".", 1)[-1]]
+    candidates = close or last_word
+    return f": did you mean {candidates[0]!r}?" if candidates else "; `appliance config show` lists all keys"
 
 
 def read_file(path: Path) -> Iterator[tuple[str, object, int]]:
@@ -191,15 +196,33 @@ def read_file(path: Path) -> Iterator[tuple[str, object, int]]:
 
 def lines_of(text: str) -> dict[str, int]:
     """The lines, from 1, on which dotted names get their values, as people write them: one on each line."""
-    found: dict[str, int] = {}
+    lines_by_name: dict[str, int] = {}
     table = ""
     for number, line in enumerate(text.split("\n"), 1):
-        if header := re.match(r"\s*\[([^\[\]]+)\]", line):
-            table = header[1].strip()
-        elif given := re.match(r"""\s*([\w.-]+|"[^"]+")\s*=""", line):
-            name = given[1].strip('"')
-            found.setdefault(f"{table}.{name}" if table else name, number)
-    return found
+        if header := _HEADER.match(line):
+            table = _table_name(header[1])
+        elif assignment := re.match(r"""\s*([\w.-]+|"[^"]+")\s*=""", line):
+            name = assignment[1].strip('"')
+            lines_by_name.setdefault(f"{table}.{name}" if table else name, number)
+    return lines_by_name
+
+
+def line_of_table(text: str, table: str) -> int | None:
+    """The line, from 1, with the first header of a table; None if there is none."""
+    for number, line in enumerate(text.split("\n"), 1):
+        if (header := _HEADER.match(line)) and _table_name(header[1]) == table:
+            return number
+    return None
+
+
+def _table_name(header: str) -> str:
+    """The dotted name of a table, as :func:`read_file` has it."""
+    return ".".join(_dotted(bare or one or other) for bare, one, other in _WORD.findall(header))
+
+
+def _dotted(word: str) -> str:
+    """The name of a table within a dotted name: as TOML has it, in quotes unless it may be bare."""
+    return word if re.fullmatch(r"[\w-]+", word) else f'"{word}"'
 
 
 def read_toml(path: Path) -> dict[str, object]:
@@ -227,11 +250,11 @@ def _read_toml(path: Path) -> tuple[dict[str, object], str]:
 def _explained(error: tomllib.TOMLDecodeError, text: str) -> str:
     """What is wrong with a text that is not TOML, and in which line, if that is not its end."""
     said = re.sub(r"\('([^)]*?)',?\)", lambda names: "[" + names[1].replace("', '", ".") + "]", str(error))
-    found = re.search(r"\(at line (\d+),", said)
-    if not found:
+    match = re.search(r"\(at line (\d+),", said)
+    if not match:
         return f"not TOML: {said}"
     lines = [line.strip() for line in text.split("\n")]  # TOML knows no other ends of lines
-    number = int(found[1])
+    number = int(match[1])
     line, before = lines[number - 1], lines[: number - 1]
     if "twice" in said and (heading := _heading(line)) in map(_heading, before):
         at = 1 + list(map(_heading, before)).index(heading)
@@ -247,14 +270,15 @@ def _explained(error: tomllib.TOMLDecodeError, text: str) -> str:
 
 def _heading(line: str) -> str:
     """``[table]`` without blanks and comment, if the line is one."""
-    found = re.match(r"(\[[^\[\]#]+\])\s*(#|$)", line)
-    return "".join(found[1].split()) if found else ""
+    match = re.match(r"(\[[^\[\]#]+\])\s*(#|$)", line)
+    return "".join(match[1].split()) if match else ""
 
 
 def _flatten(value: object, prefix: str = "") -> Iterator[tuple[str, object]]:
     if isinstance(value, dict):
         for word, inner in value.items():
-            yield from _flatten(inner, f"{prefix}.{word}" if prefix else word)
+            part = _dotted(word) if isinstance(inner, dict) else word
+            yield from _flatten(inner, f"{prefix}.{part}" if prefix else part)
     else:
         yield prefix, value
 

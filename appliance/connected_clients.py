@@ -70,15 +70,15 @@ def add_up(rows: Iterable[ClientRow]) -> list[ClientRow]:
     """The rows of several workers as those of their appliance, sorted."""
     by_name: dict[ClientName, ClientRow] = {}
     for row in rows:
-        if (known := by_name.get(row.name)) is not None:
+        if (sum_so_far := by_name.get(row.name)) is not None:
             row = ClientRow(
                 row.name,
-                known.connections + row.connections,
-                min(known.since_ms, row.since_ms),
-                known.bytes_in + row.bytes_in,
-                known.bytes_out + row.bytes_out,
-                known.in_s + row.in_s,
-                known.out_s + row.out_s,
+                sum_so_far.connections + row.connections,
+                min(sum_so_far.since_ms, row.since_ms),
+                sum_so_far.bytes_in + row.bytes_in,
+                sum_so_far.bytes_out + row.bytes_out,
+                sum_so_far.in_s + row.in_s,
+                sum_so_far.out_s + row.out_s,
             )
         by_name[row.name] = row
     return sorted(by_name.values(), key=lambda row: row.order)

@@ -17,6 +17,8 @@
     │   ├── OutOfOrderSequence
     │   ├── DuplicateSequence
     │   ├── StaleProducerEpoch
+    │   ├── ProducerFenced
+    │   ├── IllegalGeneration
     │   ├── InvalidRecord
     │   ├── OffsetsFull
     │   ├── UnknownGroup
@@ -33,7 +35,7 @@
     ├── LoginFault             reply with the code, then close the connection
     │   ├── UnknownMechanism
     │   ├── LoginOutOfOrder
-    │   └── BadCredentials
+    │   └── BadCredentials            ── UserLocked
     ├── ProtocolFault          the peer broke the protocol: close its connection without a reply
     │   └── FrameTooLarge
     │       └── TlsOnPlain
@@ -44,6 +46,8 @@
     │   ├── NotCoordinator
     │   ├── BrokerAway
     │   ├── RequestTimedOut
+    │   ├── ConcurrentTransactions
+    │   ├── UnstableOffsets
     │   ├── BufferFull
     │   ├── OutOfResources
     │   └── DiskFull
@@ -52,6 +56,7 @@
     │   ├── CorruptLog
     │   │   └── SegmentMissing
     │   └── UnreadableLog
+    ├── TransactionAborted     a transaction of the native client: the cause says why, begin another one
     ├── ConfigFault            a person must change a file or an argument: name it and the change
     │   ├── UnknownKey
     │   ├── BadValue
@@ -167,6 +172,24 @@ class StaleProducerEpoch(ClientFault):
     code = 47
 
 
+class ProducerFenced(ClientFault):
+    """Another producer has begun with the same transactional id, or the transaction took too long: it is over."""
+
+    code = 90
+
+
+class IllegalGeneration(ClientFault):
+    """Offsets of a group member for partitions that it does not own, or does not own any more."""
+
+    code = 22
+
+
+class UnknownMember(ClientFault):
+    """A member that its group's coordinator does not know, or not any more.  Join again."""
+
+    code = 25
+
+
 class InvalidTransactionState(ClientFault):
     """A batch of a transaction whose producer is in none, or one outside of the transaction that it is in."""
 
@@ -247,9 +270,9 @@ class GroupTooLarge(ClientFault):
 class NotPermitted(ClientFault):
     exit_status = 77  # EX_NOPERM
 
-    def __init__(self, message: str, name: str = "", **known: str) -> None:
+    def __init__(self, message: str, name: str = "", **details: str) -> None:
         """``name``: of the topic, group or other resource."""
-        super().__init__(message, **known)
+        super().__init__(message, **details)
         self.name = name
 
 
@@ -287,6 +310,10 @@ class BadCredentials(LoginFault):
     """Wrong password or unknown user: which of them is never told."""
 
     code = 58
+
+
+class UserLocked(BadCredentials):
+    """The password is right, and the user is locked or has expired."""
 
 
 class ProtocolFault(ApplianceError):
@@ -346,6 +373,18 @@ class TransactionUnverified(Unavailable):
     """Nobody has said yet whether the producer is in a transaction: Kafka's brokers answer NOT_ENOUGH_REPLICAS."""
 
     code = 19
+
+
+class ConcurrentTransactions(Unavailable):
+    """The transaction of the same id that came before is about to end."""
+
+    code = 51
+
+
+class UnstableOffsets(Unavailable):
+    """Committed offsets that an open transaction may still change (KIP-447)."""
+
+    code = 88
 
 
 class BufferFull(Unavailable):
@@ -514,6 +553,10 @@ class ClientBroken(ApplianceError):
     exit_status = 70  # EX_SOFTWARE
 
 
+class TransactionAborted(ApplianceError):
+    """A transaction of the native client was aborted at its end: the cause says why.  Begin another one."""
+
+
 class CallbackFailed(ClientBroken):
     """A callback of the application raised an exception.  The event that it was called for did happen."""
 
@@ -589,6 +632,11 @@ WORDS: dict[int, str] = {
     OutOfOrderSequence.code: "a batch of the producer is missing before this one",
     DuplicateSequence.code: "the batch is in the log already",
     StaleProducerEpoch.code: "a newer producer has this producer id",
+    ProducerFenced.code: "another producer has the transactional id now, or the transaction took too long",
+    UnknownMember.code: "the coordinator does not know this member of the group any more",
+    IllegalGeneration.code: "another member of the group owns the partition",
+    ConcurrentTransactions.code: "the transaction before this one is about to end",
+    UnstableOffsets.code: "an open transaction may change the committed offsets",
     InvalidTransactionState.code: "the producer is in no transaction, or in one that this is no part of",
     TransactionCoordinatorFenced.code: "another appliance coordinates the transaction now",
     TransactionUnverified.code: "it is not known yet whether the producer is in a transaction",

@@ -22,6 +22,7 @@ TABLE: Final = "inputs"
 INPUTS_MAX: Final = 100
 """Each is a process."""
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,30}")
+WANTED_NAME: Final = "must be up to 31 of a-z, 0-9, _ and -, the first one a letter or digit"
 TOPIC_FIELDS: Final = {
     "files": ("file", "directory"),
     "http": ("app", "host"),
@@ -88,15 +89,24 @@ class Http(Struct, frozen=True, tag="http", tag_field="type"):
         int, Meta(ge=KIB, le=256 * MIB, description="of a request, also after it was unpacked")
     ] = 16 * MIB
     message_bytes_max: Annotated[int, Meta(ge=KIB, le=64 * MIB, description="of a line or record")] = 512 * KIB
+    whole_journals: Annotated[
+        bool,
+        Meta(description="hosts upload all entries of their journals: sequence numbers that are missing are gaps"),
+    ] = True
     connections_max: ConnectionsMax = 1_000
+
+
+PROCESSES_MAX: Final = 16
 
 
 class Syslog(Struct, frozen=True, tag="syslog", tag_field="type"):
     listen: Annotated[
         tuple[str, ...],
-        Meta(description="addresses: udp://, tcp://, tls:// and relp:// with host and port, unix:// with a path"),
+        Meta(description="udp://, tcp://, tls://, relp:// and relps:// with host and port, unix:// with a path"),
     ] = ()
-    topic: Annotated[str, Meta(description='topic, such as "net" or "logs-{app}"; also {host}, {facility}')] = ""
+    topic: Annotated[
+        str, Meta(description='topic, such as "net" or "logs-{app}"; also {host}, {facility}, {severity}')
+    ] = ""
     topics_max: TopicsMax = 100
     key: MessageKey = ""
     allow: Allow = ()
@@ -104,6 +114,10 @@ class Syslog(Struct, frozen=True, tag="syslog", tag_field="type"):
         int, Meta(ge=KIB, le=MIB, description="of a message; a longer one becomes several, with a header part")
     ] = 64 * KIB
     connections_max: ConnectionsMax = 1_000
+    processes: Annotated[
+        int,
+        Meta(ge=1, le=PROCESSES_MAX, description="that take UDP; the kernel gives each sender's port to one of them"),
+    ] = 1
 
 
 class Journal(Struct, frozen=True, tag="journal", tag_field="type"):
@@ -126,7 +140,7 @@ class Journal(Struct, frozen=True, tag="journal", tag_field="type"):
 InputSettings = Files | Http | Journal | Syslog
 """Of any type."""
 TYPES: Final[Mapping[str, type[InputSettings]]] = {"files": Files, "http": Http, "journal": Journal, "syslog": Syslog}
-SCHEMES: Final = {"http": ("http", "https"), "syslog": ("udp", "tcp", "tls", "relp", "unix")}
+SCHEMES: Final = {"http": ("http", "https"), "syslog": ("udp", "tcp", "tls", "relp", "relps", "unix")}
 """What the addresses of a type begin with; the first of "http" may be left out."""
 TYPE_KEYS: Final = {kind: {key.name: key for key in keys_of("", struct)} for kind, struct in TYPES.items()}
 
@@ -144,9 +158,13 @@ class Address(NamedTuple):
         return self.scheme in ("udp", "unix")
 
     @property
+    def is_relp(self) -> bool:
+        return self.scheme in ("relp", "relps")
+
+    @property
     def is_secured(self) -> bool:
         """Whether it needs the certificate of ``[tls]``."""
-        return self.scheme in ("https", "tls")
+        return self.scheme in ("https", "relps", "tls")
 
 
 def parse_address(text: str) -> Address:
@@ -162,9 +180,13 @@ def parse_address(text: str) -> Address:
         if not rest.startswith("/"):
             raise BadValue(f"{text!r}: must be such as unix:///run/log.sock")
         return Address(scheme, "", 0, rest)
-    addresses = parse_addresses(rest)
+    wanted = f"{text!r}: must be one address with a port, such as {scheme}://127.0.0.1:5514"
+    try:
+        addresses = parse_addresses(rest)
+    except ValueError as error:
+        raise BadValue(f"{wanted}: {error}" if ":" in rest else wanted) from None
     if len(addresses) != 1:
-        raise BadValue(f"{text!r}: must be one address, such as {scheme}://127.0.0.1:5514")
+        raise BadValue(wanted)
     return Address(scheme, *addresses[0], "")
 
 
@@ -172,6 +194,16 @@ def listen_of(settings: InputSettings) -> tuple[str, ...]:
     """The addresses at which an input is reached."""
     listen: tuple[str, ...] = getattr(settings, "listen", ())
     return listen
+
+
+def shared_addresses(settings: InputSettings) -> tuple[str, ...]:
+    """The addresses of an input that each of its processes has a socket for; others are those of the first."""
+    return tuple(text for text in listen_of(settings) if parse_address(text).scheme == "udp")
+
+
+def processes_of(settings: InputSettings) -> int:
+    """How many processes an input has."""
+    return settings.processes if isinstance(settings, Syslog) else 1
 
 
 def open_addresses(settings: InputSettings, tls: Tls) -> list[str]:
@@ -224,8 +256,7 @@ def parse_inputs(given: Iterable[Given]) -> tuple[dict[str, InputSettings], list
         where = rows[0].where
         kind = next((row.value for row in reversed(rows) if row.name == "type"), None)
         if not NAME.fullmatch(table):
-            wanted = "must be up to 31 of a-z, 0-9, _ and -, the first one a letter or digit"
-            faults.append(BadValue(f"{where}{TABLE}.{table}: the name of an input {wanted}"))
+            faults.append(BadValue(f"{where}{TABLE}.{table}: the name of an input {WANTED_NAME}"))
         elif not isinstance(kind, str) or kind not in TYPES:
             told = f"type = {kind!r}" if kind is not None else "type is missing"
             faults.append(BadValue(f"{where}{TABLE}.{table}.{told}: must be one of {', '.join(TYPES)}"))
@@ -328,7 +359,9 @@ def _listener_fault(kind: str, settings: Http | Syslog) -> str:
             if parse_address(text).scheme not in schemes:
                 return f"listen = {text!r}: must begin with one of {', '.join(f'{one}://' for one in schemes)}"
     except BadValue as error:
-        return str(error)
+        return f"listen = {error}"
+    if isinstance(settings, Syslog) and settings.processes > 1 and not shared_addresses(settings):
+        return f"processes = {settings.processes}: only UDP has several: listen must have an address udp://"
     try:
         parse_networks(",".join(settings.allow))
     except ValueError as error:

@@ -10,6 +10,7 @@ import ctypes
 import mmap
 import os
 import signal
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, Final
@@ -28,6 +29,8 @@ def _raise_errno(what: str, path: Path | None = None) -> None:
 SYNC_FILE_RANGE_WRITE: Final = 2
 CACHESTAT: Final = 451
 """The same on all machines."""
+OPENAT2: Final = 437
+RESOLVE_CACHED: Final = 0x20
 AT_FDCWD: Final = -100
 RENAME_EXCHANGE: Final = 2
 
@@ -35,6 +38,10 @@ _sync_file_range = _library.sync_file_range
 _sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
 _cachestat = _library_with_interpreter_lock.syscall
 _cachestat.argtypes = (ctypes.c_long, ctypes.c_uint, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint)
+_openat2 = _library_with_interpreter_lock["syscall"]  # an object of its own, unlike the attribute
+_openat2.argtypes = (ctypes.c_long, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t)
+_how = (ctypes.c_uint64 * 3)(0, 0, RESOLVE_CACHED)
+"""Flags, mode and what to do about names, of openat2(2)."""
 _range, _pages = (ctypes.c_uint64 * 2)(), (ctypes.c_uint64 * 5)()
 """Position and size of a range; its pages in memory, and four other numbers."""
 _range_address, _pages_address = ctypes.addressof(_range), ctypes.addressof(_pages)
@@ -60,6 +67,23 @@ def pages_counted(fd: int, position: int, count: int) -> int:
     return -1 if _cachestat(CACHESTAT, fd, _range_address, _pages_address, 0) else int(_pages[0])
 
 
+def open_without_waiting(path: Path | str, flags: int) -> int:
+    """Open a file if all names of its path are in memory (openat2(2), RESOLVE_CACHED from Linux 5.12 on).
+
+    It is not for several threads: all calls share their arguments.
+
+    Raises:
+        BlockingIOError: a disk would have to be read for a name.
+        OSError: it cannot be opened; with ENOSYS, EPERM or EINVAL perhaps because the kernel, or a filter of system
+            calls, does not know how to.
+    """
+    _how[0] = flags
+    fd = int(_openat2(OPENAT2, AT_FDCWD, os.fsencode(path), _how, ctypes.sizeof(_how)))
+    if fd < 0:
+        _raise_errno("openat2", Path(path))
+    return fd
+
+
 def exchange_paths(one: Path, other: Path) -> None:
     """Give each file or directory the other's name, at one moment (renameat2(2)).
 
@@ -68,6 +92,33 @@ def exchange_paths(one: Path, other: Path) -> None:
     """
     if _library.renameat2(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE):
         _raise_errno("renameat2", one)
+
+
+AT_SYMLINK_NOFOLLOW, AT_EMPTY_PATH = 0x100, 0x1000
+STATX_INO, STATX_BTIME = 0x100, 0x800
+_STATX_BYTES: Final = 256
+_statx = _library_with_interpreter_lock.statx
+_statx.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_void_p)
+
+
+def file_numbers(fd: int = AT_FDCWD, path: str = "") -> tuple[int, int, int]:
+    """Device and inode of an open file, or of a path whose last link is not followed, and when it was made (statx(2)).
+
+    Returns:
+        The last one in ns since 1970; 0: the file system does not keep it.
+
+    Raises:
+        OSError.
+    """
+    answer = ctypes.create_string_buffer(_STATX_BYTES)
+    how = AT_SYMLINK_NOFOLLOW if path else AT_EMPTY_PATH
+    if _statx(fd, os.fsencode(path), how, STATX_INO | STATX_BTIME, ctypes.addressof(answer)):
+        _raise_errno("statx", Path(path) if path else None)
+    (mask,) = struct.unpack_from("I", answer, 0)
+    (inode,) = struct.unpack_from("Q", answer, 32)
+    seconds, nanoseconds = struct.unpack_from("qI", answer, 80)
+    major, minor = struct.unpack_from("II", answer, 136)
+    return os.makedev(major, minor), inode, seconds * 1_000_000_000 + nanoseconds if mask & STATX_BTIME else 0
 
 
 # ---- memory

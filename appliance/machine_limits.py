@@ -99,7 +99,7 @@ def open_files_max(most: int) -> int:
 
 
 def connections_granted() -> int:
-    """About how many connections a worker has descriptors for (:mod:`appliance.processes.network.accepting`)."""
+    """About how many connections a worker has descriptors for (:mod:`appliance.processes.network.acceptor`)."""
     granted = descriptors_granted()
     return max(1, granted - min(DESCRIPTORS_KEPT, granted // 4) - granted // CACHE_SHARE)
 
@@ -150,8 +150,8 @@ def _descriptors() -> Measure:
 
 def _used_descriptors(pid: int) -> int:
     """The one that it takes to look is not counted."""
-    with os.scandir(f"/proc/{pid}/fd") as found:
-        return sum(1 for _ in found) - (pid == os.getpid())
+    with os.scandir(f"/proc/{pid}/fd") as entries:
+        return sum(1 for _ in entries) - (pid == os.getpid())
 
 
 def _maps() -> Measure:
@@ -183,9 +183,9 @@ def _open_files() -> Measure:
 
 def _bytes_of(path: Path) -> Measure:
     """Size and use of a file system."""
-    found = os.statvfs(path)
-    total = found.f_blocks * found.f_frsize
-    return Measure(total, total - found.f_bavail * found.f_frsize)
+    file_system = os.statvfs(path)
+    total = file_system.f_blocks * file_system.f_frsize
+    return Measure(total, total - file_system.f_bavail * file_system.f_frsize)
 
 
 _LOOKS: Final[dict[str, Callable[[Path], Measure]]] = {

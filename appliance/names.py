@@ -21,6 +21,7 @@ as JSON.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from typing import Final, NamedTuple
 
@@ -46,6 +47,11 @@ INTERNAL_TOPICS: Final = frozenset({"__consumer_offsets", "__transaction_state"}
 TOPIC_PATTERN: Final = rf"\A(?!\.{{1,2}}\Z)[a-zA-Z0-9._-]{{1,{TOPIC_CHARACTERS_MAX}}}\Z"
 _TOPIC: Final = re.compile(TOPIC_PATTERN)
 _TOPIC_BYTES: Final = re.compile(TOPIC_PATTERN.encode())
+
+
+def member_suffix(secret: str) -> str:
+    """What the id of a native group's member ends with: who has the secret is this member."""
+    return "-" + hashlib.sha256(secret.encode()).hexdigest()[:32]
 
 
 class TopicPartition(NamedTuple):

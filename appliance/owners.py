@@ -15,7 +15,7 @@ import errno
 import os
 import pwd
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
@@ -55,12 +55,12 @@ def keeper_of(path: Path) -> Owner:
             here = here.parent  # all of ``here`` was followed, so it has no links
             continue
         try:
-            found = os.lstat(here / part)
+            status = os.lstat(here / part)
         except (FileNotFoundError, NotADirectoryError):
             return ROOT
-        if found.st_uid != 0:
-            return Owner(found.st_uid, _group_of(found))
-        if stat.S_ISLNK(found.st_mode):
+        if status.st_uid != 0:
+            return Owner(status.st_uid, _group_of(status))
+        if stat.S_ISLNK(status.st_mode):
             links += 1
             if links > LINKS_MAX:
                 return ROOT  # whoever opens it is told
@@ -69,22 +69,24 @@ def keeper_of(path: Path) -> Owner:
             here = Path("/") if target.is_absolute() else here
             continue
         here /= part
-        if stat.S_ISDIR(found.st_mode) and found.st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH:
+        if stat.S_ISDIR(status.st_mode) and status.st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH:
             return Owner(NOBODY, NOBODY)
     return ROOT
 
 
-def _group_of(found: os.stat_result) -> int:
+def _group_of(status: os.stat_result) -> int:
     """The group that the owner of a file logs in with; that of the file may be one that the owner is not in."""
     try:
-        return pwd.getpwuid(found.st_uid).pw_gid
+        return pwd.getpwuid(status.st_uid).pw_gid
     except KeyError:
-        return found.st_gid or NOBODY
+        return status.st_gid or NOBODY
 
 
 @contextmanager
-def acting_as_owner(path: Path) -> Iterator[None]:
+def acting_as_owner(path: Path, also_in: Sequence[int] = ()) -> Iterator[None]:
     """Within, this thread reaches files as who owns the way to ``path`` does; whoever is not root changes nothing.
+
+    ``also_in``: groups that the owner's service is in besides.
 
     Import what is needed before: the owner may be unable to read the program.
 
@@ -102,7 +104,7 @@ def acting_as_owner(path: Path) -> Iterator[None]:
         yield
         return
     groups = os.getgroups()
-    libc.set_groups_of_thread([])  # those of root open its files as well
+    libc.set_groups_of_thread(also_in)  # those of root open its files as well
     gid_before, uid_before = libc.set_file_group(keeper.gid), libc.set_file_user(keeper.uid)
     try:
         if (libc.set_file_group(libc.NOT_AN_ID), libc.set_file_user(libc.NOT_AN_ID)) != (keeper.gid, keeper.uid):

@@ -15,7 +15,7 @@ DAMAGED: Final = "damaged"
 
 def damage_rows(ranges: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
     """The damaged ranges of a partition as objects: see ``status.py``."""
-    return [dict(zip(("start", "stop", "file", "position", "reason"), one, strict=True)) for one in ranges]
+    return [dict(zip(("start", "stop", "file", "position", "reason"), damaged, strict=True)) for damaged in ranges]
 
 
 def damage_text(ranges: Sequence[Sequence[Any]]) -> str:

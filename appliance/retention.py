@@ -60,7 +60,7 @@ class PartitionUse(NamedTuple):
 REASONS: Final = ("age", "size", "room")
 
 
-class Deletion(NamedTuple):
+class LogDeletion(NamedTuple):
     """A deletion before ``offset``, where a segment starts or the log ends; ``reason``: one of REASONS."""
 
     topic: str
@@ -76,14 +76,14 @@ class TrashUse(NamedTuple):
     disk_bytes: int
 
 
-class Plan(NamedTuple):
+class RetentionPlan(NamedTuple):
     """The deletions; ``rolls``: the partitions whose active segments are to be rolled.
 
     ``lacking_bytes``: bytes that are still missing after all deletions.  ``empties``: the ids of deleted topics that
     leave the trash.
     """
 
-    deletions: list[Deletion]
+    deletions: list[LogDeletion]
     lacking_bytes: int
     rolls: list[TopicPartition]
     empties: list[str]
@@ -96,7 +96,7 @@ def plan(
     bytes_max: int = 0,
     lacking_bytes: int = 0,
     trash: Sequence[TrashUse] = (),
-) -> Plan:
+) -> RetentionPlan:
     """Decide what to delete.
 
     Args:
@@ -117,15 +117,15 @@ def plan(
         freed += sum(segment.disk_bytes for segment in use.segments[: gone[index]])
     if bytes_max:
         total = sum(segment.disk_bytes for use in uses for segment in use.segments)
-        total += sum(one.disk_bytes for one in trash)
+        total += sum(deleted_topic.disk_bytes for deleted_topic in trash)
         lacking_bytes = max(lacking_bytes, total - bytes_max)
     lacking_bytes -= freed
     empties: list[str] = []
-    for one in trash:
+    for deleted_topic in trash:
         if lacking_bytes <= 0:
             break
-        lacking_bytes -= one.disk_bytes
-        empties.append(one.topic_id)
+        lacking_bytes -= deleted_topic.disk_bytes
+        empties.append(deleted_topic.topic_id)
     for index in _make_room(uses, gone):
         if lacking_bytes <= 0:
             break
@@ -133,11 +133,11 @@ def plan(
         gone[index] += 1
         reasons[index] = "room"
     deletions = [
-        Deletion(use.topic, use.partition, _base(use, count), reason)
+        LogDeletion(use.topic, use.partition, _base(use, count), reason)
         for use, count, reason in zip(uses, gone, reasons, strict=True)
         if count
     ]
-    return Plan(deletions, max(0, lacking_bytes), list(_to_roll(uses, gone, lacking_bytes)), empties)
+    return RetentionPlan(deletions, max(0, lacking_bytes), list(_to_roll(uses, gone, lacking_bytes)), empties)
 
 
 def _base(use: PartitionUse, count: int) -> int:

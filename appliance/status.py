@@ -25,11 +25,13 @@ status needs no listener, no ZooKeeper and no free worker.  The object that :fun
      "reload": {"count", "error", "changed", "needs_restart"},  of the last one; rows of [key, value before, after]
      "disk": {"bytes_max", "free_bytes_min", "free_bytes_warn"},     of the configuration
      "clock": {"jump_ms", "believed", "kept_bytes"},       of a jump of the clock that is not believed; null without one
-     "transactions": {"ids", "open", "late", "oldest": {"id", "state", "since"} or null},   late: for too long open;
-                                                           the oldest one that is late; {} without a coordinator
+     "transactions": {"ids", "open", "late", "oldest": {"id", "state", "since"} or null, "hanging", "hanging_in"},
+                            late: for too long open; the oldest one that is late; in how many partitions one is open
+                            that nobody will end, and in which; {} without a coordinator
      "retention": {"age": 0, "size": 0, "room": 0},  bytes that it has removed, by reason, since the coordinator's start
      "inputs": {"disk": {"type", "topic", "state", "listen", "addresses", "lines", "bytes", "messages", "refused",
-                         "gaps", "sources", "trouble", "todo"}},   since the process of each began; what it waits for
+                         "gaps", "sources", "trouble", "todo", "further"}},   since the process of each began; what it
+                            waits for; how many sockets systemd passes beyond one for each of its processes
      "trash": {"topics": 0, "bytes": 0},       deleted topics that can be brought back, and their room on the disk
      "host": {"disk": {"size", "free"}, "shm", "processes", "logs", ...},    :class:`.health.host.Host`; see there
      "limits": [{"limit", "process", "value", "in_use", "since", "advice"}],         limits reached now
@@ -140,12 +142,12 @@ def read_clients(data_dir: Path) -> dict[str, Any]:
     if state is None:
         raise BrokerAway(f"no appliance serves {data_dir}")
     try:
-        found: dict[str, Any] = msgspec.json.decode((data_dir / CLIENTS_FILE).read_bytes())
+        clients: dict[str, Any] = msgspec.json.decode((data_dir / CLIENTS_FILE).read_bytes())
     except (FileNotFoundError, ValueError):
-        found = {}
-    if found.pop("pid", 0) != state["pid"]:  # of an earlier appliance
+        clients = {}
+    if clients.pop("pid", 0) != state["pid"]:  # of an earlier appliance
         return {"clients": [], "others": 0}
-    return found
+    return clients
 
 
 def note_failed_start(data_dir: Path, at_s: float, exit_status: int, message: str, remedy: str) -> None:
@@ -286,7 +288,7 @@ def records_before(path: Path, seen: TableSnapshot) -> int:
     """The number of records before the log start offset."""
     if seen.start == 0:
         return 0
-    return LogReader(path, FileCache(2)).at(seen.bases, seen.high_watermark, seen.start)[1]
+    return LogReader(path, FileCache(2)).time_and_count(seen.bases, seen.high_watermark, seen.start)[1]
 
 
 def from_files(path: Path) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def headline(question: str, **parameters: Any) -> None:
 
 
 def row(name: str, **figures: Any) -> None:
-    print(f"  {name:<34}" + "  ".join(f"{label}={text(value)}" for label, value in figures.items()), flush=True)
+    print(f"  {name:<40}" + "  ".join(f"{label}={text(value)}" for label, value in figures.items()), flush=True)
 
 
 def text(value: Any) -> str:

@@ -109,6 +109,11 @@ def main() -> None:
     options = parser.parse_args()
     seconds, lines = (0.2, 100) if options.smoke else (options.seconds, 10_000)
     headline("records of an input by HTTP", seconds=seconds, senders=options.senders, lines_in_a_request=lines)
+    run([work.name for work in works(1)], seconds, options.senders, lines)
+
+
+def run(names: list[str], seconds: float, senders: int, lines: int) -> None:
+    """Measure the works of these names, one after the other."""
     with tempfile.TemporaryDirectory(prefix="perf-") as directory:
         file = Path(directory) / "appliance.toml"
         file.write_text(TABLE)
@@ -118,8 +123,9 @@ def main() -> None:
             host, _, port = server.state["inputs"]["web"]["addresses"][0].removeprefix("http://").partition(":")
             pid = server.pids("input")[0]
             for work in works(lines):
-                measure((host, int(port)), pid, work, options.senders, WARM_S / 2)  # topic, imports, caches
-                measure((host, int(port)), pid, work, options.senders, seconds)
+                if work.name in names:
+                    measure((host, int(port)), pid, work, senders, WARM_S / 2)  # topic, imports, caches
+                    measure((host, int(port)), pid, work, senders, seconds)
 
 
 if __name__ == "__main__":

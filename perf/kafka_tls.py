@@ -1,4 +1,4 @@
-"""Is the Kafka listener faster than Apache Kafka 4.1 over TLS?  The workloads of ``appliance bench kafka_rows``.
+"""Is the Kafka listener faster than Apache Kafka over TLS?  The workloads of ``appliance bench kafka_rows``.
 
     python perf/kafka_tls.py [--smoke] [--rounds N] [--only WORD]
 

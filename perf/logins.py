@@ -33,7 +33,7 @@ from appliance.bench.local_appliance import LocalAppliance
 from appliance.security import scram
 from appliance.wire.transport import PlainTransport, TlsTransport
 
-USER, PASSWORD, MECHANISM = "alice", b"secret", "SCRAM-SHA-256"
+USER, PASSWORD, MECHANISM = "alice", b"long secret", "SCRAM-SHA-256"
 HANDSHAKE, AUTHENTICATE = 17, 36
 HOST = "127.0.0.1"
 RECEIVE_BYTES: Final = 4096

@@ -76,13 +76,13 @@ def _page(instance: str) -> str:
         counters.set_gauges(range(len(GAUGE_NAMES)))
         for listener in LISTENERS:
             for api in APIS:
-                counters.of(listener).answered(api, 3, time.monotonic_ns() - 1_000_000)
+                counters.listener_counters(listener).answered(api, 3, time.monotonic_ns() - 1_000_000)
     return name
 
 
 def cost_of_a_request_ns(rounds: int) -> float:
     """Of everything that is counted for one request and its reply, in this process."""
-    counters = Counters(memoryview(bytearray(CELL_COUNT * 8)).cast("Q")).of(LISTENERS[0])
+    counters = Counters(memoryview(bytearray(CELL_COUNT * 8)).cast("Q")).listener_counters(LISTENERS[0])
     began = time.perf_counter_ns()
     for _ in range(rounds):
         counters.received(100)

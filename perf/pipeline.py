@@ -4,13 +4,13 @@
 
 Four topics with access lines, JSON, syslog and logfmt, with two partitions each, read by one session in local[2].
 
-``mixed``: all lines from the topics to one table of events in Parquet, exactly once, with five aggregates (counts,
-heaviest clients, sessions, distinct clients, percentiles), from the start of the query to its end.  ``plain`` is the
-same without aggregates.  ``within_batches`` is the rate of the micro-batches alone, since Spark starts five kinds of
-Python processes before the first one.  ``connector`` is Spark's own Kafka connector with the same parsing in Spark SQL,
-into Spark's Parquet sink, without aggregates: a query of Spark has one output.  All sides take turns in one JVM with
-both compilers; without ``connector`` it has one, as that of a pipeline.  CPU is that of Spark (JVM and Python workers)
-and the appliance together, in seconds per million lines.
+``mixed``: all lines from the topics to one table of events, exactly once, with the seven views of ``appliance pipeline
+example --views``, from the start of the query to its end.  ``plain`` is the same without views.  ``within_batches`` is
+the rate of the micro-batches alone, since Spark starts five kinds of Python processes before the first one.
+``connector`` is Spark's own Kafka connector with the same parsing in Spark SQL, into Spark's Parquet sink, without
+views: a query of Spark has one output.  All sides take turns in one JVM with both compilers; without ``connector`` it
+has one, as that of a pipeline without views.  CPU is that of Spark (JVM and Python workers) and the appliance together,
+in seconds per million lines.
 
 ``freshness``: while 20,000 lines a second arrive, how long it takes from when a line is sent until it is in committed
 tables, with a trigger of half a second.  It runs in a process of its own, in the session that a pipeline begins.
@@ -38,8 +38,8 @@ from _bench import headline, row
 from spark import connector, cpu_of_all_s
 
 from appliance.bench.local_appliance import LocalAppliance
+from appliance.cli.pipeline_view_commands import write_examples
 from appliance.client import Admin, Producer
-from appliance.spark.pipeline.parquet_store import COMMITS
 from appliance.spark.pipeline.run import LIGHT_JVM, run
 from appliance.spark.pipeline.settings import Settings, parse
 from appliance.spark.pipeline.tables import open_store
@@ -50,13 +50,6 @@ PARTITIONS = 2
 RATE = 20_000
 SETTLE_S_MAX = 60
 FRESHNESS = "freshness"
-AGGREGATES: list[dict[str, Any]] = [
-    {"name": "rate", "kind": "count", "by": ["topic", "level"], "window_ms": "1m"},
-    {"name": "talkers", "kind": "top", "by": ["client"], "window_ms": "5m"},
-    {"name": "visits", "kind": "sessions", "by": ["client"], "gap_ms": "10m"},
-    {"name": "visitors", "kind": "distinct", "of": "client", "window_ms": "5m"},
-    {"name": "sizes", "kind": "percentiles", "of": "bytes", "window_ms": "5m"},
-]
 
 
 def when(number: int) -> datetime:
@@ -173,7 +166,9 @@ def columns_of_spark(lines: Any) -> Any:
     return parsed.withColumn("date", f.date_format("time", "yyyy-MM-dd")).withColumn("hour", f.hour("time"))
 
 
-def made(base: Path, bootstrap: str, aggregates: list[dict[str, Any]], trigger: str = "10s") -> Settings:
+def made(base: Path, bootstrap: str, views: bool, trigger: str = "10s") -> Settings:
+    if views:
+        write_examples(base / "views")
     return parse(
         {
             "pipeline": {"name": "mixed", "bootstrap": bootstrap},
@@ -189,7 +184,7 @@ def made(base: Path, bootstrap: str, aggregates: list[dict[str, Any]], trigger: 
                 "api": {"kind": "logfmt", "message": "msg", "columns": {"route": "string", "took_ms": "float"}},
             },
             "output": {"path": "tables"},
-            "aggregate": aggregates,
+            "views": {"path": "views" if views else ""},
             "spark": {"spark.master": "local[2]"},
         },
         base,
@@ -214,11 +209,11 @@ class Contest:
         path.mkdir()
         return path
 
-    def ours(self, aggregates: list[dict[str, Any]]) -> Seconds:
+    def ours(self, views: bool) -> Seconds:
         base = self.fresh()
         batches: list[float] = []
         start = time.perf_counter()
-        settings = made(base, self.broker.native, aggregates)
+        settings = made(base, self.broker.native, views)
         result = run(settings, once=True, session=self.spark, on_progress=lambda each: batches.append(each.seconds))
         seconds = time.perf_counter() - start
         assert sum(result.summary.parsed.values()) == self.lines, result.summary
@@ -272,11 +267,11 @@ def fill(producer: Producer, first: int, count: int) -> dict[tuple[str, int], in
 
 def freshness(broker: LocalAppliance, base: Path, last: dict[tuple[str, int], int], lines: int, seconds: int) -> None:
     """Lines arrive every 50 ms, once those of before are in the tables; it is noted when the tables have them."""
-    settings = made(base, broker.native, AGGREGATES, "500ms")
+    settings = made(base, broker.native, False, "500ms")
     waiting: list[tuple[float, dict[tuple[str, int], int]]] = [(0.0, last)]
     late: list[float] = []
 
-    commits, seen = Path(settings.output.path) / COMMITS, [""]
+    commits, seen = Path(settings.output.path) / "events/_delta_log", [""]
 
     def look() -> None:
         newest = max((path.name for path in commits.glob("[0-9]*.json")), default="")
@@ -355,8 +350,8 @@ def main() -> None:
         spark = build_session("perf", settings, scratch=Path(base) / "spark", jvm=light)
         contest = Contest(spark, broker, Path(base), given.lines)
         sides: dict[str, Callable[[], Seconds]] = {
-            "mixed": lambda: contest.ours(AGGREGATES),
-            "plain": lambda: contest.ours([]),
+            "mixed": lambda: contest.ours(True),
+            "plain": lambda: contest.ours(False),
         }
         if jars:
             sides["connector"] = contest.connector

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import itertools
 import os
@@ -18,7 +19,7 @@ from hypothesis import settings
 from appliance.log import Log
 
 from .support.derived import compare
-from .support.long import LONG
+from .support.long import LONG, SIZE_IS_CHOSEN
 from .support.server import Server
 from .support.zookeeper_fixture import ensemble, standalone
 
@@ -35,21 +36,35 @@ for _number in (signal.SIGHUP, signal.SIGINT):
 HERE = Path(__file__).parent
 SHOWN_CHARS = 4_000
 """Of the beginning and of the end of a failure; the summary has all."""
+OF_VIEWS = ("test_pipeline_view_", "test_pipeline_forget", "test_pipeline_reparse", "test_pipeline_verify")
+"""Files whose tests share the second Spark session, with several workers."""
 _topics = itertools.count()
 
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups in this hook, too
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With several workers a file stays on one; so do all tests of the one Spark session.  Those of Spark begin first.
+    """With several workers a file stays on one; so do all tests of a Spark session, of which there are two.
 
-    Tests that start Spark in processes of their own run beside them: the session's tests alone are the longest chain.
+    Those of Spark begin first: a session's tests are the longest chain.  Tests that start Spark in processes of their
+    own run beside them.
     """
     items.sort(key=lambda item: "spark" not in item.path.relative_to(HERE).parts)
     for item in items:
         session = "spark" in getattr(item, "fixturenames", ())
         if item.get_closest_marker("long") and not LONG:
             item.add_marker(pytest.mark.skip("takes long: LONG=1 make test"))
-        item.add_marker(pytest.mark.xdist_group("spark" if session else str(item.path.relative_to(HERE))))
+        chain = "views" if item.path.name.startswith(OF_VIEWS) else "spark"
+        item.add_marker(pytest.mark.xdist_group(chain if session else str(item.path.relative_to(HERE))))
+
+
+def pytest_timeout_set_timer() -> bool | None:
+    """True: none is set."""
+    return True if SIZE_IS_CHOSEN else None
+
+
+def pytest_runtest_setup() -> None:
+    if SIZE_IS_CHOSEN:
+        faulthandler.cancel_dump_traceback_later()  # set by faulthandler_timeout, just before
 
 
 def pytest_collection_finish() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from appliance.catalog import FILE_NAME, Catalog, Change, Removal, Topic, TrashedTopic, new_id
+from appliance.catalog import FILE_NAME, Catalog, CatalogChange, Removal, Topic, TrashedTopic, new_id
 from appliance.durable_files import System
 from appliance.errors import ApplianceError, DiskFull, StorageFault
 
@@ -86,7 +86,7 @@ def test_a_write_that_fails_leaves_the_old_catalog(
     catalog = Catalog.load(tmp_path)
     kept, refused = (Topic(name, {0: [1]}, {}, new_id()) for name in "ab")
     note = Removal("a", kept.id, [0])
-    catalog.change(Change(put=kept))
+    catalog.change(CatalogChange(put=kept))
 
     def fail(descriptor: int) -> None:
         raise OSError(number, os.strerror(number))
@@ -94,9 +94,9 @@ def test_a_write_that_fails_leaves_the_old_catalog(
     with monkeypatch.context() as broken:
         broken.setattr("appliance.durable_files.SYSTEM", System(fsync=fail))
         with pytest.raises(expected, match=FILE_NAME):
-            catalog.change(Change(put=refused))
+            catalog.change(CatalogChange(put=refused))
         with pytest.raises(expected, match=FILE_NAME):
-            catalog.change(Change(drop="a", note=note))
+            catalog.change(CatalogChange(drop="a", note=note))
     for seen in (catalog, Catalog.load(tmp_path)):
         assert list(seen.topics) == ["a"] and not seen.removals
     assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
@@ -108,7 +108,7 @@ def test_what_was_refused_is_not_in_the_file_after_the_next_store(
     """Method: the sync of the directory fails, when the new file has the name already."""
     catalog = Catalog.load(tmp_path)
     topic = Topic("a", {0: [1]}, {}, new_id())
-    catalog.change(Change(put=topic))
+    catalog.change(CatalogChange(put=topic))
     sync = os.fsync
 
     def fail_for_directories(descriptor: int) -> None:
@@ -119,7 +119,7 @@ def test_what_was_refused_is_not_in_the_file_after_the_next_store(
     with monkeypatch.context() as broken:
         broken.setattr("appliance.durable_files.SYSTEM", System(fsync=fail_for_directories))
         with pytest.raises(StorageFault):
-            catalog.change(Change(drop="a", note=Removal("a", topic.id, [0])))
+            catalog.change(CatalogChange(drop="a", note=Removal("a", topic.id, [0])))
     assert catalog.topics == {"a": topic} and catalog.in_doubt
     catalog.store()
     assert not catalog.in_doubt and Catalog.load(tmp_path).topics == {"a": topic}
@@ -129,10 +129,10 @@ def test_a_deletion_is_one_store_and_so_is_its_end(tmp_path: Path) -> None:
     catalog = Catalog.load(tmp_path)
     topic = Topic("a", {0: [1]}, {}, new_id())
     removal = Removal("a", topic.id, [0])
-    catalog.change(Change(note=removal))
-    catalog.change(Change(put=topic, done=removal))
+    catalog.change(CatalogChange(note=removal))
+    catalog.change(CatalogChange(put=topic, done=removal))
     assert Catalog.load(tmp_path).topics == {"a": topic} and not Catalog.load(tmp_path).removals
-    catalog.change(Change(drop="a", note=removal))
+    catalog.change(CatalogChange(drop="a", note=removal))
     assert not Catalog.load(tmp_path).topics and Catalog.load(tmp_path).removals == [removal]
-    catalog.change(Change(done=removal))
+    catalog.change(CatalogChange(done=removal))
     assert not Catalog.load(tmp_path).removals

@@ -9,7 +9,7 @@ import pytest
 
 from appliance import catalog as catalogs
 from appliance import reserve
-from appliance.catalog import Catalog, Change, Removal, Topic, new_id
+from appliance.catalog import Catalog, CatalogChange, Removal, Topic, new_id
 from appliance.errors import DiskFull
 from appliance.reserve import RESERVE_BYTES, RESERVE_NAME, with_reserve
 
@@ -62,7 +62,7 @@ def test_it_is_spent_by_what_finds_no_room_and_only_once(tmp_path: Path) -> None
 def test_the_catalog_spends_it_for_removals_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     catalog = Catalog.load(tmp_path)
     topic = Topic("web", {0: [0]}, {}, new_id())
-    catalog.change(Change(put=topic))
+    catalog.change(CatalogChange(put=topic))
     room = tmp_path / RESERVE_NAME
     room.write_bytes(b"room")
     replace = catalogs.replace_data_file
@@ -74,9 +74,9 @@ def test_the_catalog_spends_it_for_removals_only(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(catalogs, "replace_data_file", replace_file)
     with pytest.raises(DiskFull):
-        catalog.change(Change(put=Topic("more", {0: [0]}, {}, new_id())))
+        catalog.change(CatalogChange(put=Topic("more", {0: [0]}, {}, new_id())))
     assert room.exists() and list(catalog.topics) == ["web"]
-    catalog.change(Change(drop="web", note=Removal("web", topic.id, [0])))
+    catalog.change(CatalogChange(drop="web", note=Removal("web", topic.id, [0])))
     assert not room.exists() and Catalog.load(tmp_path).topics == {}
 
 

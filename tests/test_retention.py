@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from appliance.retention import Deletion, PartitionUse, SegmentUse, TrashUse, plan
+from appliance.retention import LogDeletion, PartitionUse, SegmentUse, TrashUse, plan
 
 NOW = 1_000_000
 
@@ -25,7 +25,7 @@ def test_nothing_goes_without_limits() -> None:
 
 def test_segments_go_once_they_are_too_old() -> None:
     assert plan([use("a", (100, 301), (100, 300), (100, 1), age_ms=300)], NOW).deletions == [
-        Deletion("a", 0, 100, "age")
+        LogDeletion("a", 0, 100, "age")
     ]
 
 
@@ -39,14 +39,14 @@ def test_the_active_segment_stays_however_large() -> None:
 
 
 def test_the_active_segment_goes_when_all_of_it_is_too_old() -> None:
-    assert plan([use("a", (100, 301), (100, 301), age_ms=300)], NOW).deletions == [Deletion("a", 0, 200, "age")]
+    assert plan([use("a", (100, 301), (100, 301), age_ms=300)], NOW).deletions == [LogDeletion("a", 0, 200, "age")]
     assert plan([use("a", (100, 301), age_ms=300)], NOW, lacking_bytes=100) == (
-        [Deletion("a", 0, 100, "age")],
+        [LogDeletion("a", 0, 100, "age")],
         0,
         [],
         [],
     )
-    assert plan([use("a", (100, 301), (0, 999), age_ms=300)], NOW).deletions == [Deletion("a", 0, 100, "age")]
+    assert plan([use("a", (100, 301), (0, 999), age_ms=300)], NOW).deletions == [LogDeletion("a", 0, 100, "age")]
     assert plan([use("a", (0, 999), age_ms=300)], NOW).deletions == []  # nothing in it
 
 
@@ -61,20 +61,20 @@ def test_large_active_segments_are_rolled_when_nothing_else_can_make_room() -> N
 
 def test_at_least_retention_bytes_stay() -> None:
     segments = [(100, 4), (100, 3), (100, 2), (50, 1)]
-    assert plan([use("a", *segments, keep=250)], NOW).deletions == [Deletion("a", 0, 100, "size")]
+    assert plan([use("a", *segments, keep=250)], NOW).deletions == [LogDeletion("a", 0, 100, "size")]
     assert plan([use("a", *segments, keep=251)], NOW).deletions == []
-    assert plan([use("a", *segments, keep=0)], NOW).deletions == [Deletion("a", 0, 300, "size")]
+    assert plan([use("a", *segments, keep=0)], NOW).deletions == [LogDeletion("a", 0, 300, "size")]
 
 
 def test_room_is_made_by_the_oldest_segments_of_the_largest_topic() -> None:
     big = use("big", (100, 9), (100, 8), (100, 1)), use("big", (100, 7), (100, 1), partition=1)
     small = use("small", (100, 99), (100, 98), (100, 1))
-    assert plan([*big, small], NOW, bytes_max=700).deletions == [Deletion("big", 0, 100, "room")]
-    assert plan([*big, small], NOW, bytes_max=600).deletions == [Deletion("big", 0, 200, "room")]
+    assert plan([*big, small], NOW, bytes_max=700).deletions == [LogDeletion("big", 0, 100, "room")]
+    assert plan([*big, small], NOW, bytes_max=600).deletions == [LogDeletion("big", 0, 200, "room")]
     assert plan([*big, small], NOW, bytes_max=400).deletions == [
-        Deletion("big", 0, 200, "room"),
-        Deletion("big", 1, 100, "room"),
-        Deletion("small", 0, 100, "room"),
+        LogDeletion("big", 0, 200, "room"),
+        LogDeletion("big", 1, 100, "room"),
+        LogDeletion("small", 0, 100, "room"),
     ]
 
 
@@ -85,7 +85,7 @@ def test_the_trash_counts_and_goes_before_anything_that_is_read() -> None:
         (400, [], []),
         (399, ["old"], []),
         (299, ["old", "new"], []),
-        (199, ["old", "new"], [Deletion("a", 0, 100, "room")]),
+        (199, ["old", "new"], [LogDeletion("a", 0, 100, "room")]),
     ]:
         planned = plan(uses, NOW, bytes_max=bytes_max, trash=trash)
         assert (planned.empties, planned.deletions) == (empties, deletions)
@@ -94,11 +94,16 @@ def test_the_trash_counts_and_goes_before_anything_that_is_read() -> None:
 
 def test_room_counts_what_age_frees_already() -> None:
     uses = [use("a", (100, 900), (100, 5), (100, 1), age_ms=500), use("b", (100, 9), (100, 1))]
-    assert plan(uses, NOW, lacking_bytes=100) == ([Deletion("a", 0, 100, "age")], 0, [], [])
+    assert plan(uses, NOW, lacking_bytes=100) == ([LogDeletion("a", 0, 100, "age")], 0, [], [])
 
 
 def test_a_disk_that_others_have_filled_is_said() -> None:
-    assert plan([use("a", (100, 5), (100, 1))], NOW, lacking_bytes=150) == ([Deletion("a", 0, 100, "room")], 50, [], [])
+    assert plan([use("a", (100, 5), (100, 1))], NOW, lacking_bytes=150) == (
+        [LogDeletion("a", 0, 100, "room")],
+        50,
+        [],
+        [],
+    )
 
 
 segments = st.lists(st.tuples(st.integers(1, 100), st.integers(0, 100), st.integers(0, 1_000)), min_size=1, max_size=6)
@@ -142,7 +147,7 @@ def test_what_is_only_compacted_makes_no_room() -> None:
     kept = use("kept", (1 << 21, 900), (1 << 21, 1))._replace(may_go=False)
     other = use("other", (100, 5), (100, 1))
     deletions, lacking, rolls, _ = plan([kept, other], NOW, bytes_max=1)
-    assert deletions == [Deletion("other", 0, 100, "room")] and lacking > 0 and not rolls
+    assert deletions == [LogDeletion("other", 0, 100, "room")] and lacking > 0 and not rolls
 
 
 def test_the_size_of_a_compacted_log_is_what_it_takes_of_the_disk() -> None:

@@ -1,7 +1,7 @@
-"""Starts the brokers that speak Kafka's protocol: an appliance, and beside it Apache Kafka 4.1, klite and a bare one.
+"""Starts the brokers that speak Kafka's protocol: an appliance, and beside it Apache Kafka, klite and a bare one.
 
-Kafka's jars are in the directory that KAFKA_LIB names.  Without it Maven fetches them (``kafka/pom.xml``) into the
-user's cache.  klite is the program that KLITE names, or that on the PATH.
+Kafka's jars are in the directory that KAFKA_LIB names.  Where it has none of a version that is wanted, Maven fetches
+them (``kafka/pom.xml``) into the user's cache.  klite is the program that KLITE names, or that on the PATH.
 """
 
 from __future__ import annotations
@@ -27,7 +27,13 @@ if TYPE_CHECKING:
 START_S_MAX = 60
 STOP_S_MAX = 20
 QUERY_S_MAX = 10
-APPLIANCE, KAFKA, KLITE, BARE = "appliance", "Kafka 4.1", "klite", "a bare broker"
+APPLIANCE, KAFKA, KLITE, BARE = "appliance", "Kafka 4.4", "klite", "a bare broker"
+KAFKA_BEFORE = "Kafka 4.1"
+"""The version that was compared with before, beside which a change of Kafka itself shows."""
+KAFKA_VERSIONS = {KAFKA: "4.4.0", KAFKA_BEFORE: "4.1.0"}
+"""By the name of the side.  What an appliance is compared with: the first of these that was measured."""
+KAFKA_PEERS = {"kafka": KAFKA, "kafka-4.1": KAFKA_BEFORE}
+"""By the name of the peer."""
 KLITE_BYTES_MAX = 16 << 30
 JVM = ["-Xmx1G", "-Xms1G", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20"]
 QUIET = "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"
@@ -183,14 +189,14 @@ class OurBroker:
 class Kafka(Daemon):
     """One KRaft broker with Kafka's default settings; ``tls``: more lines of its properties, then it listens with TLS.
 
+    ``name``: one of :data:`KAFKA_VERSIONS`.
+
     Raises:
         Missing: there is no Java, or there are no jars and no Maven.
     """
 
-    name = KAFKA
-
-    def __init__(self, directory: Path, tls: str = "") -> None:
-        self.jars = kafka_jars()
+    def __init__(self, directory: Path, tls: str = "", name: str = KAFKA) -> None:
+        self.name, self.jars = name, kafka_jars(name)
         port, controller = free_port(), free_port()
         self.address, self.data_dir = f"127.0.0.1:{port}", directory / "data"
         directory.mkdir(parents=True, exist_ok=True)
@@ -275,20 +281,27 @@ def ends_of(admin: AdminClient, topic: str, partitions: int) -> int:
     return sum(end.result(2 * QUERY_S_MAX).offset for end in ends.values())
 
 
-def kafka_jars() -> Path:
-    """The directory of Kafka's jars; Maven fetches them if need be."""
+def kafka_jars(name: str = KAFKA) -> Path:
+    """The directory of the jars of one of :data:`KAFKA_VERSIONS`; Maven fetches them if need be.
+
+    Raises:
+        Missing: there is no Java, or there are no jars and no Maven.
+    """
     need_java()
+    version = KAFKA_VERSIONS[name]
     given = os.environ.get("KAFKA_LIB", "")
-    if given:
+    if given and (Path(given) / f"kafka_2.13-{version}.jar").exists():
         return Path(given)
-    jars = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "appliance" / "kafka-4.1.0"
-    if not any(jars.glob("kafka_2.13-*.jar")):
+    jars = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "appliance" / f"kafka-{version}"
+    if not (jars / f"kafka_2.13-{version}.jar").exists():
+        wanted, instead = f"the jars of Kafka {version}", "set KAFKA_LIB to a directory that has them"
         if shutil.which("mvn") is None:
-            raise Missing("Kafka's jars: apt-get install maven, or set KAFKA_LIB to a directory that has them")
+            raise Missing(f"{wanted}: apt-get install maven, or {instead}")
         pom = Path(__file__).parent / "kafka" / "pom.xml"
-        command = ["mvn", "-q", "-f", str(pom), "dependency:copy-dependencies", f"-DoutputDirectory={jars}"]
+        command = ["mvn", "-q", "-f", str(pom), f"-Dkafka.version={version}"]
+        command += ["dependency:copy-dependencies", f"-DoutputDirectory={jars}"]
         if subprocess.run(command, check=False, stdout=subprocess.DEVNULL).returncode:
-            raise Missing("Kafka's jars: Maven could not fetch them; set KAFKA_LIB to a directory that has them")
+            raise Missing(f"{wanted}: Maven could not fetch them; {instead}")
     return jars
 
 

@@ -147,7 +147,8 @@ class Harness:
     ) -> None:  # fmt: skip
         """``prepare`` makes a topic, ``once`` runs a client on it, and ``after`` ends what need not stay.
 
-        Adds the rate of each side, and the CPU of its broker while the client ran.
+        Adds the rate of each side, the CPU of its broker while the client ran, that of the client, and of both
+        together: what a host pays that has them both.
 
         ``limit`` names what bounds the rate; ``bytes_each`` is what one message costs of it.
         """
@@ -156,13 +157,16 @@ class Harness:
         rates: dict[str, list[float]] = {side.name: [] for side in sides}
         cpus: dict[str, list[float]] = {side.name: [] for side in sides}
         clients: dict[str, list[float]] = {side.name: [] for side in sides}
+        both: dict[str, list[float]] = {side.name: [] for side in sides}
         checks: dict[str, str] = {}
         for side in self.turns(sides):
             topic = prepare(side)
             before = side.cpu_s()
             run = once(side, topic)
             rates[side.name].append(run.rate)
-            cpus[side.name].append((side.cpu_s() - before) / run.count * 1e6)
+            broker_cpu_s = side.cpu_s() - before
+            cpus[side.name].append(broker_cpu_s / run.count * 1e6)
+            both[side.name].append((broker_cpu_s + run.client_cpu_s) / run.count * 1e6)
             clients[side.name].append(run.client_cpu_s / run.seconds)
             checks[side.name] = run.check
             if after is not None:
@@ -171,6 +175,7 @@ class Harness:
             self.add(workload, name, "rate", rates[name], limit, bytes_each, checks[name])
             self.add(workload, name, "cpu", cpus[name])
             self.add(workload, name, "client", clients[name])
+            self.add(workload, name, "both", both[name])
 
     def figures(self, workload: str, sides: Sequence[N], once: Callable[[N], Mapping[str, float]]) -> None:
         """``once`` measures one side: the values of some :data:`~.quantities.QUANTITIES`; none if it cannot."""

@@ -6,8 +6,11 @@ a process of its own.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from collections.abc import Set
+from functools import partial
 
 import msgspec
 
@@ -63,9 +66,12 @@ class KafkaClient:
         self.name, self._command = name, command
 
     def start(
-        self, what: str, address: str, topic: str, number: int, count: int, size: int, settings: dict[str, str]
-    ) -> subprocess.Popen[str]:
+        self, what: str, address: str, topic: str, number: int, count: int, size: int, settings: dict[str, str],
+        *, processors: Set[int] = frozenset(),
+    ) -> subprocess.Popen[str]:  # fmt: skip
         """Start ``produce``, ``timed``, ``consume`` or ``delays``; :func:`outcome` waits for it.
+
+        It runs on these ``processors``; none: on any.
 
         A consumer has NO_PAUSE, if the settings say nothing else.
         """
@@ -73,8 +79,9 @@ class KafkaClient:
         words = [what, address, topic, str(number), str(count), str(size)]
         more = [f"{key}={value}" for key, value in settings.items()]
         return subprocess.Popen(
-            [*self._command, *words, *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+            [*self._command, *words, *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            preexec_fn=partial(os.sched_setaffinity, 0, processors) if processors else None,
+        )  # fmt: skip
 
     def produce(
         self, address: str, topic: str, count: int, size: int, settings: dict[str, str], partitions: int = 1
@@ -82,10 +89,13 @@ class KafkaClient:
         return outcome(self.start("produce", address, topic, partitions, count, size, QUEUE | settings), count)
 
     def consume(
-        self, address: str, topic: str, count: int, size: int, settings: dict[str, str], partitions: int = 1
-    ) -> Run:
-        """Read ``count`` messages from the beginning."""
-        return outcome(self.start("consume", address, topic, partitions, count, size, settings), count)
+        self, address: str, topic: str, count: int, size: int, settings: dict[str, str], partitions: int = 1,
+        *, one_processor: bool = False,
+    ) -> Run:  # fmt: skip
+        """Read ``count`` messages from the beginning, perhaps with all threads on one processor."""
+        processors = {max(os.sched_getaffinity(0))} if one_processor else frozenset[int]()
+        program = self.start("consume", address, topic, partitions, count, size, settings, processors=processors)
+        return outcome(program, count)
 
 
 def outcome(program: subprocess.Popen[str], count: int) -> Run:

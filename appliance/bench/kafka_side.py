@@ -6,13 +6,14 @@ import itertools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from .. import extras
 from . import brokers
-from .brokers import APPLIANCE, BARE, KAFKA, BareBroker, Broker, Launcher
+from .brokers import APPLIANCE, BARE, KAFKA_PEERS, BareBroker, Broker, Launcher
 from .compiling import Missing
 from .harness import Harness, drop_page_cache
 from .kafka_clients import FIFTY, LARGE, KafkaClient, Run
@@ -126,11 +127,12 @@ class KafkaSide:
         return msgspec.structs.replace(run, seconds=run.seconds + found.seconds) if settings["acks"] == "0" else run
 
     def consume(
-        self, topic: str, count: int, size: int, partitions: int = 1, settings: Mapping[str, str] | None = None
-    ) -> Run:
-        """``settings`` go over the client's defaults."""
-        given = dict(settings or {}) | self._security
-        return self.client.consume(self.broker.address, topic, count, size, given, partitions)
+        self, topic: str, count: int, size: int, partitions: int = 1, settings: Mapping[str, str] | None = None,
+        *, one_processor: bool = False,
+    ) -> Run:  # fmt: skip
+        """``settings`` go over the client's defaults; ``one_processor``: all its threads run on the same."""
+        given, client = dict(settings or {}) | self._security, self.client
+        return client.consume(self.broker.address, topic, count, size, given, partitions, one_processor=one_processor)
 
 
 @contextmanager
@@ -160,12 +162,11 @@ def warm_up(harness: Harness, sides: Iterable[KafkaSide]) -> None:
 
 
 def launchers(harness: Harness, settings: Mapping[str, str] | None = None) -> list[Launcher]:
-    """An appliance with ``settings``, and Kafka if it is wanted."""
+    """An appliance with ``settings``, and the versions of Kafka that are wanted."""
     given = dict(settings or {}) | harness.options.settings
     found = [Launcher(APPLIANCE, lambda directory: brokers.OurBroker(directory, given))]
-    if "kafka" in harness.options.peers:
-        found.append(Launcher(KAFKA, brokers.Kafka))
-    return found
+    wanted = [name for peer, name in KAFKA_PEERS.items() if peer in harness.options.peers]
+    return found + [Launcher(name, partial(brokers.Kafka, name=name)) for name in wanted]
 
 
 def bare(harness: Harness) -> list[Launcher]:

@@ -23,8 +23,8 @@ class Measure(msgspec.Struct, frozen=True):
     """One quantity of one workload on one side: a value for each round.
 
     ``what`` is a key of :data:`~.quantities.QUANTITIES`: "rate" (messages/s), "cpu" (s of the broker per million
-    messages), "p50_ms", ...  ``limit`` names the :class:`Limit` that bounds a rate, and ``share`` is the median's part
-    of it.  ``check`` is the sum of what arrived.
+    messages), "both" (the same of broker and client), "p50_ms", ...  ``limit`` names the :class:`Limit` that bounds a
+    rate, and ``share`` is the median's part of it.  ``check`` is the sum of what arrived.
     """
 
     workload: str

@@ -37,6 +37,7 @@ QUANTITIES = {
     "relative": Quantity("of the rate to a lone one", "%", drawn=True),
     "cpu": Quantity("broker CPU", "", "CPU"),
     "client": Quantity("client CPU", "%"),
+    "both": Quantity("CPU of both", "", "both"),
     "bytes": Quantity("bytes on the disk", "", drawn=True),
     "p50_ms": Quantity("p50", "ms", "p50", drawn=True),
     "p99_ms": Quantity("p99", "ms", "p99", drawn=True),

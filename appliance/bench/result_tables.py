@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from .brokers import APPLIANCE, KAFKA
+from .brokers import APPLIANCE, KAFKA_VERSIONS
 from .measures import Limit, Measure, Result, median_ratio, ratios
 from .quantities import QUANTITIES, number
 
@@ -56,7 +56,8 @@ def _ratio(result: Result, workload: str, side: str) -> str:
     if not side.startswith(APPLIANCE):
         return ""
     others = [each.side for each in result.measures if each.workload == workload]
-    other = next((name for name in (side.replace(APPLIANCE, KAFKA, 1), KAFKA) if name in others), "")
+    known = [name for kafka in KAFKA_VERSIONS for name in (side.replace(APPLIANCE, kafka, 1), kafka)]
+    other = next((name for name in known if name in others), "")
     found: list[str] = []
     for what, quantity in QUANTITIES.items():
         ours, theirs = result.of(workload, side, what), result.of(workload, other, what)

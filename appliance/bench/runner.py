@@ -19,7 +19,6 @@ QUESTIONS = (
     "catch_up", "many_partitions", "many_connections", "group_rebalances", "crash_recovery", "idle_costs",
 )  # fmt: skip
 """Modules in ``questions``, in the order in which they run and stand on the page."""
-KAFKA_PEER = "kafka"
 LIMITS_S, SMOKE_S = 25, 3
 
 

@@ -18,7 +18,7 @@ from ..errors import TopicNotPermitted, UnknownPartition
 from ..names import is_topic
 from ..security.acls import Access, Operation, ResourceType
 from ..wire.kafka.codes import Code
-from ..wire.kafka.metadata_reply import Broker, MetadataEncoder, Operations, Row, topic_id
+from ..wire.kafka.metadata_reply import Broker, MetadataEncoder, MetadataRow, Operations, topic_id
 
 
 class Directory(Protocol):
@@ -77,7 +77,7 @@ class MetadataAnswers:
         correlation_id: int,
         version: int,
         listener: Listener,
-        wanted: Sequence[str | UUID] | None,
+        names_or_ids: Sequence[str | UUID] | None,
         errors: Mapping[str, int],
         access: Access,
         *,
@@ -94,12 +94,14 @@ class MetadataAnswers:
         operations: Operations | None = None
         if topic_operations:
             operations = functools.partial(access.operations, ResourceType.TOPIC)
-        if wanted is not None:
-            topics = self._encoder.topics(version, self._rows(wanted, errors, access), operations)
+        if names_or_ids is not None:
+            topics = self._encoder.topics(version, self._rows(names_or_ids, errors, access), operations)
         elif access.unrestricted:
             topics = self._encoder.all_topics(version, directory.revision, self._sorted_topics, operations)
         else:
-            shown: list[Row] = [(one.name, one) for one in self._sorted_topics() if access.describable[one.name]]
+            shown: list[MetadataRow] = [
+                (topic.name, topic) for topic in self._sorted_topics() if access.describable[topic.name]
+            ]
             topics = self._encoder.topics(version, shown, operations)
         return self._encoder.frame(
             correlation_id,
@@ -111,17 +113,17 @@ class MetadataAnswers:
             cluster_operations_of(access) if cluster_operations else None,
         )
 
-    def _rows(self, wanted: Sequence[str | UUID], errors: Mapping[str, int], access: Access) -> list[Row]:
+    def _rows(self, names_or_ids: Sequence[str | UUID], errors: Mapping[str, int], access: Access) -> list[MetadataRow]:
         """Each requested topic once, or its error; topics by name come first."""
-        known = self._directory.topics()
-        names = [name for name in dict.fromkeys(wanted) if isinstance(name, str)]
-        ids = [one for one in dict.fromkeys(wanted) if not isinstance(one, str)]
+        topics = self._directory.topics()
+        names = [name for name in dict.fromkeys(names_or_ids) if isinstance(name, str)]
+        ids = [id_ for id_ in dict.fromkeys(names_or_ids) if not isinstance(id_, str)]
         hidden = Code.TOPIC_AUTHORIZATION_FAILED
-        rows: list[Row] = [
-            (name, (known.get(name) or errors.get(name) or why_missing(name)) if access.describable[name] else hidden)
+        rows: list[MetadataRow] = [
+            (name, (topics.get(name) or errors.get(name) or why_missing(name)) if access.describable[name] else hidden)
             for name in names
         ]
-        by_id = {topic_id(topic): topic for topic in known.values()} if ids else {}
+        by_id = {topic_id(topic): topic for topic in topics.values()} if ids else {}
         for wanted_id in ids:
             topic = by_id.get(wanted_id)
             if topic is None:
@@ -130,11 +132,13 @@ class MetadataAnswers:
                 rows.append((topic.name, topic) if access.describable[topic.name] else (wanted_id, hidden))
         return rows
 
-    def hidden(self, wanted: Sequence[str | UUID] | None, access: Access) -> str:
+    def hidden(self, names_or_ids: Sequence[str | UUID] | None, access: Access) -> str:
         """The first topic of a request, by its name or id, that is refused; "" when none is."""
-        if access.unrestricted or wanted is None:
+        if access.unrestricted or names_or_ids is None:
             return ""
-        refused = (name for name, topic in self._rows(wanted, {}, access) if topic is Code.TOPIC_AUTHORIZATION_FAILED)
+        refused = (
+            name for name, topic in self._rows(names_or_ids, {}, access) if topic is Code.TOPIC_AUTHORIZATION_FAILED
+        )
         return str(next(refused, ""))
 
     def _sorted_topics(self) -> list[Topic]:
@@ -144,15 +148,15 @@ class MetadataAnswers:
         """The reply to the native protocol's metadata request."""
         directory = self._directory
         may = access.describable
-        wanted = dict.fromkeys(names or ())
+        shown = dict.fromkeys(names or ())
         if names is None:
-            wanted = dict.fromkeys(name for name in sorted(directory.topics()) if may[name])
+            shown = dict.fromkeys(name for name in sorted(directory.topics()) if may[name])
         return {
             "cluster": directory.cluster_id,
             "broker": directory.broker_id,
             "zookeeper": directory.zookeeper,
             "brokers": [list(broker) for broker in directory.brokers(listener)],
-            "topics": [self._native_topic(name, may[name]) for name in wanted],
+            "topics": [self._native_topic(name, may[name]) for name in shown],
         }
 
     def _native_topic(self, name: str, permitted: bool) -> dict[str, Any]:

@@ -28,7 +28,7 @@ class OpenTransactions:
         """
         if len(self._epochs) >= self._ids_max and producer_id not in self._epochs:
             raise OutOfResources(f"{self._ids_max} transactions are open at one partition: try again later")
-        self.check(producer_id, epoch)
+        self.check_epoch(producer_id, epoch)
         self._epochs[producer_id] = epoch
 
     def end(self, producer_id: int) -> None:
@@ -47,8 +47,8 @@ class OpenTransactions:
                 raise InvalidTransactionState(f"producer {producer_id}, epoch {epoch}, is in no transaction here")
             raise TransactionUnverified(f"it is not known yet whether producer {producer_id} is in a transaction here")
 
-    def check(self, producer_id: int, epoch: int) -> None:
+    def check_epoch(self, producer_id: int, epoch: int) -> None:
         """Raises StaleProducerEpoch: a newer incarnation of the producer is in a transaction."""
-        known = self._epochs.get(producer_id, epoch)
-        if epoch < known:
-            raise StaleProducerEpoch(f"producer {producer_id}: epoch {epoch}, but {known} is in a transaction")
+        open_epoch = self._epochs.get(producer_id, epoch)
+        if epoch < open_epoch:
+            raise StaleProducerEpoch(f"producer {producer_id}: epoch {epoch}, but {open_epoch} is in a transaction")

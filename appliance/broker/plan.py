@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol
 
 from ..durable_files import File
@@ -20,7 +20,7 @@ from ..errors import (
 )
 from ..log.files import offset_at
 from ..log.page_cache import NotInMemory
-from ..log.reader import Found
+from ..log.reader import LogReader
 from ..partition_states import OFFLINE, OPENING
 from ..shared.table import SegmentTable, TableSnapshot
 from ..wire.requests import (
@@ -38,31 +38,13 @@ from ..wire.requests import (
 
 _new = tuple.__new__  # twice as fast as the constructor of a NamedTuple
 PARTS_GIVEN_MAX: Final = 500
-"""Largest number of parts of a fetch that get data: finding it takes some 20 ms."""
+"""Largest number of parts of a fetch that get data: finding it takes some 20 ms, in several turns."""
+PARTS_AT_ONCE: Final = 16
+"""Parts of a fetch that are looked at before the time is, with what all of them get some 0.6 ms."""
 PART_BYTES: Final = 1024
 """Added for each part of a request about offsets to the bytes looked at."""
 NOT_LOOKED_AT: Final = FetchResult(0, -1, -1, 0, ())
 EMPTY_BATCH = InvalidRecord("a produce request without record batches")
-
-
-class Reader(Protocol):
-    """Reads one partition's files: ``appliance.log.LogReader``."""
-
-    looked_bytes: int
-
-    def aborted(self, bases: tuple[int, ...], known: int, offset: int, stop: int) -> list[tuple[int, int]]: ...
-
-    def without_holes(self, bases: tuple[int, ...], end: int, offset: int, bytes_max: int) -> FileRange | None: ...
-
-    def by_time(self, bases: tuple[int, ...], end: int, timestamp: int, start: int) -> Found | None: ...
-
-    def max_timestamp(self, bases: tuple[int, ...], end: int, start: int) -> Found | None: ...
-
-    def first_record(self, bases: tuple[int, ...], end: int, batch: Found, timestamp: int, start: int) -> Found: ...
-
-    def at(self, bases: tuple[int, ...], end: int, offset: int) -> tuple[int, int]: ...
-
-    def has(self, found: FileRange) -> bool: ...
 
 
 class Readable(Protocol):
@@ -72,7 +54,7 @@ class Readable(Protocol):
     def table(self) -> SegmentTable: ...
 
     @property
-    def reader(self) -> Reader: ...
+    def reader(self) -> LogReader: ...
 
     @property
     def damaged(self) -> Sequence[tuple[int, int]]: ...
@@ -105,16 +87,23 @@ class FetchPlan:
     parts are None.
 
     ``results``: of every part.  ``size``: bytes of all together.  ``cold``: what has to be brought into memory before
-    these parts can be looked at again; until then they get nothing.
+    these parts can be looked at again; until then they get nothing.  ``left``: the parts that are still to be looked
+    at, since meanwhile the turn of the loop was over, as ``is_over`` says.  There is no reply before that.
     """
 
-    __slots__ = ("_failed", "_given", "_let_go", "_wanted", "cold", "partitions", "request", "results", "size")
+    __slots__ = (
+        *("_failed", "_given", "_is_over", "_let_go", "_wanted"),
+        *("cold", "left", "partitions", "request", "results", "size"),
+    )
 
-    def __init__(self, request: Fetch, partitions: Sequence[Readable | None]) -> None:
-        self.request, self.partitions = request, partitions
+    def __init__(
+        self, request: Fetch, partitions: Sequence[Readable | None], is_over: Callable[[], bool] = lambda: False
+    ) -> None:
+        self.request, self.partitions, self._is_over = request, partitions, is_over
         self.results = [NOT_LOOKED_AT] * len(partitions)
         self.size = 0
         self.cold: dict[int, FileRange] = {}
+        self.left: dict[int, None] = {}
         self._given: set[int] = set()
         self._failed: set[int] = set()
         self._let_go = False
@@ -123,18 +112,23 @@ class FetchPlan:
         self.look(range(len(partitions)))
 
     def look(self, parts: Iterable[int]) -> None:
-        """Look at parts, for the first time or again."""
+        """Look at parts, for the first time or again; at PARTS_AT_ONCE at least."""
         request, results = self.request, self.results
-        for index in parts:
-            if results[index] is not NOT_LOOKED_AT:
+        numbers = iter(parts)
+        for looked, index in enumerate(numbers):
+            if looked and not looked % PARTS_AT_ONCE and self._is_over():
+                self.left[index] = None
+                self.left.update(dict.fromkeys(numbers))
+                return
+            if results[index] is not NOT_LOOKED_AT or self.left:
                 self.forget(index)
             part = request.parts[index]
-            left = request.bytes_max - self.size if len(self._given) + len(self.cold) < PARTS_GIVEN_MAX else 0
+            bytes_left = request.bytes_max - self.size if len(self._given) + len(self.cold) < PARTS_GIVEN_MAX else 0
             partition, is_first = self.partitions[index], self.size == 0
             try:
-                result = _fetch_part(part, partition, left, is_first, request.committed)
+                result = _fetch_part(part, partition, bytes_left, is_first, request.committed)
             except NotInMemory as missing:
-                self.cold[index] = missing.wanted
+                self.cold[index] = missing.cold
                 result = _fetch_part(part, partition, 0, False, request.committed)
             results[index] = result
             if result.size:
@@ -148,11 +142,12 @@ class FetchPlan:
                     results[index] = _without_data(request.refused[index])
 
     def forget(self, index: int) -> None:
-        """Take back what a part gets, and that it has an error."""
+        """Take back what a part gets, that it has an error, and that it is to be looked at."""
         result = self.results[index]
         self.results[index] = NOT_LOOKED_AT
         self._failed.discard(index)
         self.cold.pop(index, None)
+        self.left.pop(index, None)
         if index in self._given:
             self._given.remove(index)
             self.size -= result.size
@@ -200,20 +195,21 @@ class FetchPlan:
         for index in self._given:
             self.results[index] = self.results[index]._replace(pieces=())
 
-    def find(self) -> list[FetchResult]:
-        """The results for the reply, with files."""
+    def take_back(self) -> None:
+        """Look again at the parts whose files it has let go of, as a reply needs them."""
         if self._let_go:
             self._let_go = False
             self.look(sorted(index for index in self._given if not self.results[index].pieces))
-        return self.results
 
 
 def _without_data(error: int) -> FetchResult:
     return FetchResult(error, -1, -1, 0, ())
 
 
-def _fetch_part(part: FetchPart, partition: Readable | None, left: int, first: bool, committed: bool) -> FetchResult:
-    """What a part gets of the bytes that are ``left``; the ``first`` one gets a batch, whatever is left.
+def _fetch_part(
+    part: FetchPart, partition: Readable | None, bytes_left: int, first: bool, committed: bool
+) -> FetchResult:
+    """What a part gets of the ``bytes_left``; the ``first`` one gets a batch, whatever is left.
 
     Raises:
         NotInMemory: what has to be read for that must be brought first.
@@ -229,38 +225,38 @@ def _fetch_part(part: FetchPart, partition: Readable | None, left: int, first: b
     if offset < start or (offset > end and offset > partition.table.log_end_offset):
         return FetchResult(OffsetOutOfRange.code, start, end, 0, (), stable)
     nothing = _new(FetchResult, (0, start, end, 0, (), stable, ()))
-    bytes_max = min(part.bytes_max, left)
+    bytes_max = min(part.bytes_max, bytes_left)
     if offset >= readable or (bytes_max <= 0 and not first):
         return nothing
     try:
         limit = sound_end(partition.damaged, offset, readable) if partition.damaged else readable
-        found = partition.reader.without_holes(bases, limit, offset, max(bytes_max, 1))
-        if found is None and limit < readable:  # only what compaction has emptied is before the damage
+        range_ = partition.reader.without_holes(bases, limit, offset, max(bytes_max, 1))
+        if range_ is None and limit < readable:  # only what compaction has emptied is before the damage
             raise StorageFault(f"the messages from offset {limit} on are damaged: see `appliance status`")
     except ApplianceError as error:
         _report(error, partition)
         return FetchResult(error.code, start, end, 0, (), stable)
-    if found is None or (found.count > left and not first):
+    if range_ is None or (range_.count > bytes_left and not first):
         return nothing
-    if partition.table.state == OFFLINE and not partition.reader.has(found):
+    if partition.table.state == OFFLINE and not partition.reader.has(range_):
         return FetchResult(StorageFault.code, start, end, 0, (), stable)
-    if committed and (known := partition.table.aborted):
-        return _without_aborted(nothing, partition, bases, known, found)
-    return _new(FetchResult, (0, start, end, found.count, (found,), stable, ()))
+    if committed and partition.reader.has_aborted(index_version := partition.table.aborted):
+        return _without_aborted(nothing, partition, bases, index_version, range_)
+    return _new(FetchResult, (0, start, end, range_.count, (range_,), stable, ()))
 
 
 def _without_aborted(
-    nothing: FetchResult, partition: Readable, bases: tuple[int, ...], known: int, found: FileRange
+    nothing: FetchResult, partition: Readable, bases: tuple[int, ...], index_version: int, range_: FileRange
 ) -> FetchResult:
     """A result with the aborted transactions that a range may have messages of."""
-    assert isinstance(found.file, File)
-    begin = offset_at(found.file.path, found.position)
+    assert isinstance(range_.file, File)
+    begin = offset_at(range_.file.path, range_.position)
     assert begin is not None
     try:
-        aborted = partition.reader.aborted(bases, known, begin, begin + found.count)
+        aborted = partition.reader.aborted(bases, index_version, begin, begin + range_.count)
     except ApplianceError as error:
         return nothing._replace(error=error.code)
-    return nothing._replace(size=found.count, pieces=(found,), aborted=aborted)
+    return nothing._replace(size=range_.count, pieces=(range_,), aborted=aborted)
 
 
 def _report(error: ApplianceError, partition: Readable) -> None:
@@ -300,7 +296,7 @@ class Lookup:
 
     def forget(self, partition: Readable) -> None:
         """Answer later parts of a deleted partition as unknown."""
-        self._partitions = [None if one is partition else one for one in self._partitions]
+        self._partitions = [None if other is partition else other for other in self._partitions]
 
     def look(self, bytes_max: int) -> int:
         """Answer parts until all are answered (:attr:`done`), ``bytes_max`` bytes have been read, or it is ``cold``.
@@ -318,7 +314,7 @@ class Lookup:
                 else:
                     self.results.append(offsets(part, partition, self.request.counted, self.request.committed))
             except NotInMemory as missing:
-                self.cold = missing.wanted
+                self.cold = missing.cold
             looked += PART_BYTES if partition is None else PART_BYTES + partition.reader.looked_bytes - before
             if looked >= bytes_max or self.cold is not None:
                 break
@@ -350,19 +346,19 @@ def _offsets(part: OffsetsPart, snapshot: TableSnapshot, partition: Readable, co
     reader = partition.reader
     if part.offset >= 0:
         offset = min(max(part.offset, start), end)
-        timestamp, records = reader.at(bases, end, offset)
+        timestamp, records = reader.time_and_count(bases, end, offset)
         return OffsetsResult(0, offset, timestamp, records)
     if part.timestamp == LATEST:
-        return OffsetsResult(0, end, -1, reader.at(bases, end, end)[1] if counted else -1)
+        return OffsetsResult(0, end, -1, reader.time_and_count(bases, end, end)[1] if counted else -1)
     if part.timestamp == EARLIEST:
-        return OffsetsResult(0, start, -1, reader.at(bases, end, start)[1] if counted else -1)
+        return OffsetsResult(0, start, -1, reader.time_and_count(bases, end, start)[1] if counted else -1)
     if part.timestamp == MAX_TIMESTAMP:
-        found = reader.max_timestamp(bases, end, start)
+        batch = reader.max_timestamp(bases, end, start)
     elif part.timestamp >= 0:
-        found = reader.by_time(bases, end, part.timestamp, start)
+        batch = reader.find_time(bases, end, part.timestamp, start)
     else:
         raise InvalidTimestamp(f"timestamp {part.timestamp}: must be ms >= 0, or -1 latest, -2 earliest, -3 largest")
-    if found is None:  # no record is that recent: Kafka answers without an offset
+    if batch is None:  # no record is that recent: Kafka answers without an offset
         return OffsetsResult(0, -1, -1, -1)
-    wanted = part.timestamp if part.timestamp >= 0 else found.timestamp
-    return OffsetsResult(0, *reader.first_record(bases, end, found, wanted, start))
+    batch_timestamp = part.timestamp if part.timestamp >= 0 else batch.timestamp
+    return OffsetsResult(0, *reader.first_record(bases, end, batch, batch_timestamp, start))

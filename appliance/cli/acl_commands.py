@@ -16,10 +16,14 @@ app = typer.Typer(
     no_args_is_help=True,
     help="""Add, list and delete access rules, which hold while security.authorizer is "acl".
 
-    Who has no rule may do nothing, except super users (security.super_users).  A denial wins over any permission.""",
+    Who has no rule may do nothing, except super users (security.super_users).  A denial wins over any permission.
+
+    A rule for Role:NAME is one of a role, for all users who have it: see [b]appliance roles[/b].""",
 )
 
 COLUMNS = ["principal", "host", "permission", "operation", "resource", "name", "pattern"]
+EFFECTIVE_COLUMNS = [*COLUMNS, "role"]
+"""With the role through which a user has the rule."""
 
 Principal = Annotated[str | None, typer.Option("--principal", metavar="User:NAME", help="Whose; User:* is everybody.")]
 Topics = Annotated[
@@ -64,6 +68,8 @@ def add(
 
         appliance acl add --principal User:bob --operation All --topic payroll --deny --host 10.0.0.7
 
+        appliance acl add --principal Role:shippers --operation Write --topic web- --prefixed
+
     Read, Write, Delete and Alter include Describe.
     """
     named = _resources(topics, groups, transactions, of_cluster)
@@ -74,7 +80,7 @@ def add(
         for text in operations:
             operation = parse(Operation, text)
             if operation not in (Operation.ALL, *OPERATIONS[resource]):
-                fitting = ", ".join(word(one) for one in sorted(OPERATIONS[resource]))
+                fitting = ", ".join(word(operation) for operation in sorted(OPERATIONS[resource]))
                 raise typer.BadParameter(
                     f"--operation {text}: a {word(resource).lower()} has {fitting}; give other resources by themselves"
                 )
@@ -99,16 +105,20 @@ def list_(
 ) -> None:
     """Show access rules: all, those of a principal, or those that are about a topic or group (by prefix and '*', too).
 
+    What a user has through a role is shown with the name of the role; rules for User:* are for everybody besides.
+
     [b]Examples[/b]
 
         appliance acl list --data /tmp/box
+
+        appliance acl list --principal User:alice --data /tmp/box
 
         appliance acl list --topic web-frontend --json
     """
     filters = _filters(_resources(topics, groups, transactions, of_cluster), principal, pattern="Match")
     with cluster(data, connect) as asked:
-        rows = [row for one in filters for row in asked.admin("acls", one)]
-    _print(rows, as_json)
+        rows = [row for filter_ in filters for row in asked.admin("acls", filter_)]
+    output.print_rows(rows, EFFECTIVE_COLUMNS, as_json=as_json)
 
 
 @app.command()
@@ -139,16 +149,16 @@ def delete(
     if not (named or principal or operations or host):
         raise typer.BadParameter("say which: by --principal, --operation, --topic, --group, --cluster or --host")
     filters = [
-        one | ({"operation": operation} if operation else {}) | ({"host": host} if host else {})
-        for one in _filters(named, principal, pattern="Prefixed" if prefixed else "Literal" if named else "Any")
+        filter_ | ({"operation": operation} if operation else {}) | ({"host": host} if host else {})
+        for filter_ in _filters(named, principal, pattern="Prefixed" if prefixed else "Literal" if named else "Any")
         for operation in operations or [""]
     ]
     with cluster(data, connect) as asked:
-        rows = [row for one in filters for row in asked.admin("delete_acls", one | {"dry_run": True})]
+        rows = [row for filter_ in filters for row in asked.admin("delete_acls", filter_ | {"dry_run": True})]
         if rows and not dry_run:
             shown = [" ".join(str(row[column]) for column in COLUMNS) for row in rows]
             confirm(shown, f"Delete {how_many(len(rows), 'rule')}?", yes=yes)
-            rows = [row for one in filters for row in asked.admin("delete_acls", one)]
+            rows = [row for filter_ in filters for row in asked.admin("delete_acls", filter_)]
     _print(rows, as_json)
 
 

@@ -43,8 +43,8 @@ Peers = Annotated[
     typer.Option(
         "--peer",
         metavar="NAME",
-        help="Measure this broker, too, if it is installed: kafka, klite, rabbitmq, rabbitmq-stream, activemq, nats, "
-        "redis, or all; repeatable.",
+        help="Measure this broker, too, if it is installed: kafka, kafka-4.1, klite, rabbitmq, rabbitmq-stream, "
+        "activemq, nats, redis, or all but the older Kafka; repeatable.",
     ),
 ]
 Client = Annotated[str, typer.Option("--client", help="The client of the Kafka protocol: c or python.")]
@@ -101,14 +101,14 @@ def bench(
 
     _among("question", questions or [], runner.QUESTIONS)
     options = _options(directory, peers or [], client, rounds, only, settings or [], smoke=smoke, large=large)
-    wanted = questions or runner.QUESTIONS
+    chosen = questions or runner.QUESTIONS
     for place in filter(None, (options.directory, results)):
         refuse_others_directory(place)
-    output.remark(_estimate(wanted, options, results))
-    found: list[Result] = []
+    output.remark(_estimate(chosen, options, results))
+    measured: list[Result] = []
 
     def done(result: Result) -> None:
-        found.append(result)
+        measured.append(result)
         if results is not None:
             _keep(result, results)
         if not as_json:
@@ -116,13 +116,13 @@ def bench(
 
     try:
         with ending.in_order():
-            runner.run(wanted, options, output.remark, done)
+            runner.run(chosen, options, output.remark, done)
     except Wrong as wrong:
         raise Unavailable(f"no result: {wrong}") from None
     if as_json:
         import msgspec
 
-        output.print_json(msgspec.to_builtins(found))
+        output.print_json(msgspec.to_builtins(measured))
 
 
 def _options(
@@ -136,12 +136,13 @@ def _options(
     smoke: bool,
     large: bool,
 ) -> Options:
-    from ..bench import brokers, queue_peers, runner
+    from ..bench import brokers, queue_peers
     from ..bench.harness import Options
     from ..bench.kafka_clients import CLIENTS
 
-    everyone = (runner.KAFKA_PEER, brokers.KLITE, *queue_peers.QUEUE_PEERS)
-    _among("peer", peers, (*everyone, "all"))
+    kafka, *before = brokers.KAFKA_PEERS
+    everyone = (kafka, brokers.KLITE, *queue_peers.QUEUE_PEERS)
+    _among("peer", peers, (*everyone, *before, "all"))
     _among("client", [client], tuple(CLIENTS))
     for setting in settings:
         if "=" not in setting:
@@ -153,7 +154,7 @@ def _options(
         large=large,
         only=only,
         client=client,
-        peers=frozenset(everyone if "all" in peers else peers),
+        peers=frozenset(peers) | (frozenset(everyone) if "all" in peers else frozenset()),
         settings=dict(setting.split("=", 1) for setting in settings),
     )
 
@@ -166,10 +167,10 @@ def _estimate(questions: Sequence[str], options: Options, results: Path | None) 
     return f"takes about {max(round(minutes), 1)} minutes; Ctrl-C ends it and keeps what was measured"
 
 
-def _among(what: str, given: list[str], known: tuple[str, ...]) -> None:
-    for name in given:
-        if name not in known:
-            raise typer.BadParameter(f"no {what} {name!r}; there are {', '.join(known)}")
+def _among(what: str, names: list[str], allowed: tuple[str, ...]) -> None:
+    for name in names:
+        if name not in allowed:
+            raise typer.BadParameter(f"no {what} {name!r}; there are {', '.join(allowed)}")
 
 
 def _keep(result: Result, directory: Path) -> None:

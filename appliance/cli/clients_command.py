@@ -36,17 +36,17 @@ def clients(
 
         appliance clients rsyslog -n 5 --json --data /var/lib/appliance
     """
-    found = _ask(data, connect)
-    rows = [row for row in found["clients"] if any(text in row[name] for name in SEARCHED)]
+    answer = _ask(data, connect)
+    rows = [row for row in answer["clients"] if any(text in row[name] for name in SEARCHED)]
     if as_json:
-        output.print_json({"clients": rows[:first], "others": found["others"]})
+        output.print_json({"clients": rows[:first], "others": answer["others"]})
         return
     shown = [{**row, "since": output.moment(row["since"])} for row in rows[:first]]
     output.print_rows(shown, [*COLUMNS, *NUMBERS])
     if len(rows) > first:
         output.remark(f"{len(rows) - first} more: -n {len(rows)} shows them")
-    if found["others"]:
-        output.remark(f"{found['others']} connections of others that move less are not in the list")
+    if answer["others"]:
+        output.remark(f"{answer['others']} connections of others that move less are not in the list")
 
 
 def _ask(data: Path | None, connect: str | None) -> dict[str, Any]:
@@ -58,8 +58,8 @@ def _ask(data: Path | None, connect: str | None) -> dict[str, Any]:
         with acting_as_owner(directory):
             return read_clients(directory)
     with cluster(data, connect) as asked:
-        found: dict[str, Any] = asked.admin("clients", {})
-    return found
+        answer: dict[str, Any] = asked.admin("clients", {})
+    return answer
 
 
 def register(app: typer.Typer) -> None:

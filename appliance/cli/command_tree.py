@@ -30,6 +30,7 @@ MODULES: Final = {
     "offsets_command": ("offsets",),
     "inputs_commands": ("ship", "inputs"),
     "users_commands": ("users",),
+    "roles_commands": ("roles",),
     "pipeline_commands": ("pipeline",),
     "diagnosis.doctor_command": ("doctor",),
     "diagnosis.top_command": ("top",),
@@ -38,6 +39,7 @@ MODULES: Final = {
     "diagnosis.check_command": ("check",),
     "log_commands": ("log",),
     "acl_commands": ("acl",),
+    "quotas_commands": ("quotas",),
     "config_commands": ("config",),
     "backup_command": ("backup",),
     "demo.command": ("demo",),
@@ -81,8 +83,8 @@ def tree(command: str = "") -> typer.Typer:
     return app
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(show: bool) -> None:
+    if show:
         output.say(f"appliance {__version__}")
         raise typer.Exit
 

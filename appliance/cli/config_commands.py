@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
-from ..config import KEYS, Config, load
+from ..config import KEYS, PATTERN_KEYS, Config, load
 from ..config_keys import Key
 from ..errors import ConfigFault
 from ..input_settings import TABLE, TYPE_KEYS, kind_of, values_of
 from ..owners import acting_as_owner
+from ..topic_patterns import flat_patterns, split_name
 from . import output
 from .asking import DryRun
 from .config_file import differences, replace_config, with_key
-from .health_commands import ask_to_reload
+from .health_commands import ask_to_reload, check_read
 from .service_commands import ConfigFile, Overrides
 from .target import Data, Json
 
@@ -26,6 +27,10 @@ TEXT_COLUMN = 44
 
 def _complete_name(incomplete: str) -> list[str]:
     return [name for name in KEYS if name.startswith(incomplete)]
+
+
+TAKEN: Final = {None: "nobody was asked", True: "yes", False: "at the next restart"}
+"""Whether a running appliance has a new value."""
 
 
 @app.command()
@@ -40,7 +45,8 @@ def show(config: ConfigFile = None, settings: Overrides = None, as_json: Json = 
     """
     chosen = load(config, settings or [])
     if as_json:
-        output.print_json([*(_row(key, chosen) for key in KEYS.values()), *_input_rows(chosen)])
+        rows = (_row(key, chosen) for key in KEYS.values())
+        output.print_json([*rows, *_pattern_rows(chosen), *_input_rows(chosen)])
     else:
         for line in lines(chosen):
             output.say(line)
@@ -57,7 +63,7 @@ def check(config: ConfigFile = None, settings: Overrides = None, as_json: Json =
         appliance config check --config appliance.toml && systemctl reload appliance
     """
     chosen = load(config, settings or [])
-    if any(one.tls for one in chosen.listeners):
+    if any(listener.tls for listener in chosen.listeners):
         from ..processes.tls_files import TlsFiles
 
         TlsFiles(chosen.tls)
@@ -86,8 +92,8 @@ def set_(
 ) -> None:
     """Set one key in a configuration file, check all of it, and with --data let the running appliance take it.
 
-    Nothing is written when the value is wrong. Comments, and everything else in the file, stay. What a running
-    appliance cannot take is named, and waits for its restart.
+    Nothing is written when the value is wrong. Comments, and everything else in the file, stay. The last column says
+    whether the running appliance has taken it, or takes it at its next restart.
 
     [b]Examples[/b]
 
@@ -98,21 +104,30 @@ def set_(
     with acting_as_owner(config.absolute().parent):
         text = config.read_text() if config.exists() else ""
         before = load(config if config.exists() else None)
-        wanted = load(config if config.exists() else None, [f"{key}={value}"])
-        known = wanted.flat()
-        new = with_key(text, key, toml_value(known[key]))
-        changed = differences(before, wanted)
+        after = load(config if config.exists() else None, [f"{key}={value}"])
+        keys_after = after.flat()
+        new = with_key(text, key, toml_value(keys_after[key]))
+        changed = differences(before, after)
         if not dry_run and changed:
-            _write_set(config, new, wanted)
-    rows = [{"key": name, "before": was, "now": now} for name, (was, now) in changed.items()]
-    output.print_rows(rows, ["key", "before", "now"], as_json=as_json)
+            _write_set(config, new, after)
+    taken: dict[str, bool] = {}
+    try:
+        if data is not None and changed and not dry_run:
+            reloaded = ask_to_reload(data, quiet=True)
+            check_read(config, changed, reloaded)
+            waiting = {name for name, *_ in reloaded["needs_restart"]}
+            taken = {name: name not in waiting for name in changed}
+    finally:  # also when it was not taken, the file has it
+        rows = [
+            {"key": name, "before": was, "now": now} | {"taken": taken.get(name) if as_json else TAKEN[taken.get(name)]}
+            for name, (was, now) in changed.items()
+        ]
+        output.print_rows(rows, ["key", "before", "now", "taken"], as_json=as_json)
     if not changed and not as_json:
         output.remark(f"{key} has this value already")
-    if data is not None and changed and not dry_run:
-        ask_to_reload(data, quiet=as_json)
 
 
-def _write_set(config: Path, text: str, wanted: Config) -> None:
+def _write_set(config: Path, text: str, after: Config) -> None:
     """Write the text if it means what is wanted.
 
     Raises:
@@ -120,7 +135,7 @@ def _write_set(config: Path, text: str, wanted: Config) -> None:
     """
 
     def check(path: Path) -> None:
-        if differences(load(path), wanted):
+        if differences(load(path), after):
             raise ConfigFault(f"{config} cannot be changed without changing more: edit it by hand")
 
     replace_config(config, text, check)
@@ -128,7 +143,7 @@ def _write_set(config: Path, text: str, wanted: Config) -> None:
 
 def lines(chosen: Config) -> Iterator[str]:
     """A configuration as the lines of a TOML file that explains every key."""
-    for text in (*_lines(chosen), *_input_lines(chosen)):
+    for text in (*_lines(chosen), *_pattern_lines(chosen), *_input_lines(chosen)):
         yield from text.split("\n")
 
 
@@ -169,6 +184,22 @@ def _line(key: Key, name: str, value: object) -> str:
     return f"{name} = {toml_value(value)}".ljust(TEXT_COLUMN) + f"  # {unit}{key.about}{choices}{bounds}{default}"
 
 
+def _pattern_lines(chosen: Config) -> Iterator[str]:
+    """The tables of the patterns; without any, how one looks, as a comment."""
+    for pattern, values in chosen.topic_patterns.items():
+        yield f'\n[topics."{pattern}"]'
+        yield from (_line(PATTERN_KEYS[name], name, value) for name, value in values.items())
+    if not chosen.topic_patterns:
+        yield '\n# [topics."web-*"]'
+        yield '# retention.ms = "30d"'.ljust(TEXT_COLUMN) + "  # settings, and partitions, of topics that match it"
+
+
+def _pattern_rows(chosen: Config) -> Iterator[dict[str, object]]:
+    for name, value in flat_patterns(chosen.topic_patterns).items():
+        if split := split_name(name):
+            yield _described(PATTERN_KEYS[split[1]], name, value)
+
+
 def _input_lines(chosen: Config) -> Iterator[str]:
     """The tables of the inputs; then, as comments, each type that none of them has, with its defaults."""
     for name, settings in chosen.inputs.items():
@@ -176,7 +207,7 @@ def _input_lines(chosen: Config) -> Iterator[str]:
         yield f"\n[{TABLE}.{name}]"
         yield f"type = {toml_value(kind)}"
         yield from (_line(TYPE_KEYS[str(kind)][key], key, value) for key, value in values)
-    for kind in TYPE_KEYS.keys() - {kind_of(one) for one in chosen.inputs.values()}:
+    for kind in TYPE_KEYS.keys() - {kind_of(input_settings) for input_settings in chosen.inputs.values()}:
         yield f"\n# [{TABLE}.NAME]"
         yield f"# type = {toml_value(kind)}"
         yield from (f"# {_line(key, key.name, key.default)}" for key in TYPE_KEYS[kind].values())

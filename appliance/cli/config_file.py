@@ -7,9 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..config import KEYS, Config, load
-from ..config_keys import Value, lines_of
+from ..config_keys import Value, line_of_table, lines_of
 from ..durable_files import replace_file
 from ..errors import ConfigFault
+from ..topic_patterns import split_name
 
 _VALUE = r"""(?:"(?:[^"\\]|\\.)*"|'[^']*'|\[[^\[\]\n]*\]|[^\s#"'\[][^#\n]*?)"""
 
@@ -49,22 +50,26 @@ def with_key(text: str, name: str, value: str) -> str:
         lines[number - 1] = f"{match[1]}{value}{match[2]}"
         return "\n".join(lines)
     table, inner = _table_of(name)
-    headers = [at for at, line in enumerate(lines) if re.fullmatch(rf"\s*\[{re.escape(table)}\]\s*(#.*)?", line)]
-    if headers:
-        lines.insert(headers[0] + 1, f"{inner} = {value}")
+    at = line_of_table(text, table)
+    if at is not None:
+        lines.insert(at, f"{inner} = {value}")
         return "\n".join(lines)
     begun = f"{text.rstrip()}\n\n" if text.strip() else ""
     return f"{begun}[{table}]\n{inner} = {value}\n"
 
 
 def _table_of(name: str) -> tuple[str, str]:
-    """The table of a key, and its name in there: inputs have a table each."""
+    """The table of a key, and its name in there: inputs and patterns of topics have a table each."""
+    if pattern := split_name(name):
+        return name.removesuffix(f".{pattern[1]}"), pattern[1]
     table = KEYS[name].table if name in KEYS else name.rpartition(".")[0]
     return table, name.removeprefix(f"{table}.")
 
 
 def differences(before: Config, after: Config) -> dict[str, tuple[Value, Value]]:
-    """What differs, by the name of the key: before, after; "" stands for a key of an input that is not there."""
+    """What differs, by the name of the key: before, after; "" stands for a key of an input or a pattern that is not
+    there.
+    """
     old, new = before.flat(), after.flat()
     return {
         name: (old.get(name, ""), new.get(name, ""))

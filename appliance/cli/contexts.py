@@ -101,8 +101,8 @@ def variables() -> dict[str, str]:
     Raises:
         BadValue: the file is damaged, or APPLIANCE_CONTEXT names none.
     """
-    known = load()
-    if not known.in_use:
+    saved = load()
+    if not saved.in_use:
         return {}
-    chosen = known.find(known.in_use)
+    chosen = saved.find(saved.in_use)
     return {"APPLIANCE_DATA": chosen.data} if chosen.data else {"APPLIANCE_CONNECT": chosen.connect}

@@ -29,10 +29,10 @@ def list_(as_json: Json = False) -> None:
 
         appliance contexts list --json
     """
-    known = contexts.load()
+    saved = contexts.load()
     rows = [
-        {"name": name, "data": one.data, "connect": one.connect, "in_use": name == known.in_use}
-        for name, one in sorted(known.contexts.items())
+        {"name": name, "data": context.data, "connect": context.connect, "in_use": name == saved.in_use}
+        for name, context in sorted(saved.contexts.items())
     ]
     output.print_rows(rows, ["name", "data", "connect", "in_use"], as_json=as_json)
 
@@ -60,11 +60,11 @@ def add(
             parse_listeners("native", connect)
         except ValueError as error:
             raise typer.BadParameter(f"--connect {connect}: {error}") from None
-    known = contexts.load()
-    known.contexts[name] = Context(str(data.absolute()) if data else "", connect or "")
+    saved = contexts.load()
+    saved.contexts[name] = Context(str(data.absolute()) if data else "", connect or "")
     if use:
-        known.current = name
-    contexts.store(known)
+        saved.current = name
+    contexts.store(saved)
     _say(name, as_json)
 
 
@@ -78,10 +78,10 @@ def use(name: Name, as_json: Json = False) -> None:
 
         appliance contexts use far
     """
-    known = contexts.load()
-    known.find(name)
-    known.current = name
-    contexts.store(known)
+    saved = contexts.load()
+    saved.find(name)
+    saved.current = name
+    contexts.store(saved)
     _say(name, as_json)
 
 
@@ -93,21 +93,21 @@ def remove(name: Name, as_json: Json = False) -> None:
 
         appliance contexts remove far
     """
-    known = contexts.load()
-    known.find(name)
-    del known.contexts[name]
-    if known.current == name:
-        known.current = ""
-    contexts.store(known)
+    saved = contexts.load()
+    saved.find(name)
+    del saved.contexts[name]
+    if saved.current == name:
+        saved.current = ""
+    contexts.store(saved)
     _say(name, as_json)
 
 
 def _say(name: str, as_json: bool) -> None:
-    known = contexts.load()
+    saved = contexts.load()
     if as_json:
-        output.print_json({"name": name, "in_use": known.current})
+        output.print_json({"name": name, "in_use": saved.current})
     else:
-        output.say(f"in use: {known.current or 'none'}")
+        output.say(f"in use: {saved.current or 'none'}")
 
 
 def register(root: typer.Typer) -> None:

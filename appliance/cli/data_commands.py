@@ -43,7 +43,7 @@ from .messages.line_input import (
 from .messages.message_text import MessageWriter
 from .offset_spec import OffsetSpec, parse_offset_spec, resolve
 from .target import Connect, Data, Json, address, cluster
-from .waiting import Watch
+from .waiting import TroubleWatch
 
 if TYPE_CHECKING:
     from ..client import Producer
@@ -236,12 +236,12 @@ class _Sending:
         self._partition = partition
         self._parse = parse
         self._long = long
-        self._watch = Watch(listener, producer.troubles, lambda: f"{self.left:,} lines on their way")
+        self._watch = TroubleWatch(listener, producer.troubles, lambda: f"{self.undelivered:,} lines on their way")
         self.count = 0
         self.size = 0
 
     @property
-    def left(self) -> int:
+    def undelivered(self) -> int:
         return self.count - self._producer.delivered
 
     def __enter__(self) -> _Sending:
@@ -257,10 +257,10 @@ class _Sending:
             self._producer.close(None if kind is None else CLOSE_S)
         finally:
             self._watch.__exit__()
-            text = f"{self.left:,} of {self.count:,} lines were not delivered"
-            if self.left and cause is None:
+            text = f"{self.undelivered:,} of {self.count:,} lines were not delivered"
+            if self.undelivered and cause is None:
                 output.remark(f"appliance: {text}")
-        if cause is not None and self.left and (error is None or isinstance(error, Unavailable)):
+        if cause is not None and self.undelivered and (error is None or isinstance(error, Unavailable)):
             raise type(cause)(f"{text}: {cause}") from None
 
     def send(self, lines: list[bytes]) -> None:
@@ -388,16 +388,16 @@ def consume(
     writer = MessageWriter(as_json=as_json, key_separator=key_separator, raw=raw)
     listener = address(data, connect)
     if group is None:
-        _read(listener, topic, partitions, spec, Limits(count_max, timeout), writer)
+        _read(listener, topic, partitions, spec, ConsumeLimits(count_max, timeout), writer)
     elif spec.offset is not None:
         raise typer.BadParameter("--from: a group begins at a time, not at an offset; see groups reset")
     elif partitions:
         raise typer.BadParameter("--partition: a group divides the partitions itself; leave out --group or --partition")
     else:
-        _read_as_group(listener, topic, group, spec, Limits(count_max, timeout), writer)
+        _read_as_group(listener, topic, group, spec, ConsumeLimits(count_max, timeout), writer)
 
 
-class Limits(NamedTuple):
+class ConsumeLimits(NamedTuple):
     """When to end: after this many messages, or this many seconds without one."""
 
     count_max: int | None
@@ -405,7 +405,7 @@ class Limits(NamedTuple):
 
 
 def _read(
-    listener: str, topic: str, chosen: list[int] | None, spec: OffsetSpec, limits: Limits, writer: MessageWriter
+    listener: str, topic: str, chosen: list[int] | None, spec: OffsetSpec, limits: ConsumeLimits, writer: MessageWriter
 ) -> None:
     from ..client import Consumer
 
@@ -413,24 +413,26 @@ def _read(
         asked.refresh([topic])
         parts = [(topic, partition) for partition in chosen or range(len(asked.topic(topic).leaders))]
         offsets = None if spec.offset is None else resolve(asked, spec, parts)
-    left = limits.count_max
+    messages_left = limits.count_max
     with ending.in_order(), Consumer(listener, client_name="appliance-consume", on_out_of_range="raise") as consumer:
         if offsets is None:
             consumer.assign(parts, at=spec.timestamp)
         else:
             consumer.assign(offsets)
-        with Watch(listener, consumer.troubles) as watch:
-            while left is None or left > 0:
-                messages = consumer.poll(limits.timeout, BATCH_MAX if left is None else min(left, BATCH_MAX))
+        with TroubleWatch(listener, consumer.troubles) as watch:
+            while messages_left is None or messages_left > 0:
+                messages = consumer.poll(
+                    limits.timeout, BATCH_MAX if messages_left is None else min(messages_left, BATCH_MAX)
+                )
                 if not messages:
                     _end(watch)
                     return
                 writer.write(messages)
-                left = None if left is None else left - len(messages)
+                messages_left = None if messages_left is None else messages_left - len(messages)
 
 
 def _read_as_group(
-    listener: str, topic: str, group: str, spec: OffsetSpec, limits: Limits, writer: MessageWriter
+    listener: str, topic: str, group: str, spec: OffsetSpec, limits: ConsumeLimits, writer: MessageWriter
 ) -> None:
     """Prints and flushes each message before it requests the next one, so only printed messages are committed."""
     from ..client import GroupConsumer
@@ -439,26 +441,26 @@ def _read_as_group(
         asked.refresh([topic])
         asked.topic(topic)  # a group would wait for a topic that does not exist
     start = {EARLIEST: "earliest", LATEST: "latest"}.get(spec.timestamp, spec.timestamp)
-    left = limits.count_max
+    messages_left = limits.count_max
     with (
         ending.in_order(),
         GroupConsumer(listener, group, start=start, client_name="appliance-consume") as consumer,
-        Watch(listener, consumer.troubles) as watch,
+        TroubleWatch(listener, consumer.troubles) as watch,
     ):
         (stream,) = consumer.create_message_streams({topic: 1})[topic]
         joining_until = time.monotonic() + JOIN_S_MAX
         while True:
             for message in stream.messages(limits.timeout):
                 writer.write([message])
-                left = None if left is None else left - 1
-                if left == 0:
+                messages_left = None if messages_left is None else messages_left - 1
+                if messages_left == 0:
                     return
             if consumer.owned or time.monotonic() > joining_until:
                 _end(watch)
                 return
 
 
-def _end(watch: Watch) -> None:
+def _end(watch: TroubleWatch) -> None:
     """Ends after --timeout without a message.  Raises the error if a partition could not be read."""
     error = watch.error()
     if error is not None:

@@ -63,8 +63,8 @@ def named_in(words: Sequence[str]) -> At:
             return option, value if equals else following
     if os.environ.get("APPLIANCE_CONTEXT"):
         return ()
-    known = ((option, os.environ.get(variable, "")) for option, variable in options.items())
-    return next((one for one in known if one[1]), ())
+    exported = ((option, os.environ.get(variable, "")) for option, variable in options.items())
+    return next((pair for pair in exported if pair[1]), ())
 
 
 def remedy(error: ApplianceError, at: At | None) -> str:

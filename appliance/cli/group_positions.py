@@ -79,11 +79,11 @@ def read(path: Path) -> dict[str, list[Position]]:
     if len(content) > FILE_BYTES_MAX:
         raise InvalidRequest(f"{path}: larger than {FILE_BYTES_MAX} bytes")
     try:
-        found = msgspec.json.decode(content, type=_File)
+        contents = msgspec.json.decode(content, type=_File)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"{path}: not what `appliance groups export` prints: {error}") from None
-    groups = {one.group: one.offsets for one in found.groups}
-    if len(groups) < len(found.groups):
+    groups = {group.group: group.offsets for group in contents.groups}
+    if len(groups) < len(contents.groups):
         raise InvalidRequest(f"{path}: a group is in it twice")
     for group, rows in groups.items():
         if len({(row.topic, row.partition) for row in rows}) < len(rows):
@@ -91,15 +91,15 @@ def read(path: Path) -> dict[str, list[Position]]:
     return groups
 
 
-def check_topics(wanted: Mapping[str, Sequence[Position]], topic_id: Callable[[str], str]) -> None:
+def check_topics(positions: Mapping[str, Sequence[Position]], topic_id: Callable[[str], str]) -> None:
     """Check that the topics are those that the offsets were committed in.
 
     Raises:
         UnknownPartition: there is no topic of that name.
         InvalidRequest: there is another one.
     """
-    for topic, known in {row.topic: row.id for rows in wanted.values() for row in rows}.items():
-        if topic_id(topic) != known:
+    for topic, id_then in {row.topic: row.id for rows in positions.values() for row in rows}.items():
+        if topic_id(topic) != id_then:
             raise InvalidRequest(
                 f"topic {topic!r} is another one now, in which these offsets mean nothing; "
                 f"`appliance groups reset GROUP --topic {topic} --to TIME` moves a group by time"

@@ -5,22 +5,32 @@ from __future__ import annotations
 import difflib
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from ..errors import InvalidRequest, UnknownGroup
+from ..groups.group_settings import GROUP_KEYS
 from ..wire.requests import EARLIEST, LATEST
 from . import group_positions, output
 from .asking import DryRun, Yes, confirm, how_many
 from .live_names import complete_groups, complete_members, complete_topics
 from .offset_spec import parse_offset_spec, resolve
-from .target import Connect, Data, Json, cluster
+from .target import Connect, Data, Json, cluster, parse_settings
 
 if TYPE_CHECKING:
     from ..client.cluster_client import Cluster
 
 app = typer.Typer(no_args_is_help=True, help="Look at groups of consumers, move their offsets, delete them.")
+
+CONFIGURED: Final = "configured"
+"""The state of a group that has nothing but settings of its own."""
+SETTINGS_TITLE: Final = "Settings of members of the consumer protocol"
+
+
+def complete_setting(incomplete: str) -> list[str]:
+    return [name for name in GROUP_KEYS if name.startswith(incomplete)]
+
 
 Group = Annotated[str, typer.Argument(metavar="GROUP", autocompletion=complete_groups, help="Name of the group.")]
 
@@ -58,46 +68,99 @@ def describe(
         appliance groups describe reports --member reports_web1-1763800000000-1a2b3c4d
     """
     with cluster(data, connect) as asked:
-        found = asked.admin("group", {"group": group})
+        description = asked.admin("group", {"group": group})
     if member is not None:
-        found = _only(found, member)
+        description = _only(description, member)
     if as_json:
-        output.print_json(found)
+        output.print_json(description)
         return
-    output.say(f"{group}: {_standing(found)}")
+    output.say(f"{group}: {_standing(description)}")
     members = [
         {**member, "partitions": [f"{topic}-{number}" for topic, number in member["partitions"]]}
-        for member in found["members"]
+        for member in description["members"]
     ]
     if members:
         output.print_rows(members, ["id", "client", "host", "partitions"], title="Members")
     output.print_rows(
-        found["partitions"],
+        description["partitions"],
         ["topic", "partition", "offset", "end", "lag_messages", "lag_bytes", "lag_seconds", "lost_bytes", "owner"],
         title="Partitions",
     )
+    output.print_settings(description, title=SETTINGS_TITLE)
 
 
-def _only(found: dict[str, Any], member: str) -> dict[str, Any]:
+@app.command()
+def alter(
+    group: Group,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--setting", metavar="KEY=VALUE", autocompletion=complete_setting, help="A setting; repeatable."),
+    ] = None,
+    unset: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--unset",
+            metavar="KEY",
+            autocompletion=complete_setting,
+            help="Give a setting back to the appliance's value; repeatable.",
+        ),
+    ] = None,
+    data: Data = None,
+    connect: Connect = None,
+    as_json: Json = False,
+) -> None:
+    """Change settings of a group, there or not: session and heartbeat of its members of the consumer protocol.
+
+    Members have them from their next heartbeat on. The keys are consumer.session.timeout.ms and
+    consumer.heartbeat.interval.ms, as in Kafka. They stay when the group is deleted.
+
+    [b]Examples[/b]
+
+        appliance groups alter reports --setting consumer.session.timeout.ms=2m --data /tmp/box
+
+        appliance groups alter reports --unset consumer.session.timeout.ms
+    """
+    changes: dict[str, str | None] = {**parse_settings(settings), **dict.fromkeys(unset or [])}
+    if not changes:
+        raise typer.BadParameter("nothing to change: give --setting KEY=VALUE or --unset KEY")
+    with cluster(data, connect) as asked:
+        altered = asked.admin("alter_group", {"group": group, "settings": changes})
+    if as_json:
+        output.print_json(altered)
+    else:
+        output.print_settings(altered, title=SETTINGS_TITLE)
+
+
+def _only(description: dict[str, Any], member: str) -> dict[str, Any]:
     """What belongs to one member.
 
     Raises:
         UnknownGroup: the group has no such member.
     """
-    ids = [row["id"] for row in found["members"]]
+    ids = [row["id"] for row in description["members"]]
     if member not in ids:
         near = difflib.get_close_matches(member, ids, 1)
-        hint = f": did you mean {near[0]!r}?" if near else f": `appliance groups describe {found['group']}` shows them"
-        raise UnknownGroup(f"group {found['group']!r} has no member {member!r}{hint}")
-    members = [row for row in found["members"] if row["id"] == member]
-    return {**found, "members": members, "partitions": [row for row in found["partitions"] if row["owner"] == member]}
+        hint = (
+            f": did you mean {near[0]!r}?"
+            if near
+            else f": `appliance groups describe {description['group']}` shows them"
+        )
+        raise UnknownGroup(f"group {description['group']!r} has no member {member!r}{hint}")
+    members = [row for row in description["members"] if row["id"] == member]
+    return {
+        **description,
+        "members": members,
+        "partitions": [row for row in description["partitions"] if row["owner"] == member],
+    }
 
 
-def _standing(found: dict[str, Any]) -> str:
-    count = len(found["members"])
+def _standing(description: dict[str, Any]) -> str:
+    count = len(description["members"])
+    if description["state"] == CONFIGURED:
+        return "there is no such group yet, but settings for it"
     if not count:
-        return f"{found['state']}, no members"
-    return f"{found['state']}, {found['protocol']} protocol, {count} member{'s' if count != 1 else ''}"
+        return f"{description['state']}, no members"
+    return f"{description['state']}, {description['protocol']} protocol, {count} member{'s' if count != 1 else ''}"
 
 
 @app.command()
@@ -126,14 +189,14 @@ def reset(
     """
     spec = parse_offset_spec(to, datetime.now().astimezone())
     with cluster(data, connect) as asked:
-        known = _resting(asked, group)
+        exists = _resting(asked, group)
         asked.refresh([topic])
         chosen = partitions or list(range(len(asked.topic(topic).leaders)))
         offsets = resolve(asked, spec, [(topic, number) for number in chosen])
-        if not known and not new:
+        if not exists and not new:
             raise UnknownGroup(f"there is no group {group!r}: `appliance groups list` shows them; --new creates it")
         offsets = _inside(asked, offsets)
-        before = _committed(asked, group) if known else {}
+        before = _committed(asked, group) if exists else {}
         rows = [
             {"topic": part[0], "partition": part[1], "offset": offset, "before": before.get(part)}
             for part, offset in offsets.items()
@@ -241,18 +304,18 @@ def import_(
 
         appliance groups import positions.json --group reports --yes --data /var/lib/appliance
     """
-    wanted = group_positions.read(file)
+    positions = group_positions.read(file)
     if only:
-        wanted = {name: wanted[name] for name in only if name in wanted}
-        if missing := [name for name in only if name not in wanted]:
+        positions = {name: positions[name] for name in only if name in positions}
+        if missing := [name for name in only if name not in positions]:
             raise UnknownGroup(f"{file} has no group {missing[0]!r}")
     with cluster(data, connect) as asked:
-        before = {name: _committed(asked, name) if _resting(asked, name) else {} for name in wanted}
-        asked.refresh({row.topic for rows in wanted.values() for row in rows})
-        group_positions.check_topics(wanted, lambda topic: asked.topic(topic).id)
+        before = {name: _committed(asked, name) if _resting(asked, name) else {} for name in positions}
+        asked.refresh({row.topic for rows in positions.values() for row in rows})
+        group_positions.check_topics(positions, lambda topic: asked.topic(topic).id)
         offsets = {
             name: _inside(asked, {(row.topic, row.partition): row.offset for row in rows})
-            for name, rows in wanted.items()
+            for name, rows in positions.items()
         }
         rows = [
             {"group": name, "topic": part[0], "partition": part[1], "offset": offset, "before": before[name].get(part)}
@@ -281,12 +344,12 @@ def _resting(asked: Cluster, group: str) -> bool:
         InvalidRequest: it has members, which would commit their own offsets again.
     """
     try:
-        members = asked.admin("group", {"group": group})["members"]
+        description = asked.admin("group", {"group": group})
     except UnknownGroup:
         return False
-    if members:
+    if members := description["members"]:
         raise InvalidRequest(f"group {group!r} has {len(members)} members running: stop them first")
-    return True
+    return bool(description["state"] != CONFIGURED)
 
 
 def _is_lost(asked: Cluster, group: str) -> bool:
@@ -303,15 +366,15 @@ def _inside(asked: Cluster, offsets: dict[tuple[str, int], int]) -> dict[tuple[s
     """Changes offsets outside of their partition to the nearest one inside, and prints which."""
     starts = asked.offsets(dict.fromkeys(offsets, EARLIEST))
     ends = asked.offsets(dict.fromkeys(offsets, LATEST))
-    found = {}
-    for part, wanted in offsets.items():
-        offset = found[part] = min(max(wanted, starts[part]), ends[part])
-        if offset != wanted:
+    inside = {}
+    for part, asked_for in offsets.items():
+        offset = inside[part] = min(max(asked_for, starts[part]), ends[part])
+        if offset != asked_for:
             name = f"{part[0]}-{part[1]}"
             output.remark(
-                f"{name}: offset {wanted} is outside of {starts[part]} to {ends[part]}; the group begins at {offset}"
+                f"{name}: offset {asked_for} is outside of {starts[part]} to {ends[part]}; the group begins at {offset}"
             )
-    return found
+    return inside
 
 
 def register(root: typer.Typer) -> None:

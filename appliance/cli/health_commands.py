@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from ..errors import BadValue, BrokerAway, RequestTimedOut, Unavailable
+from ..errors import BadValue, BrokerAway, InvalidRequest, RequestTimedOut, Unavailable
 from ..owners import acting_as_owner, keeper_of
 from ..processes.clock import now_ms
 from ..units import duration, size
@@ -45,18 +46,23 @@ def health(
 
     subject = Subject(data, connect)
     try:
-        found = wrong(subject.seen(subject.look()))
+        findings = wrong(subject.seen(subject.look()))
     except Unavailable:  # nobody answers at the address
-        found = wrong(Seen(None))
-    status = exit_status(found)
+        findings = wrong(Seen(None))
+    status = exit_status(findings)
     if as_json:
         rows = [
-            {**one.as_json(), "exit_status": one.exit_status, "stops_all": one.condition.stops_all, "text": one.text}
-            for one in found
+            {
+                **finding.as_json(),
+                "exit_status": finding.exit_status,
+                "stops_all": finding.condition.stops_all,
+                "text": finding.text,
+            }
+            for finding in findings
         ]
         output.print_json({"healthy": status == 0, "exit_status": status, "findings": rows})
     elif not quiet:
-        for line in [one.text for one in found] or ["all is well"]:
+        for line in [finding.text for finding in findings] or ["all is well"]:
             output.say(output.safe(line))
     raise typer.Exit(status)
 
@@ -75,8 +81,11 @@ def reload(data: Data = None, as_json: Json = False) -> None:
     ask_to_reload(data, as_json=as_json)
 
 
-def ask_to_reload(data: Path | None, *, as_json: bool = False, quiet: bool = False) -> None:
-    """Let an appliance reload, wait until it has, and print what has changed, unless ``quiet``."""
+def ask_to_reload(data: Path | None, *, as_json: bool = False, quiet: bool = False) -> dict[str, Any]:
+    """Let an appliance reload, wait until it has, and print what has changed, unless ``quiet``.
+
+    Returns ``changed``, what it has taken, and ``needs_restart``: rows of a key, its value before, and its value now.
+    """
     directory = running_dir(data)
     state = _state(directory)
     if state is None or state.get("state") != "serving":
@@ -90,17 +99,32 @@ def ask_to_reload(data: Path | None, *, as_json: bool = False, quiet: bool = Fal
         time.sleep(LOOK_S)
     if last["error"]:
         raise BadValue(f"nothing has changed: {last['error']}")
+    reloaded = {name: last[name] for name in ("changed", "needs_restart")}
     if quiet:
-        return
+        return reloaded
     if as_json:
-        output.print_json({name: last[name] for name in ("changed", "needs_restart")})
-        return
+        output.print_json(reloaded)
+        return reloaded
     for key, was, now in last["changed"]:
         output.say(f"{key}: {was} -> {now}")
     if not last["changed"]:
         output.say("nothing has changed")
     for key, was, now in last["needs_restart"]:
         output.say(f"needs a restart: {key}: {was} -> {now}")
+    return reloaded
+
+
+def check_read(config: Path, keys: Collection[str], reloaded: Mapping[str, Any]) -> None:
+    """Check that a reload has met keys that a command has just changed in a file.
+
+    Raises:
+        InvalidRequest: it has not, so the appliance reads another file, or none.
+    """
+    met = {key for rows in reloaded.values() for key, *_ in rows}
+    if not met.intersection(keys):
+        raise InvalidRequest(
+            f"{config} has it now, but the appliance does not read this file: start it with --config {config}"
+        )
 
 
 def accept_clock(

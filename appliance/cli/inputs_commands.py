@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,12 +12,13 @@ import typer
 
 from ..config import load
 from ..errors import BadValue, ConfigFault, InvalidRequest
-from ..input_settings import TABLE, TYPES
+from ..input_settings import NAME, TABLE, TYPES, WANTED_NAME
 from ..owners import acting_as_owner
 from . import output
 from .config_commands import toml_value
 from .config_file import replace_config
-from .health_commands import ask_to_reload
+from .health_commands import ask_to_reload, check_read
+from .pipeline_file import load as load_pipeline
 from .service_commands import ConfigFile, Overrides
 from .target import Connect, Data, Json, address, cluster, data_dir, running_dir
 
@@ -24,6 +26,11 @@ if TYPE_CHECKING:
     from ..inputs.ledger import Row
     from ..processes.messages import InputStats
 
+SERVICE_DATA = Path("/var/lib/appliance")
+"""Where the service of the package has its data: its owner is who needs the rights."""
+UNITS = Path("/etc/systemd/system")
+PACKAGED = Path("/etc/appliance/appliance.toml")
+"""The configuration of the packaged service."""
 LISTED = {"files": "include", "journal": "matches"}
 """The key of what `add` is given, for types that do not listen."""
 app = typer.Typer(no_args_is_help=True, help="Logs that are taken in without a shipper: add, check, account for.")
@@ -37,15 +44,16 @@ def list_(data: Data = None, as_json: Json = False) -> None:
 
         appliance inputs list --data /tmp/box
     """
-    rows = [{"input": name, **row} for name, row in _running(running_dir(data)).items()]
+    rows = [{"input": name, **row} for name, row in _state(running_dir(data)).get("inputs", {}).items()]
     columns = ["input", "type", "topic", "state", "sources", "lines", "bytes", "refused", "gaps", "trouble"]
     output.print_rows(rows, columns, as_json=as_json)
 
 
 @app.command()
 def check(config: ConfigFile = None, settings: Overrides = None, data: Data = None, as_json: Json = False) -> None:
-    """Check that the inputs of a configuration can begin: files readable by the service's user, addresses free.
+    """Check that the inputs of a configuration can begin: files that the service's user may read, addresses free.
 
+    A file that the input refuses is named with the reason, as a link that another user has put among the logs.
     With --data as the owner of that directory, and not for addresses that its appliance has itself.
     Exit status 78 if something is in the way.
 
@@ -54,13 +62,23 @@ def check(config: ConfigFile = None, settings: Overrides = None, data: Data = No
         appliance inputs check --config /etc/appliance/appliance.toml --data /var/lib/appliance
     """
     from ..inputs.checks import findings
+    from ..inputs.guard import Guard
+    from ..inputs.service_rights import groups_of
 
     chosen, directory = load(config, settings or []), data_dir(data)
-    bound = frozenset(text for row in _running(directory).values() for text in row["listen"])
+    state, guard = _state(directory), Guard.of(chosen, directory)
     rows = [
         {"input": one.input, "what": one.what, "state": one.fault or "good", "todo": one.todo}
         for name, input_settings in chosen.inputs.items()
-        for one in findings(name, input_settings, directory, bound)
+        for one in findings(
+            name,
+            input_settings,
+            directory,
+            _bound(state),
+            guard,
+            groups_of(state.get("pid")),
+            state.get("inputs", {}).get(name, {}).get("further", 0),
+        )
     ]
     if not rows and not as_json:
         output.say(f"{config or 'configuration'}: no inputs")
@@ -70,16 +88,20 @@ def check(config: ConfigFile = None, settings: Overrides = None, data: Data = No
         raise typer.Exit(ConfigFault.exit_status)
 
 
-def _running(directory: Path | None) -> dict[str, Any]:
-    """The inputs of the appliance that serves a directory; none when none does."""
+def _state(directory: Path | None) -> dict[str, Any]:
+    """What the appliance that serves a directory says of itself; nothing when none does."""
     if directory is None:
         return {}
     from ..status import read_state
 
     with acting_as_owner(directory):
-        state = read_state(directory)
-    inputs: dict[str, Any] = (state or {}).get("inputs", {})
-    return inputs
+        return read_state(directory) or {}
+
+
+def _bound(state: Mapping[str, Any]) -> frozenset[str]:
+    """The addresses of inputs that have all of theirs."""
+    rows = [row for row in state.get("inputs", {}).values() if len(row["addresses"]) == len(row["listen"])]
+    return frozenset(text for row in rows for text in row["listen"])
 
 
 @app.command()
@@ -119,7 +141,9 @@ def add(
     """
     if kind not in TYPES:
         raise BadValue(f"{kind!r}: must be one of {', '.join(TYPES)}")
-    chosen_name = name or topic.replace("{", "").replace("}", "").lower()
+    chosen_name = name or re.sub(r"[^a-z0-9_-]", "-", re.sub("[{}]", "", topic).lower())
+    if not NAME.fullmatch(chosen_name):
+        raise BadValue(f"the name of an input, {chosen_name!r}, {WANTED_NAME}: give one with --name")
     values: list[tuple[str, object]] = [
         ("type", kind), ("topic", topic), *([(LISTED.get(kind, "listen"), tuple(what))] if what else []),
     ]  # fmt: skip
@@ -136,7 +160,72 @@ def add(
     else:
         output.say(f"{config}: [{TABLE}.{chosen_name}]")
     if data is not None:
-        ask_to_reload(data)
+        of_input = {key for key in load(config).flat() if key.startswith(f"{TABLE}.{chosen_name}.")}
+        check_read(config, of_input, ask_to_reload(data))
+        _tell_what_lacks(config, data)
+
+
+def _tell_what_lacks(config: Path, data: Path) -> None:
+    """Say what the running service cannot do for its inputs yet, and how it can."""
+    from ..inputs.service_rights import groups_of, needed
+
+    state = _state(data)
+    lacking = needed(load(config), data, groups_of(state.get("pid")))
+    rights = [f"the group {group}" for group in lacking.groups]
+    rights += [text for text in lacking.addresses if text not in _bound(state)]
+    if rights:
+        output.remark(f"the service needs {', '.join(rights)}: appliance inputs rights --apply --config {config}")
+
+
+@app.command()
+def rights(
+    config: Annotated[
+        Path,
+        typer.Option("--config", metavar="FILE.toml", readable=False, help="Configuration of the service."),
+    ] = PACKAGED,
+    data: Data = None,
+    apply: Annotated[bool, typer.Option("--apply", help="Write the files, and restart the service.")] = False,
+    units: Annotated[
+        Path,
+        typer.Option(
+            "--units",
+            metavar="DIR",
+            readable=False,
+            help="Write to this directory of units; another one than systemd's is left to you.",
+        ),
+    ] = UNITS,
+    as_json: Json = False,
+) -> None:
+    """Show what the service needs beyond its unit for its inputs, as files of systemd; with --apply give it that.
+
+    Groups that read files or the journal (adm, systemd-journal) are in a drop-in of the service; ports below 1024 are
+    bound by a socket unit. What no input needs any more is taken away.
+
+    [b]Examples[/b]
+
+        appliance inputs rights --config /etc/appliance/appliance.toml
+
+        appliance inputs rights --config /etc/appliance/appliance.toml --apply
+    """
+    from ..inputs.service_rights import apply_units, needed, restart_service
+
+    lacking = needed(load(config), data_dir(data) or SERVICE_DATA)
+    texts = lacking.units(config)
+    restarted = False
+    if apply:
+        apply_units(units, texts)
+        restarted = units == UNITS and restart_service()
+    if as_json:
+        files = {str(units / name): text for name, text in texts.items() if text}
+        output.print_json({**lacking._asdict(), "files": files, "written": apply, "restarted": restarted})
+    elif not any(texts.values()):
+        output.say("the inputs need nothing beyond the unit")
+    elif not apply:
+        output.say("\n".join(f"# {units / name}\n{text}" for name, text in texts.items() if text).rstrip())
+    else:
+        output.say("\n".join(str(units / name) for name, text in texts.items() if text))
+    if apply and not restarted:
+        output.remark("then: systemctl daemon-reload; systemctl restart appliance")
 
 
 # ---- the ledger
@@ -145,11 +234,23 @@ Since = Annotated[str, typer.Option("--since", metavar="-2d|TIME", help="Rows fr
 LedgerTopic = Annotated[str, typer.Option("--ledger", help="The topic of the ledger (ledger.topic).")]
 
 
+Pipeline = Annotated[
+    Path | None,
+    typer.Option(
+        "--pipeline",
+        readable=False,
+        metavar="CONFIG.toml",
+        help="Say what became of the lines in its table of events.",
+    ),
+]
+
+
 @app.command()
 def ledger(
     source: Annotated[str, typer.Argument(metavar="[SOURCE]", help="A file or a sender; all if not given.")] = "",
     since: Since = "-1d",
     topic: LedgerTopic = "ledger",
+    pipeline: Pipeline = None,
     data: Data = None,
     connect: Connect = None,
     as_json: Json = False,
@@ -158,13 +259,21 @@ def ledger(
 
     The ledger is published once a minute.  With --json every row as it is in the topic.
 
+    With --pipeline: of the messages of each source those that the table has not read yet, its rows, those that no
+    parser took, messages that have no row, and rows too many.
+
     [b]Examples[/b]
 
         appliance inputs ledger --data /tmp/box
 
         appliance inputs ledger /var/log/syslog --since -2h --data /tmp/box
+
+        appliance inputs ledger --pipeline web.toml --data /tmp/box
     """
     rows = [row for row in _rows(data, connect, topic, since) if source in ("", row.source)]
+    if pipeline is not None:
+        _print_audit(rows, pipeline, data, connect, as_json)
+        return
     if as_json:
         import msgspec
 
@@ -194,6 +303,42 @@ def ledger(
         output.print_rows(gaps, ["source", "from", "to", "unit", "reason", "at"], title="Lost before it was read")
 
 
+def _print_audit(rows: Sequence[Row], pipeline: Path, data: Path | None, connect: str | None, as_json: bool) -> None:
+    settings = load_pipeline(pipeline, data, connect)
+    from ..spark.pipeline.input_audit import Block, audit
+
+    of_sources = _by_source(rows)
+    sent = {key: [Block(*span[:4]) for row in some for span in row.spans] for key, some in of_sources.items()}
+    shown = [
+        {
+            "input": name,
+            "source": path,
+            "lines": sum(row.lines for row in of_sources[name, path]),
+            "bytes": sum(row.bytes for row in of_sources[name, path]),
+            "gaps": sum(len(row.gaps) for row in of_sources[name, path]),
+            "messages": sum(block.messages for block in set(sent[name, path])),
+            **found._asdict(),
+        }
+        for (name, path), found in audit(settings, sent).items()
+    ]
+    columns = [
+        "input",
+        "source",
+        "lines",
+        "bytes",
+        "gaps",
+        "messages",
+        "before",
+        "unread",
+        "rows",
+        "rejected",
+        "expired",
+        "missing",
+        "twice",
+    ]
+    output.print_rows(shown, columns, title="From the ledger to the table of events", as_json=as_json)
+
+
 @app.command()
 def find(
     file: Annotated[str, typer.Argument(metavar="FILE", help="Path of a file, as the input reads it.")],
@@ -206,6 +351,7 @@ def find(
 ) -> None:
     """Say in which topic, partition and offset a line of a file is.
 
+    Bytes of its name that are no UTF-8 are \\xff, as `appliance inputs ledger` shows them.
     A file that was rotated has as many lines with a number as it had lives: each is a row, the last one first.
     A line of an event of several lines is in the message of the event.
 
@@ -274,7 +420,9 @@ def ship(
             told_bytes = now.bytes
 
         store = positions or Path(scratch) / "positions"
-        shipment = Shipment(listener, files, topic, store, topic_of_ledger, follow)
+        shipment = Shipment(
+            listener, files, topic, store, topic_of_ledger, follow, data_dir=None if connect else data_dir(data)
+        )
         try:
             stats = ship_files(shipment, on_progress)
         except KeyboardInterrupt:

@@ -48,13 +48,13 @@ def any_bytes(value: Any) -> Any:
 
 def _usual(ctx: Any, param: Any, value: Any) -> Any:
     """The value of an argument or option, if everything that gets it can work with it."""
-    for each in value if isinstance(value, list | tuple) else [value]:
+    for single in value if isinstance(value, list | tuple) else [value]:
         wrong = ""
-        if isinstance(each, str) and any("\udc80" <= character <= "\udcff" for character in each):
-            wrong = f"{output.safe(os.fsencode(each))} is not UTF-8"
-        elif isinstance(each, float) and not abs(each) <= SECONDS_MAX:  # nan, too
-            wrong = f"{each} is not a number up to {SECONDS_MAX}"
-        elif isinstance(each, int) and not -(2**63) <= each < 2**63:
+        if isinstance(single, str) and any("\udc80" <= character <= "\udcff" for character in single):
+            wrong = f"{output.safe(os.fsencode(single))} is not UTF-8"
+        elif isinstance(single, float) and not abs(single) <= SECONDS_MAX:  # nan, too
+            wrong = f"{single} is not a number up to {SECONDS_MAX}"
+        elif isinstance(single, int) and not -(2**63) <= single < 2**63:
             wrong = "more than a number of 64 bits"
         if wrong:
             raise typer.BadParameter(wrong, ctx=ctx, param=param)
@@ -69,15 +69,15 @@ def _parameters(group: Any) -> Iterator[Any]:
 class Commands(typer.core.TyperGroup):
     """The root of the commands: shows arguments safely, and notices when nobody reads the results any more."""
 
-    def __init__(self, *given: Any, **options: Any) -> None:
-        super().__init__(*given, **options)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         for param in _parameters(self):
             if param.callback is None:
                 param.callback = _usual
 
-    def make_context(self, *given: Any, **options: Any) -> Any:
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
         with _shown_safely():
-            return super().make_context(*given, **options)
+            return super().make_context(*arguments, **options)
 
     def invoke(self, ctx: Any) -> Any:
         with _shown_safely(), on_closed_pipe():

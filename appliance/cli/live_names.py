@@ -1,4 +1,4 @@
-"""Asks the appliance for the names of topics, groups, members and users, to complete a word and to correct one.
+"""Asks the appliance for the names of topics, groups, members, users and roles, to complete a word and to correct one.
 
 Completion reports no error: when the appliance does not answer within :data:`ANSWER_MS`, no names are offered.  Names
 with characters that a terminal or a shell would interpret are not offered either (:data:`OFFERED`).
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 ANSWER_MS: Final = 1_000
 OFFERED: Final = re.compile(r"[\w.@%+:,/=-]{1,255}")
 NAMES_MAX: Final = 1_000
-_VERBS: Final = {"topics": "name", "groups": "group", "users": "name", "transactions": "id"}
+_VERBS: Final = {"topics": "name", "groups": "group", "users": "name", "roles": "name", "transactions": "id"}
 """Admin verb -> the field of its rows that has the name."""
 
 
@@ -49,6 +49,10 @@ def complete_users(context: typer.Context, incomplete: str) -> list[str]:
     return _live(context, "users", incomplete)
 
 
+def complete_roles(context: typer.Context, incomplete: str) -> list[str]:
+    return _live(context, "roles", incomplete)
+
+
 def complete_transactions(context: typer.Context, incomplete: str) -> list[str]:
     return _live(context, "transactions", incomplete)
 
@@ -64,20 +68,20 @@ def _live(context: typer.Context, verb: str, incomplete: str) -> list[str]:
 def _offered(context: typer.Context, incomplete: str, ask: Callable[[Cluster], list[str]]) -> list[str]:
     from ..client.cluster_client import Cluster
 
-    given = context.params
+    params = context.params
     try:
-        data = Path(given["data"]) if given.get("data") else None
-        listener = address(data, given.get("connect"))
+        data = Path(params["data"]) if params.get("data") else None
+        listener = address(data, params.get("connect"))
         cluster = Cluster(
             listener, client_name="appliance-cli", connect_timeout_ms=ANSWER_MS, request_timeout_ms=ANSWER_MS
         )
         try:
-            found = ask(cluster)
+            names = ask(cluster)
         finally:
             cluster.close()
     except (ApplianceError, OSError, typer.BadParameter):
         return []
-    return [name for name in found if name.startswith(incomplete) and OFFERED.fullmatch(name)][:NAMES_MAX]
+    return [name for name in names if name.startswith(incomplete) and OFFERED.fullmatch(name)][:NAMES_MAX]
 
 
 def _names(cluster: Cluster, verb: str) -> list[str]:

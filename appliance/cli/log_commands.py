@@ -28,7 +28,7 @@ from .target import Data, Json, address, data_dir
 
 if TYPE_CHECKING:
     from ..log.repair import Repaired
-    from ..log.tools import Batch, Report
+    from ..log.tools import DumpedBatch, Report
 
 REPAIR_MS_MAX = 3_600_000
 """How long to wait for the appliance to repair a partition: it reads the whole log."""
@@ -75,7 +75,7 @@ def directories(names: list[str] | None, data: Path | None) -> list[Path]:
                     remedy="name the directory of `appliance start --data DIR`",
                 )
             return _partitions(root)
-    found: list[Path] = []
+    chosen: list[Path] = []
     for name in names:
         path = root / name if root is not None and "/" not in name else Path(name)
         with acting_as_owner(path):
@@ -84,11 +84,13 @@ def directories(names: list[str] | None, data: Path | None) -> list[Path]:
                 raise UnknownPartition(f"{name}: no such partition or topic in {root}{_near(root, name)}")
             if not paths:
                 raise FileNotFoundError(2, "No such file or directory", str(path))
-            for one in paths:
-                if not is_partition(one):
-                    raise NoDirectory(f"{one}: no partition's directory: it has neither segments nor a recovery point")
-        found += paths
-    return list(dict.fromkeys(found))
+            for directory in paths:
+                if not is_partition(directory):
+                    raise NoDirectory(
+                        f"{directory}: no partition's directory: it has neither segments nor a recovery point"
+                    )
+        chosen += paths
+    return list(dict.fromkeys(chosen))
 
 
 def _partitions(root: Path) -> list[Path]:
@@ -100,21 +102,21 @@ def _partitions(root: Path) -> list[Path]:
 
 def _of_topic(path: Path) -> list[Path]:
     """The partitions of a topic, by what their directories are called without the number."""
-    numbered = [each for each in path.parent.glob("*-*") if each.name.rpartition("-")[0] == path.name]
+    numbered = [sibling for sibling in path.parent.glob("*-*") if sibling.name.rpartition("-")[0] == path.name]
     return sorted(
-        (each for each in numbered if each.is_dir() and each.name.rpartition("-")[2].isdecimal()),
-        key=lambda each: int(each.name.rpartition("-")[2]),
+        (sibling for sibling in numbered if sibling.is_dir() and sibling.name.rpartition("-")[2].isdecimal()),
+        key=lambda sibling: int(sibling.name.rpartition("-")[2]),
     )
 
 
 def _near(root: Path, name: str) -> str:
     """The end of a message about a name that there is not."""
-    known = [path.name for path in _partitions(root)]
-    topics = {partition.rpartition("-")[0] for partition in known}
+    partitions = [path.name for path in _partitions(root)]
+    topics = {partition.rpartition("-")[0] for partition in partitions}
     if topic := name.rpartition("-")[0] if name.rpartition("-")[0] in topics else "":
-        count = sum(partition.rpartition("-")[0] == topic for partition in known)
+        count = sum(partition.rpartition("-")[0] == topic for partition in partitions)
         return f": {topic} has {count}, from {topic}-0 on"
-    near = difflib.get_close_matches(name, [*known, *topics], 1)
+    near = difflib.get_close_matches(name, [*partitions, *topics], 1)
     return f": did you mean {near[0]!r}?" if near else ": name a TOPIC, or a partition as TOPIC-NUMBER, such as web-0"
 
 
@@ -152,34 +154,33 @@ def dump(
     if not as_json:
         output.print_fields(columns)
     with acting_as_owner(directory):
-        for found in islice(tools.dump(directory, start), count_max):
-            if isinstance(found, tools.Damage):
-                output.remark(f"{found.path}:{found.position}: {found.stop - found.position} bytes: {found.reason}")
+        for record in islice(tools.dump(directory, start), count_max):
+            where = f"{record.path}:{record.position}"
+            if isinstance(record, tools.Damage):
+                output.remark(f"{where}: {record.stop - record.position} bytes: {record.reason}")
                 continue
-            if found.is_hole:
+            if record.is_hole:
                 # Size and offset are those of the hole itself: a small one has no room for more than a word of the
                 # reason.
-                at = int(found.path.stem) + found.position
-                why = reason_of(found.data) or "there was no room for the reason"
-                output.remark(
-                    f"{found.path}:{found.position}: a hole: {found.info.size} bytes at offset {at} are missing: {why}"
-                )
+                at = int(record.path.stem) + record.position
+                why = reason_of(record.data) or "there was no room for the reason"
+                output.remark(f"{where}: a hole: {record.info.size} bytes at offset {at} are missing: {why}")
                 continue
-            if found.is_marker:
-                does, info = "commits" if read_marker(found.data).committed else "aborts", found.info
+            if record.is_marker:
+                does, info = "commits" if read_marker(record.data).committed else "aborts", record.info
                 output.remark(
-                    f"{found.path}:{found.position}: offset {found.offset} {does} the transaction of producer"
+                    f"{where}: offset {record.offset} {does} the transaction of producer"
                     f" {info.producer_id}, epoch {info.producer_epoch}"
                 )
                 continue
-            for row in to_row(found):
+            for row in to_row(record):
                 if as_json:
                     output.say(output.json_text(row))
                 else:
                     output.print_fields([output.field(row[column]) for column in columns])
 
 
-def _batch_rows(batch: Batch) -> list[dict[str, Any]]:
+def _batch_rows(batch: DumpedBatch) -> list[dict[str, Any]]:
     from ..records.batch import CODEC_MASK, CODECS
 
     info = batch.info
@@ -200,7 +201,7 @@ def _batch_rows(batch: Batch) -> list[dict[str, Any]]:
     ]
 
 
-def _record_rows(batch: Batch) -> list[dict[str, Any]]:
+def _record_rows(batch: DumpedBatch) -> list[dict[str, Any]]:
     from ..records.decode import decode_batch
 
     return [
@@ -320,18 +321,23 @@ def repair(
         appliance log repair web-0 --data /var/lib/appliance --cut --dry-run
     """
     gone = _gone(partitions or [], data_dir(data))
-    named = [name for name in partitions or [] if name not in {one.name for one in gone}]
+    named = [name for name in partitions or [] if name not in {directory.name for directory in gone}]
     chosen = directories(named or None, data) if named or not partitions else []
     damaged, planned = _damaged(chosen, plan=cut or dry_run, cut=cut)
     planned |= gone
     if any(plan.cut_bytes for plan in planned.values()) and not dry_run:
-        lost = [f"{one.name}: {units.size(plan.cut_bytes)} from offset {plan.end} on" for one, plan in planned.items()]
+        lost = [
+            f"{directory.name}: {units.size(plan.cut_bytes)} from offset {plan.end} on"
+            for directory, plan in planned.items()
+        ]
         confirm(lost, f"End {how_many(len(lost), 'log')} there?", yes=yes)
     if gone and not dry_run:
-        confirm([one.name for one in gone], "All messages of these are gone: begin empty logs?", yes=yes)
+        confirm([directory.name for directory in gone], "All messages of these are gone: begin empty logs?", yes=yes)
     rows = []
-    for one in [*damaged, *gone]:
-        rows.append({"partition": one.name, **(planned[one]._asdict() if dry_run else _repair(one, cut))})
+    for directory in [*damaged, *gone]:
+        rows.append(
+            {"partition": directory.name, **(planned[directory]._asdict() if dry_run else _repair(directory, cut))}
+        )
     if as_json:
         output.print_json(rows)
         return

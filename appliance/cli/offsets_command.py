@@ -45,12 +45,12 @@ def offsets(
         chosen = list(dict.fromkeys(partitions or range(len(asked.topic(topic).leaders))))
         parts = [(topic, number) for number in chosen]
         starts, ends = (asked.offsets(dict.fromkeys(parts, which)) for which in (EARLIEST, LATEST))
-        found = resolve(asked, spec, parts)
+        offsets_there = resolve(asked, spec, parts)
     rows = [
         {
             "topic": topic,
             "partition": part[1],
-            "offset": found[part],
+            "offset": offsets_there[part],
             "start": starts[part],
             "end": ends[part],
         }

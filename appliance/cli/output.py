@@ -78,8 +78,10 @@ def json_text(value: object, indent: int | None = None) -> str:
         return text
     # A line break here is one between values: json escapes those inside of texts.
     return "".join(
-        each if each.isprintable() or each == "\n" or unicodedata.category(each) == "Zs" else json.dumps(each)[1:-1]
-        for each in text
+        character
+        if character.isprintable() or character == "\n" or unicodedata.category(character) == "Zs"
+        else json.dumps(character)[1:-1]
+        for character in text
     )
 
 
@@ -102,6 +104,15 @@ def print_rows(rows: Sequence[Row], columns: Sequence[str], *, title: str = "", 
         print_fields(columns)
         for row in rows:
             print_fields([field(row.get(column)) for column in columns])
+
+
+def print_settings(described: dict[str, Any], *, title: str = "") -> None:
+    """A table of ``settings``, and of where each comes from: ``sources``."""
+    rows = [
+        {"setting": name, "value": value, "from": described["sources"][name]}
+        for name, value in sorted(described["settings"].items())
+    ]
+    print_rows(rows, ["setting", "value", "from"], title=title)
 
 
 def print_fields(fields: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""``appliance pipeline``: checks and runs the Spark pipeline of a configuration file, shows its status, draws a report.
+"""``appliance pipeline``: checks and runs the Spark pipeline of a configuration file, shows its status, writes a page.
 
 pyspark and its packages are imported when a command runs; if they are missing, the error says what to install.
 """
@@ -14,22 +14,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .. import extras, units
-from ..errors import ConfigFault
+from .. import units
 from ..owners import refuse_others_directory
-from . import output, target
+from . import output, pipeline_repair_commands, pipeline_view_commands
+from .pipeline_file import Config, load
+from .pipeline_view_commands import moment_us
 from .target import Connect, Data, Json
 
 if TYPE_CHECKING:
     from ..spark.pipeline.pipeline_status import Summary
-    from ..spark.pipeline.settings import Settings
     from ..spark.pipeline.state_directory import Progress
 
 app = typer.Typer(no_args_is_help=True, help="Turn topics into tables, with Spark.")
-
-Config = Annotated[
-    Path, typer.Argument(metavar="CONFIG.toml", readable=False, help="What to read, how to parse it, where to write.")
-]
+for command in (*pipeline_view_commands.COMMANDS, *pipeline_repair_commands.COMMANDS):
+    app.command()(command)
 
 
 @app.command()
@@ -40,7 +38,7 @@ def run(
     connect: Connect = None,
     as_json: Json = False,
 ) -> None:
-    """Read topics, parse their lines, write tables, totals and dead letters; continues where it stopped.
+    """Read topics, parse their lines, write tables and dead letters; continues where it stopped.
 
     Each line is in the tables once, also after a process was killed.  Ctrl-C ends the pipeline in order.
 
@@ -67,13 +65,24 @@ def run(
 
 
 @app.command()
-def example() -> None:
-    """Print a configuration to start from.
+def example(
+    views: Annotated[
+        Path | None,
+        typer.Option("--views", metavar="DIR", readable=False, help="Write views to start from, NAME.sql, into it."),
+    ] = None,
+) -> None:
+    """Print a configuration to start from, or write views to start from.
 
-    [b]Example[/b]
+    [b]Examples[/b]
 
         appliance pipeline example > web.toml
+
+        appliance pipeline example --views views
     """
+    if views is not None:
+        for path in pipeline_view_commands.write_examples(views):
+            output.say(path)
+        return
     for line in (files("appliance.spark.pipeline") / "example.toml").read_text().splitlines():
         output.say(line)
 
@@ -156,52 +165,31 @@ def report(
             "--to", metavar="DIR", readable=False, help="Where to; by default the pipeline's state directory."
         ),
     ] = None,
-    zone: Annotated[str, typer.Option("--zone", metavar="NAME", help="Time zone of all times: Europe/Berlin.")] = "UTC",
+    zone: Annotated[str, typer.Option("--zone", help="Time zone of the page, as Europe/Berlin.")] = "UTC",
+    since: Annotated[str, typer.Option("--since", metavar="-2d|TIME", help="Only lines of from then on.")] = "",
+    until: Annotated[str, typer.Option("--until", metavar="-2d|TIME", help="Only lines of before.")] = "",
     as_json: Json = False,
 ) -> None:
-    """Draw the tables: one self-contained HTML page, and one PNG.
+    """Write a page of what is asked daily: volume, errors, heaviest, percentiles, sessions, freshness, lag, audit.
+
+    One self-contained HTML file. Each panel has its question, in SQL; views have panels, too.
 
     [b]Examples[/b]
 
         appliance pipeline report web.toml --to /var/www/reports
 
-        appliance pipeline report web.toml --zone Europe/Berlin
+        appliance pipeline report web.toml --zone Europe/Berlin --since -1d
     """
+    first, end = (moment_us(name, text) if text else None for name, text in (("--since", since), ("--until", until)))
     settings = load(config, None, None)
     refuse_others_directory(directory or settings.state_dir)
     from ..spark.pipeline.report import write, zone_of
 
-    page, picture = write(settings, directory or settings.state_dir, zone=zone_of(zone))
+    page = write(settings, directory or settings.state_dir, zone=zone_of(zone), bounds=(first, end))
     if as_json:
-        output.print_json({"html": str(page), "png": str(picture)})
+        output.print_json({"html": str(page)})
         return
     output.say(page)
-    output.say(picture)
-
-
-def load(config: Path, data: Path | None, connect: str | None) -> Settings:
-    """The settings of the file.  An appliance named on the command line replaces the file's.
-
-    Raises:
-        ConfigFault: Spark is not installed, or the file is wrong.
-    """
-    if missing := extras.missing("pyspark", "pyarrow", "numpy"):
-        raise ConfigFault(f"the pipeline needs {', '.join(missing)}: {extras.install('spark')}")
-    import msgspec
-
-    from ..spark.pipeline.settings import load as load_file
-
-    try:
-        settings = load_file(config)
-    except ConfigFault as error:
-        raise type(error)(f"{error}\n  `appliance pipeline example` shows what there is") from None
-    for directory in (settings.state_dir, settings.output.path):
-        if "://" not in str(directory):  # not in an object store
-            refuse_others_directory(Path(directory))
-    if data is None and connect is None:
-        return settings
-    pipeline = msgspec.structs.replace(settings.pipeline, bootstrap=target.address(data, connect))
-    return msgspec.structs.replace(settings, pipeline=pipeline)
 
 
 def show_summary(summary: Summary, *remarks: str) -> None:
@@ -209,6 +197,8 @@ def show_summary(summary: Summary, *remarks: str) -> None:
         {"what": f"parsed: {name}", "messages": count} for name, count in summary.parsed.items()
     ]
     rows += [{"what": f"dead letter: {reason}", "messages": count} for reason, count in summary.dead.items()]
+    rows += [{"what": f"dropped: {rule}", "messages": count} for rule, count in summary.dropped.items()]
+    rows += [{"what": f"not as expected: {rule}", "messages": count} for rule, count in summary.unexpected.items()]
     rows += [{"what": f"column null: {reason}", "messages": count} for reason, count in summary.nulled.items()]
     output.print_rows(rows, ["what", "messages"], title="Lines")
     if summary.audit is not None:

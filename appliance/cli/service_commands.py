@@ -90,7 +90,7 @@ def status(
 
         appliance status --data /var/lib/appliance --watch 2
     """
-    meter = Meter(Subject(data, connect))
+    meter = RateMeter(Subject(data, connect))
     if watch is None:
         if meter.reads and not as_json:
             meter.measure(RATES_S)
@@ -104,22 +104,22 @@ def status(
             meter.measure(watch)
 
 
-def _show_status(meter: Meter, as_json: bool) -> list[Finding]:
+def _show_status(meter: RateMeter, as_json: bool) -> list[Finding]:
     """Print the status once; return what is wrong."""
     status, look = meter.subject.status()
-    found = wrong(meter.subject.seen(look))
+    findings = wrong(meter.subject.seen(look))
     if as_json:
         output.print_json(status)
     else:
-        _print_status(status, found, meter.rates())
-    return found
+        _print_status(status, findings, meter.rates())
+    return findings
 
 
 RATES_S = 0.25
 """How long a single status looks at the counters."""
 
 
-class Meter:
+class RateMeter:
     """Measures rates of an appliance on this host, between two readings of its counters."""
 
     def __init__(self, subject: Subject) -> None:
@@ -148,7 +148,7 @@ class Meter:
         return {name: count / (after.at_s - before.at_s) for name, count in grown.items()}
 
 
-def _print_status(seen: dict[str, Any], found: list[Finding], rates: dict[str, float]) -> None:
+def _print_status(seen: dict[str, Any], findings: list[Finding], rates: dict[str, float]) -> None:
     zookeeper = seen["zookeeper"]
     head = [("state", seen["state"]), ("data", seen["data"]), *seen["listeners"].items()]
     if seen["started"]:
@@ -157,7 +157,7 @@ def _print_status(seen: dict[str, Any], found: list[Finding], rates: dict[str, f
         sizes = (f"{units.size(int(rates[name]))}/s {what}" for name, what in _RATES_BYTES)
         numbers = (f"{rates[name]:.0f}/s {what}" for name, what in _RATES)
         head.append(("rates", ", ".join([*sizes, *numbers])))
-    head += [("WRONG", one.text) for one in found]
+    head += [("WRONG", finding.text) for finding in findings]
     if waiting := seen["reload"]["needs_restart"]:
         changes = ", ".join(f"{key}: {was} -> {now}" for key, was, now in waiting)
         head.append(("reload", f"needs a restart: {changes}"))
@@ -224,10 +224,10 @@ _RATES = (("messages", "messages"), ("requests", "requests"), ("errors", "errors
 def duration(seconds: float) -> str:
     """A time for people: "3 d 4 h", "5 min 6 s"."""
     lengths = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
-    left = int(seconds)
+    seconds_left = int(seconds)
     words: list[str] = []
     for name, size in lengths:
-        count, left = divmod(left, size)
+        count, seconds_left = divmod(seconds_left, size)
         if count or (name == "s" and not words):
             words.append(f"{count} {name}")
     return " ".join(words[:2])

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from .. import extras
 from ..config import Config, load
 from ..errors import ApplianceError, BadValue
+from ..security import configuration
 from . import event_log
 from .ending import Ended, on_closed_pipe
 from .faults import describe, report
@@ -37,12 +38,12 @@ class Options(NamedTuple):
 
 def plain_options(words: Sequence[str]) -> Options | None:
     """The options, if all of them are ``--name value`` and right; None for any other words."""
-    given: dict[str, list[str]] = {"--data": [], "--config": [], "--set": []}
+    values: dict[str, list[str]] = {"--data": [], "--config": [], "--set": []}
     for name, value in zip(words[::2], words[1::2], strict=False):
-        if name not in given or not value or value.startswith("-") or not value.isprintable():
+        if name not in values or not value or value.startswith("-") or not value.isprintable():
             return None
-        given[name].append(value)
-    data, config, settings = given.values()
+        values[name].append(value)
+    data, config, settings = values.values()
     if len(words) % 2 or len(data) != 1 or len(config) > 1:
         return None
     return Options(Path(data[0]), Path(config[0]) if config else None, settings)
@@ -76,6 +77,11 @@ def _start(options: Options) -> int:
         raise BadValue(
             f"console.listen = {chosen.console.listen}: its packages are missing: {extras.install('console')}"
         )
+    if configuration.takes_tokens(chosen.security) and extras.missing("joserfc"):
+        raise BadValue(
+            f"security.mechanisms = {chosen.security.mechanisms}: the package for OAUTHBEARER is missing:"
+            f" {extras.install('oauth')}"
+        )
     from ..processes import supervisor  # after the configuration, so that a wrong one fails at once
 
     return supervisor.run(chosen, options.data, read, SIDE_ROLES, _run_input)
@@ -95,25 +101,29 @@ def run(options: Options) -> int:
 
 
 def _serve_metrics(arguments: SideArguments) -> None:
-    from ..metrics import metrics_server
+    with arguments.heart.working():  # at a high load that takes seconds
+        from ..metrics import metrics_server
 
     metrics_server.serve(arguments)
 
 
 def _serve_console(arguments: SideArguments) -> None:
-    from ..console import console_process
+    with arguments.heart.working():  # at a high load that takes seconds
+        from ..console import console_process
 
     console_process.serve(arguments)
 
 
 def _tell_alerts(arguments: SideArguments) -> None:
-    from ..metrics import alerting
+    with arguments.heart.working():  # at a high load that takes seconds
+        from ..metrics import alerting
 
     alerting.serve(arguments)
 
 
 def _run_input(arguments: InputArguments) -> None:
-    from ..inputs import process
+    with arguments.heart.working():  # at a high load that takes seconds
+        from ..inputs import process
 
     process.run(arguments)
 

@@ -49,8 +49,8 @@ class Subject:
             with acting_as_owner(self.directory):
                 return collect(self.directory) | {"host": host}, look
         with cluster(None, self._connect) as asked:
-            found: dict[str, Any] = asked.admin("status", {})
-        return found, of_other_host(found, wall_s())
+            status: dict[str, Any] = asked.admin("status", {})
+        return status, of_other_host(status, wall_s())
 
     def look(self) -> Look:
         """Look now.

@@ -159,10 +159,10 @@ def cluster(data: Path | None, connect: str | None, *, timeout_ms: int | None = 
     try:
         yield asked
     except BrokerAway:
-        for one in parse_listeners("native", listener):
-            if one.security == PLAINTEXT and not one.unix and speaks_kafka(parse_addresses(one.address)[0]):
+        for parsed in parse_listeners("native", listener):
+            if parsed.security == PLAINTEXT and not parsed.unix and speaks_kafka(parse_addresses(parsed.address)[0]):
                 raise ProtocolFault(
-                    f"{one} speaks Kafka's protocol: name the address of native.listen, or the data directory"
+                    f"{parsed} speaks Kafka's protocol: name the address of native.listen, or the data directory"
                 ) from None
         raise
     except (UnknownPartition, UnknownGroup, UnknownUser) as error:
@@ -176,14 +176,14 @@ def cluster(data: Path | None, connect: str | None, *, timeout_ms: int | None = 
         asked.close()
 
 
-def parse_settings(given: list[str] | None) -> dict[str, str]:
+def parse_settings(texts: list[str] | None) -> dict[str, str]:
     """``["retention.ms=7d"]`` as a dictionary.  The appliance checks names and values.
 
     Raises:
         BadParameter: not of the form key=value.
     """
     settings = {}
-    for text in given or []:
+    for text in texts or []:
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise typer.BadParameter(f"--setting {text}: must be KEY=VALUE, such as retention.ms=7d")

@@ -86,6 +86,9 @@ def list_(data: Data = None, connect: Connect = None, as_json: Json = False) -> 
 def describe(name: Name, data: Data = None, connect: Connect = None, as_json: Json = False) -> None:
     """Show a topic's settings and the first and last offset of each partition.
 
+    Each setting says where it comes from: the topic, a pattern of the configuration such as [topics."web-*"], the
+    configuration, or the default of the program.
+
     Of a compacted topic also the share of each log that no pass of compaction has seen (dirty_ratio).
 
     [b]Example[/b]
@@ -93,18 +96,17 @@ def describe(name: Name, data: Data = None, connect: Connect = None, as_json: Js
         appliance topics describe web --data /tmp/box
     """
     with cluster(data, connect) as asked:
-        found = [topic for topic in asked.admin("topics", {"names": [name]}) if topic["name"] == name]
-    if not found:
+        described = [topic for topic in asked.admin("topics", {"names": [name]}) if topic["name"] == name]
+    if not described:
         raise UnknownPartition(f"no topic {name!r} here")
     if as_json:
-        output.print_json(found[0])
+        output.print_json(described[0])
         return
-    for setting, value in sorted(found[0]["settings"].items()):
-        output.say(f"{setting}={value}")
+    output.print_settings(described[0])
     columns = ["partition", "leader", "start", "end", "bytes", "messages", "state"]
-    if any("dirty_ratio" in row for row in found[0]["partitions"]):
+    if any("dirty_ratio" in row for row in described[0]["partitions"]):
         columns.append("dirty_ratio")
-    output.print_rows(found[0]["partitions"], columns, title=name)
+    output.print_rows(described[0]["partitions"], columns, title=name)
 
 
 @app.command()
@@ -168,8 +170,8 @@ def trim(
 ) -> None:
     """Delete the oldest messages of a topic, at once.
 
-    Nothing reads them any more; files go by whole segments, so the disk may have room a little later.  Groups that have
-    not read all of them are shown with the bytes that they lose.
+    Nothing reads them any more; files go by whole segments, so the disk may have room a little later.  It shows how
+    many messages go, and groups that have not read all of them, with the bytes that they lose.
 
     [b]Examples[/b]
 
@@ -185,7 +187,8 @@ def trim(
         if not dry_run:
             if any(row["bytes"] for row in rows):
                 lost = [
-                    f"{name}-{row['partition']}: {units.size(row['bytes'])}{_unread_text(row['unread'])}"
+                    f"{name}-{row['partition']}: {row['messages']:,} messages, {units.size(row['bytes'])}"
+                    f"{_unread_text(row['unread'])}"
                     for row in rows
                     if row["bytes"]
                 ]
@@ -193,12 +196,12 @@ def trim(
             for row in rows:
                 at = {"name": name, "partition": row["partition"], "offset": row["before"]}
                 asked.admin("delete_records", at, broker_id=asked.leader(name, row["partition"]))
-    output.print_rows(rows, ["partition", "start", "before", "end", "bytes", "unread"], as_json=as_json)
+    output.print_rows(rows, ["partition", "start", "before", "end", "messages", "bytes", "unread"], as_json=as_json)
 
 
 def _trimmed(asked: Cluster, name: str, spec: OffsetSpec, chosen: list[int] | None) -> list[dict[str, Any]]:
-    """What a trim deletes: of each partition its extent, the new start, the bytes between the starts, and who had not
-    read them.
+    """What a trim deletes: of each partition its extent, the new start, the messages and bytes between the starts, and
+    who had not read them.
     """
     asked.refresh([name])
     parts = [(name, partition) for partition in chosen or range(len(asked.topic(name).leaders))]
@@ -208,11 +211,17 @@ def _trimmed(asked: Cluster, name: str, spec: OffsetSpec, chosen: list[int] | No
         part: (starts[part], min(max(offset, starts[part]), ends[part]))
         for part, offset in resolve(asked, spec, parts).items()
     }
-    unread = _unread(asked, spans)
+    unread, messages = _unread(asked, spans), asked.messages_between(spans)
     return [
         {
             "partition": part[1],
-            **{"start": start, "before": before, "end": ends[part], "bytes": before - start},
+            **{
+                "start": start,
+                "before": before,
+                "end": ends[part],
+                "messages": messages[part],
+                "bytes": before - start,
+            },
             "unread": unread and unread.get(part, {}),
         }
         for part, (start, before) in spans.items()
@@ -226,20 +235,20 @@ def _unread(
 
     Groups are those that the caller may see, with an offset committed.  None: they cannot be asked for.
     """
-    found: dict[tuple[str, int], dict[str, int]] = {}
+    unread_of: dict[tuple[str, int], dict[str, int]] = {}
     asked.refresh(sorted({topic for topic, _ in spans}))
     if not asked.snapshot.zookeeper or all(start == stop for start, stop in spans.values()):
-        return found  # without ZooKeeper no group has committed anything
+        return unread_of  # without ZooKeeper no group has committed anything
     try:
         for row in asked.admin("groups", {}):
             for topic, number, committed in asked.admin("offsets", {"group": row["group"]}):
                 start, stop = spans.get((topic, number), (0, 0))
                 unread = lost_bytes(committed, stop) - lost_bytes(committed, start)
                 if unread:
-                    found.setdefault((topic, number), {})[row["group"]] = unread
+                    unread_of.setdefault((topic, number), {})[row["group"]] = unread
     except (ClientFault, Unavailable):
         return None
-    return found
+    return unread_of
 
 
 def _unread_text(unread: Mapping[str, int] | None) -> str:
@@ -274,14 +283,14 @@ def delete(
         appliance topics delete web app --yes --data /tmp/box
     """
     with cluster(data, connect) as asked:
-        found = {topic["name"]: topic for topic in asked.admin("topics", {"names": names})}
+        described = {topic["name"]: topic for topic in asked.admin("topics", {"names": names})}
         spans = {
             (name, part["partition"]): (part["start"] or 0, part["end"] or 0)
-            for name, topic in found.items()
+            for name, topic in described.items()
             for part in topic["partitions"]
         }
         unread = _unread(asked, spans)
-        rows = [{**_summary(found[name]), "unread": _of_topic(unread, name)} for name in dict.fromkeys(names)]
+        rows = [{**_summary(described[name]), "unread": _of_topic(unread, name)} for name in dict.fromkeys(names)]
         if dry_run:
             output.print_rows(rows, [*COLUMNS, "unread"], as_json=as_json)
             return
@@ -413,9 +422,9 @@ def restore(
             raise TopicExists(f"there is a topic {target!r}", remedy="take another name with --as")
         topic, _ = copy_topic(backup, directory, name, topic_id)
         own = topic.settings | parse_settings(settings)
-        wanted = {"name": target, "id": topic_id, "partitions": len(topic.partitions), "settings": own}
+        arguments = {"name": target, "id": topic_id, "partitions": len(topic.partitions), "settings": own}
         try:
-            back = asked.admin("restore_topic", wanted)
+            back = asked.admin("restore_topic", arguments)
         except ClientFault:
             if topic_id not in {row["id"] for row in asked.admin("trash", {})}:  # refused: nobody knows this topic
                 with acting_as_owner(directory):

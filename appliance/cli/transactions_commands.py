@@ -1,18 +1,27 @@
-"""``appliance transactions``: shows transactions of Kafka's producers, and aborts one that stays open."""
+"""``appliance transactions``: shows transactions of producers, and aborts one that stays open.
+
+What ZooKeeper has lost is in no list, and stays open in the logs: ``abort-hanging`` aborts it, partition by partition.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
+from ..errors import InvalidTransactionState
 from ..units import duration
 from . import output
-from .asking import DryRun, Yes, confirm
+from .asking import DryRun, Yes, confirm, how_many
 from .live_names import complete_transactions
 from .target import Connect, Data, Json, cluster
 
-app = typer.Typer(no_args_is_help=True, help="Look at transactions of producers, abort one.")
+ONGOING: Final = "Ongoing"
+"""The only state in which a transaction can be aborted, by Kafka's word."""
+
+app = typer.Typer(
+    no_args_is_help=True, help="Look at transactions of producers, abort one, or what ZooKeeper has lost of them."
+)
 
 Id = Annotated[
     str, typer.Argument(metavar="ID", autocompletion=complete_transactions, help="transactional.id of the producer.")
@@ -54,15 +63,15 @@ def describe(transactional_id: Id, data: Data = None, connect: Connect = None, a
         appliance transactions describe payments-1 --data /tmp/box
     """
     with cluster(data, connect) as asked:
-        found = asked.admin("transaction", {"id": transactional_id})
+        transaction = asked.admin("transaction", {"id": transactional_id})
     if as_json:
-        output.print_json(found)
+        output.print_json(transaction)
         return
-    output.print_rows([_shown(found)], ["id", "state", "open", "producer_id", "epoch", "timeout"])
-    parts = [{"topic": topic, "partition": number} for topic, number in found["parts"]]
+    output.print_rows([_shown(transaction)], ["id", "state", "open", "producer_id", "epoch", "timeout"])
+    parts = [{"topic": topic, "partition": number} for topic, number in transaction["parts"]]
     output.print_rows(parts, ["topic", "partition"], title="Partitions")
     names = ["group", "topic", "partition", "offset"]
-    offsets = [dict(zip(names, row, strict=True)) for row in found["offsets"]]
+    offsets = [dict(zip(names, row, strict=True)) for row in transaction["offsets"]]
     output.print_rows(offsets, names, title="Offsets")
 
 
@@ -82,12 +91,48 @@ def abort(
         appliance transactions abort payments-1 --dry-run
     """
     with cluster(data, connect) as asked:
-        found = asked.admin("transaction", {"id": transactional_id})
+        transaction = asked.admin("transaction", {"id": transactional_id})
+        if transaction["state"] != ONGOING:  # before anybody is asked, and for a dry run as for the real one
+            raise InvalidTransactionState(
+                f"transaction {transactional_id!r} cannot be aborted: it is {transaction['state']}"
+            )
         if not dry_run:
-            lost = f"{transactional_id}: {found['state']}, {found['partitions']} partitions"
+            lost = f"{transactional_id}: {transaction['state']}, {transaction['partitions']} partitions"
             confirm([lost], "Abort this transaction?", yes=yes)
             asked.admin("abort_transaction", {"id": transactional_id})
-    output.print_rows([found], ["id", "producer_id", "epoch", "partitions", "groups"], as_json=as_json)
+    output.print_rows([transaction], ["id", "producer_id", "epoch", "partitions", "groups"], as_json=as_json)
+
+
+@app.command(name="abort-hanging")
+def abort_hanging(
+    name: Annotated[str, typer.Argument(metavar="TOPIC-N", help="Partition that readers cannot read to its end.")],
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    data: Data = None,
+    connect: Connect = None,
+    as_json: Json = False,
+) -> None:
+    """Abort what is open in a partition's log, and no coordinator knows of: what ZooKeeper knew of it is lost.
+
+    Transactions that are shown by [b]appliance transactions list[/b] stay open.
+
+    [b]Examples[/b]
+
+        appliance transactions abort-hanging payments-0 --dry-run
+
+        appliance transactions abort-hanging payments-0 --yes
+    """
+    topic, _, number = name.rpartition("-")
+    if not topic or not number.isdecimal():
+        raise typer.BadParameter(f"{name!r}: name a partition, as web-0")
+    place = {"name": topic, "partition": int(number)}
+    with cluster(data, connect) as asked:
+        hanging = asked.admin("hanging_transactions", place)
+        if hanging and not dry_run:
+            lost = [f"{name}: of producer {row['producer_id']}, open from offset {row['first']}" for row in hanging]
+            confirm(lost, f"Abort {how_many(len(hanging), 'transaction')}?", yes=yes)
+            asked.admin("abort_hanging", place)
+    output.print_rows(hanging, ["producer_id", "epoch", "first", "last_ms"], as_json=as_json)
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:

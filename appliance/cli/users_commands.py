@@ -1,4 +1,4 @@
-"""``appliance users``: add, list and delete users, and change their passwords.
+"""``appliance users``: add, list, lock, kick and delete users, let them expire, and change their passwords.
 
 A password comes from a file or from the terminal, never from arguments or the environment, which other programs can
 see.  It does not leave this process: the appliance gets verifiers made from it (``security/scram.py``).
@@ -7,17 +7,20 @@ see.  It does not leave this process: the appliance gets verifiers made from it 
 from __future__ import annotations
 
 import sys
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
+from ..config_keys import DURATIONS_MS, parse_units
 from ..errors import BadValue
+from ..security.accounts import EXPIRY_MS_MAX
 from . import output
 from .live_names import complete_users
 from .target import Connect, Data, Json, cluster
 
-app = typer.Typer(no_args_is_help=True, help="Add, list and delete users; change their passwords.")
+app = typer.Typer(no_args_is_help=True, help="Add, list, lock, kick and delete users; change their passwords.")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", autocompletion=complete_users, help="Name of the user.")]
 PasswordFile = Annotated[
@@ -70,7 +73,7 @@ def password(
 
 @app.command(name="list")
 def list_(data: Data = None, connect: Connect = None, as_json: Json = False) -> None:
-    """List users, with the mechanisms that they can log in with.
+    """List users, with the mechanisms that they can log in with, their roles, and who is locked or expires.
 
     [b]Example[/b]
 
@@ -78,39 +81,185 @@ def list_(data: Data = None, connect: Connect = None, as_json: Json = False) -> 
     """
     with cluster(data, connect) as asked:
         users = asked.admin("users", {})
-    output.print_rows(users, ["name", "mechanisms"], as_json=as_json)
+    if as_json:
+        output.print_json(users)
+        return
+    for row in users:
+        row["standing"] = _standing(row)
+    output.print_rows(users, ["name", "mechanisms", "roles", "standing"])
+
+
+def _standing(row: dict[str, Any]) -> str:
+    """What is decided of a user, in words."""
+    locked = ["locked"] if row["locked"] else []
+    if row["expires_ms"] is None:
+        return "".join(locked)
+    at = output.moment(row["expires_ms"] / 1000)
+    return ", ".join([*locked, f"expired at {at}" if row["expired"] else f"until {at}"])
+
+
+Names = Annotated[list[str], typer.Argument(metavar="NAME...", autocompletion=complete_users, help="Users.")]
+WithoutPassword = Annotated[
+    bool,
+    typer.Option(
+        "--without-password",
+        help="Also a user without a password here: the subject of a certificate, or the claim of a token.",
+    ),
+]
 
 
 @app.command()
-def delete(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", autocompletion=complete_users, help="Users.")],
+def lock(
+    names: Names,
+    without_password: WithoutPassword = False,
     data: Data = None,
     connect: Connect = None,
     as_json: Json = False,
 ) -> None:
-    """Delete users.  Connections that are logged in stay so; access rules of the user stay, too.
+    """Lock users: nobody logs in as them any more, and their connections end.
+
+    Passwords and access rules stay; `users unlock` undoes it. Also users of certificates and tokens, by the name behind
+    `User:`, with --without-password.
+
+    [b]Examples[/b]
+
+        appliance users lock alice --data /tmp/box
+
+        appliance users lock "CN=web,O=example" --without-password
+    """
+    _alter_each(
+        names, "alter_user", {"locked": True, "without_password": without_password}, "locked", data, connect, as_json
+    )
+
+
+@app.command()
+def unlock(
+    names: Names,
+    without_password: WithoutPassword = False,
+    data: Data = None,
+    connect: Connect = None,
+    as_json: Json = False,
+) -> None:
+    """Let locked users log in again.
+
+    [b]Example[/b]
+
+        appliance users unlock alice --data /tmp/box
+    """
+    _alter_each(
+        names, "alter_user", {"locked": False, "without_password": without_password}, "unlocked", data, connect, as_json
+    )
+
+
+@app.command()
+def kick(
+    names: Names,
+    without_password: WithoutPassword = False,
+    data: Data = None,
+    connect: Connect = None,
+    as_json: Json = False,
+) -> None:
+    """End all connections of users, also at the other appliances of the ensemble.  They may connect again.
+
+    Connections of root and of the service's own user through the socket in the data directory stay.
+
+    [b]Example[/b]
+
+        appliance users kick alice --data /tmp/box
+    """
+    change = {"kick": True, "without_password": without_password}
+    _alter_each(names, "alter_user", change, "ended the connections of", data, connect, as_json)
+
+
+@app.command()
+def expire(
+    names: Names,
+    after: Annotated[
+        str, typer.Option("--after", metavar="TIME", help="A time (2026-12-31), a time from now (90d), or `never`.")
+    ],
+    without_password: WithoutPassword = False,
+    data: Data = None,
+    connect: Connect = None,
+    as_json: Json = False,
+) -> None:
+    """Let users expire: from then on they are refused, and their connections end.
+
+    [b]Examples[/b]
+
+        appliance users expire contractor --after 90d --data /tmp/box
+
+        appliance users expire contractor --after never
+    """
+    expires_ms = parse_expiry(after, datetime.now().astimezone())
+    said = f"expires at {output.moment(expires_ms / 1000)}:" if expires_ms else "never expires:"
+    change = {"expires_ms": expires_ms, "without_password": without_password}
+    _alter_each(names, "alter_user", change, said, data, connect, as_json)
+
+
+def parse_expiry(text: str, now: datetime) -> int:
+    """When a user expires, in ms since 1970; 0: never.
+
+    Raises:
+        BadValue: the text is neither a time, nor an amount of it, nor ``never``.
+    """
+    if text == "never":
+        return 0
+    length_ms = parse_units(text, {unit: ms for unit, ms in DURATIONS_MS.items() if unit})
+    try:
+        moment = now + timedelta(milliseconds=length_ms) if length_ms is not None else datetime.fromisoformat(text)
+        return min(max(1, round(moment.astimezone().timestamp() * 1000)), EXPIRY_MS_MAX)
+    except (ValueError, OverflowError, OSError):
+        raise BadValue(
+            f"--after {text}: must be a time such as 2026-12-31 or 2026-12-31T18:00, 90d, or never"
+        ) from None
+
+
+def _alter_each(
+    names: list[str],
+    verb: str,
+    arguments: dict[str, Any],
+    done: str,
+    data: Path | None,
+    connect: str | None,
+    as_json: bool,
+) -> None:
+    with cluster(data, connect) as asked:
+        for name in names:
+            asked.admin(verb, {"name": name, **arguments})
+            if not as_json:
+                output.say(f"{done} {name}")
+    if as_json:
+        output.print_json([{"name": name} for name in names])
+
+
+@app.command()
+def delete(
+    names: Names,
+    data: Data = None,
+    connect: Connect = None,
+    as_json: Json = False,
+) -> None:
+    """Delete users, whose connections end.  Access rules and roles of the user stay.
+
+    A lock and a time to expire stay, too: they hold for certificates and tokens of the name, and for a user who is
+    added with it later. `users unlock` ends a lock, `users expire --after never` the time.
 
     [b]Example[/b]
 
         appliance users delete alice --data /tmp/box
     """
-    with cluster(data, connect) as asked:
-        for name in names:
-            asked.admin("delete_user", {"name": name})
-            if not as_json:
-                output.say(f"deleted {name}")
-    if as_json:
-        output.print_json([{"name": name} for name in names])
+    _alter_each(names, "delete_user", {}, "deleted", data, connect, as_json)
 
 
 def _put(
     name: str, password_file: Path | None, data: Path | None, connect: str | None, as_json: bool, *, new: bool
 ) -> None:
-    from ..security.scram import MECHANISMS, encode_verifier, make_verifier
+    from ..security.scram import check_password, encode_verifiers
     from ..security.secret_files import read_given_password
 
-    given = read_given_password(password_file, "--password-file") if password_file else _ask(name)
-    verifiers = {mechanism: encode_verifier(make_verifier(mechanism, given.encode())) for mechanism in MECHANISMS}
+    new_password = read_given_password(password_file, "--password-file") if password_file else _ask(name)
+    check_password(new_password)
+    verifiers = encode_verifiers(new_password.encode())
     with cluster(data, connect) as asked:
         asked.admin("put_user", {"name": name, "verifiers": verifiers, "new": new})
     if as_json:

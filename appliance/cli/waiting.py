@@ -1,6 +1,6 @@
 """Reports on standard error what a command waits for, with the cause from the appliance.
 
-A client that waits for a partition, a disk or an appliance raises no error.  Meanwhile :class:`Watch` reads the
+A client that waits for a partition, a disk or an appliance raises no error.  Meanwhile :class:`TroubleWatch` reads the
 client's troubles.  It prints one line for each trouble that lasts for :data:`REPORT_AFTER_S`, another one every
 :data:`REPEAT_S`, and one when it is over.
 """
@@ -32,7 +32,7 @@ _TROUBLES: Final = logging.getLogger("appliance.client.troubles")
 CODE_STORAGE: Final = StorageFault.code
 
 
-class Watch:
+class TroubleWatch:
     """Reports troubles; use it as a context around the waiting.
 
     ``troubles`` returns the client's troubles.  ``progress`` returns the progress of the command, "" for none.
@@ -49,7 +49,7 @@ class Watch:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="appliance-watch", daemon=True)
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> TroubleWatch:
         _TROUBLES.disabled = True  # the client would log the same troubles, and sooner
         self._thread.start()
         return self
@@ -71,10 +71,10 @@ class Watch:
         plain = type(error)(text if name in text else f"{name}: {text}", remedy=error.remedy, about=name)
         if not isinstance(subject, tuple) or error.code != CODE_STORAGE:
             return plain
-        known = self._causes.get(subject)
-        if known is None:
-            known = self._causes[subject] = explain(self._address, subject) or plain
-        return known
+        cause = self._causes.get(subject)
+        if cause is None:
+            cause = self._causes[subject] = explain(self._address, subject) or plain
+        return cause
 
     def _run(self) -> None:
         while not self._over.wait(LOOK_S):

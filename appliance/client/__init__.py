@@ -7,10 +7,10 @@ Reading order, each module after those that it uses:
 2. ``troubles`` (what a client waits for), ``threads`` (reports a thread's end to the application);
 3. producing: ``delivery`` (a message and its batch), ``callbacks``, ``outstanding``, ``partition_queue`` (the order of
    a partition's batches, pure), ``broker_link``, ``background_requests``, ``dispatcher`` (batches to brokers, replies
-   to batches), ``sender`` (in which thread), ``producer_options``, ``known_topics``, ``open_batches``, ``lifetime``,
-   ``producer``;
+   to batches), ``sender`` (in which thread), ``producer_options``, ``transactions``, ``known_topics``,
+   ``outgoing`` (a checked message), ``open_batches``, ``lifetime``, ``producer``;
 4. consuming: ``fetcher``, ``decoder``, ``consumer``; ``streams``, ``group_fetching``, ``group`` (the paper's consumer);
-5. ``audit`` (counts of delivered messages), ``admin``.
+5. ``audit`` (counts of delivered messages), ``admin``; ``aio``, all of them for an event loop.
 """
 
 from ..wire.requests import EARLIEST, LATEST

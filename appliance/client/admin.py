@@ -14,7 +14,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..names import TopicPartition
+from ..names import OFFSET_MAX, TopicPartition
+from ..security.scram import check_password, encode_verifiers
+from ..wire.requests import EARLIEST
+from . import arguments
 from .client_security import ClientSecurity
 from .cluster_client import Cluster
 
@@ -41,6 +44,10 @@ class Admin:
     def close(self) -> None:
         self._cluster.close()
 
+    def abort(self) -> None:
+        """Have every present and later request fail with BrokerAway at once.  Any thread may call it."""
+        self._cluster.abort()
+
     # ---- topics
 
     def create_topic(
@@ -55,7 +62,9 @@ class Admin:
             TopicExists, InvalidTopic, InvalidPartitions, InvalidSetting: see the message.
         """
         count = {} if partitions is None else {"partitions": partitions}
-        found: dict[str, Any] = self._ask("create_topic", name=name, settings=dict(settings or {}), **count)
+        found: dict[str, Any] = self._ask(
+            "create_topic", name=name, settings=arguments.mapping("settings", settings), **count
+        )
         return found
 
     def ensure_topic(self, name: str) -> dict[str, Any]:
@@ -68,7 +77,7 @@ class Admin:
     ) -> dict[str, Any]:
         """Change these settings (None: back to the default), raise the number of partitions."""
         found: dict[str, Any] = self._ask(
-            "alter_topic", name=name, settings=dict(settings or {}), partitions=partitions
+            "alter_topic", name=name, settings=arguments.mapping("settings", settings), partitions=partitions
         )
         return found
 
@@ -92,15 +101,26 @@ class Admin:
         found: dict[str, Any] = self._ask("undelete_topic", name=name, new_name=new_name)
         return found
 
+    def restore_topic(
+        self, name: str, topic_id: str, partitions: int, settings: Mapping[str, str | int] | None = None
+    ) -> dict[str, Any]:
+        """Bring back a topic that no catalog knows, from the files in the trash of the appliance that is asked."""
+        kept = arguments.mapping("settings", settings)
+        found: dict[str, Any] = self._ask("restore_topic", name=name, id=topic_id, partitions=partitions, settings=kept)
+        return found
+
     def delete_records(self, topic: str, partition: int, before: int) -> None:
         """Delete the messages of a partition before this offset.  When it returns, nobody reads them any more."""
-        self._cluster.refresh([topic])
-        arguments = {"name": topic, "partition": partition, "offset": before}
-        self._cluster.admin("delete_records", arguments, broker_id=self._cluster.leader(topic, partition))
+        wanted = {"name": topic, "partition": arguments.partition_number(partition)}
+        wanted["offset"] = arguments.whole("before", before, EARLIEST, OFFSET_MAX)
+        self._cluster.refresh([arguments.topic_name(topic)])
+        self._cluster.admin("delete_records", wanted, broker_id=self._cluster.leader(topic, partition))
 
     def topics(self, names: Iterable[str] | None = None) -> list[dict[str, Any]]:
         """These topics, or all, with their settings and partitions."""
-        found: list[dict[str, Any]] = self._ask("topics", names=None if names is None else list(names))
+        found: list[dict[str, Any]] = self._ask(
+            "topics", names=None if names is None else list(arguments.several("names", names))
+        )
         return found
 
     def repair_partition(self, topic: str, partition: int, *, cut: bool = False) -> dict[str, Any]:
@@ -119,7 +139,8 @@ class Admin:
 
         The appliance that has the partition reads them itself, and believes nobody.  See ``appliance status``.
         """
-        return self._cluster.report_damage(topic, partition, start, stop)
+        name, number = arguments.part((topic, partition))
+        return self._cluster.report_damage(name, number, start, stop)
 
     # ---- the appliance
 
@@ -143,6 +164,116 @@ class Admin:
         found: dict[str, int] = self._ask("init_producer")
         return found
 
+    # ---- users, access rules
+
+    def users(self) -> list[dict[str, Any]]:
+        """The users that can log in, with their mechanisms, their roles, and what else is decided of them."""
+        found: list[dict[str, Any]] = self._ask("users")
+        return found
+
+    def put_user(self, name: str, password: str, *, new: bool = True) -> None:
+        """Add a user, or with ``new=False`` change the password of one.  The password stays here: verifiers are sent.
+
+        Raises:
+            UserExists, UnknownUser: see ``new``.
+        """
+        given = arguments.text("password", password)
+        check_password(given)
+        self._ask("put_user", name=arguments.text("name", name), verifiers=encode_verifiers(given.encode()), new=new)
+
+    def alter_user(
+        self,
+        name: str,
+        *,
+        locked: bool | None = None,
+        expires_ms: int | None = None,
+        kick: bool = False,
+        without_password: bool = False,
+    ) -> None:
+        """Lock a user or unlock one, let one expire, and end all connections of one; None leaves it as it is.
+
+        Args:
+            name: the user; of a certificate its subject, of a token what its claim says.
+            locked: whether logins are refused; locking ends all connections, too.
+            expires_ms: when the user expires, since 1970; 0: never.
+            kick: end all connections; the client may connect again.
+            without_password: also a user without a password here.
+
+        Raises:
+            UnknownUser: see ``without_password``.
+        """
+        self._ask(
+            "alter_user",
+            name=arguments.text("name", name),
+            **{"locked": locked, "expires_ms": expires_ms, "kick": kick, "without_password": without_password},
+        )
+
+    def delete_user(self, name: str) -> None:
+        """Delete a user, whose connections end; its access rules and roles, a lock and a time to expire stay."""
+        self._ask("delete_user", name=name)
+
+    def acls(self, selected: Mapping[str, str | None] | None = None) -> list[dict[str, Any]]:
+        """The access rules that a filter selects, or all: see FILTER and ACL in ``wire/native_admin.py``."""
+        found: list[dict[str, Any]] = self._ask("acls", **_words(selected))
+        return found
+
+    def add_acls(self, rules: Iterable[Mapping[str, str]]) -> None:
+        """Add access rules.  What is left out of one is its usual value: any host, allow, this very name."""
+        self._ask("add_acls", acls=[arguments.mapping("rule", rule) for rule in arguments.several("rules", rules)])
+
+    def delete_acls(self, selected: Mapping[str, str | None], *, dry_run: bool = False) -> list[dict[str, Any]]:
+        """Delete the access rules that a filter selects.  Returns them; with ``dry_run`` they stay."""
+        found: list[dict[str, Any]] = self._ask("delete_acls", **_words(selected), dry_run=dry_run)
+        return found
+
+    # ---- roles
+
+    def roles(self) -> list[dict[str, Any]]:
+        """The roles, each with its users and access rules."""
+        found: list[dict[str, Any]] = self._ask("roles")
+        return found
+
+    def create_role(self, name: str) -> None:
+        """Make a role without users.  Its rules are those for the principal ``Role:NAME``: see :meth:`add_acls`."""
+        self._ask("create_role", name=arguments.text("name", name))
+
+    def alter_role(
+        self, name: str, *, grant: Iterable[str] = (), revoke: Iterable[str] = (), without_password: bool = False
+    ) -> None:
+        """Give a role to users, and take it from others.
+
+        Args:
+            without_password: also give it to users without a password here: the subject of a certificate, or the
+                claim of a token.
+
+        Raises:
+            UnknownUser: see ``without_password``; or a user did not have the role.
+        """
+        users = {"grant": arguments.several("grant", grant), "revoke": arguments.several("revoke", revoke)}
+        self._ask("alter_role", name=name, **users, without_password=without_password)
+
+    def delete_role(self, name: str, *, dry_run: bool = False) -> dict[str, Any]:
+        """Delete a role with its rules.  Returns its ``users`` and ``rules``; with ``dry_run`` all stays."""
+        had: dict[str, Any] = self._ask("delete_role", name=name, dry_run=dry_run)
+        return had
+
+    # ---- quotas
+
+    def quotas(self) -> list[dict[str, Any]]:
+        """The limits of users and client ids: see ``wire/native_admin.py``."""
+        found: list[dict[str, Any]] = self._ask("quotas")
+        return found
+
+    def put_quota(
+        self, limits: Mapping[str, float | None], *, user: str | None = None, client_id: str | None = None
+    ) -> None:
+        """Set limits per second of a user, a client id or both; None removes one.  "": who has no quota of its own.
+
+        Raises:
+            InvalidRequest: no such limit, or nobody is named.
+        """
+        self._ask("put_quota", user=user, client_id=client_id, limits=arguments.mapping("limits", limits))
+
     # ---- groups
 
     def groups(self) -> list[dict[str, Any]]:
@@ -157,7 +288,7 @@ class Admin:
 
     def group(self, group: str) -> dict[str, Any]:
         """Members, offsets, and lag in messages, bytes and seconds.  Raises UnknownGroup if there is no such group."""
-        found: dict[str, Any] = self._ask("group", group=group)
+        found: dict[str, Any] = self._ask("group", group=arguments.group_name(group))
         return found
 
     def transactions(self) -> list[dict[str, Any]]:
@@ -183,19 +314,68 @@ class Admin:
         """
         self._ask("abort_transaction", id=transactional_id)
 
+    def hanging_transactions(self, topic: str, partition: int) -> list[dict[str, Any]]:
+        """The transactions that are open in a partition's log and that no coordinator knows of: nobody will end them.
+
+        Each has ``producer_id`` and ``epoch``, the offset ``first`` from which it is open, and ``last_ms``, the largest
+        timestamp of its last batch, in ms since 1970.
+
+        Raises:
+            UnknownPartition: there is none.
+            ZooKeeperAway: it is not known now which transactions are open; try again.
+        """
+        found: list[dict[str, Any]] = self._ask("hanging_transactions", name=topic, partition=partition)
+        return found
+
+    def abort_hanging(self, topic: str, partition: int) -> None:
+        """End the transactions that are open in a partition's log and that no coordinator knows of.
+
+        Raises:
+            UnknownPartition: there is none.
+            ZooKeeperAway: it is not known now which transactions are open; try again.
+        """
+        self._ask("abort_hanging", name=topic, partition=partition)
+
+    def alter_group(self, group: str, settings: Mapping[str, str | int | None]) -> dict[str, Any]:
+        """Change settings of a group, there or not (None: back to the appliance's value): group, settings, sources."""
+        found: dict[str, Any] = self._ask(
+            "alter_group", group=arguments.group_name(group), settings=arguments.mapping("settings", settings)
+        )
+        return found
+
     def offsets(self, group: str) -> dict[tuple[str, int], int]:
         """The committed offset of each partition."""
-        return {(topic, partition): offset for topic, partition, offset in self._ask("offsets", group=group)}
+        return {
+            (topic, partition): offset
+            for topic, partition, offset in self._ask("offsets", group=arguments.group_name(group))
+        }
+
+    def offsets_at(self, timestamp: int, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
+        """The offsets of these partitions for EARLIEST, LATEST or a time in ms since 1970."""
+        arguments.whole("timestamp", timestamp, EARLIEST, OFFSET_MAX)
+        asked = arguments.parts(partitions)
+        self._cluster.refresh({topic for topic, _ in asked})
+        return self._cluster.offsets(dict.fromkeys(asked, timestamp))
 
     def commit(self, group: str, offsets: Mapping[tuple[str, int], int] | Mapping[TopicPartition, int]) -> None:
         """Set the committed offsets of a group.  Running members continue where they are until they are restarted."""
-        rows = [[topic, partition, offset] for (topic, partition), offset in offsets.items()]
-        self._ask("commit", group=group, offsets=rows)
+        rows = [[topic, partition, offset] for (topic, partition), offset in arguments.offsets(offsets).items()]
+        self._ask("commit", group=arguments.group_name(group), offsets=rows)
 
     def delete_offsets(self, group: str, partitions: Iterable[tuple[str, int]] | None = None) -> None:
         """Delete the group's offsets of these partitions; without partitions, the whole group."""
-        chosen = {} if partitions is None else {"partitions": [list(part) for part in partitions]}
-        self._ask("delete_offsets", group=group, **chosen)
+        chosen = {} if partitions is None else {"partitions": arguments.parts(partitions)}
+        self._ask("delete_offsets", group=arguments.group_name(group), **chosen)
 
     def _ask(self, verb: str, **arguments: Any) -> Any:
         return self._cluster.admin(verb, arguments)
+
+
+def _words(selected: Any) -> dict[str, Any]:
+    """A filter of access rules.
+
+    Raises:
+        InvalidRequest: it is none.
+    """
+    found = arguments.mapping("selected", selected)
+    return {arguments.text("selected", word): value for word, value in found.items()}

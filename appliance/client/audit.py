@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from ..errors import ApplianceError, BadValue
+from .arguments import check_functions, check_texts, check_whole, several, shown, topic_name
 from .delivery import Batch, Delivery
 from .producer import Producer
 
@@ -60,8 +61,12 @@ class Audit:
         publish_ms: int = PUBLISH_MS,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
-        if window_ms < 1 or publish_ms < 1:
-            raise BadValue(f"window_ms={window_ms}, publish_ms={publish_ms}: must be at least 1")
+        if not isinstance(producer, Producer):
+            raise BadValue(f"producer={shown(producer)}: give a Producer")
+        topic_name(topic)
+        check_texts(server=server)
+        check_whole(1, window_ms=window_ms, publish_ms=publish_ms)
+        check_functions(clock_ms=clock_ms)
         self._producer = producer
         self._topic = topic
         self._server = server or socket.gethostname()
@@ -99,7 +104,7 @@ class Audit:
         """Send plain values, all with the same timestamp.  Returns the delivery of the last one."""
         stamp = self._clock_ms()
         delivery = None
-        for value in values:
+        for value in several("values", values):
             delivery = self.send(topic, value, timestamp=stamp)
         return delivery
 

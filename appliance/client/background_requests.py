@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Final, Protocol
 
 from ..errors import ApplianceError, ClientFault, UnknownPartition
 from .cluster_client import Cluster
+from .transactions import Transactions
 from .troubles import Troubles
 
 METADATA_AGE_S: Final = 60.0
@@ -20,10 +21,25 @@ REFUSED_S: Final = 5.0
 """How soon to ask again for a topic that was not made."""
 
 
+class Waiting(Protocol):
+    """The batches that wait for an identity.  Called with the lock held."""
+
+    def unidentified(self) -> list[tuple[str, int]]: ...
+
+    def join(self, parts: Iterable[tuple[str, int]], producer_id: int, epoch: int) -> None:
+        """They are added to the transaction: send their batches."""
+        ...
+
+    def refuse(self, parts: Iterable[tuple[str, int]], error: ApplianceError) -> None:
+        """They cannot be: fail their batches."""
+        ...
+
+
 class BackgroundRequests:
     """Collects the requests that are needed, and makes them.  Attributes are changed with ``lock`` held.
 
-    ``identified(producer_id, epoch)`` is called with the lock held for each new producer id.
+    ``identified(producer_id, epoch)`` is called with the lock held for each new producer id.  ``transactions``: those
+    of a transactional producer, whose batches wait until their partitions are added.
     """
 
     def __init__(
@@ -35,6 +51,8 @@ class BackgroundRequests:
         pause_s: float,
         now_s: float,
         identified: Callable[[int, int], None],
+        transactions: Transactions | None,
+        waiting: Callable[[], Waiting],
     ) -> None:
         self.stale_topics: set[str] = set()
         """Something is sent to them, and what is known of them is wrong."""
@@ -49,6 +67,9 @@ class BackgroundRequests:
         self._troubles = troubles
         self._pause_s = pause_s
         self._identified = identified
+        self._transactions, self._waiting = transactions, waiting
+        self.adding = threading.Lock()
+        """Held while partitions are added to a transaction: it neither begins nor is aborted meanwhile."""
         self._aged_s = now_s + METADATA_AGE_S
         self._resume_s = 0.0
 
@@ -79,7 +100,9 @@ class BackgroundRequests:
                 self._make_again(topics & self._needed - known)
                 if self._troubles:
                     self._troubles.end("metadata")
-            if self.wants_id:
+            if self.wants_id and self._transactions is not None:
+                self.add_partitions(self._transactions)
+            elif self.wants_id:
                 producer_id, epoch = self._ask_id()
                 with self._lock:
                     self.wants_id = False
@@ -89,6 +112,31 @@ class BackgroundRequests:
             self._troubles.begin("metadata", error)
             with self._lock:
                 self.stale_topics |= topics
+
+    def add_partitions(self, transactions: Transactions) -> None:
+        """Add the partitions to the transaction whose batches wait for that, in the calling thread.
+
+        Raises:
+            Unavailable: it is due again.
+        """
+        with self.adding:
+            with self._lock:
+                self.wants_id = False
+                parts = self._waiting().unidentified()
+            if not parts:
+                return
+            try:
+                producer_id, epoch = transactions.add(parts)
+            except ClientFault as error:
+                with self._lock:
+                    self._waiting().refuse(parts, error)
+            except ApplianceError:
+                with self._lock:
+                    self.wants_id = True
+                raise
+            else:
+                with self._lock:
+                    self._waiting().join(parts, producer_id, epoch)
 
     def _make_again(self, gone: set[str]) -> None:
         """Let the appliance make topics, as at their first message; what is sent to those that are not made waits."""

@@ -42,6 +42,7 @@ from ..addresses import Listener, parse_addresses, parse_listeners, unix_path
 from ..errors import BadValue, BrokerAway, LoginOutOfOrder, ProtocolFault, RequestTimedOut, from_code
 from ..wire.frames import SIZE_BYTES, frame_bytes, split
 from ..wire.native import HELLO, LOGIN, MAGIC, VERSION, ProduceHead, decode_header, encode_frame
+from .arguments import shown
 from .client_login import ClientLogin, LoginSteps
 from .dialing import is_path, start_connect
 from .tls_socket import TlsSocket
@@ -71,6 +72,8 @@ class Reply(NamedTuple):
 
 def parse_bootstrap(bootstrap: str | Sequence[str]) -> list[Listener]:
     """Listeners from ``"a:1,b:2"``, ``"SSL://a:1"`` or ``"unix:/path"``, or a sequence of such texts."""
+    if isinstance(bootstrap, bytes) or not isinstance(bootstrap, Sequence) or not all(map(_is_text, bootstrap)):
+        raise BadValue(f"bootstrap {shown(bootstrap)}: give host:port, or several in a list")
     text = bootstrap if isinstance(bootstrap, str) else ",".join(bootstrap)
     try:
         listeners = parse_listeners("native", text)
@@ -81,6 +84,10 @@ def parse_bootstrap(bootstrap: str | Sequence[str]) -> list[Listener]:
     if len({one.security for one in listeners}) > 1:
         raise BadValue(f"bootstrap {text!r}: all addresses must have the same protocol: that of the whole cluster")
     return listeners
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
 
 
 def address_of(listener: Listener) -> Address:

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from ..errors import BadValue
 from ..security.secret_files import check_secret_file, read_given_password
+from .arguments import check_texts
 from .client_login import ClientLogin
 
 
@@ -33,6 +34,13 @@ class ClientSecurity:
     key: str = ""
     user: str = ""
     password_file: str = ""
+
+    def __post_init__(self) -> None:
+        """
+        Raises:
+            BadValue: one of these is no text.
+        """
+        check_texts(**{field.name: getattr(self, field.name) for field in fields(self)})
 
     @staticmethod
     def of_environment() -> ClientSecurity:

@@ -17,12 +17,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from ..errors import ApplianceError, BrokerAway, ClientFault, NotLeader, RequestTimedOut, UnknownPartition, from_code
+from ..errors import (
+    ApplianceError,
+    BadValue,
+    BrokerAway,
+    ClientFault,
+    NotLeader,
+    RequestTimedOut,
+    UnknownPartition,
+    from_code,
+)
 from ..records.decode import decode_batch
-from ..wire.native import ADMIN, FETCH, METADATA, OFFSETS
-from ..wire.requests import LATEST
+from ..wire.native import ADMIN, FETCH, METADATA, OFFSETS, check_request
+from ..wire.requests import EARLIEST, LATEST
+from .arguments import check_client_name, check_whole, shown
 from .broker_connection import Address, Connection, Reply, address_of, parse_bootstrap
 from .client_security import ClientSecurity
+from .lifetime import inherited, refuse_in_children
 
 NO_BROKER = -1
 RETRY_S = 0.1
@@ -69,6 +80,10 @@ class Cluster:
         committed: bool = False,
     ) -> None:
         """``security``: by default that of the environment.  ``committed``: logs end at their last stable offsets."""
+        check_client_name(client_name)
+        check_whole(1, request_timeout_ms=request_timeout_ms)
+        if security is not None and not isinstance(security, ClientSecurity):
+            raise BadValue(f"security={shown(security)}: give a ClientSecurity")
         listeners = parse_bootstrap(bootstrap)
         self._addresses = [address_of(one) for one in listeners]
         security = security or ClientSecurity.of_environment()
@@ -82,7 +97,9 @@ class Cluster:
         self._control: Connection | None = None
         self._dialing: Connection | None = None
         self._aborted = False
+        self.pid, self._inherited = os.getpid(), False
         self.snapshot = ClusterSnapshot()
+        refuse_in_children(self)
 
     def close(self) -> None:
         self.abort()
@@ -98,9 +115,15 @@ class Cluster:
     def abort(self) -> None:
         """Make every present and later request fail with BrokerAway at once.  Any thread may call it."""
         self._aborted = True
+        if self._inherited:
+            return  # its connections are those of the parent
         for connection in (self._control, self._dialing):
             if connection is not None:
                 connection.shutdown()
+
+    def disown(self) -> None:
+        """In a forked child: refuse every request.  Another thread may have held the lock, so it is replaced."""
+        self._inherited, self._lock = True, threading.Lock()
 
     # What is known
 
@@ -155,7 +178,10 @@ class Cluster:
         Args:
             timeout_ms: how long the answer may take; that of the client if not given.
         """
+        from ..wire.native_admin import check_arguments  # most clients ask no verb, and its table takes time
+
         timeout_s = None if timeout_ms is None else timeout_ms / 1000
+        check_arguments(verb, arguments)
         reply = self._ask(ADMIN, verb, dict(arguments), broker_id=broker_id, timeout_s=timeout_s)
         _, error, message, result = reply.header
         if error:
@@ -234,6 +260,25 @@ class Cluster:
             # These partitions have no message of that time or later: request their ends.
             led = dict.fromkeys(led, LATEST)
 
+    def messages_between(self, spans: Mapping[tuple[str, int], tuple[int, int]]) -> dict[tuple[str, int], int]:
+        """How many messages are between two offsets of each partition.
+
+        Raises:
+            ApplianceError: that of the first partition which cannot be asked about now.
+        """
+        counts: dict[tuple[str, int], int] = {}
+        led: dict[int, list[tuple[str, int]]] = {}
+        for part in spans:
+            led.setdefault(self.leader(*part), []).append(part)
+        for leader, parts in led.items():
+            asked_rows = [[*part, EARLIEST, offset] for part in parts for offset in spans[part]]
+            answers = iter(self._ask(OFFSETS, asked_rows, broker_id=leader).header[2])
+            for part, start, stop in zip(parts, answers, answers, strict=True):
+                if error := start[0] or stop[0]:
+                    raise from_code(error, about=f"{part[0]}-{part[1]}")
+                counts[part] = stop[3] - start[3]
+        return counts
+
     def _first_since(self, leader: int, part: tuple[str, int], offset: int, timestamp: int) -> int:
         """The offset of the first message of that time or later in the batch at ``offset``.
 
@@ -269,7 +314,22 @@ class Cluster:
                 connection.close()
         return connection
 
+    def open(self, broker_id: int | None = None) -> Connection:
+        """Open a connection for the caller's own use, to this broker or to any.
+
+        Raises:
+            BrokerAway, RequestTimedOut: it cannot be reached.
+        """
+        with self._lock:
+            self._check_open()
+            if broker_id is None:
+                return self._connect_any()
+            if broker_id not in self.snapshot.brokers:
+                raise BrokerAway(f"broker {broker_id} is not known to the cluster")
+            return self.connect(self.address(broker_id))
+
     def _ask(self, api: int, *arguments: Any, broker_id: int | None = None, timeout_s: float | None = None) -> Reply:
+        check_request(api, arguments)
         with self._lock:
             self._check_open()
             if broker_id is not None and (self._control is None or self._control.broker_id != broker_id):
@@ -298,6 +358,8 @@ class Cluster:
                 self._drop()
 
     def _check_open(self) -> None:
+        if self._inherited:
+            raise inherited("client", self.pid)
         if self._aborted:
             raise BrokerAway("this client is closed")
 

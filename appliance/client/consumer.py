@@ -36,14 +36,18 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from ..errors import ApplianceError, BadValue, CorruptBatch, InvalidRequest
+from ..errors import ApplianceError, CorruptBatch, InvalidRequest
+from ..names import OFFSET_MAX
 from ..records.decode import BYTES_MAX
 from ..wire.requests import EARLIEST, LATEST
+from . import arguments
+from .arguments import check_functions, check_one_of
 from .client_security import ClientSecurity
 from .cluster_client import Cluster
 from .damage_reports import DamageReports
 from .decoder import Decoder, Message, Values
 from .fetcher import Chunk, Fetcher, FetchOptions, reads_committed
+from .lifetime import inherited, refuse_in_children
 from .troubles import Trouble
 
 RESETS: Final = ("earliest", "latest", "raise")
@@ -75,8 +79,8 @@ class Consumer:
         security: ClientSecurity | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if on_out_of_range not in RESETS:
-            raise BadValue(f"on_out_of_range={on_out_of_range!r}: one of {', '.join(RESETS)}")
+        check_one_of(RESETS, on_out_of_range=on_out_of_range)
+        check_functions(clock=clock)
         self._clock = clock
         committed = reads_committed(isolation)
         self._cluster = Cluster(
@@ -105,7 +109,12 @@ class Consumer:
         self._started: dict[tuple[str, int], int] = {}
         self._chunks: deque[Chunk] = deque()
         self._ready: deque[Message] = deque()
+        self._moved: list[Values] = []  # decoded, and not handed out yet
+        self._interrupted = False
+        self._paused: set[tuple[str, int]] = set()
         self._closed = False
+        self._inherited = False
+        refuse_in_children(self)
 
     def __enter__(self) -> Consumer:
         return self
@@ -118,6 +127,12 @@ class Consumer:
             self._closed = True
             self._fetcher.close()
             self._cluster.close()
+
+    def disown(self) -> None:
+        """In a forked child: refuse every call.  What has arrived is for the parent."""
+        self._inherited = True
+        self._ready.clear()
+        self._chunks.clear()
 
     # ---- where to read
 
@@ -135,8 +150,14 @@ class Consumer:
         Raises:
             UnknownPartition: there is no such partition.
         """
-        wanted = dict(partitions) if isinstance(partitions, Mapping) else {}
-        timed = {} if isinstance(partitions, Mapping) else dict.fromkeys(partitions, at)
+        self._check_open()
+        arguments.whole("at", at, EARLIEST, OFFSET_MAX)
+        wanted: dict[tuple[str, int], int] = {}
+        timed: dict[tuple[str, int], int] = {}
+        if isinstance(partitions, Mapping):
+            wanted = arguments.offsets(partitions, EARLIEST)
+        else:
+            timed = dict.fromkeys(arguments.parts(partitions), at)
         self._cluster.refresh({topic for topic, _ in [*wanted, *timed]})
         positions = {part: offset for part, offset in wanted.items() if offset >= 0}
         timed |= {part: offset for part, offset in wanted.items() if offset < 0}
@@ -149,8 +170,10 @@ class Consumer:
         positions |= found
         self._chunks.clear()
         self._ready.clear()
+        self._moved.clear()
         self._fetcher.assign(positions)
         self._positions = positions
+        self._paused.clear()
         self._started = dict(positions)
         self._unresolved = {part: timed[part] for part in failed}
         for part, error in failed.items():
@@ -162,7 +185,9 @@ class Consumer:
 
     def assign_topic(self, topic: str, offset: int = EARLIEST) -> None:
         """Read all partitions that the topic has now."""
-        self._cluster.refresh([topic])
+        self._check_open()
+        arguments.whole("offset", offset, EARLIEST, OFFSET_MAX)
+        self._cluster.refresh([arguments.topic_name(topic)])
         self.assign({(topic, partition): offset for partition in range(len(self._cluster.topic(topic).leaders))})
 
     def positions(self) -> dict[tuple[str, int], int]:
@@ -175,12 +200,38 @@ class Consumer:
     def seek(self, topic: str, partition: int, offset: int) -> None:
         """Continue with the first message at or after ``offset``."""
         part = self._assigned((topic, partition))
-        if offset < 0:
+        if arguments.whole("offset", offset, EARLIEST, OFFSET_MAX) < 0:
             offset = self._cluster.offsets({part: offset})[part]
-        self._ready = deque(message for message in self._ready if message[:2] != part)
-        self._chunks = deque(chunk for chunk in self._chunks if chunk.fetched.topic_partition != part)
-        self._fetcher.seek(part, offset)
+        self._drop(part)
+        if part not in self._paused:
+            self._fetcher.seek(part, offset)
         self._positions[part] = offset
+
+    def pause(self, *parts: tuple[str, int]) -> None:
+        """Hand out nothing of these partitions, or of all, until :meth:`resume`: what has arrived is fetched again.
+
+        A paused partition stays assigned, and keeps its position; :meth:`assign` ends all pauses.
+        """
+        for part in self._chosen(parts):
+            self._paused.add(part)
+            self._drop(part)
+            self._fetcher.remove(part)
+
+    def resume(self, *parts: tuple[str, int]) -> None:
+        """Hand out these partitions again, or all that are paused, from where they were."""
+        for part in self._chosen(parts):
+            if part in self._paused:
+                self._paused.remove(part)
+                self._fetcher.seek(part, self._positions[part])
+
+    def paused(self) -> set[tuple[str, int]]:
+        """The partitions that are paused."""
+        return set(self._paused)
+
+    def _drop(self, part: tuple[str, int]) -> None:
+        self._ready = deque(message for message in self._ready if message[:2] != part)
+        self._moved = [values for values in self._moved if values[:2] != part]
+        self._chunks = deque(chunk for chunk in self._chunks if chunk.fetched.topic_partition != part)
 
     def seek_to_beginning(self, *parts: tuple[str, int]) -> None:
         self._seek_all(parts, EARLIEST)
@@ -191,18 +242,18 @@ class Consumer:
 
     def seek_to_time(self, timestamp_ms: int, *parts: tuple[str, int]) -> None:
         """Continue with the first message of that time or later; at the end if there is none."""
-        if timestamp_ms < 0:
-            raise InvalidRequest(f"timestamp {timestamp_ms}: give milliseconds since 1970")
+        arguments.whole("timestamp_ms, in milliseconds since 1970,", timestamp_ms, 0, OFFSET_MAX)
         self._seek_all(parts, timestamp_ms)
 
     def rewind(self, *parts: tuple[str, int]) -> None:
         """Read again everything since :meth:`assign`."""
-        for part in parts or tuple(self._positions):
-            self.seek(*part, self._started[self._assigned(part)])
+        for part in self._chosen(parts):
+            self.seek(*part, self._started[part])
 
     def offsets_at(self, timestamp: int, parts: Iterable[tuple[str, int]] | None = None) -> dict[tuple[str, int], int]:
         """Offsets for EARLIEST, LATEST or a time in ms; by default of the assigned partitions."""
-        asked = list(self._positions if parts is None else parts)
+        arguments.whole("timestamp", timestamp, EARLIEST, OFFSET_MAX)
+        asked = list(self._positions) if parts is None else arguments.parts(parts)
         self._cluster.refresh({topic for topic, _ in asked})
         return self._cluster.offsets(dict.fromkeys(asked, timestamp))
 
@@ -238,23 +289,27 @@ class Consumer:
         Raises:
             CorruptBatch, OffsetOutOfRange, UnknownPartition: see the message.  Earlier good batches are returned first.
         """
-        deadline_s = None if timeout is None else self._clock() + timeout
+        timeout = arguments.seconds(timeout)
         with self._step:
-            moved = self._ready_values()
-            try:
-                while not any(values.values for values in moved):
-                    if not self._chunks and not self._fetch(deadline_s):
-                        break
-                    if self._chunks:
-                        self._decode_values(moved)
-                    if deadline_s is not None and self._clock() >= deadline_s:
-                        break
-            except CorruptBatch:
-                if not moved:
-                    raise
-            for values in moved:
-                self._positions[values.topic, values.partition] = values.next_offset
-            return [values for values in moved if values.values]
+            self._fill_values(timeout)
+            return self.take_batches()
+
+    def _fill_values(self, timeout: float | None) -> None:
+        """Decode batches until one has values, waiting up to ``timeout`` seconds."""
+        deadline_s = None if timeout is None else self._clock() + timeout
+        moved = self._moved
+        moved += self._ready_values()
+        try:
+            while not any(values.values for values in moved):
+                if not self._chunks and not self._fetch(deadline_s):
+                    break
+                if self._chunks:
+                    self._decode_values(moved)
+                if deadline_s is not None and self._clock() >= deadline_s:
+                    break
+        except CorruptBatch:
+            if not moved:
+                raise
 
     def _decode_values(self, moved: list[Values]) -> None:
         """Decode the first chunk, or as much of it as a call may."""
@@ -271,16 +326,17 @@ class Consumer:
 
     def poll(self, timeout: float | None = None, messages_max: int = 500) -> list[Message]:
         """Up to ``messages_max`` messages; waits up to ``timeout`` seconds for the first one."""
+        timeout = arguments.seconds(timeout)
+        arguments.whole("messages_max", messages_max, 1, OFFSET_MAX)
         with self._step:
             self._fill(timeout)
-            ready = self._ready
-            messages = [ready.popleft() for _ in range(min(messages_max, len(ready)))]
-            for message in messages:
-                self._positions[message[:2]] = message.offset + 1
-            return messages
+            return self.take(messages_max)
 
     def messages(self, timeout: float | None = None) -> Iterator[Message]:
         """Yields messages for ever, or until nothing has come for ``timeout`` seconds."""
+        return self._messages(arguments.seconds(timeout))
+
+    def _messages(self, timeout: float | None) -> Iterator[Message]:
         while True:
             if not self._ready or self._closed:
                 before = self._decoder.unpacked_bytes
@@ -298,8 +354,57 @@ class Consumer:
     def __iter__(self) -> Iterator[Message]:
         return self.messages()
 
+    # ---- in two steps, for ``aio``: one waits and hands out nothing, the other one hands out and never waits
+
+    def prepare(self) -> None:
+        """Wait for messages and decode some, until :meth:`interrupt`."""
+        with self._step:
+            self._fill(None)
+
+    def take(self, messages_max: int) -> list[Message]:
+        """Hand out up to so many messages of those that are decoded."""
+        ready = self._ready
+        messages = [ready.popleft() for _ in range(min(messages_max, len(ready)))]
+        for message in messages:
+            self._positions[message[:2]] = message.offset + 1
+        return messages
+
+    @property
+    def messages_ready(self) -> bool:
+        """Whether there is something for :meth:`take`."""
+        return bool(self._ready)
+
+    def prepare_batches(self) -> None:
+        """As :meth:`prepare`, for :meth:`take_batches`."""
+        with self._step:
+            self._fill_values(None)
+
+    def take_batches(self) -> list[Values]:
+        """Hand out the batches that are decoded."""
+        moved, self._moved = self._moved, []
+        for values in moved:
+            self._positions[values.topic, values.partition] = values.next_offset
+        return [values for values in moved if values.values]
+
+    @property
+    def batches_ready(self) -> bool:
+        """Whether there is something for :meth:`take_batches`."""
+        return any(values.values for values in self._moved)
+
+    def interrupt(self) -> None:
+        """Have the other thread's wait end, which has begun or is about to.  Any thread may call it."""
+        self._interrupted = True
+        self._fetcher.wake()
+
+    def abort(self) -> None:
+        """Have all requests fail, and the other thread's wait end: this consumer is about to be closed."""
+        self._cluster.abort()
+        self.interrupt()
+
     def _fill(self, timeout: float | None) -> None:
         """Decode until there is a message, waiting up to ``timeout`` seconds."""
+        if self._moved:  # decoded for batches that nobody has taken
+            self.go_back(self._positions)
         deadline_s = None if timeout is None else self._clock() + timeout
         looked = False
         while not self._ready:
@@ -329,7 +434,12 @@ class Consumer:
         if self._unresolved:
             pause_s = RESOLVE_S if left_s is None else min(left_s, RESOLVE_S)
         self._chunks += self._fetcher.poll(pause_s)
-        return bool(self._chunks) or deadline_s is None or self._clock() < deadline_s
+        if self._chunks:
+            return True
+        if self._interrupted:
+            self._interrupted = False
+            return False
+        return deadline_s is None or self._clock() < deadline_s
 
     def _resolve(self) -> None:
         """Request the start offsets that could not be found before."""
@@ -356,8 +466,9 @@ class Consumer:
         self._positions.update(positions)
         self._chunks.clear()
         self._ready.clear()
+        self._moved.clear()
         self._fetcher.disconnect()
-        self._fetcher.assign(self._positions)
+        self._fetcher.assign({part: at for part, at in self._positions.items() if part not in self._paused})
 
     def _ready_values(self) -> list[Values]:
         """Messages that were decoded for :meth:`messages` before the caller changed to batches."""
@@ -371,20 +482,30 @@ class Consumer:
         return found
 
     def _seek_all(self, parts: Sequence[tuple[str, int]], timestamp: int) -> None:
-        chosen = [self._assigned(part) for part in parts] or list(self._positions)
-        for part, offset in self._cluster.offsets(dict.fromkeys(chosen, timestamp)).items():
+        for part, offset in self._cluster.offsets(dict.fromkeys(self._chosen(parts), timestamp)).items():
             self.seek(*part, offset)
 
+    def _chosen(self, parts: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
+        self._check_open()
+        return [self._assigned(part) for part in parts] or list(self._positions)
+
     def _assigned(self, part: tuple[str, int]) -> tuple[str, int]:
+        self._check_open()
+        part = arguments.part(part)
         if part not in self._positions:
             raise InvalidRequest(f"{part[0]}-{part[1]} is not assigned to this consumer: assign it first")
         return part
 
     def check_usable(self) -> None:
-        if self._closed:
-            raise InvalidRequest("this consumer is closed")
+        self._check_open()
         if not self._positions and not self._unresolved:
             raise InvalidRequest("nothing is assigned to this consumer: call assign first")
+
+    def _check_open(self) -> None:
+        if self._inherited:
+            raise inherited("consumer", self._cluster.pid)
+        if self._closed:
+            raise InvalidRequest("this consumer is closed")
 
 
 class _Step:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
-from ..errors import BadValue, ClientFault, CorruptBatch, MessageTooLarge
+from ..errors import ClientFault, CorruptBatch, MessageTooLarge
 from ..records.batch import HEADER_BYTES, LENGTH_AT, LENGTH_END, end_offset, read_header
-from ..records.decode import BYTES_MAX, Meter, Record, decode_batch, decode_values
+from ..records.decode import BYTES_MAX, DecodeMeter, Record, decode_batch, decode_values
 from ..records.holes import check_hole
 from ..records.markers import check_marker
+from .arguments import check_least, check_one_of, check_truth
 from .damage_reports import DamageReports
 from .fetcher import Chunk
 
@@ -29,6 +30,9 @@ class Message(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: tuple[tuple[str, bytes | None], ...]
+
+
+_message = tuple.__new__  # twice as fast as the constructor of a NamedTuple
 
 
 class Values(NamedTuple):
@@ -58,14 +62,15 @@ class Decoder:
         on_corrupt: str,
         select: Select | None = None,
     ) -> None:
-        if on_corrupt not in ("raise", "skip"):
-            raise BadValue(f"on_corrupt={on_corrupt!r}: give 'raise' or 'skip'")
+        check_one_of(("raise", "skip"), on_corrupt=on_corrupt)
+        check_least(0, unpacked_bytes_max=unpacked_bytes_max)
+        check_truth(check_crc=check_crc)
         self._reports = reports
         self._check_crc = check_crc
         self._skip = on_corrupt == "skip"
         self._select = select
         self._bytes_max = unpacked_bytes_max
-        self._meter = Meter()
+        self._meter = DecodeMeter()
         self.corrupt_batches = self.large_batches = 0
 
     @property
@@ -90,7 +95,8 @@ class Decoder:
         wanted = chunk.wanted
         if records and records[0].offset < wanted:
             records = [record for record in records if record.offset >= wanted]
-        return [Message(topic, partition, *record) for record in records]
+        place = topic, partition
+        return [_message(Message, place + record) for record in records]
 
     def _wanted_values(self, chunk: Chunk) -> tuple[Sequence[bytes | None], int]:
         """The values of the messages that are wanted, and the offset after the batch."""

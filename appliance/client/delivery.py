@@ -21,6 +21,7 @@ from crc32c import crc32c
 from ..errors import ApplianceError, RequestTimedOut
 from ..records import batch as layout
 from ..records.encode import Fields, encode_batch, encode_tailed, encode_values
+from . import arguments
 from .threads import fresh
 
 OFFSET_UNKNOWN = -1
@@ -107,8 +108,8 @@ class Batch:
             self.items = [(None, value, (), self.timestamp) for value in self.items]
         return self.items
 
-    def encode(self, codec: str, producer_id: int, epoch: int, sequence: int) -> None:
-        """Encode the items as a numbered record batch."""
+    def encode(self, codec: str, producer_id: int, epoch: int, sequence: int, attributes: int = 0) -> None:
+        """Encode the items as a numbered record batch.  ``attributes``: more than that of the codec."""
         self.producer_id, self.epoch, self.sequence = producer_id, epoch, sequence
         if self.tails is not None:
             self.encoded = encode_tailed(
@@ -120,6 +121,7 @@ class Batch:
                 producer_id=producer_id,
                 producer_epoch=epoch,
                 base_sequence=sequence,
+                attributes=attributes,
             )
             self.tails = self.keys = None
         elif self.uniform:
@@ -130,6 +132,7 @@ class Batch:
                 producer_id=producer_id,
                 producer_epoch=epoch,
                 base_sequence=sequence,
+                attributes=attributes,
             )
         else:
             self.encoded = encode_batch(
@@ -138,6 +141,7 @@ class Batch:
                 producer_id=producer_id,
                 producer_epoch=epoch,
                 base_sequence=sequence,
+                attributes=attributes,
             )
         self.items = []
 
@@ -193,6 +197,7 @@ class Delivery(tuple[Batch, int]):
             RequestTimedOut: neither within ``timeout`` seconds.  The producer goes on trying.
         """
         batch = self[0]
+        arguments.seconds(timeout)
         if not batch.done and not batch.owner.wait_for(batch, timeout):
             raise RequestTimedOut(f"not delivered within {timeout} s; the producer goes on trying")
         return batch.error
@@ -212,5 +217,6 @@ class Delivery(tuple[Batch, int]):
     def add_done_callback(self, function: Callable[[Delivery], object]) -> None:
         """Call ``function(self)`` when the message is delivered or has failed; at once if it has."""
         batch, index = self
+        arguments.function("function", function)
         if not batch.owner.call_when_done(batch, index, lambda *_: function(self)):
             function(self)

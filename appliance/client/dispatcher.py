@@ -16,7 +16,7 @@ less than the linger time ago, and until there are :data:`WRITE_BYTES` of them.
 from __future__ import annotations
 
 import select
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from ..errors import (
@@ -92,6 +92,36 @@ class Dispatcher:
             if queue.identity is Identity.WANTED:
                 queue.identify(producer_id, epoch)
 
+    def unidentified(self) -> list[tuple[str, int]]:
+        """The partitions whose batches wait for a producer id, or for being added to a transaction."""
+        return [part for part, queue in self.queues.items() if queue.waiting and queue.identity is Identity.WANTED]
+
+    def suspend(self) -> None:
+        """A transaction begins: its batches wait until their partitions are added."""
+        for queue in self.queues.values():
+            queue.suspend()
+
+    def join(self, parts: Iterable[tuple[str, int]], producer_id: int, epoch: int) -> None:
+        """These partitions are in the transaction."""
+        for part in parts:
+            queue = self.queues.get(part)
+            if queue is not None and queue.identity is Identity.WANTED:
+                queue.join(producer_id, epoch)
+                self._stalled.pop(queue, None)
+                self._make_ready(queue)
+
+    def refuse(self, parts: Iterable[tuple[str, int]], error: ApplianceError) -> None:
+        """These partitions cannot be in the transaction: fail what waits for them."""
+        for part in parts:
+            queue = self.queues.get(part)
+            if queue is not None and queue.identity is Identity.WANTED:
+                for batch in queue.drop_waiting():
+                    self._outstanding.fail(batch, error)
+
+    def drop_waiting(self) -> list[Batch]:
+        """Remove and return the batches that are not in flight."""
+        return [batch for queue in self.queues.values() for batch in queue.drop_waiting()]
+
     def _new_queue(self, topic: str, partition: int) -> RoutedQueue:
         options = self._options
         queue = RoutedQueue(
@@ -99,6 +129,7 @@ class Dispatcher:
             partition,
             ProduceHead(topic, partition, options.acks, options.request_timeout_ms),
             idempotent=options.idempotent,
+            transactional=options.transactional_id is not None,
             backoff_s=options.backoff_s,
             backoff_s_max=options.backoff_s_max,
             jitter=self._jitter,

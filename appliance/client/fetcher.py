@@ -34,7 +34,6 @@ from typing import Final
 
 from ..errors import (
     ApplianceError,
-    BadValue,
     BrokerAway,
     ClientFault,
     NotLeader,
@@ -48,6 +47,7 @@ from ..errors import (
 from ..records.batch import HEADER_BYTES, end_offset, read_header
 from ..records.markers import aborted_batches
 from ..wire.native import FETCH
+from .arguments import check_least, check_one_of, check_whole
 from .broker_connection import Connection, Reply
 from .cluster_client import Cluster, ClusterSnapshot
 from .damage_reports import withheld_at
@@ -75,8 +75,7 @@ def reads_committed(isolation: str) -> bool:
     Raises:
         BadValue: there is no such level.
     """
-    if isolation not in ISOLATIONS:
-        raise BadValue(f"isolation={isolation!r}: one of {', '.join(ISOLATIONS)}")
+    check_one_of(ISOLATIONS, isolation=isolation)
     return isolation == ISOLATIONS[1]
 
 
@@ -99,6 +98,15 @@ class FetchOptions:
     reset: str | None
     committed: bool = False
     skips_damage: bool = False
+
+    def __post_init__(self) -> None:
+        """
+        Raises:
+            BadValue: an option is out of bounds.
+        """
+        check_whole(0, fetch_bytes_max=self.bytes_max, partition_bytes_max=self.partition_bytes_max)
+        check_whole(0, wait_ms_max=self.wait_ms_max, bytes_min=self.bytes_min)
+        check_least(0, buffer_bytes_max=self.buffer_bytes_max, total_bytes_max=self.total_bytes_max)
 
 
 class Fetched:
@@ -367,7 +375,7 @@ class Fetcher:
             if self.troubles and fetched.topic_partition in self.troubles:
                 self.troubles.end(fetched.topic_partition)
             if size:
-                start_offset = _start_offset(data, offset)
+                start_offset = start_offset_of(data, offset)
                 fetched.offset = start_offset + size
                 fetched.received_bytes += size
                 aborted = of_transactions[1] if of_transactions else ()
@@ -455,7 +463,7 @@ def _name(link: _Link) -> str:
     return f"appliance {link.broker_id}"
 
 
-def _start_offset(data: memoryview, offset: int) -> int:
+def start_offset_of(data: memoryview, offset: int) -> int:
     """The offset of the first byte of ``data``, whose first batch ends behind ``offset``: emptied ones are left out."""
     if len(data) >= HEADER_BYTES:
         stop, size = end_offset(data, 0), read_header(data, 0).size

@@ -8,20 +8,21 @@ Example::
             ...
 
 Every message is delivered to one member of the group, at least once, and in order within its partition.  The members
-agree through ZooKeeper, without a master: see ``zookeeper/rebalance.py``.  Offsets are committed to ZooKeeper every
-``auto_commit_ms`` and whenever partitions change owners, or by :meth:`commit` alone (``auto_commit=False``).  A
-partition without a committed offset begins at ``start``: "earliest", "latest" or a time in ms.
+agree without a master, as in the paper: see :mod:`.rebalance`.  The group's coordinator registers them in ZooKeeper, so
+they need the right to read the group and its topics, and no more.  Offsets are committed every ``auto_commit_ms`` and
+whenever partitions change owners, or by :meth:`commit` alone (``auto_commit=False``).  A partition without a committed
+offset begins at ``start``: "earliest", "latest" or a time in ms.
 
 An automatic commit covers messages whose reader has requested the next one.  :meth:`commit` and :meth:`close` cover all
 messages that were handed out; leaving the ``with`` block through an exception does not.  When a partition is revoked
 while a reader works on one of its messages, the reader gets ``handover_ms_max`` to finish.  After that the next owner
 gets the message again.
 
-A group consumer has two threads: one keeps the membership (ZooKeeper's session, rebalances, commits), one fetches from
-all brokers.  The threads that read the streams decode.  When the session's lease is over nothing more is handed out:
-another member may own the partition by then.  If one of the two threads ends by an unexpected error, the streams,
-:meth:`commit` and :meth:`close` raise :class:`~appliance.errors.ClientBroken`.  If the membership's thread ends, the
-session ends too, and the other members take over.
+A group consumer has two threads: one keeps the membership (:mod:`.group_member`: session, rebalances, commits), one
+fetches from all brokers.  The threads that read the streams decode.  When the session's lease is over nothing more is
+handed out: another member may own the partition by then.  If one of the two threads ends by an unexpected error, the
+streams, :meth:`commit` and :meth:`close` raise :class:`~appliance.errors.ClientBroken`.  If the membership's thread
+ends, the session ends too, and the other members take over.
 
 Not fork-safe: make consumers after forking.
 
@@ -31,20 +32,31 @@ CorruptBatch from a stream (``on_corrupt="skip"`` skips damaged batches and coun
 
 from __future__ import annotations
 
+import functools
 import logging
-import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
-from ..errors import ApplianceError, BadValue, ClientBroken, InvalidRequest, NotLeader, OutOfResources, ZooKeeperAway
+from ..errors import (
+    ApplianceError,
+    BadValue,
+    ClientBroken,
+    IllegalGeneration,
+    InvalidRequest,
+    NotLeader,
+    ZooKeeperAway,
+)
 from ..names import OFFSET_MAX, TopicPartition
 from ..records.decode import BYTES_MAX
+from ..wire.bounds import STREAMS_MAX
 from ..wire.requests import EARLIEST, LATEST
 from ..zookeeper import patterns
-from ..zookeeper.paths import STREAMS_MAX, Subscription
+from ..zookeeper.paths import Subscription
+from . import arguments
+from .arguments import check_functions, check_truth, check_whole
 from .client_security import ClientSecurity
 from .cluster_client import Cluster
 from .consumer import MEBIBYTE
@@ -52,17 +64,17 @@ from .damage_reports import DamageReports
 from .decoder import Decoder
 from .fetcher import Fetcher, FetchOptions, reads_committed
 from .group_fetching import GroupFetching, NewlyOwned
+from .group_member import GroupMember, Identity, Membership
+from .lifetime import inherited, refuse_in_children
+from .rebalance import Gained
 from .streams import MessageStream, OwnedPartitions
 from .threads import Threads
 from .troubles import Trouble
 
-if TYPE_CHECKING:
-    from ..zookeeper.rebalance import Gained, GroupMember
-    from ..zookeeper.session import Session
-
 logger = logging.getLogger(__name__)
 
-MEMBER_WAIT_MS: Final = 200
+MEMBER_WAIT_MS: Final = 2_000
+"""How long a turn of the membership may wait for a change at the coordinator, which is told of them at once."""
 JOIN_S: Final = 2.0
 """How long joining may take before it is reported as a trouble."""
 COMMIT_TIMEOUT_MS: Final = 2_000
@@ -84,6 +96,10 @@ class Blacklist(NamedTuple):
 class GroupConsumer:
     """See the module's docstring."""
 
+    _closed = False
+    _inherited = False
+    """Whether this is a child of its process."""
+
     def __init__(
         self,
         bootstrap: str | Sequence[str],
@@ -92,7 +108,6 @@ class GroupConsumer:
         start: str | int = "earliest",
         auto_commit: bool = True,
         auto_commit_ms: int = 5_000,
-        zookeeper: str | None = None,
         session_timeout_ms: int = 6_000,
         handover_ms_max: int = 1_000,
         client_name: str = "",
@@ -109,18 +124,17 @@ class GroupConsumer:
         security: ClientSecurity | None = None,
         clock_ms: Callable[[], int] = lambda: time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000,
     ) -> None:
-        self._start = _start_timestamp(start)
-        self.group = group
-        self.consumer_id = f"{group}_{socket.gethostname()}-{time.time_ns() // 1_000_000}-{secrets.token_hex(4)}"
+        _check_options(auto_commit, auto_commit_ms, session_timeout_ms, handover_ms_max, clock_ms)
+        self._start, self.group = _start_timestamp(start), arguments.group_name(group)
+        self._identity = Identity(group, f"{socket.gethostname()}-{time.time_ns() // 1_000_000}")
+        self.consumer_id = self._identity.member
         self._auto_commit_ms = auto_commit_ms if auto_commit else None
-        self._session_timeout_ms = session_timeout_ms
-        self._handover_s_max = handover_ms_max / 1000
+        self._session_timeout_ms, self._handover_s_max = session_timeout_ms, handover_ms_max / 1000
         self._clock_ms = clock_ms
         committed = reads_committed(isolation)
-        self._cluster = Cluster(
-            bootstrap, security, client_name=client_name, request_timeout_ms=request_timeout_ms, committed=committed
-        )
-        self._zookeeper = zookeeper
+        cluster = functools.partial(Cluster, bootstrap, security, client_name=client_name, committed=committed)
+        self._cluster, self._coordinators = (cluster(request_timeout_ms=request_timeout_ms) for _ in range(2))
+        """The second one outlives the first: whoever closes leaves the group, while nothing else is asked any more."""
         options = FetchOptions(
             bytes_max=fetch_bytes_max,
             partition_bytes_max=partition_bytes_max,
@@ -138,12 +152,13 @@ class GroupConsumer:
         self._fetcher = Fetcher(self._cluster, options)
         self._owned = OwnedPartitions(self._alive)
         self._streams: dict[str | None, list[MessageStream]] = {}
-        self._session: Session | None = None
         self._member: GroupMember | None = None
         self._threads = Threads("group consumer", self._owned.finish)
         self._closing = threading.Event()
-        self._closed = False
-        self._fetching = GroupFetching(self._cluster, self._fetcher, self._owned, self._start, self._closing)
+        refuse_in_children(self)
+        self._committed_only = committed
+        stable = self._stable_offsets if committed else None
+        self._fetching = GroupFetching(self._cluster, self._fetcher, self._owned, self._start, self._closing, stable)
 
     def __enter__(self) -> GroupConsumer:
         return self
@@ -163,8 +178,12 @@ class GroupConsumer:
 
         Returns at once; messages come after the rebalance.  Call it once for each consumer.
         """
-        if not topics or not all(isinstance(count, int) and count >= 1 for count in topics.values()):
-            raise BadValue(f"topics {dict(topics)!r}: give at least one topic, and one stream or more for each")
+        self._check_open()
+        if not arguments.mapping("topics", topics):
+            raise InvalidRequest(f"topics {arguments.shown(topics)}: give at least one topic, and how many streams")
+        for topic, count in topics.items():
+            arguments.topic_name(topic)
+            _check_count(count)
         _check_count(sum(topics.values()))
         streams: dict[str | None, list[MessageStream]] = {
             topic: [MessageStream(self._owned, self._decoder, topic, i) for i in range(count)]
@@ -181,10 +200,11 @@ class GroupConsumer:
         Raises:
             BadValue: it is no pattern (see ``zookeeper/patterns.py``).
         """
+        self._check_open()
         _check_count(streams)
         exclude = isinstance(wanted, Blacklist)
-        text = wanted if isinstance(wanted, str) else wanted.pattern
-        pattern = text.strip().replace(",", "|")
+        text = wanted.pattern if isinstance(wanted, Whitelist | Blacklist) else wanted
+        pattern = arguments.text("pattern", text).strip().replace(",", "|")
         patterns.parse(pattern)
         if not pattern:
             raise BadValue("an empty pattern matches no topic: '.*' matches all")
@@ -198,21 +218,146 @@ class GroupConsumer:
         Partitions that this member does not own, or another one owns by now, are left out.
 
         Raises:
-            BadValue: what is given is no offset; nothing is stored.
+            InvalidRequest: what is given is no offset; nothing is stored.
             ZooKeeperAway: the offsets may not be stored; try again.
             ClientBroken: a thread of this consumer has ended.
         """
+        self._check_open()
         self._threads.check()
+        checked = None if offsets is None else arguments.offsets(offsets)
         if self._member is None:
             raise InvalidRequest("this consumer has no streams yet: create them first")
-        if self._closed:
-            raise InvalidRequest("this consumer is closed")
-        if offsets is None:
+        if checked is None:
             self._commit(self._owned.to_commit(in_hand=True))
         else:
-            _check_offsets(offsets)
             owned = self.owned
-            self._commit({part: offset for part, offset in offsets.items() if part in owned})
+            self._commit({part: offset for part, offset in checked.items() if part in owned})
+
+    # ---- where to read
+
+    def seek(self, topic: str, partition: int, offset: int) -> None:
+        """Continue a partition with the first message at or after ``offset``, or at EARLIEST or LATEST.
+
+        The next commit stores it, also where it lies before what is committed.
+
+        Raises:
+            InvalidRequest: this consumer does not own the partition now.
+        """
+        arguments.whole("offset", offset, EARLIEST, OFFSET_MAX)
+        (part,) = self._chosen([(topic, partition)])
+        if offset < 0:
+            offset = self._cluster.offsets({part: offset})[part]
+        with self._owned.changed:
+            self._chosen([part])  # others may have got it meanwhile
+            owned = self._owned.renew(part, offset)
+        if not owned.paused:
+            self._fetching.restart([NewlyOwned(owned, offset, goes_on=True)])
+
+    def pause(self, *parts: tuple[str, int]) -> None:
+        """Hand out nothing of these owned partitions, or of all, until :meth:`resume`: what has arrived is dropped.
+
+        A paused partition stays owned, and its positions are committed.  A pause ends with the ownership.
+        """
+        with self._owned.changed:
+            pausing = [part for part in self._chosen(parts) if not self._owned.partitions[part].paused]
+            for part in pausing:
+                self._owned.renew(part).paused = True
+        self._fetching.stop(pausing)
+
+    def resume(self, *parts: tuple[str, int]) -> None:
+        """Hand out these partitions again, or all that are paused, from where they were."""
+        begun: list[NewlyOwned] = []
+        with self._owned.changed:
+            for part in self._chosen(parts):
+                owned = self._owned.partitions[part]
+                if owned.paused:
+                    owned.paused = False
+                    begun.append(NewlyOwned(owned, owned.next_offset, goes_on=owned.begun >= 0))
+        self._fetching.restart(begun)
+
+    def paused(self) -> set[tuple[str, int]]:
+        """The owned partitions that are paused."""
+        with self._owned.changed:
+            return {part for part, owned in self._owned.partitions.items() if owned.paused}
+
+    def committed(self, parts: Iterable[tuple[str, int]] | None = None) -> dict[tuple[str, int], int]:
+        """The offsets that the group has committed of these partitions, by default of the owned ones; asks for them.
+
+        Partitions without one are left out.
+        """
+        self._check_open()
+        asked = set(self.owned) if parts is None else set(arguments.parts(parts))
+        rows = self._cluster.admin("offsets", {"group": self.group})
+        return {(topic, partition): offset for topic, partition, offset in rows if (topic, partition) in asked}
+
+    def offsets_at(self, timestamp: int, parts: Iterable[tuple[str, int]] | None = None) -> dict[tuple[str, int], int]:
+        """Offsets for EARLIEST, LATEST or a time in ms; by default of the owned partitions."""
+        self._check_open()
+        arguments.whole("timestamp", timestamp, EARLIEST, OFFSET_MAX)
+        asked = list(self.owned) if parts is None else arguments.parts(parts)
+        self._cluster.refresh({topic for topic, _ in asked})
+        return self._cluster.offsets(dict.fromkeys(asked, timestamp))
+
+    def _chosen(self, parts: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
+        """These partitions, or all that are owned.
+
+        Raises:
+            InvalidRequest: one of them is not.
+        """
+        self._check_open()
+        chosen = arguments.parts(parts)
+        for topic, partition in chosen:
+            if (topic, partition) not in self._owned.partitions:
+                raise InvalidRequest(f"{topic}-{partition} is not owned by this consumer now")
+        return chosen or list(self._owned.partitions)
+
+    # ---- for the transactions of a producer: ``transactions.Consumed``
+
+    def check_transactional(self) -> None:
+        """
+        Raises:
+            InvalidRequest: it commits by itself, or reads what transactions may still take back.
+        """
+        if self._auto_commit_ms is not None or not self._committed_only:
+            raise InvalidRequest('transactions need GroupConsumer(..., auto_commit=False, isolation="read_committed")')
+
+    def proof(self) -> dict[str, Any]:
+        return self._identity.proof()
+
+    def handed_out(self) -> dict[tuple[str, int], int]:
+        """The next offset of each partition that has handed out anything since the last commit.
+
+        Raises:
+            IllegalGeneration: such a partition was given up meanwhile; its next owner reads that again.
+        """
+        with self._owned.changed:
+            if self._owned.lost:
+                lost = ", ".join(f"{topic}-{partition}" for topic, partition in sorted(self._owned.lost)[:5])
+                raise IllegalGeneration(f"group {self.group!r} has given away {lost}: another member reads it again")
+        return self._owned.to_commit(in_hand=True)
+
+    def on_committed(self, offsets: Mapping[tuple[str, int], int]) -> None:
+        """A transaction has committed these offsets."""
+        self._owned.on_committed(offsets)
+
+    def rewind(self) -> None:
+        """Hand out again what was handed out since the last commit."""
+        begun: list[NewlyOwned] = []
+        with self._owned.changed:
+            again = [each for each in self._owned.partitions.values() if each.handed_out > each.committed]
+            self._owned.revoke([each.topic_partition for each in again], 0)
+            self._owned.lost.clear()
+            for each in again:
+                stored = each.begun if each.begun >= 0 else None
+                owned = self._owned.add(each.topic_partition, each.stream, stored)
+                owned.paused = each.paused
+                if not owned.paused:
+                    begun.append(NewlyOwned(owned, stored))
+        self._fetching.restart(begun)
+
+    def _stable_offsets(self, parts: Sequence[tuple[str, int]]) -> dict[tuple[str, int], int]:
+        rows = self._cluster.admin("offsets", {"group": self.group, "stable": [list(part) for part in parts]})
+        return {(topic, partition): offset for topic, partition, offset in rows}
 
     def close(self, *, processed: bool = True, timeout: float = CLOSE_S_MAX) -> None:
         """Stop, commit and leave the group: the others take over at once.  Closing twice does nothing.
@@ -224,7 +369,9 @@ class GroupConsumer:
         Raises:
             ClientBroken: a thread of this consumer has failed, or did not end.  If it failed, everything is closed.
         """
-        if self._closed:
+        wait_s = arguments.seconds(timeout)
+        arguments.truth("processed", processed)
+        if self._closed or self._inherited:
             return
         self._closed = True
         if processed:
@@ -233,14 +380,26 @@ class GroupConsumer:
         self._closing.set()
         self._fetcher.wake()
         self._cluster.abort()
-        if self._session is not None:
-            self._session.deliver(lambda: None)
-        running = self._threads.join(timeout)
+        if self._member is not None:
+            self._member.wake()
+        running = self._threads.join(wait_s)
         if running:
             raise ClientBroken(f"{', '.join(running)} did not end within {timeout:g} s: left behind")
         self._fetcher.close()
         self._cluster.close()
+        self._coordinators.close()
         self._threads.check()
+
+    def disown(self) -> None:
+        """In a forked child: refuse every call, and leave connections, session and offsets to the parent."""
+        self._inherited = True
+        self._owned.disown(inherited("consumer", self._cluster.pid))
+
+    def _check_open(self) -> None:
+        if self._inherited:
+            raise inherited("consumer", self._cluster.pid)
+        if self._closed:
+            raise InvalidRequest("this consumer is closed")
 
     # ---- state
 
@@ -281,46 +440,29 @@ class GroupConsumer:
 
     def _gained(self, gained: Sequence[Gained]) -> None:
         begun: list[NewlyOwned] = []
-        for topic, partition, stream, stored in gained:
+        for topic, partition, stream, offset in gained:
             streams = self._streams.get(topic) or self._streams[None]
-            owned = self._owned.add((topic, partition), streams[stream])
-            begun.append(NewlyOwned(owned, None if stored is None else stored.offset))
+            owned = self._owned.add((topic, partition), streams[stream], offset)
+            begun.append(NewlyOwned(owned, offset))
         self._fetching.begin(begun)
 
     # ---- the membership thread
 
     def _join(self, subscription: Subscription, streams: dict[str | None, list[MessageStream]]) -> None:
-        if self._closed or self._member is not None:
+        if self._member is not None:
             raise InvalidRequest("a consumer makes its streams once: make another consumer")
-        connect = self._zookeeper or self._cluster.refresh([]).zookeeper
-        if not connect:
-            raise ZooKeeperAway("this appliance runs without ZooKeeper, which groups need: set zookeeper.nodes")
-        # kazoo loads slowly, and only groups need it.
-        from ..zookeeper.rebalance import GroupMember
-        from ..zookeeper.session import Session
-        from .ensemble_login import ensemble_login
-
-        self._streams = streams
-        login = ensemble_login(self._cluster)
-        self._session = Session(
-            connect, self._session_timeout_ms, name=self.consumer_id, login=login, clock_ms=self._clock_ms
-        )
-        self._member = GroupMember(
-            self._session,
-            self.group,
-            self.consumer_id,
+        membership = Membership(
+            self._identity,
             subscription,
             _Streams(self._gained, self._stop),
+            session_ms=self._session_timeout_ms,
             clock_ms=self._clock_ms,
-            failed=self._leave_with,
         )
+        member = GroupMember(self._coordinators, membership)
+        member.check()
+        self._streams, self._member = streams, member
         self._threads.start("fetch", self._fetching.run)  # first: a member without it would own what nobody reads
-        self._session.start()
-        try:
-            self._threads.start("member", self._run_member)
-        except OutOfResources:
-            self._session.close()
-            raise
+        self._threads.start("member", self._run_member)
 
     def _leave_with(self, trouble: ApplianceError) -> None:
         """Leave the group, which this member may not be in: what it has registered would be in the way of others."""
@@ -328,20 +470,27 @@ class GroupConsumer:
         self._closing.set()
 
     def _run_member(self) -> None:
-        member, session = self._member, self._session
-        assert member is not None and session is not None
+        member = self._member
+        assert member is not None
         try:
-            member.join()
             self._keep_membership(member)
-            member.leave()
+        except ApplianceError as error:
+            self._leave_with(error)
         finally:
-            session.close()  # after an error, too: the other members must not wait for us
+            try:
+                member.leave()  # after a bug, too: the other members must not wait for the session's end
+            finally:
+                member.close()
 
     def _keep_membership(self, member: GroupMember) -> None:
+        """
+        Raises:
+            ApplianceError: this member cannot be in the group.
+        """
         commit_due_ms = self._clock_ms() + (self._auto_commit_ms or 0)
         patient_until_s = time.monotonic() + JOIN_S
         while not self._closing.is_set():
-            member.poll(MEMBER_WAIT_MS)
+            member.poll(min(MEMBER_WAIT_MS, self._auto_commit_ms or MEMBER_WAIT_MS))
             if time.monotonic() > patient_until_s:
                 self._note_membership(member)
             if self._auto_commit_ms is not None and self._clock_ms() >= commit_due_ms:
@@ -349,15 +498,16 @@ class GroupConsumer:
                 try:
                     self._commit(self._owned.to_commit(in_hand=False))
                     self._fetcher.troubles.end("committing offsets")
-                except ZooKeeperAway as error:
+                except ApplianceError as error:
                     self._fetcher.troubles.begin("committing offsets", error)
 
     def _note_membership(self, member: GroupMember) -> None:
         """Note a trouble while nothing is handed out because of the membership."""
-        troubles, rebalancer = self._fetcher.troubles, member.rebalancer
+        troubles, rebalancer = self._fetcher.troubles, member.membership.rebalancer
         group = f"group {self.group}"
         if not self._alive():
-            troubles.begin(group, ZooKeeperAway("ZooKeeper is away: nothing is handed out meanwhile"))
+            why = member.membership.trouble or "it does not answer"
+            troubles.begin(group, ZooKeeperAway(f"nothing is handed out while its coordinator is away: {why}"))
         elif rebalancer.in_the_way:
             theirs = ", ".join(f"{topic}-{partition}" for topic, partition in rebalancer.in_the_way[:5])
             troubles.begin(group, NotLeader(f"other members still own {theirs}"))
@@ -372,30 +522,32 @@ class GroupConsumer:
             self._owned.on_committed({part: offset for part, offset in values.items() if part not in refused})
 
     def _alive(self) -> bool:
-        return self._session is not None and self._session.lease_left_ms > 0
+        return self._member is not None and self._member.lease_left_ms > 0
 
 
 class _Streams(NamedTuple):
-    """The consumer's side of a rebalance: ``zookeeper.rebalance.Streams``."""
+    """The consumer's side of a rebalance: :class:`.rebalance.Streams`."""
 
     start: Callable[[Sequence[Gained]], None]
     stop: Callable[[Sequence[TopicPartition]], Mapping[TopicPartition, int]]
 
 
 def _start_timestamp(start: str | int) -> int:
-    if isinstance(start, int) and start >= 0:
+    if type(start) is int and 0 <= start <= OFFSET_MAX:
         return start
-    if start in ("earliest", "latest"):
+    if isinstance(start, str) and start in ("earliest", "latest"):
         return EARLIEST if start == "earliest" else LATEST
-    raise BadValue(f"start={start!r}: give 'earliest', 'latest' or a time in ms since 1970")
+    raise BadValue(f"start={arguments.shown(start)}: give 'earliest', 'latest' or a time in ms since 1970")
 
 
-def _check_offsets(offsets: Mapping[tuple[str, int], int]) -> None:
-    for part, offset in offsets.items():
-        if not isinstance(offset, int) or not 0 <= offset <= OFFSET_MAX:
-            raise BadValue(f"offset {offset!r} of {part!r}: give a number from 0 to {OFFSET_MAX}")
+def _check_options(
+    auto_commit: bool, auto_commit_ms: int, session_timeout_ms: int, handover_ms_max: int, clock_ms: Callable[[], int]
+) -> None:
+    check_truth(auto_commit=auto_commit)
+    check_whole(1, auto_commit_ms=auto_commit_ms, session_timeout_ms=session_timeout_ms)
+    check_whole(0, handover_ms_max=handover_ms_max)
+    check_functions(clock_ms=clock_ms)
 
 
 def _check_count(streams: int) -> None:
-    if not 1 <= streams <= STREAMS_MAX:
-        raise BadValue(f"{streams} streams: give 1 to {STREAMS_MAX}")
+    arguments.whole("streams", streams, 1, STREAMS_MAX)

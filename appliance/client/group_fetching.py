@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from ..errors import ApplianceError
@@ -17,25 +17,39 @@ RETRY_S: Final = 0.1
 
 
 class NewlyOwned(NamedTuple):
-    """A partition that is owned now.  ``stored``: its committed offset; None: it begins at the consumer's ``start``."""
+    """A partition that is owned now.  ``stored``: its committed offset; None: it begins at the consumer's ``start``.
+
+    ``goes_on``: it has begun before, and is read from ``stored`` on, whatever is committed.
+    """
 
     owned: OwnedPartition
     stored: int | None
+    goes_on: bool = False
 
 
 class GroupFetching:
     """Fetches.  ``start``: the time (or EARLIEST, LATEST) at which partitions without a committed offset begin.
 
+    ``stable``: the committed offsets of partitions, once no transaction may change them, or None: those that are stored
+    may be used (KIP-447).
+
     The membership thread calls :meth:`begin` and :meth:`drop`; :meth:`run` is the fetching thread.
     """
 
     def __init__(
-        self, cluster: Cluster, fetcher: Fetcher, owned: OwnedPartitions, start: int, closing: threading.Event
+        self,
+        cluster: Cluster,
+        fetcher: Fetcher,
+        owned: OwnedPartitions,
+        start: int,
+        closing: threading.Event,
+        stable: Callable[[Sequence[tuple[str, int]]], Mapping[tuple[str, int], int]] | None,
     ) -> None:
         self._cluster = cluster
         self._fetcher = fetcher
         self._owned = owned
         self._start = start
+        self._stable = stable
         self._closing = closing
         self._changes: deque[Callable[[], None]] = deque()
         self._waiting: list[NewlyOwned] = []  # not begun yet
@@ -43,6 +57,25 @@ class GroupFetching:
     def begin(self, partitions: Sequence[NewlyOwned]) -> None:
         """Start to fetch these partitions."""
         self._change(lambda: self._waiting.extend(partitions))
+
+    def restart(self, partitions: Sequence[NewlyOwned]) -> None:
+        """Fetch these partitions anew."""
+
+        def change() -> None:
+            for each in partitions:
+                self._fetcher.remove(each.owned.topic_partition)
+            self._waiting.extend(partitions)
+
+        self._change(change)
+
+    def stop(self, parts: Sequence[tuple[str, int]]) -> None:
+        """Stop fetching these partitions, which stay ours."""
+
+        def change() -> None:
+            for part in parts:
+                self._fetcher.remove(part)
+
+        self._change(change)
 
     def drop(self, revoked: Sequence[OwnedPartition]) -> None:
         """Stop fetching these partitions."""
@@ -75,38 +108,56 @@ class GroupFetching:
     def _begin_waiting(self) -> None:
         """Fetch the partitions that wait, from their committed offsets, or from ``start``."""
         troubles = self._fetcher.troubles
-        for partition, _ in self._waiting:
-            if partition.revoked:
-                troubles.forget(partition.topic_partition)
+        for each in self._waiting:
+            if each.owned.revoked:
+                troubles.forget(each.owned.topic_partition)
         self._waiting = [each for each in self._waiting if not each.owned.revoked]
         if not self._waiting:
             return
         try:
             self._cluster.refresh({each.owned.topic_partition[0] for each in self._waiting})
+            self._read_stable()
         except ApplianceError as error:
             troubles.begin("metadata", error)
             self._closing.wait(FETCH_WAIT_S)
             return
         unknown = [each.owned.topic_partition for each in self._waiting if each.stored is None]
         found, failed = self._cluster.try_offsets(dict.fromkeys(unknown, self._start))
-        for partition, stored in self._waiting:
+        for partition, stored, goes_on in self._waiting:
             part = partition.topic_partition
             if part in failed:
                 troubles.begin(part, failed[part])
                 continue
             offset = found[part] if stored is None else stored
-            if self._note_start(partition, offset, stored):
+            if self._note_start(partition, offset, stored, goes_on):
                 troubles.end(part)
                 self._fetcher.seek(part, offset)
         if failed:
             self._closing.wait(RETRY_S)
         self._waiting = [each for each in self._waiting if each.owned.topic_partition in failed]
 
-    def _note_start(self, partition: OwnedPartition, offset: int, stored: int | None) -> bool:
+    def _read_stable(self) -> None:
+        """Begin where the last transaction ended: what was stored when a partition was gained may be older.
+
+        Raises:
+            UnstableOffsets: wait for the end of a transaction.
+        """
+        if self._stable is not None:
+            found = self._stable([each.owned.topic_partition for each in self._waiting if not each.goes_on])
+            self._waiting = [
+                each if each.goes_on else each._replace(stored=found.get(each.owned.topic_partition, each.stored))
+                for each in self._waiting
+            ]
+
+    def _note_start(self, partition: OwnedPartition, offset: int, stored: int | None, goes_on: bool) -> bool:
         """Store the partition's first offset.  False if it was revoked meanwhile."""
         with self._owned.changed:
             if partition.revoked:
                 return False
+            partition.fetching = True
+            if goes_on:
+                return True
+            partition.begun = offset
             if stored is None:
                 # To be committed although nothing was read: the next owner must not start later than we did.
                 partition.handed_out = partition.processed = offset

@@ -14,13 +14,12 @@ from typing import Final
 from ..errors import BufferFull
 from .delivery import Batch, Owner
 from .known_topics import KnownTopic
+from .outgoing import PLAIN_BYTES
 from .producer_options import ProducerOptions
 from .sender import Sender
 
 BATCH_BYTES: Final = 1024
 """Bytes of the buffer that a batch takes besides its messages."""
-PLAIN_BYTES: Final = 24
-"""Upper bound of the bytes that a plain record takes besides its value."""
 
 
 class OpenBatches:
@@ -161,6 +160,8 @@ class OpenBatches:
 
     def _register(self, topic: str, partition: int, bytes_max: int) -> Batch:
         """Open a batch, which takes its share of the buffer."""
+        if self._sender.transactions is not None:
+            self._sender.transactions.check_open()
         now_s, outstanding = self._clock(), self._sender.outstanding
         deadline_s = now_s + self._options.delivery_timeout_s
         self._sender.awaken()  # first: without its thread nothing would send the batch

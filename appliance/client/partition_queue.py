@@ -24,6 +24,10 @@ Rules:
    not: it fails with OutOfOrderSequence, because a retry could double it.  A stale epoch, and a duplicate that was sent
    once, mean that somebody else writes under our producer id: the queue continues in the same way, under a new id.
 
+6. In a transaction nothing is sent before the partition is added to it, and rule 5 does not hold: the batch that is
+   given up, and those behind it that are refused, fail.  The transaction is aborted then, and the next one has another
+   epoch.
+
 Without idempotence rule 2 still holds, but batches behind a failed one may be written before it.
 """
 
@@ -44,7 +48,7 @@ from ..errors import (
     StaleProducerEpoch,
     UnknownPartition,
 )
-from ..records.batch import SEQUENCE_MASK
+from ..records.batch import SEQUENCE_MASK, TRANSACTIONAL
 from .delivery import OFFSET_UNKNOWN, Batch
 
 EPOCH_MAX: Final = 0x7FFF
@@ -78,6 +82,7 @@ class PartitionQueue:
         partition: int,
         *,
         idempotent: bool,
+        transactional: bool,
         backoff_s: float,
         backoff_s_max: float,
         jitter: Callable[[], float],
@@ -91,6 +96,9 @@ class PartitionQueue:
         self.producer_id = -1
         self.epoch = -1
         self.sequence = -1
+        self._renews = idempotent and not transactional
+        """Whether it goes on in another epoch when its numbers are lost: in a transaction that is its end."""
+        self._attributes = TRANSACTIONAL if transactional else 0
         self._failed: list[Batch] = []
         self._known = not idempotent
         """Whether the log knows the producer id and epoch: it has acknowledged a batch with them."""
@@ -125,6 +133,25 @@ class PartitionQueue:
         self.producer_id, self.epoch, self.sequence = producer_id, epoch, 0
         self._known = False
 
+    def suspend(self) -> None:
+        """A transaction begins: send nothing before the partition is added to it (:meth:`join`)."""
+        assert not self.busy, "the transaction before has ended"
+        self.identity = Identity.WANTED
+
+    def join(self, producer_id: int, epoch: int) -> None:
+        """Send in a transaction of this producer; one of the same epoch goes on with its numbers."""
+        if (producer_id, epoch) == (self.producer_id, self.epoch):
+            self.identity = Identity.KNOWN
+        else:
+            self.identify(producer_id, epoch)
+
+    def drop_waiting(self) -> list[Batch]:
+        """Remove and return what is not in flight."""
+        dropped = [*self._failed, *self.waiting]
+        self._failed = []
+        self.waiting.clear()
+        return dropped
+
     def take(self, now_s: float, codec: str) -> Batch | None:
         """The batch to send now, encoded and numbered; None if there is none.  From then on it is in flight."""
         if self.draining or not self.waiting or self.identity is Identity.WANTED or now_s < self.resume_s:
@@ -136,7 +163,7 @@ class PartitionQueue:
             if batch.encoded is None:
                 batch.encode(codec, -1, -1, -1)
         elif batch.encoded is None:
-            batch.encode(codec, self.producer_id, self.epoch, self._next(batch))
+            batch.encode(codec, self.producer_id, self.epoch, self._next(batch), self._attributes)
         elif (batch.producer_id, batch.epoch) != (self.producer_id, self.epoch):
             batch.renumber(self.producer_id, self.epoch, self._next(batch))
         batch.sends += 1
@@ -164,17 +191,17 @@ class PartitionQueue:
             done = batch, None, base
         elif isinstance(error, OUT_OF_STEP) and self.identity is Identity.KNOWN:
             behind_failed = self.draining
-            if not behind_failed or isinstance(error, TAKEN):
+            if self._renews and (not behind_failed or isinstance(error, TAKEN)):
                 self._renew = True
                 self._new_id = self._new_id or isinstance(error, TAKEN)
-            if behind_failed or batch.sends == 1:
+            if behind_failed or (self._renews and batch.sends == 1):
                 self._failed.append(batch)
             else:
                 done = batch, error, OFFSET_UNKNOWN
         elif error.retriable or isinstance(error, RETRIABLE) or not isinstance(error, ClientFault):
             self._failed.append(batch)
         else:
-            self._renew = self.identity is Identity.KNOWN
+            self._renew = self._renews and self.identity is Identity.KNOWN
             done = batch, error, OFFSET_UNKNOWN
         self._after_last_reply(now_s)
         return done
@@ -182,7 +209,7 @@ class PartitionQueue:
     def withdraw(self, now_s: float) -> None:
         """Remove the batch taken last, which cannot be sent at all: its numbers will be missing."""
         self.in_flight.pop()
-        self._renew = self.identity is Identity.KNOWN
+        self._renew = self._renews and self.identity is Identity.KNOWN
         self._after_last_reply(now_s)
 
     def on_connection_lost(self, now_s: float) -> None:
@@ -200,7 +227,7 @@ class PartitionQueue:
         expired: list[Done] = []
         while self.waiting and self.waiting[0].deadline_s <= now_s:
             batch = self.waiting.popleft()
-            if batch.sends and self.identity is Identity.KNOWN:
+            if batch.sends and self._renews and self.identity is Identity.KNOWN:
                 self._renew = True
             why = f": {cause}" if cause is not None else ""
             text = f"{self.topic}-{self.partition}: not delivered in time after {batch.sends} attempts{why}"

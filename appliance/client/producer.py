@@ -17,6 +17,8 @@ partition arrive in the order of sending, also after retries (``partition_queue.
 silently: every message is delivered or fails, at the latest ``delivery_timeout_ms`` after it was sent (or in
 ``close``).
 
+With a ``transactional_id`` it sends in transactions only: see ``transactions.py``.
+
 ``acks`` says when a message counts as delivered:
 
 - "all" (default): when it is flushed to the disk;
@@ -51,23 +53,29 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from ..errors import (
+    ApplianceError,
+    BadValue,
     ClientBroken,
     InvalidRequest,
     MessageTooLarge,
     RequestTimedOut,
+    TransactionAborted,
     UnknownPartition,
 )
 from ..records.batch import HEADER_BYTES
 from ..records.encode import Headers
+from .arguments import check_functions, check_least, function, partition_number, seconds, shown, topic_name
 from .client_security import ClientSecurity
 from .cluster_client import Cluster
 from .delivery import Batch, Delivery, OnDelivery
 from .known_topics import KnownTopic, KnownTopics
-from .lifetime import ForeignLock, register
-from .open_batches import PLAIN_BYTES, OpenBatches
+from .lifetime import ForeignLock, inherited, register
+from .open_batches import OpenBatches
+from .outgoing import PLAIN_BYTES, Outgoing, check_block, outgoing, plain_values
 from .producer_options import ProducerOptions, acks_number
 from .sender import Sender
 from .threads import fresh
+from .transactions import Consumed, State, Transaction
 from .troubles import Trouble
 
 logger = logging.getLogger(__name__)
@@ -99,13 +107,18 @@ class Producer:
         retry_backoff_ms_max: float = 1_000,
         in_flight_max: int = 1_000,
         idempotent: bool | None = None,
+        transactional_id: str | None = None,
+        transaction_timeout_ms: int = 60_000,
         client_name: str = "",
         security: ClientSecurity | None = None,
         clock: Callable[[], float] = time.monotonic,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         rng: random.Random | None = None,
     ) -> None:
-        number = acks_number(acks)
+        check_least(0, linger_ms=linger_ms, block_ms_max=block_ms_max, delivery_timeout_ms=delivery_timeout_ms)
+        check_least(0, retry_backoff_ms=retry_backoff_ms, retry_backoff_ms_max=retry_backoff_ms_max)
+        check_functions(clock=clock, clock_ms=clock_ms)
+        number, rng = acks_number(acks), _checked_rng(rng)
         options = ProducerOptions(
             acks=number,
             codec=codec,
@@ -120,13 +133,15 @@ class Producer:
             backoff_s_max=retry_backoff_ms_max / 1000,
             in_flight_max=in_flight_max,
             idempotent=number != 0 if idempotent is None else idempotent,
+            transactional_id=transactional_id,
+            transaction_timeout_ms=transaction_timeout_ms,
         )
-        rng = rng or random.Random()
-        self._clock_ms, self._pid = clock_ms, os.getpid()
+        self._clock, self._clock_ms, self._pid = clock, clock_ms, os.getpid()
         self._cluster = Cluster(bootstrap, security, client_name=client_name, request_timeout_ms=request_timeout_ms)
         seal_due, seal_all = lambda now_s: self._batches.seal_due(now_s), lambda: self._batches.seal_all()
         jitter = functools.partial(rng.uniform, 0.8, 1.2)
         self._sender = Sender(self._cluster, options, seal_due, seal_all, clock=clock, jitter=jitter)
+        self._transactions = self._sender.transactions
         self._lock: AbstractContextManager[Any] = self._sender.lock
         self._callbacks = self._sender.callbacks
         self._topics = KnownTopics(self._cluster, options, clock=clock, prepare=self._sender.prepare)
@@ -165,7 +180,12 @@ class Producer:
             on_delivery: called once with (error or None, topic, partition, offset).
         """
         # The common case costs one lock, one append and one small tuple.
-        if type(value) is bytes and key is None and partition is None and timestamp is None and not headers:
+        if (
+            (type(value) is bytes and type(topic) is str)
+            and (key is None and partition is None and timestamp is None)
+            and headers == ()
+            and (on_delivery is None or callable(on_delivery))
+        ):
             size = len(value) + PLAIN_BYTES
             with self._lock:
                 batch = self._sticky.get(topic)
@@ -188,74 +208,32 @@ class Producer:
                 return _delivery(Delivery, (batch, index))
         return self._send_any(topic, value, key, headers, timestamp, partition, on_delivery)
 
-    def _send_any(
-        self,
-        topic: str,
-        value: bytes | None,
-        key: bytes | None,
-        headers: Headers,
-        timestamp: int | None,
-        partition: int | None,
-        on_delivery: OnDelivery | None,
-    ) -> Delivery:
+    def _send_any(self, *message: Any) -> Delivery:
         """Send any message, also the first one to a topic, and one that must wait for free buffer."""
-        plain = timestamp is None and key is None and not headers and value is not None
-        kept = _as_bytes(value, "value") if value is not None else None
-        key = _as_bytes(key, "key") if key is not None else None
-        if headers or timestamp is not None:
-            _check_details(headers, timestamp)
-        size = PLAIN_BYTES + (len(kept) if kept is not None else 0) + (len(key) if key is not None else 0)
-        for name, detail in headers:
-            size += PLAIN_BYTES + 4 * len(name) + (len(detail) if detail is not None else 0)
-        known, partition = self._destination(topic, key, partition, size)
+        checked = outgoing(*message)
         deadline_s: float | None = None
-        while True:
-            with self._lock:
-                self._check_usable()
-                batch = self._batches.take(topic, known, partition, size, plain=plain)
-                if batch is not None:
-                    index = len(batch.items)
-                    self._sender.torn = True
-                    batch.left_bytes -= size
-                    if plain and batch.uniform:
-                        batch.items.append(kept)
-                    else:
-                        records = batch.records()
-                        records.append((key, kept, headers, self._clock_ms() if timestamp is None else timestamp))
-                    if on_delivery is not None:
-                        batch.add_callback(index, on_delivery)
-                    self._sender.torn = False
-                    if index >= batch.limit:
-                        self._batches.send_off(batch)
-            if batch is not None:
-                self._callbacks.run()
-                return _delivery(Delivery, (batch, index))
-            deadline_s = self._batches.make_room(size, deadline_s)
+        while (delivery := self.offer(checked)) is None:
+            deadline_s = self.make_way(checked.topic, checked.size, deadline_s)
+        return delivery
 
     def send_many(self, topic: str, values: Iterable[bytes]) -> list[Delivery]:
         """Send plain values.  Returns the delivery of the last value in each batch: wait for all of them.
 
         When this raises, the values before the failing one have been sent.
         """
-        rest = values if isinstance(values, list) else list(values)
-        if not set(map(type, rest)) <= {bytes}:
-            rest = [_as_bytes(value, "value") for value in rest]
+        topic_name(topic)
+        checked = plain_values(values)
         deliveries: list[Delivery] = []
-        start, stop = 0, len(rest)
+        start = 0
         deadline_s: float | None = None
-        while start < stop:
-            size = len(rest[start]) + PLAIN_BYTES
-            known, _ = self._destination(topic, None, None, size)
-            with self._lock:
-                self._check_usable()
-                batch = self._batches.take(topic, known, None, size, plain=True)
-                if batch is not None:
-                    start += self._batches.add_values(batch, rest, start)
-                    deliveries.append(_delivery(Delivery, (batch, len(batch.items) - 1)))
-                    if len(batch.items) > batch.limit or batch.left_bytes <= PLAIN_BYTES:
-                        self._batches.send_off(batch)
-            deadline_s = self._batches.make_room(size, deadline_s) if batch is None else None
-        self._callbacks.run()
+        while start < len(checked):
+            taken = self.offer_values(topic, checked, start)
+            if taken is None:
+                deadline_s = self.make_way(topic, len(checked[start]) + PLAIN_BYTES, deadline_s)
+            else:
+                start, delivery = taken
+                deliveries.append(delivery)
+                deadline_s = None
         return deliveries
 
     def send_block(
@@ -280,8 +258,10 @@ class Producer:
         Raises:
             MessageTooLarge: together they take more than :meth:`block_bytes_max`.
         """
-        if not values:
-            raise InvalidRequest("a block has at least one message")
+        topic_name(topic)
+        partition_number(partition)
+        function("on_delivery", on_delivery)
+        check_block(values, tails, keys, timestamp)
         size = sum(map(len, values)) + sum(map(len, tails)) + sum(map(len, keys or ())) + PLAIN_BYTES * len(values)
         if size > (limit := self.block_bytes_max(topic)):
             raise MessageTooLarge(f"a block of {size} bytes; the topic {topic!r} takes {limit}")
@@ -311,12 +291,14 @@ class Producer:
     def block_bytes_max(self, topic: str) -> int:
         """The largest block that the topic takes: bytes of values, headers and keys, and PLAIN_BYTES for each value."""
         self._check_usable()
+        topic_name(topic)
         known = self._topics.current(topic) or self._topics.learn(topic)
         return known.message_bytes_max - HEADER_BYTES
 
     def partitions(self, topic: str) -> range:
         """The partitions of the topic, from the last metadata; requests them if there are none."""
         self._check_usable()
+        topic_name(topic)
         known = self._cluster.snapshot.topics.get(topic)
         return range(len(known.leaders) if known is not None and not known.error else self._topics.learn(topic).count)
 
@@ -342,7 +324,7 @@ class Producer:
             CallbackFailed: a callback raised; all the others have been called.
         """
         self._check_usable()
-        self._flush(timeout)
+        self._flush(seconds(timeout))
         self._sender.check()
 
     def _flush(self, timeout: float | None) -> None:
@@ -352,16 +334,69 @@ class Producer:
         if not self._sender.drive(lambda: not batches, timeout):
             raise RequestTimedOut(f"{len(batches)} batches are still on their way after {timeout} s")
 
+    # ---- transactions
+
+    def transaction(self, consumer: Consumed | None = None) -> Transaction:
+        """A transaction, as a context: see ``transactions.py``.
+
+        Args:
+            consumer: a group consumer that commits nothing by itself; the transaction commits what it has handed out.
+
+        Raises:
+            InvalidRequest: this producer has no transactional_id, or the consumer commits by itself, or is none.
+        """
+        self._check_usable()
+        if consumer is not None and not hasattr(consumer, "check_transactional"):
+            raise InvalidRequest(f"consumer={shown(consumer)}: give a GroupConsumer")
+        if self._transactions is None:
+            raise InvalidRequest("this producer has no transactional_id")
+        if consumer is not None:
+            consumer.check_transactional()
+        return Transaction(self._transactions, self, consumer)
+
+    def begin_transaction(self) -> None:
+        """For the transaction: see :class:`.transactions.Sending`, as the next three."""
+        self._check_usable()
+        self._sender.begin_transaction()
+
+    def check_may_wait(self) -> None:
+        if self._callbacks.is_here:
+            raise InvalidRequest("a delivery callback must not wait: begin and end transactions outside of it")
+
+    def deliver(self) -> ApplianceError | None:
+        with self._lock:
+            self._batches.seal_all()
+        self._sender.add_partitions()
+        batches = self._sender.outstanding.batches
+        if not self._sender.drive(lambda: not batches, None):
+            return RequestTimedOut(f"{len(batches)} batches are still on their way")  # in a callback
+        failure = self._sender.outstanding.failure
+        return failure.error if failure is not None else self._sender.broken
+
+    def drop(self, deadline_s: float | None = None) -> bool:
+        with self._lock:
+            self._batches.seal_all()
+        return self._sender.drop(TransactionAborted("the transaction was aborted before this was sent"), deadline_s)
+
+    # ---- the end
+
     def close(self, timeout: float | None = None) -> None:
-        """Flush for up to ``timeout`` seconds, then fail undelivered messages.  Closing twice does nothing.
+        """Abort an open transaction and flush, for up to ``timeout`` seconds, then fail undelivered messages.
+
+        Closing twice does nothing.  In a delivery callback, which must not wait, it leaves an open transaction to the
+        appliance, which aborts it when its time is up.
 
         Raises:
             ClientBroken: the producer broke, or a callback failed.  Everything is closed nevertheless.
         """
+        timeout_s = seconds(timeout)
         if self._closed:
             return
+        deadline_s = None if timeout_s is None else self._clock() + timeout_s
         try:
-            self._flush(timeout)
+            if self._transactions is not None and self._transactions.state is State.OPEN:
+                self._transactions.abort(self, deadline_s)
+            self._flush(None if deadline_s is None else max(0.0, deadline_s - self._clock()))
         except RequestTimedOut:
             pass  # each message that is left gets an error of its own
         finally:
@@ -390,14 +425,96 @@ class Producer:
             batch.add_callback(index, callback)
             return True
 
-    # ---- where a message goes
+    def hurry(self, batches: Iterable[Batch]) -> None:
+        """Send these batches without lingering, and wait for none."""
+        with self._lock:
+            for batch in batches:
+                self._batches.seal_if_open(batch)
+            self._sender.pump(self._clock(), True, stays=False)
+        self._callbacks.run()
+
+    # ---- where a message goes, in steps of which only ``make_way`` waits
+
+    def offer(self, message: Outgoing) -> Delivery | None:
+        """Put a message into a batch.  None if that takes waiting: :meth:`make_way`, and offer it again.
+
+        Raises:
+            MessageTooLarge, UnknownPartition: the topic does not take it.
+        """
+        topic, value, key, headers, timestamp, partition, on_delivery, plain, size = message
+        destination = self._destination(topic, key, partition, size)
+        if destination is None:
+            return None
+        known, partition = destination
+        with self._lock:
+            self._check_usable()
+            batch = self._batches.take(topic, known, partition, size, plain=plain)
+            if batch is not None:
+                index = len(batch.items)
+                self._sender.torn = True
+                batch.left_bytes -= size
+                if plain and batch.uniform:
+                    batch.items.append(value)
+                else:
+                    now_ms = self._clock_ms() if timestamp is None else timestamp
+                    batch.records().append((key, value, headers, now_ms))
+                if on_delivery is not None:
+                    batch.add_callback(index, on_delivery)
+                self._sender.torn = False
+                if index >= batch.limit:
+                    self._batches.send_off(batch)
+        if batch is None:
+            return None
+        if self._callbacks.pending:
+            self._callbacks.run()
+        return _delivery(Delivery, (batch, index))
+
+    def offer_values(self, topic: str, values: list[bytes], start: int) -> tuple[int, Delivery] | None:
+        """Put plain values from ``start`` on into one batch, as many as it takes; None as for :meth:`offer`.
+
+        Returns which value is next, and the delivery of the one before it.
+        """
+        size = len(values[start]) + PLAIN_BYTES
+        destination = self._destination(topic, None, None, size)
+        if destination is None:
+            return None
+        with self._lock:
+            self._check_usable()
+            batch = self._batches.take(topic, destination[0], None, size, plain=True)
+            if batch is not None:
+                start += self._batches.add_values(batch, values, start)
+                delivery = _delivery(Delivery, (batch, len(batch.items) - 1))
+                if len(batch.items) > batch.limit or batch.left_bytes <= PLAIN_BYTES:
+                    self._batches.send_off(batch)
+        if batch is None:
+            return None
+        self._callbacks.run()
+        return start, delivery
+
+    def make_way(self, topic: str, size: int, deadline_s: float | None) -> float | None:
+        """Wait for what the topic's next message of this size lacks.  Returns the deadline, for the next call.
+
+        Raises:
+            ApplianceError: the topic cannot be used, or was not known within ``block_ms_max``.
+            BufferFull: there was no room by the deadline.
+        """
+        self._check_usable()
+        if self._topics.current(topic) is None:
+            self._topics.learn(topic)
+            return deadline_s
+        return self._batches.make_room(size, deadline_s)
+
+    def knows(self, topic: str) -> bool:
+        """Whether the topic's next message waits for nothing but room."""
+        return self._topics.current(topic) is not None
 
     def _destination(
         self, topic: str, key: bytes | None, partition: int | None, size: int
-    ) -> tuple[KnownTopic, int | None]:
-        """The topic, and the partition for a message; None: any."""
-        self._check_usable()
-        known = self._topics.current(topic) or self._topics.learn(topic)
+    ) -> tuple[KnownTopic, int | None] | None:
+        """The topic, and the partition for a message (None: any); None while the topic is not known."""
+        known = self._topics.current(topic)
+        if known is None:
+            return None
         if known.lone_bytes_max is not None and size - PLAIN_BYTES > known.lone_bytes_max:
             text = f"a message of {size} bytes; topic {topic!r} takes {known.message_bytes_max} (max.message.bytes)"
             raise MessageTooLarge(text)
@@ -416,12 +533,10 @@ class Producer:
             return None
         return self._batches.renew_sticky(topic, known, size)
 
-    # ---- the end
-
     def disown(self) -> None:
         """In a forked child: refuse every call.  Another thread may have held the lock, so it is replaced."""
         self.foreign = True
-        self._lock = ForeignLock(self._pid)
+        self._lock = ForeignLock(inherited("producer", self._pid))
 
     def _check_usable(self, *, closed_ok: bool = False) -> None:
         if self._closed and not closed_ok:
@@ -432,19 +547,7 @@ class Producer:
             raise fresh(self._sender.broken)
 
 
-def _as_bytes(value: Any, what: str) -> bytes:
-    if type(value) is bytes:
-        return value
-    if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value)
-    raise InvalidRequest(f"a message's {what} is bytes, not {type(value).__name__}: encode it first")
-
-
-def _check_details(headers: Headers, timestamp: int | None) -> None:
-    if timestamp is not None and (not isinstance(timestamp, int) or timestamp < 0):
-        raise InvalidRequest(f"timestamp {timestamp!r}: give milliseconds since 1970")
-    for pair in headers:
-        if not (isinstance(pair, tuple | list) and len(pair) == 2 and isinstance(pair[0], str)):
-            raise InvalidRequest(f"header {pair!r}: give pairs of a name and bytes (or None)")
-        if not isinstance(pair[1], bytes | None):
-            raise InvalidRequest(f"header {pair[0]!r}: its value is bytes or None")
+def _checked_rng(rng: random.Random | None) -> random.Random:
+    if rng is not None and not isinstance(rng, random.Random):
+        raise BadValue(f"rng={shown(rng)}: give a random.Random")
+    return rng or random.Random()

@@ -7,6 +7,7 @@ from typing import Final
 
 from ..errors import BadValue
 from ..records.batch import CODECS
+from .arguments import check_least, check_one_of, check_transactional_id, check_truth, check_whole, shown
 
 ACKS: Final[dict[int | str, int]] = {0: 0, 1: 1, -1: -1, "all": -1, "0": 0, "1": 1, "-1": -1}
 BATCH_BYTES_MIN: Final = 1024
@@ -33,16 +34,23 @@ class ProducerOptions:
     backoff_s_max: float
     in_flight_max: int
     idempotent: bool
+    transactional_id: str | None = None
+    transaction_timeout_ms: int = 60_000
 
     def __post_init__(self) -> None:
-        if self.codec not in CODECS:
-            raise BadValue(f"codec={self.codec!r}: give one of {', '.join(CODECS)}")
+        check_one_of(CODECS, codec=self.codec)
+        check_truth(idempotent=self.idempotent)
         if self.idempotent and self.acks == 0:
             raise BadValue("idempotent=True needs acks=1 or 'all'")
-        _at_least(0, linger_ms=self.linger_s * 1000, block_ms_max=self.block_s_max * 1000)
-        _at_least(1, batch_messages_max=self.batch_messages_max, in_flight_max=self.in_flight_max)
-        _at_least(BATCH_BYTES_MIN, batch_bytes_max=self.batch_bytes_max)
-        _at_least(self.batch_bytes_max, buffer_bytes_max=self.buffer_bytes_max)
+        if self.transactional_id is not None:
+            check_transactional_id(self.transactional_id)
+            if self.acks != -1 or not self.idempotent:
+                raise BadValue("a transactional_id needs acks='all', and an idempotent producer")
+        check_whole(1, transaction_timeout_ms=self.transaction_timeout_ms)
+        check_whole(1, batch_messages_max=self.batch_messages_max, in_flight_max=self.in_flight_max)
+        check_whole(1, request_timeout_ms=self.request_timeout_ms)
+        check_whole(BATCH_BYTES_MIN, batch_bytes_max=self.batch_bytes_max)
+        check_least(self.batch_bytes_max, buffer_bytes_max=self.buffer_bytes_max)
 
 
 def acks_number(acks: int | str) -> int:
@@ -51,13 +59,7 @@ def acks_number(acks: int | str) -> int:
     Raises:
         BadValue: it is none of them.
     """
-    number = ACKS.get(acks)
+    number = ACKS.get(acks) if isinstance(acks, int | str) else None
     if number is None:
-        raise BadValue(f"acks={acks!r}: give 0, 1 or 'all'")
+        raise BadValue(f"acks={shown(acks)}: give 0, 1 or 'all'")
     return number
-
-
-def _at_least(least: float, **values: float) -> None:
-    for name, value in values.items():
-        if value < least:
-            raise BadValue(f"{name}={value!r}: must be at least {least}")

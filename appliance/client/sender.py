@@ -17,12 +17,13 @@ batches: see ``callbacks.py``.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
 from typing import Final
 
-from ..errors import ClientBroken, RequestTimedOut
+from ..errors import ApplianceError, ClientBroken, RequestTimedOut
 from .background_requests import BackgroundRequests
 from .cluster_client import Cluster
 from .delivery import Batch
@@ -30,6 +31,7 @@ from .dispatcher import CHECK_S, Dispatcher
 from .outstanding import Outstanding
 from .producer_options import ProducerOptions
 from .threads import Threads, fresh
+from .transactions import Transactions
 from .troubles import Troubles
 
 logger = logging.getLogger(__name__)
@@ -75,12 +77,19 @@ class Sender:
         self.broken: ClientBroken | None = None
         self.torn = False
         self._cluster = cluster
-        self._needs_id = options.idempotent
+        self.transactions = None if options.transactional_id is None else Transactions(cluster, options, clock)
+        """Outside of them no batch may be opened."""
+        self._needs_id = options.idempotent and self.transactions is None
         self._seal_due = seal_due
         self._seal_all = seal_all
         self._clock = clock
         self._background = BackgroundRequests(
-            cluster, self.lock, self.troubles, pause_s=options.backoff_s, now_s=clock(), identified=self._identified
+            *(cluster, self.lock, self.troubles),
+            pause_s=options.backoff_s,
+            now_s=clock(),
+            identified=self._identified,
+            transactions=self.transactions,
+            waiting=lambda: self._dispatcher,
         )
         self._dispatcher = Dispatcher(
             cluster, options, self.outstanding, self._background, self.troubles, jitter=jitter
@@ -110,12 +119,15 @@ class Sender:
             self._asleep = False
             self._wake.set()
 
-    def pump(self, now_s: float, hurry: bool) -> None:
-        """Take replies and send batches.  ``hurry``: write all bytes now, instead of sharing a system call later."""
+    def pump(self, now_s: float, hurry: bool, *, stays: bool = True) -> None:
+        """Take replies and send batches.  ``hurry``: write all bytes now, instead of sharing a system call later.
+
+        ``stays``: the calling thread will be here again for the replies, unless the background thread is alone.
+        """
         if not self.is_whole():
             return
         self.torn = True
-        self._pumps += 1
+        self._pumps += stays
         self._dispatcher.work(now_s, hurry)
         self.torn = False
 
@@ -176,6 +188,43 @@ class Sender:
         """Get a producer id if one is needed; blocks."""
         if self._needs_id:
             self._background.ensure_id()
+
+    # ---- transactions
+
+    def begin_transaction(self) -> None:
+        """Let each partition wait until it is added to the transaction that begins."""
+        with self._background.adding, self.lock:
+            self.outstanding.failure = None
+            self._dispatcher.suspend()
+
+    def add_partitions(self) -> None:
+        """Add what waits for that to the transaction, in the calling thread; else its own thread tries it again."""
+        if self.transactions is not None:
+            with contextlib.suppress(ApplianceError):
+                self._background.add_partitions(self.transactions)
+
+    def drop(self, error: ApplianceError, deadline_s: float | None) -> bool:
+        """Fail what is not sent yet, and wait until the rest is answered.
+
+        False if ``deadline_s`` is over first, and in a callback, which must not wait.
+        """
+        batches = self.outstanding.batches
+        while True:  # what is in flight may come back, to be sent again
+            with self.lock:
+                for batch in self._dispatcher.drop_waiting():
+                    self.outstanding.fail(batch, error)
+            if self.drive(lambda: not batches, CHECK_S):
+                break
+            if self.callbacks.is_here:  # its own batch is among them until it returns
+                return False
+            if deadline_s is not None and self._clock() >= deadline_s:
+                return False
+        # A request under way would come behind the end of the transaction.
+        left_s = -1.0 if deadline_s is None else max(0.0, deadline_s - self._clock())
+        if not self._background.adding.acquire(timeout=left_s):
+            return False
+        self._background.adding.release()
+        return True
 
     # ---- the end
 

@@ -52,7 +52,7 @@ class Threads:
         if self.error is not None:
             raise fresh(self.error)
 
-    def join(self, timeout_s: float) -> list[str]:
+    def join(self, timeout_s: float | None) -> list[str]:
         """Wait for all threads but the calling one, ``timeout_s`` each.  Returns the names of those that still run."""
         others = [thread for thread in list(self._threads) if thread is not threading.current_thread()]
         for thread in others:
@@ -61,7 +61,7 @@ class Threads:
 
     def _run(self, name: str, run: Callable[[], object]) -> None:
         self._threads[threading.current_thread()] = None  # here, too: an interrupt may have ended start() before
-        with _Kept(lambda error: self._ended(name, error)):
+        with Kept(lambda error: self._ended(name, error)):
             run()
 
     def _ended(self, name: str, cause: BaseException) -> None:
@@ -71,7 +71,7 @@ class Threads:
         self._failed(error)
 
 
-class _Kept:
+class Kept:
     """Context that passes any exception to ``keep`` and raises none."""
 
     def __init__(self, keep: Callable[[BaseException], object]) -> None:

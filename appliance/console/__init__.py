@@ -2,13 +2,16 @@
 
 Reading order::
 
+    value_decoding    how messages are shown: decoded, and masked
     message_search    looks for messages, in bounded steps with a cursor
+    download          a file of what a search finds
     topic_rows        topics and partitions, from the catalog and shared memory
     observer          polls the state of the appliance while a page is open, at a limited cost
     live_events       sends what has changed to each page (server-sent events)
     console_sessions  logins: passwords, cookies, rate limits
     visitors          who a request comes from, and what it may see and do
-    changes           what a visitor who is logged in may change
+    administration    admin verbs that the page asks for: topics, groups, users, rules, quotas
+    changes           other changes of who is logged in: produce a message, move offsets
     guards            what every request and every answer has to fulfil
     page_files        the files of the page
     application       the addresses that the page calls

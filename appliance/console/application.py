@@ -6,13 +6,20 @@
     POST  /api/logout               {}
     GET   /api/events?topic&group   server-sent events: see live_events
     GET   /api/messages?...         one step of a search: see message_search.Query
+    GET   /api/download?...         a file of what a search finds: see download.Download; X-Messages says how many there
+                                    are, X-Cursor where the search goes on, if that is not all
     GET   /api/message?topic&partition&offset       one message, up to MESSAGE_BYTES_MAX of its value
     POST  /api/produce              see changes.NewMessage
     POST  /api/offsets              see changes.NewOffsets
+    POST  /api/act                  {verb, arguments, confirm}: see administration
+    GET   /api/list?what&text&page  a page of a list: see administration.ListQuery
+    GET   /api/settings?topic       the settings that hold for a topic, and where each comes from
+    GET   /api/inputs               the inputs and their states: see input_ledgers
+    GET   /api/ledger?input&hours   what the sources of an input gave, by the ledger: likewise
 
 What a visitor may not see is 403, or 401 where a login is needed first; what does not exist 404; a request or a message
-that is too large 413; another wrong request 400; too many requests, or an appliance that is away, 503 with Retry-After;
-any other error 500.
+that is too large 413; what exists already 409; another wrong request 400; too many requests, or an appliance that is
+away, 503 with Retry-After; any other error 500.
 """
 
 from __future__ import annotations
@@ -20,6 +27,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -34,32 +42,47 @@ from ..errors import (
     ApplianceError,
     BadCredentials,
     BufferFull,
+    ClientFault,
     InvalidRequest,
     LoginOutOfOrder,
     MessageTooLarge,
     NotPermitted,
+    TopicExists,
     Unavailable,
     UnknownGroup,
     UnknownPartition,
     UnknownUser,
+    UserExists,
 )
 from ..security.acls import Operation, ResourceType
+from ..security.audit_log import Audit
+from . import administration, input_ledgers
 from .changes import NewMessage, NewOffsets, move_offsets, produce
+from .download import MEDIA_TYPES, Download, File, make_file
 from .live_events import LiveEvents, StreamPlaces
 from .message_search import ConsumedLog, Query, Search, shown
 from .observer import Observer, own_address
 from .page_files import PageFiles
+from .value_decoding import MessageViews
 from .visitors import Visitor, Visitors
 
 BODY_BYTES_MAX: Final = 2 * 1024 * 1024
+LOGIN_BYTES_MAX: Final = 8 * 1024
+"""Of the body of a login: anybody may send one, and nobody has been asked who he is."""
 BODY_S_MAX: Final = 10.0
 SEARCHES_MAX: Final = 2
 SEARCHES_WAITING_MAX: Final = 16
+DOWNLOADS_MAX: Final = 4
+"""That wait for each other: one file is made at a time."""
+ASKING_MAX: Final = 4
+"""Changes and lists that are asked for at a time, each with a connection."""
+ASKING_WAITING_MAX: Final = 32
 SEARCHES_WAITING_RESERVED: Final = 8
 """Of them for visitors who are logged in."""
 PREVIEW_BYTES_MAX: Final = 2 * 1024
 MESSAGE_BYTES_MAX: Final = 1024 * 1024
 FAILED_LOGIN_S: Final = 0.1
+NO_FILTER: Final[dict[str, Any]] = {"key": "", "text": "", "match": "", "field": "", "follow": False}
 NO_STORE: Final = {"cache-control": "no-store"}
 STATUSES: Final[tuple[tuple[type[ApplianceError], int], ...]] = (
     (BadCredentials, 401),
@@ -71,7 +94,9 @@ STATUSES: Final[tuple[tuple[type[ApplianceError], int], ...]] = (
     (MessageTooLarge, 413),
     (BufferFull, 503),
     (Unavailable, 503),
-    (InvalidRequest, 400),
+    (TopicExists, 409),
+    (UserExists, 409),
+    (ClientFault, 400),
 )
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -97,7 +122,11 @@ def fault_reply(error: ApplianceError) -> Response:
 
 
 class Console:
-    """The handlers.  ``cookie``: the name of the session's cookie."""
+    """The handlers.
+
+    ``cookie``: the name of the session's cookie; ``ledger_topic``: where inputs publish; ``views``: how messages
+    are shown.
+    """
 
     def __init__(
         self,
@@ -106,13 +135,20 @@ class Console:
         visitors: Visitors,
         clock: Callable[[], float],
         cookie: str,
+        ledger_topic: str,
+        views: MessageViews,
     ) -> None:
         self.stopping = asyncio.Event()
+        self._views = views
+        self._download = asyncio.Lock()
+        self._downloads = 0
         self._data_dir, self._observer, self._visitors = data_dir, observer, visitors
-        self._clock, self._cookie = clock, cookie
+        self._clock, self._cookie, self._ledger_topic = clock, cookie, ledger_topic
         self._streams = StreamPlaces()
         self._searches = asyncio.Semaphore(SEARCHES_MAX)
         self._waiting = 0
+        self._asking = asyncio.Semaphore(ASKING_MAX)
+        self._asking_waiting = 0
 
     def application(self) -> Starlette:
         """Raises OSError: the files of the page cannot be read."""
@@ -124,8 +160,14 @@ class Console:
             ("POST", "/api/logout", self._log_out),
             ("GET", "/api/messages", self._messages),
             ("GET", "/api/message", self._message),
+            ("GET", "/api/download", self._file),
             ("POST", "/api/produce", self._produce),
             ("POST", "/api/offsets", self._offsets),
+            ("POST", "/api/act", self._act),
+            ("GET", "/api/list", self._list),
+            ("GET", "/api/settings", self._settings),
+            ("GET", "/api/inputs", self._inputs),
+            ("GET", "/api/ledger", self._ledger),
         ):
             routes.append(Route(path, self._answering(handler), methods=[method]))
         routes.append(Route("/api/events", self._events, methods=["GET"]))
@@ -183,7 +225,7 @@ class Console:
         )
 
     async def _log_in(self, request: Request) -> Response:
-        given = await _body(request, Login)
+        given = await _body(request, Login, LOGIN_BYTES_MAX)
         try:
             token = await self._visitors.log_in(given.user, given.password, _peer(request))
         except BadCredentials:
@@ -218,9 +260,7 @@ class Console:
 
     async def _messages(self, request: Request) -> Response:
         query = _query(request, Query)
-        visitor = self._visitor(request)
-        visitor.check_see(Operation.READ, ResourceType.TOPIC, query.topic)
-        self._visitors.audit.read(visitor.access.principal, visitor.peer, "console", topic=query.topic)
+        visitor = self._reading(request, query.topic)
         found = await self._search(query, visitor)
         return reply(
             {
@@ -231,14 +271,47 @@ class Console:
 
     async def _message(self, request: Request) -> Response:
         query = _query(request, Query)
-        visitor = self._visitor(request)
-        visitor.check_see(Operation.READ, ResourceType.TOPIC, query.topic)
-        self._visitors.audit.read(visitor.access.principal, visitor.peer, "console", topic=query.topic)
-        one = msgspec.structs.replace(query, order="oldest", limit=1, key="", text="", cursor="")
+        visitor = self._reading(request, query.topic)
+        one = msgspec.structs.replace(query, order="oldest", limit=1, cursor="", **NO_FILTER)
         found = await self._search(one, visitor)
         if not found.messages or found.messages[0].offset != query.offset:
             raise UnknownPartition("there is no message at this offset any more")
         return reply(shown(found.messages[0], MESSAGE_BYTES_MAX))
+
+    async def _file(self, request: Request) -> Response:
+        """Raises BufferFull: too many are made already."""
+        wanted = _query(request, Download)
+        self._reading(request, wanted.topic, download=wanted.format)
+        if self._downloads >= DOWNLOADS_MAX:
+            raise BufferFull("too many files are made: try again")
+        self._downloads += 1
+        try:
+            async with self._download:
+                made = await asyncio.to_thread(self._make_file, wanted)
+        finally:
+            self._downloads -= 1
+        headers = {
+            "content-disposition": f'attachment; filename="{wanted.topic}.{wanted.format}"',
+            **{"x-messages": str(made.messages), "x-cursor": made.cursor},
+        }
+        return Response(made.content, headers=NO_STORE | headers, media_type=MEDIA_TYPES[wanted.format])
+
+    def _make_file(self, wanted: Download) -> File:
+        with ConsumedLog(own_address(self._data_dir), self._clock) as log:
+            return make_file(wanted, log, self._clock, self._views.of_topic(wanted.topic))
+
+    def _reading(self, request: Request, topic: str, **details: object) -> Visitor:
+        """Who is asking, who may read a topic; the audit log has the reading, and what was masked, or the refusal.
+
+        Raises:
+            LoginOutOfOrder, NotPermitted.
+        """
+        visitor, audit = self._visitor(request), self._visitors.audit
+        visitor.check_see(Operation.READ, ResourceType.TOPIC, topic, audit=audit, what="read")
+        if (mask := self._views.of_topic(topic).mask) is not None:
+            details["masked"] = ",".join(mask.names)
+        audit.read(visitor.access.principal, visitor.peer, "console", topic=topic, **details)
+        return visitor
 
     async def _search(self, query: Query, visitor: Visitor) -> Any:
         """One step of a search, in a thread.
@@ -257,19 +330,55 @@ class Console:
 
     def _step(self, query: Query) -> Any:
         with ConsumedLog(own_address(self._data_dir), self._clock) as log:
-            return Search(query, log, self._clock).step()
+            return Search(query, log, self._clock, self._views.of_topic(query.topic)).step()
 
     # ---- what can be changed
 
     async def _produce(self, request: Request) -> Response:
         visitor, wanted = self._changing(request), await _body(request, NewMessage)
-        address, audit = own_address(self._data_dir), self._visitors.audit
-        return reply(await asyncio.to_thread(produce, wanted, address, visitor, audit))
+        return reply(await self._ask(produce, wanted, visitor))
 
     async def _offsets(self, request: Request) -> Response:
         visitor, wanted = self._changing(request), await _body(request, NewOffsets)
+        return reply(await self._ask(move_offsets, wanted, visitor))
+
+    async def _act(self, request: Request) -> Response:
+        visitor, wanted = self._changing(request), await _body(request, administration.Act)
+        return reply({"result": await self._ask(administration.carry_out, wanted, visitor)})
+
+    async def _list(self, request: Request) -> Response:
+        query, visitor = _query(request, administration.ListQuery), self._visitor(request)
+        return reply(await self._ask(administration.listed, query, visitor))
+
+    async def _settings(self, request: Request) -> Response:
+        query, visitor = _query(request, administration.TopicQuery), self._visitor(request)
+        return reply({"settings": await self._ask(administration.settings_of, query, visitor)})
+
+    async def _inputs(self, request: Request) -> Response:
+        visitor = self._visitor(request)
+        return reply(
+            {"inputs": await asyncio.to_thread(input_ledgers.states, self._data_dir, visitor, self._visitors.audit)}
+        )
+
+    async def _ledger(self, request: Request) -> Response:
+        query, visitor = _query(request, input_ledgers.LedgerQuery), self._visitor(request)
+        return reply(await self._ask(partial(input_ledgers.account, self._ledger_topic), query, visitor))
+
+    async def _ask(self, ask: Callable[[T, str, Visitor, Audit], Any], wanted: T, visitor: Visitor) -> Any:
+        """Ask the appliance in a thread.
+
+        Raises:
+            BufferFull: too many wait already.
+        """
+        if self._asking_waiting >= ASKING_WAITING_MAX:
+            raise BufferFull("too much is asked for at once: try again")
         address, audit = own_address(self._data_dir), self._visitors.audit
-        return reply(await asyncio.to_thread(move_offsets, wanted, address, visitor, audit))
+        self._asking_waiting += 1
+        try:
+            async with self._asking:
+                return await asyncio.to_thread(ask, wanted, address, visitor, audit)
+        finally:
+            self._asking_waiting -= 1
 
 
 async def _not_found(request: Request, _: Exception) -> Response:
@@ -289,7 +398,7 @@ def _query(request: Request, kind: type[T]) -> T:
         raise InvalidRequest(str(error)) from None
 
 
-async def _body(request: Request, kind: type[T]) -> T:
+async def _body(request: Request, kind: type[T], bytes_max: int = BODY_BYTES_MAX) -> T:
     """The body of a request, bounded in size and time.
 
     Raises:
@@ -300,12 +409,14 @@ async def _body(request: Request, kind: type[T]) -> T:
         async with asyncio.timeout(BODY_S_MAX):
             async for piece in request.stream():
                 body += piece
-                if len(body) > BODY_BYTES_MAX:
-                    raise MessageTooLarge(f"a request has at most {BODY_BYTES_MAX} bytes")
+                if len(body) > bytes_max:
+                    raise MessageTooLarge(f"this request has at most {bytes_max} bytes")
         return msgspec.json.decode(body, type=kind)
     except TimeoutError:
         raise InvalidRequest(f"the request was not complete after {BODY_S_MAX:g} s") from None
     except ClientDisconnect:
         raise InvalidRequest("the page has gone") from None
+    except RecursionError:
+        raise InvalidRequest("the request is nested too deeply") from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise InvalidRequest(str(error)) from None

@@ -17,6 +17,7 @@ from ..errors import InvalidRequest, UnknownGroup
 from ..names import GROUP_CHARACTERS_MAX, TOPIC_PATTERN
 from ..security.acls import Operation, ResourceType
 from ..security.audit_log import Audit
+from .administration import check_typed
 from .visitors import Visitor
 
 CLIENT_NAME: Final = "appliance-console"
@@ -38,9 +39,13 @@ class NewMessage(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class NewOffsets(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """``to``: the beginning, the end, or with ``time_ms`` the first message of that time or later."""
+    """``to``: the beginning, the end, or with ``time_ms`` the first message of that time or later.
+
+    ``confirm``: the name of the group, as the visitor has typed it.
+    """
 
     group: Annotated[str, Meta(min_length=1, max_length=GROUP_CHARACTERS_MAX)]
+    confirm: str
     topic: TopicName
     to: Literal["earliest", "latest", "time"]
     time_ms: Annotated[int, Meta(ge=0, le=2**62)] = 0
@@ -53,7 +58,7 @@ def produce(wanted: NewMessage, address: str, visitor: Visitor, audit: Audit) ->
         NotPermitted: without the right to write.
         ApplianceError: it may have been written only if the error is retriable.
     """
-    visitor.check_see(Operation.WRITE, ResourceType.TOPIC, wanted.topic)
+    visitor.check_see(Operation.WRITE, ResourceType.TOPIC, wanted.topic, audit=audit, what="produce")
     with contextlib.closing(_cluster(address)) as cluster:  # a topic is not created by a mistyped name
         cluster.refresh([wanted.topic])
         cluster.topic(wanted.topic)
@@ -81,11 +86,12 @@ def move_offsets(wanted: NewOffsets, address: str, visitor: Visitor, audit: Audi
 
     Raises:
         NotPermitted: without the right to read with the group, or to read the topic.
-        InvalidRequest: the group has members.
+        InvalidRequest: the group has members, or its name was not typed.
         UnknownGroup, UnknownPartition: see the message.
     """
-    visitor.check_see(Operation.READ, ResourceType.GROUP, wanted.group)
-    visitor.check_see(Operation.READ, ResourceType.TOPIC, wanted.topic)
+    visitor.check_see(Operation.READ, ResourceType.GROUP, wanted.group, audit=audit, what="move offsets")
+    visitor.check_see(Operation.READ, ResourceType.TOPIC, wanted.topic, audit=audit, what="move offsets")
+    check_typed(wanted.confirm, wanted.group)
     whens = {"earliest": EARLIEST, "latest": LATEST, "time": wanted.time_ms}
     with contextlib.closing(_cluster(address)) as cluster:
         known = {row["group"]: row for row in cluster.admin("groups", {})}

@@ -16,16 +16,18 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from ..addresses import PLAINTEXT, Listener, address_text, host_names, parse_networks
 from ..config import Config
-from ..processes.clock import now_ms, wall_s
+from ..processes.clock import now_ms, wall_ms, wall_s
 from ..processes.messages import TO_SIDE_PROCESS, Refusals, Stop
 from ..processes.supervisor.side_processes import SideArguments
 from ..security import security_file
 from ..security.audit_log import Audit
 from ..security.configuration import is_loopback
+from ..security.field_masks import FieldMasks
 from .application import Console
 from .console_sessions import SESSION_S_DEFAULT, Attempts, Sessions
 from .guards import Guard
 from .observer import Observer, Poller
+from .value_decoding import MessageViews
 from .visitors import Visitors
 from .web_server import serve_until
 
@@ -45,7 +47,11 @@ async def _serve(arguments: SideArguments) -> None:
     config, data_dir, _, channel, heart, _ = arguments
     sock = arguments.listening
     loop = asyncio.get_running_loop()
-    audit = Audit(now_ms, lambda: loop.call_later(REFUSALS_S, send_refusals))
+
+    def refused() -> None:  # also in threads
+        loop.call_soon_threadsafe(loop.call_later, REFUSALS_S, send_refusals)
+
+    audit = Audit(now_ms, refused)
     console = make_console(config, data_dir, address_text(sock.getsockname()), audit)
     guarded: Any = Guard(console.application(), host_names(config.console.hosts, config.broker.host))
     proxies = parse_networks(config.console.proxies)
@@ -84,6 +90,9 @@ def make_console(config: Config, data_dir: Path, address: str, audit: Audit) -> 
         *(sessions, Attempts(clock), audit),
         login_first=not is_loopback(listener) or (_has_logins(config) and not config.console.anonymous),
         anonymous=config.console.anonymous,
+        wall_ms=wall_ms,
     )
     observer = Observer(Poller(data_dir, config.broker.id, clock, wall_s), time.thread_time)
-    return Console(data_dir, observer, visitors, clock, f"appliance_console_{address.rpartition(':')[2]}")
+    cookie = f"appliance_console_{address.rpartition(':')[2]}"
+    views = MessageViews(config.console.decode, FieldMasks(config.console.masks))
+    return Console(data_dir, observer, visitors, clock, cookie, config.ledger.topic, views)

@@ -2,7 +2,8 @@
 
 The browser has a random token in a cookie (HttpOnly, SameSite=Strict); here is only its hash.  A request that changes
 something brings the session's CSRF token in a header, which pages of other origins cannot read.  Sessions live in the
-memory of this process: they end with it, when their time is over, and with a change of the user's password.
+memory of this process: they end with it, when their time is over, with a change of the user's password, and when the
+user is locked or thrown out.
 
 Not thread-safe: everything runs in the loop.
 """
@@ -15,7 +16,7 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from ..addresses import site_of
 from ..security.scram import Verifier
@@ -33,12 +34,19 @@ COUNTED_MAX: Final = 10_000
 KNOWN_MAX: Final = 1_000
 
 
+class Standing(NamedTuple):
+    """What a session depends on: the user's verifiers, and which order to end connections was the last."""
+
+    verifiers: Mapping[str, Verifier]
+    ended: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Session:
-    """One login.  ``verifiers``: those of the user then; other ones end the session."""
+    """One login.  ``standing``: that of the user then; another one ends the session."""
 
     user: str
-    verifiers: Mapping[str, Verifier]
+    standing: Standing
     csrf: str
     until_s: float
 
@@ -51,22 +59,22 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._by_hash)
 
-    def begin(self, user: str, verifiers: Mapping[str, Verifier]) -> tuple[str, Session]:
+    def begin(self, user: str, standing: Standing) -> tuple[str, Session]:
         """Begin a session; returns the token for the cookie."""
         token, csrf = secrets.token_urlsafe(TOKEN_BYTES), secrets.token_urlsafe(TOKEN_BYTES)
-        session = Session(user, verifiers, csrf, self._clock() + self._lifetime_s)
+        session = Session(user, standing, csrf, self._clock() + self._lifetime_s)
         self._by_hash[_hash(token)] = session
         while len(self._by_hash) > SESSIONS_MAX:
             self._by_hash.popitem(last=False)
         return token, session
 
-    def find(self, token: str, verifiers_of: Callable[[str], Mapping[str, Verifier]]) -> Session | None:
-        """The session of a token; None when it is over.  ``verifiers_of`` returns those that a user has now."""
+    def find(self, token: str, standing_of: Callable[[str], Standing]) -> Session | None:
+        """The session of a token; None when it is over.  ``standing_of`` returns that of a user now."""
         key = _hash(token)
         session = self._by_hash.get(key)
         if session is None:
             return None
-        if session.until_s <= self._clock() or verifiers_of(session.user) != session.verifiers:
+        if session.until_s <= self._clock() or standing_of(session.user) != session.standing:
             del self._by_hash[key]
             return None
         return session

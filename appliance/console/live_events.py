@@ -7,7 +7,10 @@ An event is one JSON object::
      "gone": {section: [key]}}           rows that are no more
 
 The sections: ``appliance`` and ``alerts`` (one key, ""), ``topics``, ``groups``, and of what the page shows
-``partitions`` (of a topic) and ``group`` ("").  The first event has everything.
+``partitions`` and ``readers`` (of a topic) and ``group`` ("").  The first event has everything.
+
+A reader of a topic is a group that has committed an offset in it, or has a member with a partition of it: its members
+there, READER_CLIENTS_MAX of their clients, its lag in this topic, and when that was asked for.
 
 Places: a page has one of STREAMS_MAX, of which STREAMS_RESERVED are for those who are logged in; one address of others,
 and one session, has at most STREAMS_OF_ONE_MAX.
@@ -29,7 +32,7 @@ from starlette.types import Receive, Scope, Send
 from ..addresses import site_of
 from ..errors import BufferFull
 from ..security.acls import Operation, ResourceType
-from .observer import Observer, Snapshot
+from .observer import Observer, Snapshot, total
 from .visitors import Visitor
 
 STREAMS_MAX: Final = 32
@@ -37,6 +40,7 @@ STREAMS_RESERVED: Final = 16
 STREAMS_OF_ONE_MAX: Final = 8
 STREAM_S_MAX: Final = 3_600.0
 SEND_S_MAX: Final = 20.0
+READER_CLIENTS_MAX: Final = 20
 BEAT_S: Final = 15.0
 """An empty comment: the end of a page that has gone is noticed."""
 
@@ -49,7 +53,8 @@ def visible(snapshot: Snapshot, visitor: Visitor, topic: str, group: str) -> Sec
     found: Sections = {
         "topics": {name: row for name, row in snapshot.topics.items() if access.describable[name]},
         "groups": {},
-        "partitions": snapshot.partitions.get(topic, {}) if access.describable[topic] else {},
+        "partitions": {},
+        "readers": {},
         "group": {},
         "appliance": {},
         "alerts": {},
@@ -60,11 +65,39 @@ def visible(snapshot: Snapshot, visitor: Visitor, topic: str, group: str) -> Sec
         found["alerts"] = {"": snapshot.alerts}
     groups = access.of(Operation.DESCRIBE, ResourceType.GROUP)
     found["groups"] = {name: row for name, row in snapshot.groups.items() if every or groups[name]}
+    if topic and access.describable[topic]:
+        found["partitions"] = {str(row["partition"]): row for row in snapshot.partitions.get(topic, [])}
+        found["readers"] = readers(snapshot, topic, found["groups"])
     if group in snapshot.details and groups[group]:
         detail = snapshot.details[group]
         rows = [row for row in detail["partitions"] if access.describable[row["topic"]]]
         found["group"] = {"": {**detail, "partitions": rows}}
     return found
+
+
+def readers(snapshot: Snapshot, topic: str, groups: Mapping[str, Any]) -> dict[str, Any]:
+    """The groups, of these, that read a topic."""
+    rows = {}
+    for name in groups.keys() & snapshot.details.keys():
+        detail = snapshot.details[name]
+        parts = [row for row in detail["partitions"] if row["topic"] == topic]
+        if not parts:
+            continue
+        members = [one for one in detail["members"] if any(part[0] == topic for part in one["partitions"])]
+        seconds = [row["lag_seconds"] for row in parts if row["lag_seconds"] is not None]
+        rows[name] = {
+            "state": groups[name]["state"],
+            "members": len(members),
+            "clients": sorted({f"{one['client'] or '?'} at {one['host'] or '?'}" for one in members})[
+                :READER_CLIENTS_MAX
+            ],
+            "lag_messages": total(parts, "lag_messages"),
+            "lag_bytes": total(parts, "lag_bytes"),
+            "lag_seconds": max(seconds, default=None),
+            "lost_bytes": total(parts, "lost_bytes"),
+            "lag_asked_ms": groups[name]["lag_asked_ms"],
+        }
+    return rows
 
 
 def changes(before: Sections, after: Sections) -> dict[str, Any]:

@@ -2,15 +2,22 @@
 
 Offsets count bytes, so a *window* of a log is a range of offsets of a known size.  A step reads windows of each
 partition, next to those of the step before, until it has found enough, has read STEP_BYTES_MAX, which have unpacked to
-UNPACKED_BYTES_MAX, or STEP_MS_MAX have passed.  The batches of a window are unpacked one by one, newest first from its
-end, so a step can stop behind any batch, and nothing is unpacked for nothing.  A batch that unpacks to more than
-BATCH_BYTES_MAX is stepped over and counted.  The cursor has the offset of each partition that is not finished::
+UNPACKED_BYTES_MAX, has decoded values to as many bytes, or STEP_MS_MAX have passed.  The batches of a window are
+unpacked one by one, newest first from its end, so a step can stop behind any batch, and nothing is unpacked for
+nothing.  Where an expression or a field is looked for, which may take long, a step can also stop behind any message.  A
+batch that unpacks to more than BATCH_BYTES_MAX is stepped over and counted.  The cursor has the offset of each
+partition that is not finished::
 
     "n" newest first: messages below the offset are left      n.0-52811.3-901
     "o" oldest first: messages at or above it are left        o.1-4096
 
+With ``follow`` no partition is ever finished: the cursor keeps those at their ends, and the next step goes on with what
+has arrived there.  Without a place to begin it begins at the ends.
+
 Messages of one step are in the order of their timestamps; each partition keeps its own order across steps.  Newest
 first, messages that arrive later do not appear: the search begins at the ends of its first step.
+
+Values are decoded, and what a mask hides is hidden, before anything is looked for: no search can guess it.
 
 A partition that cannot be read within READ_S_MAX is named in ``unreadable`` and left out; the others go on.
 """
@@ -20,7 +27,8 @@ from __future__ import annotations
 import heapq
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, NamedTuple, Protocol
 
 from msgspec import Meta, Struct
@@ -32,6 +40,8 @@ from ..client.decoder import Decoder, single_batches
 from ..client.fetcher import Chunk, Fetcher, FetchOptions
 from ..errors import ApplianceError, InvalidRequest, UnknownPartition
 from ..names import TOPIC_PATTERN
+from ..records.value_filter import make_select
+from .value_decoding import MessageView
 
 KIB: Final = 1024
 STEP_BYTES_MAX: Final = 32 * KIB * KIB
@@ -61,6 +71,13 @@ FIRST_BYTES: Final = 256 * KIB
 PARTITIONS_MAX: Final = 512
 """Of one search; more make a cursor that is longer than an address may be."""
 FOUND_MAX: Final = 200
+PATTERN_MEMORY_BYTES_MAX: Final = 32 * KIB
+"""Of RE2, for a program and what it caches: some 1,000 instructions.  Where its cache does not help, each byte costs
+time for each of them.  Expressions that people write need a tenth of it."""
+EXPRESSION_STEPS_MAX: Final = 1 << 26
+"""Instructions of an expression times bytes of one value: about 0.3 s where no cache of RE2 helps.  An expression of 64
+instructions, as people write, is applied to values of up to 1 MiB."""
+AS_IT_IS: Final = MessageView()
 POLLED_MAX: Final = 5_000
 CURSOR: Final = re.compile(r"[no](\.\d{1,6}-\d{1,19}){1,512}")
 Text = Annotated[str, Meta(max_length=1_000)]
@@ -80,6 +97,11 @@ class Query(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     offset: Offset | None = None
     key: Text = ""
     text: Text = ""
+    match: Text = ""
+    """A regular expression (RE2) that is found in the value."""
+    field: Text = ""
+    """``NAME=TEXT``: a field of a value that is JSON or ``key=value`` text."""
+    follow: bool = False
     limit: Annotated[int, Meta(ge=1, le=FOUND_MAX)] = 50
     cursor: Annotated[str, Meta(max_length=16 * KIB)] = ""
 
@@ -94,6 +116,7 @@ class Found(NamedTuple):
     reached_ms: int | None
     damaged: int
     too_large: int
+    too_costly: int
     unreadable: dict[int, str]
 
 
@@ -150,19 +173,41 @@ def cursor_text(newest: bool, left: Mapping[int, int]) -> str:
     return ".".join(["n" if newest else "o", *places]) if places else ""
 
 
+def moved_back(cursor: str, messages: Iterable[Message], *, newest: bool) -> str:
+    """The cursor of a search that has not seen these messages."""
+    left = parse_cursor(cursor) if cursor else {}
+    _move_back(left, messages, newest=newest)
+    return cursor_text(newest, left)
+
+
+def _move_back(left: dict[int, int], messages: Iterable[Message], *, newest: bool) -> None:
+    for message in messages:
+        at, partition = message.offset + (1 if newest else 0), message.partition
+        known = left.get(partition)
+        left[partition] = at if known is None else (max if newest else min)(known, at)
+
+
 class Search:
     """One step of a search."""
 
-    def __init__(self, query: Query, log: Log, clock: Callable[[], float]) -> None:
-        self._query, self._log, self._clock = query, log, clock
+    def __init__(self, query: Query, log: Log, clock: Callable[[], float], view: MessageView = AS_IT_IS) -> None:
+        """``view``: how the topic's messages are shown."""
+        self._query, self._log, self._clock, self._view = query, log, clock, view
         self._newest = query.order == "newest"
         self._key, self._text = query.key.lower().encode(), query.text.lower().encode()
+        self._select, self._value_bytes_max = _select(query)
+        self._is_filtered = bool(self._key or self._text or self._select)
+        self._too_costly = 0
+        self._ended: dict[int, int] = {}
+        """Where partitions have ended, or could not be read, for who follows."""
         self._matches: dict[int, list[Message]] = {}
         self._scanned = self._bytes = 0
         self._reached_ms: int | None = None
         self._unreadable: dict[int, str] = {}
         self._deadline_s = 0.0
         self._enough = 0
+        self._shown_bytes = 0
+        """Of values that were decoded: they may be many times as long as what was unpacked."""
 
     def step(self) -> Found:
         """Read until enough is found, or a bound is reached.
@@ -186,15 +231,20 @@ class Search:
         messages = self._first(left)
         return Found(
             messages,
-            cursor_text(self._newest, left),
+            cursor_text(self._newest, {**self._ended, **left} if self._query.follow else left),
             *(self._scanned, self._bytes, self._reached_ms),
-            *(self._log.damaged, self._log.too_large, self._unreadable),
+            *(self._log.damaged, self._log.too_large),
+            *(self._too_costly, self._unreadable),
         )
 
     @property
     def _is_over(self) -> bool:
         """Whether the step has taken what it may: time, or room for what it unpacks."""
-        return self._clock() >= self._deadline_s or self._log.unpacked_bytes >= self._enough
+        return self._clock() >= self._deadline_s or self._log.unpacked_bytes >= self._enough or self._shows_enough
+
+    @property
+    def _shows_enough(self) -> bool:
+        return self._shown_bytes >= UNPACKED_BYTES_MAX
 
     @property
     def _found(self) -> int:
@@ -203,6 +253,8 @@ class Search:
     def _begin(self) -> tuple[Bounds, dict[int, int]]:
         """The bounds of the partitions, and where to continue in those that are not finished."""
         query, log = self._query, self._log
+        if query.follow and self._newest:
+            raise InvalidRequest("who follows reads the oldest first")
         count = log.partitions(query.topic)
         if query.partition is not None and query.partition >= count:
             raise UnknownPartition(f"topic {query.topic!r} has the partitions 0 to {count - 1}, not {query.partition}")
@@ -219,6 +271,7 @@ class Search:
         ends = self._offsets(sorted(starts), LATEST)
         bounds = {partition: (starts[partition], end) for partition, end in ends.items()}
         inside = {partition: min(max(left[partition], first), end) for partition, (first, end) in bounds.items()}
+        self._ended = {**left, **inside}
         return bounds, {part: at for part, at in inside.items() if at != bounds[part][0 if self._newest else 1]}
 
     def _starts(self, chosen: list[int]) -> dict[int, int]:
@@ -229,7 +282,7 @@ class Search:
             return {chosen[0]: query.offset + (1 if self._newest else 0)}
         if query.time_ms is not None:
             return self._offsets(chosen, query.time_ms)
-        return self._offsets(chosen, LATEST if self._newest else EARLIEST)
+        return self._offsets(chosen, LATEST if self._newest or query.follow else EARLIEST)
 
     def _offsets(self, partitions: list[int], when: int) -> dict[int, int]:
         found, failed = self._log.offsets(self._query.topic, partitions, when)
@@ -237,7 +290,7 @@ class Search:
         return found
 
     def _first_size(self, count: int) -> int:
-        if self._key or self._text:
+        if self._is_filtered:
             return WINDOW_BYTES_MAX
         return max(FIRST_BYTES // max(1, count), WINDOW_BYTES_MIN)
 
@@ -254,11 +307,17 @@ class Search:
         try:
             for batch in self._log.read(self._query.topic, partition, start, stop, newest_first=self._newest):
                 inside = [message for message in batch.messages if lowest <= message.offset < above]
-                self._scanned += len(inside)
-                if found := list(filter(self._fits, inside)):
+                if self._newest:
+                    inside.reverse()
+                found, count = self._chosen(inside)
+                self._scanned += count
+                if found:
                     self._matches.setdefault(partition, []).extend(found)
                 if inside:
-                    self._reached_ms = inside[0 if self._newest else -1].timestamp
+                    self._reached_ms = inside[count - 1].timestamp
+                if count < len(inside):
+                    reached = inside[count - 1].offset + (0 if self._newest else 1)
+                    break
                 reached = batch.start if self._newest else batch.stop
                 if self._is_over:
                     break
@@ -270,9 +329,30 @@ class Search:
             return
         reached = min(max(reached, first), end)
         self._bytes += abs(reached - at)
-        left[partition] = reached
+        left[partition] = self._ended[partition] = reached
         if reached == (first if self._newest else end):
             del left[partition]
+
+    def _chosen(self, messages: list[Message]) -> tuple[list[Message], int]:
+        """Which of them are wanted, and how many were looked at: all, or until the step is over."""
+        changes = self._is_filtered and not self._view.is_plain
+        if self._select is None and not changes:
+            return list(filter(self._fits, messages)), len(messages)
+        # A batch is unpacked again by each step that goes on in it, so it has the time of a step for itself.
+        until_s = max(self._deadline_s, self._clock() + STEP_MS_MAX / 1000)
+        found: list[Message] = []
+        for count, whole in enumerate(messages, 1):
+            message = self._view.of(whole) if changes else whole
+            if not self._fits(message):
+                pass
+            elif len(message.value or b"") > self._value_bytes_max:
+                self._too_costly += 1
+            elif self._select is None or self._select([message.value]):
+                found.append(message)
+                self._shown_bytes += len(message.value or b"") * changes
+            if self._clock() >= until_s or self._shows_enough:
+                return found, count
+        return found, len(messages)
 
     def _fits(self, message: Message) -> bool:
         if self._key and (message.key is None or self._key not in message.key.lower()):
@@ -288,12 +368,45 @@ class Search:
         for found in self._matches.values():
             found.sort(key=lambda message: sign * message.offset)
         merged = heapq.merge(*self._matches.values(), key=lambda message: sign * message.timestamp)
-        chosen = list(itertools.islice(merged, self._query.limit))
-        for message in merged:
-            at, partition = message.offset + (1 if self._newest else 0), message.partition
-            known = left.get(partition)
-            left[partition] = at if known is None else (max if self._newest else min)(known, at)
-        return chosen
+        chosen = itertools.islice(merged, self._query.limit)
+        messages = list(chosen if self._is_filtered or self._view.is_plain else self._viewed(chosen))
+        _move_back(left, merged, newest=self._newest)
+        return messages
+
+    def _viewed(self, messages: Iterable[Message]) -> Iterator[Message]:
+        """The first of them as they are shown: those for which there is time and room, and one at least."""
+        until_s = max(self._deadline_s, self._clock() + STEP_MS_MAX / 1000)
+        for whole in messages:
+            message = self._view.of(whole)
+            self._shown_bytes += len(message.value or b"")
+            yield message
+            if self._clock() >= until_s or self._shows_enough:
+                return
+
+
+def _select(query: Query) -> tuple[Callable[[Sequence[bytes | None]], list[int]] | None, int]:
+    """What chooses values by ``match`` and ``field``, None: all; and the largest value to which it may be applied.
+
+    Raises:
+        InvalidRequest: the expression or the field is none.
+    """
+    search, value_bytes_max = None, sys.maxsize
+    if query.match:
+        import re2  # 4 MB, for who asks for it
+
+        options = re2.Options()
+        options.log_errors, options.max_mem = False, PATTERN_MEMORY_BYTES_MAX
+        options.encoding = re2.Options.Encoding.LATIN1  # values are bytes
+        try:
+            compiled = re2.compile(query.match.encode(), options)
+            search, value_bytes_max = compiled.search, EXPRESSION_STEPS_MAX // compiled.programsize
+        except re2.error as error:
+            why = error.args[0].decode(errors="replace") if error.args else ""
+            raise InvalidRequest(f"{query.match!r:.300} is no regular expression: {why}") from None
+    try:
+        return make_select(search, [query.field] if query.field else []), value_bytes_max
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from None
 
 
 class ConsumedLog:

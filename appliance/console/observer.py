@@ -11,18 +11,20 @@ GROUPS_MAX groups, those that a page shows first, then those that were asked for
 
 A poll runs in a thread.  It looks as ``health`` and ``doctor`` do (:mod:`appliance.metrics.looks`); only groups, and
 partitions of other brokers, are asked for.  What cannot be asked for now (ZooKeeper is away, the coordinator restarts)
-keeps its last value, and an alert says why.  What is known of a group says when it was asked for, and is forgotten with
-the last page: the next one shows nothing rather than what was.
+keeps its last value, and an alert says why.  A row that has not changed is the object of the poll before: with ten
+thousand topics a poll makes few new ones, and what a page has is compared at once.  What is known of a group says when
+it was asked for, and is forgotten with the last page: the next one shows nothing rather than what was.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from .. import __version__
 from ..client.cluster_client import Cluster
@@ -46,12 +48,16 @@ REQUEST_MS_MAX: Final = 5_000
 
 ALERTS_MAX: Final = 100
 
+T = TypeVar("T")
 Alert = dict[str, str]
 Row = dict[str, Any]
 
 
 class Snapshot(NamedTuple):
-    """What a poll has found.  ``topics``, ``partitions``: by topic; ``groups``, ``details``: by group."""
+    """What a poll has found.  ``topics``, ``partitions``: by topic; ``groups``, ``details``: by group.
+
+    Nobody changes any of it.
+    """
 
     number: int
     """One more than that of the poll before."""
@@ -59,7 +65,7 @@ class Snapshot(NamedTuple):
     appliance: Row
     alerts: list[Alert]
     topics: Mapping[str, Row]
-    partitions: Mapping[str, Mapping[str, Row]]
+    partitions: Mapping[str, list[Row]]
     groups: Mapping[str, Row]
     details: Mapping[str, Row]
 
@@ -90,11 +96,14 @@ class Poller:
         self._asked_ms: dict[str, int] = {}
         """When a group's lag was asked for, since 1970."""
         self._totals: dict[str, Totals] = {}
+        self._topics: dict[str, Row] = {}
+        self._partitions: dict[str, list[Row]] = {}
 
     def close(self) -> None:
         """Forget what was polled: nobody looks any more."""
         for known in (self._groups, self._details, self._asked_ms, self._totals):
             known.clear()
+        self._topics, self._partitions = {}, {}  # those of before are in a snapshot
         if self._cluster is not None:
             self._cluster.close()
             self._cluster = None
@@ -104,11 +113,7 @@ class Poller:
         return self._looker.take()
 
     def take(self, look: Look, focus: Collection[str]) -> Snapshot:
-        """Ask for the rest now.  ``focus``: the groups that pages show.
-
-        Raises:
-            StorageFault: the catalog cannot be read.
-        """
+        """Ask for the rest now.  ``focus``: the groups that pages show.  What cannot be read stays as it was."""
         self._number += 1
         readings = look.readings
         self._forecast.note(readings.at_s, readings.room)
@@ -117,25 +122,32 @@ class Poller:
         asks: list[Callable[[], None]] = [self._rows.ask_others]
         if state["zookeeper"].get("state", "off") != "off":
             asks.append(lambda: self._ask_groups(focus))
+        asks.append(lambda: self._take_topics(readings))
         for ask in asks:
             try:
                 ask()
             except ApplianceError as error:
                 unknown.append(f"{error}; shown are the last known ones")
-        rows = self._rows.make(readings)
-        rates = {topic["name"]: self._rate(topic) for topic in rows}
-        self._totals = {name: totals for name, (totals, _) in rates.items()}
-        topics = {topic["name"]: _topic_row(topic, rates[topic["name"]][1]) for topic in rows}
         return Snapshot(
             self._number,
             round(self._wall_s() * 1000),
-            _appliance_row(state, readings, topics),
+            _appliance_row(state, readings, self._topics),
             self._alerts(look, unknown),
-            topics,
-            {topic["name"]: {str(row["partition"]): row for row in topic["partitions"]} for topic in rows},
+            self._topics,
+            self._partitions,
             dict(self._groups),
             dict(self._details),
         )
+
+    def _take_topics(self, readings: Readings) -> None:
+        """Raises StorageFault: the catalog cannot be read."""
+        totals, topics, partitions = {}, {}, {}
+        for topic in self._rows.make(readings):
+            name, parts = topic["name"], topic["partitions"]
+            totals[name], rate = self._rate(topic)
+            topics[name] = _kept(self._topics.get(name), _topic_row(topic, rate))
+            partitions[name] = _kept(self._partitions.get(name), parts)
+        self._totals, self._topics, self._partitions = totals, topics, partitions
 
     def _alerts(self, look: Look, unknown: list[str]) -> list[Alert]:
         """What is wrong, the worst first."""
@@ -158,20 +170,26 @@ class Poller:
             for name in known.keys() - rows.keys():
                 del known[name]
         for name, row in rows.items():
-            self._groups[name] = {**row, **self._lag_row(name)}
+            self._note_group(name, row)
         due = sorted(rows, key=lambda name: (name not in focus, self._asked_ms.get(name, 0)))
         for name in due[:GROUPS_MAX]:
             self._details[name] = self._admin("group", group=name)
             self._asked_ms[name] = round(self._wall_s() * 1000)
-            self._groups[name] = {**rows[name], **self._lag_row(name)}
+            self._note_group(name, rows[name])
+
+    def _note_group(self, name: str, row: Row) -> None:
+        known, asked_ms = self._groups.get(name, {}), self._asked_ms.get(name)
+        if known.get("lag_asked_ms") != asked_ms or any(known.get(field) != value for field, value in row.items()):
+            texts = {field: sys.intern(row[field]) for field in ("protocol", "state")}  # the same few for all groups
+            self._groups[name] = {**row, **texts, **self._lag_row(name)}
 
     def _lag_row(self, name: str) -> Row:
         """The lag of a group in all partitions, and since when; its seconds are those of the latest partition."""
         rows = self._details[name]["partitions"] if name in self._details else []
         seconds = [row["lag_seconds"] for row in rows if row["lag_seconds"] is not None]
         return {
-            "lag_messages": _sum(rows, "lag_messages"),
-            "lag_bytes": _sum(rows, "lag_bytes"),
+            "lag_messages": total(rows, "lag_messages"),
+            "lag_bytes": total(rows, "lag_bytes"),
             "lag_seconds": max(seconds, default=None),
             "lag_asked_ms": self._asked_ms.get(name),
             "topics": sorted({row["topic"] for row in rows}),
@@ -190,6 +208,11 @@ class Poller:
             "bytes_per_s": round((ends - before.bytes) / seconds),
             "messages_per_s": round(messages / seconds, 1),
         }
+
+
+def _kept(before: T | None, now: T) -> T:
+    """The value of before, if it is the same."""
+    return before if before is not None and before == now else now
 
 
 def own_address(data_dir: Path) -> str:
@@ -219,7 +242,8 @@ def _topic_row(topic: Row, rate: Row) -> Row:
     }
 
 
-def _sum(rows: list[Row], name: str) -> float | None:
+def total(rows: list[Row], name: str) -> float | None:
+    """The sum of what is known of a column; None if nothing is."""
     known = [row[name] for row in rows if row[name] is not None]
     return sum(known) if known else None
 

@@ -7,7 +7,7 @@ without ``settings`` and with ``reason`` where there is one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,8 +41,8 @@ class TopicRows:
         """The log start offset, and the number of messages before it."""
         self._elsewhere: dict[TopicPartition, Row] = {}
 
-    def make(self, readings: Readings) -> list[Row]:
-        """The rows now.
+    def make(self, readings: Readings) -> Iterator[Row]:
+        """Yields the rows now, one by one: all of them together would take more memory than what is kept of them.
 
         Raises:
             StorageFault: the catalog cannot be read.
@@ -50,7 +50,6 @@ class TopicRows:
         self._load()
         states, known = readings.states, self._known
         self._known = {}
-        rows = []
         for name, topic in self._topics.items():
             parts = []
             for number, brokers in topic.partitions.items():
@@ -69,11 +68,10 @@ class TopicRows:
                     row = self._row(topic, number, self._extent(key, counts), state)
                     self._known[key] = (counts, state, row)
                     parts.append(row)
-            rows.append({"name": name, "own": topic.settings, "partitions": parts})
+            yield {"name": name, "own": topic.settings, "partitions": parts}
         for key in self._retired.keys() - self._known.keys():
             del self._retired[key]
         self._files.drop_unlinked()
-        return rows
 
     def ask_others(self) -> None:
         """Ask for the partitions that other brokers store, if there are any.
@@ -129,6 +127,8 @@ class TopicRows:
             return 0
         try:
             bases, _, end, _ = table.snapshot()
-            return LogReader(self._data_dir / f"{key.topic}-{key.partition}", self._files).at(bases, end, start)[1]
+            return LogReader(self._data_dir / f"{key.topic}-{key.partition}", self._files).time_and_count(
+                bases, end, start
+            )[1]
         except (WriterGone, StorageFault, OffsetOutOfRange, OSError):
             return -1

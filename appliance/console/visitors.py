@@ -24,15 +24,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from ..addresses import Listener, site_of
-from ..errors import BadCredentials, BufferFull, ClusterNotPermitted, LoginOutOfOrder, StorageFault
+from ..errors import BadCredentials, BufferFull, ClusterNotPermitted, LoginOutOfOrder, StorageFault, UserLocked
 from ..processes.child import lower_priority_of_thread
 from ..security import security_file
+from ..security.accounts import OPEN
 from ..security.acls import CLUSTER_NAME, Access, Operation, ResourceType, word
 from ..security.audit_log import Audit, Reason
 from ..security.authorizer import Authorizer
@@ -40,9 +41,9 @@ from ..security.configuration import Security
 from ..security.credentials import Credentials
 from ..security.login_exchange import PlainCheck
 from ..security.principals import ANONYMOUS, USER_CHARACTERS_MAX, Origin, principal_of
-from ..security.scram import PASSWORD_BYTES_MAX, Verifier
+from ..security.scram import PASSWORD_BYTES_MAX
 from ..security.security_state import SecurityState
-from .console_sessions import Attempts, Session, Sessions, is_csrf
+from .console_sessions import Attempts, Session, Sessions, Standing, is_csrf
 
 logger = logging.getLogger(__name__)
 
@@ -62,9 +63,12 @@ class Visitor(NamedTuple):
     peer: str
     session: Session | None = None
 
-    def check_see(self, operation: Operation, resource: ResourceType, name: str = CLUSTER_NAME) -> None:
-        """Raises NotPermitted: the visitor may not see it."""
+    def check_see(
+        self, operation: Operation, resource: ResourceType, name: str = CLUSTER_NAME, *, audit: Audit, what: str
+    ) -> None:
+        """Raises NotPermitted: the visitor may not; the audit log has it, with ``what`` was asked for."""
         if not self.access.may(operation, resource, name):
+            audit.refused(Reason.DENIED, self.access.principal, self.peer, what=f"{what} {name}")
             advice = "" if self.session else ": log in as a user who may"
             raise ClusterNotPermitted(f"not permitted: {word(operation)} on {word(resource).lower()} {name!r}{advice}")
 
@@ -94,6 +98,7 @@ class Visitors:
         *,
         login_first: bool,
         anonymous: bool,
+        wall_ms: Callable[[], int],
     ) -> None:
         """
         Args:
@@ -101,7 +106,9 @@ class Visitors:
             path: the file of users and rules.
             login_first: nothing may be seen before a login.
             anonymous: otherwise something may be seen also when there are users.
+            wall_ms: the time since 1970, by which users expire.
         """
+        self._wall_ms = wall_ms
         self._login_first, self._anonymous = login_first, anonymous
         self._listener, self._path = listener, path
         self._sessions, self._attempts, self.audit = sessions, attempts, audit
@@ -124,7 +131,7 @@ class Visitors:
     def find(self, token: str, peer: str) -> Visitor | None:
         """Who is asking, by the token of the cookie; None for who may not see anything before a login."""
         self._refresh()
-        session = self._sessions.find(token, self._verifiers_of) if token else None
+        session = self._sessions.find(token, self._standing_of) if token else None
         if session is None and (self._login_first or (self._state.users and not self._anonymous)):
             return None
         principal = principal_of(session.user) if session else ANONYMOUS
@@ -135,6 +142,7 @@ class Visitors:
 
         Raises:
             BadCredentials: wrong password or unknown user.
+            UserLocked: the password is right.
             BufferFull: too many passwords are tried; the message says when to try again.
         """
         secret = password.encode("utf-8", "replace")
@@ -146,19 +154,25 @@ class Visitors:
             self.audit.refused(Reason.THROTTLED, principal_of(user), peer, what="console")
             raise BufferFull(f"too many logins: try again in {round(wait_s) or 1} s")
         self._refresh()
+        verifiers = self._state.users.get(user, {})
         check = PlainCheck(user, secret, *self._credentials.find_any(user))
         self._waiting[site_of(address)] += 1
         try:
             right = await asyncio.get_running_loop().run_in_executor(self._checks, check.run)
         finally:
             self._waiting -= Counter([site_of(address)])
-        if not right:
+        self._refresh()
+        if not right or self._state.users.get(user, {}) != verifiers:  # deleted or changed meanwhile
             self._attempts.failed(user, address)
             self.audit.refused(Reason.BAD_CREDENTIALS, principal_of(user), peer, what="console")
             raise BadCredentials("wrong password or unknown user")
+        standing = self._standing_of(user)
+        if refusal := self._state.accounts.get(user, OPEN).refusal(self._wall_ms()):
+            self.audit.refused(Reason.LOCKED, principal_of(user), peer, what="console")
+            raise UserLocked(refusal)
         self._attempts.succeeded(user, address)
         self.audit.logged_in(principal_of(user), peer, listener="console", mechanism=check.mechanism)
-        return self._sessions.begin(user, self._verifiers_of(user))[0]
+        return self._sessions.begin(user, standing)[0]
 
     def _has_room(self, user: str, address: str) -> bool:
         """Whether one more password may wait."""
@@ -170,8 +184,10 @@ class Visitors:
     def log_out(self, token: str) -> None:
         self._sessions.end(token)
 
-    def _verifiers_of(self, user: str) -> Mapping[str, Verifier]:
-        return self._state.users.get(user, {})
+    def _standing_of(self, user: str) -> Standing:
+        account = self._state.accounts.get(user, OPEN)
+        refused = account.refusal(self._wall_ms())
+        return Standing({} if refused else self._state.users.get(user, {}), account.ended)
 
     def _refresh(self) -> None:
         """Read the file again if it has changed.  One that cannot be read leaves the last state in force."""
@@ -189,4 +205,4 @@ class Visitors:
             logger.error("%s", error)
             return
         self._credentials = Credentials(self._state.users, self._state.secret)
-        self._authorizer.take(self._state.acls)
+        self._authorizer.take(self._state)

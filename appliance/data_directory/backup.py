@@ -41,7 +41,7 @@ from ..catalog import Catalog, Topic
 from ..connected_clients import CLIENTS_FILE
 from ..durable_files import DIRECTORY_MODE, FILE_MODE, sync_directory
 from ..errors import AlreadyRunning, BadValue, NoDirectory, UnknownPartition, disk_fault
-from ..health.alerts import ALERTS_FILE
+from ..health.undelivered import ALERTS_FILE
 from ..log.files import index_path, log_path, sizes
 from ..log.partition_directory import METADATA_NAME, directory_of, discard_trash, give, trash_directory
 from ..log.recovery import POINT_NAME
@@ -112,18 +112,18 @@ def back_up(data_dir: Path, target: Path) -> Backup:
 def _make(data_dir: Path, partial: Path, target: Path, owner: Owner) -> Backup:
     """Raises OSError: nothing of the backup has its final name."""
     partial.mkdir(DIRECTORY_MODE, parents=True)
-    given = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    through = f"/proc/self/fd/{given}"  # the owner of the data may not be able to come there by its path
+    directory_fd = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    through = f"/proc/self/fd/{directory_fd}"  # the owner of the data may not be able to come there by its path
     try:
         if os.geteuid() == 0 and owner.uid:
-            os.fchown(given, owner.uid, owner.gid)
+            os.fchown(directory_fd, owner.uid, owner.gid)
         with acting_as_owner(data_dir):
             made = _Copy(data_dir, Path(through), Backup(target)).make()
     except OSError as error:
         error.filename = str(error.filename or partial).replace(through, str(partial))
         raise
     finally:
-        os.close(given)
+        os.close(directory_fd)
     partial.rename(target)
     sync_directory(target.parent)
     return made
@@ -164,8 +164,8 @@ def _stage(copy: _Copy, staging: Path, topic: Topic, topic_id: str) -> None:
     data_dir = staging.parent
     is_complete = False
     try:
-        for left in staging.iterdir():
-            shutil.rmtree(left)
+        for leftover in staging.iterdir():
+            shutil.rmtree(leftover)
         for number in topic.partitions:
             copy.copy_partition(directory_of(Path(), topic.name, number).name)
         for number in topic.partitions:
@@ -309,22 +309,22 @@ class _Copy:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         copied = 0
         try:
-            found = os.fstat(source)
+            status = os.fstat(source)
             target = os.open(self._target / name, flags, FILE_MODE)
             try:
-                for position, stop in _stretches(source, found.st_size):
+                for position, stop in _stretches(source, status.st_size):
                     os.lseek(target, position, os.SEEK_SET)
                     while position < stop and (count := os.sendfile(target, source, position, stop - position)):
                         position += count
                         copied += count
                 # If it was truncated meanwhile, recovery takes what there is.
-                os.ftruncate(target, min(found.st_size, os.fstat(source).st_size))
+                os.ftruncate(target, min(status.st_size, os.fstat(source).st_size))
                 os.fsync(target)
             finally:
                 os.close(target)
         finally:
             os.close(source)
-        os.utime(self._target / name, ns=(found.st_atime_ns, found.st_mtime_ns))
+        os.utime(self._target / name, ns=(status.st_atime_ns, status.st_mtime_ns))
         self._made.copied_bytes += copied
         return True
 

@@ -55,9 +55,9 @@ def take_format(data_dir: Path) -> None:
         ConfigFault, StorageFault: see :func:`check_format`; nothing was changed.
     """
     path = data_dir / FILE_NAME
-    found = _read(path)
-    _check(path, found)
-    if found == _File(FORMAT, __version__):
+    stored = _read(path)
+    _check(path, stored)
+    if stored == _File(FORMAT, __version__):
         return
     try:
         replace_data_file(path, msgspec.json.encode(_File(FORMAT, __version__)) + b"\n")
@@ -78,10 +78,10 @@ def _read(path: Path) -> _File | None:
         raise StorageFault(f"{path}: damaged: {error}", remedy=f"restore it from a backup, or {todo}") from error
 
 
-def _check(path: Path, found: _File | None) -> None:
-    if found is not None and not 1 <= found.format <= FORMAT:
+def _check(path: Path, stored: _File | None) -> None:
+    if stored is not None and not 1 <= stored.format <= FORMAT:
         raise ConfigFault(
-            f"{path.parent} has format {found.format}, of appliance {found.release}; this is {__version__}, which knows"
-            f" formats up to {FORMAT}: install {found.release} or newer again, or restore a backup that was made before"
-            " the upgrade"
+            f"{path.parent} has format {stored.format}, of appliance {stored.release}; this is {__version__}, which"
+            f" knows formats up to {FORMAT}: install {stored.release} or newer again, or restore a backup that was made"
+            " before the upgrade"
         )

@@ -46,7 +46,7 @@ def check_small_files(data_dir: Path, config: Config) -> None:
     if not has_zookeeper and not catalog.path.exists() and (here := partitions_in(data_dir)):
         names = [f"{topic}-{number}" for topic, number in here]
         raise _gone(catalog.path, f"and these partitions are here: {_listed(names)}", "move their directories away")
-    wants_users = config.security.authorizer or any(one.sasl for one in config.listeners)
+    wants_users = config.security.authorizer or any(listener.sasl for listener in config.listeners)
     if not has_zookeeper and wants_users and catalog.path.exists() and not security.secret:
         path = data_dir / security_file.FILE_NAME
         empty = f"""`echo '{{"state": {{}}}}' > {shlex.quote(str(path))}`, and add them again"""

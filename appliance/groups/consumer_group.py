@@ -10,6 +10,9 @@ Members are brought to the target one by one (:mod:`.consumer_member`); nobody w
 read a partition; nobody else is given it before.  A member goes when its session ends, or when it does not give up in
 time what it has to.
 
+Members of the classic protocol may share the group, so that its clients can be changed one after the other
+(:mod:`.classic_members`, :mod:`.migration`).
+
 A static member that leaves for a while keeps its partitions, until its session ends; whoever comes with its instance
 name takes its place, without a new target.
 
@@ -28,8 +31,9 @@ from typing import NamedTuple
 from ..catalog import Topic
 from ..wire.kafka.codes import Code
 from .assignors import ASSIGNORS, DEFAULT, Part, Subscriber, TopicParts
-from .consumer_member import LEFT, NO_MATCHING, ConsumerMember, Matching, subscription_bytes
-from .messages import MEMBER_BYTES, PART_BYTES, Limits
+from .consumer_member import LEFT, NO_MATCHING, Classic, ConsumerMember, Matching, subscription_bytes
+from .messages import MEMBER_BYTES, PART_BYTES, Limits, metadata_bytes
+from .snapshots import ConsumerSnapshot
 
 JOIN, LEAVE = 0, -1
 """Epochs of heartbeats, with :data:`LEFT`."""
@@ -58,7 +62,7 @@ class Beat(NamedTuple):
     """A ConsumerGroupHeartbeat; None, -1: as before.
 
     ``matching``: of the regular expression; "" is none.  ``full``: the client has said all of itself, and wants to know
-    all of its assignment.
+    all of its assignment.  ``classic``: it is a JoinGroup of a member of the classic protocol.
     """
 
     member_id: str
@@ -73,6 +77,7 @@ class Beat(NamedTuple):
     assignor: str | None
     owned: frozenset[Part] | None
     full: bool
+    classic: Classic | None = None
 
     @property
     def size(self) -> int:
@@ -80,6 +85,8 @@ class Beat(NamedTuple):
         names = (self.member_id, self.instance or "", self.client_id, self.rack or "", self.assignor or "")
         matching = self.matching or NO_MATCHING
         more = len(matching.pattern) + 8 * len(matching.topics)
+        if self.classic is not None:
+            more += metadata_bytes(self.classic.protocols)
         return MEMBER_BYTES + sum(map(len, names)) + subscription_bytes(self.topics or frozenset()) + more
 
 
@@ -95,7 +102,11 @@ class Beaten(NamedTuple):
 
 @dataclass(slots=True)
 class ConsumerGroup:
-    """One group.  ``registered`` becomes false when members or what they own change; the caller sets it."""
+    """One group.
+
+    ``registered`` becomes false when members or what they own change, ``saved`` when members are told what a new
+    coordinator must know (:meth:`snapshot`); the caller sets both.
+    """
 
     name: str
     limits: Limits
@@ -108,7 +119,10 @@ class ConsumerGroup:
     owners: dict[Part, str] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
     """Name by id of the topics that somebody subscribes to or has partitions of."""
+    expected: dict[str, int] = field(default_factory=dict)
+    """Ids that clients of the classic protocol were given, with the ends of their time to join."""
     registered: bool = True
+    saved: bool = True
     _members_bytes: int = 0
     _subscribed: Counter[str] = field(default_factory=Counter)
     """How many members subscribe to a topic, whether it exists or not."""
@@ -130,13 +144,48 @@ class ConsumerGroup:
     @property
     def size(self) -> int:
         """Bytes kept for this group."""
-        return self._members_bytes + PART_BYTES * self._parts_count
+        return self._members_bytes + MEMBER_BYTES * len(self.expected) + PART_BYTES * self._parts_count
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.members) + len(self.expected) >= self.limits.members_max
 
     def subscribes(self, topic: str) -> bool:
         return topic in self._subscribed
 
     def next_deadline_ms(self) -> int | None:
         return min((member.deadline_ms for member in self.members.values()), default=None)
+
+    # -- what survives the coordinator ----------------------------------------------------------------
+
+    def snapshot(self) -> ConsumerSnapshot | None:
+        """All that members were told; None when there are none."""
+        if not self.members:
+            return None
+        return ConsumerSnapshot(
+            self.epoch,
+            self.assignment_epoch,
+            self.assignor,
+            self.names,
+            tuple((name, topic.id, topic.numbers) for name, topic in sorted(self._topics.items())),
+            tuple(member.snapshot() for member in self.members.values()),
+        )
+
+    def restore(self, snapshot: ConsumerSnapshot, now_ms: int) -> None:
+        """Be as a group was of which this is the snapshot; this one is new.  All sessions begin now."""
+        self.epoch, self.assignment_epoch = snapshot.epoch, snapshot.assignment_epoch
+        self.assignor, self.names = snapshot.assignor, dict(snapshot.names)
+        self._topics = {name: TopicParts(id, numbers) for name, id, numbers in snapshot.subscribed}
+        self._parts_count = sum(len(topic.numbers) for topic in self._topics.values())
+        for stored in snapshot.members:
+            member = self.members[stored.id] = ConsumerMember.restored(stored)
+            self._members_bytes += member.size
+            self._subscribed.update(member.subscription)
+            if member.instance is not None:
+                self.static[member.instance] = member.id
+            self.owners |= dict.fromkeys((*member.assigned, *member.revoking), member.id)
+        self.prolong(now_ms)
+        self.registered = False
 
     # -- requests -------------------------------------------------------------------------------------
 
@@ -148,20 +197,23 @@ class ConsumerGroup:
         if refused is not None:
             return refused
         member = self.members.get(beat.member_id)
-        if member is not None and beat.instance not in (None, member.instance):
-            self._remove(member)  # it joins anew, under another instance name
+        if member is not None and (beat.instance not in (None, member.instance) or _changes_protocol(member, beat)):
+            self._remove(member)  # it joins anew, under another instance name or by the other protocol
             member = None
         came = member is None
         if member is None:
             member = self._come(beat)
         elif member.epoch == LEFT:
             member.epoch = member.previous_epoch = JOIN
+        stood = self.epoch, self.assignment_epoch, member.progress
         told_all = beat.full or beat.epoch != member.epoch or beat.epoch == JOIN
         changed = self._update(member, beat)
         self._aim(view, changed or (came and not member.target), now_ms)
         before = member.assigned.keys()
         self._reconcile(member, beat, now_ms)
-        member.expires_ms = now_ms + self.limits.consumer_session_ms
+        self.renew(member, now_ms)
+        if stood != (self.epoch, self.assignment_epoch, member.progress):
+            self.saved = False
         told = told_all or member.assigned.keys() != before
         return Beaten(Code.NONE, None, member.id, member.epoch, frozenset(member.assigned) if told else None)
 
@@ -169,7 +221,8 @@ class ConsumerGroup:
         """Whether a commit for ``part`` is accepted; with None, what is said of all parts.
 
         One with an older epoch is, if the partition has been the member's since then: nobody else has read it
-        meanwhile (KIP-1251).
+        meanwhile (KIP-1251).  STALE_MEMBER_EPOCH, of a member of the classic protocol ILLEGAL_GENERATION: it is older,
+        and ``part`` has not, or is not said.
         """
         if epoch < 0 and not self.members:
             return Code.NONE
@@ -178,7 +231,46 @@ class ConsumerGroup:
             return Code.UNKNOWN_MEMBER_ID
         if epoch == member.epoch or (part is not None and 0 < epoch < member.epoch and member.has_since(part, epoch)):
             return Code.NONE
-        return Code.STALE_MEMBER_EPOCH
+        return Code.STALE_MEMBER_EPOCH if member.classic is None else Code.ILLEGAL_GENERATION
+
+    def renew(self, member: ConsumerMember, now_ms: int) -> None:
+        """Begin the member's session anew, after a request of it."""
+        member.expires_ms = now_ms + self._session_ms(member)
+
+    def lengthen(self, now_ms: int) -> None:
+        """Let the sessions of all members last as long as ``limits`` has it now, if that is longer."""
+        for member in self.members.values():
+            member.expires_ms = max(member.expires_ms, now_ms + self._session_ms(member))
+
+    def _session_ms(self, member: ConsumerMember) -> int:
+        return self.limits.consumer_session_ms if member.classic is None else member.classic.session_ms
+
+    def leave_classic(self, member_id: str, instance: str | None) -> Code:
+        """Remove a member of the classic protocol, or a static member, as an administrator does (no ``member_id``)."""
+        if not member_id:
+            return self.remove_instance(instance)
+        member = self.members.get(member_id)
+        if instance is not None and self.static.get(instance, member_id) != member_id:
+            return Code.FENCED_INSTANCE_ID
+        if member is None or member.classic is None or instance not in (None, member.instance):
+            return Code.UNKNOWN_MEMBER_ID
+        self._remove(member)
+        return Code.NONE
+
+    @property
+    def can_be_classic(self) -> bool:
+        """Whether the members are all of the classic protocol, and hold what they were told with the same epoch.
+
+        Kafka does not wait for the latter; members whose generation is older would lose what they read.
+        """
+        return (
+            self.limits.downgrades
+            and bool(self.members)
+            and all(
+                member.classic is not None and member.epoch == self.epoch and not member.revoking
+                for member in self.members.values()
+            )
+        )
 
     def remove_instance(self, instance: str | None) -> Code:
         """Remove a static member, as an administrator does by LeaveGroup."""
@@ -191,12 +283,13 @@ class ConsumerGroup:
     def prolong(self, now_ms: int) -> None:
         """Put every deadline off, as if every wait had begun now."""
         for member in self.members.values():
-            member.expires_ms = now_ms + self.limits.consumer_session_ms
-            if member.revoke_by_ms is not None:
-                member.revoke_by_ms = now_ms + member.rebalance_ms
+            self.renew(member, now_ms)
+            if member.act_by_ms is not None:
+                member.act_by_ms = now_ms + member.rebalance_ms
 
     def tick(self, now_ms: int) -> None:
-        """Remove the members whose time is over."""
+        """Remove the members whose time is over, and forget ids that nobody has joined with."""
+        self.expected = {id: ends_ms for id, ends_ms in self.expected.items() if ends_ms > now_ms}
         for member in [member for member in self.members.values() if member.deadline_ms <= now_ms]:
             self._remove(member)
 
@@ -207,18 +300,24 @@ class ConsumerGroup:
         member = self.members.get(beat.member_id)
         holder = self.static.get(beat.instance) if beat.instance is not None else None
         if beat.epoch == JOIN:
-            if holder is not None and holder != beat.member_id and self.members[holder].epoch != LEFT:
+            if holder is not None and holder != beat.member_id and not self._gives_way(self.members[holder], beat):
                 return Beaten(Code.UNRELEASED_INSTANCE_ID, f"instance {beat.instance!r} is still used by {holder!r}")
-            if member is None and holder is None and len(self.members) >= self.limits.members_max:
+            if member is None and holder is None and self.is_full:
                 return Beaten(Code.GROUP_MAX_SIZE_REACHED, f"a group has at most {self.limits.members_max} members")
             return None
         if holder is not None and holder != beat.member_id:
             return Beaten(Code.FENCED_INSTANCE_ID, f"instance {beat.instance!r} is another member now")
-        if member is None or (beat.instance is not None and holder is None):
+        if member is None or (beat.instance is not None and holder is None) or _changes_protocol(member, beat):
             return Beaten(Code.UNKNOWN_MEMBER_ID, f"there is no member {beat.member_id!r}: join with epoch 0")
         if not member.accepts(beat.epoch, beat.owned):
             return Beaten(Code.FENCED_MEMBER_EPOCH, f"epoch {beat.epoch}, but the member's is {member.epoch}")
         return None
+
+    @staticmethod
+    def _gives_way(holder: ConsumerMember, beat: Beat) -> bool:
+        """Whether the present holder of an instance name has to make room: members of the classic protocol, which do
+        not say when they go, always do, and to them everybody."""
+        return holder.epoch == LEFT or holder.classic is not None or beat.classic is not None
 
     def _come(self, beat: Beat) -> ConsumerMember:
         """Add a new member, or one in the place of a static member that is away."""
@@ -236,7 +335,7 @@ class ConsumerGroup:
         self._members_bytes += member.size
         if member.instance is not None:
             self.static[member.instance] = member.id
-        self.registered = False
+        self.registered = self.saved = False
         return member
 
     def _update(self, member: ConsumerMember, beat: Beat) -> bool:
@@ -245,6 +344,7 @@ class ConsumerGroup:
         if beat.rebalance_ms < 0 and all(each is None for each in said):
             return False
         before, assignor = member.subscription, member.assignor
+        said_before = member.said
         self._members_bytes -= member.size
         member.rack = beat.rack if beat.rack is not None else member.rack
         if beat.rebalance_ms >= 0:
@@ -252,8 +352,11 @@ class ConsumerGroup:
         member.topics = beat.topics if beat.topics is not None else member.topics
         member.matching = beat.matching if beat.matching is not None else member.matching
         member.assignor = beat.assignor if beat.assignor is not None else member.assignor
+        member.classic = beat.classic
         self._members_bytes += member.size
         after = member.subscription
+        if member.said != said_before:
+            self.saved = False
         if after != before:
             self._subscribed.update(after)
             self._unsubscribe(before)
@@ -276,13 +379,15 @@ class ConsumerGroup:
         if beat.epoch == LEAVE or member.instance is None:
             self._remove(member)
         else:
-            member.epoch, member.revoke_by_ms = LEFT, None
+            member.epoch, member.act_by_ms = LEFT, None
+            self.saved = False
             self._own(member, member.assigned, {})
         return Beaten(Code.NONE, None, beat.member_id, beat.epoch)
 
     def _remove(self, member: ConsumerMember) -> None:
         self._forget(member)
-        self.epoch += 1
+        if not self.can_be_classic:  # else those that are left elect a leader, who assigns
+            self.epoch += 1
 
     def _forget(self, member: ConsumerMember) -> None:
         self._own(member, {}, {})
@@ -291,7 +396,7 @@ class ConsumerGroup:
         del self.members[member.id]
         if member.instance is not None and self.static.get(member.instance) == member.id:
             del self.static[member.instance]
-        self.registered = False
+        self.registered = self.saved = False
 
     # -- what they should have, and what they have ----------------------------------------------------
 
@@ -327,9 +432,9 @@ class ConsumerGroup:
         member.assigned, member.revoking = assigned, revoking
         self._own(member, *after)
         if not member.revoking:
-            member.revoke_by_ms = None
-        elif member.revoke_by_ms is None or member.revoking != revoking:
-            member.revoke_by_ms = now_ms + member.rebalance_ms
+            member.act_by_ms = None
+        elif member.act_by_ms is None or member.revoking != revoking:
+            member.act_by_ms = now_ms + member.rebalance_ms
 
     def _own(self, member: ConsumerMember, assigned: dict[Part, int], revoking: dict[Part, int]) -> None:
         """Let the member have these partitions, and no others."""
@@ -342,7 +447,11 @@ class ConsumerGroup:
             assert self.owners.get(part, member.id) == member.id, f"{part} has an owner"
             self.owners[part] = member.id
         member.assigned, member.revoking = assigned, revoking
-        self.registered = False
+        self.registered = self.saved = False
+
+
+def _changes_protocol(member: ConsumerMember, beat: Beat) -> bool:
+    return (member.classic is None) is not (beat.classic is None)
 
 
 def _parts_of(topic: Topic) -> TopicParts:

@@ -19,8 +19,8 @@ from .topic_patterns import TopicPatterns
 
 ID_OF_CLIENT_FROM: Final = 1
 """Version of ConsumerGroupHeartbeat from which the client makes the member id."""
-CONSUMER_MEMBER: Final = 1
-"""Kafka's number of members of this protocol in ConsumerGroupDescribe."""
+CLASSIC_MEMBER, CONSUMER_MEMBER = 0, 1
+"""Kafka's numbers of the protocols of members in ConsumerGroupDescribe."""
 
 
 class ConsumerGroupApi:
@@ -42,44 +42,50 @@ class ConsumerGroupApi:
 
     async def _heartbeat(self, call: Call) -> Answer:
         name = call.request.group_id
-        fault = self._fault(call) or await self._refusal(call) or self._of_others(name)
+        fault = self._fault(call) or await self._refusal(call)
         if fault is not None:
-            return self._answer(fault)
+            return self._answer(name, fault)
         view = View(self._store.revision, self._store.topics())
         try:
             beat = self._beat(call, view)
         except ValueError as bad:
-            return self._answer(Beaten(Code.INVALID_REGULAR_EXPRESSION, str(bad)))
+            return self._answer(name, Beaten(Code.INVALID_REGULAR_EXPRESSION, str(bad)))
+        fault = self._of_others(beat, name)
+        if fault is not None:
+            return self._answer(name, fault)
         answer = self._groups.beat(name, beat, view, self._coordinator.now_ms())
         self._coordinator.carry_out()
-        return self._answer(answer)
+        code = await self._coordinator.settle(name)
+        return self._answer(name, Beaten(code) if code else answer)
 
     async def _refusal(self, call: Call) -> Beaten | None:
         """Refuse what this broker may not answer now."""
-        error: int = self._coordinator.refuse(call.request.group_id, call.listener)
-        if not error and call.request.member_epoch == JOIN:
-            error = await self._claim(call.request.group_id)
+        name, joins = call.request.group_id, call.request.member_epoch == JOIN
+        error = self._coordinator.refuse(name, call.listener)
+        if not error and joins:
+            error = await self._used_natively(name)
+        error = error or await self._coordinator.load(name, make=joins)
         return Beaten(Code(error)) if error else None
 
-    async def _claim(self, name: str) -> int:
-        """Claim the group, so that no other broker coordinates it; refuse one whose members use the native listener."""
-        try:
-            if self._groups.get(name) is None:
-                registered = await self._store.group(name)
-                if registered is not None and registered.native and registered.members:
+    async def _used_natively(self, name: str) -> Code:
+        """Refuse a group whose members use the native listener."""
+        if self._groups.get(name) is None:
+            try:
+                if await self._coordinator.has_native_members(name):
                     return Code.GROUP_ID_NOT_FOUND
-            await self._store.claim(name)
-        except ApplianceError as error:
-            if error.code == Code.NOT_COORDINATOR:
-                return error.code
-            return retriable(error, Code.COORDINATOR_NOT_AVAILABLE)
+            except ApplianceError as error:
+                return Code(retriable(error, Code.COORDINATOR_NOT_AVAILABLE))
         return Code.NONE
 
-    def _of_others(self, name: str) -> Beaten | None:
-        """Refuse a group with members of the classic protocol; Kafka says that there is no such consumer group."""
-        if self._coordinator.membership.get(name) is None:
-            return None
-        return Beaten(Code.GROUP_ID_NOT_FOUND, f"group {name!r} has members of the classic protocol")
+    def _of_others(self, beat: Beat, name: str) -> Beaten | None:
+        """Refuse a group whose members do not use this protocol; Kafka says that there is no such consumer group.
+
+        Those of the classic protocol let others in, if they can.
+        """
+        if self._coordinator.is_native(name):
+            return Beaten(Code.GROUP_ID_NOT_FOUND, f"group {name!r} has members of the native listener")
+        error, message = self._coordinator.upgrade(name, beat.instance) if beat.epoch == JOIN else (Code.NONE, "")
+        return Beaten(error, message) if error else None  # what was moved is carried out with what follows
 
     def _fault(self, call: Call) -> Beaten | None:
         """What is wrong with a request by itself."""
@@ -148,7 +154,7 @@ class ConsumerGroupApi:
             found = frozenset(name for name in found if call.access.describable[name])
         return Matching(pattern, found, of)
 
-    def _answer(self, beaten: Beaten) -> Answer:
+    def _answer(self, group: str, beaten: Beaten) -> Answer:
         assignment = None
         if beaten.assignment is not None:
             assignment = {"topic_partitions": _by_topic(beaten.assignment)}
@@ -157,7 +163,7 @@ class ConsumerGroupApi:
             "error_message": beaten.message,
             "member_id": beaten.member_id or None,
             "member_epoch": beaten.epoch,
-            "heartbeat_interval_ms": self._coordinator.limits.consumer_heartbeat_ms,
+            "heartbeat_interval_ms": self._groups.limits_of(group).consumer_heartbeat_ms,
             "assignment": assignment,
         }
 
@@ -203,7 +209,7 @@ def _described_member(group: ConsumerGroup, member: ConsumerMember) -> dict[str,
         "subscribed_topic_regex": member.matching.pattern or None,
         "assignment": {"topic_partitions": _by_topic(member.assigned, group.names)},
         "target_assignment": {"topic_partitions": _by_topic(member.target, group.names)},
-        "member_type": CONSUMER_MEMBER,
+        "member_type": CONSUMER_MEMBER if member.classic is None else CLASSIC_MEMBER,
     }
 
 

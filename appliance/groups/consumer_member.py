@@ -6,6 +6,9 @@ Each member is reconciled by itself, in its own heartbeats::
             ▲                   │                                                         │
             └───────────────────┴────────────── all of the target is given ◀── WAITING ◀──┘ the rest is others' still
 
+The heartbeats of a member of the classic protocol are its JoinGroups, in which it says what it owns; the epoch is its
+generation (:mod:`.classic_members`).
+
 While it has to give something up (``revoking``) its epoch stays.  It gets the epoch of the target together with the
 first partitions of it.  A partition belongs to its member until that says that it does not own it any more, leaves, or
 is removed: so it never has two owners.
@@ -18,7 +21,8 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from .assignors import Part
-from .messages import MEMBER_BYTES
+from .messages import MEMBER_BYTES, Metadata, metadata_bytes
+from .snapshots import ConsumerMemberSnapshot
 
 LEFT: Final = -2
 """The epoch of a static member that is away; it keeps its partitions until its session ends."""
@@ -35,12 +39,20 @@ class Matching(NamedTuple):
 NO_MATCHING: Final = Matching("", frozenset(), None)
 
 
+class Classic(NamedTuple):
+    """What a member of the classic protocol has besides: its session and its offers, as in JoinGroup."""
+
+    session_ms: int
+    protocols: tuple[Metadata, ...]
+
+
 @dataclass(slots=True)
 class ConsumerMember:
     """One member.  ``topics``: names; ``assigned`` and ``revoking``: partition → epoch since which it is the member's.
 
     ``previous_epoch`` is accepted, too, as long as the answer with the present one may have been lost.
-    ``revoke_by_ms``: the end of its time to give up ``revoking``, None while there is none.
+    ``act_by_ms``: the end of its time for what it has to do: give up ``revoking``, and if it is ``classic``, join again
+    or sync.  None while there is nothing.
     """
 
     id: str
@@ -60,21 +72,66 @@ class ConsumerMember:
     waits: bool = False
     """Whether others still have something of its target."""
     expires_ms: int = 0
-    revoke_by_ms: int | None = None
+    act_by_ms: int | None = None
+    classic: Classic | None = None
+
+    def snapshot(self) -> ConsumerMemberSnapshot:
+        return ConsumerMemberSnapshot(
+            *(self.id, self.instance, self.client_id, self.client_host, self.rack, self.rebalance_ms),
+            *(tuple(sorted(self.topics)), self.matching.pattern, tuple(sorted(self.matching.topics))),
+            *(self.assignor, self.epoch, self.previous_epoch),
+            *(tuple(sorted(self.assigned.items())), tuple(sorted(self.revoking.items()))),
+            *(tuple(sorted(self.target)), self.waits),
+            *(self.classic or (0, ())),
+        )
+
+    @classmethod
+    def restored(cls, stored: ConsumerMemberSnapshot) -> ConsumerMember:
+        """The member of which this is the snapshot, with no deadlines yet."""
+        return cls(
+            *(stored.id, stored.instance, stored.client_id, stored.client_host, stored.rack, stored.rebalance_ms),
+            frozenset(stored.topics),
+            Matching(stored.pattern, frozenset(stored.matched), None) if stored.pattern else NO_MATCHING,
+            stored.assignor,
+            stored.epoch,
+            stored.previous_epoch,
+            dict(stored.assigned),
+            dict(stored.revoking),
+            frozenset(stored.target),
+            stored.waits,
+            act_by_ms=0 if stored.revoking else None,
+            classic=Classic(stored.session_ms, tuple(Metadata(*offer) for offer in stored.protocols))
+            if stored.protocols
+            else None,
+        )
 
     @property
     def subscription(self) -> frozenset[str]:
         return self.topics | self.matching.topics if self.matching.topics else self.topics
 
     @property
+    def said(self) -> tuple[object, ...]:
+        """What it has said of itself."""
+        matching = self.matching
+        of_client = self.rack, self.rebalance_ms, self.assignor, self.classic
+        return *of_client, self.topics, matching.pattern, matching.topics
+
+    @property
+    def progress(self) -> tuple[int, int, bool]:
+        """How far it is on its way to the target, without its partitions."""
+        return self.epoch, self.previous_epoch, self.waits
+
+    @property
     def deadline_ms(self) -> int:
-        return self.expires_ms if self.revoke_by_ms is None else min(self.expires_ms, self.revoke_by_ms)
+        return self.expires_ms if self.act_by_ms is None else min(self.expires_ms, self.act_by_ms)
 
     @property
     def size(self) -> int:
         """Bytes kept for this member, without its partitions."""
         names = (self.id, self.instance or "", self.client_id, self.rack or "", self.matching.pattern)
-        return MEMBER_BYTES + sum(map(len, names)) + subscription_bytes(self.topics) + 8 * len(self.matching.topics)
+        offered = metadata_bytes(self.classic.protocols) if self.classic is not None else 0
+        topics = subscription_bytes(self.topics) + 8 * len(self.matching.topics)
+        return MEMBER_BYTES + sum(map(len, names)) + topics + offered
 
     def accepts(self, epoch: int, owned: Set[Part] | None) -> bool:
         """Whether a heartbeat with this epoch is of this life of the member.

@@ -1,7 +1,13 @@
 """Coordinates the Kafka groups of this appliance: passes requests to the state machine, and carries out its decisions.
 
+A group is read when it is asked for and has no members here (:meth:`GroupCoordinator.load`): the coordinator before
+this one has stored what its members were told.  What they are told here is stored before (``snapshot_writes``).
+
 JoinGroup and SyncGroup wait: the token that :class:`Membership` keeps for them is an asyncio future.
 :meth:`GroupCoordinator.carry_out` resolves it, registers changed members, and sets the alarm for the next deadline.
+
+A group changes its protocol while its members go on (:mod:`.migration`): to the consumer protocol by
+:meth:`GroupCoordinator.upgrade`, back in :meth:`~GroupCoordinator.carry_out`, when the last such member has gone.
 
 With several appliances in a cluster, rendezvous hashing over the live brokers chooses the coordinator of each group.
 So all agree without messages, and few groups move when a broker comes or goes.  A request for a group of another broker
@@ -15,22 +21,31 @@ from __future__ import annotations
 import asyncio
 import functools
 import hashlib
+import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from ..addresses import Listener
+from ..errors import ApplianceError
 from ..names import GROUP_CHARACTERS_MAX, TopicPartition
+from ..wire.kafka.call import retriable
 from ..wire.kafka.codes import Code
 from ..wire.kafka.metadata_reply import Broker
-from . import consumer_protocol
+from . import consumer_protocol, snapshots
 from .consumer_group import ConsumerGroup
 from .consumer_groups import ConsumerGroups
+from .group_settings import OwnSettings
 from .group_state import Group
 from .membership import Emptied, Membership
 from .messages import Limits, Reply
+from .migration import Migration
+from .snapshot_writes import SnapshotWrites
+from .snapshots import ClassicSnapshot
 from .store import GroupStore, RegisteredMember
 
 WITHOUT_LEASE_S = 0.1
 """How often the lease is checked while it is over and members' deadlines may not be enforced."""
+
+log = logging.getLogger(__name__)
 
 
 def coordinator_of(group: str, brokers: Sequence[Broker]) -> Broker:
@@ -54,8 +69,10 @@ class GroupCoordinator:
         self.consumers = ConsumerGroups(
             limits, lambda name, now_ms: self.membership.remember(name, consumer_protocol.TYPE, now_ms)
         )
+        self._migration = Migration(self.membership, self.consumers, limits)
         self.limits, self.new_id = limits, new_id
         self._store = store
+        self._writes = SnapshotWrites(store, _answer)
         self._waits_max = limits.waits_max
         self._waiting = 0
         self._led = True
@@ -73,6 +90,10 @@ class GroupCoordinator:
         """Whether the group has members, or expects some, at this listener."""
         return self.membership.get(group) is not None or self.consumers.get(group) is not None
 
+    def is_native(self, group: str) -> bool:
+        """Whether this appliance knows native members of a group."""
+        return self._store.is_native(group)
+
     def state(self, group: str) -> str:
         """Kafka's name of the state of a group that has members here, else ""."""
         classic, consumers = self.membership.get(group), self.consumers.get(group)
@@ -80,9 +101,15 @@ class GroupCoordinator:
             return classic.state.value
         return consumers.state.value if consumers is not None else ""
 
+    def set_own(self, own: Mapping[str, OwnSettings]) -> None:
+        """See :meth:`ConsumerGroups.set_own`."""
+        self.consumers.set_own(own, self.now_ms())
+        self.carry_out()
+
     def close(self) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
+        self._writes.close()
 
     def now_ms(self) -> int:
         return int(asyncio.get_running_loop().time() * 1000)
@@ -119,6 +146,58 @@ class GroupCoordinator:
         self._led = leads
         return leads
 
+    async def load(self, group: str, *, make: bool = False, unavailable: Code = Code.COORDINATOR_NOT_AVAILABLE) -> Code:
+        """Have the group's members here, if an earlier coordinator has stored some.  It claims a group for that.
+
+        What follows without another await finds them.
+
+        Args:
+            make: claim a group that does not exist, too, for a member that joins it.
+            unavailable: the answer while it cannot be claimed, on which clients of this API retry.
+        """
+        if not make and self.has_members(group):
+            return Code.NONE
+        try:
+            stored = await self._store.claim(group, make=make)
+        except ApplianceError as error:
+            if error.code == Code.NOT_COORDINATOR:
+                return Code.NOT_COORDINATOR
+            return Code(retriable(error, unavailable))
+        if stored and not self.has_members(group):
+            self._restore(group, stored)
+        return Code.NONE
+
+    async def has_native_members(self, group: str) -> bool:
+        """Whether members at the native listener use the group: both they and Kafka's would assign its partitions.
+
+        Raises:
+            ApplianceError: it cannot be looked up now.
+        """
+        registered = await self._store.group(group)
+        return registered is not None and registered.native and bool(registered.members)
+
+    def _restore(self, group: str, stored: bytes) -> None:
+        """A group that cannot be restored has no members: they are told so, and join again."""
+        try:
+            snapshot = snapshots.decode(stored)
+            if isinstance(snapshot, ClassicSnapshot):
+                self.membership.restore(group, snapshot, self.now_ms())
+            else:
+                self.consumers.restore(group, snapshot, self.now_ms())
+        except ApplianceError as error:
+            log.warning("the members of group %r are forgotten: %s", group, error)
+        else:
+            log.info("group %r: %d members restored", group, len(snapshot.members))
+        self.carry_out()
+
+    def upgrade(self, name: str, instance: str | None) -> tuple[Code, str]:
+        """See :meth:`Migration.upgrade`."""
+        return self._migration.upgrade(name, instance, self._store.topics(), self.now_ms())
+
+    async def settle(self, group: str) -> Code:
+        """See :meth:`SnapshotWrites.settle`."""
+        return await self._writes.settle(group)
+
     def delete(self, group: str) -> Code:
         """Delete a group without members: see :meth:`Membership.delete`."""
         if self.consumers.get(group) is not None:
@@ -131,6 +210,7 @@ class GroupCoordinator:
         """Dissolve a group that another broker coordinates: its members are answered NOT_COORDINATOR at once."""
         self.membership.dissolve(group, Code.NOT_COORDINATOR)
         self.consumers.dissolve(group)
+        self._writes.lose(group)
         self.carry_out()
 
     def coordinates(self, group: str, brokers: Sequence[Broker]) -> bool:
@@ -156,10 +236,13 @@ class GroupCoordinator:
             self._waiting -= 1
 
     def carry_out(self) -> None:
-        """Carry out the decisions of the membership: answer, register members, set the alarm."""
-        for token, reply in self.membership.take_replies():
-            if not token.done():  # done: its request was cancelled, since the process is stopping
-                token.set_result(reply)
+        """Carry out the decisions of the membership: store them, answer, register members, set the alarm."""
+        for name, snapshot in self._migration.downgrade(self.now_ms()).items():
+            self._writes.begin(name, snapshots.encode(snapshot))
+        for name in self.membership.take_unsaved() | self.consumers.take_unsaved():
+            self._writes.begin(name, self.snapshot(name))
+        for name, token, reply in self.membership.take_replies():
+            self._writes.give(name, token, reply)
         for name in self.membership.take_changed() | self.consumers.take_changed():
             self._store.register(name, functools.partial(self.registration, name))
         deadlines = (self.membership.next_deadline_ms(), self.consumers.next_deadline_ms())
@@ -182,6 +265,12 @@ class GroupCoordinator:
         finally:
             self.carry_out()
 
+    def snapshot(self, name: str) -> bytes | None:
+        """What a new coordinator has to know of the group; None: it has no members, or none was told anything yet."""
+        group = self.consumers.get(name) or self.membership.get(name)
+        snapshot = group.snapshot() if group is not None else None
+        return None if snapshot is None else snapshots.encode(snapshot)
+
     def registration(self, name: str) -> list[RegisteredMember]:
         """A group's members as they are registered."""
         consumer_group = self.consumers.get(name)
@@ -201,6 +290,11 @@ class GroupCoordinator:
             )
             for member in group.members.values()
         ]
+
+
+def _answer(token: asyncio.Future[Reply], reply: Reply) -> None:
+    if not token.done():  # done: its request was cancelled, since the process is stopping
+        token.set_result(reply)
 
 
 def _registered(group: ConsumerGroup) -> list[RegisteredMember]:

@@ -18,6 +18,10 @@ CLASSIC: Final = "classic"
 CONSUMER: Final = "consumer"
 """Kafka's name for groups of the consumer protocol (KIP-848), while they have members."""
 
+NOT_FOUND_FROM: Final = 6
+"""First version of DescribeGroups that has an error for a group that there is not (KIP-1043)."""
+_NOT_FOUND: Final = {"error_code": Code.GROUP_ID_NOT_FOUND, "error_message": "there is no group of this name"}
+
 
 class GroupLookupApi:
     """Describes, lists and deletes groups of either listener."""
@@ -60,7 +64,7 @@ class GroupLookupApi:
             return {"error_code": retriable(fault, Code.COORDINATOR_LOAD_IN_PROGRESS), "group_state": ""}
         emptied = self._coordinator.emptied()
         if registered is None and name not in emptied:
-            return {"group_state": State.DEAD.value}
+            return {"group_state": State.DEAD.value} | (_NOT_FOUND if call.version >= NOT_FOUND_FROM else {})
         if registered is not None and registered.native and registered.members:
             return _described_by_assignments(registered)
         protocol_type = registered.protocol_type if registered is not None else ""
@@ -83,7 +87,9 @@ class GroupLookupApi:
         resting = {name: (one.protocol_type, State.EMPTY.value) for name, one in emptied.items()}
         error: int = Code.NONE
         try:
-            for registered in await self._store.groups():
+            for registered in await self._store.groups(
+                lambda name: name not in rows and self._coordinator.coordinates(name, brokers)
+            ):
                 name = registered.name
                 if registered.native and registered.members:
                     resting[name] = consumer_protocol.TYPE, State.STABLE.value
@@ -115,6 +121,7 @@ class GroupLookupApi:
         if not call.may(Operation.DELETE, ResourceType.GROUP, name):
             return Code.GROUP_AUTHORIZATION_FAILED
         error: int = self._coordinator.refuse(name, call.listener, nameless=True)
+        error = error or await self._coordinator.load(name, unavailable=Code.COORDINATOR_LOAD_IN_PROGRESS)
         if error:
             return error
         try:

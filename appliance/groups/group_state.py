@@ -35,7 +35,8 @@ from enum import Enum
 from ..wire.kafka.codes import Code
 from .deadlines import Deadlines
 from .members import Member, Members
-from .messages import Join, Joined, Limits, Reply, Sync, Synced, Token
+from .messages import Join, Joined, Limits, Metadata, Reply, Sync, Synced, Token
+from .snapshots import ClassicMember, ClassicSnapshot
 
 GENERATION_MAX = 2**31 - 1
 
@@ -54,7 +55,8 @@ class State(Enum):
 class Group:
     """One group.  ``answer`` takes (token, reply); ``new_id`` returns a text that is unique for ever, for member ids.
 
-    ``registered`` becomes false when members or owned partitions change; the caller sets it.
+    ``registered`` becomes false when members or owned partitions change, ``saved`` when members are told what a new
+    coordinator must know (:meth:`snapshot`); the caller sets both.
 
     It has more than 20 methods: all transitions are in this one class, because each of them touches the state, the
     deadlines and the waiting tokens.
@@ -71,6 +73,7 @@ class Group:
     leader: str = ""
     roster: Members = field(default_factory=Members)
     registered: bool = True
+    saved: bool = True
     _deadlines: Deadlines = field(default_factory=Deadlines)
     _unsynced: set[str] = field(default_factory=set)
 
@@ -96,6 +99,41 @@ class Group:
         elif self.state is State.COMPLETING:
             deadlines.append(self._deadlines.sync_ms)
         return min(deadlines, default=None)
+
+    # -- what survives the coordinator ----------------------------------------------------------------
+
+    def snapshot(self) -> ClassicSnapshot | None:
+        """The generation; None while none has an assignment, or nobody is in it."""
+        if self.state is not State.STABLE or not self.members:
+            return None
+        return ClassicSnapshot(
+            self.generation,
+            self.protocol_type,
+            self.protocol,
+            self.leader,
+            tuple(
+                ClassicMember(
+                    *(member.id, member.instance, member.client_id, member.client_host),
+                    *(member.session_ms, member.rebalance_ms, member.protocols, member.assignment),
+                )
+                for member in self.members.values()
+            ),
+        )
+
+    def restore(self, snapshot: ClassicSnapshot, now_ms: int) -> None:
+        """Be as a group was of which this is the snapshot; this one is new.  All sessions begin now."""
+        for stored in snapshot.members:
+            protocols = tuple(Metadata(*offer) for offer in stored.protocols)
+            self.roster.add(
+                Member(
+                    *(stored.id, stored.instance, stored.client_id, stored.client_host),
+                    *(stored.session_ms, stored.rebalance_ms, protocols, now_ms + stored.session_ms),
+                    assignment=stored.assignment,
+                )
+            )
+        self.generation, self.leader = snapshot.generation, snapshot.leader
+        self.protocol_type, self.protocol = snapshot.protocol_type, snapshot.protocol
+        self.state, self.registered = State.STABLE, False
 
     # -- requests -------------------------------------------------------------------------------------
 
@@ -156,7 +194,7 @@ class Group:
         error = self.roster.check(member_id, instance)
         if not error:
             self._remove(self.members[member_id], Code.UNKNOWN_MEMBER_ID)
-            self._rebalance(now_ms)
+            self.rebalance(now_ms)
         return error
 
     def may_commit(self, member_id: str, instance: str | None, generation: int, now_ms: int) -> Code:
@@ -192,7 +230,7 @@ class Group:
         for member_id in late:
             self._remove(self.members[member_id], Code.UNKNOWN_MEMBER_ID)
         if late:
-            self._rebalance(now_ms)
+            self.rebalance(now_ms)
         self._deadlines.end_delay(now_ms)
         if self.state is State.PREPARING and self._deadlines.rebalance_ms <= now_ms:
             self._begin_generation(now_ms)
@@ -212,7 +250,7 @@ class Group:
         if len(self.members) + len(self.roster.expected) >= self.limits.members_max:
             self.answer(token, Joined(Code.GROUP_MAX_SIZE_REACHED, ""))
             return
-        member_id = f"{join.client_id if join.instance is None else join.instance}-{self.new_id()}"
+        member_id = join.new_member_id(self.new_id())
         if join.id_wanted and join.instance is None:
             self.roster.expected[member_id] = now_ms + min(join.session_ms, self.limits.id_wait_ms)
             self.answer(token, Joined(Code.MEMBER_ID_REQUIRED, member_id))
@@ -226,7 +264,7 @@ class Group:
         member.joining = token
         self.roster.add(member)
         self._deadlines.delay_again(now_ms, self.limits.initial_delay_ms)
-        self._rebalance(now_ms)
+        self.rebalance(now_ms)
 
     def _rejoin(self, token: Token, join: Join, now_ms: int) -> None:
         error = self.roster.check(join.member_id, join.instance)
@@ -240,7 +278,7 @@ class Group:
             self.answer(token, _joined(self, member))
             return
         self._update(member, token, join)
-        self._rebalance(now_ms)
+        self.rebalance(now_ms)
 
     def _update(self, member: Member, token: Token, join: Join) -> None:
         if len(self.members) == 1:
@@ -257,10 +295,9 @@ class Group:
 
         The reply names the *old* id as leader, so that a restarted leader does not assign anew.
         """
-        assert join.instance is not None
         led_by = self.leader
         self._remove(old, Code.FENCED_INSTANCE_ID)
-        member_id = f"{join.instance}-{self.new_id()}"
+        member_id = join.new_member_id(self.new_id())
         member = Member.of(member_id, join, now_ms)
         member.assignment = old.assignment
         if not self.members:
@@ -269,14 +306,15 @@ class Group:
         if led_by == old.id:
             self.leader = member_id
         if self.state is State.STABLE and self.roster.elect_protocol() == self.protocol:
+            self.saved = False
             self.answer(token, _joined(self, member)._replace(leader=led_by, members=()))
         else:
             member.joining = token
-            self._rebalance(now_ms)
+            self.rebalance(now_ms)
 
     # -- from one generation to the next --------------------------------------------------------------
 
-    def _rebalance(self, now_ms: int) -> None:
+    def rebalance(self, now_ms: int) -> None:
         """Begin a rebalance, unless one is in progress."""
         if self.state is not State.PREPARING:
             for member in self.members.values():
@@ -307,7 +345,8 @@ class Group:
         self._deadlines.delay_ms = None
         self.generation = self.generation % GENERATION_MAX + 1
         if not present:
-            self.state, self.protocol, self.leader, self.registered = State.EMPTY, "", "", False
+            self.state, self.protocol, self.leader = State.EMPTY, "", ""
+            self.registered = self.saved = False
             return
         self.protocol = self.roster.elect_protocol()
         if self.leader not in self.members or self.members[self.leader].joining is None:
@@ -323,7 +362,7 @@ class Group:
             self.answer(token, _joined(self, member))
 
     def _assign(self, assignments: dict[str, bytes], now_ms: int) -> None:
-        self.state, self.registered = State.STABLE, False
+        self.state, self.registered, self.saved = State.STABLE, False, False
         for member in self.members.values():
             member.assignment = assignments.get(member.id, b"")
             if member.syncing is not None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from ..errors import ApplianceError
-from ..wire.kafka.call import Answer, Call, Handler, retriable
+from ..wire.kafka.call import Answer, Call, Handler
 from ..wire.kafka.codes import Code
+from .consumer_group import View
 from .group_coordinator import GroupCoordinator
 from .messages import Join, Joined, Metadata, Sync, Synced
 from .store import GroupStore
@@ -20,7 +22,7 @@ class MemberApi:
 
     def __init__(self, coordinator: GroupCoordinator, store: GroupStore) -> None:
         self._coordinator, self._store = coordinator, store
-        self._membership = coordinator.membership
+        self._membership, self._consumers = coordinator.membership, coordinator.consumers
 
     @property
     def handlers(self) -> dict[str, Handler]:
@@ -35,10 +37,12 @@ class MemberApi:
         request = call.request
         name = request.group_id
         error = (
-            self._coordinator.refuse(name, call.listener) or await self._used_natively(name) or await self._claim(name)
+            self._coordinator.refuse(name, call.listener)
+            or await self._used_natively(name)
+            or await self._coordinator.load(name, make=True)
         )
-        if not error and self._coordinator.consumers.get(name) is not None:
-            error = Code.INCONSISTENT_GROUP_PROTOCOL  # its members use the consumer protocol
+        if not error and self._coordinator.is_native(name):
+            error = Code.INCONSISTENT_GROUP_PROTOCOL
         if error:
             return _joined(Joined(Code(error), request.member_id), call.version)
         join = Join(
@@ -52,6 +56,8 @@ class MemberApi:
             protocols=tuple(Metadata(offer.name, bytes(offer.metadata)) for offer in request.protocols),
             id_wanted=call.version >= ID_WANTED_FROM,
         )
+        if self._consumers.get(name) is not None:
+            return _joined(await self._join_consumers(name, join), call.version)
         refusal = Joined(Code.COORDINATOR_LOAD_IN_PROGRESS, request.member_id)
         reply = await self._coordinator.wait_for(
             refusal, lambda token, now_ms: self._membership.join(token, name, join, now_ms)
@@ -59,9 +65,18 @@ class MemberApi:
         assert isinstance(reply, Joined)
         return _joined(reply, call.version)
 
+    async def _join_consumers(self, name: str, join: Join) -> Joined:
+        """Join a group of the consumer protocol."""
+        view = View(self._store.revision, self._store.topics())
+        now_ms = self._coordinator.now_ms()
+        joined = self._consumers.join(name, join, self._coordinator.new_id, view, now_ms)
+        self._coordinator.carry_out()
+        code = await self._coordinator.settle(name)
+        return Joined(code, join.member_id) if code else joined
+
     async def _sync(self, call: Call) -> Answer:
         request = call.request
-        error = self._coordinator.refuse(request.group_id, call.listener)
+        error = await self._refusal(call)
         if error:
             return _synced(Synced(error))
         sync = Sync(
@@ -72,6 +87,10 @@ class MemberApi:
             protocol=request.protocol_name,
             assignments=tuple((each.member_id, bytes(each.assignment)) for each in request.assignments),
         )
+        if self._consumers.get(request.group_id) is not None:
+            synced = self._consumers.sync(request.group_id, sync, self._coordinator.now_ms())
+            code = await self._coordinator.settle(request.group_id)
+            return _synced(Synced(code) if code else synced)
         refusal = Synced(Code.COORDINATOR_LOAD_IN_PROGRESS)
         reply = await self._coordinator.wait_for(
             refusal, lambda token, now_ms: self._membership.sync(token, request.group_id, sync, now_ms)
@@ -81,13 +100,11 @@ class MemberApi:
 
     async def _heartbeat(self, call: Call) -> Answer:
         request = call.request
-        error = self._coordinator.refuse(request.group_id, call.listener) or self._membership.heartbeat(
-            request.group_id,
-            request.member_id,
-            request.group_instance_id,
-            request.generation_id,
-            self._coordinator.now_ms(),
-        )
+        error = await self._refusal(call)
+        if not error:
+            keeper = self._membership if self._consumers.get(request.group_id) is None else self._consumers
+            member = request.member_id, request.group_instance_id, request.generation_id
+            error = keeper.heartbeat(request.group_id, *member, self._coordinator.now_ms())
         return {"error_code": error}
 
     async def _leave(self, call: Call) -> Answer:
@@ -96,14 +113,11 @@ class MemberApi:
         leaving = [(request.member_id, None)]
         if several:
             leaving = [(member.member_id, member.group_instance_id) for member in request.members]
-        error = self._coordinator.refuse(request.group_id, call.listener)
+        error = await self._refusal(call)
         if error:
             return {"error_code": error, "members": []}
-        consumers = self._coordinator.consumers
-        if consumers.get(request.group_id) is not None:
-            codes = consumers.remove_instances(request.group_id, leaving, self._coordinator.now_ms())
-        else:
-            codes = self._membership.leave(request.group_id, leaving, self._coordinator.now_ms())
+        keeper = self._membership if self._consumers.get(request.group_id) is None else self._consumers
+        codes = keeper.leave(request.group_id, leaving, self._coordinator.now_ms())
         self._coordinator.carry_out()
         if not several:
             return {"error_code": codes[0]}
@@ -113,15 +127,10 @@ class MemberApi:
         ]
         return {"error_code": Code.NONE, "members": members}
 
-    async def _claim(self, name: str) -> int:
-        """Claim the group, so that no other broker coordinates it; the join must follow without another await."""
-        try:
-            await self._store.claim(name)
-        except ApplianceError as error:
-            return (
-                error.code if error.code == Code.NOT_COORDINATOR else retriable(error, Code.COORDINATOR_NOT_AVAILABLE)
-            )
-        return Code.NONE
+    async def _refusal(self, call: Call) -> Code:
+        """Why a request of a member is not answered now.  What follows without another await finds the group."""
+        name = call.request.group_id
+        return self._coordinator.refuse(name, call.listener) or await self._coordinator.load(name)
 
     async def _used_natively(self, name: str) -> Code:
         """Refuse a group whose members use the native listener: both protocols would assign its partitions.
@@ -129,12 +138,9 @@ class MemberApi:
         Only a group that is new here is looked up; without ZooKeeper it is accepted.
         """
         if self._membership.get(name) is None:
-            try:
-                registered = await self._store.group(name)
-            except ApplianceError:
-                return Code.NONE
-            if registered is not None and registered.native and registered.members:
-                return Code.INCONSISTENT_GROUP_PROTOCOL
+            with suppress(ApplianceError):
+                if await self._coordinator.has_native_members(name):
+                    return Code.INCONSISTENT_GROUP_PROTOCOL
         return Code.NONE
 
 

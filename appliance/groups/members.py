@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from ..wire.kafka.codes import Code
@@ -122,18 +122,26 @@ class Members:
         if not others:
             return True
         return join.protocol_type == protocol_type and bool(
-            _common_protocols(others) & {offer.protocol for offer in join.protocols}
+            common_protocols([*(member.protocols for member in others), join.protocols])
         )
 
     def elect_protocol(self) -> str:
         """Elect a protocol: every member votes for its first offer that all share; the most votes win."""
-        common = _common_protocols(self.by_id.values())
-        votes: Counter[str] = Counter()
-        for member in self.by_id.values():
-            votes[next(offer.protocol for offer in member.protocols if offer.protocol in common)] += 1
-        return votes.most_common(1)[0][0]
+        return elected([member.protocols for member in self.by_id.values()])
 
 
-def _common_protocols(members: Iterable[Member]) -> set[str]:
-    offers = [{offer.protocol for offer in member.protocols} for member in members]
-    return set.intersection(*offers) if offers else set()
+def elected(offers: Collection[Iterable[Metadata]]) -> str:
+    """The protocol that most want of those that all offer.
+
+    Raises:
+        StopIteration: they have none in common.
+    """
+    common = common_protocols(offers)
+    votes = Counter(next(offer.protocol for offer in own if offer.protocol in common) for own in offers)
+    return votes.most_common(1)[0][0]
+
+
+def common_protocols(offers: Iterable[Iterable[Metadata]]) -> set[str]:
+    """The protocols that all offer."""
+    named = [{offer.protocol for offer in own} for own in offers]
+    return set.intersection(*named) if named else set()

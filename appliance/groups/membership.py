@@ -3,8 +3,8 @@
 :class:`Membership` is sans-IO: requests are calls with a token, the clock is an argument, and replies are collected
 until :meth:`Membership.take_replies`.  The rules of a single group are in :mod:`.group_state`.
 
-A group exists here while it has members, or has given ids to clients.  Its committed offsets are in the registry.  So
-nothing has to be restored after the coordinator has died: an unknown member is answered UNKNOWN_MEMBER_ID and joins
+A group exists here while it has members, or has given ids to clients.  After the coordinator has died, the next one
+restores its last generation (:mod:`.snapshots`); a member that is not in it is answered UNKNOWN_MEMBER_ID and joins
 again.  Member ids are never used twice, so a member of an older incarnation is never mistaken for a new one.
 
 An emptied group stays known for EMPTY_MS, also without committed offsets: Kafka's tools describe, list and delete it.
@@ -17,10 +17,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple
 
+from ..errors import OutOfResources
 from ..wire.kafka.codes import Code
 from .alarms import Alarms
 from .group_state import Group
-from .messages import Join, Joined, Limits, Reply, Sync, Synced, Token, metadata_bytes
+from .messages import Join, Joined, Limits, Reply, Sync, Synced, Token
+from .snapshots import ClassicSnapshot
 
 EMPTY_MS: Final = 600_000
 """As long as Kafka's offsets.retention.check.interval.ms, at which it forgets empty groups without offsets."""
@@ -43,8 +45,9 @@ class Membership:
         self._sizes: dict[str, int] = {}
         self._size = 0
         self._alarms = Alarms()
-        self._replies: list[tuple[Token, Reply]] = []
+        self._replies: list[tuple[str, Token, Reply]] = []
         self._changed: set[str] = set()
+        self._unsaved: set[str] = set()
         self._emptied: OrderedDict[str, Emptied] = OrderedDict()
         """The one emptied first comes first."""
 
@@ -66,7 +69,8 @@ class Membership:
         """When to call :meth:`tick` at the latest; calling it earlier does no harm."""
         return self._alarms.next_ms()
 
-    def take_replies(self) -> list[tuple[Token, Reply]]:
+    def take_replies(self) -> list[tuple[str, Token, Reply]]:
+        """Group, token and reply of each, in order."""
         replies, self._replies = self._replies, []
         return replies
 
@@ -75,30 +79,65 @@ class Membership:
         changed, self._changed = self._changed, set()
         return changed
 
+    def take_unsaved(self) -> set[str]:
+        """Names of groups whose snapshot has changed; a name without a group has no members."""
+        unsaved, self._unsaved = self._unsaved, set()
+        return unsaved
+
+    def restore(self, name: str, snapshot: ClassicSnapshot, now_ms: int) -> None:
+        """Make a group that is not here from its snapshot.
+
+        Raises:
+            OutOfResources: there is no room for it.
+        """
+        group = self._new(name)
+        group.restore(snapshot, now_ms)
+        if len(self._groups) >= self._limits.groups_max or self._size + group.size > self._limits.bytes_max:
+            raise OutOfResources(f"there is no room for the {len(snapshot.members)} members of group {name!r}")
+        self._on_changed(group, now_ms)
+
+    def hand_over(self, name: str) -> None:
+        """Forget a group all of whose members have an assignment: it is of the consumer protocol from now on."""
+        del self._groups[name]
+        self._size -= self._sizes.pop(name)
+        self._alarms.drop(name)
+        self._unsaved.discard(name)
+
+    def take_over(self, name: str, snapshot: ClassicSnapshot, now_ms: int) -> None:
+        """Make a group from what it was in the consumer protocol; its members elect a leader, who assigns anew.
+
+        Raises:
+            OutOfResources: there is no room for it.
+        """
+        self.restore(name, snapshot, now_ms)
+        group = self._groups[name]
+        group.rebalance(now_ms)
+        self._on_changed(group, now_ms)
+
+    def _new(self, name: str) -> Group:
+        def answer(token: Token, reply: Reply) -> None:
+            self._replies.append((name, token, reply))
+
+        return Group(name, self._limits, answer, self._new_id)
+
     # -- requests -------------------------------------------------------------------------------------
 
     def join(self, token: Token, name: str, join: Join, now_ms: int) -> None:
         limits = self._limits
-        error = Code.NONE
         group = self._groups.get(name)
-        if not limits.session_ms_min <= join.session_ms <= limits.session_ms_max:
-            error = Code.INVALID_SESSION_TIMEOUT
-        elif group is None and join.member_id:
+        error = limits.refuse(join)
+        if not error and group is None and join.member_id:
             error = Code.UNKNOWN_MEMBER_ID
-        elif (
-            len(join.protocols) > limits.protocols_max
-            or metadata_bytes(join.protocols) > limits.metadata_bytes_max
-            or self._size + join.size > limits.bytes_max
-            or (group is None and len(self._groups) >= limits.groups_max)
+        elif not error and (
+            self._size + join.size > limits.bytes_max or (group is None and len(self._groups) >= limits.groups_max)
         ):
             error = Code.GROUP_MAX_SIZE_REACHED
         if error:
-            self._replies.append((token, Joined(error, join.member_id)))
+            self._replies.append((name, token, Joined(error, join.member_id)))
             return
         if group is None:
-            group = Group(name, limits, self._answer, self._new_id)
-        rebalance_ms = join.rebalance_ms if join.rebalance_ms > 0 else join.session_ms
-        group.join(token, join._replace(rebalance_ms=min(rebalance_ms, limits.rebalance_ms_max)), now_ms)
+            group = self._new(name)
+        group.join(token, limits.bounded(join), now_ms)
         self._on_changed(group, now_ms)
 
     def sync(self, token: Token, name: str, sync: Sync, now_ms: int) -> None:
@@ -109,7 +148,7 @@ class Membership:
         elif self._size + sum(len(data) for _, data in sync.assignments) > self._limits.bytes_max:
             error = Code.GROUP_MAX_SIZE_REACHED
         if group is None or error:
-            self._replies.append((token, Synced(error)))
+            self._replies.append((name, token, Synced(error)))
             return
         group.sync(token, sync, now_ms)
         self._on_changed(group, now_ms)
@@ -167,9 +206,6 @@ class Membership:
 
     # -- after each change ----------------------------------------------------------------------------
 
-    def _answer(self, token: Token, reply: Reply) -> None:
-        self._replies.append((token, reply))
-
     def remember(self, name: str, protocol_type: str, now_ms: int) -> None:
         """Know a group as emptied, from now on for EMPTY_MS."""
         self._emptied[name] = Emptied(protocol_type, now_ms + EMPTY_MS)
@@ -187,6 +223,9 @@ class Membership:
         if not group.registered:
             group.registered = True
             self._changed.add(name)
+        if not group.saved:
+            group.saved = True
+            self._unsaved.add(name)
         size = group.size
         self._size += size - self._sizes.pop(name, 0)
         if group.idle:

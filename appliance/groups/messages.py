@@ -28,7 +28,9 @@ class Limits:
     ``waits_max`` requests that wait for other members (half of what one worker may have unanswered), beyond which
     they are answered COORDINATOR_LOAD_IN_PROGRESS.
 
-    ``consumer_``: what members of the consumer protocol (KIP-848) do not choose themselves.
+    ``consumer_``: what members of the consumer protocol (KIP-848) do not choose themselves.  ``upgrades``: a group of
+    the classic protocol becomes one of the consumer protocol when such a member joins, and with ``downgrades`` back
+    again when the last one has gone.
     """
 
     groups_max: int = 10_000
@@ -44,6 +46,21 @@ class Limits:
     id_wait_ms: int = 3_000
     consumer_session_ms: int = 45_000
     consumer_heartbeat_ms: int = 5_000
+    upgrades: bool = True
+    downgrades: bool = True
+
+    def refuse(self, join: Join) -> Code:
+        """Why a JoinGroup is not accepted, whatever its group is; NONE: it is."""
+        if not self.session_ms_min <= join.session_ms <= self.session_ms_max:
+            return Code.INVALID_SESSION_TIMEOUT
+        if len(join.protocols) > self.protocols_max or metadata_bytes(join.protocols) > self.metadata_bytes_max:
+            return Code.GROUP_MAX_SIZE_REACHED
+        return Code.NONE
+
+    def bounded(self, join: Join) -> Join:
+        """``join`` with a time for a rebalance that holds."""
+        rebalance_ms = join.rebalance_ms if join.rebalance_ms > 0 else join.session_ms
+        return join._replace(rebalance_ms=min(rebalance_ms, self.rebalance_ms_max))
 
 
 class Metadata(NamedTuple):
@@ -71,6 +88,9 @@ class Join(NamedTuple):
         """Bytes kept for this request, at most."""
         names = 2 * len(self.client_id) + 2 * len(self.instance or "") + len(self.member_id)
         return MEMBER_BYTES + names + metadata_bytes(self.protocols)
+
+    def new_member_id(self, unique: str) -> str:
+        return f"{self.client_id if self.instance is None else self.instance}-{unique}"
 
 
 class Sync(NamedTuple):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, Final, NamedTuple, TypeVar
 
 from ..catalog import Topic
 from ..errors import ApplianceError, NotCoordinator
@@ -11,20 +11,46 @@ from ..names import NOTE_BYTES_MAX, TopicPartition
 from ..security.acls import Operation, ResourceType
 from ..wire.kafka.call import Answer, Call, Handler, by_topic, error_row, retriable
 from ..wire.kafka.codes import Code
+from ..wire.kafka.metadata_reply import topic_id
 from . import consumer_protocol
 from .group_coordinator import GroupCoordinator
 from .store import Commit, GroupStore
 
 OF_CONSUMERS_FROM: Final = 9
 """Version of OffsetCommit and OffsetFetch from which they have the epoch of a member of the consumer protocol."""
+OUTDATED: Final = (Code.STALE_MEMBER_EPOCH, Code.ILLEGAL_GENERATION)
+"""Of a member with an older epoch in a group of the consumer protocol: it may have some partitions since then."""
+IDS_FROM: Final = 10
+"""Version of both from which they name topics by their ids."""
+
+
+T = TypeVar("T")
+
+
+class _Asked(NamedTuple):
+    """A topic of a request.  ``name`` None: it was given by an id that no topic has."""
+
+    name: str | None
+    topic: Any
 
 
 class OffsetsApi:
-    """Stores and reads committed offsets, of members and of consumers that do not join."""
+    """Stores and reads committed offsets, of members and of consumers that do not join.
 
-    def __init__(self, coordinator: GroupCoordinator, store: GroupStore) -> None:
-        self._coordinator, self._store = coordinator, store
+    ``pending``: the partitions whose committed offset in a group may be changed by an open transaction; None: it is not
+    known yet.
+    """
+
+    def __init__(
+        self,
+        coordinator: GroupCoordinator,
+        store: GroupStore,
+        pending: Callable[[str], Collection[TopicPartition] | None],
+    ) -> None:
+        self._coordinator, self._store, self._pending = coordinator, store, pending
         self._membership, self._consumers = coordinator.membership, coordinator.consumers
+        self._names: dict[str, str] = {}
+        self._names_revision = -1
 
     @property
     def handlers(self) -> dict[str, Handler]:
@@ -39,17 +65,24 @@ class OffsetsApi:
         request = call.request
         name = request.group_id
         error = self._coordinator.refuse(name, call.listener, nameless=True, without_lease=Code.NONE)
+        if not error:  # also of who is no member: while the group has some, it may not commit
+            unloaded = await self._coordinator.load(name, unavailable=Code.NOT_COORDINATOR)  # see _write
+            if request.member_id or request.generation_id_or_member_epoch >= 0:
+                error = unloaded
         error = error or self._refusal(call)
         changes: dict[TopicPartition, Commit | None] = {}
         codes: dict[TopicPartition, int] = {}
         topics = self._store.topics()
-        for topic in request.topics:
+        asked = self._named(request.topics, call.version)
+        for topic_name, topic in asked:
+            if topic_name is None:
+                continue
             for each in topic.partitions:
-                key = TopicPartition(topic.name, each.partition_index)
+                key = TopicPartition(topic_name, each.partition_index)
                 note = each.committed_metadata or ""
-                known = topics.get(topic.name)
+                known = topics.get(topic_name)
                 codes[key] = error
-                if error is Code.STALE_MEMBER_EPOCH and known is not None:
+                if error in OUTDATED and known is not None and self._consumers.get(name) is not None:
                     codes[key] = self._consumers.commit_code(
                         name,
                         request.member_id,
@@ -63,14 +96,27 @@ class OffsetsApi:
                     changes[key] = Commit(each.committed_offset, note, max(-1, each.committed_leader_epoch))
         if changes:
             codes |= await self._write(name, changes)
-        return {"topics": by_topic(codes, error_row)}
+        if call.version < IDS_FROM:
+            return {"topics": by_topic(codes, error_row)}
+        return {"topics": [_by_id(one, "partitions", codes, Code.UNKNOWN_TOPIC_ID, error_row) for one in asked]}
+
+    def _named(self, topics: Iterable[Any], version: int) -> list[_Asked]:
+        """Topics of a request, by names or by ids, each with its name; None: no topic has this id."""
+        if version < IDS_FROM:
+            return [_Asked(topic.name, topic) for topic in topics]
+        if self._names_revision != self._store.revision:
+            self._names_revision = self._store.revision
+            self._names = {topic.id: name for name, topic in self._store.topics().items()}
+        return [_Asked(self._names.get(topic.topic_id.hex), topic) for topic in topics]
 
     def _refusal(self, call: Call) -> Code:
         """Why a commit is refused.  STALE_MEMBER_EPOCH: ask for each partition."""
         request, name = call.request, call.request.group_id
         epoch = request.generation_id_or_member_epoch
-        if self._consumers.get(name) is not None:
-            if call.version < OF_CONSUMERS_FROM and epoch >= 0:
+        consumers = self._consumers.get(name)
+        if consumers is not None:
+            member = consumers.members.get(request.member_id)
+            if call.version < OF_CONSUMERS_FROM and epoch >= 0 and member is not None and member.classic is None:
                 return Code.UNSUPPORTED_VERSION
             return self._consumers.commit_code(name, request.member_id, epoch)
         if self._membership.get(name) is None and epoch >= 0 and call.version >= OF_CONSUMERS_FROM:
@@ -112,19 +158,26 @@ class OffsetsApi:
 
     async def _fetch_one(self, name: str, topics: Any, call: Call, asks: Any = None) -> dict[str, Any]:
         """The answer about one group.  ``asks``: who asks, from version 9 on, if it is a member."""
-        wanted = None
+        wanted = asked = None
         if topics is not None:
-            wanted = [TopicPartition(topic.name, number) for topic in topics for number in topic.partition_indexes]
+            asked = self._named(topics, call.version)
+            wanted = [
+                TopicPartition(topic_name, number)
+                for topic_name, topic in asked
+                if topic_name is not None
+                for number in topic.partition_indexes
+            ]
         if not call.may(Operation.DESCRIBE, ResourceType.GROUP, name):
             return self._refused(wanted or (), Code.GROUP_AUTHORIZATION_FAILED, call.version)
         unready = Code.COORDINATOR_LOAD_IN_PROGRESS  # Java's consumer takes COORDINATOR_NOT_AVAILABLE for fatal here
         error: int = self._coordinator.refuse(name, call.listener, nameless=True, without_lease=unready)
         if not error and asks is not None and asks.member_id is not None and asks.member_epoch >= 0:
-            error = self._of_member(name, asks.member_id, asks.member_epoch, wanted or ())
+            error = await self._coordinator.load(name, unavailable=unready)
+            error = error or self._of_member(name, asks.member_id, asks.member_epoch, wanted or ())
         found: Mapping[TopicPartition, Commit] = {}
         unstable: Collection[TopicPartition] = ()
         if not error and call.request.require_stable:  # before the reading: what is committed meanwhile may be read
-            pending = self._store.pending(name)
+            pending = self._pending(name)
             if pending is None:
                 error = unready
             else:
@@ -147,8 +200,17 @@ class OffsetsApi:
             else _row(found.get(key))
             for key in wanted
         }
-        fields: dict[str, Any] = {"topics": by_topic(rows, dict)}
+        fields: dict[str, Any] = {"topics": by_topic(rows, dict) if call.version < IDS_FROM else self._ids(asked, rows)}
         return fields | {"error_code": Code.NONE} if call.version >= 2 else fields
+
+    def _ids(self, asked: Iterable[_Asked] | None, rows: Mapping[TopicPartition, dict[str, Any]]) -> list[Any]:
+        """``rows`` by the ids of topics: of those that were asked for, else of all that there are."""
+        if asked is not None:
+            unknown = _row(None, Code.UNKNOWN_TOPIC_ID)
+            return [_by_id(one, "partition_indexes", rows, unknown, dict) for one in asked]
+        topics = self._store.topics()
+        there = {key: row for key, row in rows.items() if key[0] in topics}
+        return [topic | {"topic_id": topic_id(topics[topic["name"]])} for topic in by_topic(there, dict)]
 
     def _of_member(self, name: str, member_id: str, epoch: int, wanted: Iterable[TopicPartition]) -> Code:
         """Whether this is a member of its group; of a group that is not here nobody is, so that it joins again.
@@ -184,7 +246,9 @@ class OffsetsApi:
             for topic in call.request.topics
             for each in topic.partitions
         ]
-        error: int = self._coordinator.refuse(name, call.listener)
+        error: int = self._coordinator.refuse(name, call.listener) or await self._coordinator.load(
+            name, unavailable=Code.COORDINATOR_LOAD_IN_PROGRESS
+        )
         subscribed: set[str] = set()
         group = self._membership.get(name)
         if error:
@@ -226,6 +290,22 @@ def refuse_offset(call: Call, key: TopicPartition, topic: Topic | None, note: st
     if topic is None or key.partition not in topic.partitions:
         return Code.UNKNOWN_TOPIC_OR_PARTITION
     return Code.OFFSET_METADATA_TOO_LARGE if len(note.encode()) > NOTE_BYTES_MAX else Code.NONE
+
+
+def _by_id(
+    asked: _Asked,
+    partitions: str,
+    rows: Mapping[TopicPartition, T],
+    unknown: T,
+    fields: Callable[[T], Mapping[str, Any]],
+) -> dict[str, Any]:
+    """The rows of a topic that was asked for by its id, in the order of its ``partitions``."""
+    found = []
+    for each in getattr(asked.topic, partitions):
+        number = each if isinstance(each, int) else each.partition_index
+        row = unknown if asked.name is None else rows[TopicPartition(asked.name, number)]
+        found.append({"partition_index": number, **fields(row)})
+    return {"topic_id": asked.topic.topic_id, "partitions": found}
 
 
 def _row(commit: Commit | None, error: int = Code.NONE) -> dict[str, Any]:

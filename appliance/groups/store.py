@@ -8,7 +8,7 @@ answer from memory, also while ZooKeeper is away.  ``async`` methods may wait fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from ..addresses import Listener
@@ -51,6 +51,15 @@ class RegisteredGroup(NamedTuple):
     protocol_type: str = ""
 
 
+class ListedGroup(NamedTuple):
+    """A group of a list: as :class:`RegisteredGroup`, with the number of its members."""
+
+    name: str
+    native: bool
+    members: int
+    protocol_type: str = ""
+
+
 class GroupStore(Protocol):
     @property
     def broker_id(self) -> int: ...
@@ -68,8 +77,21 @@ class GroupStore(Protocol):
     def leads(self) -> bool:
         """Whether this appliance may coordinate groups now; false while the lease of its ZooKeeper session is over."""
 
-    async def claim(self, group: str) -> None:
-        """Claim the group for this appliance.  When the claim is over, :meth:`GroupCoordinator.lose` is called."""
+    def is_native(self, group: str) -> bool:
+        """Whether this appliance knows native members of the group."""
+
+    async def claim(self, group: str, *, make: bool = True) -> bytes:
+        """Claim the group for this appliance.  When the claim is over, :meth:`GroupCoordinator.lose` is called.
+
+        Args:
+            make: also one that does not exist.
+
+        Returns:
+            The snapshot that the coordinator before has saved, to the first call under each claim; else b"".
+        """
+
+    async def save(self, group: str, snapshot: bytes | None) -> None:
+        """Store the snapshot of a group that is claimed, so that the next coordinator finds it; None: there is none."""
 
     async def commit(
         self, group: str, offsets: Mapping[TopicPartition, Commit | None], protocol_type: str = ""
@@ -85,14 +107,11 @@ class GroupStore(Protocol):
     ) -> Mapping[TopicPartition, Commit]:
         """Committed offsets of ``partitions``, or (None) all of the group; partitions without one are left out."""
 
-    def pending(self, group: str) -> Collection[TopicPartition] | None:
-        """Partitions whose committed offset may be changed by an open transaction; None: not known yet."""
-
     async def forget(self, group: str) -> None:
         """Delete the whole group from the registry."""
 
-    async def groups(self) -> Sequence[RegisteredGroup]:
-        """All groups in the registry, of either listener; their ``members`` may be left empty."""
+    async def groups(self, wanted: Callable[[str], bool]) -> Sequence[ListedGroup]:
+        """The groups in the registry, of either listener, whose names are ``wanted``; others cost next to nothing."""
 
     async def group(self, name: str) -> RegisteredGroup | None:
         """One group of the registry with its members; None when there is no such group."""

@@ -30,8 +30,8 @@ def with_table(page: str) -> str:
 
 def _row(condition: Condition) -> str:
     status = f", {condition.exit_status}" if condition.exit_status else ""
-    found = f"[`{condition.name}`](#{condition.page}): {condition.level}{status}"
-    cells = (condition.symptom, found, condition.seen, condition.todo)
+    told_as = f"[`{condition.name}`](#{condition.page}): {condition.level}{status}"
+    cells = (condition.symptom, told_as, condition.seen, condition.todo)
     return "".join(f"| {cell.replace('|', chr(92) + '|')} " for cell in cells) + "|\n"
 
 

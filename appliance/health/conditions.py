@@ -74,7 +74,7 @@ VERIFY: Final = (
 )
 
 
-class Rule(NamedTuple):
+class AlertRule(NamedTuple):
     """A rule of Prometheus: the expression, for how long it has to hold ("" = at once), and the text of the alert."""
 
     expr: str
@@ -96,7 +96,7 @@ class Condition(NamedTuple):
     todo: str
     exit_status: int = 0
     stops_all: bool = False
-    rule: Rule | None = None
+    rule: AlertRule | None = None
     symptom: str = ""
     seen: str = ""
 
@@ -106,7 +106,7 @@ DOWN = Condition(
     f"`systemctl start appliance`; `{JOURNAL} -n 50` says why it ended",
     exit_status=NOT_NOW,
     stops_all=True,
-    rule=Rule('up{job=~".*appliance.*"} == 0', "1m", "{{ $labels.instance }} does not answer"),
+    rule=AlertRule('up{job=~".*appliance.*"} == 0', "1m", "{{ $labels.instance }} does not answer"),
     symptom="clients cannot connect",
     seen="nobody holds the lock of the data directory; the last start has left there why it failed",
 )
@@ -115,7 +115,7 @@ NOT_SERVING = Condition(
     f"wait: it opens its logs, or waits for ZooKeeper; `{JOURNAL} -n 50` says which",
     exit_status=NOT_NOW,
     stops_all=True,
-    rule=Rule(
+    rule=AlertRule(
         'max by (instance) (appliance_state{state="serving"}) == 0',
         "2m",
         "{{ $labels.instance }} runs and does not serve",
@@ -134,7 +134,7 @@ FILE_DAMAGED = Condition(
     *("FileDamaged", CRITICAL, "damage-and-repair"),
     "restore the file from a backup, or `mv FILE FILE.damaged`: with ZooKeeper what was in it comes back",
     exit_status=UNTRUSTED,
-    rule=Rule(
+    rule=AlertRule(
         "appliance_process_faults > 0",
         "",
         "{{ $labels.role }} of {{ $labels.instance }} cannot start: a file of the data directory is damaged",
@@ -152,7 +152,7 @@ LEADERS_AWAY = Condition(
     *("LeadersAway", CRITICAL, "several-appliances"),
     "start the appliance with this broker.id on HOST; a host that is lost: a backup of it on another",
     exit_status=NOT_NOW,
-    rule=Rule(
+    rule=AlertRule(
         "appliance_partitions_without_leader > 0",
         "1m",
         "{{ $value }} partitions have no leader: {{ $labels.instance }} does not see broker {{ $labels.broker }}",
@@ -164,7 +164,9 @@ BROKER_ID_TAKEN = Condition(
     *("BrokerIdTaken", CRITICAL, "several-appliances"),
     "stop one of the two, or give it another broker.id and an empty directory",
     exit_status=NOT_NOW,
-    rule=Rule("appliance_broker_id_taken > 0", "1m", "another appliance has the broker.id of {{ $labels.instance }}"),
+    rule=AlertRule(
+        "appliance_broker_id_taken > 0", "1m", "another appliance has the broker.id of {{ $labels.instance }}"
+    ),
     symptom="topics cannot be made, clients are sent to another appliance",
     seen="a registration of this broker.id that outlives the session of an earlier run",
 )
@@ -173,7 +175,7 @@ OFFSETS_LOST = Condition(
     "stop it, put `zookeeper/` of the last backup in the place of the present one, start it; without a backup"
     " `appliance groups reset GROUP --topic TOPIC --to TIME`, or `appliance groups delete GROUP` if nobody needs it",
     exit_status=UNTRUSTED,
-    rule=Rule(
+    rule=AlertRule(
         "appliance_groups_without_offsets > 0",
         "",
         "ZooKeeper has lost the committed offsets of {{ $value }} groups, which {{ $labels.instance }} knew",
@@ -184,7 +186,7 @@ OFFSETS_LOST = Condition(
 PARTITION_OFFLINE = Condition(
     *("PartitionOffline", CRITICAL, "damage-and-repair", VERIFY),
     exit_status=UNTRUSTED,
-    rule=Rule(
+    rule=AlertRule(
         'appliance_partitions{state="offline"} > 0',
         "",
         "{{ $value }} partitions of {{ $labels.instance }} are offline: their files cannot be trusted",
@@ -195,7 +197,7 @@ PARTITION_OFFLINE = Condition(
 PARTITION_DAMAGED = Condition(
     *("PartitionDamaged", CRITICAL, "damage-and-repair", VERIFY),
     exit_status=UNTRUSTED,
-    rule=Rule(
+    rule=AlertRule(
         "appliance_partition_damaged_bytes > 0",
         "",
         "{{ $value | humanize1024 }}B of {{ $labels.topic }}-{{ $labels.partition }} on {{ $labels.instance }}"
@@ -218,7 +220,7 @@ UNCOMPACTED = Condition(
 DISK_FULL = Condition(
     *("DiskFull", CRITICAL, "disk", ROOM),
     exit_status=NOT_NOW,
-    rule=Rule(
+    rule=AlertRule(
         'appliance_partitions{state="disk full"} > 0',
         "",
         "{{ $labels.instance }} refuses to write to {{ $value }} partitions: the disk is full",
@@ -229,7 +231,7 @@ DISK_FULL = Condition(
 DISK_LOW = Condition(
     *("DiskLow", WARNING, "disk", ROOM),
     exit_status=NOT_NOW,
-    rule=Rule(
+    rule=AlertRule(
         "appliance_disk_free_bytes < appliance_disk_free_warn_bytes",
         "",
         "{{ $labels.instance }} has less than disk.free_bytes_warn free",
@@ -239,7 +241,7 @@ DISK_LOW = Condition(
 )
 DISK_FILLS_UP = Condition(
     *("DiskFillsUp", WARNING, "disk", ROOM),
-    rule=Rule(
+    rule=AlertRule(
         f"appliance_disk_seconds_until_full < {FULL_WITHIN_S}",
         "15m",
         "{{ $labels.instance }} has room for {{ $value | humanizeDuration }} at the rate of the last day",
@@ -252,7 +254,7 @@ SHM_FULL = Condition(
     "enlarge it (`mount -o remount,size=SIZE /dev/shm`), or lower network.arena_bytes or network.workers, or delete"
     " topics",
     exit_status=NOT_NOW,
-    rule=Rule(
+    rule=AlertRule(
         f"appliance_shared_memory_free_bytes < {SHM_FREE_MIN}",
         "1m",
         "/dev/shm of {{ $labels.instance }} is full: no topic can be made",
@@ -268,7 +270,7 @@ CLOCK_JUMPED = Condition(
         "set it if `date -u` is wrong: `timedatectl set-ntp true`; if it is right: `appliance accept-clock`",
     ),
     exit_status=NOT_NOW,
-    rule=Rule(
+    rule=AlertRule(
         "appliance_clock_jump_seconds != 0",
         "",
         "the clock of {{ $labels.instance }} has jumped by {{ $value | humanizeDuration }}: ages go on as before",
@@ -280,7 +282,7 @@ ZOOKEEPER_AWAY = Condition(
     *("ZooKeeperAway", CRITICAL, "faults"),
     f"wait: its nodes are started again; `{JOURNAL} -g ZooKeeper` says why they end",
     exit_status=NOT_NOW,
-    rule=Rule(
+    rule=AlertRule(
         'appliance_zookeeper_state{state=~"connecting|suspended|lost"} == 1',
         "2m",
         "{{ $labels.instance }} has no ZooKeeper: groups and changes of topics wait",
@@ -291,7 +293,7 @@ ZOOKEEPER_AWAY = Condition(
 LIMIT_REACHED = Condition(
     *("LimitReached", CRITICAL, "faults", "raise the limit that `appliance doctor` names, to what it names"),
     exit_status=NOT_NOW,
-    rule=Rule(
+    rule=AlertRule(
         'appliance_limit_reached{limit!~"disk.*"} > 0',
         "1m",
         "{{ $labels.instance }} has reached a limit: {{ $labels.limit }}",
@@ -307,7 +309,7 @@ LIMIT_LOW = Condition(
 ACTION_REFUSED = Condition(
     *("ActionRefused", CRITICAL, "faults", "mend what the reason names; it is tried again by itself"),
     exit_status=NOT_NOW,
-    rule=Rule("appliance_actions_refused > 0", "1m", "{{ $labels.instance }} cannot {{ $labels.action }}"),
+    rule=AlertRule("appliance_actions_refused > 0", "1m", "{{ $labels.instance }} cannot {{ $labels.action }}"),
     symptom="a part of the appliance does not come up",
     seen="the steps that the supervisor tries again",
 )
@@ -315,7 +317,7 @@ PROCESS_HANGS = Condition(
     *("ProcessHangs", CRITICAL, "faults"),
     "`kill -CONT PID`, or `kill -9 PID`; it is killed and started again after liveness.timeout_ms",
     exit_status=NOT_NOW,
-    rule=Rule(
+    rule=AlertRule(
         "increase(appliance_process_hangs_total[15m]) > 0",
         "",
         "processes of role {{ $labels.role }} on {{ $labels.instance }} hung and were killed",
@@ -331,7 +333,7 @@ PROCESS_RESTARTED = Condition(
 PROCESS_DIES = Condition(
     *("ProcessDies", CRITICAL, "faults", f"`{JOURNAL} -g 'ended with status'` says why it ends"),
     exit_status=NOT_NOW,
-    rule=Rule(
+    rule=AlertRule(
         "increase(appliance_process_restarts_total[15m]) > 3",
         "",
         "processes of role {{ $labels.role }} on {{ $labels.instance }} end again and again",
@@ -356,7 +358,7 @@ PROCESS_SPINS = Condition(
         "a-bad-day",
         "`kill -9 PID`: it is started again, and clients do not notice; then report it",
     ),
-    rule=Rule(
+    rule=AlertRule(
         f'rate(appliance_process_cpu_seconds_total{{role=~"metrics|console"}}[5m]) > {SPINS}',
         "10m",
         "{{ $labels.role }} of {{ $labels.instance }} uses {{ $value | humanizePercentage }} of a core,"
@@ -367,7 +369,7 @@ PROCESS_SPINS = Condition(
 )
 CLIENTS_REFUSED = Condition(
     *("ClientsRefused", WARNING, "security", f"`{JOURNAL} -g audit:` says who"),
-    rule=Rule(
+    rule=AlertRule(
         "increase(appliance_client_refusals_total[5m]) > 100",
         "5m",
         "{{ $labels.instance }} refuses clients: {{ $labels.reason }}",
@@ -383,7 +385,7 @@ FLOOD = Condition(
 )
 GROUP_LAGS = Condition(
     *("GroupLags", WARNING, "groups", "`appliance groups describe GROUP`; more members, or look at that one"),
-    rule=Rule(
+    rule=AlertRule(
         f"appliance_group_lag_seconds + on (instance) group_left () appliance_group_lag_age_seconds > {LAG_ALERT_S}"
         " and appliance_group_lag_messages > 0",
         "5m",
@@ -395,13 +397,25 @@ GROUP_LAGS = Condition(
 TRANSACTION_LATE = Condition(
     *("TransactionLate", WARNING, "groups"),
     "see why its producer does not end it, or `appliance transactions abort ID`; one that ends waits for a partition",
-    rule=Rule(
+    rule=AlertRule(
         "appliance_transactions_late > 0",
         "1m",
         "{{ $value }} transactions of {{ $labels.instance }} stay open: readers of committed messages wait",
     ),
     symptom="who reads with isolation.level=read_committed gets nothing new",
     seen="transactions that have been open for longer than transactions.open_ms_warn",
+)
+TRANSACTION_HANGS = Condition(
+    *("TransactionHangs", WARNING, "groups"),
+    "restore what ZooKeeper has lost, if there is a backup of it; else `appliance transactions abort-hanging TOPIC-N`",
+    rule=AlertRule(
+        "appliance_transactions_hanging > 0",
+        "1m",
+        "nobody will end a transaction in {{ $value }} partitions of {{ $labels.instance }}: readers of committed "
+        "messages wait",
+    ),
+    symptom="who reads with isolation.level=read_committed gets nothing new, and no transaction is open",
+    seen="a last stable offset that stands still, for a transaction that no coordinator knows of",
 )
 GROUPS_UNKNOWN = Condition(
     *("GroupsUnknown", WARNING, "groups", "`appliance groups list`, and this again when the machine is calm"),
@@ -415,7 +429,7 @@ GROUP_LOST = Condition(
         "groups",
         "keep more; it ends with `appliance groups reset GROUP --topic TOPIC --to earliest`",
     ),
-    rule=Rule(
+    rule=AlertRule(
         "appliance_group_lost_bytes > 0",
         "",
         "{{ $value | humanize1024 }}B of {{ $labels.topic }} were removed unread by group {{ $labels.group }}",
@@ -425,7 +439,7 @@ GROUP_LOST = Condition(
 )
 INSECURE = Condition(
     *("InsecureListener", WARNING, "security", "use SASL_SSL, or SSL with tls.client_auth, or listen on loopback"),
-    rule=Rule(
+    rule=AlertRule(
         "appliance_insecure_listeners > 0",
         "",
         "{{ $labels.instance }} is open to other hosts without TLS and authentication",
@@ -436,7 +450,7 @@ INSECURE = Condition(
 CERTIFICATE_EXPIRED = Condition(
     *("CertificateExpired", CRITICAL, "listeners-and-tls", RENEW),
     exit_status=NOT_NOW,
-    rule=Rule(
+    rule=AlertRule(
         "appliance_certificate_expiry_timestamp_seconds < time()",
         "",
         "a certificate in {{ $labels.file }} of {{ $labels.instance }} has expired: clients cannot connect",
@@ -446,7 +460,7 @@ CERTIFICATE_EXPIRED = Condition(
 )
 CERTIFICATE_EXPIRES = Condition(
     *("CertificateExpires", WARNING, "listeners-and-tls", RENEW),
-    rule=Rule(
+    rule=AlertRule(
         f"0 < appliance_certificate_expiry_timestamp_seconds - time() < {EXPIRES_WITHIN_S}",
         "1h",
         "a certificate in {{ $labels.file }} of {{ $labels.instance }} expires in {{ $value | humanizeDuration }}",
@@ -457,7 +471,7 @@ CERTIFICATE_EXPIRES = Condition(
 CERTIFICATE_UNUSABLE = Condition(
     *("CertificateUnusable", WARNING, "listeners-and-tls"),
     "mend the file; it is looked at again every two seconds, and new connections get the old certificate until then",
-    rule=Rule(
+    rule=AlertRule(
         "appliance_certificates_unusable > 0",
         "5m",
         "{{ $labels.instance }} cannot use new files of tls.*: connections get the old certificate",
@@ -472,7 +486,7 @@ CLOCK_FREE = Condition(
 )
 REQUEST_ERRORS = Condition(
     *("RequestErrors", WARNING, "look-at-it", f"`{JOURNAL}`; `appliance health`"),
-    rule=Rule(
+    rule=AlertRule(
         "rate(appliance_request_errors_total[5m]) > 1",
         "10m",
         "{{ $value | humanize }} errors a second of {{ $labels.api }} on {{ $labels.listener }}",
@@ -482,7 +496,7 @@ REQUEST_ERRORS = Condition(
 )
 SLOW_FLUSHES = Condition(
     *("SlowFlushes", WARNING, "durability", "`iostat -x 1`: the disk is shared, or fails"),
-    rule=Rule(
+    rule=AlertRule(
         f"histogram_quantile(0.99, sum by (instance, le) (rate(appliance_flush_seconds_bucket[5m]))) > {SLOW_FLUSH_S}",
         "10m",
         "1 % of the flushes of {{ $labels.instance }} take more than {{ $value | humanizeDuration }}",
@@ -493,7 +507,7 @@ SLOW_FLUSHES = Condition(
 ARENA_NEARLY_FULL = Condition(
     *("ArenaFull", WARNING, "a-bad-day"),
     "raise network.arena_bytes, or look for a client that floods: `appliance clients`",
-    rule=Rule(
+    rule=AlertRule(
         f"appliance_arena_used_bytes / appliance_arena_bytes > {ARENA_FULL}",
         "5m",
         "worker {{ $labels.worker }} of {{ $labels.instance }} has hardly room for requests: producers wait",
@@ -503,9 +517,17 @@ ARENA_NEARLY_FULL = Condition(
 )
 INPUT_WAITS = Condition(
     *("InputWaits", WARNING, "inputs", "mend what the reason names; it is tried again by itself"),
-    rule=Rule("appliance_input_waits > 0", "5m", "input {{ $labels.input }} of {{ $labels.instance }} waits"),
+    rule=AlertRule("appliance_input_waits > 0", "5m", "input {{ $labels.input }} of {{ $labels.instance }} waits"),
     symptom="lines of a file, or of a sender, do not come",
     seen="what the inputs say that is in their way; addresses that the supervisor cannot bind",
+)
+
+ALERTS_UNDELIVERED = Condition(
+    *("AlertsUndelivered", WARNING, "alerts-without-prometheus"),
+    "see that alerts.webhook can be reached from this host, or that alerts.sendmail sends mail; it is tried again by"
+    f" itself, after 5 minutes at most; `{JOURNAL} -g alert` says what was not told",
+    symptom="something was wrong for hours, and nobody was told",
+    seen="what the process that tells of alerts has noted of the last try at each receiver",
 )
 
 CONDITIONS: Final = (
@@ -514,7 +536,8 @@ CONDITIONS: Final = (
     *(DISK_FULL, DISK_LOW, DISK_FILLS_UP, SHM_FULL, CLOCK_JUMPED, ZOOKEEPER_AWAY),
     *(LIMIT_REACHED, LIMIT_LOW, ACTION_REFUSED),
     *(PROCESS_HANGS, PROCESS_DIES, PROCESS_RESTARTED, PROCESS_WAITS, PROCESS_BUSY, PROCESS_SPINS),
-    *(CLIENTS_REFUSED, FLOOD, GROUP_LAGS, GROUP_LOST, GROUPS_UNKNOWN, TRANSACTION_LATE, INPUT_WAITS, INSECURE),
-    *(CERTIFICATE_EXPIRED, CERTIFICATE_EXPIRES, CERTIFICATE_UNUSABLE, CLOCK_FREE),
+    *(CLIENTS_REFUSED, FLOOD, GROUP_LAGS, GROUP_LOST, GROUPS_UNKNOWN, TRANSACTION_LATE, TRANSACTION_HANGS),
+    *(INPUT_WAITS, INSECURE),
+    *(CERTIFICATE_EXPIRED, CERTIFICATE_EXPIRES, CERTIFICATE_UNUSABLE, CLOCK_FREE, ALERTS_UNDELIVERED),
     *(REQUEST_ERRORS, SLOW_FLUSHES, ARENA_NEARLY_FULL),
 )

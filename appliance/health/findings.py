@@ -33,6 +33,7 @@ FULL_BYTES: Final = 1 << 16
 SERVICE_DATA: Final = "/var/lib/appliance"
 """The data directory of the service."""
 STANDS_STILL: Final = ("T", "t")
+_RECEIVERS: Final = {"webhook": "alerts.webhook", "mail": "those in alerts.mail_to"}
 IDLE_ROLES: Final = ("metrics", "console", "alerts")
 """Roles that rest while nobody looks."""
 _OF_CERTIFICATES: Final = (Reason.CERTIFICATE, Reason.TLS_HANDSHAKE, Reason.PLAIN_ON_TLS, Reason.TLS_ON_PLAIN)
@@ -67,14 +68,14 @@ class Finding(NamedTuple):
 class Rates(NamedTuple):
     """What two looks show.  ``growth``: by how many bytes per second logs grow; ``full_s``: how long the room lasts.
 
-    ``busy``: the share of a core that each process uses, by pid; ``wanted``: what it would use if it had a core for
+    ``busy``: the share of a core that each process uses, by pid; ``wants``: what it would use if it had a core for
     itself; ``waiting``: the processes that were in state D in the look before.
     """
 
     growth: float = 0.0
     full_s: float | None = None
     busy: Mapping[int, float] = {}
-    wanted: Mapping[int, float] = {}
+    wants: Mapping[int, float] = {}
     waiting: frozenset[int] = frozenset()
 
 
@@ -116,7 +117,7 @@ class Seen(NamedTuple):
         return f"`{shlex.join(['appliance', *map(str, words), *self.at])}`"
 
 
-Rule = Callable[[Seen], Iterator[Finding]]
+FindingRule = Callable[[Seen], Iterator[Finding]]
 
 
 def partitions_of(state: Mapping[str, Any] | None, states: Mapping[str, str]) -> dict[str, tuple[str, str]]:
@@ -124,18 +125,24 @@ def partitions_of(state: Mapping[str, Any] | None, states: Mapping[str, str]) ->
     if state is None:
         return {}
     full = state.get("full") or {}
-    found = {name: (one, full.get(name, "") if one == STATE_NAMES[DISK_FULL] else "") for name, one in states.items()}
-    found |= {name: (STATE_NAMES[DISK_FULL], reason) for name, reason in full.items() if name not in states}
-    found |= {name: (DAMAGED, damage_text(ranges)) for name, ranges in (state.get("damaged") or {}).items()}
-    return found | {name: (STATE_NAMES[OFFLINE], reason) for name, reason in (state.get("offline") or {}).items()}
+    conditions = {
+        name: (condition, full.get(name, "") if condition == STATE_NAMES[DISK_FULL] else "")
+        for name, condition in states.items()
+    }
+    conditions |= {name: (STATE_NAMES[DISK_FULL], reason) for name, reason in full.items() if name not in states}
+    conditions |= {name: (DAMAGED, damage_text(ranges)) for name, ranges in (state.get("damaged") or {}).items()}
+    return conditions | {name: (STATE_NAMES[OFFLINE], reason) for name, reason in (state.get("offline") or {}).items()}
 
 
 def judge(seen: Seen) -> list[Finding]:
     """All that is wrong, the worst first; nothing when all is well."""
     if seen.state is None or seen.state.get("state") in (None, "stopped"):
         return [_down(seen)]
-    found = [finding for rule in RULES for finding in rule(seen)]
-    return sorted(found, key=lambda one: (not one.condition.stops_all, one.exit_status or 100, not _critical(one)))
+    findings = [finding for rule in RULES for finding in rule(seen)]
+    return sorted(
+        findings,
+        key=lambda finding: (not finding.condition.stops_all, finding.exit_status or 100, not _critical(finding)),
+    )
 
 
 def _down(seen: Seen) -> Finding:
@@ -158,20 +165,24 @@ def _down(seen: Seen) -> Finding:
 
 def wrong(seen: Seen) -> list[Finding]:
     """Those that keep the appliance from serving everything, or soon will: all that have an exit status."""
-    return [one for one in judge(seen) if one.exit_status]
+    return [finding for finding in judge(seen) if finding.exit_status]
 
 
-def exit_status(found: Iterable[Finding]) -> int:
+def exit_status(all_findings: Iterable[Finding]) -> int:
     """0, 75 or 74: see :mod:`.conditions`."""
-    return min((one.exit_status for one in found if one.exit_status), default=0)
+    return min((finding.exit_status for finding in all_findings if finding.exit_status), default=0)
 
 
 def status_line(state: Mapping[str, Any], partitions: int, now_s: float) -> str:
     """One line for the service manager: what is served, then what is wrong, the worst first."""
     served = f"{state['state']} {partitions} partitions" if state["state"] == "serving" else str(state["state"])
-    found = [one.text for one in wrong(Seen(state, partitions_of(state, {}), now_s)) if not one.condition.stops_all]
+    texts = [
+        finding.text
+        for finding in wrong(Seen(state, partitions_of(state, {}), now_s))
+        if not finding.condition.stops_all
+    ]
     insecure = [f"INSECURE: {', '.join(state['insecure'])}"] if state["insecure"] else []
-    return "; ".join([served, *insecure, *found])
+    return "; ".join([served, *insecure, *texts])
 
 
 def _critical(finding: Finding) -> bool:
@@ -183,11 +194,11 @@ def _finding(condition: Condition, what: str, why: str = "", todo: str = "", pag
     return Finding(condition, what, why, todo or condition.todo, page or condition.page)
 
 
-def _bounded(found: Sequence[Finding], others: str) -> Iterator[Finding]:
+def _bounded(findings: Sequence[Finding], others: str) -> Iterator[Finding]:
     """At most NAMED_MAX findings of one condition; the rest is counted, as bad as they are: "7 more OTHERS"."""
-    yield from found[:NAMED_MAX]
-    if rest := found[NAMED_MAX:]:
-        yield rest[0]._replace(what=f"{len(rest)} more {others}", why=_listed([one.what for one in rest]))
+    yield from findings[:NAMED_MAX]
+    if rest := findings[NAMED_MAX:]:
+        yield rest[0]._replace(what=f"{len(rest)} more {others}", why=_listed([finding.what for finding in rest]))
 
 
 # ---- rules: of what the supervisor has written
@@ -216,8 +227,10 @@ def _partitions(seen: Seen) -> Iterator[Finding]:
         (DAMAGED, of.PARTITION_DAMAGED, "partitions are damaged"),
     ):
         names = _in_state(seen, bad)
-        found = [_finding(condition, f"{name} is {bad}", seen.partitions[name][1], _mend(seen, name)) for name in names]
-        yield from _bounded(found, others)
+        findings = [
+            _finding(condition, f"{name} is {bad}", seen.partitions[name][1], _mend(seen, name)) for name in names
+        ]
+        yield from _bounded(findings, others)
     if names := _in_state(seen, STATE_NAMES[OPENING]):
         yield _finding(of.PARTITION_OPENING, f"{_listed(names)}: being opened", "not served yet")
 
@@ -225,14 +238,14 @@ def _partitions(seen: Seen) -> Iterator[Finding]:
 def _inputs(seen: Seen) -> Iterator[Finding]:
     assert seen.state is not None
     waiting = [(name, row) for name, row in seen.state.get("inputs", {}).items() if row["trouble"]]
-    found = [_finding(of.INPUT_WAITS, f"input {name} waits", row["trouble"], row["todo"]) for name, row in waiting]
-    yield from _bounded(found, "inputs wait")
+    findings = [_finding(of.INPUT_WAITS, f"input {name} waits", row["trouble"], row["todo"]) for name, row in waiting]
+    yield from _bounded(findings, "inputs wait")
 
 
 def _uncompacted(seen: Seen) -> Iterator[Finding]:
     """Logs that are damaged are named as such; here is why the others are not compacted."""
     assert seen.state is not None
-    found = [
+    findings = [
         _finding(
             of.UNCOMPACTED,
             f"{row['log']} cannot be compacted",
@@ -241,11 +254,11 @@ def _uncompacted(seen: Seen) -> Iterator[Finding]:
         )
         for row in seen.state.get("uncompacted", ())
     ]
-    yield from _bounded(found, "logs cannot be compacted")
+    yield from _bounded(findings, "logs cannot be compacted")
 
 
 def _in_state(seen: Seen, state: str) -> list[str]:
-    return sorted(name for name, (one, _) in seen.partitions.items() if one == state)
+    return sorted(name for name, (partition_state, _) in seen.partitions.items() if partition_state == state)
 
 
 def _mend(seen: Seen, name: str) -> str:
@@ -338,11 +351,11 @@ def _clock_jump(seen: Seen) -> Iterator[Finding]:
 
 def _transactions(seen: Seen) -> Iterator[Finding]:
     assert seen.state is not None
-    found = seen.state.get("transactions") or {}
-    oldest = found.get("oldest")
+    transactions = seen.state.get("transactions") or {}
+    oldest = transactions.get("oldest")
     if not oldest:
         return
-    others = f", as are {found['late'] - 1} more" if found["late"] > 1 else ""
+    others = f", as are {transactions['late'] - 1} more" if transactions["late"] > 1 else ""
     what = f"transaction {oldest['id']} stays open{others}"
     open_for = f" for {duration(max(0, seen.now_s - oldest['since']))}" if seen.now_s is not None else ""
     why = f"it is {oldest['state']}{open_for}: who reads committed messages gets nothing behind its beginning"
@@ -351,6 +364,24 @@ def _transactions(seen: Seen) -> Iterator[Finding]:
     if not ending:
         todo = f"end it in its producer, or {seen.command('transactions', 'abort', oldest['id'])}"
     yield _finding(of.TRANSACTION_LATE, what, why, todo)
+
+
+def _hanging(seen: Seen) -> Iterator[Finding]:
+    assert seen.state is not None
+    transactions = seen.state.get("transactions") or {}
+    names, count = transactions.get("hanging_in", ()), transactions.get("hanging", 0)
+    why = "no coordinator knows of it, so nobody will end it: who reads committed messages gets nothing behind it"
+    findings = [
+        _finding(
+            of.TRANSACTION_HANGS,
+            f"a transaction hangs in {name}",
+            why,
+            f"{seen.command('transactions', 'abort-hanging', name, '--dry-run')} shows it; if what ZooKeeper has lost"
+            f" cannot be restored, {seen.command('transactions', 'abort-hanging', name)} aborts it",
+        )
+        for name in names
+    ]
+    yield from _bounded(findings, f"of {count:,} partitions in which a transaction hangs")
 
 
 def _zookeeper(seen: Seen) -> Iterator[Finding]:
@@ -493,8 +524,10 @@ def _make_room(seen: Seen) -> str:
     host, limits = seen.host, seen.state["disk"] if seen.state is not None else {}
     if host is None or not host.disk.size:
         return of.ROOM
-    wanted = max(limits.get("free_bytes_warn", 0), limits.get("free_bytes_min", 0), int(of.FREE_SHARE * host.disk.size))
-    lacking = wanted - host.disk.free - _trash_bytes(seen)
+    free_bytes_needed = max(
+        limits.get("free_bytes_warn", 0), limits.get("free_bytes_min", 0), int(of.FREE_SHARE * host.disk.size)
+    )
+    lacking = free_bytes_needed - host.disk.free - _trash_bytes(seen)
     if lacking <= 0:  # it is not full yet
         return _keep_less(seen, *seen.largest, -lacking) if seen.largest is not None else of.ROOM
     if host.logs_size < lacking:
@@ -507,7 +540,9 @@ def _make_room(seen: Seen) -> str:
             freed = sum(count for base, count in log.segments if base < offset)
             trim = seen.command("topics", "trim", log.topic, "--partition", log.partition, "--before", offset)
             return f"{trim} frees {size(freed)}; {_keep_less(seen, *_topic(host, log.topic), -lacking)}"
-    topic, total, partitions = max((_topic(host, log.topic) for log in host.logs), key=lambda one: one[1])
+    topic, total, partitions = max(
+        (_topic(host, log.topic) for log in host.logs), key=lambda topic_total: topic_total[1]
+    )
     more = "" if total >= lacking else f", of {size(lacking)} that are lacking"
     trim = seen.command("topics", "trim", topic, "--before", "latest")
     return f"{trim} frees {size(total)}{more}, all that it has; {_keep_less(seen, topic, total, partitions, -lacking)}"
@@ -528,7 +563,7 @@ def _make_files(seen: Seen) -> str:
     """Which log to trim, and how large its files should be, so that the disk takes more files."""
     if seen.host is None or not seen.host.logs:
         return of.ROOM
-    log = max(seen.host.logs, key=lambda one: len(one.segments))
+    log = max(seen.host.logs, key=lambda log: len(log.segments))
     last, bytes_each = log.segments[-1][0], 4 * max(log.size // len(log.segments), 16 << 20)
     trim = seen.command("topics", "trim", log.topic, "--partition", log.partition, "--before", last)
     alter = seen.command("topics", "alter", log.topic, "--setting", f"segment.bytes={bytes_each}")
@@ -545,14 +580,14 @@ def _boundary(log: LogUse, lacking: int) -> int | None:
     return None
 
 
-def _keep_less(seen: Seen, topic: str, total: int, partitions: int, left: int) -> str:
+def _keep_less(seen: Seen, topic: str, total: int, partitions: int, room: int) -> str:
     """How much each partition of a topic may keep, so that the disk has room for all of them.
 
     Args:
         total: bytes that they have now.
-        left: bytes that the disk has besides, less than 0 for what it lacks.
+        room: bytes that the disk has besides, less than 0 for what it lacks.
     """
-    keep = max((total + left) // partitions, SEGMENTS_KEPT << 20)
+    keep = max((total + room) // partitions, SEGMENTS_KEPT << 20)
     settings = (f"retention.bytes={keep}", f"segment.bytes={keep // SEGMENTS_KEPT}")
     alter = seen.command("topics", "alter", topic, *(word for text in settings for word in ("--setting", text)))
     return f"{alter} keeps {size(keep)} of each of its partitions from now on"
@@ -568,33 +603,35 @@ def _shared_memory(seen: Seen) -> Iterator[Finding]:
 
 def _processes(seen: Seen) -> Iterator[Finding]:
     assert seen.state is not None
-    rates, found = seen.rates or Rates(), []
+    rates, findings = seen.rates or Rates(), []
     for row in seen.state["processes"]:
         pid, busy = row["pid"], rates.busy.get(row["pid"], 0.0)
         state, uses = _process_state(seen, pid), f"process {pid} uses {busy:.0%} of a core"
         if state in STANDS_STILL and row["role"] != "zookeeper":
             todo = f"`kill -CONT {pid}`, or `kill -9 {pid}`; it is killed and started again after liveness.timeout_ms"
             why = f"process {pid} is stopped (SIGSTOP or a debugger)"
-            found.append(_finding(of.PROCESS_HANGS, f"{_name(row)} hangs", why, todo))
+            findings.append(_finding(of.PROCESS_HANGS, f"{_name(row)} hangs", why, todo))
         elif state == "D" and pid in rates.waiting:
-            found.append(_finding(of.PROCESS_WAITS, f"{_name(row)} waits for a disk", f"process {pid} is in state D"))
-        elif (wants := rates.wanted.get(pid, 0.0)) >= of.SPINS and row["role"] in IDLE_ROLES:
+            findings.append(
+                _finding(of.PROCESS_WAITS, f"{_name(row)} waits for a disk", f"process {pid} is in state D")
+            )
+        elif (wants := rates.wants.get(pid, 0.0)) >= of.SPINS and row["role"] in IDLE_ROLES:
             todo = f"`kill -9 {pid}`: it is started again, and clients do not notice; then report it"
-            found.append(
+            findings.append(
                 _finding(
                     of.PROCESS_SPINS, f"{_name(row)} spins", f"{uses}, wants {wants:.0%}, and has little to do", todo
                 )
             )
         elif busy >= of.BUSY:
             todo = f"{seen.command('top')} shows which topics, {seen.command('clients')} who"
-            found.append(_finding(of.PROCESS_BUSY, f"{_name(row)} is busy", uses, todo))
+            findings.append(_finding(of.PROCESS_BUSY, f"{_name(row)} is busy", uses, todo))
     for condition, others in (
         (of.PROCESS_HANGS, "processes hang"),
         (of.PROCESS_WAITS, "processes wait for a disk"),
         (of.PROCESS_SPINS, "processes spin"),
         (of.PROCESS_BUSY, "processes are busy"),
     ):
-        yield from _bounded([one for one in found if one.condition is condition], others)
+        yield from _bounded([finding for finding in findings if finding.condition is condition], others)
 
 
 def _clock(seen: Seen) -> Iterator[Finding]:
@@ -602,9 +639,16 @@ def _clock(seen: Seen) -> Iterator[Finding]:
         yield _finding(of.CLOCK_FREE, "the clock is not synchronised", "timestamps and retention follow it")
 
 
+def _undelivered(seen: Seen) -> Iterator[Finding]:
+    for receiver, row in seen.host.undelivered.items() if seen.host is not None else ():
+        since = f", for {duration(max(0, seen.now_s - row.since))}" if seen.now_s is not None else ""
+        what = f"alerts do not reach {_RECEIVERS.get(receiver, receiver)}{since}"
+        yield _finding(of.ALERTS_UNDELIVERED, what, row.why)
+
+
 def _floods(seen: Seen) -> Iterator[Finding]:
     total = sum(seen.peers.values())
-    for address, count in sorted(seen.peers.items(), key=lambda one: -one[1])[:1]:
+    for address, count in sorted(seen.peers.items(), key=lambda peer: -peer[1])[:1]:
         if count >= of.CONNECTIONS:
             why = f"{count:,} of {total:,} connections are from {address}"
             todo = (
@@ -639,11 +683,13 @@ def _groups(seen: Seen) -> Iterator[Finding]:
         return
     if seen.groups.unknown:
         yield _finding(of.GROUPS_UNKNOWN, "groups cannot be asked for", seen.groups.unknown)
-    late = sorted(filter(None, map(_late, seen.groups.rows)), key=lambda one: (-one.messages, -one.seconds))
+    late = sorted(
+        filter(None, map(_late, seen.groups.rows)), key=lambda late_group: (-late_group.messages, -late_group.seconds)
+    )
     if not late:
         return
     group, worst = late[0].group, late[0].worst
-    owner = next((each for each in group["members"] if each["id"] == worst["owner"]), None)
+    owner = next((member for member in group["members"] if member["id"] == worst["owner"]), None)
     if owner is not None:
         reader = f"read by {owner['client'] or owner['id']} at {owner['host']}"
     else:
@@ -652,7 +698,7 @@ def _groups(seen: Seen) -> Iterator[Finding]:
     why = f"most in {worst['topic']}-{worst['partition']}, {reader}"
     if len(late) > 1:
         what = f"{len(late)} groups lag, {group['group']} the most: by {late[0].text}"
-        others = [f"{one.group['group']} by {one.text}" for one in late[1:]]
+        others = [f"{late_group.group['group']} by {late_group.text}" for late_group in late[1:]]
         why += f"; then {_listed(others)}"
     describe = seen.command("groups", "describe", group["group"])
     yield _finding(of.GROUP_LAGS, what, why, f"{describe}: start members, or look at that one; all grow: add members")
@@ -681,7 +727,7 @@ def _lost(seen: Seen) -> Iterator[Finding]:
             yield _finding(of.GROUP_LOST, what, why, f"keep more; it ends with {reset}")
 
 
-RULES: Final[tuple[Rule, ...]] = (
+RULES: Final[tuple[FindingRule, ...]] = (
     *(
         _state,
         _cluster,
@@ -693,11 +739,12 @@ RULES: Final[tuple[Rule, ...]] = (
         _shared_memory,
         _clock_jump,
         _transactions,
+        _hanging,
         _zookeeper,
         _processes,
         _deaths,
     ),
-    *(_refusals, _floods, _groups, _lost, _insecure, _certificates, _clock),
+    *(_refusals, _floods, _groups, _lost, _insecure, _certificates, _clock, _undelivered),
 )
 
 
@@ -709,6 +756,6 @@ def _name(row: Mapping[str, Any]) -> str:
 
 def _listed(names: Sequence[str], count: int = 0) -> str:
     """Some of the names; ``count``: how many there are in all, if that is more."""
-    left = max(count, len(names)) - LISTED_MAX
-    more = f" and {left:,} more" if left > 0 else ""
+    unnamed = max(count, len(names)) - LISTED_MAX
+    more = f" and {unnamed:,} more" if unnamed > 0 else ""
     return ", ".join(names[:LISTED_MAX]) + more

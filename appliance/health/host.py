@@ -17,6 +17,7 @@ import msgspec
 from ..libc import clock_is_synchronised
 from ..machine_limits import SHARED_MEMORY
 from ..names import is_topic
+from .undelivered import Undelivered, read_undelivered
 
 LOGS_MAX: Final = 20
 """Logs that a look names, the largest of all."""
@@ -25,7 +26,7 @@ LITTLE_SHARE: Final = 0.05
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
-class Room(msgspec.Struct, frozen=True):
+class DiskRoom(msgspec.Struct, frozen=True):
     """A file system, in bytes and in files; ``size`` 0: it could not be looked at, ``files`` 0: it has no limit."""
 
     size: int = 0
@@ -34,7 +35,7 @@ class Room(msgspec.Struct, frozen=True):
     files_free: int = 0
 
 
-class Process(msgspec.Struct, frozen=True):
+class HostProcess(msgspec.Struct, frozen=True):
     """What the kernel knows of a process.
 
     ``state``: as in /proc/PID/stat.  ``cpu_s``: the processor time that its threads have used.  ``delayed_s``: how long
@@ -62,24 +63,26 @@ class Host(msgspec.Struct, frozen=True):
     """One look.
 
     ``logs``: the largest ones while the disk has little room, and ``logs_size`` the bytes of all; else empty and 0.
-    ``synchronised``: whether something keeps the clock right; None: not known.
+    ``synchronised``: whether something keeps the clock right; None: not known.  ``undelivered``: by name, receivers of
+    alerts that cannot be told.
     """
 
-    disk: Room = Room()
-    shm: Room = Room()
-    processes: dict[int, Process] = {}
+    disk: DiskRoom = DiskRoom()
+    shm: DiskRoom = DiskRoom()
+    processes: dict[int, HostProcess] = {}
     logs: tuple[LogUse, ...] = ()
     logs_size: int = 0
     synchronised: bool | None = None
+    undelivered: dict[str, Undelivered] = {}
 
     def as_json(self) -> dict[str, Any]:
-        found: dict[str, Any] = msgspec.to_builtins(self, str_keys=True)
-        return found
+        fields: dict[str, Any] = msgspec.to_builtins(self, str_keys=True)
+        return fields
 
 
-def from_json(found: Any) -> Host:
+def from_json(look_json: Any) -> Host:
     """The look that :meth:`Host.as_json` has made an object of; an empty one of an older appliance, which has none."""
-    return msgspec.convert(found or {}, Host, str_keys=True, strict=False)
+    return msgspec.convert(look_json or {}, Host, str_keys=True, strict=False)
 
 
 def look(data_dir: Path, state: Mapping[str, Any]) -> Host:
@@ -97,18 +100,19 @@ def look(data_dir: Path, state: Mapping[str, Any]) -> Host:
         tuple(logs[:LOGS_MAX]),
         sum(log.size for log in logs),
         clock_is_synchronised(),
+        read_undelivered(data_dir) if any(row["role"] == "alerts" for row in state["processes"]) else {},
     )
 
 
 def measure_logs(data_dir: Path) -> list[LogUse]:
     """The logs in a data directory, the largest first: from names and sizes of files, whether it is served or not."""
-    found = []
+    uses = []
     with suppress(OSError), os.scandir(data_dir) as entries:
         for entry in entries:
             topic, _, number = entry.name.rpartition("-")
             if is_topic(topic) and number.isdecimal() and entry.is_dir(follow_symlinks=False):
-                found.append(LogUse(topic, int(number), _segments(entry.path)))
-    return sorted(found, key=lambda log: (-log.size, log.topic, log.partition))
+                uses.append(LogUse(topic, int(number), _segments(entry.path)))
+    return sorted(uses, key=lambda log: (-log.size, log.topic, log.partition))
 
 
 def _segments(path: str) -> tuple[tuple[int, int], ...]:
@@ -121,22 +125,22 @@ def _segments(path: str) -> tuple[tuple[int, int], ...]:
     return tuple(sorted(rows))
 
 
-def _room(path: Path) -> Room:
+def _room(path: Path) -> DiskRoom:
     try:
-        found = os.statvfs(path)
+        space = os.statvfs(path)
     except OSError:
-        return Room()
-    sizes = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
-    return Room(*sizes, found.f_files, found.f_favail)
+        return DiskRoom()
+    sizes = space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize
+    return DiskRoom(*sizes, space.f_files, space.f_favail)
 
 
-def _stat(pid: int) -> Process | None:
+def _stat(pid: int) -> HostProcess | None:
     """None: there is no such process."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
-    return Process(fields[0], (int(fields[11]) + int(fields[12])) / _TICKS, _delayed_s(pid))
+    return HostProcess(fields[0], (int(fields[11]) + int(fields[12])) / _TICKS, _delayed_s(pid))
 
 
 def _delayed_s(pid: int) -> float:

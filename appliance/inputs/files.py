@@ -1,28 +1,43 @@
 """Reads log files as they grow, through rotation of every kind, each line once.
 
 A *generation* is one life of one file: it begins when the file is made, and ends when it is removed, or when its
-content is replaced.  Which generation a path shows is decided by what the file says, never by its name:
+content is replaced.  Which generation a path shows is decided by the file, never by its name.  *Its file* is the one
+with the same device, inode and time of birth (:class:`.generation.FileKey`); what is made anew with the inode of a
+removed one is another file.  Content *fits*: it has at least ``position`` bytes, the same first bytes
+(:class:`.generation.Identity`), and the same bytes before ``position``.
 
 ==========================  ========================================================================================
 seen at a scan              then
 ==========================  ========================================================================================
-device and inode known,     the same generation: its new bytes are read.  *Fits*: it has at least ``position`` bytes,
-content fits                the same first bytes (:class:`Identity`), and the same bytes before ``position``
-device and inode known,     truncated or replaced: that generation ends, a new one begins at byte 0.  Bytes that were
-content does not fit        seen and not read are a gap, unless a copy has them
-unknown inode, content      a copy that rotation made, or a file that was moved to another disk: its generation goes
-fits an ended generation    on there
-of this or a like path
-unknown inode, may be a     it waits, up to SHADOW_MS after it has grown: the file that it is a copy of may be truncated
-copy of one that is read    then
-unknown inode, has less of  a copy that was made before the last lines were written, and read: its end is the position
+its file, content fits      the same generation: its new bytes are read.  After a start also under another number of
+                            the device, with the same path
+its file, content does not  truncated or replaced: that generation ends, a new one begins at byte 0.  Without a copy
+fit                         what was seen and not read is a gap, and so is what may have been written after the last
+                            look, whose end is not known
+unknown file of a like      a copy that rotation made: the generation goes on there.  Only of one whose file is there
+name, content fits          still, and was made before: else two small files that say the same are taken for one
+unknown file, may be a      it waits, up to SHADOW_MS after it has grown: the file that it is a copy of may be
+copy of one that is read    truncated then.  If it was, until all that was read of that one is flushed
+unknown file, has less of   a copy that was made before the last lines were written, and read: its end is the position
 an ended one than was read
-unknown inode               a new generation, from the beginning; in the first scan of all from ``start``
+unknown file                a new generation, from the beginning; in the first scan of all from ``start``
+unknown, under a name that  as above, though no ``include`` matches: it came and was rotated away between two scans, or
+rotation gives, and newer   while nothing ran.  Compressed, and of no generation that was read: a gap.  As long as it is
+than the last scans         a copy of one that is read, it waits
 known, and cannot be        the same generation, which waits: a file, or its directory, without rights for now
 looked at or opened
-known, and not found any    removed or renamed: what its descriptor still gives is read, then it ends, ``rotate_ms``
-more                        after its last byte: programs go on writing to a renamed file
+known, and not found any    removed or renamed: what its descriptor still gives is read, then it is over, ``rotate_ms``
+more                        after its last byte.  What a program writes later to a removed one nobody can read
+over, and found again       the same generation goes on: a file whose directory was away.  Under a name that rotation
+                            gives, also in a copy that has more
+over, and its file has      the same generation goes on, however late: programs write to a renamed file until they open
+grown under such a name     the new one
+known from before a start,  a gap from its position, whose end is not known
+and not found
 ==========================  ========================================================================================
+
+Nobody can know of what comes and goes between two scans: of a file that was made and removed, or that was truncated and
+has the very bytes again that were read, by the first HEAD_BYTES and the last TAIL_BYTES of them.
 
 A file is looked at by ``fstat`` and its content.  inotify only says when to look sooner than ``scan_ms``.
 
@@ -33,59 +48,67 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fnmatch
 import glob
-import hashlib
 import itertools
 import logging
+import math
 import os
-import re
 import stat
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from inotify_simple import INotify, flags
 
-from ..errors import ApplianceError
+from ..errors import ApplianceError, FileNotPermitted, StorageFault
 from ..input_settings import Files, event_starts
-from ..owners import acting_as_owner
-from ..processes.clock import now_ms
+from ..processes.clock import file_clock_ns, now_ms
 from ..records.encode import Headers, encode_headers
+from ..shared.heartbeats import Heart
+from .generation import HEAD_BYTES, MARKS_MAX, TAIL_BYTES, FileKey, Generation, Identity
+from .guard import Guard
 from .in_order import InOrder
 from .ledger import Ledger
 from .lines import Block, Encoding, LineReader
 from .machinery import Machinery, Topics
 from .outlet import ORIGIN_BYTES, Outlet, Placed
-from .positions import ORIGIN, Origin, PositionStore, Source, Span
+from .positions import ENDED_MAX, LOST, ORIGIN, Looked, Origin, PositionStore, Source, Span
+from .rotation import (
+    Directories,
+    LikeNames,
+    Looks,
+    Packed,
+    Patterns,
+    Rotated,
+    has_compressed_name,
+    is_compressed,
+    key_of,
+    unpacked_head,
+    unpacked_size,
+)
 
 logger = logging.getLogger(__name__)
 
 READ_BYTES: Final = 256 * 1024
 TURN_BYTES: Final = 4 * READ_BYTES
 """How much of one file is read before others have their turn."""
-MARKS_MAX: Final = 4
-"""Of a file, by which its copies are known."""
 FILES_OPEN_MAX: Final = 1_000
-HEAD_BYTES: Final = 1_024
-TAIL_BYTES: Final = 64
 SHADOW_MS: Final = 60_000
 """How long a file that begins like another one, under a name that rotation gives, may be its copy."""
 RETRY_MS: Final = 2_000
 IS_COMPRESSED: Final = "is compressed"
 """Which is as it should be: what it has was read before."""
-COMPRESSED: Final = (b"\x1f\x8b", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b"BZh")
-_ROTATED: Final = re.compile(r"([.-]\d+)+$")
 _BOMS: Final[tuple[tuple[bytes, Encoding], ...]] = ((b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be"))
 
 
 BUSY_MS: Final = 200
 """How soon to look at files that end, or have an event that may go on."""
 HINT_S: Final = 0.05
-ENDED_MAX: Final = 10_000
-"""Files that were read to their end, and are known not to be new."""
+NEVER_READ: Final = 0
+"""In place of the line: of a file that was there before the first scan, or is a copy."""
+TICK_MS: Final = 20
+"""By how much the time of a file may be behind: that of the kernel's last tick."""
 WATCHES_MAX: Final = 10_000
 HINTS_MAX: Final = 10_000
 WATCHED: Final = flags.MODIFY | flags.CREATE | flags.MOVED_FROM | flags.MOVED_TO | flags.DELETE
@@ -113,122 +136,12 @@ class FilesSettings(NamedTuple):
     follow: bool = True
 
 
-class Identity(NamedTuple):
-    """How a generation is known again: hashes of its first bytes, and of those before its position."""
+class _Shadow(NamedTuple):
+    """A possible copy: since when it has not grown, its size, and what it is a copy of."""
 
-    device: int
-    inode: int
-    head_bytes: int
-    head: bytes
-    tail_stop: int
-    """Where the bytes end that ``tail`` is of: at the position, or before it when a file was replaced meanwhile."""
-    tail_bytes: int
-    tail: bytes
-
-    @classmethod
-    def of(cls, fd: int, position: int) -> Identity:
-        """Raises OSError."""
-        status = os.fstat(fd)
-        head = os.pread(fd, min(HEAD_BYTES, position), 0)
-        tail = os.pread(fd, min(TAIL_BYTES, position), max(0, position - TAIL_BYTES))
-        return cls(status.st_dev, status.st_ino, len(head), _digest(head), position, len(tail), _digest(tail))
-
-    def fits(self, fd: int, position: int) -> bool:
-        """Whether a file's content is that of this generation, at least up to ``position``.  Raises OSError."""
-        if os.fstat(fd).st_size < position:
-            return False
-        tail = os.pread(fd, self.tail_bytes, self.tail_stop - self.tail_bytes)
-        return self.has_head(fd) and _digest(tail) == self.tail
-
-    def has_head(self, fd: int) -> bool:
-        """Whether a file begins as this generation does.  Raises OSError."""
-        return _digest(os.pread(fd, self.head_bytes, 0)) == self.head
-
-    def encode(self) -> bytes:
-        return b",".join(part.hex().encode() if isinstance(part, bytes) else str(part).encode() for part in self)
-
-    @classmethod
-    def decode(cls, row: bytes) -> Identity | None:
-        """None: the source is no file, but one of an input of another type that had this name."""
-        words = row.decode().split(",")
-        if len(words) != len(cls._fields):
-            return None
-        device, inode, head_bytes, head, tail_stop, tail_bytes, tail = words
-        return cls(
-            *(int(device), int(inode), int(head_bytes), bytes.fromhex(head)),
-            *(int(tail_stop), int(tail_bytes), bytes.fromhex(tail)),
-        )
-
-
-def _digest(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=16).digest()
-
-
-class Generation:
-    """One life of one file.
-
-    ``source``: its number in the store.  ``committed``: position and line up to which everything is flushed.
-    """
-
-    def __init__(self, source: int, path: str, identity: Identity, position: int, line: int) -> None:
-        self.source, self.path = source, path
-        self.identity, self.committed, self.committed_line = identity, position, line
-        self.marks = deque([identity], MARKS_MAX)  # what it was at the ends of what was sent or read last
-        self.topic = ""
-        self.tail = b""  # encoded headers of its messages
-        self.partition = -1
-        self.fd = -1
-        self.reader: LineReader | None = None
-        self.read_at = position  # the next byte to read
-        self.last_bytes = b""  # those before read_at
-        self.looked = -1, -1  # size and time of change, as seen last
-        self.seen_bytes = position  # the size that it had at most
-        self.in_flight: InOrder[tuple[Block, Identity]] | None = None  # None: nothing was sent yet
-        self.retry_ms = 0.0
-        self.changed_ms = 0.0  # when it was seen to grow
-        self.replaced = self.is_dirty = False
-
-    @property
-    def key(self) -> tuple[int, int]:
-        return self.identity.device, self.identity.inode
-
-    @property
-    def is_drained(self) -> bool:
-        """Whether all that was read is flushed, and nothing is held back."""
-        return not self.in_flight and (self.reader is None or not self.reader.held_bytes)
-
-    def is_source_of(self, fd: int, size: int) -> bool:
-        """Whether a file of this size is a copy of this one, made when it had as much.  Raises OSError."""
-        return any(0 < one.tail_stop <= size and one.fits(fd, one.tail_stop) for one in (self.identity, *self.marks))
-
-    def goes_on_in(self, fd: int, size: int) -> bool:
-        """Whether a file of this size has all that was flushed of this one, or is its copy.  Raises OSError."""
-        if not self.committed:
-            return self.is_source_of(fd, size)
-        return self.identity.tail_stop > 0 and self.identity.fits(fd, self.committed)
-
-    def may_become(self, fd: int, size: int) -> bool:
-        """Whether a file may be a copy of this one, which is being made.  Raises OSError."""
-        known = self.marks[-1]
-        if self.is_source_of(fd, size):
-            return True
-        if size >= known.tail_stop > 0:
-            return False
-        if self.fd < 0:
-            return known.tail_stop > 0 and (size < known.head_bytes or known.has_head(fd))
-        count = min(size, HEAD_BYTES)
-        mine = os.pread(self.fd, count, 0)
-        if len(mine) < count:  # it was truncated in this moment
-            return known.tail_stop > 0
-        return self.seen_bytes > 0 and os.pread(fd, count, 0) == mine
-
-    def row(self, ended: bool) -> Source:
-        return Source(self.source, self.path, self.committed, self.committed_line, self.identity.encode(), ended)
-
-    def close(self) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+    since_ms: float
+    size: int
+    of: Generation
 
 
 class FilesInput:
@@ -241,38 +154,77 @@ class FilesInput:
         outlet: Outlet,
         ledger: Ledger,
         clock_ms: Callable[[], float],
+        file_clock_ns: Callable[[], int],
+        guard: Guard,
+        heart: Heart,
     ) -> None:
+        """``file_clock_ns``: the time that a file has which changes now."""
+        self._heart = heart
         self._settings, self._store, self._outlet, self._ledger = settings, store, outlet, ledger
-        self._clock_ms = clock_ms
-        self._by_inode: dict[tuple[int, int], Generation] = {}
+        self._clock_ms, self._file_clock_ns, self._guard = clock_ms, file_clock_ns, guard
+        self._patterns = Patterns(tuple(settings.include), tuple(settings.exclude))
+        self._by_inode: dict[FileKey, Generation] = {}
         self._ending: list[Generation] = []  # gone or replaced: they are drained
-        self._lost: list[Generation] = []  # known from the store, and no file fits yet
-        self._shadows: dict[tuple[int, int], tuple[float, int]] = {}  # possible copies: since when, and their size
-        self._ended: OrderedDict[tuple[int, int], None] = OrderedDict()  # the last ones
-        self._scanned_ms = 0.0
+        self._lost: dict[Generation, None] = {}  # known from the store, and no file fits yet
+        self._lost_by_key: dict[FileKey, list[Generation]] = {}
+        self._lost_by_path: dict[str, list[Generation]] = {}
+        self._lost_names: LikeNames[Generation] = LikeNames()
+        self._read_names: LikeNames[Generation] = LikeNames()  # while new files are taken: of those read or ending
+        self._directories = Directories()
+        self._shadows: dict[FileKey, _Shadow] = {}
+        self._rotated: dict[FileKey, Rotated] = {}  # that no include matches, and that wait
+        self._places: dict[FileKey, Rotated] = {}  # of files that are over, under the names that rotation gave them
+        self._packed: dict[FileKey, Packed] = {}
+        self._passed: OrderedDict[FileKey, Generation] = OrderedDict()  # that are over: the last ones
+        self._passed_names: LikeNames[Generation] = LikeNames()
+        self._unnumbered: list[Generation] = []  # of them, those that the store does not have yet
         self._odd: dict[str, str] = {}  # paths that are not read, and why
-        self._barred: set[tuple[int, int]] = set()  # files that could not be opened in this scan
-        self._first = not store.sources() and not store.partitions()
+        self._closed: dict[str, str] = {}  # directories that cannot be looked into, and why
+        self._barred: set[FileKey] = set()  # files that could not be opened in this scan
+        self._first = not store.looked.since_ns
+        self._has_scanned = False  # this process
+        self._looks = Looks(None if self._first else store.looked.since_ns)
+        self._waiting = set(store.looked.waiting)  # files of rotated names, of which an earlier process knew
+        last: dict[FileKey, Generation] = {}
         for row in store.sources():
             identity = Identity.decode(row.identity)
             if identity is not None:
-                self._lost.append(Generation(row.number, row.name, identity, row.position, row.line))
+                generation = Generation(row.number, row.name, identity, row.position, row.line)
+                if identity.key in last:
+                    last[identity.key].replaced = True
+                last[identity.key] = generation
+                self._lost[generation] = None
+                self._lost_by_key.setdefault(identity.key, []).append(generation)
+                self._lost_by_path.setdefault(row.name, []).append(generation)
+                self._lost_names.add(generation, row.name)
+        for row in store.ended():
+            identity = Identity.decode(row.identity)
+            if identity is not None:
+                self._note_passed(Generation(row.number, row.name, identity, row.position, row.line))
+                self._passed[identity.key].is_lost = row.ended == LOST
         self.wake = asyncio.Event()
         self.wake_scan = False
+        self._scan_due_ms = math.inf
 
     async def run(self) -> None:
         """Read until it is cancelled: all files every ``scan_ms``, those that inotify names at once."""
         with _Hints(self._settings.include, self.wake) as hints:
             while True:
-                self.scan()
+                try:
+                    with self._heart.working():  # thousands of files after a start, or on a slow disk
+                        self.scan()
+                except StorageFault as error:  # the disk of the store is full: the next scan sees what this one has
+                    self._ledger.trouble(0, self._settings.include[0], str(error))
+                    await asyncio.sleep(RETRY_MS / 1000)
+                    continue
                 hints.watch(os.path.dirname(one.path) for one in self._by_inode.values())
-                scan_ms = self._clock_ms() + self._settings.scan_ms
+                self._scan_due_ms = due_ms = self._clock_ms() + self._settings.scan_ms
                 self.wake_scan = False
-                while (now := self._clock_ms()) < scan_ms and not hints.has_new_names and not self.wake_scan:
-                    while await self.work() and self._clock_ms() < scan_ms:
+                while (now := self._clock_ms()) < due_ms and not hints.has_new_names and not self.wake_scan:
+                    while await self.work() and self._clock_ms() < due_ms:
                         pass
                     self.wake.clear()
-                    late_ms = BUSY_MS if self.busy else scan_ms - now
+                    late_ms = BUSY_MS if self.busy else due_ms - now
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self.wake.wait(), late_ms / 1000)
                     await asyncio.sleep(HINT_S)  # what comes meanwhile is read with it
@@ -314,18 +266,64 @@ class FilesInput:
     def scan(self) -> None:
         """Find new, renamed, replaced and removed files."""
         now = self._clock_ms()
-        found: dict[tuple[int, int], str] = {}
+        self._looks.begin(now, self._file_clock_ns())
+        self._guard.begin_scan()
+        self._directories.forget()
+        found = self._find()
+        self._take_back(found)
+        for key, generation in list(self._by_inode.items()):
+            if key not in found and not self._is_hidden(generation.path):
+                del self._by_inode[key]
+                generation.is_dirty = True
+                generation.changed_ms = now
+                self._ending.append(generation)
+        if self._first:
+            self._store.looked = Looked(self._looks.since_ns, ())
+        self._take_new({key: path for key, path in found.items() if key not in self._by_inode}, now)
+        for one in list(self._lost):
+            if (
+                one in self._lost  # else adopted with another one
+                and not self._seek(one)
+                and one.key not in self._barred
+                and not self._is_hidden(one.path)
+            ):
+                self._tell_lost(one)
+        self._take_rotated(found, now)
+        self._shadows = {key: row for key, row in self._shadows.items() if key in found or key in self._rotated}
+        self._looks.end()
+        self._store.looked = Looked(self._looks.since_ns, tuple(self._rotated))
+        if self._first:
+            self._first = False
+            self._store.commit_look()
+        self._judge_packed()
+        self._ledger.note_sources(len(self._by_inode))
+        for path in [path for path in self._odd if not os.path.lexists(path) and not self._is_hidden(path)]:
+            del self._odd[path]
+        odd = {**self._closed, **self._odd}.items()
+        unread = [f"{path}: {reason}" for path, reason in odd if reason != IS_COMPRESSED]
+        more = f", and {len(unread) - 1} more files" if unread[1:] else ""
+        self._ledger.note_unread(f"{unread[0]}{more}" if unread else "")
+
+    def _find(self) -> dict[FileKey, str]:
+        """The files that the patterns name, each once; what has changed of those that are read is marked."""
+        found: dict[FileKey, str] = {}
         self._barred.clear()
-        for path in expand(self._settings.include, self._settings.exclude):
+        closed = self._patterns.closed()
+        for path in closed.keys() - self._closed.keys():
+            logger.warning("%s is not read: %s", path, closed[path])
+        self._closed = closed
+        for path in self._patterns.paths():
             try:
-                status = os.stat(path)
+                status, key = self._guard.look(path)
             except OSError as error:
                 self._note_odd(path, error.strerror or "cannot be looked at")
+                continue
+            except FileNotPermitted as error:
+                self._note_odd(path, str(error))
                 continue
             if not stat.S_ISREG(status.st_mode):
                 self._note_odd(path, "is no regular file")
                 continue
-            key = status.st_dev, status.st_ino
             if key in found:  # a hard or symbolic link to a file that is in the list
                 continue
             found[key] = path
@@ -336,39 +334,24 @@ class FilesInput:
                     self._odd.pop(path, "")
                 if (status.st_size, status.st_mtime_ns) != generation.looked:
                     generation.is_dirty = True
-        for key, generation in list(self._by_inode.items()):
-            if key not in found and not self._is_hidden(generation.path):
-                del self._by_inode[key]
-                generation.is_dirty = True
-                generation.changed_ms = now
-                self._ending.append(generation)
-                self._take_newer(generation, generation.path)
-        self._take_new({key: path for key, path in found.items() if key not in self._by_inode}, now)
-        for one in list(self._lost):
-            path = one.path
-            if one not in self._lost:  # adopted with another one
-                continue
-            if not self._seek(one):
-                if one.key not in self._barred and not self._is_hidden(path):
-                    self._tell_lost(one)
-            elif one.path != path:
-                self._take_newer(one, path)
-        self._first = False
-        self._shadows = {key: row for key, row in self._shadows.items() if key in found}
-        self._scanned_ms = self._clock_ms()
-        self._ledger.note_sources(len(self._by_inode))
-        for path in [path for path in self._odd if not os.path.lexists(path) and not self._is_hidden(path)]:
-            del self._odd[path]
-        unread = [f"{path}: {reason}" for path, reason in self._odd.items() if reason != IS_COMPRESSED]
-        more = f", and {len(unread) - 1} more files" if unread[1:] else ""
-        self._ledger.note_unread(f"{unread[0]}{more}" if unread else "")
+        return found
 
-    def _take_new(self, found: dict[tuple[int, int], str], now: float) -> None:
+    def _take_back(self, found: dict[FileKey, str]) -> None:
+        """Go on with files that were gone, and came back before they had ended; their content is looked at anew."""
+        for one in [one for one in self._ending if not one.replaced and one.key in found]:
+            if one.key not in self._by_inode:
+                self._ending.remove(one)
+                self._by_inode[one.key] = one
+                one.path, one.looked, one.is_dirty = found[one.key], (-1, -1), True
+
+    def _take_new(self, found: dict[FileKey, str], now: float) -> None:
         """Begin, or go on with, the generations of files that are not known by their inode."""
         fresh: list[tuple[str, int, int, Identity, int]] = []
-        rotated: list[tuple[Generation, str]] = []
+        self._read_names = LikeNames()
+        for one in (*self._by_inode.values(), *self._ending) if found else ():
+            self._read_names.add(one, one.path)
         for key, path in found.items():
-            if len(self._by_inode) + len(fresh) >= self._settings.files_max:
+            if len(self._by_inode) + len(self._ending) + len(fresh) >= self._settings.files_max:
                 self._note_odd(path, f"files_max = {self._settings.files_max} is reached")
                 continue
             fd = self._open(path, key)
@@ -377,44 +360,188 @@ class FilesInput:
             try:
                 known = self._generation_of(fd, key, path)
                 waits = known is None and self._is_shadow(fd, key, path, now)
+                known = self._passed_of(fd, key, path) if known is None and not waits else known
                 is_old = (self._first and self._settings.from_end) or self._was_read(fd, path)
                 position = os.fstat(fd).st_size if is_old else 0
-                identity = Identity.of(fd, position)
+                identity = Identity.of(fd, position) if position else Identity.begun(fd)
             except OSError as error:
                 self._note_odd(path, error.strerror or "cannot be read")
                 self._barred.add(key)
                 os.close(fd)
                 continue
             if known is not None:
-                before = known.path
                 self._adopt(known, fd, path)
-                if before != path:
-                    rotated.append((known, before))
             elif waits:
                 os.close(fd)
             else:
                 fresh.append((path, position, 1, identity, fd))
-        numbers = self._store.add_sources((path, at, line, one.encode()) for path, at, line, one, _ in fresh)
+        try:
+            numbers = self._store.add_sources((path, at, line, one.encode()) for path, at, line, one, _ in fresh)
+        except StorageFault:
+            for *_, fd in fresh:
+                os.close(fd)
+            raise
         for number, (path, position, line, identity, fd) in zip(numbers, fresh, strict=True):
             self._adopt(Generation(number, path, identity, position, line), fd, path)
-        for known, before in rotated:
-            self._take_newer(known, before)
 
-    def _open(self, path: str, key: tuple[int, int]) -> int:
+    # ---- what rotation has made between two scans, or while nothing ran
+
+    def _take_rotated(self, found: dict[FileKey, str], now: float) -> None:
+        """Begin files that were rotated away before a scan has seen them, under names that no ``include`` matches.
+
+        In the first scan of all, whatever has such a name was there before.
+        """
+        rotated = {key: one for key, one in self._rotated.items() if one.is_there}
+        is_known = self._rotated.keys() | self._waiting
+        for one in self._patterns.rotated(self._looks.since_ns if self._has_scanned else 0):
+            if one.key in is_known or self._first or one.status.st_mtime_ns >= self._looks.since_ns:
+                rotated[one.key] = one
+            self._places[one.key] = one
+        self._has_scanned = True
+        self._waiting.clear()
+        rotated |= self._grown()
+        known = found.keys() | self._by_inode.keys() | {one.key for one in self._ending} | self._packed.keys()
+        self._rotated = {
+            key: one
+            for key, one in sorted(rotated.items(), key=lambda row: row[1].status.st_mtime_ns)
+            if key not in known and stat.S_ISREG(one.status.st_mode) and not self._pass(one)
+        }
+        self._number_passed()
+        self._take_new({key: one.path for key, one in self._rotated.items()}, now)
+        self._rotated = {key: one for key, one in self._rotated.items() if key not in self._by_inode}
+
+    def _grown(self) -> dict[FileKey, Rotated]:
+        """Files that are over and have more than was read of them: programs go on writing to one that was renamed."""
+        ending = {one.key for one in self._ending}
+        grown: dict[FileKey, Rotated] = {}
+        for key, place in list(self._places.items()):
+            known = self._passed.get(key)
+            if key in self._by_inode or (known is None and key not in ending):
+                del self._places[key]
+                continue
+            try:
+                status = os.lstat(place.path)
+            except OSError:
+                status = None
+            if status is None or (status.st_dev, status.st_ino) != key[:2]:  # its directory has changed: seen then
+                del self._places[key]
+            elif known and known.committed_line != NEVER_READ and status.st_size > known.identity.tail_stop:
+                grown[key] = place._replace(status=status)
+        return grown
+
+    def _pass(self, one: Rotated) -> bool:
+        """Whether a file of a rotated name is not to be read: it was before, there at first, or is compressed."""
+        fd, reason = self._try_open(one.path, one.key)
+        if fd < 0:
+            return self._first
+        with contextlib.closing(os.fdopen(fd, "rb", buffering=0)), contextlib.suppress(OSError):
+            if reason == IS_COMPRESSED:
+                if not self._first:
+                    self._packed[one.key] = Packed(one, unpacked_head(fd), unpacked_size(fd))
+                return True
+            if self._patterns.is_excluded(one.path):  # what is compressed is told of, though patterns exclude it
+                return True
+            size = os.fstat(fd).st_size
+            for known in self._fitting(fd, one.key, one.path):
+                if known.identity.tail_stop == size or known.committed_line == NEVER_READ:
+                    return True
+            if self._first or self._is_mere_copy(fd, self._shadows.get(one.key)):
+                self._unnumbered.append(Generation(0, one.path, Identity.of(fd, size), size, NEVER_READ))
+                return True
+        return False
+
+    def _is_mere_copy(self, fd: int, shadow: _Shadow | None) -> bool:
+        """Whether somebody has made a copy of a file, and did not truncate it then.  Raises OSError."""
+        if shadow is None:
+            return False
+        of, size = shadow.of, os.fstat(fd).st_size
+        if self._by_inode.get(of.key) is of or of in self._ending:
+            return self._clock_ms() - shadow.since_ms >= SHADOW_MS and of.begins_with(fd, size)
+        return of.is_source_of(fd, size)
+
+    def _fitting(self, fd: int, key: FileKey, path: str) -> Iterator[Generation]:
+        """Those that are over, and that a file has the content of: by its inode, or by its name.  Raises OSError."""
+        same = [self._passed[key]] if key in self._passed else []
+        others = reversed(self._passed_names.of(path))
+        for one in (*same, *(one for one in others if one.key != key and key.may_be_copy_of(one.key))):
+            fits = one.identity.tail_stop > 0 and one.identity.fits(fd, one.identity.tail_stop)
+            if fits and (one.key == key or self._is_there(one)):
+                yield one
+
+    def _passed_of(self, fd: int, key: FileKey, path: str) -> Generation | None:
+        """The generation that was over, and goes on in this file: it came back, or has more.  Raises OSError.
+
+        Under a name that ``include`` has, only its own file, and only one that was read: others may begin as it does.
+        """
+        is_named = key not in self._rotated
+        for one in self._fitting(fd, key, path):
+            if not is_named or (one.key == key and one.committed_line != NEVER_READ):
+                return one
+        return None
+
+    def _number_passed(self) -> None:
+        """Have the store know what was passed without being read, for the next process."""
+        rows = [(one.path, one.committed, one.committed_line, one.identity.encode()) for one in self._unnumbered]
+        for number, one in zip(
+            self._store.add_sources(rows, ended=True) if rows else (), self._unnumbered, strict=True
+        ):
+            one.source = number
+            self._note_passed(one)
+        self._unnumbered.clear()
+
+    def _note_passed(self, one: Generation) -> None:
+        if one.key in self._passed:
+            self._passed_names.discard(self._passed[one.key])
+        self._passed[one.key] = one
+        self._passed.move_to_end(one.key)
+        self._passed_names.add(one, one.path)
+        while len(self._passed) > ENDED_MAX:
+            self._passed_names.discard(self._passed.popitem(last=False)[1])
+
+    def _judge_packed(self) -> None:
+        """Tell of what compressed files have and nobody has read, once no later scan would see them anew."""
+        unread: list[tuple[Packed, int, int | None]] = []
+        for key, recorded in list(self._packed.items()):
+            packed = self._packed[key] = self._as_it_is(recorded)
+            if packed.file.status.st_mtime_ns >= self._looks.since_ns:
+                continue
+            reached = self._reached(packed.head)
+            if packed.head and (reached is None or (packed.size or 0) > reached):
+                unread.append((packed, reached or 0, packed.size if reached else None))
+            del self._packed[key]
+        numbers = self._store.add_sources((one.file.base, start, 1, b"") for one, start, _ in unread) if unread else ()
+        for number, (one, start, stop) in zip(numbers, unread, strict=True):
+            base = one.file.base
+            self._ledger.gap(number, base, start, stop, "bytes", f"compressed to {one.file.path} before it was read")
+            self._store.note(Source(number, base, start, 1, b"", ended=True))
+
+    def _as_it_is(self, packed: Packed) -> Packed:
+        """A compressed file once more, if it has changed: it was being written when it was looked at."""
+        file = packed.file
+        with contextlib.suppress(OSError):
+            fd, _ = self._try_open(file.path, file.key)
+            if fd >= 0:
+                with contextlib.closing(os.fdopen(fd, "rb", buffering=0)):
+                    status = os.fstat(fd)
+                    is_own = FileKey.of(fd) == file.key
+                    if is_own and (status.st_size, status.st_mtime_ns) != (
+                        file.status.st_size,
+                        file.status.st_mtime_ns,
+                    ):
+                        return Packed(file._replace(status=status), unpacked_head(fd), unpacked_size(fd))
+        return packed
+
+    def _reached(self, head: bytes) -> int | None:
+        """How far what begins so was read, or will be; None: it is not known at all."""
+        reached = [one.reached for one in self._passed.values() if one.identity.is_head_of(head)]
+        for one in (*self._by_inode.values(), *self._ending):
+            if any(mark.is_head_of(head) for mark in (one.identity, *one.marks)):
+                reached.append(max(one.seen_bytes, one.committed))
+        return max(reached, default=None)
+
+    def _open(self, path: str, key: FileKey) -> int:
         """Raises nothing: what cannot be read is noted; -1 then."""
-        fd = -1
-        try:
-            with acting_as_owner(Path(path)):  # root follows no link that another user has put there
-                fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-            status = os.fstat(fd)
-            reason = ""
-            if not stat.S_ISREG(status.st_mode) or (status.st_dev, status.st_ino) != key:
-                reason = "was replaced in this moment"
-            elif os.pread(fd, 6, 0).startswith(COMPRESSED):
-                reason = IS_COMPRESSED
-        except OSError as error:
-            self._barred.add(key)
-            reason = error.strerror or "cannot be read"
+        fd, reason = self._try_open(path, key)
         if reason:
             self._note_odd(path, reason)
             if fd >= 0:
@@ -423,6 +550,22 @@ class FilesInput:
         if self._odd.pop(path, ""):
             logger.info("%s can be read", path)
         return fd
+
+    def _try_open(self, path: str, key: FileKey) -> tuple[int, str]:
+        """The descriptor, if it could be opened, and why it is not to be read."""
+        fd = -1
+        try:
+            fd = self._guard.open(path)
+            if FileKey.of(fd) != key:
+                return fd, "was replaced in this moment"
+            head = os.pread(fd, 6, 0)
+            is_packed = is_compressed(head) or (not head and has_compressed_name(path))  # or will be, in a moment
+            return fd, IS_COMPRESSED if is_packed else ""
+        except FileNotPermitted as error:
+            return fd, str(error)
+        except OSError as error:
+            self._barred.add(key)
+            return fd, error.strerror or "cannot be read"
 
     def _note_odd(self, path: str, reason: str) -> None:
         if self._odd.get(path) != reason and len(self._odd) < 2 * self._settings.files_max:
@@ -440,46 +583,60 @@ class FilesInput:
             return True
         return False
 
-    def _generation_of(self, fd: int, key: tuple[int, int], path: str) -> Generation | None:
+    def _generation_of(self, fd: int, key: FileKey, path: str) -> Generation | None:
         """The generation that lost its file, and goes on in this one."""
         size = os.fstat(fd).st_size
-        same = [one for one in self._lost if one.key == key]
-        like = [one for one in (*self._lost, *self._drained_of_replaced()) if one.key != key]
-        for one in (*same, *(one for one in like if _is_like(path, one.path))):
-            if one.goes_on_in(fd, size):
+        same = [one for one in self._lost_by_key.get(key, ()) if one in self._lost]
+        of_path = (one for one in self._lost_by_path.get(path, ()) if one in self._lost)
+        same += [one for one in of_path if one.key.is_on_another_device(key)]
+        others = [one for one in (*self._lost_names.of(path), *self._drained_like(path)) if one not in same]
+        for one in (*same, *(one for one in others if key.may_be_copy_of(one.key))):
+            if one.goes_on_in(fd, size) and (one in same or one.replaced or self._is_there(one)):
                 return one
-        return next((one for one in same if not one.committed), None)
+        return next((one for one in same if one.may_go_on_in(fd, size)), None)
 
-    def _drained_of_replaced(self) -> list[Generation]:
-        """Those that lost their content, and are not on their way any more."""
-        return [one for one in self._ending if one.replaced and not one.in_flight]
+    def _is_there(self, generation: Generation) -> bool:
+        """Whether its file is, perhaps with other content by now: else what has the same lines was not copied from it,
+        or cannot be told from what was not."""
+        if generation.key in self._by_inode:
+            return True
+        with contextlib.suppress(OSError):
+            return any(FileKey.at(path) == generation.key for path, _ in self._directories.beside(generation.path))
+        return False
+
+    def _drained_like(self, path: str) -> list[Generation]:
+        """Those that lost their content, are not on their way any more, and that ``path`` may be a copy of."""
+        return [one for one in self._read_names.of(path) if one.replaced and not one.in_flight]
 
     def _was_read(self, fd: int, path: str) -> bool:
         """Whether a file is a copy of one that was replaced, and has less than what was read of it."""
         size = os.fstat(fd).st_size
-        return any(
-            size < one.committed and _is_like(path, one.path) and one.is_source_of(fd, size)
-            for one in self._drained_of_replaced()
-        )
+        return any(size < one.committed and one.is_source_of(fd, size) for one in self._drained_like(path))
 
-    def _is_shadow(self, fd: int, key: tuple[int, int], path: str, now: float) -> bool:
+    def _is_shadow(self, fd: int, key: FileKey, path: str, now: float) -> bool:
         """Whether a file may be a copy of one that is about to be truncated: it is not read for now."""
         size = os.fstat(fd).st_size
-        for one in (*self._by_inode.values(), *(one for one in self._ending if one.replaced and one.in_flight)):
-            if _is_like(path, one.path) and one.may_become(fd, size):
-                since, last_size = self._shadows.get(key, (now, size))
+        read = (one for one in self._read_names.of(path) if not one.replaced or one.in_flight)
+        for one in read:
+            if key.may_be_copy_of(one.key) and one.may_become(fd, size):
+                since, last_size, _ = self._shadows.get(key, (now, size, one))
                 # A copy grows while it is made, and never after.  One that outgrows the file is none.
                 if size != last_size and size <= one.seen_bytes:
                     since = now
-                self._shadows[key] = since, size
-                return now - since < SHADOW_MS
+                self._shadows[key] = _Shadow(since, size, one)
+                # How far one was read that was truncated is known once all of it is flushed.
+                return now - since < SHADOW_MS or one.replaced
         self._shadows.pop(key, None)
         return False
 
     def _adopt(self, generation: Generation, fd: int, path: str) -> None:
         """Read a generation in the file that is open as ``fd``."""
-        if generation in self._lost:
-            self._lost.remove(generation)
+        self._forget_lost(generation)
+        if self._passed.get(generation.key) is generation:
+            del self._passed[generation.key]
+            self._passed_names.discard(generation)
+            generation.committed_line = max(generation.committed_line, 1)
+            self._store.note(generation.row(ended=False))
         if generation in self._ending:  # what rotation has copied: it goes on in the copy
             self._ending.remove(generation)
             logger.info("%s goes on in its copy %s", generation.path, path)
@@ -492,46 +649,50 @@ class FilesInput:
         generation.seen_bytes = status.st_size
         generation.replaced = False
         generation.is_dirty = True
-        generation.identity = generation.identity._replace(device=status.st_dev, inode=status.st_ino)
+        generation.identity = generation.identity._replace(key=FileKey.of(fd))
+        generation.marks = deque([generation.identity], MARKS_MAX)  # others may be of what only the copied file had
         generation.changed_ms = self._clock_ms()
         self._by_inode[generation.key] = generation
+        self._read_names.add(generation, path)
         self._shadows.pop(generation.key, None)
         self._rewind(generation)
 
     def _seek(self, generation: Generation) -> bool:
         """Look for the file of a generation under the names that rotation gives, also where ``include`` has none."""
+        read = self._by_inode.keys() | {one.key for one in self._ending if not one.replaced}
+        if not generation.committed:  # its first bytes are all that is known of it, which others may have as well
+            read |= self._passed.keys()
         with contextlib.suppress(OSError):
-            for path, status in _beside(generation.path, _is_like):
-                key = status.st_dev, status.st_ino
-                if key in self._by_inode or (fd := self._open(path, key)) < 0:
+            beside_it = [(path, status, FileKey.at(path)) for path, status in self._directories.beside(generation.path)]
+            if not generation.replaced and generation.key not in (key for _, _, key in beside_it):
+                return False
+            for path, status, key in beside_it:
+                if key in read or not key.may_be_copy_of(generation.key):
                     continue
-                if generation.goes_on_in(fd, status.st_size) or (not generation.committed and key == generation.key):
+                fd, reason = self._try_open(path, key)
+                is_own = key == generation.key and not generation.replaced
+                fits = generation.may_go_on_in if is_own else generation.goes_on_in
+                if not reason and fits(fd, status.st_size):
                     self._adopt(generation, fd, path)
                     return True
-                os.close(fd)
+                if fd >= 0:
+                    os.close(fd)
         return False
 
-    def _take_newer(self, generation: Generation, path: str) -> None:
-        """Begin the files that rotation has made of ``path`` after this one, also those that no ``include`` matches.
-
-        A file may come and be rotated away between two scans, or while this input does not run.
-        """
-        modified_ns = os.fstat(generation.fd).st_mtime_ns if generation.fd >= 0 else generation.looked[1]
-        newer: list[tuple[int, str, tuple[int, int]]] = []
-        with contextlib.suppress(OSError):
-            for other, status in _beside(path, _is_rotation_of):
-                if status.st_mtime_ns > modified_ns:
-                    newer.append((status.st_mtime_ns, other, (status.st_dev, status.st_ino)))
-        found = {key: other for _, other, key in sorted(newer)}
-        known = {one.key for one in self._ending} | self._by_inode.keys() | self._ended.keys()
-        self._take_new({key: other for key, other in found.items() if key not in known}, self._clock_ms())
+    def _forget_lost(self, generation: Generation) -> None:
+        if generation in self._lost:
+            del self._lost[generation]
+            self._lost_names.discard(generation)
 
     def _tell_lost(self, generation: Generation) -> None:
         """Tell of a generation of the store that no file has: what it had unread cannot be known any more."""
-        self._lost.remove(generation)
-        if generation.committed or generation.key not in self._by_inode:  # else it is read from its beginning
+        self._forget_lost(generation)
+        was_empty = not generation.committed and not generation.identity.head_bytes
+        if not was_empty or generation.key not in self._by_inode:  # else it is read from its beginning
             lost = (generation.committed, None, "bytes", "removed or replaced while it was not read")
             self._ledger.gap(generation.source, generation.path, *lost)
+        generation.is_lost = True
+        self._note_passed(generation)
         self._store.note(generation.row(ended=True))
 
     # ---- reading
@@ -563,7 +724,8 @@ class FilesInput:
         reader = generation.reader
         assert reader is not None
         for _ in range(TURN_BYTES // READ_BYTES):
-            await self._outlet.room()
+            if not await self._has_room():
+                return False
             if generation.reader is not reader or not self._is_whole(generation):
                 return False
             if generation.in_flight and generation.in_flight.has_failed:
@@ -577,14 +739,28 @@ class FilesInput:
                 generation.is_dirty = False
                 self._end_event_when_late(generation)
                 return False
+            if generation.read_at == len(generation.head):
+                generation.head += data[: HEAD_BYTES - len(generation.head)]
             generation.read_at += len(data)
-            generation.last_bytes = (generation.last_bytes + data)[-TAIL_BYTES:]
+            recent = generation.last_bytes + data
+            generation.last_bytes = recent[-TAIL_BYTES:]
             generation.changed_ms = self._clock_ms()
             blocks = reader.feed(data)
             if not blocks:  # the beginning of a line: its file, or a copy, is to be known by it
-                self._mark_content(generation, generation.read_at)
-            self._send(generation, blocks)
+                generation.mark(generation.read_at, recent)
+            self._send(generation, blocks, recent)
         return True
+
+    async def _has_room(self) -> bool:
+        """Wait for room in the outlet, until a scan is due: files come and go also while nothing can be sent."""
+        if self._outlet.has_room:
+            return True
+        left_ms = self._scan_due_ms - self._clock_ms()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None if left_ms == math.inf else max(0, left_ms) / 1000):
+                await self._outlet.room()
+                return True
+        return False
 
     async def _prepare(self, generation: Generation) -> bool:
         """Learn the topic, and make the reader; False: not now."""
@@ -592,7 +768,7 @@ class FilesInput:
         try:
             topic = settings.topic_of(generation.path)
             block_bytes_max = await self._outlet.learn(topic)
-            generation.partition = self._outlet.partition_of(topic, generation.path.encode("utf-8", "surrogateescape"))
+            generation.partition = self._outlet.partition_of(topic, key_of(generation.path))
             await self._ledger.begin_partition(topic, generation.partition)
         except ApplianceError as error:
             self._fail(generation, str(error))
@@ -611,6 +787,9 @@ class FilesInput:
             starts=settings.starts,
         )
         generation.read_at, generation.last_bytes = generation.committed, b""
+        generation.head = b""
+        with contextlib.suppress(OSError):
+            generation.head = os.pread(generation.fd, min(HEAD_BYTES, generation.committed), 0)
         return True
 
     def _encoding(self, generation: Generation) -> Encoding:
@@ -627,10 +806,14 @@ class FilesInput:
             if looked == generation.looked:
                 return True
             count = len(generation.last_bytes)
-            is_whole = status.st_size >= generation.read_at and (
-                os.pread(generation.fd, count, generation.read_at - count) == generation.last_bytes
-                if count
-                else generation.identity.fits(generation.fd, generation.committed)
+            is_whole = (
+                status.st_size >= generation.read_at
+                and generation.marks[-1].has_head(generation.fd)  # also of what was read, and could not be sent
+                and (
+                    os.pread(generation.fd, count, generation.read_at - count) == generation.last_bytes
+                    if count
+                    else generation.identity.fits(generation.fd, generation.committed)
+                )
             )
         except OSError as error:
             self._fail(generation, f"cannot be read: {error.strerror}")
@@ -644,58 +827,63 @@ class FilesInput:
 
     def _replace(self, generation: Generation) -> None:
         """The file was truncated, or has other content: end this generation, and begin another one."""
+        identity = Identity.begun(generation.fd)
+        try:
+            (number,) = self._store.add_sources([(generation.path, 0, 1, identity.encode())])
+        except StorageFault as error:
+            self._fail(generation, str(error))
+            return
         logger.info("%s was truncated or replaced; it is read from its beginning", generation.path)
         self._by_inode.pop(generation.key, None)
         fd, generation.fd = generation.fd, -1
         generation.replaced = True
         generation.changed_ms = self._clock_ms()
-        self._ending.append(generation)
-        identity = Identity.of(fd, 0)
-        (number,) = self._store.add_sources([(generation.path, 0, 1, identity.encode())])
+        if generation not in self._ending:  # as a renamed one is
+            self._ending.append(generation)
         self._adopt(Generation(number, generation.path, identity, 0, 1), fd, generation.path)
         self.wake.set()
 
-    def _send(self, generation: Generation, blocks: list[Block]) -> None:
+    def _send(self, generation: Generation, blocks: list[Block], recent: bytes = b"") -> None:
+        """``recent``: bytes up to where the file was read; those that are known, if not given."""
         for block in blocks:
-            if block.skipped:
-                self._ledger.gap(
-                    generation.source, generation.path, block.start, block.stop, "bytes", "NUL bytes at the beginning"
-                )
             if generation.fd >= 0:
-                self._mark_content(generation, block.stop)
+                generation.mark(block.stop, recent or generation.last_bytes)
+            if block.skipped:
+                self._skip(generation, block)
+                continue
             future: asyncio.Future[Placed] = asyncio.get_running_loop().create_future()
-            if block.values:
-                identity = generation.marks[-1].encode().decode()
-                origin = Origin(self._store.id, generation.source, *block[1:5], identity).encode()
-                headers = [*self._settings.headers_of(generation.path)]
-                if block.part:
-                    headers.append(("part", b"%d" % block.part))
-                first = encode_headers([(ORIGIN, origin), *headers])
-                tails = [generation.tail] * len(block.values)
-                tails[0] = first
-                try:
-                    future = self._outlet.send(generation.topic, generation.partition, block.values, tails)
-                except ApplianceError as error:
-                    future.set_exception(error)
-            else:
-                future.set_result(Placed("", 0, 0, 0))
+            identity = generation.marks[-1].encode().decode()
+            origin = Origin(self._store.id, generation.source, *block[1:5], identity).encode()
+            headers = [*self._settings.headers_of(generation.path)]
+            if block.part:
+                headers.append(("part", b"%d" % block.part))
+            first = encode_headers([(ORIGIN, origin), *headers])
+            tails = [generation.tail] * len(block.values)
+            tails[0] = first
+            try:
+                future = self._outlet.send(generation.topic, generation.partition, block.values, tails)
+            except ApplianceError as error:
+                future.set_exception(error)
             if generation.in_flight is None:
                 generation.in_flight = InOrder(
                     partial(self._take, generation), lambda error: self._fail(generation, str(error))
                 )
             generation.in_flight.add((block, generation.marks[-1]), future)
 
-    @staticmethod
-    def _mark_content(generation: Generation, stop: int) -> None:
-        device, inode = generation.key
-        generation.marks.append(Identity.of(generation.fd, stop)._replace(device=device, inode=inode))
+    def _skip(self, generation: Generation, block: Block) -> None:
+        """Tell of the first bytes of a file that are in no message, and commit that before anything behind them is
+        sent: the log has no origin that a recovery could go on from."""
+        at = generation.source, generation.path, block.start, block.stop
+        self._ledger.gap(*at, "bytes", "NUL bytes at the beginning")
+        self._take(generation, (block, generation.marks[-1]), Placed("", 0, 0, 0))
+        with contextlib.suppress(StorageFault):  # it stays noted, and the process tells when it tries again
+            self._store.commit()
 
     def _take(self, generation: Generation, sent: tuple[Block, Identity], placed: Placed) -> None:
         """A block is flushed, and so is all before it."""
         block, identity = sent
         generation.committed, generation.committed_line = block.stop, block.first_line + block.lines
-        device, inode = generation.key  # it may go on in a copy since
-        generation.identity = identity._replace(device=device, inode=inode)
+        generation.identity = identity._replace(key=generation.key)  # it may go on in a copy since
         row = generation.row(ended=False)
         if placed.messages:
             span = Span(generation.source, *placed, *block[1:5], self._ledger.minute())
@@ -736,8 +924,10 @@ class FilesInput:
                 generation.changed_ms = now  # only then it is known how far it was read
             if now - generation.changed_ms < self._settings.rotate_ms and self._settings.follow:
                 continue
-            if generation.replaced and self._scanned_ms <= generation.changed_ms:
-                self.wake_scan = True  # a copy that rotation has made has to be known as one, before it is read as new
+            if self._settings.follow and self._looks.since_ms <= generation.changed_ms + TICK_MS:
+                # A copy that rotation has made has to be known as one, before it is read as new; and what has ended
+                # must be older than what is looked for after a start.
+                self.wake_scan = True
                 continue
             held = 0 if generation.reader is None else generation.reader.held_bytes
             is_whole = generation.seen_bytes <= generation.read_at and not held
@@ -747,17 +937,40 @@ class FilesInput:
                 self._send(generation, generation.reader.finish())  # without its end
             if not generation.is_drained:
                 continue
-            if generation.seen_bytes > generation.read_at:
-                self._ledger.gap(
-                    *(generation.source, generation.path, generation.read_at, generation.seen_bytes),
-                    *("bytes", "truncated or replaced before it was read"),
-                )
+            self._tell_unread(generation)
             self._ending.remove(generation)
             generation.close()
-            self._ended[generation.key] = None
-            while len(self._ended) > ENDED_MAX:
-                self._ended.popitem(last=False)
+            self._note_passed(
+                Generation(
+                    *(generation.source, generation.path, generation.identity),
+                    *(generation.committed, generation.committed_line),
+                )
+            )
             self._store.note(generation.row(ended=True))
+
+    def _tell_unread(self, generation: Generation) -> None:
+        """Tell what was not read of one that is over, as far as that is known."""
+        of, seen_bytes = (generation.source, generation.path), generation.seen_bytes
+        if seen_bytes > generation.read_at:
+            lost = "truncated or replaced before it was read"
+            self._ledger.gap(*of, generation.read_at, seen_bytes, "bytes", lost)
+        if generation.replaced and not self._has_copy(generation):
+            lost = "truncated or replaced: what was written after the last look is not known"
+            self._ledger.gap(*of, max(seen_bytes, generation.read_at), None, "bytes", lost)
+
+    def _has_copy(self, generation: Generation) -> bool:
+        """Whether a file beside it is a copy of one that was truncated, compressed or not."""
+        with contextlib.suppress(OSError):
+            for path, _ in self._directories.beside(generation.path):
+                fd, reason = self._try_open(path, FileKey.at(path))
+                if fd < 0:
+                    continue
+                with contextlib.closing(os.fdopen(fd, "rb", buffering=0)):
+                    if reason == IS_COMPRESSED and generation.identity.is_head_of(unpacked_head(fd)):
+                        return True
+                    if not reason and generation.is_source_of(fd, os.fstat(fd).st_size):
+                        return True
+        return False
 
     def _reopen(self, generation: Generation) -> bool:
         fd = self._open(generation.path, generation.key)
@@ -831,56 +1044,6 @@ class _Hints:
         return paths
 
 
-def _beside(path: str, is_one: Callable[[str, str], bool]) -> Iterator[tuple[str, os.stat_result]]:
-    """The files beside ``path`` with a name that fits its name.  Raises OSError."""
-    directory, name = os.path.split(path)
-    with os.scandir(directory or ".") as entries:
-        for entry in entries:
-            if is_one(entry.name, name) and entry.is_file():
-                yield entry.path, entry.stat()
-
-
-def _is_rotation_of(path: str, base: str) -> bool:
-    """Whether a name is one that rotation gives: ``app.log.1``, ``app.log-20261125``, ``app-20261125.log``."""
-    stem, suffix = os.path.splitext(base)
-    return path != base and (
-        path.startswith((f"{base}.", f"{base}-"))
-        or (path.startswith((f"{stem}-", f"{stem}.")) and path.endswith(suffix))
-    )
-
-
-def _is_like(path: str, other: str) -> bool:
-    """Whether rotation may give one name to what had the other, also after it was rotated: ``app.log.2``, ``.1``."""
-    return path != other and (_is_rotation_of(path, other) or _is_rotation_of(path, _ROTATED.sub("", other)))
-
-
-def expand(include: Iterable[str], exclude: Iterable[str]) -> list[str]:
-    """The paths that match a pattern and no exclusion, each once, in order.  ``**`` follows no symbolic links."""
-    found: dict[str, None] = {}
-    for pattern in include:
-        if "**" in pattern:
-            found |= dict.fromkeys(_walk(pattern))
-        else:
-            found |= dict.fromkeys(glob.glob(pattern))
-    patterns = list(exclude)
-    names = [pattern for pattern in patterns if "/" not in pattern]
-    return sorted(
-        path
-        for path in found
-        if not any(fnmatch.fnmatch(path, pattern) for pattern in patterns)
-        and not any(fnmatch.fnmatch(os.path.basename(path), pattern) for pattern in names)
-    )
-
-
-def _walk(pattern: str) -> Iterable[str]:
-    top, _, rest = pattern.partition("**")
-    for directory, _, names in os.walk(top or "."):
-        for name in names:
-            path = os.path.join(directory, name)
-            if fnmatch.fnmatch(path[len(top) :], "*" + rest.lstrip("/") if rest.strip("/") else "*"):
-                yield path
-
-
 def files_input(settings: Files, machinery: Machinery) -> FilesInput:
     """The engine with the settings of a table of the configuration."""
     topics = Topics(settings.topic, settings.topics_max)
@@ -903,4 +1066,13 @@ def files_input(settings: Files, machinery: Machinery) -> FilesInput:
         rotate_ms=settings.rotate_ms,
         files_max=settings.files_max,
     )
-    return FilesInput(wanted, machinery.store, machinery.outlet, machinery.ledger, now_ms)
+    return FilesInput(
+        wanted,
+        machinery.store,
+        machinery.outlet,
+        machinery.ledger,
+        now_ms,
+        file_clock_ns,
+        machinery.guard,
+        machinery.heart,
+    )

@@ -6,6 +6,7 @@ request                         is
 POST /v1/logs                   OTLP/HTTP logs (:mod:`.otlp_logs`)
 POST /loki/api/v1/push          Loki push (:mod:`.loki_push`)
 POST /_bulk, /INDEX/_bulk       Elasticsearch bulk (:mod:`.elastic_bulk`); GET / and others that its clients ask first
+POST /upload                    the journal of a host, as systemd-journal-upload sends it (:mod:`.journal_upload`)
 POST to other paths             lines, NDJSON or a JSON array (:mod:`.bodies`), by content type; without a clear one an
                                 array if it is one, else lines.  ``?app=`` and ``?host=`` say whose they are
 ==============================  =====================================================================================
@@ -17,8 +18,8 @@ comes again may be in the log twice.
 Bounds: ``connections_max`` connections; when there is no place, the oldest that waits for its sender gives way, of the
 address that has most.  A head has HEADER_BYTES_MAX and comes within HEAD_MS_MAX; a connection has PIPELINE_MAX requests
 that wait for their turn.  A body comes with RATE_BYTES_MIN a second after BODY_S and has ``body_bytes_max``, packed and
-unpacked; all bodies in hand have BODIES_FACTOR times that.  What is on its way to a topic stays counted, also when its
-sender was told to send it again.
+unpacked; all bodies in hand have BODIES_FACTOR times that, of which WORK_BYTES_MAX are parsed at a time
+(:mod:`.work_room`).  What is on its way to a topic stays counted, also when its sender was told to send it again.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ import re
 import ssl
 from base64 import b64decode
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl
@@ -48,7 +50,9 @@ from ..security.secret_files import read_secret_file
 from .bodies import RETRY_AFTER_S, Answer, Batch, BodyFault, BodyReader, BodyTooLarge, Lines, Outcome, Rejected, Request
 from .elastic_bulk import BULK_PATH, ElasticBulk, preparation
 from .intake import Intake, Message
+from .journal_upload import CONTENT_TYPE, UPLOAD_PATH, JournalUploads, Upload
 from .machinery import Machinery, Topics
+from .work_room import WorkRoom
 
 if TYPE_CHECKING:
     from .http_connection import SenderConnection
@@ -56,6 +60,8 @@ if TYPE_CHECKING:
 PACKAGES: Final = ("uvicorn", "httptools", "google.protobuf", "opentelemetry.proto")
 HEADER_BYTES_MAX: Final = 64 * 1024
 HEAD_MS_MAX: Final = 10_000
+UPLOAD_IDLE_MS_MAX: Final = 60_000
+"""How long an upload of a journal, which has no end, may be silent."""
 KEEP_S: Final = 75
 """How long a connection may be idle between requests."""
 PIPELINE_MAX: Final = 16
@@ -67,12 +73,16 @@ UNREAD_S: Final = 30.0
 """How long a sender may leave an answer unread."""
 LINGER_S: Final = 2.0
 """How long the rest of a body is read and dropped that was answered early: else its sender would not see the answer."""
+STOP_LINGER_S: Final = 0.3
+"""Likewise when the input stops, which has little time: a sender that sees no answer sends again, as after a 503."""
 CHECK_S: Final = 2.0
 BODIES_FACTOR: Final = 4
 EXPANSION_MAX: Final = 32
 """How many times ``body_bytes_max`` the records of a request may have: each has headers that they share in the body."""
 REFUSED_SOURCES_MAX: Final = 1_000
 """Addresses by which refusals are counted in a minute; others count as one."""
+STOPPING: Final = "this input stops, or starts again"
+TOO_MUCH: Final = "too much is on its way: send it again"
 NO_APP: Final = "unknown"
 """Stands in the name of a topic for an application that is not named."""
 GROUP_BYTES: Final = 2 << 20
@@ -115,10 +125,18 @@ class HttpInput:
         self._settings, self._machinery, self._ledger = settings, machinery, machinery.ledger
         self._intake = Intake(machinery)
         self._topics = Topics(settings.topic, settings.topics_max)
+        self._uploads = JournalUploads(
+            self._intake,
+            machinery.ledger,
+            entry_bytes_max=settings.message_bytes_max,
+            has_all=settings.whole_journals,
+        )
         self._access = _Access(settings, machinery)
         self._bodies = _Bodies(BODIES_FACTOR * settings.body_bytes_max)
+        self._work = WorkRoom()
         self._expanded_bytes_max = EXPANSION_MAX * settings.body_bytes_max
         self._reading: set[asyncio.Timeout] = set()
+        self._lingering: set[asyncio.Timeout] = set()
         self._refused_sources: Counter[str] = Counter()
         self._refused_minute = 0
         self._stopping = asyncio.Event()
@@ -170,6 +188,8 @@ class HttpInput:
         self._stopping.set()
         for scope in self._reading:
             scope.reschedule(0)
+        for scope in self._lingering:
+            scope.reschedule(self._clock_s() + STOP_LINGER_S)
         if self._served is not None:
             await self._served
         await self._intake.drain()
@@ -188,9 +208,13 @@ class HttpInput:
         try:
             self._access.check(request.host, headers.get(b"authorization", b""))
             if (answer := _greeting(scope["method"], request.path)) is None:
-                reader = self._reader_of(request)
+                is_upload = request.path.rstrip("/") == UPLOAD_PATH
+                reader = LINES if is_upload else self._reader_of(request)
                 if scope["method"] not in ("POST", "PUT"):
                     raise Rejected(405, f"{scope['method']} {request.path[:100]}: logs are sent by POST")
+                if is_upload:
+                    answer = await self._take_upload(request, exchange, headers, held)
+            if answer is None:
                 body = await self._read_body(exchange, reader.packed, headers, held)
                 connection.is_answering = True
                 outcome = await self._take(request, reader, body, held)
@@ -204,7 +228,19 @@ class HttpInput:
         finally:
             held.release()
             connection.is_answering = False
-        await exchange.answer(answer)
+        await exchange.answer(answer, self._linger)
+
+    async def _linger(self, pieces: AsyncIterator[bytes]) -> None:
+        """Read and drop the rest of a body for a while: closing at once would take the answer from the sender."""
+        try:
+            async with asyncio.timeout(STOP_LINGER_S if self._stopping.is_set() else LINGER_S) as scope:
+                self._lingering.add(scope)
+                async for _ in pieces:
+                    pass
+        except (TimeoutError, Gone):
+            pass
+        finally:
+            self._lingering.discard(scope)
 
     def _reader_of(self, request: Request) -> BodyReader:
         """Raises Rejected: 404."""
@@ -241,7 +277,7 @@ class HttpInput:
         if length.isdigit() and int(length) > bytes_max:
             raise Rejected(413, too_large)
         if self._stopping.is_set():
-            raise Rejected(503, "this input stops, or starts again")
+            raise Rejected(503, STOPPING)
         begun = self._clock_s()
         pieces: list[bytes] = []
         size = 0
@@ -254,17 +290,67 @@ class HttpInput:
                     if size > bytes_max:
                         raise Rejected(413, too_large)
                     if not held.grow(len(piece)):
-                        raise Rejected(429, "too much is on its way: send it again")
+                        raise Rejected(429, TOO_MUCH)
                     if not self._stopping.is_set():
                         scope.reschedule(begun + BODY_S + size / RATE_BYTES_MIN)
         except TimeoutError:
             if self._stopping.is_set():
-                raise Rejected(503, "this input stops, or starts again") from None
+                raise Rejected(503, STOPPING) from None
             raise Rejected(408, f"the body comes too slowly: {size} bytes in {self._clock_s() - begun:.0f} s") from None
         finally:
             self._reading.discard(scope)
         body = b"".join(pieces)
         return self._unpack(body, codec, held) if body and codec != NONE else body
+
+    async def _take_upload(
+        self, request: Request, exchange: _Exchange, headers: dict[bytes, bytes], held: _Held
+    ) -> Answer:
+        """Put the entries of a journal as they come; return when the body is complete and all are flushed.
+
+        Raises:
+            Rejected, Gone.
+        """
+        if request.content_type != CONTENT_TYPE:
+            raise Rejected(415, f"Content-Type {request.content_type[:40]}: must be {CONTENT_TYPE}")
+        if headers.get(b"content-encoding", b"").strip().lower() not in (b"", b"identity"):
+            raise Rejected(415, "an upload of a journal must not be packed")
+        upload = Upload(self._uploads, request.host, self._place)
+        pieces = exchange.pieces()
+        while True:
+            if self._stopping.is_set():
+                raise Rejected(503, STOPPING)
+            try:
+                async with asyncio.timeout(UPLOAD_IDLE_MS_MAX / 1000) as scope:
+                    self._reading.add(scope)
+                    piece = await anext(pieces, b"")
+            except TimeoutError:
+                if self._stopping.is_set():
+                    raise Rejected(503, STOPPING) from None
+                raise Rejected(408, f"nothing has come for {UPLOAD_IDLE_MS_MAX} ms") from None
+            finally:
+                self._reading.discard(scope)
+            exchange.connection.is_answering = not piece
+            if not held.resize(upload.held_bytes + len(piece)):
+                raise Rejected(429, TOO_MUCH)
+            try:
+                await (upload.feed(piece) if piece else upload.finish())
+            except ApplianceError as error:
+                raise error if isinstance(error, Rejected) else _rejected_of(error) from None
+            if not piece:
+                return Answer(202, "text/plain; charset=utf-8", b"OK.\n")
+
+    def _place(self, app: str, host: str) -> tuple[str, bytes | None]:
+        """Topic and key of messages of an application on a host.
+
+        Raises:
+            Rejected: there would be too many topics.
+        """
+        key = {"": None, "app": app or NO_APP, "host": host}[self._settings.key]
+        try:
+            topic = self._topics.of({"app": _topic_field(app or NO_APP), "host": _topic_field(host)})
+        except BadValue as error:
+            raise Rejected(429, str(error)) from None
+        return topic, None if key is None else key.encode("utf-8", "replace")
 
     def _unpack(self, body: bytes, codec: int, held: _Held) -> bytes:
         bytes_max = self._settings.body_bytes_max
@@ -273,7 +359,7 @@ class HttpInput:
             unpacked = decompress(codec, body, room)
         except MessageTooLarge:
             if room < bytes_max:
-                raise Rejected(429, "too much is on its way: send it again") from None
+                raise Rejected(429, TOO_MUCH) from None
             raise Rejected(413, f"the body unpacks to more than {bytes_max} bytes (body_bytes_max)") from None
         except CorruptBatch as error:
             raise Rejected(400, f"the body cannot be unpacked: {error}") from None
@@ -288,6 +374,12 @@ class HttpInput:
         """
         outcome = Outcome()
         deadline = self._clock_s() + ANSWER_MS_MAX / 1000
+        try:
+            async with asyncio.timeout(ANSWER_MS_MAX / 1000):
+                await self._work.enter(len(body))
+        except TimeoutError:
+            raise Rejected(503, f"not begun within {ANSWER_MS_MAX} ms: send it again") from None
+        held.on_release(partial(self._work.leave, len(body)))
         try:
             for batches in _groups(reader.batches(request, body, outcome), self._expanded_bytes_max):
                 each = outcome if reader.per_record else None
@@ -314,18 +406,14 @@ class HttpInput:
         Raises:
             Rejected.
         """
-        app, host = batch.app or NO_APP, batch.host
-        key = {"": None, "app": app, "host": host}[self._settings.key]
-        encoded = None if key is None else key.encode("utf-8", "replace")
-        messages = [Message(value, tail, encoded) for value, tail in zip(batch.values, batch.tails, strict=True)]
         try:
-            topic = self._topics.of({"app": _topic_field(app), "host": _topic_field(host)})
-        except BadValue as error:
-            rejected = Rejected(429, str(error))
+            topic, key = self._place(batch.app, batch.host)
+        except Rejected as rejected:
             if outcome is None:
-                raise rejected from None
+                raise
             _refuse_all(outcome, batch.numbers, rejected)
             return
+        messages = [Message(value, tail, key) for value, tail in zip(batch.values, batch.tails, strict=True)]
         await self._put(source, topic, messages, batch.numbers, outcome)
 
     async def _put(
@@ -473,7 +561,7 @@ class _Exchange:
     """The body of one request, and the answer to it."""
 
     def __init__(self, scope: Any, receive: Any, send: Any, connection: SenderConnection) -> None:
-        self._scope, self._receive, self._send, self._connection = scope, receive, send, connection
+        self._scope, self._receive, self._send, self.connection = scope, receive, send, connection
         self._is_read = False
 
     async def pieces(self) -> AsyncIterator[bytes]:
@@ -486,7 +574,8 @@ class _Exchange:
             if event["body"]:
                 yield event["body"]
 
-    async def answer(self, answer: Answer) -> None:
+    async def answer(self, answer: Answer, linger: Callable[[AsyncIterator[bytes]], Awaitable[None]]) -> None:
+        """``linger``: reads what is left of the body behind an answer that came before its end."""
         status, content_type, body, more = answer
         headers = [(b"content-type", content_type.encode()), *more]
         if status != 204:
@@ -501,18 +590,9 @@ class _Exchange:
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
         if not self._is_read and not is_get:
             await self._send({"type": "http.response.body", "body": body, "more_body": True})
-            await self._linger()
+            await linger(self.pieces())
             body = b""
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
-
-    async def _linger(self) -> None:
-        """Read and drop the rest of the body for a while: closing at once would take the answer from the sender."""
-        try:
-            async with asyncio.timeout(LINGER_S):
-                async for _ in self.pieces():
-                    pass
-        except (TimeoutError, Gone):
-            pass
 
 
 class _Bodies:
@@ -535,6 +615,7 @@ class _Held:
         self._bytes = 0
         self._late: set[asyncio.Task[None]] = set()
         self._is_over = False
+        self._release: Callable[[], None] | None = None
 
     @property
     def room(self) -> int:
@@ -549,6 +630,20 @@ class _Held:
         self._bodies.total += size
         self._bodies.by_host[self._host] += size
         return True
+
+    def resize(self, size: int) -> bool:
+        """Have so much in hand instead; False: there is no room."""
+        more = size - self._bytes
+        if more > 0:
+            return self.grow(more)
+        self._bytes += more
+        self._bodies.total += more
+        self._bodies.by_host[self._host] += more
+        return True
+
+    def on_release(self, call: Callable[[], None]) -> None:
+        """Call this when everything is given back."""
+        self._release = call
 
     def keep(self, tasks: set[asyncio.Task[None]]) -> None:
         """The request ends without them; what it holds is given back when they have ended, too."""
@@ -569,6 +664,8 @@ class _Held:
             self._give_back()
 
     def _give_back(self) -> None:
+        if self._release is not None:
+            self._release()
         bodies = self._bodies
         bodies.total -= self._bytes
         bodies.by_host[self._host] -= self._bytes

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from ..client.open_batches import PLAIN_BYTES
+from ..client.outgoing import PLAIN_BYTES
 from ..errors import ApplianceError, MessageTooLarge, UnknownPartition
 from ..records.encode import put_header_first
 from .machinery import Machinery
@@ -129,7 +129,7 @@ class Intake:
         """As :meth:`put`, but return when the messages have their place in the order; the result comes when all are
         flushed.  So a source whose calls follow each other may have many on their way.
         """
-        block_bytes_max = await self._learn(topic)
+        block_bytes_max = await self.block_bytes_max(topic)
         sizes = [
             len(value) + len(tail) + (PLAIN_BYTES if key is None else len(key) + PLAIN_BYTES)
             for value, tail, key in messages
@@ -184,8 +184,12 @@ class Intake:
         while self._lanes:
             await asyncio.sleep(DRAIN_POLL_S)
 
-    async def _learn(self, topic: str) -> int:
-        """The largest block that a topic takes.  What is known is used while it is asked again, and if that fails."""
+    async def block_bytes_max(self, topic: str) -> int:
+        """The largest block that a topic takes.  What is known is used while it is asked again, and if that fails.
+
+        Raises:
+            ApplianceError: nothing is known of it yet, and it cannot be asked now, or never.
+        """
         known = self._learned.get(topic)
         if known is None:
             return await asyncio.shield(self._ask(topic))

@@ -233,7 +233,7 @@ class _JournalInput:
         assert self._source is not None
         number = self._source.number
         for gap in block.gaps:
-            self._ledger.gap(number, self._name, *gap)
+            self._ledger.gap(number, self._name, *gap, is_one_of_many=True)
         if block.cut:
             self._ledger.refused(number, self._name, "fields beyond message_bytes_max", block.cut)
         self._source = Source(number, self._name, block.stop, block.stop + 1, block.cursor.encode(), False)

@@ -33,13 +33,14 @@ cut         names of fields that did not fit
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
 import msgspec
 
-from ..client.open_batches import PLAIN_BYTES
+from ..client.outgoing import PLAIN_BYTES
 from ..records.encode import encode_headers
 from .journal_export import Entry, ExportFault, ExportReader
 from .syslog_format import FACILITIES, SEVERITIES
@@ -63,6 +64,9 @@ _PLAIN_HEADERS: Final = (
 _NAMED_HEADERS: Final = (("facility", "SYSLOG_FACILITY", FACILITIES), ("severity", "PRIORITY", SEVERITIES))
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _TIME_US_MAX: Final = 253_402_300_799_999_999
+_SEQUENCE_NUMBER: Final = re.compile(r"[0-9a-fA-F]{1,16}")
+"""64 bits in hexadecimal, as journald writes them.  ``int`` also takes signs, blanks, ``_``, ``0x`` and any length; a
+number beyond 64 bits could not be written to the ledger."""
 _AROUND_BYTES: Final = 6
 """Of JSON, around a name and a value."""
 
@@ -109,7 +113,7 @@ class JournalReader:
         self._block_bytes_max, self._entry_bytes_max = block_bytes_max, entry_bytes_max
         self._joined = cursor == START  # whether what comes follows what was taken
         self._numbers: dict[str, int] = {}  # the last sequence number, by the id of the sequence
-        if number := _number_of(cursor):
+        if number := sequence_number_of(cursor):
             self._numbers[number[0]] = number[1]
 
     def feed(self, data: bytes) -> list[Block]:
@@ -121,7 +125,7 @@ class JournalReader:
             if was_read:
                 continue
             value, cut = json_of(entry, self._entry_bytes_max)
-            tail = encode_headers(_headers_of(entry, cut))
+            tail = encode_headers(headers_of(entry, cut))
             size = len(value) + len(tail) + PLAIN_BYTES
             if not blocks or blocks[-1].bytes + size > self._block_bytes_max:
                 blocks.append(Block(self._position))
@@ -141,7 +145,7 @@ class JournalReader:
         if not self._joined and cursor == self._cursor:
             self._joined = True
             return True, None
-        number = _number_of(cursor)
+        number = sequence_number_of(cursor)
         last = self._numbers.get(number[0]) if number else None
         gap = None
         if number and last is not None:
@@ -167,13 +171,13 @@ def cursor_of(entry: Entry) -> str:
     return cursor
 
 
-def _number_of(cursor: str) -> tuple[str, int] | None:
+def sequence_number_of(cursor: str) -> tuple[str, int] | None:
     """The id of a sequence and the number in it, which a cursor of journald begins with: ``s=ID;i=NUMBER;``."""
-    words = dict(word.partition("=")[::2] for word in cursor.split(";"))
-    try:
-        return words["s"], int(words["i"], 16)
-    except (KeyError, ValueError):
+    if len(cursor) > CURSOR_BYTES_MAX:
         return None
+    words = dict(word.partition("=")[::2] for word in cursor.split(";"))
+    number = words.get("i", "")
+    return (words["s"], int(number, 16)) if "s" in words and _SEQUENCE_NUMBER.fullmatch(number) else None
 
 
 def json_of(entry: Entry, bytes_max: int) -> tuple[bytes, list[str]]:
@@ -211,7 +215,8 @@ def _value(value: bytes, room: int) -> bytes | None:
         return _encode_json(list(value)) if 2 * len(value) <= room else None
 
 
-def _headers_of(entry: Entry, cut: Sequence[str]) -> list[tuple[str, bytes | None]]:
+def headers_of(entry: Entry, cut: Sequence[str]) -> list[tuple[str, bytes | None]]:
+    """As the module's docstring has them."""
     headers: list[tuple[str, bytes | None]] = []
     for header, names in _PLAIN_HEADERS:
         value = next((value for name in names if (value := entry.first(name))), b"")

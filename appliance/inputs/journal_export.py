@@ -57,6 +57,11 @@ class ExportReader:
         """Memory for what may go on: the buffer, and the values of the entry that is open."""
         return len(self._buffer) + self._entry_bytes_max - self._room
 
+    @property
+    def is_within_entry(self) -> bool:
+        """Whether what was fed ends before the empty line of an entry."""
+        return bool(self._buffer or self._fields or self._left_out or self._skip or self._in_line)
+
     def feed(self, data: bytes) -> list[Entry]:
         """Raises ExportFault: the reader is of no use any more."""
         self._buffer += data

@@ -14,8 +14,9 @@ messages have consecutive offsets.  Rows may be published twice, after a kill: s
 ``start`` are one if they have the same offset, and lines that came twice if they have not.
 
 What a ledger says of flushed blocks comes from the store, and from the log itself after a kill: it does not depend on
-what a killed process had in memory.  Gaps and refusals are told as they happen, at the latest a minute later; a kill
-may lose those of its last second.
+what a killed process had in memory.  Gaps and refusals are told as they happen, at the latest a minute later, and are
+in the store within a second, together with the positions behind them: a kill may lose refusals of its last second, and
+no gap of a file.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -35,16 +37,34 @@ from ..errors import ApplianceError
 from ..processes.clock import now_ms, wall_s
 from ..processes.messages import InputStats
 from ..wire.requests import LATEST
-from .positions import ORIGIN, Origin, PositionStore, Span, merged
+from .positions import ORIGIN, Origin, PositionStore, Span, Told, merged
 
 logger = logging.getLogger(__name__)
 
 SPANS_MAX: Final = 2_000
 """Spans of one row; a source that sends more blocks in a minute has several rows."""
 GAPS_MAX: Final = 10_000
-"""Gaps and refusals that wait to be published; more are counted in the last one."""
+"""Gaps that wait to be published; more are counted in the last one of their source and minute, whose first one always
+waits."""
+SOURCE_GAPS_MAX: Final = 2_000
+"""Those of one source and minute: what a sender makes hides nothing of another source."""
+ROW_GAPS_MAX: Final = 1_000
+"""Gaps of one row, some 200 bytes each; a source that lost more in a minute has several rows.  A row beyond
+``max.message.bytes`` would be refused for ever, and with it all that waits behind it."""
+ROW_BYTES_MAX: Final = 2 << 20
+"""Of a row that is read: whoever may write to the topic could make them as large as it takes."""
+NAME_CHARS_MAX: Final = 32 * 1024
+"""A path of 4,096 bytes, each escaped, and a reason around it."""
+MORE: Final = "; more of them"
+GAP: Final = "gap"
+REFUSED: Final = "refused"
+"""Kinds of :class:`.positions.Told`."""
 TROUBLE_S: Final = 60
 TROUBLE_CHARS_MAX: Final = 500
+
+
+Name = Annotated[str, msgspec.Meta(max_length=NAME_CHARS_MAX)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class Gap(msgspec.Struct, frozen=True):
@@ -52,25 +72,32 @@ class Gap(msgspec.Struct, frozen=True):
 
     start: int
     stop: int | None
-    unit: str
-    reason: str
+    unit: Name
+    reason: Name
 
 
 class Row(msgspec.Struct, frozen=True, omit_defaults=True):
     """One message of the ledger's topic."""
 
-    input: str
-    host: str
-    source: str
-    number: int
-    store: str
-    minute: int
-    lines: int = 0
-    bytes: int = 0
-    messages: int = 0
-    spans: list[tuple[str, int, int, int, int, int, int, int]] = []
-    refused: dict[str, int] = {}
-    gaps: list[Gap] = []
+    input: Name
+    host: Name
+    source: Name
+    number: Count
+    store: Name
+    minute: Annotated[int, msgspec.Meta(ge=0, le=2**36)]
+    lines: Count = 0
+    bytes: Count = 0
+    messages: Count = 0
+    spans: Annotated[
+        list[tuple[Name, Count, Count, Count, Count, Count, Count, Count]], msgspec.Meta(max_length=SPANS_MAX)
+    ] = []
+    refused: dict[Name, Count] = {}
+    gaps: Annotated[list[Gap], msgspec.Meta(max_length=GAPS_MAX)] = []
+
+
+def shown_name(name: str) -> str:
+    r"""The name of a source as text: bytes of a file's name that are no UTF-8 are ``\xff``."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 encode_row = msgspec.json.Encoder().encode
@@ -89,11 +116,23 @@ class Ledger:
         self._gaps: dict[tuple[int, str, int], list[Gap]] = {}
         self._refused: dict[tuple[int, str, int], Counter[str]] = {}
         self._waiting = 0
+        self._take_told()
         self._troubles: dict[str, tuple[float, int]] = {}
         self._begun: set[tuple[str, int]] = {row[:2] for row in store.partitions()}
+        self._making: asyncio.Task[None] | None = None
         self._stats, self._unread = InputStats(), ""
         self._trouble_source = 0
         """The source whose trouble the stats have; 0: the input itself."""
+
+    def _take_told(self) -> None:
+        """What an earlier process has told, and not published."""
+        for one in self._store.told():
+            key = one.source, one.name, one.minute
+            if one.kind == GAP:
+                self._waiting += 1
+                self._gaps.setdefault(key, []).append(msgspec.json.decode(one.what, type=Gap))
+            else:
+                self._refused.setdefault(key, Counter())[one.at] = int(one.what)
 
     @staticmethod
     def minute() -> int:
@@ -118,31 +157,55 @@ class Ledger:
 
     def note_unread(self, reason: str) -> None:
         """A source is there and is not read at all; "": no longer."""
-        self._unread = reason
+        self._unread = shown_name(reason)
 
     def stats(self) -> InputStats:
         """What this process has taken in, for ``status``."""
         return msgspec.structs.replace(self._stats, trouble=self._stats.trouble or self._unread)
 
-    def gap(self, number: int, source: str, start: int, stop: int | None, unit: str, reason: str) -> None:
-        """Something of a source was lost before it could be read."""
-        logger.warning("%s: %s from %d to %s are lost: %s", source, unit, start, "?" if stop is None else stop, reason)
+    def gap(
+        self,
+        number: int,
+        source: str,
+        start: int,
+        stop: int | None,
+        unit: str,
+        reason: str,
+        *,
+        is_one_of_many: bool = False,
+    ) -> None:
+        """Something of a source was lost before it could be read.
+
+        ``is_one_of_many``: whoever sends may make any number of them, so only the first of a minute is in the log.
+        """
+        source, reason = shown_name(source), shown_name(reason)
+        key = number, source, self.minute()
+        if not (is_one_of_many and key in self._gaps):
+            end = "?" if stop is None else stop
+            logger.warning("%s: %s from %d to %s are lost: %s", source, unit, start, end, reason)
         self._stats = msgspec.structs.replace(self._stats, gaps=self._stats.gaps + 1)
-        rows = self._gaps.setdefault((number, source, self.minute()), [])
-        if self._waiting < GAPS_MAX:
+        rows = self._gaps.setdefault(key, [])
+        if not rows or (self._waiting < GAPS_MAX and len(rows) < SOURCE_GAPS_MAX):
             self._waiting += 1
             rows.append(Gap(start, stop, unit, reason))
-        elif rows and stop is not None:
+        else:
             last = rows[-1]
-            rows[-1] = Gap(last.start, stop, unit, f"{last.reason}; more of them")
+            until = None if last.stop is None else stop  # of a part it is not known: neither is it of all
+            rows[-1] = Gap(last.start, until, unit, last.reason.removesuffix(MORE) + MORE)  # once, however many
+        self._store.note_told(Told(*key, GAP, str(len(rows) - 1), msgspec.json.encode(rows[-1])))
 
     def refused(self, number: int, source: str, reason: str, lines: int) -> None:
         """Lines that no topic takes."""
         self._stats = msgspec.structs.replace(self._stats, refused=self._stats.refused + lines)
-        self._refused.setdefault((number, source, self.minute()), Counter())[reason] += lines
+        source = shown_name(source)
+        key = number, source, self.minute()
+        of_source = self._refused.setdefault(key, Counter())
+        of_source[reason] += lines
+        self._store.note_told(Told(*key, REFUSED, reason, b"%d" % of_source[reason]))
 
     def trouble(self, number: int, source: str, reason: str) -> None:
         """What keeps a source waiting: a line in the log each minute, for each reason."""
+        source, reason = shown_name(source), shown_name(reason)
         self._stats = msgspec.structs.replace(self._stats, trouble=f"{source}: {reason}"[:TROUBLE_CHARS_MAX])
         self._trouble_source = number
         now = now_ms() / 1000
@@ -175,8 +238,10 @@ class Ledger:
         refused = {key: value for key, value in self._refused.items() if key[2] < before}
         for key in gaps.keys() | refused.keys():
             number, source, minute = key
-            counts = dict(refused.get(key, {}))
-            rows.append(self._row(number, source, minute, gaps=gaps.get(key, []), refused=counts))
+            counts, lost = dict(refused.get(key, {})), gaps.get(key, [])
+            rows.append(self._row(number, source, minute, gaps=lost[:ROW_GAPS_MAX], refused=counts))
+            for start in range(ROW_GAPS_MAX, len(lost), ROW_GAPS_MAX):
+                rows.append(self._row(number, source, minute, gaps=lost[start : start + ROW_GAPS_MAX]))
         if not rows:
             return
         loop = asyncio.get_running_loop()
@@ -188,7 +253,7 @@ class Ledger:
             del self._refused[key]
 
     def _row(self, number: int, source: str, minute: int, **values: Any) -> Row:
-        return Row(self._name, self._host, source, number, self._store.id, 60 * minute, **values)
+        return Row(self._name, self._host, shown_name(source), number, self._store.id, 60 * minute, **values)
 
     def _rows(self, before: int) -> Iterable[Row]:
         names = self._store.names()
@@ -209,7 +274,7 @@ class Ledger:
         def on_delivery(error: ApplianceError | None, *_: object) -> None:
             loop.call_soon_threadsafe(_settle, done, error)
 
-        value, key = encode_row(row), row.source.encode("utf-8", "surrogateescape")
+        value, key = encode_row(row), row.source.encode()
         await asyncio.to_thread(self._producer.send, self._topic, value, key=key, on_delivery=on_delivery)
         await done
 
@@ -221,12 +286,19 @@ class Ledger:
         Raises:
             ApplianceError: its end is not known.
         """
+        if self._making is None:
+            self._making = asyncio.create_task(self._make_topic())
         if (topic, partition) in self._begun:
             return
         part = topic, partition
         ends = await asyncio.to_thread(self._ends, [part])
         self._store.add_partition(*part, ends[part])
         self._begun.add((topic, partition))
+
+    async def _make_topic(self) -> None:
+        """Have the ledger's topic before the first row, which an ordered end may bring: that has little time."""
+        with contextlib.suppress(ApplianceError):  # publishing tries again, and tells
+            await asyncio.to_thread(self._producer.partitions, self._topic)
 
     async def note_ends(self) -> None:
         """At an ordered end: nothing of this input is on its way, so recovery may begin at the end of each log."""
@@ -263,26 +335,102 @@ class Ledger:
         return found
 
 
-def read_rows(consumer: Consumer, topic: str, timestamp: int) -> Iterator[Row]:
+class Reading:
+    """How much of a ledger is read for one question.
+
+    ``parts_max``: spans, gaps and reasons; ``until_ms``: by :func:`.now_ms`.
+    ``unreadable``: messages that are no rows; ``is_cut``: there is more than was read.
+    """
+
+    def __init__(
+        self,
+        rows_max: float = math.inf,
+        bytes_max: float = math.inf,
+        parts_max: float = math.inf,
+        until_ms: float = math.inf,
+    ) -> None:
+        self._rows_left, self._bytes_left, self._parts_left = rows_max, bytes_max, parts_max
+        self._until_ms = until_ms
+        self.unreadable, self.is_cut = 0, False
+
+    def row(self, value: bytes) -> Row | None:
+        """The row that a message is, if it is one and may still be taken."""
+        self._bytes_left -= len(value)
+        row = _row_of(value)
+        self._rows_left -= 1
+        if row is None:
+            self.unreadable += 1
+        else:
+            self._parts_left -= len(row.spans) + len(row.gaps) + len(row.refused)
+        return None if self.is_late() else row
+
+    def is_late(self) -> bool:
+        """Whether nothing more is to be read."""
+        left = min(self._rows_left, self._bytes_left, self._parts_left)
+        self.is_cut = self.is_cut or left < 0 or now_ms() >= self._until_ms
+        return self.is_cut
+
+
+def _row_of(value: bytes) -> Row | None:
+    if len(value) > ROW_BYTES_MAX:
+        return None
+    try:
+        return decode_row(value)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def read_rows(consumer: Consumer, topic: str, timestamp: int, reading: Reading | None = None) -> Iterator[Row]:
     """The rows of a ledger from a time on (ms since 1970, or EARLIEST), each once, as far as they are there now.
 
     Raises:
         UnknownPartition: no input has published anything yet.
     """
     consumer.assign_topic(topic)
+    return once(_published(consumer, topic, timestamp, reading or Reading()))
+
+
+def once(rows: Iterable[Row]) -> Iterator[Row]:
+    """Rows without the spans and gaps of earlier ones: a kill lets them be published twice, also with others."""
+    spans: set[tuple[str, int, int, int]] = set()
+    others: set[bytes] = set()
+    for row in rows:
+        fresh = [span for span in row.spans if (row.store, row.number, span[4], span[2]) not in spans]
+        spans.update((row.store, row.number, span[4], span[2]) for span in fresh)
+        rest = encode_row(msgspec.structs.replace(row, spans=[], lines=0, bytes=0, messages=0))
+        has_more = (row.gaps or row.refused) and (digest := _digest(rest)) not in others
+        if has_more:
+            others.add(digest)
+        if fresh or has_more:
+            yield msgspec.structs.replace(
+                row,
+                lines=sum(span[7] for span in fresh),
+                bytes=sum(span[5] - span[4] for span in fresh),
+                messages=sum(span[3] for span in fresh),
+                spans=fresh,
+                gaps=row.gaps if has_more else [],
+                refused=row.refused if has_more else {},
+            )
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()
+
+
+def _published(consumer: Consumer, topic: str, timestamp: int, reading: Reading) -> Iterator[Row]:
+    """The rows as they are in the topic."""
     ends = consumer.offsets_at(LATEST)
     consumer.assign(list(ends), at=timestamp)
-    seen: set[bytes] = set()
-    while any(consumer.positions().get(part, 0) < end for part, end in ends.items()):
+    told = False
+    while any(consumer.positions().get(part, 0) < end for part, end in ends.items()) and not reading.is_late():
         for message in consumer.poll(timeout=1.0, messages_max=10_000):
-            value = message.value or b""
-            digest = hashlib.blake2b(value, digest_size=16).digest()
-            if digest in seen:  # published twice, after a kill
-                continue
-            seen.add(digest)
-            try:
-                yield decode_row(value)
-            except msgspec.MsgspecError:
+            row = reading.row(message.value or b"")
+            if reading.is_cut:
+                return
+            if row is not None:
+                yield row
+            elif not told:  # once: whoever may write to the topic could fill the log
+                told = True
                 logger.warning("%s-%d at %d: no row of a ledger", topic, message.partition, message.offset)
 
 

@@ -12,6 +12,8 @@ from ..config import Config
 from ..errors import BadValue
 from ..input_settings import fill_topic
 from ..names import is_reserved, is_topic
+from ..shared.heartbeats import Heart
+from .guard import Guard
 from .ledger import Ledger
 from .outlet import Outlet
 from .positions import PositionStore
@@ -26,6 +28,8 @@ class Machinery(NamedTuple):
     outlet: Outlet
     ledger: Ledger
     sockets: Mapping[str, socket.socket]
+    guard: Guard
+    heart: Heart
 
 
 class Input(Protocol):

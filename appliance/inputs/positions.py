@@ -12,25 +12,33 @@ What must be durable, and when:
 a source has a number          before its first block is sent: origins name it
 a partition has an offset      before the first block is sent to it: recovery reads from there
 positions, offsets, spans      together, in one transaction, at any later time: without it there is more to recover
+gaps and refusals              with the positions behind them: who has passed a gap does not see it again
 =============================  =====================================================================================
 """
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import msgspec
+
 from ..errors import StorageFault
 
 ORIGIN: Final = "origin"
 """The header of the first message of a block."""
-FORMAT: Final = 1
+FORMAT: Final = 3
+ENDED_MAX: Final = 10_000
+"""Files that are over, and are known when they, or copies of them, are seen again: the last ones."""
+LOST: Final = 2
+"""Of a source that has ended: what it had unread was told as lost."""
 
 _SCHEMA: Final = """
-create table store (id text not null, format integer not null);
+create table store (id text not null, format integer not null, looked text not null);
 create table source (
     number integer primary key autoincrement, name text not null, position integer not null, line integer not null,
     identity blob not null, ended integer not null default 0);
@@ -39,7 +47,11 @@ create table span (
     source integer not null, topic text not null, partition integer not null, offset integer not null,
     messages integer not null, start integer not null, stop integer not null, first_line integer not null,
     lines integer not null, minute integer not null);
+create table told (
+    source integer not null, name text not null, minute integer not null, kind text not null, at text not null,
+    what blob not null, primary key (source, name, minute, kind, at));
 """
+_LOOKED: Final = "update store set looked = ?"
 _RAISE_OFFSET: Final = "update partition set offset = max(offset, ?3) where topic = ?1 and number = ?2"
 
 
@@ -73,7 +85,7 @@ class Origin(NamedTuple):
 class Source(NamedTuple):
     """A row of a source.
 
-    ``identity``: what the input needs to know a file again, empty for a sender; ``ended``: nothing follows.
+    ``identity``: what the input needs to know a file again, empty for a sender; ``ended``: nothing follows (or LOST).
     """
 
     number: int
@@ -81,7 +93,7 @@ class Source(NamedTuple):
     position: int
     line: int
     identity: bytes
-    ended: bool
+    ended: int
 
 
 class Span(NamedTuple):
@@ -100,6 +112,30 @@ class Span(NamedTuple):
     """When it was flushed, in minutes since 1970."""
 
 
+class Told(NamedTuple):
+    """What the ledger has to say of a source and minute besides spans; another one with its first five replaces it."""
+
+    source: int
+    name: str
+    minute: int
+    kind: str
+    at: str
+    what: bytes
+
+
+_ADD_TOLD: Final = f"insert or replace into told values ({', '.join('?' * len(Told._fields))})"
+
+
+class Looked(NamedTuple):
+    """What an input of files has looked for: files that changed before ``since_ns`` (ns since 1970; 0: it never has).
+
+    ``waiting``: device, inode and time of birth of files that it has seen, and that may have to be read.
+    """
+
+    since_ns: int
+    waiting: tuple[tuple[int, int, int], ...]
+
+
 _ADD_SPAN: Final = f"insert into span values ({', '.join('?' * len(Span._fields))})"
 
 
@@ -110,12 +146,14 @@ class PositionStore:
         StorageFault: the file is no such database, or cannot be written; the message has its name.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, wait_s: float = 5.0) -> None:
+        """``wait_s``: for a process that has it open and ends."""
         self.path = path
         self._noted: dict[int, Source] = {}
         self._noted_spans: list[Span] = []
+        self._noted_told: dict[tuple[int, str, int, str, str], Told] = {}
         try:
-            self._db = sqlite3.connect(path, isolation_level=None)
+            self._db = sqlite3.connect(path, wait_s, isolation_level=None)
             self._db.execute("pragma journal_mode = wal")
             # A power loss may take the last commits, and leaves a sound database: then there is more to recover.
             self._db.execute("pragma synchronous = normal")
@@ -124,7 +162,7 @@ class PositionStore:
                 if not self._db.execute("select count(*) from sqlite_master").fetchone()[0]:
                     for statement in filter(str.strip, _SCHEMA.split(";")):
                         self._db.execute(statement)
-                    self._db.execute("insert into store values (?, ?)", (uuid.uuid4().hex[:12], FORMAT))
+                    self._db.execute("insert into store values (?, ?, '[0, []]')", (uuid.uuid4().hex[:12], FORMAT))
                 self.id, version = self._db.execute("select id, format from store").fetchone()
         except sqlite3.Error as error:
             raise StorageFault(
@@ -132,36 +170,55 @@ class PositionStore:
             ) from error
         if version != FORMAT:
             raise StorageFault(f"{path}: format {version}, this release knows {FORMAT}: use the release that wrote it")
+        (looked,) = self._db.execute("select looked from store").fetchone()
+        self.looked = msgspec.json.decode(looked, type=Looked)
+        """It is stored with whatever else is."""
 
     def close(self) -> None:
         self._db.close()
 
-    def _transaction(self) -> _Transaction:
-        return _Transaction(self._db, self.path)
+    def _transaction(self, *, is_durable: bool = False) -> _Transaction:
+        """``is_durable``: no power loss takes it, nor what was committed before it."""
+        return _Transaction(self._db, self.path, is_durable)
 
     # ---- sources
 
     def sources(self) -> list[Source]:
-        """All that have not ended."""
-        rows = self._db.execute("select number, name, position, line, identity, ended from source where not ended")
+        """All that have not ended, in the order in which they began."""
+        return self._sources("not ended order by number")
+
+    def ended(self) -> list[Source]:
+        """Files that are over, in the order in which they began."""
+        return self._sources("ended order by number")
+
+    def _sources(self, which: str) -> list[Source]:
+        rows = self._db.execute(f"select number, name, position, line, identity, ended from source where {which}")
         return [
-            Source(number, name, position, line, identity, bool(ended))
+            Source(number, _named(name), position, line, identity, bool(ended))
             for number, name, position, line, identity, ended in rows
         ]
 
     def names(self) -> dict[int, str]:
         """The names of all sources, by number."""
-        return dict(self._db.execute("select number, name from source"))
+        return {number: _named(name) for number, name in self._db.execute("select number, name from source")}
 
-    def add_sources(self, rows: Iterable[tuple[str, int, int, bytes]]) -> list[int]:
+    def add_sources(self, rows: Iterable[tuple[str, int, int, bytes]], *, ended: bool = False) -> list[int]:
         """Number sources (name, position, line, identity), durably; return their numbers."""
-        with self._transaction():
+        with self._transaction(is_durable=True):
+            self._db.execute(_LOOKED, (msgspec.json.encode(self.looked).decode(),))
             return [
                 self._db.execute(
-                    "insert into source (name, position, line, identity) values (?, ?, ?, ?) returning number", row
+                    "insert into source (name, position, line, identity, ended) values (?, ?, ?, ?, ?)"
+                    " returning number",
+                    (_stored(name), *rest, ended),
                 ).fetchone()[0]
-                for row in rows
+                for name, *rest in rows
             ]
+
+    def commit_look(self) -> None:
+        """Store ``looked`` when there may be nothing else to commit."""
+        with self._transaction():
+            self._db.execute(_LOOKED, (msgspec.json.encode(self.looked).decode(),))
 
     # ---- partitions
 
@@ -176,7 +233,8 @@ class PositionStore:
         return list(self._db.execute("select topic, number, offset from partition"))
 
     def add_partition(self, topic: str, partition: int, offset: int) -> None:
-        with self._transaction():
+        """Note durably from which offset on a partition is read to recover."""
+        with self._transaction(is_durable=True):
             self._db.execute("insert or replace into partition values (?, ?, ?)", (topic, partition, offset))
 
     def raise_offsets(self, rows: Iterable[tuple[str, int, int]]) -> None:
@@ -192,23 +250,38 @@ class PositionStore:
         if span is not None:
             self._noted_spans.append(span)
 
+    def note_told(self, told: Told) -> None:
+        """Note a gap or refusals, for the next :meth:`commit`."""
+        self._noted_told[told[:5]] = told
+
+    def told(self) -> list[Told]:
+        """What earlier processes have told, and the ledger has not published."""
+        rows = [Told(*row) for row in self._db.execute("select * from told order by rowid")]
+        return [row._replace(name=_named(row.name)) for row in rows]
+
     def commit(self) -> None:
         """Store what was noted, and the offsets after it, at once.  Raises StorageFault: it stays noted."""
-        if not self._noted:
+        if not self._noted and not self._noted_told:
             return
         offsets = [(span.topic, span.partition, span.offset + span.messages) for span in self._noted_spans]
         with self._transaction():
             self._db.executemany(
-                "update source set name = ?, position = ?, line = ?, identity = ?, ended = ? where number = ?",
+                "insert or replace into source (number, name, position, line, identity, ended)"
+                " values (?, ?, ?, ?, ?, ?)",  # of an old one the store may have none
                 [
-                    (row.name, row.position, row.line, row.identity, row.ended, row.number)
+                    (row.number, _stored(row.name), row.position, row.line, row.identity, row.ended)
                     for row in self._noted.values()
                 ],
             )
             self._db.executemany(_ADD_SPAN, self._noted_spans)
+            self._db.executemany(
+                _ADD_TOLD, [(one.source, _stored(one.name), *one[2:]) for one in self._noted_told.values()]
+            )
             self._db.executemany(_RAISE_OFFSET, offsets)
+            self._db.execute(_LOOKED, (msgspec.json.encode(self.looked).decode(),))
         self._noted.clear()
         self._noted_spans.clear()
+        self._noted_told.clear()
 
     def spans(self, before_minute: int) -> list[Span]:
         """Those that the ledger has not published, of the minutes before this one, in the order of their sources."""
@@ -216,10 +289,16 @@ class PositionStore:
         return [Span(*row) for row in rows]
 
     def drop_spans(self, before_minute: int) -> None:
-        """The ledger has published them; forget the sources that have ended and have none left."""
+        """The ledger has published them; forget the sources that have ended and have none left, but the last files."""
+        self._noted_told = {key: one for key, one in self._noted_told.items() if one.minute >= before_minute}
         with self._transaction():
             self._db.execute("delete from span where minute < ?", (before_minute,))
-            self._db.execute("delete from source where ended and number not in (select source from span)")
+            self._db.execute("delete from told where minute < ?", (before_minute,))
+            self._db.execute(
+                "delete from source where ended and number not in (select source from span) and (identity = x'' or"
+                " number not in (select number from source where ended order by number desc limit ?))",
+                (ENDED_MAX,),
+            )
 
     # ---- after a kill
 
@@ -253,14 +332,23 @@ class PositionStore:
 class _Transaction:
     """Commits at its end, or rolls back."""
 
-    def __init__(self, db: sqlite3.Connection, path: Path) -> None:
-        self._db, self._path = db, path
+    def __init__(self, db: sqlite3.Connection, path: Path, is_durable: bool) -> None:
+        self._db, self._path, self._is_durable = db, path, is_durable
 
     def __enter__(self) -> None:
+        if self._is_durable:
+            self._db.execute("pragma synchronous = full")
         self._db.execute("begin immediate")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if kind is None:
+        try:
+            self._end(kind is None, error)
+        finally:
+            if self._is_durable:
+                self._db.execute("pragma synchronous = normal")
+
+    def _end(self, is_good: bool, error: BaseException | None) -> None:
+        if is_good:
             try:
                 self._db.execute("commit")
             except sqlite3.Error as failed:
@@ -274,6 +362,19 @@ class _Transaction:
     def _rollback(self) -> None:
         if self._db.in_transaction:
             self._db.execute("rollback")
+
+
+def _stored(name: str) -> str | bytes:
+    """A name as SQLite takes it: that of a file may have bytes that are no UTF-8."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return os.fsencode(name)
+    return name
+
+
+def _named(stored: str | bytes) -> str:
+    return os.fsdecode(stored) if isinstance(stored, bytes) else stored
 
 
 def merged(spans: Iterable[Span]) -> Iterator[list[Span]]:

@@ -28,7 +28,8 @@ from ..client import Admin
 from ..errors import ApplianceError, ConfigFault, StorageFault
 from ..input_settings import Files, Http, InputSettings, Journal, Syslog
 from ..processes.messages import TO_SIDE_PROCESS, InputStats, Stop
-from ..processes.supervisor.inputs import InputArguments
+from ..processes.supervisor.inputs import InputArguments, members
+from .guard import Guard
 from .ledger import Ledger
 from .machinery import Input, Machinery
 from .outlet import Outlet, make_producer
@@ -38,8 +39,10 @@ logger = logging.getLogger(__name__)
 
 COMMIT_S: Final = 1.0
 RETRY_S: Final = 1.0
+PUBLISHED_S: Final = 1.0
+"""How long an ordered end waits for what is being published, before it publishes all anew."""
 DIRECTORY: Final = "inputs"
-"""In the data directory: a database of positions for each input."""
+"""In the data directory: a database of positions for each process of an input."""
 
 
 def run(arguments: InputArguments) -> None:
@@ -68,8 +71,8 @@ def make_input(settings: InputSettings, machinery: Machinery) -> Input:
             return syslog_input(settings, machinery)
 
 
-def store_path(data_dir: Path, name: str) -> Path:
-    return data_dir / DIRECTORY / f"{name}.sqlite"
+def store_path(data_dir: Path, member: str) -> Path:
+    return data_dir / DIRECTORY / f"{member}.sqlite"
 
 
 class _InputProcess:
@@ -77,29 +80,38 @@ class _InputProcess:
         self._arguments = arguments
         self._stopping = asyncio.Event()
         self._told: InputStats | None = None
+        self._accounted: set[Path] = set()  # stores of processes that are no more
 
     async def run(self) -> None:
         arguments = self._arguments
         asyncio.get_running_loop().add_reader(arguments.channel.fileno(), self._receive)
         beating = asyncio.create_task(arguments.heart.beat_in_loop())
-        path = store_path(arguments.data_dir, arguments.name)
+        path = store_path(arguments.data_dir, arguments.member)
         path.parent.mkdir(0o700, exist_ok=True)
-        with contextlib.closing(PositionStore(path)) as store:
+        with arguments.heart.working():  # an earlier process may have the store still
+            store = PositionStore(path)
+        with contextlib.closing(store):
             self._store = store
-            producer = make_producer(arguments.address, f"input-{arguments.name}")
-            ledger = Ledger(
-                arguments.name, socket.gethostname(), arguments.config.ledger.topic, store, producer, arguments.address
+            with arguments.heart.working():
+                self._producer = make_producer(arguments.address, f"input-{arguments.member}")
+                outlet = Outlet(self._producer, Admin(arguments.address))
+            ledger = self._ledger_of(store)
+            guard = Guard.of(arguments.config, arguments.data_dir)
+            machinery = Machinery(
+                *(arguments.name, arguments.config, store, outlet, ledger, arguments.sockets, guard, arguments.heart)
             )
-            outlet = Outlet(producer, Admin(arguments.address))
-            machinery = Machinery(arguments.name, arguments.config, store, outlet, ledger, arguments.sockets)
             try:
                 await self._recover(ledger)
-                source = await self._make(machinery, ledger)
-                if source is not None:
-                    await self._take(source, ledger)
+                made = await self._make(machinery, ledger)
+                if made is not None:
+                    await self._take(made, ledger)
             finally:
                 beating.cancel()
         os._exit(0)  # threads of the client may wait for an appliance that is gone
+
+    def _ledger_of(self, store: PositionStore) -> Ledger:
+        of = self._arguments
+        return Ledger(of.name, socket.gethostname(), of.config.ledger.topic, store, self._producer, of.address)
 
     def _receive(self) -> None:
         channel = self._arguments.channel
@@ -121,16 +133,17 @@ class _InputProcess:
         """Make the input as soon as what it needs can be used, such as its files; None: Stop came before."""
         while not self._stopping.is_set():
             try:
-                return make_input(self._arguments.settings, machinery)
+                with self._arguments.heart.working():  # it imports what its type needs, and reads positions
+                    return make_input(self._arguments.settings, machinery)
             except ConfigFault as error:
                 ledger.trouble(0, self._arguments.name, str(error))
                 self._tell(ledger.stats())
                 await self._pause(RETRY_S)
         return None
 
-    async def _take(self, source: Input, ledger: Ledger) -> None:
+    async def _take(self, input_: Input, ledger: Ledger) -> None:
         """Run the input until Stop comes; then let what it has taken be flushed, noted and published."""
-        running = asyncio.create_task(source.run())
+        running = asyncio.create_task(input_.run())
         noting = asyncio.create_task(self._note(ledger))
         stopping = asyncio.create_task(self._stopping.wait())
         try:
@@ -141,26 +154,66 @@ class _InputProcess:
         for task in (running, noting):
             with contextlib.suppress(asyncio.CancelledError):
                 await task
-        await source.drain()
+        await input_.drain()
         self._store.commit()
         with contextlib.suppress(ApplianceError):  # it is published after the next start
             await ledger.publish(everything=True)
         await ledger.note_ends()
 
+    async def _account_for_others(self) -> None:
+        """Publish what killed processes of this input have left that is not to have so many any more; each store once:
+        as long as this process lives, none of them begins again.
+        """
+        of = self._arguments
+        wanted = {store_path(of.data_dir, member) for member in members(of.name, of.settings)}
+        for path in sorted((of.data_dir / DIRECTORY).glob(f"{of.name}.[0-9]*.sqlite")) if of.member == of.name else ():
+            if path in wanted or path in self._accounted:
+                continue
+            with contextlib.suppress(ApplianceError), contextlib.closing(PositionStore(path, wait_s=0)) as store:
+                ledger = self._ledger_of(store)  # that of one that still runs is locked: it does this itself
+                await ledger.recover()
+                await ledger.publish(everything=True)
+                await ledger.note_ends()
+                self._accounted.add(path)
+
     async def _note(self, ledger: Ledger) -> None:
+        """Commit and tell every COMMIT_S, whether the ledger can be published or not; publish one minute at a time."""
         minute = ledger.minute()
-        while True:
-            await asyncio.sleep(COMMIT_S)
-            try:
-                self._store.commit()
+        publishing = asyncio.create_task(self._account_for_others())
+        try:
+            while True:
+                await asyncio.sleep(COMMIT_S)
+                try:
+                    self._store.commit()
+                except StorageFault as error:
+                    ledger.trouble(0, self._arguments.name, str(error))
+                if publishing.done():
+                    publishing.result()
                 if ledger.minute() != minute:
-                    await ledger.publish()
                     minute = ledger.minute()
+                    if publishing.done():
+                        publishing = asyncio.create_task(self._publish(ledger))
+                    else:
+                        ledger.trouble(0, self._arguments.name, "the ledger waits: its topic cannot be written")
+                self._tell(ledger.stats())
+        finally:
+            await asyncio.wait({publishing}, timeout=PUBLISHED_S)
+            publishing.cancel()
+
+    async def _publish(self, ledger: Ledger) -> None:
+        """Publish the minutes that are over, as soon as it can be done."""
+        while True:
+            try:
+                self._store.commit()  # nothing of these minutes may come between
+                await ledger.publish()
+                await self._account_for_others()
             except StorageFault as error:
                 ledger.trouble(0, self._arguments.name, str(error))
             except ApplianceError as error:
                 ledger.trouble(0, self._arguments.name, f"the ledger cannot be published: {error}")
-            self._tell(ledger.stats())
+            else:
+                return
+            await asyncio.sleep(RETRY_S)
 
     def _tell(self, stats: InputStats) -> None:
         if stats != self._told and not self._arguments.channel.pending:

@@ -18,11 +18,14 @@ from ..config import Config
 from ..errors import InvalidRequest, RequestTimedOut
 from ..input_settings import Files
 from ..processes.messages import InputStats
-from .files import FilesInput, expand, files_input
+from ..shared.heartbeats import alone
+from .files import FilesInput, files_input
+from .guard import Guard
 from .ledger import Ledger
 from .machinery import Machinery
 from .outlet import DELIVERY_TIMEOUT_MS, Outlet, make_producer
 from .positions import PositionStore
+from .rotation import Patterns
 
 LOOK_S: Final = 0.2
 NAME: Final = "ship"
@@ -32,6 +35,7 @@ class Shipment(NamedTuple):
     """What to ship: files, or patterns of them, to ``topic`` of the appliance at ``address``.
 
     ``patience_s``: how long something may be in the way without any progress; with ``follow`` it never gives up.
+    ``data_dir``: that of the appliance, if it is on this host: its files are not read.
     """
 
     address: str
@@ -41,6 +45,7 @@ class Shipment(NamedTuple):
     ledger_topic: str
     follow: bool
     patience_s: float = 60.0
+    data_dir: Path | None = None
 
 
 def ship(shipment: Shipment, on_progress: Callable[[InputStats], None]) -> InputStats:
@@ -67,7 +72,8 @@ async def _ship(shipment: Shipment, on_progress: Callable[[InputStats], None]) -
         host = socket.gethostname()
         ledger = Ledger(NAME, host, shipment.ledger_topic, store, producer, shipment.address)
         outlet = Outlet(producer, admin)
-        source = files_input(settings, Machinery(NAME, Config(), store, outlet, ledger, {}))
+        guard = Guard(shipment.data_dir)
+        source = files_input(settings, Machinery(NAME, Config(), store, outlet, ledger, {}, guard, alone()))
         await ledger.recover()
         running = asyncio.create_task(source.run() if shipment.follow else source.read_all())
         try:
@@ -108,7 +114,7 @@ async def _watch(
 
 def total_bytes(files: Iterable[str]) -> int:
     """How much there is now; raises InvalidRequest: there is nothing to ship."""
-    paths = expand(_patterns(files), ())
+    paths = Patterns(_patterns(files), ()).paths()
     if not paths:
         raise InvalidRequest(f"no such file: {', '.join(files)}")
     return sum(Path(path).stat().st_size for path in paths)

@@ -1,4 +1,4 @@
-"""Answers APIs of absent features: reassignments and elections.
+"""Answers APIs of absent features: reassignments, elections, and share groups (KIP-932).
 
 Each partition is stored once, on a broker that does not change.
 Tools send such requests all the same.  The answers are those of a Kafka broker where nothing is set.  A request that
@@ -7,16 +7,16 @@ would change nothing succeeds; any other is refused with the reason.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
-from ..wire.kafka.call import Answer, Call, Handler
+from ..wire.kafka.call import Answer, Call, Handler, ReplyRow
 from ..wire.kafka.codes import Code
 from ..wire.kafka.metadata_reply import NO_LEADER
 from .appliance import Appliance
 
 ELECTION_TYPES: Final = (0, 1)
 """Election types: of the preferred leader (0), and of one that is not in sync (1)."""
-Row = dict[str, Any]
+NO_SHARE_GROUPS: Final = "there are no share groups (KIP-932) here: use a consumer group"
 
 
 class AbsentApi:
@@ -29,7 +29,12 @@ class AbsentApi:
             "ElectLeaders": self._elect,
             "AlterPartitionReassignments": self._reassign,
             "ListPartitionReassignments": self._reassignments,
+            "ShareGroupHeartbeat": self._share,
         }
+
+    async def _share(self, call: Call) -> Answer:
+        """Refuse a member of a share group, as a Kafka in which there are none."""
+        return {"error_code": Code.UNSUPPORTED_VERSION, "error_message": NO_SHARE_GROUPS}
 
     # -- where partitions are -------------------------------------------------------------------------
 
@@ -52,7 +57,7 @@ class AbsentApi:
         ]
         return {"error_code": error, "replica_election_results": results}
 
-    def _elected(self, name: str, partition: int) -> Row:
+    def _elected(self, name: str, partition: int) -> ReplyRow:
         topic = self._appliance.topics().get(name)
         if topic is None or partition not in topic.partitions:
             return _fault(Code.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {name}-{partition}")
@@ -66,16 +71,16 @@ class AbsentApi:
             {
                 "name": topic.name,
                 "partitions": [
-                    {"partition_index": each.partition_index}
-                    | self._reassigned(topic.name, each.partition_index, each.replicas)
-                    for each in topic.partitions
+                    {"partition_index": part.partition_index}
+                    | self._reassigned(topic.name, part.partition_index, part.replicas)
+                    for part in topic.partitions
                 ],
             }
             for topic in call.request.topics
         ]
         return {"error_code": Code.NONE, "responses": rows}
 
-    def _reassigned(self, name: str, partition: int, replicas: list[int] | None) -> Row:
+    def _reassigned(self, name: str, partition: int, replicas: list[int] | None) -> ReplyRow:
         topic = self._appliance.topics().get(name)
         if topic is None or partition not in topic.partitions:
             return _fault(Code.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {name}-{partition}")
@@ -90,5 +95,5 @@ class AbsentApi:
         return {"error_code": Code.NONE, "topics": []}
 
 
-def _fault(code: int, message: str) -> Row:
+def _fault(code: int, message: str) -> ReplyRow:
     return {"error_code": code, "error_message": message}

@@ -18,10 +18,12 @@ from typing import NamedTuple, Protocol
 
 from ..broker.metadata_answers import Directory
 from ..config import Config, TopicSettings
+from ..groups.group_settings import OwnSettings
+from ..groups.messages import Limits
 from ..security.security_state import SecurityState
 
 
-class Extent(NamedTuple):
+class OffsetSpan(NamedTuple):
     """What is in a partition stored here: offsets [start, end).
 
     ``end`` is the log end offset: it covers what acks=1 has acknowledged, whether it is flushed or not.
@@ -31,7 +33,7 @@ class Extent(NamedTuple):
     end: int
 
 
-class Producer(NamedTuple):
+class ProducerInLog(NamedTuple):
     """An idempotent producer of a partition: of its last batch the epoch, last sequence and largest timestamp.
 
     ``coordinator_epoch``: of the last marker; -1: none.  ``open_from``: where its open transaction begins; -1: none.
@@ -76,14 +78,32 @@ class Appliance(Directory, Protocol):
     async def alter_security(self, change: Callable[[SecurityState], SecurityState]) -> None:
         """Change it; ``change`` accepts a state that has the change already.  Raises what ``change`` raises, too."""
 
+    # -- settings of groups ---------------------------------------------------------------------------
+
+    @property
+    def group_settings(self) -> Mapping[str, OwnSettings]:
+        """What each group sets itself that sets anything, there or not, also while ZooKeeper is away."""
+
+    @property
+    def group_limits(self) -> Limits:
+        """What holds for groups that set nothing."""
+
+    def check_group_settings(self, group: str, changes: Mapping[str, str | int | None]) -> None:
+        """Raises InvalidSetting, as ``alter_group`` would for these."""
+
+    async def alter_group(self, group: str, changes: Mapping[str, str | int | None]) -> None:
+        """Set, or with None take back, single settings; the others stay."""
+
     # -- topics ---------------------------------------------------------------------------------------
 
-    def default_settings(self) -> TopicSettings: ...
+    def default_settings(self, topic: str) -> TopicSettings:
+        """What holds for a topic of this name, there or not, that sets nothing itself."""
+        ...
 
-    def extent(self, topic: str, partition: int) -> Extent:
+    def extent(self, topic: str, partition: int) -> OffsetSpan:
         """Raises UnknownPartition (also when stored elsewhere), Unavailable, StorageFault (offline)."""
 
-    async def producers(self, topic: str, partition: int) -> Sequence[Producer]:
+    async def producers(self, topic: str, partition: int) -> Sequence[ProducerInLog]:
         """The idempotent producers that a partition remembers.
 
         Raises:

@@ -14,6 +14,7 @@ from ..addresses import parse_listeners
 from ..config import KEYS, TOPIC_KEYS, Config, TopicSettings
 from ..config_keys import Key, text_of
 from ..groups.assignors import ASSIGNORS
+from ..groups.group_settings import GROUP_KEYS
 from ..groups.messages import Limits
 from ..kafka_settings import ACCEPTED, INT_MAX, Kind
 from ..names import NOTE_BYTES_MAX
@@ -54,6 +55,7 @@ _KEYS: Final = (  # Kafka's name, ours
     ("auto.create.topics.enable", "topics.auto_create"),
     ("connections.max.idle.ms", "network.idle_ms"),
     ("group.consumer.heartbeat.interval.ms", "groups.consumer_heartbeat_ms"),
+    ("group.consumer.migration.policy", "groups.migration"),
     ("group.consumer.session.timeout.ms", "groups.consumer_session_ms"),
     ("log.retention.check.interval.ms", "disk.check_ms"),
     ("max.connections", "network.connections_max"),
@@ -69,6 +71,16 @@ _FIXED: Final = (
     ("default.replication.factor", Kind.INT, "1", "each partition is stored once"),
     ("delete.topic.enable", Kind.BOOLEAN, "true", "topics can be deleted"),
     ("group.consumer.assignors", Kind.LIST, ",".join(ASSIGNORS), "who assigns partitions in the consumer protocol"),
+    *(
+        (
+            f"group.consumer.{bound}.{name.removeprefix('consumer.')}",
+            Kind.INT,
+            str(value),
+            f"{what} that a group may set",
+        )
+        for name, key in GROUP_KEYS.items()
+        for bound, value, what in (("min", key.least, "least"), ("max", key.most, "most"))
+    ),
     ("group.consumer.max.size", Kind.INT, str(_LIMITS.members_max), "most members of a group of that protocol"),
     ("group.initial.rebalance.delay.ms", Kind.INT, str(_LIMITS.initial_delay_ms), "a new group waits for more members"),
     ("group.max.session.timeout.ms", Kind.INT, str(_LIMITS.session_ms_max), "longest session of a group's member"),
@@ -122,4 +134,5 @@ def broker_settings(config: Config, data_dir: str, listening: str, advertised: s
 
 def _with_protocol(listeners: str) -> str | None:
     """As in Kafka: every listener with its protocol."""
-    return ",".join(f"{one.security}://{one.address}" for one in parse_listeners("kafka", listeners)) or None
+    parsed = parse_listeners("kafka", listeners)
+    return ",".join(f"{listener.security}://{listener.address}" for listener in parsed) or None

@@ -33,7 +33,7 @@ from ..wire.kafka.codes import Code
 from ..wire.kafka.metadata_reply import NO_ID, NO_LEADER, operation_bits, topic_id
 from ..wire.kafka.primitives import epoch_refusal
 from ..wire.kafka.reply import Reply
-from .appliance import Appliance, Producer
+from .appliance import Appliance, ProducerInLog
 
 CREATIONS_MAX: Final = 64
 """Topics that one metadata request may have made; the client asks again for the rest."""
@@ -65,38 +65,42 @@ class ClusterApi:
 
     async def _metadata(self, call: Call) -> Answer:
         request = call.request
-        wanted: list[str | UUID] | None = None
+        names_or_ids: list[str | UUID] | None = None
         errors: dict[str, int] = {}
         made: dict[str, int] = {}
         if request.topics is not None and (call.version > 0 or request.topics):
-            wanted = [topic.topic_id or NO_ID if topic.name is None else topic.name for topic in request.topics]
+            names_or_ids = [topic.topic_id or NO_ID if topic.name is None else topic.name for topic in request.topics]
             if self._appliance.auto_create and (call.version < 4 or request.allow_auto_topic_creation):
-                errors, made = await self._create_missing(call, wanted)
+                errors, made = await self._create_missing(call, names_or_ids)
         rows = [{"name": name, "error_code": code} for name, code in errors.items() if code]
         rows += [{"name": name, "error_code": 0, "created": count} for name, count in made.items()]
-        if hidden := self._answers.hidden(wanted, call.access):
+        if hidden := self._answers.hidden(names_or_ids, call.access):
             rows.append({"name": hidden, "error_code": Code.TOPIC_AUTHORIZATION_FAILED})
         frame = self._answers.kafka(
             call.correlation_id,
             call.version,
             call.listener,
-            wanted,
+            names_or_ids,
             errors,
             call.access,
             topic_operations=bool(request.include_topic_authorized_operations),
             cluster_operations=bool(request.include_cluster_authorized_operations),
         )
-        return Encoded(frame, rows)
+        return Encoded(frame, rows, len(self._appliance.topics()) if names_or_ids is None else len(names_or_ids))
 
-    async def _create_missing(self, call: Call, wanted: Sequence[str | UUID]) -> tuple[dict[str, int], dict[str, int]]:
+    async def _create_missing(
+        self, call: Call, names_or_ids: Sequence[str | UUID]
+    ) -> tuple[dict[str, int], dict[str, int]]:
         """Create missing topics that the client may see.
 
         Returns:
             The codes of missing topics; the numbers of partitions of those that were created.
         """
-        known = self._appliance.topics()
-        names = [name for name in dict.fromkeys(wanted) if isinstance(name, str) and call.access.describable[name]]
-        missing = [name for name in names if name not in known and is_topic(name) and not is_reserved(name)]
+        existing = self._appliance.topics()
+        names = [
+            name for name in dict.fromkeys(names_or_ids) if isinstance(name, str) and call.access.describable[name]
+        ]
+        missing = [name for name in names if name not in existing and is_topic(name) and not is_reserved(name)]
         refused = dict.fromkeys(missing, int(Code.TOPIC_AUTHORIZATION_FAILED))
         if not call.may(Operation.CREATE, ResourceType.CLUSTER):
             missing = [name for name in missing if call.may(Operation.CREATE, ResourceType.TOPIC, name)]
@@ -120,29 +124,29 @@ class ClusterApi:
 
     async def _describe_partitions(self, call: Call) -> Answer:
         """Metadata page by page: topics by name, from the cursor on, as many partitions as are asked for."""
-        request, known, may = call.request, self._appliance.topics(), call.access.describable
+        request, topics_by_name, may = call.request, self._appliance.topics(), call.access.describable
         named = {topic.name for topic in request.topics}
-        names = sorted(named or (name for name in known if may[name]))
+        names = sorted(named or (name for name in topics_by_name if may[name]))
         first, first_partition = "", 0
         if request.cursor is not None:
             first, first_partition = request.cursor.topic_name, request.cursor.partition_index
             names = [name for name in names if name >= first]
-        left = min(max(request.response_partition_limit, 1), PAGE_PARTITIONS_MAX)
+        room = min(max(request.response_partition_limit, 1), PAGE_PARTITIONS_MAX)
         topics: list[dict[str, Any]] = []
         for name in names:
-            topic = known.get(name) if may[name] else None
+            topic = topics_by_name.get(name) if may[name] else None
             if topic is None:
                 error = why_missing(name) if may[name] else Code.TOPIC_AUTHORIZATION_FAILED
                 topics.append({"name": name, "error_code": error})
                 continue
             numbers = [number for number in sorted(topic.partitions) if name != first or number >= first_partition]
-            if not left and numbers:
+            if not room and numbers:
                 return {"topics": topics, "next_cursor": {"topic_name": name, "partition_index": numbers[0]}}
             operations = operation_bits(call.access.operations(ResourceType.TOPIC, name))
-            topics.append(self._described(topic, numbers[:left]) | {"topic_authorized_operations": operations})
-            if len(numbers) > left:
-                return {"topics": topics, "next_cursor": {"topic_name": name, "partition_index": numbers[left]}}
-            left -= len(numbers)
+            topics.append(self._described(topic, numbers[:room]) | {"topic_authorized_operations": operations})
+            if len(numbers) > room:
+                return {"topics": topics, "next_cursor": {"topic_name": name, "partition_index": numbers[room]}}
+            room -= len(numbers)
         return {"topics": topics, "next_cursor": None}
 
     def _described(self, topic: Topic, numbers: list[int]) -> dict[str, Any]:
@@ -193,11 +197,11 @@ class ClusterApi:
         }
 
     async def _describe_log_dirs(self, call: Call) -> Answer:
-        wanted = call.request.topics
-        if wanted is None:
+        requested = call.request.topics
+        if requested is None:
             keys = [(name, number) for name, topic in self._appliance.topics().items() for number in topic.partitions]
         else:
-            keys = [(topic.topic, number) for topic in wanted for number in topic.partitions]
+            keys = [(topic.topic, number) for topic in requested for number in topic.partitions]
         topics: dict[str, list[dict[str, Any]]] = {}
         for name, number in keys:
             try:
@@ -223,51 +227,52 @@ class ClusterApi:
                 {
                     "topic": topic.topic,
                     "partitions": [
-                        self._end_of_one(topic.topic, each)
+                        self._end_of_one(topic.topic, part)
                         if call.access.describable[topic.topic]
-                        else {"partition": each.partition, "error_code": Code.TOPIC_AUTHORIZATION_FAILED}
-                        for each in topic.partitions
+                        else {"partition": part.partition, "error_code": Code.TOPIC_AUTHORIZATION_FAILED}
+                        for part in topic.partitions
                     ],
                 }
                 for topic in call.request.topics
             ]
         }
 
-    def _end_of_one(self, name: str, wanted: Any) -> dict[str, Any]:
+    def _end_of_one(self, name: str, part: Any) -> dict[str, Any]:
         """Where the asked epoch ends: the end of the log for ours, nothing for one that never was."""
-        row: dict[str, Any] = {"partition": wanted.partition, "error_code": Code.NONE}
+        row: dict[str, Any] = {"partition": part.partition, "error_code": Code.NONE}
         try:
             topic = self._appliance.topics().get(name)
-            if topic is None or wanted.partition not in topic.partitions:
-                raise UnknownPartition(f"there is no partition {name}-{wanted.partition}")
-            if self._appliance.leader(topic, wanted.partition) != self._appliance.broker_id:
-                raise NotLeader(f"{name}-{wanted.partition} is stored elsewhere")
-            if refusal := epoch_refusal(wanted.current_leader_epoch):
+            if topic is None or part.partition not in topic.partitions:
+                raise UnknownPartition(f"there is no partition {name}-{part.partition}")
+            if self._appliance.leader(topic, part.partition) != self._appliance.broker_id:
+                raise NotLeader(f"{name}-{part.partition} is stored elsewhere")
+            if refusal := epoch_refusal(part.current_leader_epoch):
                 return row | {"error_code": refusal}
-            end = self._appliance.extent(name, wanted.partition).end
+            end = self._appliance.extent(name, part.partition).end
         except ApplianceError as error:
             return row | {"error_code": error.code}
-        if wanted.leader_epoch > LEADER_EPOCH:
+        if part.leader_epoch > LEADER_EPOCH:
             return row
-        return row | {"leader_epoch": wanted.leader_epoch, "end_offset": end}
+        return row | {"leader_epoch": part.leader_epoch, "end_offset": end}
 
     async def _describe_producers(self, call: Call) -> Answer:
         """Encoded by hand: a partition remembers thousands of producers."""
         r = Reply(flexible=True)
-        parts, refused = [_NO_THROTTLE, r.count(len(call.request.topics))], []
+        parts, refused, served = [_NO_THROTTLE, r.count(len(call.request.topics))], [], 0
         for topic in call.request.topics:
             parts += [r.string(topic.name), r.count(len(topic.partition_indexes))]
             for number in topic.partition_indexes:
                 error, message, producers = await self._producers_of(call, topic.name, number)
                 if error:
                     refused.append({"name": topic.name, "error_code": error})
+                served += not error
                 parts += [_PARTITION.pack(number, error), r.message(message), r.count(len(producers))]
                 parts += [_PRODUCER.pack(*producer) for producer in producers]
                 parts.append(r.tags)
             parts.append(r.tags)
-        return Encoded(r.frame(call.correlation_id, [*parts, r.tags]), refused)
+        return Encoded(r.frame(call.correlation_id, [*parts, r.tags]), refused, served)
 
-    async def _producers_of(self, call: Call, name: str, partition: int) -> tuple[int, str, Sequence[Producer]]:
+    async def _producers_of(self, call: Call, name: str, partition: int) -> tuple[int, str, Sequence[ProducerInLog]]:
         """Error, message, producers."""
         try:
             if not call.may(Operation.READ, ResourceType.TOPIC, name):

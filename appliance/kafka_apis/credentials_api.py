@@ -53,11 +53,11 @@ class CredentialsApi:
 
     async def _alter(self, call: Call) -> Answer:
         request = call.request
-        names = dict.fromkeys(each.name for each in (*request.deletions, *request.upsertions))
+        names = dict.fromkeys(change.name for change in (*request.deletions, *request.upsertions))
         results = []
         for name in names:
-            deletions = [each for each in request.deletions if each.name == name]
-            upsertions = [each for each in request.upsertions if each.name == name]
+            deletions = [deletion for deletion in request.deletions if deletion.name == name]
+            upsertions = [upsertion for upsertion in request.upsertions if upsertion.name == name]
             row: dict[str, Any] = {"error_code": Code.NONE}
             try:
                 await self._appliance.alter_security(_all(_changes(name, deletions, upsertions)))
@@ -69,22 +69,22 @@ class CredentialsApi:
 
 def _changes(name: str, deletions: list[Any], upsertions: list[Any]) -> list[StateChange]:
     """Raises ApplianceError: the first thing that is wrong."""
-    counts = Counter(each.mechanism for each in (*deletions, *upsertions))
+    counts = Counter(change.mechanism for change in (*deletions, *upsertions))
     for number, count in counts.items():
         if number not in _NAMES:
             raise UnknownMechanism(f"{number} is no mechanism: 1 is SCRAM-SHA-256, 2 is SCRAM-SHA-512")
         if count > 1:
             raise UserExists(f"{_NAMES[number]} of user {name!r} is changed {count} times in one request")
-    changes = [drop_verifiers(name, _NAMES[each.mechanism]) for each in deletions]
-    for each in upsertions:
-        mechanism = _NAMES[each.mechanism]
-        if not ITERATIONS_MIN <= each.iterations <= ITERATIONS_MAX:
-            raise UnacceptableCredential(f"{each.iterations} iterations: {ITERATIONS_MIN} to {ITERATIONS_MAX} are")
-        if len(each.salted_password) != hashlib.new(MECHANISMS[mechanism]).digest_size:
-            raise UnacceptableCredential(f"a salted password of {len(each.salted_password)} bytes")
-        if not 0 < len(each.salt) <= SALT_BYTES_MAX:
-            raise UnacceptableCredential(f"a salt of {len(each.salt)} bytes: 1 to {SALT_BYTES_MAX} are")
-        verifier = verifier_of(mechanism, bytes(each.salted_password), bytes(each.salt), each.iterations)
+    changes = [drop_verifiers(name, _NAMES[deletion.mechanism]) for deletion in deletions]
+    for upsertion in upsertions:
+        mechanism = _NAMES[upsertion.mechanism]
+        if not ITERATIONS_MIN <= upsertion.iterations <= ITERATIONS_MAX:
+            raise UnacceptableCredential(f"{upsertion.iterations} iterations: {ITERATIONS_MIN} to {ITERATIONS_MAX} are")
+        if len(upsertion.salted_password) != hashlib.new(MECHANISMS[mechanism]).digest_size:
+            raise UnacceptableCredential(f"a salted password of {len(upsertion.salted_password)} bytes")
+        if not 0 < len(upsertion.salt) <= SALT_BYTES_MAX:
+            raise UnacceptableCredential(f"a salt of {len(upsertion.salt)} bytes: 1 to {SALT_BYTES_MAX} are")
+        verifier = verifier_of(mechanism, bytes(upsertion.salted_password), bytes(upsertion.salt), upsertion.iterations)
         changes.append(set_verifiers(name, {mechanism: verifier}))
     return changes
 

@@ -40,12 +40,13 @@ class FindCoordinatorApi:
         if call.version >= 4:
             return {
                 "coordinators": [
-                    {"key": key} | self._found(call, key, request.key_type, brokers) for key in request.coordinator_keys
+                    {"key": key} | self._coordinator_row(call, key, request.key_type, brokers)
+                    for key in request.coordinator_keys
                 ]
             }
-        return self._found(call, request.key, request.key_type, brokers)
+        return self._coordinator_row(call, request.key, request.key_type, brokers)
 
-    def _found(self, call: Call, key: str, key_type: int, brokers: Sequence[Broker]) -> dict[str, Any]:
+    def _coordinator_row(self, call: Call, key: str, key_type: int, brokers: Sequence[Broker]) -> dict[str, Any]:
         error, message = self._refusal(call, key, key_type)
         broker = coordinator_of(key, brokers) if not error else Broker(-1, "", -1)
         return {

@@ -22,6 +22,7 @@ from ..groups.group_lookup_api import GroupLookupApi
 from ..groups.member_api import MemberApi
 from ..groups.offsets_api import OffsetsApi
 from ..groups.store import GroupStore
+from ..security.acls import NotedAccess
 from ..security.authorizer import Authorizer
 from ..security.principals import Origin
 from ..transactions.lookup_api import TransactionLookupApi
@@ -29,7 +30,7 @@ from ..transactions.offsets_api import TransactionOffsetsApi
 from ..transactions.transaction_api import TransactionApi
 from ..transactions.transaction_coordinator import TransactionCoordinator
 from ..wire.kafka import forwarded
-from ..wire.kafka.apis import APIS, SERVED_BY_WORKERS
+from ..wire.kafka.apis import APIS, Server
 from ..wire.kafka.call import Call, Encoded, Handler
 from .absent_api import AbsentApi
 from .access_api import AccessApi
@@ -38,7 +39,7 @@ from .cluster_api import ClusterApi
 from .credentials_api import CredentialsApi
 from .find_coordinator_api import FindCoordinatorApi
 from .quota_api import QuotaApi
-from .refusals import refusal
+from .refusals import check_asked, refusal
 from .settings_api import SettingsApi
 from .topic_api import TopicApi
 
@@ -107,7 +108,8 @@ def _rows(answer: Mapping[str, Any]) -> int:
 class KafkaApis:
     """One for all connections.
 
-    ``elements_max``: as in ``forwarded.decode``.
+    ``on_answer`` is called with the API and the fields of each answer, of an encoded one with its rows; ``on_errors``
+    with the API and the number of errors of each answer that has any.  ``elements_max``: as in ``forwarded.decode``.
     """
 
     def __init__(
@@ -117,14 +119,16 @@ class KafkaApis:
         group_store: GroupStore,
         transactions: TransactionCoordinator,
         authorizer: Authorizer,
+        on_answer: Callable[[str, Call, Mapping[str, Any]], object],
+        on_errors: Callable[[Origin, int, int], None],
         elements_max: int = forwarded.ELEMENTS_MAX,
     ) -> None:
         self._codec = _Codec(elements_max)
-        self._authorizer = authorizer
+        self._authorizer, self._on_answer, self._on_errors = authorizer, on_answer, on_errors
         apis = (
             MemberApi(groups, group_store),
             ConsumerGroupApi(groups, group_store),
-            OffsetsApi(groups, group_store),
+            OffsetsApi(groups, group_store, transactions.pending),
             GroupLookupApi(groups, group_store),
             FindCoordinatorApi(group_store, transactions.store),
             TransactionApi(transactions, lambda: appliance.config.transactions.timeout_ms_max),
@@ -140,13 +144,9 @@ class KafkaApis:
         )
         handlers = {name: handler for api in apis for name, handler in api.handlers.items()}
         self._handlers: dict[int, Handler] = {
-            key: handlers.pop(api.name) for key, api in APIS.items() if key not in SERVED_BY_WORKERS
+            key: handlers.pop(api.name) for key, api in APIS.items() if api.server is Server.COORDINATOR
         }
         assert not handlers, f"not advertised: {sorted(handlers)}"
-        self.on_answer: Callable[[str, Call, Mapping[str, Any]], object] = lambda api, call, answer: None
-        """Called with the API and the fields of each answer, of an encoded one with its rows."""
-        self.on_errors: Callable[[Origin, int, int], None] = lambda origin, api, count: None
-        """Called with the API and the number of errors of each answer that has any."""
 
     async def answer(self, frame: bytes | memoryview, origin: Origin) -> bytes:
         """The reply frame.
@@ -158,20 +158,27 @@ class KafkaApis:
             header, request = await self._codec.decode(frame, origin.peer)
         except ClientFault as error:
             return self._refuse(frame, error, origin)
-        access = self._authorizer.access(origin)
+        access = NotedAccess(self._authorizer.access(origin))
+        api = APIS[header.api_key]
         call = Call(request, header.api_version, header.correlation_id, header.client_id, origin, access)
         try:
-            answer = refusal(APIS[header.api_key].name, call) or await self._handlers[header.api_key](call)
+            answer = refusal(api, call)
+            refused = answer is not None
+            if answer is None:
+                access.asked.clear()
+                answer = await self._handlers[header.api_key](call)
         except ApplianceError as error:  # something is missing just now; handlers answer all else themselves
             return self._refuse(frame, error, origin)
         fields: Mapping[str, Any] = {"rows": answer.rows} if isinstance(answer, Encoded) else answer
-        self.on_answer(APIS[header.api_key].name, call, fields)
+        self._on_answer(api.name, call, fields)
+        if not refused:  # behind the line in the audit log, which tells of what has been done all the same
+            check_asked(api, access, answer)
         if errors := _errors(fields):
-            self.on_errors(origin, header.api_key, errors)
+            self._on_errors(origin, header.api_key, errors)
         return answer.frame if isinstance(answer, Encoded) else await self._codec.encode(answer, header.reply_to)
 
     def _refuse(self, frame: bytes | memoryview, error: ApplianceError, origin: Origin) -> bytes:
-        self.on_errors(origin, int.from_bytes(frame[:API_KEY_BYTES], "big"), 1)
+        self._on_errors(origin, int.from_bytes(frame[:API_KEY_BYTES], "big"), 1)
         return forwarded.encode_refusal(frame, error.code)
 
     def close(self) -> None:

@@ -5,19 +5,15 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Any, Final
 
-import msgspec
-
 from ..errors import ApplianceError, InvalidRequest
-from ..security.quotas import DEFAULT, ENTITY_TYPES, EntityPart, Quota, changed, check_entity
-from ..security.security_state import SecurityState
-from ..wire.kafka.call import Answer, Call, Handler
+from ..security.quotas import DEFAULT, ENTITY_TYPES, EntityPart, Quota, check_entity
+from ..security.rule_changes import limited
+from ..wire.kafka.call import Answer, Call, Handler, ReplyRow
 from ..wire.kafka.codes import Code
 from .appliance import Appliance
 
 ADDRESS: Final = "ip"
 """Kafka's third type of entity.  Addresses have no quotas here."""
-
-Row = dict[str, Any]
 
 
 class Match(IntEnum):
@@ -39,13 +35,13 @@ class QuotaApi:
     async def _describe(self, call: Call) -> Answer:
         request = call.request
         try:
-            wanted = _wanted(request.components)
+            matches = _matches(request.components)
         except InvalidRequest as error:
             return {"error_code": error.code, "error_message": str(error), "entries": None}
         entries = [
             {"entity": _names(quota.entity), "values": [{"key": key, "value": rate} for key, rate in quota.limits]}
             for quota in self._appliance.security.quotas
-            if _selects(wanted, request.strict, quota)
+            if _selects(matches, request.strict, quota)
         ]
         return {"error_code": Code.NONE, "entries": entries}
 
@@ -53,17 +49,14 @@ class QuotaApi:
         """Each entity by itself, as in Kafka."""
         return {"entries": [await self._alter_one(entry, call.request.validate_only) for entry in call.request.entries]}
 
-    async def _alter_one(self, entry: Any, validate_only: bool) -> Row:
+    async def _alter_one(self, entry: Any, validate_only: bool) -> ReplyRow:
         names = [{"entity_type": part.entity_type, "entity_name": part.entity_name} for part in entry.entity]
         try:
             entity = check_entity((part.entity_type, part.entity_name) for part in entry.entity)
-            limits = {each.key: None if each.remove else each.value for each in entry.ops}
+            limits = {limit.key: None if limit.remove else limit.value for limit in entry.ops}
             if len(limits) < len(entry.ops):
                 raise InvalidRequest("each limit of an entity can be changed once")
-
-            def change(state: SecurityState) -> SecurityState:
-                return msgspec.structs.replace(state, quotas=tuple(changed(state.quotas, entity, limits)))
-
+            change = limited(entity, limits)
             if validate_only:
                 change(self._appliance.security)
             else:
@@ -73,26 +66,27 @@ class QuotaApi:
         return {"error_code": Code.NONE, "entity": names}
 
 
-def _wanted(components: Any) -> dict[str, tuple[Match, str]]:
+def _matches(components: Any) -> dict[str, tuple[Match, str]]:
     """By type of entity: which are wanted.  Raises InvalidRequest."""
-    wanted: dict[str, tuple[Match, str]] = {}
-    for each in components:
-        if each.entity_type not in (*ENTITY_TYPES, ADDRESS):
-            raise InvalidRequest(f"{each.entity_type!r:.100} have no quotas: {', '.join(ENTITY_TYPES)} have")
-        if each.entity_type in wanted:
-            raise InvalidRequest(f"{each.entity_type} is given twice")
-        if each.match_type not in set(Match) or (each.match_type == Match.EXACT) != (each.match is not None):
+    matches: dict[str, tuple[Match, str]] = {}
+    for component in components:
+        if component.entity_type not in (*ENTITY_TYPES, ADDRESS):
+            raise InvalidRequest(f"{component.entity_type!r:.100} have no quotas: {', '.join(ENTITY_TYPES)} have")
+        if component.entity_type in matches:
+            raise InvalidRequest(f"{component.entity_type} is given twice")
+        is_named = component.match is not None
+        if component.match_type not in set(Match) or (component.match_type == Match.EXACT) != is_named:
             raise InvalidRequest("a filter has a name, the default, or any")
-        wanted[each.entity_type] = Match(each.match_type), each.match or ""
-    return wanted
+        matches[component.entity_type] = Match(component.match_type), component.match or ""
+    return matches
 
 
-def _selects(wanted: dict[str, tuple[Match, str]], strict: bool, quota: Quota) -> bool:
+def _selects(matches: dict[str, tuple[Match, str]], strict: bool, quota: Quota) -> bool:
     """Whether a quota is wanted.  ``strict``: its entity may have no other types than the filter."""
     names = dict(quota.entity)
-    if strict and names.keys() != wanted.keys():
+    if strict and names.keys() != matches.keys():
         return False
-    for entity_type, (match, name) in wanted.items():
+    for entity_type, (match, name) in matches.items():
         if entity_type not in names:
             return False
         if match is not Match.ANY and names[entity_type] != (DEFAULT if match is Match.DEFAULT else name):
@@ -100,5 +94,5 @@ def _selects(wanted: dict[str, tuple[Match, str]], strict: bool, quota: Quota) -
     return True
 
 
-def _names(entity: tuple[EntityPart, ...]) -> list[Row]:
+def _names(entity: tuple[EntityPart, ...]) -> list[ReplyRow]:
     return [{"entity_type": part, "entity_name": name or None} for part, name in entity]

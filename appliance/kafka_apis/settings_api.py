@@ -2,8 +2,8 @@
 
 What a topic may set is ``config.TopicSettings``, which does something, and ``kafka_settings``, which is so anyway; both
 are shown as Kafka shows them.  The broker's settings are read-only here: they belong to its configuration file.  Groups
-have those of the broker for all groups, and client metrics none; the one logger that a broker shows has the level of
-the log.
+may set what ``groups.group_settings`` has, there or not; client metrics have no settings, and the one logger that a
+broker shows has the level of the log.
 
 As in Kafka, a setting that is not set can be taken back, whatever its name: tools take back what they might have set.
 """
@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
+from functools import partial
 from typing import Any, Final
 
 from ..addresses import Listener
@@ -29,18 +30,19 @@ from ..errors import (
     UnknownPartition,
     UnsupportedVersion,
 )
+from ..groups.group_settings import HEARTBEAT, SESSION
 from ..kafka_settings import ACCEPTED, OURS, Kind
-from ..names import check_topic
+from ..names import check_group, check_topic
 from ..security.acls import CLUSTER_NAME, Operation, ResourceType
-from ..wire.kafka.call import Answer, Call, Encoded, Handler
+from ..wire.kafka.call import Answer, Call, Encoded, Handler, ReplyRow
 from ..wire.kafka.codes import Code
 from .appliance import Appliance
 from .broker_settings import broker_settings, kind_of
 from .settings_reply import (
     Described,
-    Options,
+    ReplyOptions,
     Setting,
-    Source,
+    SettingSource,
     Synonym,
     encode_described,
     encode_settings,
@@ -62,12 +64,10 @@ SET, DELETE, APPEND, SUBTRACT = range(4)
 AT_ONCE: Final = 64
 """Resources of one request that are described before others get a turn."""
 ROOT_LOGGER: Final = "root"
-OF_GROUPS: Final = {f"group.{name}": name for name in ("consumer.heartbeat.interval.ms", "consumer.session.timeout.ms")}
+OF_GROUPS: Final = {f"group.{name}": name for name in (HEARTBEAT, SESSION)}
 """The broker's name of a setting, and that of a group."""
 CLIENT_METRICS_ONLY: Final = 0
 """The version of ListConfigResources that lists client metrics alone, of which there are none."""
-
-Row = dict[str, Any]
 
 
 class SettingsApi:
@@ -87,8 +87,8 @@ class SettingsApi:
 
     async def _describe(self, call: Call) -> Answer:
         request = call.request
-        options = Options(call.version, bool(request.include_synonyms), bool(request.include_documentation))
-        resources = {(each.resource_type, each.resource_name): each for each in request.resources}
+        options = ReplyOptions(call.version, bool(request.include_synonyms), bool(request.include_documentation))
+        resources = {(resource.resource_type, resource.resource_name): resource for resource in request.resources}
         results = []
         for place, ((kind, name), resource) in enumerate(resources.items()):
             if place % AT_ONCE == AT_ONCE - 1:
@@ -100,13 +100,15 @@ class SettingsApi:
                 results.append(Described(kind, name, Code.NONE, "", settings))
             except ApplianceError as error:
                 results.append(Described(kind, name, error.code, str(error), b""))
-        rows = [{"resource_name": one.name, "error_code": one.error} for one in results if one.error]
-        return Encoded(encode_described(call.correlation_id, call.version, results), rows)
+        rows = [
+            {"resource_name": described.name, "error_code": described.error} for described in results if described.error
+        ]
+        return Encoded(encode_described(call.correlation_id, call.version, results), rows, len(results) - len(rows))
 
-    def _settings(self, kind: int, name: str, keys: frozenset[str], options: Options, listener: Listener) -> bytes:
+    def _settings(self, kind: int, name: str, keys: frozenset[str], options: ReplyOptions, listener: Listener) -> bytes:
         """The encoded settings of a resource, those named ``keys`` or all."""
         if kind == Resource.TOPIC:
-            own, base = tuple(sorted(self._topic(name).settings.items())), self._appliance.default_settings()
+            own, base = tuple(sorted(self._topic(name).settings.items())), self._appliance.default_settings(name)
             if not keys:
                 return encode_topic(own, base, options)
             settings = topic_settings(own, base)
@@ -115,16 +117,26 @@ class SettingsApi:
             settings = self._broker_settings(listener) if name else []  # "": what is set for all brokers, which is none
         elif kind == Resource.BROKER_LOGGER:
             self._check_broker(name)
-            level = Synonym(ROOT_LOGGER, self._appliance.config.log.level.upper(), Source.BROKER_LOGGER)
+            level = Synonym(ROOT_LOGGER, self._appliance.config.log.level.upper(), SettingSource.BROKER_LOGGER)
             settings = [Setting(ROOT_LOGGER, None, KEYS["log.level"].about, True, (level,))]
         elif kind == Resource.GROUP:
-            shown = self._broker_settings(listener)
-            settings = [each._replace(name=OF_GROUPS[each.name]) for each in shown if each.name in OF_GROUPS]
+            settings = self._group_settings(name, listener)
         elif kind == Resource.CLIENT_METRICS:
             settings = []
         else:
             raise InvalidRequest(f"resource type {kind}: nothing of that type has settings")
-        return encode_settings([each for each in settings if not keys or each.name in keys], options)
+        return encode_settings([setting for setting in settings if not keys or setting.name in keys], options)
+
+    def _group_settings(self, group: str, listener: Listener) -> list[Setting]:
+        _check_group(group)
+        own = self._appliance.group_settings.get(group, {})
+        settings = []
+        for setting in self._broker_settings(listener):
+            if name := OF_GROUPS.get(setting.name):
+                first = (Synonym(name, str(own[name]), SettingSource.GROUP),) if name in own else ()
+                synonyms = (*first, *setting.synonyms)
+                settings.append(setting._replace(name=name, read_only=False, synonyms=synonyms))
+        return settings
 
     def _topic(self, name: str) -> Topic:
         topic = self._appliance.topics().get(name)
@@ -144,25 +156,26 @@ class SettingsApi:
         shown = []
         for setting in broker_settings(cluster.config, cluster.data_dir, cluster.listening, advertised):
             name, kind, value, default, about = setting
-            source = Source.DEFAULT if value == default else Source.STATIC_BROKER
+            source = SettingSource.DEFAULT if value == default else SettingSource.STATIC_BROKER
             synonyms: tuple[Synonym, ...] = (Synonym(name, value, source),)
             if value != default and default is not None:
-                synonyms = (*synonyms, Synonym(name, default, Source.DEFAULT))
+                synonyms = (*synonyms, Synonym(name, default, SettingSource.DEFAULT))
             shown.append(Setting(name, kind, about, True, synonyms))
         return sorted(shown)
 
     async def _list(self, call: Call) -> Answer:
         """What has settings that can be described; version 0 asks for client metrics."""
-        wanted = set(call.request.resource_types or Resource)
+        kinds = set(call.request.resource_types or Resource)
         if call.version == CLIENT_METRICS_ONLY:
-            wanted = {Resource.CLIENT_METRICS}
-        unknown = wanted - set(Resource)
+            kinds = {Resource.CLIENT_METRICS}
+        unknown = kinds - set(Resource)
         if unknown:
             return {"error_code": UnsupportedVersion.code, "config_resources": []}
         here = str(self._appliance.broker_id)
         named = [(here, kind) for kind in (Resource.BROKER, Resource.BROKER_LOGGER)]
         named += [(name, Resource.TOPIC) for name in sorted(self._appliance.topics())]
-        rows = [{"resource_name": name, "resource_type": kind} for name, kind in named if kind in wanted]
+        named += [(name, Resource.GROUP) for name in sorted(self._appliance.group_settings)]
+        rows = [{"resource_name": name, "resource_type": kind} for name, kind in named if kind in kinds]
         return {"error_code": Code.NONE, "config_resources": rows}
 
     # -- changing -------------------------------------------------------------------------------------
@@ -176,8 +189,8 @@ class SettingsApi:
 
     async def _change_all(self, call: Call, *, replace: bool) -> Answer:
         """Each resource by itself; one that is given twice is refused, and answered once."""
-        resources = {(each.resource_type, each.resource_name): each for each in call.request.resources}
-        counts = Counter((each.resource_type, each.resource_name) for each in call.request.resources)
+        resources = {(resource.resource_type, resource.resource_name): resource for resource in call.request.resources}
+        counts = Counter((resource.resource_type, resource.resource_name) for resource in call.request.resources)
         rows = []
         for key, resource in resources.items():
             if counts[key] > 1:
@@ -187,12 +200,14 @@ class SettingsApi:
                 rows.append(await self._change(resource, call, replace=replace))
         return {"responses": rows}
 
-    async def _change(self, resource: Any, call: Call, *, replace: bool) -> Row:
+    async def _change(self, resource: Any, call: Call, *, replace: bool) -> ReplyRow:
         row = _answer(resource)
         try:
             _check_right(call, Operation.ALTER_CONFIGS, resource.resource_type, resource.resource_name)
             if resource.resource_type == Resource.TOPIC:
                 await self._change_topic(resource, call.request.validate_only, replace)
+            elif resource.resource_type == Resource.GROUP:
+                await self._change_group(resource, call.request.validate_only, replace)
             else:
                 self._change_nothing(resource, replace)
         except ApplianceError as error:
@@ -204,24 +219,41 @@ class SettingsApi:
         changes: dict[str, str | None] = {}
         if replace:
             changes |= dict.fromkeys(topic.settings.keys() - OURS)
-            changes |= _given(resource.configs)
+            changes |= _values(resource.configs)
         else:
-            changes |= _operations(topic, self._appliance.default_settings(), resource.configs)
+            base = self._appliance.default_settings(topic.name)
+            changes |= _operations(resource.configs, partial(_edited, topic, base))
         changes = {name: value for name, value in changes.items() if value is not None or name in topic.settings}
-        given = {name: value for name, value in changes.items() if value is not None}
+        added = {name: value for name, value in changes.items() if value is not None}
         if validate_only:
-            self._appliance.check_settings(given)
+            self._appliance.check_settings(added)
         elif changes:
             await self._appliance.alter_topic(topic.name, changes)
 
+    async def _change_group(self, resource: Any, validate_only: bool, replace: bool) -> None:
+        group = resource.resource_name
+        _check_group(group)
+        own = self._appliance.group_settings.get(group, {})
+        if replace:
+            changes = dict.fromkeys(own) | _values(resource.configs)
+        else:
+            changes = _operations(resource.configs, _not_edited)
+        changes = {name: value for name, value in changes.items() if value is not None or name in own}
+        if validate_only:
+            self._appliance.check_group_settings(group, changes)
+        elif changes:
+            await self._appliance.alter_group(group, changes)
+
     def _change_nothing(self, resource: Any, replace: bool) -> None:
-        """Of anything but a topic nothing can be set, so that everything can be taken back."""
+        """Of anything but topics and groups nothing can be set, so that everything can be taken back."""
         if resource.resource_type in (Resource.BROKER, Resource.BROKER_LOGGER):
             self._check_broker(resource.resource_name, or_all=resource.resource_type == Resource.BROKER)
         if resource.resource_type not in set(Resource):
             raise InvalidRequest(f"resource type {resource.resource_type}: nothing of that type has settings")
         if replace or any(config.config_operation != DELETE for config in resource.configs):
-            raise InvalidRequest("only a topic's settings can be changed; the broker's are in its configuration file")
+            raise InvalidRequest(
+                "only settings of topics and groups can be changed; the broker's are in its configuration file"
+            )
 
 
 def _check_right(call: Call, operation: Operation, kind: int, name: str) -> None:
@@ -236,7 +268,14 @@ def _check_right(call: Call, operation: Operation, kind: int, name: str) -> None
         raise ClusterNotPermitted("not permitted on the cluster")
 
 
-def _answer(resource: Any) -> Row:
+def _check_group(name: str) -> None:
+    """As in Kafka, there are no defaults of all groups under the name ""."""
+    if not name:
+        raise InvalidRequest("name the group: settings of all groups are in the broker's configuration file")
+    check_group(name)
+
+
+def _answer(resource: Any) -> ReplyRow:
     return {
         "error_code": Code.NONE,
         "error_message": None,
@@ -245,18 +284,19 @@ def _answer(resource: Any) -> Row:
     }
 
 
-def _given(configs: Sequence[Any]) -> dict[str, str]:
-    given: dict[str, str] = {}
+def _values(configs: Sequence[Any]) -> dict[str, str]:
+    values: dict[str, str] = {}
     for config in configs:
         if config.value is None:
             raise InvalidRequest(f"{config.name}: a value is missing; leave the setting out to get its default")
-        if config.name in given:
+        if config.name in values:
             raise InvalidRequest(f"{config.name} is given twice")
-        given[config.name] = config.value
-    return given
+        values[config.name] = config.value
+    return values
 
 
-def _operations(topic: Topic, base: TopicSettings, configs: Sequence[Any]) -> dict[str, str | None]:
+def _operations(configs: Sequence[Any], edited: Callable[[str, str, int], str]) -> dict[str, str | None]:
+    """``edited``: makes the value of a list, from a setting's name, what is added or taken out, and which of both."""
     changes: dict[str, str | None] = {}
     for config in configs:
         name, value, operation = config.name, config.value, config.config_operation
@@ -269,10 +309,14 @@ def _operations(topic: Topic, base: TopicSettings, configs: Sequence[Any]) -> di
         elif operation == SET:
             changes[name] = value
         elif operation in (APPEND, SUBTRACT):
-            changes[name] = _edited(topic, base, name, value, operation)
+            changes[name] = edited(name, value, operation)
         else:
             raise InvalidRequest(f"{name}: operation {operation} is not one of set, delete, append and subtract")
     return changes
+
+
+def _not_edited(name: str, value: str, operation: int) -> str:
+    raise InvalidSetting(f"{name}: set a value or delete the setting; it is not a list to edit")
 
 
 def _edited(topic: Topic, base: TopicSettings, name: str, value: str, operation: int) -> str:
@@ -283,7 +327,7 @@ def _edited(topic: Topic, base: TopicSettings, name: str, value: str, operation:
     elif accepted is not None and accepted.kind is Kind.LIST:
         default = accepted.default
     else:
-        raise InvalidSetting(f"{name}: set a value or delete the setting; it is not a list to edit")
+        return _not_edited(name, value, operation)
     present = [part for part in topic.settings.get(name, default).split(",") if part]
     parts = [part.strip() for part in value.split(",")]
     if operation == APPEND:

@@ -50,13 +50,14 @@ _HIDDEN_TAG: Final = bytes((1, 0, 2)) + _I16.pack(Code.TOPIC_AUTHORIZATION_FAILE
 """One tagged field, topic_config_error_code, of two bytes."""
 
 
-class Source(IntEnum):
+class SettingSource(IntEnum):
     """Where a value comes from."""
 
     TOPIC = 1
     STATIC_BROKER = 4
     DEFAULT = 5
     BROKER_LOGGER = 6
+    GROUP = 8
 
 
 class Synonym(NamedTuple):
@@ -64,7 +65,7 @@ class Synonym(NamedTuple):
 
     name: str
     value: str | None
-    source: Source
+    source: SettingSource
 
 
 class Setting(NamedTuple):
@@ -77,7 +78,7 @@ class Setting(NamedTuple):
     synonyms: tuple[Synonym, ...]
 
 
-class Options(NamedTuple):
+class ReplyOptions(NamedTuple):
     """What DescribeConfigs asks for beside the values."""
 
     version: int
@@ -113,21 +114,21 @@ class Created(NamedTuple):
 
 def topic_settings(own: Settings, base: TopicSettings) -> list[Setting]:
     """All settings of a topic by name, in Kafka's words: those that do something here, and those that are so anyway."""
-    given, configured, built_in = dict(own), base.as_kafka(), TopicSettings().as_kafka()
+    own_values, configured, built_in = dict(own), base.as_kafka(), TopicSettings().as_kafka()
     shown = []
     for name, key in TOPIC_KEYS.items():
         broker_name = BROKER_NAMES.get(name, name)
-        synonyms: tuple[Synonym, ...] = (Synonym(broker_name, built_in[name], Source.DEFAULT),)
+        synonyms: tuple[Synonym, ...] = (Synonym(broker_name, built_in[name], SettingSource.DEFAULT),)
         if configured[name] != built_in[name]:
-            synonyms = (Synonym(broker_name, configured[name], Source.STATIC_BROKER), *synonyms)
+            synonyms = (Synonym(broker_name, configured[name], SettingSource.STATIC_BROKER), *synonyms)
         shown.append(Setting(name, kind_of(key), key.about, False, synonyms))
     for name, accepted in ACCEPTED.items():
-        if accepted.current or name in given:
-            synonyms = (Synonym(accepted.broker_name or name, accepted.default, Source.DEFAULT),)
+        if accepted.current or name in own_values:
+            synonyms = (Synonym(accepted.broker_name or name, accepted.default, SettingSource.DEFAULT),)
             shown.append(Setting(name, accepted.kind, accepted.about, False, synonyms))
     for place, setting in enumerate(shown):
-        if setting.name in given:
-            first = Synonym(setting.name, given[setting.name], Source.TOPIC)
+        if setting.name in own_values:
+            first = Synonym(setting.name, own_values[setting.name], SettingSource.TOPIC)
             shown[place] = setting._replace(synonyms=(first, *setting.synonyms))
     return sorted(_in_kafkas_words(setting) for setting in shown)
 
@@ -135,7 +136,10 @@ def topic_settings(own: Settings, base: TopicSettings) -> list[Setting]:
 def _in_kafkas_words(setting: Setting) -> Setting:
     name = setting.name
     return setting._replace(
-        synonyms=tuple(one._replace(value=KAFKAS_WORD.get((name, one.value), one.value)) for one in setting.synonyms)
+        synonyms=tuple(
+            synonym._replace(value=KAFKAS_WORD.get((name, synonym.value), synonym.value))
+            for synonym in setting.synonyms
+        )
     )
 
 
@@ -145,12 +149,12 @@ def kafkas_settings(own: Settings, base: TopicSettings) -> list[Setting]:
 
 
 @lru_cache(ENCODINGS_MAX)
-def encode_topic(own: Settings, base: TopicSettings, options: Options) -> bytes:
+def encode_topic(own: Settings, base: TopicSettings, options: ReplyOptions) -> bytes:
     """The settings of a topic for DescribeConfigs that asks for all."""
     return encode_settings(kafkas_settings(own, base), options)
 
 
-def encode_settings(settings: Sequence[Setting], options: Options) -> bytes:
+def encode_settings(settings: Sequence[Setting], options: ReplyOptions) -> bytes:
     """The array of settings for DescribeConfigs."""
     r = Reply(options.version >= APIS[DESCRIBE_CONFIGS].flexible_from)
     parts = [r.count(len(settings))]

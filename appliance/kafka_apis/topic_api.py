@@ -30,7 +30,7 @@ from .appliance import Appliance
 from .settings_reply import HIDDEN, Created, encode_created, encode_new_topic
 
 Name = TypeVar("Name", str, "str | UUID")
-Row = TypeVar("Row")
+T = TypeVar("T")
 CONCURRENT_MAX: Final = 32
 AS_CONFIGURED: Final = -1
 TO_THE_END: Final = -1
@@ -69,8 +69,8 @@ class TopicApi:
     # -- topics ---------------------------------------------------------------------------------------
 
     async def _create(self, call: Call) -> Answer:
-        counts = Counter(wanted.name for wanted in call.request.topics)
-        topics = {wanted.name: wanted for wanted in call.request.topics}
+        counts = Counter(topic.name for topic in call.request.topics)
+        topics = {topic.name: topic for topic in call.request.topics}
         of_all = call.may(Operation.CREATE, ResourceType.CLUSTER)
         made_partitions: dict[str, int] = {}
 
@@ -89,49 +89,54 @@ class TopicApi:
 
         created = await _side_by_side(create, list(topics))
         rows = [
-            {"name": one.name, "error_code": one.error, "created": made_partitions.get(one.name)} for one in created
+            {"name": outcome.name, "error_code": outcome.error, "created": made_partitions.get(outcome.name)}
+            for outcome in created
         ]
-        return Encoded(encode_created(call.correlation_id, call.version, created), rows)
+        return Encoded(
+            encode_created(call.correlation_id, call.version, created),
+            rows,
+            sum(not outcome.error for outcome in created),
+        )
 
-    async def _create_one(self, wanted: Any, validate_only: bool) -> Created:
+    async def _create_one(self, new_topic: Any, validate_only: bool) -> Created:
         cluster = self._appliance
-        count = None if wanted.num_partitions == AS_CONFIGURED else wanted.num_partitions
-        if wanted.assignments:
-            count = self._check_assignments(wanted)
-        if wanted.replication_factor not in (AS_CONFIGURED, REPLICATION_FACTOR):
+        count = None if new_topic.num_partitions == AS_CONFIGURED else new_topic.num_partitions
+        if new_topic.assignments:
+            count = self._check_assignments(new_topic)
+        if new_topic.replication_factor not in (AS_CONFIGURED, REPLICATION_FACTOR):
             raise _Refused(
                 Code.INVALID_REPLICATION_FACTOR,
-                f"replication factor {wanted.replication_factor}: each partition is stored once; ask for 1 or -1",
+                f"replication factor {new_topic.replication_factor}: each partition is stored once; ask for 1 or -1",
             )
-        settings = _settings(wanted.configs)
-        base = cluster.default_settings()
+        settings = _settings(new_topic.configs)
+        base = cluster.default_settings(new_topic.name)
         if validate_only:
-            cluster.check_topic(wanted.name, count, settings)
-            topic = Topic(wanted.name, settings=TopicSettings.texts(settings, base))
-            partitions, made_id = count or cluster.config.topics.partitions, NO_ID
+            cluster.check_topic(new_topic.name, count, settings)
+            topic = Topic(new_topic.name, settings=TopicSettings.texts(settings, base))
+            partitions, made_id = count or cluster.config.partitions_of(new_topic.name), NO_ID
         else:
-            await cluster.create_topic(wanted.name, count, settings)
-            topic = self._topic(wanted.name)
+            await cluster.create_topic(new_topic.name, count, settings)
+            topic = self._topic(new_topic.name)
             partitions, made_id = len(topic.partitions), topic_id(topic)
         own = tuple(sorted(topic.settings.items()))
         return Created(
-            wanted.name,
+            new_topic.name,
             partitions=partitions,
             replicas=REPLICATION_FACTOR,
             id=made_id,
             settings=encode_new_topic(own, base),
         )
 
-    def _check_assignments(self, wanted: Any) -> int:
+    def _check_assignments(self, new_topic: Any) -> int:
         """A manual assignment is fine as long as it says what we do: partitions from 0 on, each on this
         broker.
         """
-        if wanted.num_partitions != AS_CONFIGURED or wanted.replication_factor != AS_CONFIGURED:
+        if new_topic.num_partitions != AS_CONFIGURED or new_topic.replication_factor != AS_CONFIGURED:
             raise InvalidRequest("give either replica assignments or numbers of partitions and replicas, not both")
-        numbers = sorted(each.partition_index for each in wanted.assignments)
+        numbers = sorted(assignment.partition_index for assignment in new_topic.assignments)
         if numbers != list(range(len(numbers))):
             raise _Refused(Code.INVALID_REPLICA_ASSIGNMENT, "partitions must be numbered from 0 without gaps")
-        self._check_brokers(each.broker_ids for each in wanted.assignments)
+        self._check_brokers(assignment.broker_ids for assignment in new_topic.assignments)
         return len(numbers)
 
     def _check_brokers(self, assignments: Any) -> None:
@@ -146,23 +151,26 @@ class TopicApi:
         names: list[str | UUID] = list(call.request.topic_names or ())
         twofold = set()
         if call.version >= 6:
-            names = [wanted.topic_id if wanted.name is None else wanted.name for wanted in call.request.topics]
-            twofold = {wanted.name for wanted in call.request.topics if wanted.name is not None and wanted.topic_id}
+            names = [topic.topic_id if topic.name is None else topic.name for topic in call.request.topics]
+            twofold = {topic.name for topic in call.request.topics if topic.name is not None and topic.topic_id}
         counts = Counter(names)
         by_id: dict[UUID, str] = {}
         if any(isinstance(name, UUID) for name in names):
             by_id = {topic_id(topic): topic.name for topic in self._appliance.topics().values()}
 
-        async def delete(given: str | UUID) -> dict[str, Any]:
-            name = by_id.get(given) if isinstance(given, UUID) else given
-            row = {"name": name, "topic_id": given if isinstance(given, UUID) else NO_ID}
-            if counts[given] > 1 or given in twofold:
-                message = f"{given} is given twice, or by name and by id, in one request"
+        async def delete(name_or_id: str | UUID) -> dict[str, Any]:
+            name = by_id.get(name_or_id) if isinstance(name_or_id, UUID) else name_or_id
+            row = {"name": name, "topic_id": name_or_id if isinstance(name_or_id, UUID) else NO_ID}
+            if counts[name_or_id] > 1 or name_or_id in twofold:
+                message = f"{name_or_id} is given twice, or by name and by id, in one request"
                 return row | {"error_code": Code.INVALID_REQUEST, "error_message": message}
             if name is None:
-                return row | {"error_code": Code.UNKNOWN_TOPIC_ID, "error_message": f"there is no topic of id {given}"}
+                return row | {
+                    "error_code": Code.UNKNOWN_TOPIC_ID,
+                    "error_message": f"there is no topic of id {name_or_id}",
+                }
             if not call.may(Operation.DELETE, ResourceType.TOPIC, name):
-                named = name if given == name or call.access.describable[name] else None
+                named = name if name_or_id == name or call.access.describable[name] else None
                 return row | {"name": named, "error_code": Code.TOPIC_AUTHORIZATION_FAILED}
             try:
                 await self._appliance.delete_topic(name)
@@ -174,30 +182,28 @@ class TopicApi:
 
     async def _grow(self, call: Call) -> Answer:
         rows = []
-        counts = Counter(wanted.name for wanted in call.request.topics)
-        for wanted in {wanted.name: wanted for wanted in call.request.topics}.values():
-            row: dict[str, Any] = {"name": wanted.name, "error_code": Code.NONE, "error_message": None}
+        counts = Counter(topic.name for topic in call.request.topics)
+        for topic in {topic.name: topic for topic in call.request.topics}.values():
+            row: dict[str, Any] = {"name": topic.name, "error_code": Code.NONE, "error_message": None}
             try:
-                if counts[wanted.name] > 1:
-                    raise InvalidRequest(
-                        f"topic {wanted.name!r} is asked for {counts[wanted.name]} times in one request"
-                    )
-                if not call.may(Operation.ALTER, ResourceType.TOPIC, wanted.name):
-                    raise _not_permitted(wanted.name)
-                present = len(self._topic(wanted.name).partitions)
-                if wanted.count <= present:
+                if counts[topic.name] > 1:
+                    raise InvalidRequest(f"topic {topic.name!r} is asked for {counts[topic.name]} times in one request")
+                if not call.may(Operation.ALTER, ResourceType.TOPIC, topic.name):
+                    raise _not_permitted(topic.name)
+                present = len(self._topic(topic.name).partitions)
+                if topic.count <= present:
                     raise _Refused(
                         Code.INVALID_PARTITIONS,
-                        f"topic {wanted.name!r} has {present} partitions; {wanted.count} is no increase",
+                        f"topic {topic.name!r} has {present} partitions; {topic.count} is no increase",
                     )
-                if wanted.assignments is not None:
-                    given, new = len(wanted.assignments), wanted.count - present
-                    if given != new:
-                        message = f"{new} new partitions need as many assignments, not {given}"
+                if topic.assignments is not None:
+                    assigned, new = len(topic.assignments), topic.count - present
+                    if assigned != new:
+                        message = f"{new} new partitions need as many assignments, not {assigned}"
                         raise _Refused(Code.INVALID_REPLICA_ASSIGNMENT, message)
-                    self._check_brokers(each.broker_ids for each in wanted.assignments)
+                    self._check_brokers(assignment.broker_ids for assignment in topic.assignments)
                 if not call.request.validate_only:
-                    await self._appliance.add_partitions(wanted.name, wanted.count)
+                    await self._appliance.add_partitions(topic.name, topic.count)
             except ApplianceError as error:
                 row |= {"error_code": _code_of(error), "error_message": str(error)}
             rows.append(row)
@@ -215,12 +221,12 @@ class TopicApi:
         topics = []
         for topic in call.request.topics:
             partitions = []
-            for each in topic.partitions:
-                row = {"partition_index": each.partition_index, "low_watermark": -1, "error_code": Code.NONE}
+            for part in topic.partitions:
+                row = {"partition_index": part.partition_index, "low_watermark": -1, "error_code": Code.NONE}
                 try:
                     if not call.may(Operation.DELETE, ResourceType.TOPIC, topic.name):
                         raise _not_permitted(topic.name)
-                    row["low_watermark"] = await self._delete_before(topic.name, each.partition_index, each.offset)
+                    row["low_watermark"] = await self._delete_before(topic.name, part.partition_index, part.offset)
                 except ApplianceError as error:
                     row["error_code"] = error.code
                 partitions.append(row)
@@ -241,20 +247,20 @@ class TopicApi:
         return await self._appliance.delete_records(name, partition, max(offset, extent.start))
 
 
-async def _side_by_side(work: Callable[[Name], Awaitable[Row]], names: list[Name]) -> list[Row]:
+async def _side_by_side(work: Callable[[Name], Awaitable[T]], names: list[Name]) -> list[T]:
     """The rows of all names, in their order; CONCURRENT_MAX are under way at a time."""
-    rows: list[Row] = []
+    rows: list[T] = []
     for start in range(0, len(names), CONCURRENT_MAX):
         rows += await asyncio.gather(*map(work, names[start : start + CONCURRENT_MAX]))
     return rows
 
 
 def _settings(configs: Sequence[Any]) -> dict[str, str]:
-    given: dict[str, str] = {}
+    values: dict[str, str] = {}
     for config in configs:
         if config.value is None:
             raise InvalidSetting(f"{config.name}: a value is missing; leave the setting out to get its default")
-        if config.name in given:
+        if config.name in values:
             raise InvalidRequest(f"{config.name} is given twice")
-        given[config.name] = config.value
-    return given
+        values[config.name] = config.value
+    return values

@@ -83,7 +83,7 @@ RECORD_BYTES: Final = 16
 PASSES_MAX: Final = 100
 DIGEST_BYTES: Final = 16
 
-Pace = Callable[[int], None]
+CompactionPace = Callable[[int], None]
 """Called after each piece with its number of bytes: waits as long as the rate demands."""
 
 
@@ -154,7 +154,7 @@ class CompactionState(msgspec.Struct):
             self.note_pass(min(seen, end), ended_ms)
 
 
-class Keys:
+class KeyDigests:
     """Names of keys that are all short: what is longer than a digest is one."""
 
     def __init__(self) -> None:
@@ -194,22 +194,28 @@ def batches(
 
 
 def last_offsets(
-    directory: Path, bases: Sequence[int], start: int, stop: int, keys: Keys, pace: Pace, keys_max: int = KEYS_MAX
+    directory: Path,
+    bases: Sequence[int],
+    start: int,
+    stop: int,
+    keys: KeyDigests,
+    pace: CompactionPace,
+    keys_max: int = KEYS_MAX,
 ) -> LastOffsets:
     """The offsets of the last messages of all keys in [start, stop), or in a part of it with ``keys_max`` keys."""
-    found: dict[bytes, int] = {}
+    offsets: dict[bytes, int] = {}
     name, outcomes = keys.name, _outcomes_by_segment(directory, bases)
     for at, info, data in batches(directory, bases, start, stop):
         if is_hole(info) or is_marker(info) or outcomes(at).is_aborted(info, at):
             continue
-        if len(found) >= keys_max:
-            return LastOffsets(found, min(at, at + info.size - info.span))  # a compacted one has offsets before it
+        if len(offsets) >= keys_max:
+            return LastOffsets(offsets, min(at, at + info.size - info.span))  # a compacted one has offsets before it
         with contextlib.suppress(ClientFault):
             for record in keyed_records(data, info, at + info.size - info.span, UNPACKED_BYTES_MAX):
                 if record.key is not None:
-                    found[name(record.key)] = record.offset
+                    offsets[name(record.key)] = record.offset
         pace(info.size)
-    return LastOffsets(found, stop)
+    return LastOffsets(offsets, stop)
 
 
 def _outcomes_by_segment(directory: Path, bases: Sequence[int]) -> Callable[[int], Outcomes]:
@@ -232,7 +238,7 @@ class Rules(NamedTuple):
     """The last message of the batch that ends here is that of the log, and stays; 0: there are others behind."""
 
 
-class Counts(msgspec.Struct):
+class PassCounts(msgspec.Struct):
     """What a pass has done; ``disk_bytes``: that the segments took before and take now."""
 
     removed: int = 0
@@ -264,11 +270,11 @@ class Compactor:
         self,
         directory: Path,
         rules: Rules,
-        keys: Keys,
+        keys: KeyDigests,
         *,
         batch_bytes_max: int,
         interval_bytes: int,
-        pace: Pace,
+        pace: CompactionPace,
         system: System,
     ) -> None:
         self._directory, self._rules, self._keys = directory, rules, keys
@@ -276,7 +282,7 @@ class Compactor:
         self._interval_bytes, self._pace, self._system = interval_bytes, pace, system
         self._held: set[bytes] = set()
         """Names of keys of which a message was kept back: their tombstones have to stay."""
-        self.counts = Counts()
+        self.counts = PassCounts()
 
     def compact_segment(self, base: int, limit: int) -> int | None:
         """Write the segment [base, limit) anew, beside the old one, if something goes from it.
@@ -495,13 +501,13 @@ def _end(behind_last: int, stop: int) -> int:
 def _fitting(records: Sequence[KeyedRecord], codec: int, place: Place, end: int) -> bytes | None:
     """A batch of these records that leaves room for holes, or none at all, behind ``end``; None if that cannot be."""
     batch = join(records, codec, place)
-    left = place.end - end - len(batch)
-    if left > 0 and records[0].offset == end:  # clients go on behind the offset of the holes, which is this one
+    bytes_left = place.end - end - len(batch)
+    if bytes_left > 0 and records[0].offset == end:  # clients go on behind the offset of the holes, which is this one
         return None
-    if left == 0 or left >= HEADER_BYTES:
+    if bytes_left == 0 or bytes_left >= HEADER_BYTES:
         return batch
-    if codec == NONE and left > 0:
-        batch = join(records, codec, place, left)
+    if codec == NONE and bytes_left > 0:
+        batch = join(records, codec, place, bytes_left)
         return batch if len(batch) == place.end - end else None
     return None
 
@@ -532,11 +538,11 @@ def run_pass(
     end: int,
     policy: Policy,
     swap: Swap,
-    pace: Pace,
+    pace: CompactionPace,
     *,
     keys_max: int = KEYS_MAX,
     system: System = SYSTEM,
-) -> Counts:
+) -> PassCounts:
     """Compact a log once, and store in its directory what was done.
 
     Args:
@@ -547,7 +553,7 @@ def run_pass(
         OSError: the disk fails, or is full.
     """
     remove_unfinished(directory, system)
-    state, keys = CompactionState.load(directory), Keys()
+    state, keys = CompactionState.load(directory), KeyDigests()
     state.store(directory, system)  # before anything is replaced: see recovery.counts_before
     sealed = [(base, stop) for base, stop in pairwise(bases) if stop <= policy.limit]
     dirty_start, keys_start = (min(max(at, bases[0]), policy.limit) for at in (state.dirty_start, state.keys_start))
@@ -596,7 +602,7 @@ def _last_batch_end(directory: Path, bases: Sequence[int]) -> int:
     return 0
 
 
-def _count_anew(directory: Path, bases: Sequence[int], replaced: Mapping[int, int], pace: Pace) -> None:
+def _count_anew(directory: Path, bases: Sequence[int], replaced: Mapping[int, int], pace: CompactionPace) -> None:
     """Let the indexes before the last replaced segment count the records that there are now.
 
     They count up to what the index behind it says, which stays: so the removed ones are before the first segment.

@@ -53,10 +53,10 @@ def sizes(directory: Path) -> tuple[dict[int, int], dict[int, int]]:
     indexes: dict[int, int] = {}
     with os.scandir(directory) as entries:
         for entry in entries:
-            for suffix, found in ((LOG_SUFFIX, logs), (INDEX_SUFFIX, indexes)):
+            for suffix, sizes_of_kind in ((LOG_SUFFIX, logs), (INDEX_SUFFIX, indexes)):
                 base = base_of(entry.name, suffix)
                 if base is not None:
-                    found[base] = entry.stat().st_size if found is logs or _is_file(entry) else -1
+                    sizes_of_kind[base] = entry.stat().st_size if sizes_of_kind is logs or _is_file(entry) else -1
     return dict(sorted(logs.items())), dict(sorted(indexes.items()))
 
 

@@ -44,23 +44,23 @@ BLOCK_ENTRIES: Final = 1024
 """Entries that a reader keeps of each index: a sequential consumer reads the file once every few MiB."""
 
 
-class Entry(NamedTuple):
+class IndexEntry(NamedTuple):
     offset: int
     timestamp: int
     records: int
 
 
-def pack(entries: Iterable[Entry]) -> bytes:
+def pack(entries: Iterable[IndexEntry]) -> bytes:
     return b"".join(ENTRY.pack(*entry) for entry in entries)
 
 
-def entry_in(index: bytes, position: int) -> Entry | None:
+def entry_in(index: bytes, position: int) -> IndexEntry | None:
     """The entry at a position of an index; None at its end, or when only a part is there."""
     data = index[position : position + ENTRY_BYTES]
-    return Entry(*ENTRY.unpack(data)) if len(data) == ENTRY_BYTES else None
+    return IndexEntry(*ENTRY.unpack(data)) if len(data) == ENTRY_BYTES else None
 
 
-def ends(path: Path) -> tuple[Entry, Entry] | None:
+def ends(path: Path) -> tuple[IndexEntry, IndexEntry] | None:
     """The first and the last whole entry of an index file; None when it has none."""
     try:
         file = File(path)
@@ -70,7 +70,7 @@ def ends(path: Path) -> tuple[Entry, Entry] | None:
     if not count:
         return None
     first, last = (os.pread(file.fd, ENTRY_BYTES, number * ENTRY_BYTES) for number in (0, count - 1))
-    return Entry(*ENTRY.unpack(first)), Entry(*ENTRY.unpack(last))
+    return IndexEntry(*ENTRY.unpack(first)), IndexEntry(*ENTRY.unpack(last))
 
 
 class Builder:
@@ -159,19 +159,19 @@ class IndexFile(LogFile):
 
     __slots__ = ("_block", "_block_first")
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
+    def __init__(self, path: Path, system: System = SYSTEM) -> None:
+        super().__init__(path, system)
         self._block: array[int] = array("Q")  # offsets of consecutive entries, from number _block_first
         self._block_first = 0
 
     def count(self) -> int:
         return os.fstat(self.fd).st_size // ENTRY_BYTES
 
-    def entry(self, number: int) -> Entry:
+    def entry(self, number: int) -> IndexEntry:
         data = self._read(ENTRY_BYTES, number)
         if len(data) < ENTRY_BYTES:
             raise CorruptLog(str(self.path), number * ENTRY_BYTES, "the index became shorter while being read")
-        return Entry(*ENTRY.unpack(data))
+        return IndexEntry(*ENTRY.unpack(data))
 
     def _read(self, size: int, number: int) -> bytes | bytearray:
         """Up to ``size`` bytes from entry ``number`` on."""

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from ..durable_files import File, write_at
 from ..records.batch import BatchInfo
 from .files import index_path, log_path
-from .index import ANY_INTERVAL, Builder, Entry, ends, entry_in
+from .index import ANY_INTERVAL, Builder, IndexEntry, ends, entry_in
 from .recovery import read_index
 from .segment import headers
 
@@ -28,8 +28,8 @@ class MendedIndex(NamedTuple):
 
     path: Path
     position: int
-    was: Entry | None
-    is_now: Entry | None
+    was: IndexEntry | None
+    is_now: IndexEntry | None
 
     def __str__(self) -> str:
         return f"{self.path}:{self.position}: {self.was} instead of {self.is_now}"
@@ -118,7 +118,7 @@ class IndexCheck:
         self.mended.append(MendedIndex(path, at, entry_in(index, at), entry_in(builder.rest, 0)))
 
 
-def _first_entry(directory: Path, base: int) -> Entry | None:
+def _first_entry(directory: Path, base: int) -> IndexEntry | None:
     """The first entry of the index of a segment, if it is for its base."""
-    found = ends(index_path(directory, base))
-    return found[0] if found is not None and found[0].offset == base else None
+    entries = ends(index_path(directory, base))
+    return entries[0] if entries is not None and entries[0].offset == base else None

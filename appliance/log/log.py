@@ -56,9 +56,9 @@ from .flush_ticket import FlushTicket, Unsynced
 from .recovery import (
     MARKER_NAME,
     Boot,
+    CleanMarker,
     Derived,
     LogSummary,
-    Marker,
     RecoveryPoint,
     boot_id,
     check_kept,
@@ -151,18 +151,18 @@ class Log:
         point = self._point
         # Stays open: a lack of descriptors must not look like a failed flush.
         self._directory = File(self.path, os.O_RDONLY | os.O_DIRECTORY, self._system)
-        marker = Marker.load(self.path)
+        marker = CleanMarker.load(self.path)
         if marker is not None and marker.fits(self.path):
             bases, self.start, state = marker.bases, marker.start, marker.state
             self._marked = True
         else:
             interval_bytes = self.settings.index_interval_bytes
-            found = recover(self.path, point, boot, interval_bytes, self._clock_ms(), self._system, marker)
+            recovered = recover(self.path, point, boot, interval_bytes, self._clock_ms(), self._system, marker)
             self._remove_marker()  # not before: a log that cannot be recovered keeps what says how it was
-            for file in found.touched:
+            for file in recovered.touched:
                 self._system.fdatasync(file.fd)
             self._system.fsync(self._directory.fd)
-            bases, self.start, state = found.bases, found.start, found.state
+            bases, self.start, state = recovered.bases, recovered.start, recovered.state
         self._unsynced = Unsynced(self._directory)
         self.aborted = AbortedIndex(self.path, self._system)
         self._segments = SegmentList(
@@ -456,11 +456,14 @@ class Log:
     def _store_marker(self) -> None:
         try:
             logs, indexes = files.sizes(self.path)
-            if not list(logs) == list(indexes) == self.bases:
-                return  # retired segments were not unlinked: recovery will do that
+            is_gone = len(self.bases) > 1 and self.bases[1] <= self.start  # it was active for lack of room
+            if is_gone or not list(logs) == list(indexes) == self.bases:
+                return  # files of segments before the start are left: recovery removes them
             self.aborted.sync()  # the next open takes them as they are
             state, summary = self._segments.active.state, self.summary
-            marker = Marker(self.bases, list(indexes.values()), self.start, summary.stable, summary.has_aborted, state)
+            marker = CleanMarker(
+                self.bases, list(indexes.values()), self.start, summary.stable, summary.has_aborted, state
+            )
             self._system.fdatasync(self._segments.active.index.fd)
             marker.store(self.path, self._system)
         except OSError as error:  # the next open is slower: it recovers

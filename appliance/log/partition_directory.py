@@ -42,13 +42,13 @@ def directory_of(data_dir: Path, topic: str, partition: int) -> Path:
 
 def partitions_in(data_dir: Path) -> list[TopicPartition]:
     """The partitions that have, or had, a log in a data directory, sorted."""
-    found = []
+    partitions = []
     with os.scandir(data_dir) as entries:
         for entry in entries:
             topic, _, number = entry.name.rpartition("-")
             if is_topic(topic) and number.isdecimal() and (Path(entry.path) / METADATA_NAME).exists():
-                found.append(TopicPartition(topic, int(number)))
-    return sorted(found)
+                partitions.append(TopicPartition(topic, int(number)))
+    return sorted(partitions)
 
 
 def deleted_directory(data_dir: Path, topic_id: str, partition: int) -> Path:
@@ -93,13 +93,13 @@ def claim(directory: Path, topic_id: str) -> None:
         StorageFault: it belongs to another topic, or the disk fails; nothing in it is changed.
         DiskFull: no room.
     """
-    found = topic_id_of(directory)
-    if found == topic_id:
+    claimed_id = topic_id_of(directory)
+    if claimed_id == topic_id:
         return
-    if found:
+    if claimed_id:
         raise StorageFault(
-            f"{directory} holds the log of a topic with id {found}, an earlier one of this name, not of {topic_id}:"
-            " move the directory away to begin with an empty log, or restore the catalog that goes with it"
+            f"{directory} holds the log of a topic with id {claimed_id}, an earlier one of this name, not of"
+            f" {topic_id}: move the directory away to begin with an empty log, or restore the catalog that goes with it"
         )
     try:
         if not directory.is_dir():
@@ -169,7 +169,7 @@ def throw_away(data_dir: Path, topic_id: str) -> None:
     Raises:
         OSError: some are still in the trash.
     """
-    kept = [directory for one, directory in in_trash(data_dir) if one == topic_id]
+    kept = [directory for trashed_id, directory in in_trash(data_dir) if trashed_id == topic_id]
     for directory in kept:
         _discard_soon(data_dir, directory)
     if kept:
@@ -178,8 +178,8 @@ def throw_away(data_dir: Path, topic_id: str) -> None:
 
 def discard_trash(data_dir: Path, topic_id: str) -> None:
     """Delete the directories of a topic that no catalog has had, and their files."""
-    for one, directory in in_trash(data_dir):
-        if one == topic_id:
+    for trashed_id, directory in in_trash(data_dir):
+        if trashed_id == topic_id:
             shutil.rmtree(directory)
 
 

@@ -30,20 +30,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
-from ..durable_files import File
+from ..durable_files import SYSTEM, File, System
 from ..errors import ClientFault, CorruptLog, OffsetOutOfRange, StorageFault
 from ..records.batch import ATTRIBUTES_AT, EMPTIED
 from ..wire.requests import FileRange
 from .files import INDEX_SUFFIX, LOG_SUFFIX, NAME_DIGITS
-from .index import Entry, IndexFile
-from .page_cache import LogFile
+from .index import IndexEntry, IndexFile
+from .page_cache import LogFile, NamesInMemory
 from .recovery import check_retired
 from .segment import has_header, headers
 from .transactions import ENTRY_BYTES as ABORTED_BYTES
 from .transactions import Aborted, aborted_path, indexed, unpack
 
 if TYPE_CHECKING:
-    from ..records.timestamps import Times  # a worker imports it, with the codecs, only when it needs it
+    from ..records.timestamps import BatchTimes  # a worker imports it, with the codecs, only when it needs it
 
 FILES_MAX: Final = 1024
 BOUNDARIES_MAX: Final = 512
@@ -75,14 +75,14 @@ class SegmentFile(LogFile):
 
     __slots__ = ("holed", "number")
 
-    def __init__(self, path: Path | str) -> None:
-        super().__init__(path)
-        found = os.fstat(self.fd)
-        self.holed = self.hole_from(0) < found.st_size
-        self.number = found.st_ino
+    def __init__(self, path: Path | str, system: System = SYSTEM) -> None:
+        super().__init__(path, system)
+        status = os.fstat(self.fd)
+        self.holed = self.hole_from(0) < status.st_size
+        self.number = status.st_ino
         """Which file it is.  Numbers of inodes return, but not with the time of the last change, in a file at rest."""
         if self.holed:
-            self.number = found.st_ino << 64 | found.st_ctime_ns
+            self.number = status.st_ino << 64 | status.st_ctime_ns
 
     def hole_from(self, position: int) -> int:
         """The first position from ``position`` on that takes no room on the disk; at the end of the file none does."""
@@ -95,14 +95,16 @@ class SegmentFile(LogFile):
 class FileCache:
     """Keeps the last used segment and index files of any number of logs open, at most ``files_max``.
 
-    ``waits``: reading them waits for the disk, as everybody can who is no loop.  Else only what is in memory is read.
+    ``waits``: opening and reading them waits for the disk, as everybody can who is no loop.  Else only what is in
+    memory is read, and nothing is opened of which names are not.
     """
 
     def __init__(self, files_max: int = FILES_MAX, waits: bool = True) -> None:
         assert files_max >= 2
         self._files_max, self._waits = files_max, waits
+        self._system = SYSTEM if waits else System(open=NamesInMemory().open)
         self._files: OrderedDict[str, LogFile] = OrderedDict()
-        self._times: OrderedDict[tuple[str, int], Times] = OrderedDict()
+        self._times: OrderedDict[tuple[str, int], BatchTimes] = OrderedDict()
         self._times_count = 0
         self.opened = 0
         """Number of files opened so far."""
@@ -115,6 +117,7 @@ class FileCache:
 
         Raises:
             FileNotFoundError: there is no such file.
+            NotInMemory: its names must be looked up first.
             StorageFault: it cannot be opened.
         """
         file = self._files.get(path)
@@ -144,7 +147,7 @@ class FileCache:
         """
         while True:
             try:
-                return kind(path)
+                return kind(path, self._system)
             except OSError as error:
                 if error.errno not in (errno.EMFILE, errno.ENFILE) or not self._files:
                     raise
@@ -164,11 +167,11 @@ class FileCache:
         for batch in [batch for batch in self._times if batch[0] == prefix]:
             self._times_count -= _weight(self._times.pop(batch))
 
-    def times(self, prefix: str, offset: int) -> Times | None:
+    def times(self, prefix: str, offset: int) -> BatchTimes | None:
         """The times of the batch at ``offset``, if :meth:`remember_times` has kept them."""
         return self._times.get((prefix, offset))
 
-    def remember_times(self, prefix: str, offset: int, times: Times) -> None:
+    def remember_times(self, prefix: str, offset: int, times: BatchTimes) -> None:
         """Keep the times of the batch at ``offset``.  The last TIMES_MAX times of all batches are kept."""
         self._times[prefix, offset] = times
         self._times_count += _weight(times)
@@ -176,7 +179,7 @@ class FileCache:
             self._times_count -= _weight(self._times.popitem(last=False)[1])
 
 
-class Found(NamedTuple):
+class FoundBatch(NamedTuple):
     """A batch or a record: its (first) offset, its (largest) timestamp in ms, and the number of records before it."""
 
     offset: int
@@ -206,7 +209,7 @@ class LogReader:
         """Largest timestamps of sealed segments, by base and by the offset from which on messages count."""
         self._aborted_bases: list[int] = []
         """The segments that have an index of aborted transactions, and the number for which that is known."""
-        self._aborted_known = 0
+        self._aborted_version = 0
         self.looked_bytes = 0
         """Bytes of the log that look-ups of offsets have read so far."""
 
@@ -214,7 +217,7 @@ class LogReader:
         """Forget files and boundaries."""
         self._files.drop(self._prefix)
         self._young, self._old, self._numbers, self._peaks = set(), set(), {}, {}
-        self._aborted_known = 0
+        self._aborted_version = -1
 
     # ---- fetch
 
@@ -262,15 +265,15 @@ class LogReader:
             None when nothing but that is left.
         """
         while True:
-            found = self.locate(bases, end, offset, bytes_max)
-            if offset >= bases[-1] or found is None:  # the active segment is never compacted
-                return found
-            log = found.file
+            piece = self.locate(bases, end, offset, bytes_max)
+            if offset >= bases[-1] or piece is None:  # the active segment is never compacted
+                return piece
+            log = piece.file
             assert isinstance(log, SegmentFile)
-            if log.read(2, found.position + ATTRIBUTES_AT) != _EMPTIED:
-                return self._up_to_hole(log, bases[bisect_right(bases, offset) - 1], found) if log.holed else found
+            if log.read(2, piece.position + ATTRIBUTES_AT) != _EMPTIED:
+                return self._up_to_hole(log, bases[bisect_right(bases, offset) - 1], piece) if log.holed else piece
             number = bisect_right(bases, offset) - 1
-            offset = self._behind_emptied(log, bases[number], min(bases[number + 1], end), found.position)
+            offset = self._behind_emptied(log, bases[number], min(bases[number + 1], end), piece.position)
             self._remember(offset)
 
     def _behind_emptied(self, log: File, base: int, limit: int, position: int) -> int:
@@ -280,36 +283,46 @@ class LogReader:
                 return base + at
         return limit
 
-    def _up_to_hole(self, log: SegmentFile, base: int, found: FileRange) -> FileRange:
+    def _up_to_hole(self, log: SegmentFile, base: int, piece: FileRange) -> FileRange:
         """The part of a range, which begins with a message, before the first emptied bytes that take no room."""
-        stop = found.position + found.count
-        if log.hole_from(found.position) < stop:
-            for at, info in headers(log, base, found.position, stop):
+        stop = piece.position + piece.count
+        if log.hole_from(piece.position) < stop:
+            for at, info in headers(log, base, piece.position, stop):
                 if info.attributes == EMPTIED:
                     self._remember(base + at)
-                    return FileRange(log, found.position, at - found.position)
-        return found
+                    return FileRange(log, piece.position, at - piece.position)
+        return piece
 
-    def aborted(self, bases: Sequence[int], known: int, offset: int, stop: int) -> list[tuple[int, int]]:
+    def has_aborted(self, index_version: int) -> bool:
+        """Whether there is an index of aborted transactions.
+
+        Args:
+            index_version: another number when there may be another one (:attr:`.SegmentTable.aborted`).
+        """
+        if self._aborted_version != index_version:
+            self._aborted_bases, self._aborted_version = list(indexed(self._directory)), index_version
+        return bool(self._aborted_bases)
+
+    def aborted(self, bases: Sequence[int], index_version: int, offset: int, stop: int) -> list[tuple[int, int]]:
         """The aborted transactions that may have messages in the batches from ``offset`` to ``stop``.
 
         Args:
-            known: another number when there may be another index (:attr:`.SegmentTable.aborted`).
+            index_version: as for :meth:`has_aborted`.
 
         Returns:
             Producer id and first offset, by ascending offset of their markers.
         """
-        if self._aborted_known != known:
-            self._aborted_bases, self._aborted_known = list(indexed(self._directory)), known
-        found: list[tuple[int, int]] = []
+        if not self.has_aborted(index_version):
+            return []
+        aborted: list[tuple[int, int]] = []
         first = bases[bisect_right(bases, offset) - 1]
         for base in self._aborted_bases[bisect_left(self._aborted_bases, first) :]:
             for entry in self._aborted_in(base, offset):
                 if entry.first < stop:
-                    found.append((entry.producer_id, entry.first))
+                    aborted.append((entry.producer_id, entry.first))
                 if entry.stable >= stop:
-                    return found
-        return found
+                    return aborted
+        return aborted
 
     def _aborted_in(self, base: int, offset: int) -> Iterator[Aborted]:
         """Yields the entries of a segment whose markers are not before ``offset``."""
@@ -327,16 +340,16 @@ class LogReader:
 
     def _last_of(self, file: LogFile, number: int, offset: int) -> int:
         """The offset of the marker of an entry; ``offset``, if the entry was taken back meanwhile."""
-        found = self._aborted_at(file, number, 1)
-        return found[0].last if found else offset
+        entries = self._aborted_at(file, number, 1)
+        return entries[0].last if entries else offset
 
     def _aborted_at(self, file: LogFile, number: int, count: int) -> list[Aborted]:
         return list(unpack(file.read(count * ABORTED_BYTES, number * ABORTED_BYTES)))
 
-    def has(self, found: FileRange) -> bool:
+    def has(self, piece: FileRange) -> bool:
         """Whether the file is as long as a range of it: ask in an offline partition, whose files nobody looks at."""
-        assert isinstance(found.file, File)
-        return os.fstat(found.file.fd).st_size >= found.position + found.count
+        assert isinstance(piece.file, File)
+        return os.fstat(piece.file.fd).st_size >= piece.position + piece.count
 
     def _out_of_range(self, offset: int, bases: Sequence[int], end: int) -> OffsetOutOfRange:
         return OffsetOutOfRange(f"offset {offset} is not in the log, which has {bases[0]} to {end}: seek")
@@ -386,14 +399,18 @@ class LogReader:
         raise AssertionError("headers() ends at the limit, which lies beyond the offset")
 
     def _stop(self, log: File, base: int, limit: int, start: int, bytes_max: int) -> int:
-        """A boundary at most ``bytes_max`` bytes after ``start``, but not before the end of the first batch."""
+        """A boundary at most ``bytes_max`` bytes after ``start``, but not before the end of the first batch.
+
+        It is not behind emptied bytes of which the next batch has the offsets: whoever goes on there, as one who counts
+        bytes does, would take these offsets for read.
+        """
         index = self._index(base)
         if index is not None:
             try:
                 _, stop = index.floor(start + bytes_max, limit)
             except CorruptLog:
                 stop = start
-            if stop > start and (stop == limit or has_header(log, base, stop - base, limit - base)):
+            if stop > start and (stop == limit or has_header(log, base, stop - base, limit - base, joined=False)):
                 return stop
         stop = start
         try:
@@ -401,7 +418,8 @@ class LogReader:
                 following = base + position + info.size
                 if following - start > bytes_max and stop > start:
                     break
-                stop = following
+                if info.attributes != EMPTIED or following == limit or stop == start:
+                    stop = following
         except StorageFault:
             if stop == start:  # else what stands before the damage is served
                 raise
@@ -409,7 +427,7 @@ class LogReader:
 
     # ---- offsets by time and lag
 
-    def by_time(self, bases: Sequence[int], end: int, timestamp: int, start: int = 0) -> Found | None:
+    def find_time(self, bases: Sequence[int], end: int, timestamp: int, start: int = 0) -> FoundBatch | None:
         """The first batch from offset ``start`` on with a timestamp of at least ``timestamp`` ms; None without one.
 
         ``start`` may lie in a batch: then those of its records count that are not before it.
@@ -419,15 +437,18 @@ class LogReader:
             try:
                 if limit <= start or self._peak(base, limit, base, sealed=limit in bases) < timestamp:
                     continue
-                found = self._search(base, limit, timestamp, start)
+                batch = self._search(base, limit, timestamp, start)
             except FileNotFoundError:
                 continue  # just retired
-            if found is not None:
-                return found
+            if batch is not None:
+                return batch
         return None
 
-    def max_timestamp(self, bases: Sequence[int], end: int, start: int = 0) -> Found | None:
-        """The first batch from ``start`` on with the largest timestamp of all; None when there is no batch."""
+    def max_timestamp(self, bases: Sequence[int], end: int, start: int = 0) -> FoundBatch | None:
+        """The first batch from ``start`` on with the largest timestamp of all; None when there is no batch.
+
+        Its ``timestamp`` is the largest of the records from ``start`` on, which its header may exceed.
+        """
         largest = None
         for base, limit in _segments(bases, end):
             if limit <= start:
@@ -437,21 +458,25 @@ class LogReader:
             except FileNotFoundError:
                 continue
             largest = peak if largest is None else max(largest, peak)
-        return None if largest is None else self.by_time(bases, end, largest, start)
+        if largest is None or (batch := self.find_time(bases, end, largest, start)) is None:
+            return None
+        return batch._replace(timestamp=largest)
 
-    def first_record(self, bases: Sequence[int], end: int, batch: Found, timestamp: int, start: int = 0) -> Found:
-        """The first record from ``start`` on with at least ``timestamp`` ms, in a batch that :meth:`by_time` found.
+    def first_record(
+        self, bases: Sequence[int], end: int, batch: FoundBatch, timestamp: int, start: int = 0
+    ) -> FoundBatch:
+        """The first record from ``start`` on with at least ``timestamp`` ms, in a batch that :meth:`find_time` found.
 
         Returns the first one that counts when the batch cannot be unpacked or is too large to unpack.
         """
         skipped = max(0, start - batch.offset)
-        found = self._times_from(bases, end, batch.offset, skipped)
-        number = bisect_left(found.times, timestamp)
-        if number == len(found.times):
-            return Found(batch.offset + skipped, batch.timestamp, batch.records + found.first)
-        return Found(batch.offset + found.delta(number), found.times[number], batch.records + found.first + number)
+        times = self._times_from(bases, end, batch.offset, skipped)
+        number = bisect_left(times.times, timestamp)
+        if number == len(times.times):
+            return FoundBatch(batch.offset + skipped, batch.timestamp, batch.records + times.first)
+        return FoundBatch(batch.offset + times.delta(number), times.times[number], batch.records + times.first + number)
 
-    def _times_from(self, bases: Sequence[int], end: int, offset: int, skipped: int) -> Times:
+    def _times_from(self, bases: Sequence[int], end: int, offset: int, skipped: int) -> BatchTimes:
         """As :func:`largest_times` for the batch with this base offset, without what is at its first offsets."""
         times = self._files.times(self._prefix, offset + skipped)
         if times is None:
@@ -462,7 +487,7 @@ class LogReader:
             self._files.remember_times(self._prefix, offset + skipped, times)
         return times
 
-    def _times(self, piece: FileRange, skipped: int) -> Times:
+    def _times(self, piece: FileRange, skipped: int) -> BatchTimes:
         """As :func:`largest_times` for the one batch in ``piece``; empty when it is not unpacked."""
         from ..records.timestamps import largest_times
 
@@ -480,7 +505,7 @@ class LogReader:
         self.looked_bytes += unpacked_bytes + RECORD_BYTES * len(times.times)
         return times
 
-    def at(self, bases: Sequence[int], end: int, offset: int) -> tuple[int, int]:
+    def time_and_count(self, bases: Sequence[int], end: int, offset: int) -> tuple[int, int]:
         """Largest timestamp (ms) of the batch that contains ``offset``, and the number of records before ``offset``.
 
         The timestamp is -1 at ``end``, where there is no batch.
@@ -510,7 +535,7 @@ class LogReader:
 
     # ---- from an index entry on
 
-    def _entry(self, log: File, base: int, limit: int, offset: int) -> Entry:
+    def _entry(self, log: File, base: int, limit: int, offset: int) -> IndexEntry:
         """The last index entry at or below ``offset`` that is the start of a batch in the log."""
         index = self._index(base)
         records = 0
@@ -526,7 +551,7 @@ class LogReader:
                         ):
                             return entry
                 records = index.entry(0).records if number >= 0 else 0
-        return Entry(base, -1, records)
+        return IndexEntry(base, -1, records)
 
     def _peak(self, base: int, limit: int, start: int, sealed: bool) -> int:
         """The largest timestamp in the segment below ``limit``, of the messages from ``start`` on."""
@@ -549,7 +574,7 @@ class LogReader:
             self._peaks[base, start] = peak
         return peak
 
-    def _peak_behind(self, log: File, base: int, limit: int, start: int, last: Entry) -> tuple[int, int]:
+    def _peak_behind(self, log: File, base: int, limit: int, start: int, last: IndexEntry) -> tuple[int, int]:
         """The largest timestamp from ``start``, inside the segment, up to a position; and that position.
 
         The ``last`` entry of the index has the largest timestamp of all before it, of which a part is deleted.  So it
@@ -576,10 +601,10 @@ class LogReader:
         times = self._times_from((base,), limit, offset, skipped).times
         return times[-1] if times else otherwise
 
-    def _search(self, base: int, limit: int, timestamp: int, start: int) -> Found | None:
+    def _search(self, base: int, limit: int, timestamp: int, start: int) -> FoundBatch | None:
         """The first batch of the segment that has at least ``timestamp`` from ``start`` on."""
         log, index = self._log(base, limit), self._index(base)
-        entry = Entry(base, -1, 0)
+        entry = IndexEntry(base, -1, 0)
         if index is not None:
             with suppress(CorruptLog):
                 reached = index.reached(timestamp, index.before(limit))
@@ -588,26 +613,26 @@ class LogReader:
         records = entry.records
         for position, info in headers(log, base, entry.offset - base, limit - base):
             self.looked_bytes += info.size
-            found = Found(base + position + info.size - info.span, info.max_timestamp, records)
+            batch = FoundBatch(base + position + info.size - info.span, info.max_timestamp, records)
             records += info.count
-            skipped = start - found.offset
-            if found.timestamp < timestamp or skipped >= info.span:
+            skipped = start - batch.offset
+            if batch.timestamp < timestamp or skipped >= info.span:
                 continue
-            if skipped <= 0 or self._largest(base, limit, found.offset, skipped, found.timestamp) >= timestamp:
-                return found
+            if skipped <= 0 or self._largest(base, limit, batch.offset, skipped, batch.timestamp) >= timestamp:
+                return batch
         return None
 
 
-def _weight(times: Times) -> int:
+def _weight(times: BatchTimes) -> int:
     """The memory of an entry, in numbers: an entry without times takes some, too."""
     return len(times.times) + len(times.deltas) + TIMES_OVERHEAD
 
 
-def _unknown(skipped: int) -> Times:
+def _unknown(skipped: int) -> BatchTimes:
     """For a batch that is not unpacked."""
-    from ..records.timestamps import Times
+    from ..records.timestamps import BatchTimes
 
-    return Times(array("q"), skipped, array("q"))
+    return BatchTimes(array("q"), skipped, array("q"))
 
 
 def _segments(bases: Sequence[int], end: int) -> Iterator[tuple[int, int]]:

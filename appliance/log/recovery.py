@@ -67,8 +67,8 @@ from ..durable_files import SYSTEM, File, System, copy_range, remove_file, repla
 from ..errors import CorruptLog, SegmentMissing, StorageFault
 from . import files
 from .files import COMPACTION_STATE, LOG_SUFFIX, base_of, index_path, log_path
-from .index import Builder, Entry, ends
-from .segment import Segment, State, find_valid, headers, scan
+from .index import Builder, IndexEntry, ends
+from .segment import Segment, SegmentState, find_valid, headers, scan
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ NOTHING: Final = 1 << 63
 Boot = tuple[int, int]
 
 
-class Cells(Protocol):
+class PointCells(Protocol):
     def __getitem__(self, index: int, /) -> int: ...
     def __setitem__(self, index: int, value: int, /) -> None: ...
 
@@ -100,7 +100,7 @@ def boot_id() -> Boot:
 class Point:
     """Reads the cells of a recovery point, which may be a plain list."""
 
-    def __init__(self, cells: Cells) -> None:
+    def __init__(self, cells: PointCells) -> None:
         self.cells = cells
 
     @property
@@ -221,7 +221,7 @@ class Derived(NamedTuple):
     start: int
     high_watermark: int
     flushed: int
-    state: State
+    state: SegmentState
     retired: tuple[int, ...] = ()
 
 
@@ -237,7 +237,7 @@ class LogSummary(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Marker:
+class CleanMarker:
     bases: list[int]
     index_sizes: list[int]
     start: int
@@ -245,7 +245,7 @@ class Marker:
     """Last stable offset."""
     has_aborted: bool
     """Whether there are indexes of aborted transactions."""
-    state: State
+    state: SegmentState
 
     def store(self, directory: Path, system: System = SYSTEM) -> None:
         """Write the file durably, or not at all."""
@@ -253,7 +253,7 @@ class Marker:
         replace_file(directory / MARKER_NAME, body + b"\n%08x\n" % crc32c(body), system=system)
 
     @classmethod
-    def load(cls, directory: Path) -> Marker | None:
+    def load(cls, directory: Path) -> CleanMarker | None:
         """The marker, whole and in this form; None if there is none."""
         try:
             file = File(directory / MARKER_NAME)
@@ -279,7 +279,7 @@ class Marker:
 def peek(directory: Path) -> LogSummary | None:
     """Summarize a cleanly stopped log, from its marker, names and sizes; None when it is in use or needs recovery."""
     try:
-        marker = Marker.load(directory)
+        marker = CleanMarker.load(directory)
         if marker is None or not marker.fits(directory):
             return None
     except OSError:  # opening the log for writing will report it
@@ -297,7 +297,7 @@ def loss_of(directory: Path) -> str:
     """
     try:
         kept = any(base_of(name, LOG_SUFFIX) is not None for name in os.listdir(directory))  # noqa: PTH208 - names
-        return "" if kept or Point.read(directory).valid or Marker.load(directory) else "its log is missing"
+        return "" if kept or Point.read(directory).valid or CleanMarker.load(directory) else "its log is missing"
     except FileNotFoundError:
         return "the directory is missing"
     except NotADirectoryError:
@@ -323,7 +323,7 @@ DISPLACED_SUFFIX: Final = ".no-index"
 
 class Recovered(NamedTuple):
     bases: list[int]
-    state: State
+    state: SegmentState
     start: int
     touched: list[File]  # to be flushed before the log can be trusted
 
@@ -335,7 +335,7 @@ def recover(
     interval_bytes: int,
     now_ms: int,
     system: System = SYSTEM,
-    stopped: Marker | None = None,
+    stopped: CleanMarker | None = None,
 ) -> Recovered:
     """Repair the files of a log that was not closed in order, so that it can be appended to.
 
@@ -361,10 +361,12 @@ def recover(
         if logs[base] != following - base:
             path = str(log_path(directory, base))
             raise CorruptLog(path, logs[base], f"must have {following - base} bytes: the next segment starts there")
-    scanner = _Scanner(directory, trusted, point.flushed if point.faulted else NOTHING, interval_bytes, system)
-    records, rebuilt = _count_sealed(directory, bases[: first + 1], interval_bytes, system)
+    rewritten_from = point.flushed if point.faulted else NOTHING
+    scanner = _Scanner(directory, trusted, rewritten_from, interval_bytes, system)
+    records, rebuilt = _count_sealed(directory, bases[: first + 1], rewritten_from, interval_bytes, system)
     for base, following in pairwise(bases[: first + 1]):
-        if following > point.flushed or base in rebuilt:
+        # One that was sealed when all of it was flushed got the last entry of its index after that.
+        if following >= point.flushed or base in rebuilt:
             scanner.touched += (File(log_path(directory, base)), File(index_path(directory, base)))
     for number, base in enumerate(bases[first:], first):
         following_base = bases[number + 1] if number + 1 < len(bases) else None
@@ -380,7 +382,7 @@ def recover(
         path, end = str(log_path(directory, bases[-1])), builder.offset
         raise CorruptLog(path, end - bases[-1], f"the log ends at offset {end}, but was valid up to {trusted}")
     born_ms = min(point.cells[BORN_MS], now_ms) if point.valid else now_ms
-    state = State(builder.offset, builder.timestamp, builder.records, builder.size, builder.last, born_ms)
+    state = SegmentState(builder.offset, builder.timestamp, builder.records, builder.size, builder.last, born_ms)
     start = bases[0] if known_start is None else min(max(known_start, bases[0]), builder.offset)
     return Recovered(bases, state, start, scanner.touched)
 
@@ -417,35 +419,40 @@ def _segments(directory: Path, start: int | None, now_ms: int, trusted: int | No
     return logs
 
 
-def _count_sealed(directory: Path, bases: Sequence[int], interval_bytes: int, system: System) -> tuple[int, set[int]]:
+def _count_sealed(
+    directory: Path, bases: Sequence[int], rewritten_from: int, interval_bytes: int, system: System
+) -> tuple[int, set[int]]:
     """Count the records of all but the last segment by their index files, and rebuild wrong index files.
 
-    When the index files of two neighbours contradict each other, the first is rebuilt from the batch headers.
+    When the index files of two neighbours contradict each other, the first is rebuilt from the batch headers.  That of
+    a segment which ends at ``rewritten_from`` or later is written again.
 
     Returns:
         The number of records before the last segment, and the bases of the rebuilt index files.
     """
-    found = {base: ends(index_path(directory, base)) for base in bases}
+    entries_of = {base: ends(index_path(directory, base)) for base in bases}
     records, rebuilt = 0, set()
-    own = found[bases[0]]
+    own = entries_of[bases[0]]
     if own is not None and own[0].offset == bases[0] and counts_before(directory, bases[0]):
         records = own[0].records
     for base, following in pairwise(bases):
-        own, after = found[base], found[following]
-        if (
+        own, after = entries_of[base], entries_of[following]
+        is_right = (
             own is not None
-            and own[0] == Entry(base, -1, records)
+            and own[0] == IndexEntry(base, -1, records)
             and own[1].offset == following
-            and (after is None or after[0] == Entry(following, -1, own[1].records))
-        ):
+            and (after is None or after[0] == IndexEntry(following, -1, own[1].records))
+        )
+        if own is not None and is_right and following < rewritten_from:
             records = own[1].records
             continue
-        logger.warning("%s: rebuilding the index", index_path(directory, base))
+        if not is_right:
+            logger.warning("%s: rebuilding the index", index_path(directory, base))
         builder = Builder(read_index(directory, base), base, records, interval_bytes)
         for _, info in headers(File(log_path(directory, base)), base, 0, following - base):
             builder.batch(info.size, info.count, info.max_timestamp)
         builder.finish(sealed=True)
-        builder.store(index_path(directory, base), system)
+        builder.store(index_path(directory, base), system, whole=following >= rewritten_from)
         rebuilt.add(base)
         records = builder.records
     return records, rebuilt

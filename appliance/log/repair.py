@@ -38,7 +38,7 @@ from .mending import mended
 from .partition_directory import claim
 from .recovery import BORN_MS, MARKER_NAME, Point, Recovered, RecoveryPoint, loss_of, recover, truncated_path
 from .segment import Segment, has_header, read_into
-from .tools import INDEX, Batch, Damage, Report, go_through, is_torn, trusted_end, verify
+from .tools import INDEX, Damage, DumpedBatch, Report, go_through, is_torn, trusted_end, verify
 from .transactions import SUFFIX as ABORTED_SUFFIX
 from .transactions import Aborted, AbortedIndex, aborted_path, read_aborted
 
@@ -140,9 +140,9 @@ class _Repair:
             else:
                 end = self._segment(base, following)
         if not self._dry_run:
-            found = self._reopen(min(start, end), end, born_ms, interval_bytes)
-            start, end = found.start, found.state.end
-            self._write_aborted(found.bases, end)
+            log = self._reopen(min(start, end), end, born_ms, interval_bytes)
+            start, end = log.start, log.state.end
+            self._write_aborted(log.bases, end)
         return Repaired(self._actions, min(start, end), end, self._hole_bytes, self._cut_bytes)
 
     def _make_segment(self, born_ms: int) -> int:
@@ -157,22 +157,22 @@ class _Repair:
         directory = self._directory
         point = RecoveryPoint(directory)
         point.begin(_NOWHERE, end, start, born_ms)
-        found = recover(directory, point, _NOWHERE, interval_bytes, born_ms)
-        for file in found.touched:
+        recovered = recover(directory, point, _NOWHERE, interval_bytes, born_ms)
+        for file in recovered.touched:
             os.fdatasync(file.fd)
         sync_directory(directory)
-        point.begin(_NOWHERE, found.state.end, found.start, born_ms)
+        point.begin(_NOWHERE, recovered.state.end, recovered.start, born_ms)
         point.sync()
         point.close()
-        return found
+        return recovered
 
     def _write_aborted(self, bases: list[int], end: int) -> None:
         """Let the indexes of aborted transactions say what the batches say."""
         directory, check = self._directory, AbortedCheck()
         for base, limit in pairwise([*bases, end]):
-            for found in go_through(log_path(directory, base), base, 0, limit - base):
-                if isinstance(found, Batch):
-                    check.batch(base + found.position, found.info, found.data)
+            for item in go_through(log_path(directory, base), base, 0, limit - base):
+                if isinstance(item, DumpedBatch):
+                    check.batch(base + item.position, item.info, item.data)
         right: list[Aborted] = []
         for base, limit in pairwise([*bases, end]):
             right += check.right(base, limit, read_aborted(aborted_path(directory, base)))
@@ -205,8 +205,8 @@ class _Repair:
         """The damage of a segment, in order, without what can be mended: that is mended first."""
         position: int | None = 0
         while position is not None:
-            found = (one for one in go_through(path, base, position, stop) if isinstance(one, Damage))
-            damage, position = next(found, None), None
+            damages = (item for item in go_through(path, base, position, stop) if isinstance(item, Damage))
+            damage, position = next(damages, None), None
             if damage is not None:
                 mended_bytes = self._mend(path, base, damage, stop)
                 position = damage.position + mended_bytes if mended_bytes else damage.stop

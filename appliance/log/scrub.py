@@ -39,7 +39,7 @@ class DamagedRange(NamedTuple):
     reason: str
 
 
-Pace = Callable[[int], None]
+ScrubPace = Callable[[int], None]
 """Called after each piece with its number of bytes: waits as long as the rate demands."""
 
 
@@ -53,7 +53,7 @@ def scrub(
     end: int,
     start: int,
     stop: int,
-    pace: Pace,
+    pace: ScrubPace,
     on_batch: OnBatch = lambda start, info: None,
 ) -> Iterator[DamagedRange]:
     """Yields the damage from the batch that contains offset ``start`` to the one that contains ``stop`` - 1.
@@ -74,20 +74,20 @@ def look_again(
     bases: Sequence[int],
     first: int,
     end: int,
-    known: Sequence[DamagedRange],
-    pace: Pace = lambda _: None,
+    earlier: Sequence[DamagedRange],
+    pace: ScrubPace = lambda _: None,
 ) -> list[DamagedRange]:
     """What is damaged now in the known ranges, from ``first``, the log start offset, to ``end``, the high watermark.
 
     Raises:
         StorageFault: see :func:`scrub`.
     """
-    found: list[DamagedRange] = []
-    for start, stop, _ in known:
+    damaged: list[DamagedRange] = []
+    for start, stop, _ in earlier:
         start, stop = max(start, first, bases[0]), min(stop, end)
         if start < stop:
-            found += scrub(directory, bases, end, start, stop, pace)
-    return sorted(set(found))  # damage before a range may hide where its first batch begins: it is found for both
+            damaged += scrub(directory, bases, end, start, stop, pace)
+    return sorted(set(damaged))  # damage before a range may hide where its first batch begins: it is found for both
 
 
 def joined(ranges: Sequence[DamagedRange], count_max: int) -> list[DamagedRange]:
@@ -96,11 +96,11 @@ def joined(ranges: Sequence[DamagedRange], count_max: int) -> list[DamagedRange]
     So a range may have whole batches in it, and go over several segments.
     """
     apart: list[DamagedRange] = []
-    for one in sorted(set(ranges)):
-        if apart and one.start <= apart[-1].stop:
-            apart[-1] = _united(apart[-1], one)
+    for damaged in sorted(set(ranges)):
+        if apart and damaged.start <= apart[-1].stop:
+            apart[-1] = _united(apart[-1], damaged)
         else:
-            apart.append(one)
+            apart.append(damaged)
     while len(apart) > count_max:
         at = min(range(1, len(apart)), key=lambda number: apart[number].start - apart[number - 1].stop)
         apart[at - 1 : at + 1] = [_united(apart[at - 1], apart[at])]
@@ -123,7 +123,7 @@ def place_of(bases: Sequence[int], offset: int) -> tuple[str, int]:
 
 
 def _segment(
-    directory: Path, base: int, limit: int, start: int, stop: int, pace: Pace, on_batch: OnBatch
+    directory: Path, base: int, limit: int, start: int, stop: int, pace: ScrubPace, on_batch: OnBatch
 ) -> Iterator[DamagedRange]:
     """The damage of the segment [base, limit) from the batch that contains ``start`` on, up to ``stop``."""
     path = log_path(directory, base)
@@ -168,12 +168,12 @@ def _batch_at(directory: Path, base: int, limit: int, offset: int) -> int:
     if offset == base:
         return base
     try:
-        found = LogReader(directory, FileCache(2)).locate([base], limit, offset, 1)
+        piece = LogReader(directory, FileCache(2)).locate([base], limit, offset, 1)
     except (CorruptLog, UnreadableLog) as error:
         return min(offset, base + error.position)
     except (StorageFault, OffsetOutOfRange):  # it is gone since, or cannot be opened
         return base
-    return base if found is None else base + found.position
+    return base if piece is None else base + piece.position
 
 
 def _last_whole(file: File, base: int, position: int, stop: int) -> int:

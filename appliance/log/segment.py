@@ -37,7 +37,7 @@ from ..records.batch import (
 )
 from ..records.holes import check_hole
 from .files import index_path, log_path
-from .index import ENTRY_BYTES, Entry, pack
+from .index import ENTRY_BYTES, IndexEntry, pack
 
 SIZE_MAX: Final = 1 << 31  # no limit here: a batch that is longer than the file is incomplete, not too large
 BUFFERS_MAX: Final = 1024
@@ -54,7 +54,7 @@ Batches = Sequence[tuple[memoryview, BatchInfo]]
 _new = tuple.__new__  # twice as fast as the constructor of a NamedTuple
 
 
-class State(NamedTuple):
+class SegmentState(NamedTuple):
     """The state that an append continues from.  All of it but ``born_ms`` follows from the files."""
 
     end: int  # log end offset
@@ -70,7 +70,7 @@ class Segment:
 
     __slots__ = ("_identity", "_path", "_system", "base", "end", "index", "log", "state")
 
-    def __init__(self, directory: Path, base: int, state: State, system: System) -> None:
+    def __init__(self, directory: Path, base: int, state: SegmentState, system: System) -> None:
         self.base = base
         self.state = state
         self.end = state.end
@@ -78,8 +78,8 @@ class Segment:
         self.log = File(log_path(directory, base), os.O_RDWR | os.O_APPEND, system)
         self.index = File(index_path(directory, base), os.O_RDWR, system)
         self._path = str(self.log.path)
-        found = os.fstat(self.log.fd)
-        self._identity = found.st_dev, found.st_ino
+        status = os.fstat(self.log.fd)
+        self._identity = status.st_dev, status.st_ino
 
     @classmethod
     def create(cls, directory: Path, base: int, records: int, born_ms: int, system: System) -> Segment:
@@ -90,9 +90,9 @@ class Segment:
         paths = index_path(directory, base), log_path(directory, base)
         try:
             index = File(paths[0], os.O_RDWR | os.O_CREAT | os.O_TRUNC, system)
-            write_at(index.fd, pack([Entry(base, -1, records)]), 0, system)
+            write_at(index.fd, pack([IndexEntry(base, -1, records)]), 0, system)
             File(paths[1], os.O_RDWR | os.O_CREAT | os.O_EXCL, system)
-            return cls(directory, base, State(base, -1, records, ENTRY_BYTES, base, born_ms), system)
+            return cls(directory, base, SegmentState(base, -1, records, ENTRY_BYTES, base, born_ms), system)
         except FileExistsError:
             raise
         except OSError:
@@ -122,7 +122,7 @@ class Segment:
         except OSError:
             self.restore(self.state)
             raise
-        self.state = _new(State, (end, timestamp, records, index_bytes, last_entry, born_ms))
+        self.state = _new(SegmentState, (end, timestamp, records, index_bytes, last_entry, born_ms))
         self.end = end
 
     def _write(self, views: list[memoryview], size: int) -> None:
@@ -143,14 +143,14 @@ class Segment:
             StorageFault: somebody has removed, renamed, replaced or truncated the file.
         """
         try:
-            found = os.stat(self._path)  # noqa: PTH116 - twice as fast as a Path's
+            status = os.stat(self._path)  # noqa: PTH116 - twice as fast as a Path's
         except OSError as error:
             raise StorageFault(f"{self._path}: {error.strerror}: removed or renamed while it was written") from error
-        if (found.st_dev, found.st_ino) != self._identity:
+        if (status.st_dev, status.st_ino) != self._identity:
             raise StorageFault(f"{self._path}: another file is in its place: replaced while it was written")
-        if found.st_size < end - self.base:
+        if status.st_size < end - self.base:
             size = end - self.base
-            raise StorageFault(f"{self._path}:{found.st_size}: has lost its end: {size} bytes were written")
+            raise StorageFault(f"{self._path}:{status.st_size}: has lost its end: {size} bytes were written")
 
     def seal(self) -> None:
         """Add the closing entry to the index, with the largest timestamp and the records up to the segment's end."""
@@ -158,13 +158,13 @@ class Segment:
         if last_entry == end:
             return
         try:
-            write_at(self.index.fd, pack([Entry(end, timestamp, records)]), index_bytes, self._system)
+            write_at(self.index.fd, pack([IndexEntry(end, timestamp, records)]), index_bytes, self._system)
         except OSError:
             self.restore(self.state)
             raise
-        self.state = State(end, timestamp, records, index_bytes + ENTRY_BYTES, end, born_ms)
+        self.state = SegmentState(end, timestamp, records, index_bytes + ENTRY_BYTES, end, born_ms)
 
-    def restore(self, state: State) -> None:
+    def restore(self, state: SegmentState) -> None:
         """Truncate log and index to an earlier state.
 
         Raises:
@@ -232,8 +232,11 @@ def read_into(file: File, buffer: memoryview, position: int, stop: int) -> int:
     return filled
 
 
-def has_header(file: File, base: int, position: int, stop: int) -> bool:
-    """Whether ``position`` has the header of a batch with the base offset of this position, ending by ``stop``."""
+def has_header(file: File, base: int, position: int, stop: int, *, joined: bool = True) -> bool:
+    """Whether ``position`` has the header of a batch with the base offset of this position, ending by ``stop``.
+
+    ``joined``: also of one whose first offsets lie in emptied bytes before it (``records.holes``).
+    """
     if not 0 <= position <= stop - HEADER_BYTES:
         return False
     try:
@@ -249,6 +252,7 @@ def has_header(file: File, base: int, position: int, stop: int) -> bool:
         and last_delta >= -1
         and HEADER_BYTES <= size <= stop - position
         and (stored + last_delta + 1 - size if attributes != EMPTIED else first_timestamp) == base + position
+        and (joined or stored >= base + position)
     )
 
 

@@ -150,8 +150,8 @@ def headers_from(path: Path, bases: Sequence[int], end: int, offset: int) -> Ite
     ``bases`` are those of its segments, ``end`` its log end offset.
     """
     offset = max(offset, bases[0])
-    found = LogReader(path, FileCache(2)).locate(bases, end, offset, 1)
-    first = 0 if found is None else found.position
+    piece = LogReader(path, FileCache(2)).locate(bases, end, offset, 1)
+    first = 0 if piece is None else piece.position
     for base, following in zip(bases, [*bases[1:], end], strict=True):
         if following > offset:
             file = File(log_path(path, base))

@@ -25,14 +25,14 @@ from .recovery import (
     HIGH_WATERMARK,
     MARKER_NAME,
     POINT_NAME,
+    CleanMarker,
     Derived,
-    Marker,
     Point,
     boot_id,
     counts_before,
     read_index,
 )
-from .segment import State, find_valid, scan
+from .segment import SegmentState, find_valid, scan
 from .transactions import aborted_path, read_aborted
 
 CORRUPT: Final = "corrupt"
@@ -41,7 +41,7 @@ INDEX: Final = "index"
 DERIVED: Final = "derived"
 
 
-class Batch(NamedTuple):
+class DumpedBatch(NamedTuple):
     """A valid batch: its place and its bytes.  The next step of the iteration may overwrite the bytes."""
 
     path: Path
@@ -104,13 +104,13 @@ class Report(NamedTuple):
         return all(problem.kind == TORN for problem in self.problems)
 
 
-def go_through(path: Path, base: int, position: int, stop: int) -> Iterator[Batch | Damage]:
+def go_through(path: Path, base: int, position: int, stop: int) -> Iterator[DumpedBatch | Damage]:
     """Yields every batch in [position, stop) of the segment at ``path``, and the damage between them."""
     file = File(path)
     while position < stop:
         try:
             for at, info, data in scan(file, base, position, stop):
-                yield Batch(path, at, base + at + info.size - info.span, info, data)
+                yield DumpedBatch(path, at, base + at + info.size - info.span, info, data)
             return
         except CorruptLog as error:
             following = find_valid(file, base, error.position, stop)
@@ -118,7 +118,7 @@ def go_through(path: Path, base: int, position: int, stop: int) -> Iterator[Batc
             position = stop if following is None else following
 
 
-def dump(directory: Path, offset: int = 0) -> Iterator[Batch | Damage]:
+def dump(directory: Path, offset: int = 0) -> Iterator[DumpedBatch | Damage]:
     """Yields every batch, from the one that contains ``offset`` on, and the damage between them."""
     logs, _ = files.sizes(directory)
     for base, size in logs.items():
@@ -130,10 +130,10 @@ def dump(directory: Path, offset: int = 0) -> Iterator[Batch | Damage]:
 def _batch_at(directory: Path, base: int, end: int, offset: int) -> int:
     """Position of the batch that contains ``offset``; 0 when damage hides it."""
     try:
-        found = LogReader(directory, FileCache(2)).locate([base], end, offset, 1)
+        piece = LogReader(directory, FileCache(2)).locate([base], end, offset, 1)
     except CorruptLog:
         return 0
-    return found.position if found is not None else 0
+    return piece.position if piece is not None else 0
 
 
 def is_partition(directory: Path) -> bool:
@@ -145,11 +145,11 @@ def is_partition(directory: Path) -> bool:
 # ---- verify
 
 
-def verify(directory: Path, known: Derived | None = None, interval_bytes: int = ANY_INTERVAL) -> Report:
+def verify(directory: Path, derived: Derived | None = None, interval_bytes: int = ANY_INTERVAL) -> Report:
     """Check every byte of the log and of its index files, and compare what is known of it with what its files give.
 
     Args:
-        known: what the writer of the log knows of it, which writes nothing meanwhile; by default what the
+        derived: what the writer of the log knows of it, which writes nothing meanwhile; by default what the
             clean-shutdown marker says, if there is one.
         interval_bytes: the ``index.interval.bytes`` of all that was appended, if there was only one: then missing index
             entries are noticed, too.
@@ -158,7 +158,7 @@ def verify(directory: Path, known: Derived | None = None, interval_bytes: int = 
         FileNotFoundError: there is no such directory.
         StorageFault: a file cannot be read.
     """
-    retired = () if known is None else known.retired
+    retired = () if derived is None else derived.retired
     bases = [base for base in files.sizes(directory)[0] if base not in retired]
     trusted = trusted_end(directory)
     start = Point.read(directory).start
@@ -169,7 +169,7 @@ def verify(directory: Path, known: Derived | None = None, interval_bytes: int = 
         problems.append(Problem(CORRUPT, log_path(directory, start), 0, "this segment is missing"))
     end, whole = bases[0] if bases else 0, True
     batches, records, holes, before = 0, 0, 0, 0
-    state: State | None = None
+    state: SegmentState | None = None
     check = AbortedCheck()
     for base, following in zip_longest(bases, bases[1:]):
         if not whole or base == bases[0]:
@@ -187,34 +187,36 @@ def verify(directory: Path, known: Derived | None = None, interval_bytes: int = 
         reason = f"the log ends at offset {end}, but was valid up to {trusted}"
         problems.append(Problem(CORRUPT, log_path(directory, bases[-1]), end - bases[-1], reason))
     if state is not None and not problems:
-        problems += _contradictions(directory, bases, state, known)
-        problems += _of_transactions(directory, bases, state.end, check, known is None and not holes)
+        problems += _contradictions(directory, bases, state, derived)
+        problems += _of_transactions(directory, bases, state.end, check, derived is None and not holes)
     return Report(directory, len(bases), min(max([start, *bases[:1]]), end), end, batches, records, holes, problems)
 
 
-def _contradictions(directory: Path, bases: list[int], state: State, known: Derived | None) -> Iterator[Problem]:
+def _contradictions(
+    directory: Path, bases: list[int], state: SegmentState, derived: Derived | None
+) -> Iterator[Problem]:
     """Compare what is known of a log without other problems with ``bases`` and ``state``, which its files give."""
-    if known is None:
-        marker = Marker.load(directory)
+    if derived is None:
+        marker = CleanMarker.load(directory)
         if marker is None or marker.state.end != state.end:  # the log was written to meanwhile
             return
         if marker.state._replace(born_ms=0) != state:
             reason = f"it says {marker.state}, but the batches say {state}"
             yield Problem(DERIVED, directory / MARKER_NAME, 0, reason)
         return
-    indexes = [base for base in files.sizes(directory)[1] if base not in known.retired]
+    indexes = [base for base in files.sizes(directory)[1] if base not in derived.retired]
     point = Point.read(directory)
     stored = point.start, point.cells[HIGH_WATERMARK], point.flushed, point.cells[BORN_MS]
     for what, ours, theirs in (
-        ("the segments are", list(known.bases), bases),
-        ("the index files are", list(known.bases), indexes),
-        ("the state is", known.state._replace(born_ms=0), state),
+        ("the segments are", list(derived.bases), bases),
+        ("the index files are", list(derived.bases), indexes),
+        ("the state is", derived.state._replace(born_ms=0), state),
         (
             "start, high watermark, flushed offset and creation are",
-            (known.start, known.high_watermark, known.flushed, known.state.born_ms),
+            (derived.start, derived.high_watermark, derived.flushed, derived.state.born_ms),
             stored,
         ),
-        ("the log starts, is read up to, and ends at", *_in_order(bases[0], known)),
+        ("the log starts, is read up to, and ends at", *_in_order(bases[0], derived)),
     ):
         if ours != theirs:
             yield Problem(DERIVED, directory, 0, f"{what} {ours}, but {theirs} by the files")
@@ -229,11 +231,11 @@ def _of_transactions(
     """
     for base, limit in pairwise([*bases, end]):
         path = aborted_path(directory, base)
-        found = [entry for entry in read_aborted(path) if entry.last < end]  # an entry is written before its marker
-        right = check.right(base, limit, found)
-        if found != right:
-            yield Problem(DERIVED, path, 0, f"it says {found}, but the batches say {right}")
-    stopped = Marker.load(directory)
+        entries = [entry for entry in read_aborted(path) if entry.last < end]  # an entry is written before its marker
+        right = check.right(base, limit, entries)
+        if entries != right:
+            yield Problem(DERIVED, path, 0, f"it says {entries}, but the batches say {right}")
+    stopped = CleanMarker.load(directory)
     if is_whole and stopped is not None and stopped.state.end == end:
         stable = check.transactions.stable(end)
         if stopped.stable > stable:
@@ -241,15 +243,15 @@ def _of_transactions(
             yield Problem(DERIVED, directory / MARKER_NAME, 0, reason)
 
 
-def _in_order(base: int, known: Derived) -> tuple[list[int], list[int]]:
+def _in_order(base: int, derived: Derived) -> tuple[list[int], list[int]]:
     """Offsets that must ascend, and the same sorted; the flushed offset may be anywhere below the end."""
-    offsets = [base, known.start, known.high_watermark, known.state.end]
-    return [*offsets, known.flushed], [*sorted(offsets), min(known.flushed, known.state.end)]
+    offsets = [base, derived.start, derived.high_watermark, derived.state.end]
+    return [*offsets, derived.flushed], [*sorted(offsets), min(derived.flushed, derived.state.end)]
 
 
 def trusted_end(directory: Path) -> int | None:
     """Offset up to which the log must be valid; None when it is not known."""
-    marker, trusted = Marker.load(directory), Point.read(directory).trusted(boot_id())
+    marker, trusted = CleanMarker.load(directory), Point.read(directory).trusted(boot_id())
     return trusted if marker is None else max(trusted or 0, marker.state.end)
 
 
@@ -259,7 +261,7 @@ class _Seen(NamedTuple):
     batches: int
     records: int
     holes: int
-    state: State  # that of an active segment with these batches; its records are counted as in indexes: also of holes
+    state: SegmentState  # of an active segment with these batches; records are counted as in indexes: also of holes
 
 
 def _verify_segment(
@@ -279,18 +281,18 @@ def _verify_segment(
     stop = size if following is None else min(size, following - base)
     problems: list[Problem] = []
     batches = records = holes = 0
-    for found in go_through(path, base, 0, stop):
-        if isinstance(found, Batch):
+    for item in go_through(path, base, 0, stop):
+        if isinstance(item, DumpedBatch):
             batches += 1
-            if found.is_hole:
+            if item.is_hole:
                 holes += 1
-            elif not (found.is_emptied or found.is_marker):
-                records += found.info.count
-            check.batch(base + found.position, found.info, found.data)
-            builder.batch(found.info.size, found.info.count, found.info.max_timestamp)
+            elif not (item.is_emptied or item.is_marker):
+                records += item.info.count
+            check.batch(base + item.position, item.info, item.data)
+            builder.batch(item.info.size, item.info.count, item.info.max_timestamp)
         else:
-            kind = TORN if is_torn(found, base, stop, following, trusted) else CORRUPT
-            problems.append(Problem(kind, path, found.position, found.reason))
+            kind = TORN if is_torn(item, base, stop, following, trusted) else CORRUPT
+            problems.append(Problem(kind, path, item.position, item.reason))
     end = base + min([stop, *(problem.position for problem in problems)])
     if not problems and (following is None or size >= stop):
         builder.finish(sealed=following is not None)
@@ -301,7 +303,7 @@ def _verify_segment(
         reason = f"the file has {size} bytes, but the next segment starts at {following - base}"
         torn = size == stop and trusted is not None and base + size >= trusted
         problems.append(Problem(TORN if torn else CORRUPT, path, stop, reason))
-    state = State(builder.offset, builder.timestamp, builder.records, builder.size, builder.last, 0)
+    state = SegmentState(builder.offset, builder.timestamp, builder.records, builder.size, builder.last, 0)
     return _Seen(problems, end, batches, records, holes, state)
 
 

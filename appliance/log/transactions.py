@@ -61,7 +61,7 @@ class Transactions:
     def __init__(self, firsts: Iterable[tuple[int, int]] = ()) -> None:
         """``firsts``: the open ones, by producer id, with their first offsets."""
         self._lock = threading.Lock()
-        self._open: OrderedDict[int, int] = OrderedDict(sorted(firsts, key=lambda one: one[1]))
+        self._open: OrderedDict[int, int] = OrderedDict(sorted(firsts, key=lambda transaction: transaction[1]))
         self._ended: deque[tuple[int, int]] = deque()
         """First offset and end of the marker of those that are open to readers only."""
 
@@ -81,7 +81,7 @@ class Transactions:
         first = self._open.get(producer_id)
         if first is None:
             return None
-        others = (other for one, other in self._open.items() if one != producer_id)
+        others = (other for open_id, other in self._open.items() if open_id != producer_id)
         return Aborted(producer_id, first, stop - 1, next(others, stop))
 
     def end(self, producer_id: int, stop: int) -> None:
@@ -108,13 +108,13 @@ def aborted_path(directory: Path, base: int) -> Path:
 
 def indexed(directory: Path) -> dict[int, int]:
     """Bases of the segments that have an index of aborted transactions, and its size in bytes, ascending."""
-    found: dict[int, int] = {}
+    offsets: dict[int, int] = {}
     with os.scandir(directory) as entries:
         for entry in entries:
             base = base_of(entry.name, SUFFIX)
             if base is not None:
-                found[base] = entry.stat().st_size
-    return dict(sorted(found.items()))
+                offsets[base] = entry.stat().st_size
+    return dict(sorted(offsets.items()))
 
 
 def read_aborted(path: Path) -> list[Aborted]:
@@ -240,10 +240,10 @@ class AbortedIndex:
             self._unsynced.pop(base, None)
         return remove_file(aborted_path(self._directory, base), self._system)
 
-    def _durable(self, base: int, stop: int, found: Sequence[Aborted]) -> list[Aborted]:
+    def _durable(self, base: int, stop: int, entries: Sequence[Aborted]) -> list[Aborted]:
         """The entries of markers before ``stop``.  What follows them may be anything, after a power loss."""
         kept: list[Aborted] = []
-        for entry in found:
+        for entry in entries:
             after = kept[-1].last if kept else base
             if not (after < entry.last < stop and entry.first < entry.last):
                 break
@@ -275,11 +275,11 @@ class AbortedIndex:
         for base in set(there) - set(bases):
             self.remove(base)
         for base, limit in pairwise([*bases, max(end, bases[-1]) + 1]):
-            found = read_aborted(aborted_path(self._directory, base)) if base in there else []
-            kept = self._durable(base, min(start, limit), found)
+            entries = read_aborted(aborted_path(self._directory, base)) if base in there else []
+            kept = self._durable(base, min(start, limit), entries)
             new = [entry for entry in derived if base <= entry.last < limit]
             count += len(kept) + len(new)
-            if kept + new != found or there.get(base, 0) % ENTRY_BYTES:
+            if kept + new != entries or there.get(base, 0) % ENTRY_BYTES:
                 file = self._open(base)
                 self._system.ftruncate(file.fd, len(kept) * ENTRY_BYTES)
                 data = b"".join(entry.pack() for entry in new)

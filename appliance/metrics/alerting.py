@@ -16,7 +16,7 @@ import logging
 import os
 import selectors
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -29,15 +29,19 @@ from ..config import Config
 from ..durable_files import replace_data_file
 from ..errors import ApplianceError, StorageFault
 from ..health import alerts as told
-from ..health.alerts import ALERTS_FILE, Event, State
+from ..health.alerts import AlertState, Event, Figures
+from ..health.digest import take_digest
 from ..health.findings import Finding, Groups, judge
+from ..health.undelivered import ALERTS_FILE
 from ..processes.clock import now_ms, wall_s
 from ..processes.messages import TO_SIDE_PROCESS, Reload, Stop
 from ..processes.supervisor.side_processes import SideArguments
+from ..processes.webhook import NotDelivered, post
 from . import alert_delivery
-from .alert_delivery import MAIL, WEBHOOK, NotDelivered
+from .alert_delivery import MAIL, WEBHOOK
 from .disk_forecast import DiskForecast
 from .looks import GROUPS_MS, Look, Looker, ask_groups, at_directory, seen
+from .readings import Readings
 
 GROUPS_EVERY_MS: Final = 60_000
 RETRY_S_MIN: Final = 1.0
@@ -59,14 +63,15 @@ class Book:
         """Something waits to be delivered."""
         self._state = _load(path)
 
-    def take(self, found: list[Finding], now_s: float, alerts: Alerts) -> None:
-        """Take the findings of a look."""
+    def take(self, found: list[Finding], figures: Figures, now_s: float, alerts: Alerts) -> None:
+        """Take the findings of a look, and what went through until then."""
         with self._lock:
             before = self._state.number
+            made = take_digest(self._state, alerts.digest, figures, now_s, receivers(alerts))
             dropped = told.take(self._state, found, now_s, receivers(alerts), alerts.level)
             if dropped:
                 logger.warning("%d alerts are given up: more than %d wait", dropped, told.WAITING_MAX)
-            if self._state.number == before:
+            if self._state.number == before and not made:
                 return
             self._write()
         self.changed.set()
@@ -76,10 +81,25 @@ class Book:
         with self._lock:
             return next((event for event in self._state.waiting if to in event.to), None)
 
-    def delivered(self, event: Event, to: str) -> None:
+    def delivered(self, event: Event, to: str, *, reached: bool) -> None:
+        """A receiver has got an event, or, not ``reached``, it is given up."""
         with self._lock:
+            if reached:
+                told.reached(self._state, to)
             told.delivered(self._state, event.number, to)
             self._write()
+
+    def failed(self, to: str, why: str, now_s: float) -> None:
+        """A receiver cannot be told."""
+        with self._lock:
+            if told.failed(self._state, to, why, now_s):
+                self._write()
+
+    def forget_others(self, receivers: Collection[str]) -> None:
+        """Only these are told from now on."""
+        with self._lock:
+            if told.forget_others(self._state, receivers):
+                self._write()
 
     def _write(self) -> None:
         try:
@@ -88,21 +108,28 @@ class Book:
             logger.warning("%s", error)
 
 
+def _figures(readings: Readings) -> Figures:
+    """For the digest."""
+    totals, started = readings.totals, (readings.state or {}).get("started")
+    counts = totals.messages, totals.received_bytes, totals.fetched_bytes
+    return Figures(float(started or 0.0), *counts, readings.room.free, readings.room.size)
+
+
 def receivers(alerts: Alerts) -> list[str]:
     """Who is told."""
     return [name for name, on in ((WEBHOOK, alerts.webhook), (MAIL, alerts.mail_to)) if on]
 
 
-def _load(path: Path) -> State:
+def _load(path: Path) -> AlertState:
     """The state of before; an empty one when it is damaged, or of another release."""
     try:
-        state = msgspec.json.decode(path.read_bytes(), type=State)
+        state = msgspec.json.decode(path.read_bytes(), type=AlertState)
     except FileNotFoundError:
-        return State()
+        return AlertState()
     except (OSError, ValueError) as error:
         logger.warning("%s: %s: alerts begin anew", path, error)
-        return State()
-    return state if state.version == State().version else State()
+        return AlertState()
+    return state if state.version == AlertState().version else AlertState()
 
 
 class Delivery:
@@ -135,13 +162,18 @@ class Delivery:
                     logger.warning(
                         "alert %s %s: %s: %s; it is tried again", event.condition, event.event, receiver, error
                     )
+                self._book.failed(receiver, str(error), self._clock_s())
                 self._retry_s[receiver] = min(2 * self._retry_s.get(receiver, RETRY_S_MIN / 2), RETRY_S_MAX)
                 return False
             logger.error("alert %s %s is given up for %s: %s", event.condition, event.event, receiver, error)
+            self._book.failed(receiver, str(error), self._clock_s())
+            self._book.delivered(event, receiver, reached=False)
+            self._due_s.pop(receiver, None)
+            return True
         if self._retry_s.pop(receiver, None) is not None:
             logger.info("alerts reach %s again", receiver)
         self._due_s.pop(receiver, None)
-        self._book.delivered(event, receiver)
+        self._book.delivered(event, receiver, reached=True)
         return True
 
 
@@ -185,9 +217,9 @@ class Alerting:
             if now_ms() - self._groups_ms >= GROUPS_EVERY_MS:
                 self._groups_ms, self._groups = now_ms(), self._ask_groups(now)
             full_s = self._forecast.seconds_until_full(now.at_s, now.readings.room)
-            known = seen(now, at_directory(self._data_dir), wall_s(), self._before, self._groups, full_s)
+            situation = seen(now, at_directory(self._data_dir), wall_s(), self._before, self._groups, full_s)
             self._before = now
-            self._book.take(judge(known), wall_s(), self._config.alerts)
+            self._book.take(judge(situation), _figures(now.readings), wall_s(), self._config.alerts)
         except (ApplianceError, OSError) as error:  # no descriptor is left, for example: the next look may find one
             logger.warning("the appliance is not looked at: %s", error)
 
@@ -201,7 +233,9 @@ class Alerting:
         delivery = Delivery(self._book, self._deliver)
         while True:
             self._book.changed.clear()
-            wait_s = delivery.run_once(receivers(self._config.alerts), now_ms() / 1000)
+            told_to = receivers(self._config.alerts)
+            self._book.forget_others(told_to)
+            wait_s = delivery.run_once(told_to, now_ms() / 1000)
             self._book.changed.wait(wait_s)
 
     def _deliver(self, receiver: str, event: Event) -> None:
@@ -211,7 +245,7 @@ class Alerting:
             alert_delivery.send_mail(config.alerts, event, appliance)
         else:
             body = alert_delivery.message_of(event, appliance)
-            alert_delivery.post(config.alerts, config.security.allow_insecure, body)
+            post(config.alerts.webhook, config.security.allow_insecure, body)
 
 
 def serve(arguments: SideArguments) -> None:

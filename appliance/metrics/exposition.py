@@ -20,7 +20,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from ..health.host import Host, Room
+from ..health.host import DiskRoom, Host
 from ..partition_states import DAMAGED, STATE_NAMES
 from ..retention import REASONS
 from ..shared.counters import BOUNDS_S, RequestCounts
@@ -38,6 +38,7 @@ TRANSACTIONS: Final = {
     "ids": "Transactional ids that are known.",
     "open": "Transactions that are open, or end at the moment.",
     "late": "Transactions that have been open for longer than transactions.open_ms_warn.",
+    "hanging": "Partitions with a transaction that is open and that nobody will end.",
 }
 INPUT_COUNTERS: Final = {
     "lines": "Lines that were read and are flushed",
@@ -241,7 +242,7 @@ class Snapshot(Collector):
         yield _gauge("disk_reserve_bytes", "disk.free_bytes_min.", [], [([], room.reserve)])
         warn = (self._readings.state or {}).get("disk", {}).get("free_bytes_warn", 0)
         yield _gauge("disk_free_warn_bytes", "disk.free_bytes_warn.", [], [([], warn)])
-        shm = self._watched.host.shm if self._watched.host is not None else Room()
+        shm = self._watched.host.shm if self._watched.host is not None else DiskRoom()
         free: Samples = [([], shm.free)] if shm.size else []
         yield _gauge("shared_memory_free_bytes", "Bytes free in its /dev/shm.", [], free)
         about = "How long the room lasts at the rate of the last 24 hours, until old segments go early; or +Inf."

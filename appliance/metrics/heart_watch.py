@@ -30,7 +30,7 @@ class HeartWatch:
         """The longest time since a beat, in seconds, of each role."""
         ages: dict[str, float] = {}
         for row in rows:
-            found = self._changed.get((row["pid"], row.get("heart", -1)))
-            if found is not None:
-                ages[row["role"]] = max(ages.get(row["role"], 0.0), (now_ms - found[1]) / 1000)
+            beat = self._changed.get((row["pid"], row.get("heart", -1)))
+            if beat is not None:
+                ages[row["role"]] = max(ages.get(row["role"], 0.0), (now_ms - beat[1]) / 1000)
         return ages

@@ -111,8 +111,8 @@ class LagWatch:
             self._known.clear()
             return Lags({}, now_ms(), 0)
         tables = self._reader.tables()
-        found: dict[tuple[str, str], Lag] = {}
-        known: dict[tuple[str, TopicPartition], _Known] = {}
+        lags: dict[tuple[str, str], Lag] = {}
+        known_parts: dict[tuple[str, TopicPartition], _Known] = {}
         with Admin(local, client_name="metrics", request_timeout_ms=ASK_MS) as admin:
             groups = admin.group_names()
             for group in groups[:GROUPS_MAX]:
@@ -123,14 +123,14 @@ class LagWatch:
                     measured = self._measure(group, part, tables[part], offset)
                     if measured is None:
                         continue
-                    known[group, part] = measured
+                    known_parts[group, part] = measured
                     (_, start, _), messages, size, since_ms = measured
                     age_ms = max(0, wall_ms() - since_ms) if size and since_ms >= 0 else 0  # -1: it has no time
                     lag = Lag(messages, size, age_ms / 1000, lost_bytes(offset, start))
-                    found[group, topic] = found.get((group, topic), Lag()).with_partition(lag)
-        self._known = known
+                    lags[group, topic] = lags.get((group, topic), Lag()).with_partition(lag)
+        self._known = known_parts
         self._files.drop_unlinked()
-        return Lags(found, now_ms(), max(0, len(groups) - GROUPS_MAX))
+        return Lags(lags, now_ms(), max(0, len(groups) - GROUPS_MAX))
 
     def _measure(self, group: str, part: TopicPartition, table: SegmentTable, offset: int) -> _Known | None:
         """None when the log cannot be read now."""
@@ -144,7 +144,7 @@ class LagWatch:
             if at >= end:
                 return _Known(of, 0, 0, 0)
             reader = LogReader(self._data_dir.absolute() / f"{part.topic}-{part.partition}", self._files)
-            timestamp, records = reader.at(bases, end, at)
+            timestamp, records = reader.time_and_count(bases, end, at)
         except (WriterGone, StorageFault, OffsetOutOfRange, OSError):
             return None
         return _Known(of, max(0, table.records - records), end - at, timestamp)

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from ..addresses import parse_addresses, parse_listeners
 from ..errors import ApplianceError, ClientFault, StorageFault, UnknownGroup
 from ..health.findings import Groups, Rates, Seen
-from ..health.host import Host, Process, from_json, look
+from ..health.host import Host, HostProcess, from_json, look
 from ..proc_net import peers
 from ..processes.clock import now_ms, wall_s
 from ..status import NOTHING, collect, failed_start, was_killed
@@ -174,18 +174,16 @@ def ask_groups(ask: Ask, state: Mapping[str, Any], timeout_ms: int = GROUPS_MS) 
 
 def _peers(listeners: Mapping[str, str]) -> Mapping[str, int]:
     """Established connections to the listeners, by address of the client."""
-    found = [
-        one for name in ("native", "kafka") if (text := listeners.get(name)) for one in parse_listeners(name, text)
-    ]
-    return peers({parse_addresses(one.address)[0][1] for one in found if not one.unix})
+    ours = [one for name in ("native", "kafka") if (text := listeners.get(name)) for one in parse_listeners(name, text)]
+    return peers({parse_addresses(one.address)[0][1] for one in ours if not one.unix})
 
 
 def rate(before: Look, now: Look) -> float:
     """Bytes per second that logs grew by."""
-    known, grown = before.readings.partitions, 0
+    rows_before, grown = before.readings.partitions, 0
     for key, row in now.readings.partitions.items():
-        if key in known:
-            grown += max(0, row.high_watermark - known[key].high_watermark)
+        if key in rows_before:
+            grown += max(0, row.high_watermark - rows_before[key].high_watermark)
     return grown / seconds_between(before, now)
 
 
@@ -204,7 +202,7 @@ def wanted(before: Look, now: Look) -> dict[int, float]:
     return {pid: min(share, 1.0) for pid, share in shares.items()}
 
 
-def _shares(before: Look, now: Look, spent_s: Callable[[Process], float]) -> dict[int, float]:
+def _shares(before: Look, now: Look, spent_s: Callable[[HostProcess], float]) -> dict[int, float]:
     if before.host is None or now.host is None:
         return {}
     seconds, earlier = seconds_between(before, now), before.host.processes

@@ -117,11 +117,11 @@ class Pages:
     def ready(self) -> Page:
         """Ready: clients are served; what is wrong all the same is in the body."""
         look = self._take()
-        found = wrong(seen(look, at_directory(self._data_dir), look.at_s))
-        ready = not any(one.condition.stops_all for one in found)
+        findings = wrong(seen(look, at_directory(self._data_dir), look.at_s))
+        ready = not any(one.condition.stops_all for one in findings)
         return text(
             200 if ready else 503,
-            "".join(f"{line}\n" for line in ("ready" * ready, *(one.text for one in found)) if line),
+            "".join(f"{line}\n" for line in ("ready" * ready, *(one.text for one in findings)) if line),
         )
 
 

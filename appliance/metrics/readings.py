@@ -157,11 +157,11 @@ def of_status(status: Mapping[str, Any], at_s: float) -> Readings:
             state=STATE_NAMES.index(state) if state in STATE_NAMES else ONLINE,
             records=row["messages"] or 0,
         )
-    known = None if status["pid"] is None else {**status, **reasons}
+    shown = None if status["pid"] is None else {**status, **reasons}
     limits = status["disk"]
     bounds = limits.get("bytes_max", 0), limits.get("free_bytes_min", 0)
     room = Room(0, 0, 0, *bounds, status.get("trash", {}).get("bytes", 0))
-    return Readings(at_s, known, partitions, {}, dict.fromkeys(LISTENERS, (0, 0)), {}, NO_REQUESTS, room)
+    return Readings(at_s, shown, partitions, {}, dict.fromkeys(LISTENERS, (0, 0)), {}, NO_REQUESTS, room)
 
 
 class Mapped:
@@ -172,10 +172,10 @@ class Mapped:
 
     def keep(self, names: Iterable[str], pid: int) -> None:
         """Map these, and unmap all others.  One that is gone is left out."""
-        wanted = set(names)
-        for name in self._views.keys() - wanted:
+        names_to_map = set(names)
+        for name in self._views.keys() - names_to_map:
             self._views.pop(name).release()
-        for name in wanted - self._views.keys():
+        for name in names_to_map - self._views.keys():
             try:
                 self._views[name] = memoryview(memory.attach_elsewhere(name, pid)).cast("Q")
             except (OSError, WriterGone):
@@ -239,9 +239,9 @@ class Reader:
         """Map pages and the tables of all partitions, unmap others; return the tables."""
         tables: dict[str, str] = state["tables"] if state else {}
         self._mapped.keep([*tables.values(), *pages], state["pid"] if state else 0)
-        known = self._tables
+        tables_before = self._tables
         self._tables = {
-            shown: known.get(shown) or (_key(name), SegmentTable(self._mapped[shown]))
+            shown: tables_before.get(shown) or (_key(name), SegmentTable(self._mapped[shown]))
             for name, shown in tables.items()
             if shown in self._mapped
         }
@@ -261,18 +261,18 @@ def _served(
     pages: Iterable[PageCounts], partitions: Iterable[TableCounts]
 ) -> tuple[dict[tuple[str, str], RequestCounts], dict[str, tuple[int, int]]]:
     """Add what workers, the coordinator and writers (for connections that were handed over) have counted."""
-    found: dict[tuple[str, str], list[RequestCounts]] = {}
+    counts_by_api: dict[tuple[str, str], list[RequestCounts]] = {}
     traffic = dict.fromkeys(LISTENERS, (0, 0))
     for page in pages:
         for key, counts in page.requests.items():
-            found.setdefault(key, []).append(counts)
+            counts_by_api.setdefault(key, []).append(counts)
         for listener, (received, sent) in page.traffic.items():
             traffic[listener] = (traffic[listener][0] + received, traffic[listener][1] + sent)
     for partition in partitions:
         for listener, (counts, received, sent) in partition.handed_over.items():
-            found.setdefault((listener, API_NAMES[Produce.api]), []).append(counts)
+            counts_by_api.setdefault((listener, API_NAMES[Produce.api]), []).append(counts)
             traffic[listener] = (traffic[listener][0] + received, traffic[listener][1] + sent)
-    return {key: RequestCounts.total(rows) for key, rows in found.items()}, traffic
+    return {key: RequestCounts.total(rows) for key, rows in counts_by_api.items()}, traffic
 
 
 def _key(name: str) -> TopicPartition:

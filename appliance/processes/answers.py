@@ -1,4 +1,4 @@
-"""The answer of a writer to the produce requests of one batch; codecs encode their replies from it."""
+"""The answer of a writer to one append request; codecs encode their replies from it."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from typing import Final, NamedTuple
 from ..wire.requests import ProduceResult
 
 FOR_ALL: Final = -1
-"""Index of a text that holds for every request."""
+"""Index of a text that holds for every part."""
 
 _new = tuple.__new__  # twice as fast as the constructor of a NamedTuple
 
 
 class Answer(NamedTuple):
-    """``numbers``: error, base and end of each request; ``texts`` by index; ``append_ms``: LogAppendTime, else -1."""
+    """``numbers``: error, base and end of each part; ``texts`` by index; ``append_ms``: LogAppendTime, else -1."""
 
     numbers: list[int]
     texts: dict[int, str]
     append_ms: int
 
     def results(self, log_start: int) -> list[ProduceResult]:
-        """The result of each request, in order."""
+        """The result of each part, in order."""
         numbers, texts, append_ms = self
-        left = iter(numbers)
-        rows = zip(left, left, left, strict=True)
+        in_turn = iter(numbers)
+        rows = zip(in_turn, in_turn, in_turn, strict=True)
         if not texts:
             return [_new(ProduceResult, (error, base, end, log_start, "", append_ms)) for error, base, end in rows]
         for_all = texts.get(FOR_ALL, "")

@@ -67,8 +67,8 @@ class Channel:
     @staticmethod
     def pair() -> tuple[Channel, Channel]:
         """Raises OSError: no descriptor is left."""
-        left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-        return Channel(left), Channel(right)
+        near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        return Channel(near), Channel(far)
 
     def fileno(self) -> int:
         return self._socket.fileno()

@@ -25,7 +25,7 @@ before the sender died are still received: EOF comes after them.
 
 A connection with TLS keeps its socket in the worker, since its keys cannot leave the process.  The descriptor that
 moves is one end of a pair of Unix sockets, ``far``, and the worker passes the plain bytes on between the other end,
-``near``, and the client (:mod:`appliance.processes.network.relaying`).  Owners of requests and replies are the same::
+``near``, and the client (:mod:`appliance.processes.network.relays`).  Owners of requests and replies are the same::
 
     state         the worker also has                     the writer has, as its socket
     handing over  the client's socket, near, bytes that   -

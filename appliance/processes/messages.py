@@ -37,8 +37,9 @@ a descriptor travels with it.
     StoreProducers       C → S → R        store what is known of the producers
     OpenTransaction      C → S → R        the producer, with this epoch, is in a transaction from now on
     WriteMarker          C → S → R        end its transaction: append the marker, if anything of it is in the log
+    AbortHanging         C → S → R        end what is open in the log, and no coordinator knows of
     TransactionsSent     C → S → R        the writer has been sent an OpenTransaction for all that is open there
-    TransactionStep      R, S → C         an OpenTransaction or WriteMarker is done, and the marker flushed; or why not
+    TransactionStep      R, S → C         one of these three is done, and markers are flushed; or why not
     WriterStarted        S → C            a writer has opened the log: see below
     Retire               S → R            answer what has come, close the log, and end
     Forked               R, N → S         the writer's process
@@ -288,6 +289,17 @@ class WriteMarker(Message):
     epoch: int
     coordinator_epoch: int
     committed: bool
+    decided_ms: int
+    """When it was decided, in ms since 1970: above that of the producer's decision before."""
+    inherited: bool
+    """By an earlier coordinator."""
+
+
+class AbortHanging(Message):
+    partition: TopicPartition
+    token: int
+    known: list[int]
+    """The producers whose transactions there somebody will end: they stay open."""
 
 
 class TransactionsSent(Message):
@@ -387,7 +399,7 @@ class LogCompacted(Message):
     error: str
     """Why it could not be; "" after success."""
     counts: dict[str, Any]
-    """The fields of :class:`~appliance.log.compaction.Counts`; none after an error."""
+    """The fields of :class:`~appliance.log.compaction.PassCounts`; none after an error."""
 
 
 class ScrubSoon(Message):
@@ -661,6 +673,7 @@ ToWriter = (
     | StoreProducers
     | OpenTransaction
     | WriteMarker
+    | AbortHanging
     | TransactionsSent
     | Retire
     | Reload
@@ -731,6 +744,7 @@ PartitionOrder = (
     | StoreProducers
     | OpenTransaction
     | WriteMarker
+    | AbortHanging
     | TransactionsSent
     | CompactLog
     | RepairLog

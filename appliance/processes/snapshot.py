@@ -29,7 +29,7 @@ while it is replaced.  The coordinator keeps references only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final, assert_never
 
@@ -37,7 +37,7 @@ import msgspec
 
 from ..addresses import UNIX, Listener, first_with, parse_addresses, parse_listeners, unix_path
 from ..catalog import Catalog, Topic
-from ..config import Config, TopicSettings
+from ..config import Config, TopicDefaults, TopicSettings
 from ..security.security_state import SecurityState, pack, unpack
 from ..wire.kafka.metadata_reply import NO_LEADER, Broker
 
@@ -61,7 +61,7 @@ class Facts(msgspec.Struct, frozen=True):
     zookeeper: str
     advertised: dict[str, str]
     peers: dict[int, dict[str, str]]
-    defaults: TopicSettings
+    defaults: TopicDefaults
 
 
 UsageRow = tuple[str, str, str, float, float]
@@ -114,9 +114,9 @@ def brokers(
     broker_id: int, advertised: Mapping[str, str], peers: Mapping[int, Mapping[str, str]], listener: Listener
 ) -> list[Broker]:
     """See :meth:`appliance.broker.metadata_answers.Directory.brokers`; other arguments as in :class:`Facts`."""
-    known = {peer: _address(listeners, listener) for peer, listeners in peers.items()}
-    known[broker_id] = (not listener.unix and _address(advertised, listener)) or listener.address
-    return [Broker(number, *_host_port(known[number])) for number in sorted(known) if known[number]]
+    addresses = {peer: _address(listeners, listener) for peer, listeners in peers.items()}
+    addresses[broker_id] = (not listener.unix and _address(advertised, listener)) or listener.address
+    return [Broker(number, *_host_port(addresses[number])) for number in sorted(addresses) if addresses[number]]
 
 
 def _host_port(address: str) -> tuple[str, int]:
@@ -143,7 +143,7 @@ def changes_at_start(config: Config, catalog: Catalog, security: SecurityState, 
         return []
     here = advertised(config)
     facts = Facts(
-        catalog.cluster, config.broker.id, config.topics.auto_create, zookeeper, here, {}, config.topics.defaults
+        catalog.cluster, config.broker.id, config.topics.auto_create, zookeeper, here, {}, config.topic_defaults
     )
     return list(Publisher().changes(facts, catalog.topics, security))
 
@@ -187,13 +187,13 @@ class Snapshot:
 
     def __init__(
         self,
-        on_security: Callable[[SecurityState], None] = lambda _: None,
+        on_security: Sequence[Callable[[SecurityState], None]] = (),
         on_usage: Callable[[list[UsageRow]], None] = lambda _: None,
     ) -> None:
         """Begin without anything.
 
         Args:
-            on_security: called with each new state.
+            on_security: each is called with each new state.
             on_usage: called with what clients of other workers have taken from their limits.
         """
         self._on_security, self._on_usage = on_security, on_usage
@@ -201,7 +201,7 @@ class Snapshot:
         self.revision = 0
         self.security = SecurityState()
         """Identity shows whether it has changed."""
-        self._facts = self._next_facts = Facts("", -1, False, "", {}, {}, TopicSettings())
+        self._facts = self._next_facts = Facts("", -1, False, "", {}, {}, TopicDefaults())
         self._topics: dict[str, Topic] = {}
         self._next: dict[str, Topic] = self._topics
         """The same object as ``_topics``, except between the begin and the end of a whole one."""
@@ -219,7 +219,8 @@ class Snapshot:
                 self._next_facts = facts
             case SecurityChanged(packed):
                 self.security = unpack(packed)
-                self._on_security(self.security)
+                for take in self._on_security:
+                    take(self.security)
             case TopicsChanged(topics):
                 self._rename([topic.name for topic in topics], topics)
                 self._next.update((topic.name, topic) for topic in topics)
@@ -243,8 +244,8 @@ class Snapshot:
         if self._next is not self._topics:
             return
         for name in names:
-            if (known := self._topics.get(name)) is not None:
-                self.names.pop(bytes.fromhex(known.id), None)
+            if (topic_before := self._topics.get(name)) is not None:
+                self.names.pop(bytes.fromhex(topic_before.id), None)
         self.names.update((bytes.fromhex(topic.id), topic.name) for topic in topics)
 
     @property
@@ -254,6 +255,10 @@ class Snapshot:
     @property
     def cluster_id(self) -> str:
         return self._facts.cluster_id
+
+    def identity(self) -> tuple[str, int]:
+        """The ids of the cluster, "" while it is not known, and of this broker."""
+        return self._facts.cluster_id, self._facts.broker_id
 
     @property
     def zookeeper(self) -> str:
@@ -275,4 +280,4 @@ class Snapshot:
         return leader if leader == self._facts.broker_id or leader in self._facts.peers else NO_LEADER
 
     def settings(self, topic: Topic) -> TopicSettings:
-        return TopicSettings.parse(topic.settings, self._facts.defaults)
+        return self._facts.defaults.held_by(topic.name, topic.settings)

@@ -50,7 +50,7 @@ class TlsFiles:
 
     def expiries(self) -> list[dict[str, Any]]:
         """The files with certificates: their keys of the configuration, and when the first of each file expires."""
-        found: list[dict[str, Any]] = []
+        expiring: list[dict[str, Any]] = []
         for key, name in (("tls.certificate", self._config.certificate), ("tls.ca", self._config.ca)):
             try:
                 with acting_as_owner(Path(name)):
@@ -58,30 +58,41 @@ class TlsFiles:
             except (OSError, ValueError):  # it was replaced after it was loaded: the next look reports it
                 continue
             if expires is not None:
-                found.append({"key": key, "file": name, "expires": expires})
-        return found
+                expiring.append({"key": key, "file": name, "expires": expires})
+        return expiring
 
     def have_changed(self) -> bool:
         """Whether files are others than at the last :meth:`load`, whether that succeeded or not.
 
         Files that have changed since the last look are not reported yet: certificate and key are replaced one by one.
         """
-        found = _signature(self._config)
-        settled, self._looked = found == self._looked, found
-        return settled and found != self._seen
+        signature = _signature(self._config)
+        settled, self._looked = signature == self._looked, signature
+        return settled and signature != self._seen
 
 
 def _signature(config: Tls) -> list[Any]:
     """What changes when a file is replaced or written."""
-    found: list[Any] = []
+    signature: list[Any] = []
     for name in (config.certificate, config.key, config.ca):
         try:
             with acting_as_owner(Path(name)):
                 status = os.stat(name)  # noqa: PTH116 - a name may be empty
-            found.append((status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_mode))
+            signature.append((status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_mode))
         except OSError:
-            found.append(None)
-    return found
+            signature.append(None)
+    return signature
+
+
+class _Peer(ssl.SSLObject):
+    """A connection, also of asyncio, whose peer's certificate fails as TLS does when it cannot be read."""
+
+    def getpeercert(self, binary_form: bool = False) -> Any:
+        """Raises ssl.SSLError: a name in it is not text; OpenSSL does not look at that."""
+        try:
+            return super().getpeercert(binary_form)
+        except ValueError as error:
+            raise ssl.SSLError(ssl.SSL_ERROR_SSL, f"the certificate cannot be read: {error}") from None
 
 
 def _context(config: Tls) -> ssl.SSLContext:
@@ -89,6 +100,7 @@ def _context(config: Tls) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION | ssl.OP_NO_TICKET
     context.num_tickets = 0
+    context.sslobject_class = _Peer
     check_secret_file(Path(config.key), "tls.key")
     try:
         with _opened(config.certificate) as certificate, _opened(config.key) as key:

@@ -45,7 +45,7 @@ _PLAIN_MIN = 4
 """Fewest records for the fast decoding of plain values: fewer are read faster field by field."""
 
 
-class Meter:
+class DecodeMeter:
     """Adds up what batches unpack to, also those that are too large: each of them takes ``bytes_max``."""
 
     __slots__ = ("unpacked_bytes",)
@@ -71,7 +71,7 @@ class Record(NamedTuple):
 
 
 def _open(
-    buffer: memoryview, start: int, check_crc: bool, bytes_max: int, meter: Meter | None
+    buffer: memoryview, start: int, check_crc: bool, bytes_max: int, meter: DecodeMeter | None
 ) -> tuple[int, BatchInfo, bytes]:
     """Base offset, header and unpacked records of the batch at ``start``."""
     stop = len(buffer)
@@ -119,7 +119,7 @@ def decode_batch(
     *,
     check_crc: bool = True,
     bytes_max: int = BYTES_MAX,
-    meter: Meter | None = None,
+    meter: DecodeMeter | None = None,
 ) -> list[Record]:
     """Every record of the batch at ``start``; ``bytes_max`` bounds the batch and its unpacked size."""
     base, info, data = _open(memoryview(buffer), start, check_crc, bytes_max, meter)
@@ -137,7 +137,7 @@ def decode_values(
     *,
     check_crc: bool = True,
     bytes_max: int = BYTES_MAX,
-    meter: Meter | None = None,
+    meter: DecodeMeter | None = None,
 ) -> tuple[list[bytes | None], int]:
     """The values of the batch at ``start``, and the offset that follows its last record."""
     base, info, data = _open(memoryview(buffer), start, check_crc, bytes_max, meter)

@@ -140,19 +140,19 @@ def equal_prefixes(length: int, count: int) -> list[bytes] | None:
 
     The list may be longer than ``count``.
     """
-    known = _prefixes.get(length)
-    if known is None or len(known) < count:
+    prefixes = _prefixes.get(length)
+    if prefixes is None or len(prefixes) < count:
         if count > _PREFIXES_MAX:
             return None
         if sum(map(len, list(_prefixes.values()))) + count > _PREFIXES_MAX:
             _prefixes.clear()
         tail = _tails[length]
-        known = _prefixes[length] = [
+        prefixes = _prefixes[length] = [
             heads[length] + varint(delta) + tail
             for heads, first, stop in _STEPS
             for delta in range(first, min(stop, count))
         ]
-    return known
+    return prefixes
 
 
 def join_plain(values: Sequence[bytes]) -> bytes:
@@ -169,8 +169,8 @@ def join_plain(values: Sequence[bytes]) -> bytes:
     else:
         parts = [b""] * (4 * count + 1)
         heads: list[bytes] = []
-        for known, first, stop in _STEPS:
-            heads += map(known.__getitem__, lengths[first:stop])
+        for step, first, stop in _STEPS:
+            heads += map(step.__getitem__, lengths[first:stop])
         parts[0:-1:4] = heads
         parts[1::4] = _delta_varints(count)
         parts[2::4] = map(_tails.__getitem__, lengths)
@@ -190,8 +190,8 @@ def join_tailed(values: Sequence[bytes], tails: Sequence[bytes], keys: Sequence[
         middles = [varint(len(key)) + key + varint(length) for key, length in zip(keys, lengths, strict=True)]
     sizes = list(map(add, map(add, lengths, map(len, middles)), map(len, tails)))
     fronts: list[bytes] = []
-    for known, first, stop in _FRONT_STEPS:
-        fronts += map(known.__getitem__, sizes[first:stop])
+    for step, first, stop in _FRONT_STEPS:
+        fronts += map(step.__getitem__, sizes[first:stop])
     parts = [b""] * (5 * count)
     parts[0::5] = fronts
     parts[1::5] = _delta_varints(count)
@@ -205,10 +205,10 @@ def _delta_varints(count: int) -> list[bytes]:
     if count > _PREFIXES_MAX:
         return [varint(delta) for delta in range(count)]
     global _deltas
-    known = _deltas
-    if count > len(known):
-        _deltas = known = [varint(delta) for delta in range(count)]
-    return known[:count]
+    deltas = _deltas
+    if count > len(deltas):
+        _deltas = deltas = [varint(delta) for delta in range(count)]
+    return deltas[:count]
 
 
 def encode_values(
@@ -219,12 +219,13 @@ def encode_values(
     producer_id: int = -1,
     producer_epoch: int = -1,
     base_sequence: int = -1,
+    attributes: int = 0,
 ) -> bytes:
     """Encode one batch of records without keys and headers, all of one time.  The broker places it."""
     if not values:
         raise InvalidRequest("a record batch holds at least one record")
     producer = (producer_id, producer_epoch, base_sequence)
-    return _seal(join_plain(values), len(values), timestamp_ms, timestamp_ms, codec, producer)
+    return _seal(join_plain(values), len(values), timestamp_ms, timestamp_ms, codec, producer, attributes)
 
 
 def encode_tailed(
@@ -237,11 +238,12 @@ def encode_tailed(
     producer_id: int = -1,
     producer_epoch: int = -1,
     base_sequence: int = -1,
+    attributes: int = 0,
 ) -> bytes:
     """Encode one batch of records, all of one time, whose headers are encoded already (:func:`encode_headers`)."""
     producer = (producer_id, producer_epoch, base_sequence)
     payload = join_tailed(values, tails, keys)
-    return _seal(payload, len(values), timestamp_ms, timestamp_ms, codec, producer)
+    return _seal(payload, len(values), timestamp_ms, timestamp_ms, codec, producer, attributes)
 
 
 def encode_batch(
@@ -251,6 +253,7 @@ def encode_batch(
     producer_id: int = -1,
     producer_epoch: int = -1,
     base_sequence: int = -1,
+    attributes: int = 0,
 ) -> bytes:
     """Encode one batch of ``records``: (key, value, headers, timestamp in ms).  The broker places it."""
     if not records:
@@ -269,7 +272,7 @@ def encode_batch(
         else:
             parts += (varint(body_bytes + len(value)), front, value, tail)
     producer = (producer_id, producer_epoch, base_sequence)
-    return _seal(b"".join(parts), len(records), first_timestamp, max_timestamp, codec, producer)
+    return _seal(b"".join(parts), len(records), first_timestamp, max_timestamp, codec, producer, attributes)
 
 
 def encode_headers(headers: Headers) -> bytes:
@@ -305,6 +308,7 @@ def _seal(
     max_timestamp: int,
     codec: str,
     producer: tuple[int, int, int],
+    attributes: int,
 ) -> bytes:
     if len(payload) >= LARGE_BYTES:
         keep_heap()
@@ -316,7 +320,7 @@ def _seal(
             number = NONE
         else:
             payload = packed
-    covered = _COVERED.pack(number, count - 1, first_timestamp, max_timestamp, *producer, count)
+    covered = _COVERED.pack(number | attributes, count - 1, first_timestamp, max_timestamp, *producer, count)
     length = HEADER_BYTES - LENGTH_END + len(payload)
     front = _FRONT.pack(0, length, LEADER_EPOCH, MAGIC, crc32c(payload, crc32c(covered)))
     return b"".join((front, covered, payload))

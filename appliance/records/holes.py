@@ -75,11 +75,11 @@ def _parts(offset: int, size: int, bytes_max: int) -> Iterator[tuple[int, int]]:
     assert size >= HEADER_BYTES
     stop = offset + size
     while offset < stop:
-        left = stop - offset
-        if left > bytes_max:  # the last one has room for a record, too
-            left = min(bytes_max, left - HOLE_BYTES_MIN)
-        yield offset, left
-        offset += left
+        bytes_left = stop - offset
+        if bytes_left > bytes_max:  # the last one has room for a record, too
+            bytes_left = min(bytes_max, bytes_left - HOLE_BYTES_MIN)
+        yield offset, bytes_left
+        offset += bytes_left
 
 
 def hole(offset: int, size: int, reason: str) -> bytes:

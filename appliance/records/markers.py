@@ -81,8 +81,8 @@ def aborted_batches(data: memoryview, aborted: Iterable[tuple[int, int]]) -> fro
         data: whole batches, as a fetch of committed messages returns them.
         aborted: producer ids and first offsets, as it returns them.
     """
-    waiting = sorted(aborted, key=lambda one: one[1], reverse=True)
-    found: set[int] = set()
+    waiting = sorted(aborted, key=lambda transaction: transaction[1], reverse=True)
+    aborting: set[int] = set()
     out: set[int] = set()
     with suppress(CorruptBatch, UnsupportedVersion):  # whoever reads the batches gets the error
         for start, _, stop in walk(data, 0, len(data)) if waiting else ():
@@ -93,8 +93,8 @@ def aborted_batches(data: memoryview, aborted: Iterable[tuple[int, int]]) -> fro
                 if not read_marker(data, start).committed:
                     out.discard(info.producer_id)
             elif info.attributes & TRANSACTIONAL and info.producer_id in out:
-                found.add(start)
-    return frozenset(found)
+                aborting.add(start)
+    return frozenset(aborting)
 
 
 def is_marker(info: BatchInfo) -> bool:

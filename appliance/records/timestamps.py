@@ -18,7 +18,7 @@ _VARINT_BYTES_MAX: Final = 10
 _I64_MIN, _I64_MAX = -(2**63), 2**63 - 1
 
 
-class Times(NamedTuple):
+class BatchTimes(NamedTuple):
     """For each record of a batch that counts, the largest timestamp (ms) up to it.
 
     The times never fall, so bisection finds the first record with at least a given time.  A batch that the broker
@@ -36,7 +36,7 @@ class Times(NamedTuple):
         return self.deltas[number] if self.deltas else self.first + number
 
 
-def largest_times(batch: bytes, *, bytes_max: int, records_max: int, skipped: int = 0) -> tuple[Times, int]:
+def largest_times(batch: bytes, *, bytes_max: int, records_max: int, skipped: int = 0) -> tuple[BatchTimes, int]:
     """The times of the records of a batch, and the number of bytes unpacked.
 
     Records at the first ``skipped`` offsets do not count.
@@ -47,7 +47,7 @@ def largest_times(batch: bytes, *, bytes_max: int, records_max: int, skipped: in
     data = memoryview(batch)
     info = check_stored(data, 0, len(data), bytes_max)
     if info.attributes & LOG_APPEND_TIME:
-        return Times(array("q", (info.max_timestamp,)), skipped, array("q")), 0
+        return BatchTimes(array("q", (info.max_timestamp,)), skipped, array("q")), 0
     if info.count > records_max:
         raise MessageTooLarge(f"a batch of {info.count} records: at most {records_max} are looked into")
     payload = decompress(info.attributes & CODEC_MASK, batch[HEADER_BYTES : info.size], bytes_max)
@@ -57,7 +57,7 @@ def largest_times(batch: bytes, *, bytes_max: int, records_max: int, skipped: in
         raise CorruptBatch(f"the records of a batch leave its {len(payload)} bytes") from None
 
 
-def _scan(payload: bytes, info: BatchInfo, skipped: int) -> Times:
+def _scan(payload: bytes, info: BatchInfo, skipped: int) -> BatchTimes:
     """Raises IndexError where a record leaves the payload."""
     times, deltas, first = array("q"), array("q"), 0
     first_timestamp, is_compacted = info.first_timestamp, info.span > info.count
@@ -86,4 +86,4 @@ def _scan(payload: bytes, info: BatchInfo, skipped: int) -> Times:
                 largest = time if time < _I64_MAX else _I64_MAX
             append(largest)
         position += length >> 1
-    return Times(times, first, deltas)
+    return BatchTimes(times, first, deltas)

@@ -223,8 +223,8 @@ _layouts: dict[tuple[int, int], Layout] = {}
 
 
 def _are_alike(data: Data, position: int, size: int, count: int, said: int) -> bool:
-    known = _layouts.get((size, count))
-    if known is not None and _fits(data, position, known, said):
+    layouts = _layouts.get((size, count))
+    if layouts is not None and _fits(data, position, layouts, said):
         return True
     lengths = _first_lengths(data[position : position + FIRST_BYTES_MAX])
     if lengths is None:

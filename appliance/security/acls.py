@@ -13,7 +13,8 @@ The decision, as in Kafka's StandardAuthorizer::
 
 An ACL is about a resource if its pattern is literal and has the resource's name or ``*``, or is prefixed and the name
 begins with it.  Read, Write, Delete and Alter imply Describe, AlterConfigs implies DescribeConfigs; a denial implies
-nothing.  ``User:*`` means every principal, the host ``*`` every host.  Hosts are addresses, not names.
+nothing.  ``User:*`` means every principal, ``Role:NAME`` those who have the role (:mod:`.roles`), the host ``*`` every
+host.  Hosts are addresses, not names.
 
 Brokers of this cluster (``Broker:…``) have the rights that they need from each other, BROKER_RULES, and no others.
 
@@ -24,7 +25,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections import defaultdict
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from enum import IntEnum
 from typing import Annotated, Final, TypeVar
 
@@ -33,7 +34,7 @@ from msgspec import Meta
 
 from ..errors import InvalidRequest
 from ..names import GROUP_CHARACTERS_MAX, TOPIC_CHARACTERS_MAX
-from .principals import ANONYMOUS, BROKERS
+from .principals import BROKERS, ROLES, USERS
 
 ACLS_MAX: Final = 10_000
 DECISIONS_MAX: Final = 1_000
@@ -43,6 +44,7 @@ HOST_CHARACTERS_MAX: Final = 64
 NAME_CHARACTERS_MAX: Final = max(TOPIC_CHARACTERS_MAX, GROUP_CHARACTERS_MAX)
 ANY: Final = "*"
 ANYBODY: Final = "User:*"
+NO_ROLES: Final[Mapping[str, Sequence[str]]] = {}
 CLUSTER_NAME: Final = "kafka-cluster"
 """The name of the only resource of the type Cluster."""
 
@@ -194,6 +196,9 @@ def check(acl: Acl) -> None:
         field = str(error).rpartition("`$[")[2].partition("]")[0]
         what = Acl.__struct_fields__[int(field)] if field.isdecimal() else "access rule"
         raise InvalidRequest(f"{what}: {error}; a principal is User:NAME") from None
+    if not acl.principal.startswith((USERS, ROLES)):
+        # Another kind, or 'user:', would be stored and hold for nobody: what it denies would stay allowed.
+        raise InvalidRequest(f"nobody is called {acl.principal!r:.300}: a principal is User:NAME, or Role:NAME")
     if acl.resource is ResourceType.CLUSTER and acl.name != CLUSTER_NAME:
         raise InvalidRequest(f"the only resource of the type Cluster is {CLUSTER_NAME!r}")
 
@@ -327,23 +332,15 @@ class Access:
         """Whether everything is allowed."""
         return self._decisions is None
 
-    @property
-    def trusted(self) -> bool:
-        """Whether it may have the secrets of the cluster: not without a proof who it is, even if it may do all else."""
-        if self._administrator or self.principal == ANONYMOUS:
-            return self._administrator
-        granted = self.rights.enforced and self.may(Operation.CLUSTER_ACTION, ResourceType.CLUSTER)
-        return granted or self.rights.is_super_user(self.principal)
-
     def of(self, operation: Operation, resource: ResourceType) -> Decisions:
         """The decisions about one right."""
         if self._decisions is None:
             return _ALWAYS
-        known = self._decisions.get((operation, resource))
-        if known is None:
-            known = self.rights.decisions(self.principal, self.host, operation, resource)
-            self._decisions[operation, resource] = known
-        return known
+        decisions = self._decisions.get((operation, resource))
+        if decisions is None:
+            decisions = self.rights.decisions(self.principal, self.host, operation, resource)
+            self._decisions[operation, resource] = decisions
+        return decisions
 
     def may(self, operation: Operation, resource: ResourceType, name: str = CLUSTER_NAME) -> bool:
         return self.of(operation, resource)[name]
@@ -358,6 +355,33 @@ class Access:
         return every if self.unrestricted else frozenset(one for one in every if self.of(one, resource)[name])
 
 
+class NotedAccess(Access):
+    """The access of the client of one request: notes which rights have been asked of it."""
+
+    __slots__ = ("asked",)
+
+    def __init__(self, access: Access) -> None:
+        self.principal, self.host, self.rights = access.principal, access.host, access.rights
+        self._administrator, self._decisions = access._administrator, access._decisions
+        self.asked: set[tuple[Operation, ResourceType]] = set()
+
+    def of(self, operation: Operation, resource: ResourceType) -> Decisions:
+        self.asked.add((operation, resource))
+        return super().of(operation, resource)
+
+    @property
+    def readable(self) -> Decisions:  # type: ignore[override]  # an attribute of Access, where no call may cost time
+        return self.of(Operation.READ, ResourceType.TOPIC)
+
+    @property
+    def writable(self) -> Decisions:  # type: ignore[override]
+        return self.of(Operation.WRITE, ResourceType.TOPIC)
+
+    @property
+    def describable(self) -> Decisions:  # type: ignore[override]
+        return self.of(Operation.DESCRIBE, ResourceType.TOPIC)
+
+
 class Rights:
     """All ACLs, and who needs none.  Immutable: a change makes a new one.
 
@@ -366,6 +390,7 @@ class Rights:
         super_users: principals that may do everything.
         without_acl: what holds for a resource that no ACL is about.
         enforced: False if everybody may do everything.
+        roles: principal → the principals of its roles, whose rules are its own, too (:mod:`.roles`).
     """
 
     def __init__(
@@ -375,8 +400,10 @@ class Rights:
         *,
         without_acl: bool = False,
         enforced: bool = True,
+        roles: Mapping[str, Sequence[str]] = NO_ROLES,
     ) -> None:
         self.enforced = enforced
+        self._roles = roles
         self._super_users = super_users
         self._without_acl = without_acl
         self._by_principal: dict[str, list[Acl]] = defaultdict(list)
@@ -421,7 +448,8 @@ class Rights:
         """The rules about a principal."""
         if principal.startswith(BROKERS):
             return BROKER_RULES
-        return [*self._by_principal.get(principal, ()), *self._by_principal.get(ANYBODY, ())]
+        whose = principal, *self._roles.get(principal, ()), ANYBODY
+        return [acl for one in whose for acl in self._by_principal.get(one, ())]
 
 
 UNRESTRICTED: Final = Rights(enforced=False).access("User:ANONYMOUS", ANY)

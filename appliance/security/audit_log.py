@@ -27,6 +27,7 @@ import enum
 import json
 import logging
 import re
+import threading
 from collections import Counter
 from collections.abc import Callable
 from typing import Final
@@ -56,6 +57,7 @@ class Reason(enum.StrEnum):
     CERTIFICATE = "certificate"  # expired, revoked, unknown, incomplete or missing
     PLAIN_ON_TLS = "plain on tls"
     TLS_ON_PLAIN = "tls on plain"
+    LOCKED = "locked"  # a user who is locked or has expired
     TIMEOUT = "timeout"  # of a handshake or a login
     DENIED = "denied"  # logged in, but without the right
     THROTTLED = "throttled"
@@ -90,14 +92,15 @@ class _Rate:
 
 
 class Audit:
-    """The audit log of one process.
+    """The audit log of one process; any thread may write to it.
 
-    ``clock_ms`` is monotonic.  ``on_pending`` is called with the first refusal after :meth:`take_counts`, for a process
-    without a periodic check: it calls ``take_counts`` soon.
+    ``clock_ms`` is monotonic.  ``on_pending`` is called with the first refusal after :meth:`take_counts`, in the thread
+    of that, for a process without a periodic check: it calls ``take_counts`` soon, and not at once.
     """
 
     def __init__(self, clock_ms: Callable[[], int], on_pending: Callable[[], object] = lambda: None) -> None:
         self._clock_ms, self._on_pending = clock_ms, on_pending
+        self._lock = threading.Lock()
         self._refusals = {
             reason: _Rate(f"refusals ({reason.value})", REFUSED_MAX, REFUSED_OF_ONE_MAX) for reason in Reason
         }
@@ -116,15 +119,19 @@ class Audit:
             peer: the address of the client, or ``unix``.
             details: further fields, such as ``listener`` and ``mechanism``.
         """
-        if self._may_write(self._logins, who):
+        with self._lock:
+            writes = self._may_write(self._logins, who)
+        if writes:
             logger.info("%s", _line("logged in", who=who, **{"from": peer}, **details))
 
     def refused(self, reason: Reason, who: str, peer: str, **details: object) -> None:
         """Count a refusal and note it.  ``who`` is "" when nobody is known; the others as :meth:`logged_in`."""
-        if not self._counts:
-            self._on_pending()
-        self._counts[reason.value] += 1
-        if self._may_write(self._refusals[reason], f"{who} {_host(peer)}"):
+        with self._lock:
+            if not self._counts:
+                self._on_pending()
+            self._counts[reason.value] += 1
+            writes = self._may_write(self._refusals[reason], f"{who} {_host(peer)}")
+        if writes:
             logger.warning("%s", _line("refused", reason=reason.value, who=who or "-", **{"from": peer}, **details))
 
     def changed(self, who: str, peer: str, what: str, **details: object) -> None:
@@ -133,15 +140,16 @@ class Audit:
 
     def read(self, who: str, peer: str, what: str, **details: object) -> None:
         """Note that somebody has read something; arguments as :meth:`changed`."""
-        self._end_reads(READS_WINDOW_MS)
         key = who, _host(peer), _fields(what=what, **details)
-        if key in self._reads:
-            self._reads[key] += 1
-        elif len(self._reads) >= READS_MAX:
-            self._reads_left_out += 1
-        else:
-            self._reads[key] = 0
-            logger.info("%s", _line("read", who=who, **{"from": peer}, what=what, **details))
+        with self._lock:
+            self._end_reads(READS_WINDOW_MS)
+            if key in self._reads:
+                self._reads[key] += 1
+            elif len(self._reads) >= READS_MAX:
+                self._reads_left_out += 1
+            else:
+                self._reads[key] = 0
+                logger.info("%s", _line("read", who=who, **{"from": peer}, what=what, **details))
 
     @property
     def pending(self) -> bool:
@@ -153,11 +161,12 @@ class Audit:
 
         Returns an empty dictionary when there was none.
         """
-        for rate in (*self._refusals.values(), self._logins):
-            self._end_window(rate)
-        self._end_reads(READS_WINDOW_MS)
-        taken, self._counts = dict(self._counts), Counter()
-        return taken
+        with self._lock:
+            for rate in (*self._refusals.values(), self._logins):
+                self._end_window(rate)
+            self._end_reads(READS_WINDOW_MS)
+            taken, self._counts = dict(self._counts), Counter()
+            return taken
 
     def _may_write(self, rate: _Rate, whose: str) -> bool:
         self._end_window(rate)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 from weakref import WeakValueDictionary
 
 from .acls import Access, Acl, Rights
 from .local_users import administrators
-from .principals import Origin, principal_of
+from .principals import Origin, parse_super_users, principal_of
+from .roles import roles_of_principals
+from .security_state import SecurityState
 
 ACL: Final = "acl"
 """The value of ``security.authorizer`` with which access rules are enforced."""
-SEPARATOR: Final = ";"
-"""Between super users: the name in a certificate may have commas."""
 
 
 class Authorizer:
@@ -25,22 +25,24 @@ class Authorizer:
     def __init__(self, kind: str, super_users: str, without_acl: bool) -> None:
         """See ``security.authorizer``, ``security.super_users`` and ``security.allow_everyone_if_no_acl``."""
         self.enforced = kind == ACL
-        self._super_users = frozenset(filter(None, (name.strip() for name in super_users.split(SEPARATOR))))
+        self._super_users = parse_super_users(super_users)
         self._administrators = frozenset(map(principal_of, administrators()))
         self._without_acl = without_acl
         self._acls: Iterable[Acl] = ()
+        self._roles: Mapping[str, tuple[str, ...]] = {}
         self._shared: WeakValueDictionary[tuple[str, str], Access] = WeakValueDictionary()
         self.rights = self._new_rights()
         """Replaced by each change of the rules."""
 
     def _new_rights(self) -> Rights:
-        return Rights(self._acls, self._super_users, without_acl=self._without_acl, enforced=self.enforced)
+        roles = roles_of_principals(self._roles)
+        return Rights(self._acls, self._super_users, without_acl=self._without_acl, enforced=self.enforced, roles=roles)
 
-    def take(self, acls: Iterable[Acl]) -> bool:
-        """Enforce these rules from now on; return whether any access that was given may be another now."""
-        if acls == self._acls:
+    def take(self, state: SecurityState) -> bool:
+        """Enforce the rules and roles of a state; return whether any access that was given may be another now."""
+        if (state.acls, state.roles) == (self._acls, self._roles):
             return False
-        self._acls = acls
+        self._acls, self._roles = state.acls, state.roles
         self.rights = self._new_rights()
         self._shared = WeakValueDictionary()
         return self.enforced

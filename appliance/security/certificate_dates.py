@@ -29,8 +29,8 @@ def expires_s(text: str) -> float | None:
     Raises:
         ValueError: what stands there is no certificate.
     """
-    found = (_not_after(ssl.PEM_cert_to_DER_cert(match[0])) for match in _first(text))
-    return min(found, default=None)
+    expiries_s = (_not_after(ssl.PEM_cert_to_DER_cert(match[0])) for match in _first(text))
+    return min(expiries_s, default=None)
 
 
 def _first(text: str) -> list[re.Match[str]]:

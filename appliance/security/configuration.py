@@ -5,11 +5,16 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from msgspec import Meta, Struct
 
 from ..addresses import Listener, parse_addresses
-from .login_exchange import ALL_MECHANISMS, parse_mechanisms
+from ..errors import BadValue
+from .bearer_tokens import OAUTHBEARER
+from .certificate_names import parse_rules
+from .login_exchange import PASSWORD_MECHANISMS, parse_mechanisms
+from .principals import USERS, parse_super_users
 
 
 class Tls(Struct, frozen=True):
@@ -27,6 +32,14 @@ class Tls(Struct, frozen=True):
         Literal["none", "requested", "required"],
         Meta(description="certificates of clients: not asked for; valid if there is one; needed"),
     ] = "none"
+    principal_from: Annotated[
+        Literal["subject", "uri", "dns", "email"],
+        Meta(description="which name of a client's certificate is its user: the subject, or the first of a kind"),
+    ] = "subject"
+    principal_rules: Annotated[
+        str,
+        Meta(description="what that name becomes, as Kafka's ssl.principal.mapping.rules: RULE:^CN=([^,]+).*$/$1/L"),
+    ] = "DEFAULT"
     handshake_ms_max: Annotated[
         int, Meta(ge=100, le=600_000, description="a connection that has not completed its handshake by then is closed")
     ] = 10_000
@@ -36,14 +49,26 @@ class Tls(Struct, frozen=True):
     ] = 1_000
 
 
+class OAuth(Struct, frozen=True):
+    jwks: Annotated[
+        str,
+        Meta(description="keys of the identity provider (a JSON Web Key Set): https:// URL, or path of a file"),
+    ] = ""
+    issuer: Annotated[str, Meta(description="iss that a token must have")] = ""
+    audience: Annotated[str, Meta(description="aud that a token must have, or one of several")] = ""
+    scope: Annotated[str, Meta(description='scopes that a token must have, separated by spaces; "" = any')] = ""
+    claim: Annotated[str, Meta(min_length=1, description="claim whose text is the name of the user")] = "sub"
+
+
 class Security(Struct, frozen=True):
     allow_insecure: Annotated[
         bool,
         Meta(description="listen on other addresses than loopback without TLS and authentication"),
     ] = False
     mechanisms: Annotated[
-        str, Meta(description="SASL mechanisms that clients may log in with, separated by commas")
-    ] = ",".join(ALL_MECHANISMS)
+        str,
+        Meta(description="SASL mechanisms that clients may log in with, with commas; OAUTHBEARER needs [oauth]"),
+    ] = ",".join(PASSWORD_MECHANISMS)
     sessions_ms_max: Annotated[
         int,
         Meta(ge=0, le=365 * 86_400_000, description="a client logs in again after this time; 0 = its login lasts"),
@@ -68,6 +93,11 @@ def is_loopback(listener: Listener) -> bool:
     if listener.unix:
         return True
     ((host, _),) = parse_addresses(listener.address)
+    return is_loopback_host(host)
+
+
+def is_loopback_host(host: str) -> bool:
+    """Whether a host, by its name or address, is this one as only its own programs reach it."""
     try:
         return ipaddress.ip_address(host.partition("%")[0]).is_loopback
     except ValueError:
@@ -106,7 +136,47 @@ def faults_of(
                 f"{one.protocol}.advertised = {one}: must have the protocol of a listener of {one.protocol}.listen"
                 f" before the address: {', '.join(securities) or 'there is none'}"
             )
-    if not set(parse_mechanisms(security.mechanisms)) <= set(ALL_MECHANISMS):
-        yield f"security.mechanisms = {security.mechanisms}: must be some of {', '.join(ALL_MECHANISMS)}"
+    if not set(parse_mechanisms(security.mechanisms)) <= {*PASSWORD_MECHANISMS, OAUTHBEARER}:
+        mechanisms = ", ".join((*PASSWORD_MECHANISMS, OAUTHBEARER))
+        yield f"security.mechanisms = {security.mechanisms}: must be some of {mechanisms}"
+    for name in sorted(parse_super_users(security.super_users)):
+        if not name.startswith(USERS) or f",{USERS}" in name:
+            yield f"security.super_users: nobody is called {name!r:.300}: must be User:NAME, with ';' between several"
     if tls.client_auth != "none" and not tls.ca:
         yield f"tls.client_auth = {tls.client_auth}: must have tls.ca, the certificates that sign those of clients"
+    try:
+        parse_rules(tls.principal_rules)
+    except BadValue as error:
+        yield f"tls.principal_rules: {error}"
+
+
+def takes_tokens(security: Security) -> bool:
+    """Whether clients may log in with tokens of an identity provider."""
+    return OAUTHBEARER in parse_mechanisms(security.mechanisms)
+
+
+def faults_of_oauth(security: Security, oauth: OAuth) -> Iterator[str]:
+    """What the settings of an identity provider lack, each with its remedy."""
+    if not takes_tokens(security):
+        return
+    for name in ("jwks", "issuer", "audience"):
+        if not getattr(oauth, name):
+            yield f"security.mechanisms = {security.mechanisms}: must have oauth.{name} for OAUTHBEARER"
+    if oauth.jwks and not oauth.jwks.startswith("/") and not _is_url(oauth.jwks, security):
+        yield (
+            f"oauth.jwks = {oauth.jwks}: must be the path of a file from the root, or a URL with https:// and without a"
+            " user; http:// on loopback, or with security.allow_insecure = true"
+        )
+
+
+def _is_url(text: str, security: Security) -> bool:
+    try:
+        url = urlsplit(text)
+        port = url.port
+    except ValueError:
+        return False
+    if not url.hostname or port == 0 or url.username is not None or not text.isascii() or not text.isprintable():
+        return False
+    if url.scheme == "https" or (url.scheme == "http" and security.allow_insecure):
+        return " " not in text
+    return url.scheme == "http" and " " not in text and is_loopback_host(url.hostname)

@@ -48,8 +48,8 @@ class Credentials:
     def find(self, mechanism: str, user: str) -> tuple[Verifier, bool]:
         """A verifier, and whether the user is known; a decoy for one who is not."""
         decoy = self._decoy(mechanism, user)
-        found = self._users.get(user, {}).get(mechanism)
-        return (decoy, False) if found is None else (found, True)
+        verifier = self._users.get(user, {}).get(mechanism)
+        return (decoy, False) if verifier is None else (verifier, True)
 
     def find_any(self, user: str) -> tuple[str, Verifier, bool]:
         """A mechanism that the user has a verifier for, and as :meth:`find`."""

@@ -1,4 +1,4 @@
-"""Names who a request comes from, as Kafka does: ``User:alice``."""
+"""Names who a request comes from, as Kafka does: ``User:alice``; and roles, whose rules are like those of a user."""
 
 from __future__ import annotations
 
@@ -11,14 +11,34 @@ ANONYMOUS: Final = "User:ANONYMOUS"
 USER_CHARACTERS_MAX: Final = 249
 BROKERS: Final = "Broker:"
 """What the principals of brokers of this cluster begin with, such as ``Broker:2``: no user is called that."""
+SEPARATOR: Final = ";"
+"""Between super users: the name in a certificate may have commas."""
+USERS: Final = "User:"
+"""What the principals of all who log in begin with."""
+ROLES: Final = "Role:"
+"""What the principals of roles begin with: rules have them, and nobody logs in as one."""
 
 
 def principal_of(user: str) -> str:
-    return f"User:{user}"
+    return f"{USERS}{user}"
+
+
+def principal_of_role(role: str) -> str:
+    return f"{ROLES}{role}"
+
+
+def role_of_principal(principal: str) -> str:
+    """The role whose principal it is; "": that of no role."""
+    return principal.removeprefix(ROLES) if principal.startswith(ROLES) else ""
 
 
 def principal_of_broker(broker_id: str) -> str:
     return f"{BROKERS}{broker_id}"
+
+
+def parse_super_users(text: str) -> frozenset[str]:
+    """The principals that ``security.super_users`` names."""
+    return frozenset(filter(None, map(str.strip, text.split(SEPARATOR))))
 
 
 def user_of_principal(principal: str) -> str:

@@ -75,14 +75,14 @@ def check_entity(parts: Iterable[tuple[str, str | None]]) -> tuple[EntityPart, .
     Raises:
         InvalidRequest: the message says what is wrong.
     """
-    given = list(parts)
-    types = [part for part, _ in given]
-    if not given or len(set(types)) != len(types) or not set(types) <= set(ENTITY_TYPES):
+    entity = list(parts)
+    types = [part for part, _ in entity]
+    if not entity or len(set(types)) != len(types) or not set(types) <= set(ENTITY_TYPES):
         raise InvalidRequest(f"the entity of a quota is a {USER}, a {CLIENT_ID}, or one of each, not {types}")
-    for part, name in given:
+    for part, name in entity:
         if name is not None and not 0 < len(name) <= NAME_CHARACTERS_MAX:
             raise InvalidRequest(f"the name of a {part} has 1 to {NAME_CHARACTERS_MAX} characters, not {len(name)}")
-    return tuple(sorted((part, name or DEFAULT) for part, name in given))
+    return tuple(sorted((part, name or DEFAULT) for part, name in entity))
 
 
 def check_limit(key: str, rate: float) -> None:
@@ -140,12 +140,12 @@ class Quotas:
 
     def limits(self, user: str, client_id: str) -> dict[str, Limit]:
         """What holds for a client, by key."""
-        found: dict[str, Limit] = {}
+        limits: dict[str, Limit] = {}
         for entity, shared_user, shared_client in _entities(user, client_id):
             for key, rate in self._by_entity.get(entity, {}).items():
-                if key not in found:
-                    found[key] = Limit(Sharers(key, shared_user, shared_client), rate)
-        return found
+                if key not in limits:
+                    limits[key] = Limit(Sharers(key, shared_user, shared_client), rate)
+        return limits
 
 
 def _entities(user: str, client_id: str) -> Iterator[tuple[tuple[EntityPart, ...], str, str]]:

@@ -1,8 +1,9 @@
-"""Changes the access rules of a security state; access rules in words."""
+"""Changes the access rules and quotas of a security state; access rules in words."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from shlex import quote
 from typing import Any
 
 import msgspec
@@ -10,6 +11,9 @@ import msgspec
 from ..errors import InvalidRequest
 from . import acls
 from .acls import Acl, AclFilter, Operation, PatternType, Permission, ResourceType, parse, word
+from .principals import ROLES, role_of_principal, user_of_principal
+from .quotas import EntityPart, changed
+from .roles import EffectiveRule, checked, effective, unknown_role
 from .security_state import SecurityState
 
 NO_AUTHORIZER = 'there are no access rules here: set security.authorizer = "acl"'
@@ -19,25 +23,37 @@ def added(state: SecurityState, new: Sequence[Acl]) -> SecurityState:
     """The state with these rules, which :func:`appliance.security.acls.check` has accepted.
 
     Raises:
-        InvalidRequest: these are too many rules.
+        InvalidRequest: these are too many rules, or one is for a role that there is not.
     """
+    for acl in new:
+        role = role_of_principal(acl.principal)
+        if acl.principal.startswith(ROLES) and role not in state.roles:
+            raise InvalidRequest(unknown_role(role))
     every = {*state.acls, *new}
     if len(every) > acls.ACLS_MAX:
         raise InvalidRequest(f"{len(every)} access rules: {acls.ACLS_MAX} at most; use prefixes, or User:*")
-    return msgspec.structs.replace(state, acls=tuple(sorted(every)))
+    return checked(msgspec.structs.replace(state, acls=tuple(sorted(every))))
 
 
-class Deletion:
+class RuleDeletion:
     """Deletes rules; a function from state to state that may be called again, when others write meanwhile.
 
-    ``deleted``: the rules of the last state that had some.
+    ``deleted``: the rules of the last state that had some.  Those that users have through a role are rules of the role.
     """
 
     def __init__(self, chosen: Sequence[AclFilter]) -> None:
         self._chosen = chosen
+        self._state = SecurityState()
         self.deleted: list[Acl] = []
 
+    def refusal(self, chosen: AclFilter) -> str:
+        """Why nothing was deleted that the filter selects: users have it through a role; "": that is not so."""
+        if any(chosen.selects(acl) for acl in self.deleted):
+            return ""
+        return next((_remedy(rule) for rule in effective(self._state, chosen) if rule.role), "")
+
     def __call__(self, state: SecurityState) -> SecurityState:
+        self._state = state
         selected: list[Acl] = []
         kept: list[Acl] = []
         for acl in state.acls:
@@ -45,6 +61,26 @@ class Deletion:
         if selected:
             self.deleted = selected
         return msgspec.structs.replace(state, acls=tuple(kept))
+
+
+def _remedy(rule: EffectiveRule) -> str:
+    user = quote(user_of_principal(rule.acl.principal))
+    return f"a rule of the role {rule.role!r}: `appliance roles revoke {rule.role} {user}` takes the role from the user"
+
+
+def limited(
+    entity: tuple[EntityPart, ...], limits: Mapping[str, float | None]
+) -> Callable[[SecurityState], SecurityState]:
+    """A change that sets these limits of an entity, or (None) removes them.
+
+    Raises, when the change is made:
+        InvalidRequest: see :func:`appliance.security.quotas.changed`.
+    """
+
+    def change(state: SecurityState) -> SecurityState:
+        return msgspec.structs.replace(state, quotas=tuple(changed(state.quotas, entity, limits)))
+
+    return change
 
 
 def from_words(given: Any) -> Acl:
@@ -77,6 +113,11 @@ def filter_from_words(given: Any) -> AclFilter:
         parse(Operation, given.operation),
         parse(Permission, given.permission),
     )
+
+
+def effective_words(state: SecurityState, chosen: AclFilter) -> list[dict[str, str]]:
+    """The rules that a filter selects, and those that users have through roles, with the name as ``role``."""
+    return [words(acl) | ({"role": role} if role else {}) for acl, role in effective(state, chosen)]
 
 
 def words(acl: Acl) -> dict[str, str]:

@@ -29,7 +29,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from ..errors import BadCredentials, ProtocolFault
+from ..errors import BadCredentials, InvalidRequest, ProtocolFault
 from .principals import USER_CHARACTERS_MAX
 
 MECHANISMS: Final[Mapping[str, str]] = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
@@ -44,6 +44,8 @@ MESSAGE_BYTES_MAX: Final = 4096
 SALT_BYTES: Final = 24
 NONCE_BYTES: Final = 24
 PASSWORD_BYTES_MAX: Final = 1024
+PASSWORD_CHARACTERS_MIN: Final = 8
+"""As PostgreSQL's passwordcheck: what one computer tries in a day has fewer."""
 _NONCE: Final = re.compile("[!-~]{1,512}")
 """Printable characters of ASCII; a comma would end it."""
 
@@ -83,8 +85,8 @@ def make_verifier(
 def is_password(mechanism: str, password: bytes, verifier: Verifier) -> bool:
     """Whether a password belongs to a verifier: as slow as PBKDF2 with its iterations."""
     salted = salted_password(mechanism, password, verifier.salt, verifier.iterations)
-    found = verifier_of(mechanism, salted, verifier.salt, verifier.iterations)
-    return hmac.compare_digest(found.stored_key, verifier.stored_key)
+    derived = verifier_of(mechanism, salted, verifier.salt, verifier.iterations)
+    return hmac.compare_digest(derived.stored_key, verifier.stored_key)
 
 
 def make_nonce() -> str:
@@ -125,6 +127,7 @@ class ScramServer:
     """The server's side of one exchange: :meth:`first`, then :meth:`final`.
 
     ``find`` returns the verifier of a user: a decoy for an unknown one, whom :meth:`final` refuses after the same work.
+    ``verifier`` is set by the first message.
     """
 
     def __init__(
@@ -152,11 +155,11 @@ class ScramServer:
                 raise ValueError("a name or nonce of the wrong length")
         except (ValueError, KeyError):
             raise BadCredentials("not a first message of SCRAM") from None
-        self._verifier, self._known = self._find(self.user)
+        self.verifier, self._known = self._find(self.user)
         self._binding = base64.b64encode(f"{binding},{identity},".encode()).decode()
         self._nonce = fields["r"] + self._make_nonce()
-        salt = base64.b64encode(self._verifier.salt).decode()
-        reply = f"r={self._nonce},s={salt},i={self._verifier.iterations}"
+        salt = base64.b64encode(self.verifier.salt).decode()
+        reply = f"r={self._nonce},s={salt},i={self.verifier.iterations}"
         self._said = f"{bare},{reply}"
         return reply.encode()
 
@@ -177,7 +180,7 @@ class ScramServer:
             raise BadCredentials("not a second message of SCRAM") from None
         if not fits:
             raise BadCredentials("not the second message of this exchange")
-        verifier, said = self._verifier, f"{self._said},{message.decode().rpartition(',p=')[0]}".encode()
+        verifier, said = self.verifier, f"{self._said},{message.decode().rpartition(',p=')[0]}".encode()
         signature = hmac.digest(verifier.stored_key, said, self._hash)
         client_key = _xor(proof, signature)
         right = hmac.compare_digest(hashlib.new(self._hash, client_key).digest(), verifier.stored_key)
@@ -248,6 +251,22 @@ def encode_verifier(verifier: Verifier) -> str:
         "iterations": verifier.iterations,
     }
     return ",".join(f"{name}={value}" for name, value in parts.items())
+
+
+def check_password(password: str) -> None:
+    """Raises InvalidRequest: the password is short enough to be guessed, or longer than clients may send."""
+    if len(password) < PASSWORD_CHARACTERS_MIN:
+        raise InvalidRequest(
+            f"a password has at least {PASSWORD_CHARACTERS_MIN} characters, this one {len(password)}:"
+            " `openssl rand -base64 18` makes a good one"
+        )
+    if len(password.encode("utf-8", "surrogatepass")) > PASSWORD_BYTES_MAX:
+        raise InvalidRequest(f"a password has at most {PASSWORD_BYTES_MAX} bytes")
+
+
+def encode_verifiers(password: bytes) -> dict[str, str]:
+    """New verifiers of a password for all mechanisms, each as :func:`encode_verifier`."""
+    return {mechanism: encode_verifier(make_verifier(mechanism, password)) for mechanism in MECHANISMS}
 
 
 def decode_verifier(mechanism: str, text: str) -> Verifier:

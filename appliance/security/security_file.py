@@ -1,4 +1,4 @@
-"""Reads and replaces ``security.json`` in the data directory: users, access rules and quotas.
+"""Reads and replaces ``security.json`` in the data directory: users, roles, access rules and quotas.
 
 The coordinator stores it; other processes of the appliance read it when it has changed.  It is readable for its owner
 only, and replaced as a whole.

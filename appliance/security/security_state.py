@@ -1,4 +1,4 @@
-"""Holds users, access rules and quotas in one immutable value.
+"""Holds users, roles, access rules and quotas in one immutable value.
 
 The registry in ZooKeeper, the file in the data directory and the snapshot of each worker hold the same state::
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
+from .accounts import Account
 from .acls import Acl
 from .quotas import Quota
 from .scram import Verifier
@@ -28,9 +29,14 @@ class SecurityState(Struct, frozen=True):
     acls: tuple[Acl, ...] = ()
     quotas: tuple[Quota, ...] = ()
     secret: bytes = b""
+    accounts: dict[str, Account] = {}
+    """User → what is decided of one, with or without a verifier; those that are ``OPEN`` are left out."""
+    roles: dict[str, tuple[str, ...]] = {}
+    """Role → the users that have it, sorted; its rules are among ``acls``, see :mod:`.roles`."""
 
     def __repr__(self) -> str:
-        return f"<SecurityState, {len(self.users)} users, {len(self.acls)} rules, {len(self.quotas)} quotas>"
+        counts = len(self.users), len(self.roles), len(self.acls), len(self.quotas)
+        return "<SecurityState, {} users, {} roles, {} rules, {} quotas>".format(*counts)
 
 
 _pack = msgspec.msgpack.Encoder().encode

@@ -129,7 +129,7 @@ class Counters:
             for number in range(len(LISTENERS))
         ]
 
-    def of(self, listener: Listener) -> ListenerCounters:
+    def listener_counters(self, listener: Listener) -> ListenerCounters:
         return self._by_listener[listener_number(listener)]
 
     def set_gauges(self, values: Sequence[int]) -> None:

@@ -151,8 +151,8 @@ def sweep() -> list[str]:
     names = [path.name for path in SHM_DIR.iterdir()]  # before any lock: a new instance makes its owner first
     owners: dict[str, list[str]] = {}
     for name in names:
-        if found := _OWNERS.fullmatch(name):
-            owners.setdefault(found[1], []).append(name)
+        if owner := _OWNERS.fullmatch(name):
+            owners.setdefault(owner[1], []).append(name)
     stale: list[str] = []
     for instance, own_names in owners.items():
         if all(map(_is_free, own_names)):

@@ -136,7 +136,7 @@ class SegmentTable:
         self._cells = cells
         self._row_count = len(cells) - ROWS
         assert self._row_count >= 2
-        self._copied = b""
+        self._seen = 0
         self._counts: TableCounts | None = None
         """The last counts, and the cells that they were made from."""
         self._rows_key: tuple[int, int, int] | None = None
@@ -308,8 +308,9 @@ class SegmentTable:
         Nothing has changed: the same object as before.  So readers of a thousand idle partitions pay for few.
         """
         copied = bytes(self._cells[:ROWS]) if isinstance(self._cells, memoryview) else b""
-        if self._counts is None or not copied or copied != self._copied:
-            self._copied, self._counts = copied, self._count()
+        seen = hash(copied)  # not the bytes themselves: 3.7 KiB of each of thousands of tables
+        if self._counts is None or not copied or seen != self._seen:
+            self._seen, self._counts = seen, self._count()
         return self._counts
 
     def _count(self) -> TableCounts:

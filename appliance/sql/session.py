@@ -16,6 +16,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import astuple
 from pathlib import Path
+from shlex import quote
 from typing import Any, Final, NamedTuple
 
 import duckdb
@@ -49,6 +50,7 @@ RESULT_ROWS: Final = 10_000
 """Most rows of a batch of results."""
 TOPICS_SHOWN_MAX: Final = 20
 _NO_TABLE = re.compile(r"Table with name (.+?) does not exist")
+_NO_COLUMN = re.compile(r'(?:Referenced column|does not have a column named) "([^"]+)"')
 _WORD = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 _OPERANDS = frozenset(
     {
@@ -317,8 +319,21 @@ def explained(error: Exception, text: str, topics: Sequence[str]) -> ApplianceEr
         near = difflib.get_close_matches(missing[1], topics, 1, 0.5)
         hint = f"did you mean {near[0]!r}?" if near else f"topics: {', '.join(topics[:TOPICS_SHOWN_MAX]) or 'none'}"
         return UnknownPartition(f"no topic {missing[1]!r}: {hint}")
+    if column := _NO_COLUMN.search(message):
+        return InvalidRequest(message, remedy=_column_remedy(column[1], message, text, topics))
     if "file system operations are disabled" in message:
         return InvalidRequest(message, remedy="name what a query may use with --allow PATH")
     if isinstance(error, duckdb.OutOfMemoryException):
         return InvalidRequest(message, remedy="give it more with --memory SIZE, or ask for less")
     return InvalidRequest(message)
+
+
+def _column_remedy(column: str, message: str, text: str, topics: Sequence[str]) -> str:
+    """What to do about a column that a topic does not have: a near one, and how to see all."""
+    known = re.findall(r'"([^"]+)"', message.partition("Candidate bindings")[2])
+    near = difflib.get_close_matches(column, known, 1, 0.6)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    asked = [topic for topic in topics if re.search(rf"(?<![\w.-]){re.escape(topic)}(?![\w.-])", text)]
+    name = asked[0] if asked else "TOPIC"
+    query = f"describe {name}" if _WORD.fullmatch(name) else f'describe "{name}"'
+    return f"{hint}`appliance sql {quote(query)}` shows the columns"

@@ -16,10 +16,11 @@ from ..names import TopicPartition
 from ..security.acls import Operation, ResourceType
 from ..wire.kafka.call import Answer, Call, Handler, by_topic, error_row
 from ..wire.kafka.codes import Code
-from .transaction import Part, Producer, State, Transaction
+from .store import UNDECIDED_MS
+from .transaction import Part, Producer, Transaction, TransactionState
 from .transaction_coordinator import TransactionCoordinator
 
-STATES: Final = frozenset({*(state.value for state in State), "PrepareEpochFence"})
+STATES: Final = frozenset({*(state.value for state in TransactionState), "PrepareEpochFence"})
 """Kafka's names of all states."""
 
 
@@ -45,20 +46,20 @@ class TransactionLookupApi:
         if not call.may(Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, name):
             return {"error_code": Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED}
         code = self._coordinator.unknown()
-        one = self._coordinator.get(name)
-        if code or one is None:
+        transaction = self._coordinator.get(name)
+        if code or transaction is None:
             return {"error_code": code or Code.TRANSACTIONAL_ID_NOT_FOUND}
         topics: dict[str, list[int]] = {}
-        for part in one.parts:
+        for part in transaction.parts:
             if call.access.describable[part.topic]:
                 topics.setdefault(part.topic, []).append(part.partition)
         return {
             "error_code": Code.NONE,
-            "transaction_state": one.state.value,
-            "transaction_timeout_ms": one.timeout_ms,
-            "transaction_start_time_ms": one.started_ms or -1,
-            "producer_id": one.producer_id,
-            "producer_epoch": one.epoch,
+            "transaction_state": transaction.state.value,
+            "transaction_timeout_ms": transaction.timeout_ms,
+            "transaction_start_time_ms": transaction.started_ms or -1,
+            "producer_id": transaction.producer_id,
+            "producer_epoch": transaction.epoch,
             "topics": [{"topic": topic, "partitions": numbers} for topic, numbers in topics.items()],
         }
 
@@ -73,20 +74,26 @@ class TransactionLookupApi:
             return {"error_code": Code.INVALID_REGULAR_EXPRESSION}
         states, ids, now_ms = set(request.state_filters), set(request.producer_id_filters), self._coordinator.clock_ms()
 
-        def wanted(name: str, one: Transaction) -> bool:
-            long = request.duration_filter < 0 or (one.is_open and now_ms - one.started_ms > request.duration_filter)
+        def is_selected(name: str, transaction: Transaction) -> bool:
+            long = request.duration_filter < 0 or (
+                transaction.is_open and now_ms - transaction.started_ms > request.duration_filter
+            )
             return (
-                (not states or one.state.value in states)
-                and (not ids or one.producer_id in ids)
+                (not states or transaction.state.value in states)
+                and (not ids or transaction.producer_id in ids)
                 and long
                 and matches(name)
                 and call.may(Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, name)
             )
 
         rows = [
-            {"transactional_id": name, "producer_id": one.producer_id, "transaction_state": one.state.value}
-            for name, one in sorted(self._coordinator.all().items())
-            if wanted(name, one)
+            {
+                "transactional_id": name,
+                "producer_id": transaction.producer_id,
+                "transaction_state": transaction.state.value,
+            }
+            for name, transaction in sorted(self._coordinator.all().items())
+            if is_selected(name, transaction)
         ]
         unknown = sorted(states - STATES)
         return {"error_code": Code.NONE, "unknown_state_filters": unknown, "transaction_states": rows}
@@ -106,7 +113,8 @@ class TransactionLookupApi:
         producer = Producer(marker.producer_id, marker.producer_epoch)
         try:
             part = Part(key.topic, topic.id, key.partition)
-            await self._coordinator.writers.mark(part, producer, marker.coordinator_epoch, marker.transaction_result)
+            decision = marker.transaction_result, UNDECIDED_MS, False
+            await self._coordinator.writers.mark(part, producer, marker.coordinator_epoch, *decision)
         except ApplianceError as error:
             return error.code
         return Code.NONE

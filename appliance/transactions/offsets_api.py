@@ -33,24 +33,27 @@ class TransactionOffsetsApi:
 
     async def _commit(self, call: Call) -> Answer:
         request = call.request
-        error = self._groups.refuse(request.group_id, call.listener) or self._refuse_member(request)
+        error = self._groups.refuse(request.group_id, call.listener)
+        if not error and (request.member_id or request.generation_id >= 0):
+            error = await self._groups.load(request.group_id)
+        error = error or self._refuse_member(request)
         codes: dict[TopicPartition, Code] = {}
         offsets: list[PendingOffset] = []
         topics = self._coordinator.store.topics()
         for topic in request.topics:
-            known = topics.get(topic.name)
-            for each in topic.partitions:
-                key = TopicPartition(topic.name, each.partition_index)
-                note = each.committed_metadata or ""
-                codes[key] = error or refuse_offset(call, key, known, note)
-                if known is not None and not codes[key]:
-                    part = Part(topic.name, known.id, each.partition_index)
-                    epoch = max(-1, each.committed_leader_epoch)
-                    offsets.append(PendingOffset(request.group_id, part, each.committed_offset, note, epoch))
+            info = topics.get(topic.name)
+            for row in topic.partitions:
+                key = TopicPartition(topic.name, row.partition_index)
+                note = row.committed_metadata or ""
+                codes[key] = error or refuse_offset(call, key, info, note)
+                if info is not None and not codes[key]:
+                    part = Part(topic.name, info.id, row.partition_index)
+                    epoch = max(-1, row.committed_leader_epoch)
+                    offsets.append(PendingOffset(request.group_id, part, row.committed_offset, note, epoch))
         if offsets:
             producer = Producer(request.producer_id, request.producer_epoch)
             code = await self._coordinator.add_offsets(request.transactional_id, producer, request.group_id, offsets)
-            codes |= dict.fromkeys((each.part.key for each in offsets), _CODES.get(code, code))
+            codes |= dict.fromkeys((offset.part.key for offset in offsets), _CODES.get(code, code))
         return {"topics": by_topic(codes, error_row)}
 
     def _refuse_member(self, request: Any) -> Code:

@@ -7,11 +7,15 @@ answer from memory.  ``async`` ones may wait, for a bounded time, and raise only
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Callable, Collection, Mapping
+from typing import Final, Protocol
 
 from ..catalog import Topic
+from ..names import TopicPartition
 from .transaction import Part, Producer, Transaction
+
+UNDECIDED_MS: Final = -1
+"""The time of a marker that no coordinator has decided: an administrator's."""
 
 
 class TransactionStore(Protocol):
@@ -52,5 +56,16 @@ class Writers(Protocol):
             UnknownPartition: there is none.
         """
 
-    async def mark(self, part: Part, producer: Producer, coordinator_epoch: int, committed: bool) -> None:
-        """End the transaction in a partition: the marker is flushed when this returns.  Raises as :meth:`open`."""
+    async def mark(
+        self, part: Part, producer: Producer, coordinator_epoch: int, committed: bool, decided_ms: int, inherited: bool
+    ) -> None:
+        """End the transaction in a partition: the marker is flushed when this returns.  Raises as :meth:`open`.
+
+        Args:
+            decided_ms: :attr:`.Transaction.changed_ms` of the decision; UNDECIDED_MS: it is no coordinator's.
+            inherited: an earlier coordinator has decided it.  Where the producer's last marker is of this decision or a
+                later one, what is open is a later transaction, of which nobody knows: it is aborted.
+        """
+
+    async def abort_hanging(self, partition: TopicPartition, known_producers: Callable[[], Collection[int]]) -> None:
+        """End what is open in a partition but for transactions of ``known_producers``.  Raises as :meth:`open`."""

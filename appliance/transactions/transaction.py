@@ -53,7 +53,7 @@ BYTES_MAX: Final = 300_000
 """Most bytes of a stored transaction."""
 
 
-class State(Enum):
+class TransactionState(Enum):
     EMPTY = "Empty"
     ONGOING = "Ongoing"
     PREPARE_COMMIT = "PrepareCommit"
@@ -63,8 +63,8 @@ class State(Enum):
     DEAD = "Dead"
 
 
-ENDING: Final = frozenset({State.PREPARE_COMMIT, State.PREPARE_ABORT})
-OPEN: Final = ENDING | {State.ONGOING}
+ENDING: Final = frozenset({TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT})
+OPEN: Final = ENDING | {TransactionState.ONGOING}
 """States with partitions or offsets whose fate is not settled yet."""
 
 
@@ -106,13 +106,13 @@ class Transaction(msgspec.Struct, frozen=True, omit_defaults=True):
     Args:
         last_id: with ``last_epoch``, who the present producer was, if it said so when it was given its epoch.
         started_ms: when it became Ongoing; 0 in states that are not open.
-        changed_ms: when this value was made.
+        changed_ms: when this value was made; above that of the value before.
     """
 
     producer_id: int
     epoch: int = NO_EPOCH
     timeout_ms: int = 0
-    state: State = State.EMPTY
+    state: TransactionState = TransactionState.EMPTY
     last_id: int = NO_ID
     last_epoch: int = NO_EPOCH
     parts: tuple[Part, ...] = ()
@@ -132,14 +132,15 @@ class Transaction(msgspec.Struct, frozen=True, omit_defaults=True):
         """
         own = claimed is None or self.epoch == NO_EPOCH or claimed == (self.producer_id, self.epoch)
         again = claimed is not None and claimed == (self.last_id, self.last_epoch)
-        if not own and (not again or self.state is State.ONGOING):
+        if not own and (not again or self.state is TransactionState.ONGOING):
             return Code.PRODUCER_FENCED
         if self.state in ENDING:
             return Code.CONCURRENT_TRANSACTIONS
-        if self.state is State.ONGOING:
+        if self.state is TransactionState.ONGOING:
             return self.fence(now_ms, claimed)
         last = claimed or NOBODY
-        fresh = Transaction(self.producer_id, self.epoch, timeout_ms, State.EMPTY, *last, changed_ms=now_ms)
+        fresh = Transaction(self.producer_id, self.epoch, timeout_ms, TransactionState.EMPTY, *last)
+        fresh = _replace(fresh, changed_ms=self._after(now_ms))
         if not own and self.epoch <= EPOCH_GIVEN_MAX:  # the answer was lost: it is given again
             return fresh
         if self.epoch >= EPOCH_GIVEN_MAX:
@@ -148,21 +149,21 @@ class Transaction(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def fence(self, now_ms: int, claimed: Producer | None = None) -> Transaction:
         """Abort an Ongoing transaction; its producer can do nothing any more.  ``claimed``: the one that goes on."""
-        assert self.state is State.ONGOING and self.epoch <= EPOCH_GIVEN_MAX
+        assert self.state is TransactionState.ONGOING and self.epoch <= EPOCH_GIVEN_MAX
         last_id, last_epoch = claimed or NOBODY
         return _replace(
             self,
-            state=State.PREPARE_ABORT,
+            state=TransactionState.PREPARE_ABORT,
             epoch=self.epoch + 1,
             last_id=last_id,
             last_epoch=last_epoch,
             offsets=(),
-            changed_ms=now_ms,
+            changed_ms=self._after(now_ms),
         )
 
     # -- a transaction --------------------------------------------------------------------------------
 
-    def add(self, producer: Producer, parts: Iterable[Part], now_ms: int) -> Outcome:
+    def add_partitions(self, producer: Producer, parts: Iterable[Part], now_ms: int) -> Outcome:
         """AddPartitionsToTxn; the transaction begins with its first partition."""
         refusal = self._refuse(producer)
         if refusal:
@@ -173,7 +174,7 @@ class Transaction(msgspec.Struct, frozen=True, omit_defaults=True):
             return Code.POLICY_VIOLATION
         if ongoing is self and len(added) == len(self.parts):  # they are in it already
             return self
-        return _bounded(_replace(ongoing, parts=tuple(sorted(added)), changed_ms=now_ms))
+        return _bounded(_replace(ongoing, parts=tuple(sorted(added)), changed_ms=self._after(now_ms)))
 
     def add_group(self, producer: Producer, group: str, now_ms: int) -> Outcome:
         """AddOffsetsToTxn: offsets of this group will be committed with the transaction."""
@@ -185,19 +186,19 @@ class Transaction(msgspec.Struct, frozen=True, omit_defaults=True):
             return self
         if len(ongoing.groups) >= OFFSETS_MAX:
             return Code.POLICY_VIOLATION
-        return _bounded(_replace(ongoing, groups=(*ongoing.groups, group), changed_ms=now_ms))
+        return _bounded(_replace(ongoing, groups=(*ongoing.groups, group), changed_ms=self._after(now_ms)))
 
     def add_offsets(self, producer: Producer, group: str, offsets: Iterable[PendingOffset], now_ms: int) -> Outcome:
         """TxnOffsetCommit; later offsets of a partition replace earlier ones."""
         refusal = self._refuse(producer)
         if refusal:
             return refusal
-        if self.state is not State.ONGOING or group not in self.groups:
+        if self.state is not TransactionState.ONGOING or group not in self.groups:
             return Code.INVALID_TXN_STATE
-        merged = {(each.group, each.part.key): each for each in (*self.offsets, *offsets)}
+        merged = {(offset.group, offset.part.key): offset for offset in (*self.offsets, *offsets)}
         if len(merged) > OFFSETS_MAX:
             return Code.INVALID_COMMIT_OFFSET_SIZE
-        return _bounded(_replace(self, offsets=tuple(merged.values()), changed_ms=now_ms))
+        return _bounded(_replace(self, offsets=tuple(merged.values()), changed_ms=self._after(now_ms)))
 
     def _fenced(self, producer: Producer) -> Code:
         if producer.id != self.producer_id:
@@ -209,10 +210,14 @@ class Transaction(msgspec.Struct, frozen=True, omit_defaults=True):
         concurrent = Code.CONCURRENT_TRANSACTIONS if self.state in ENDING else Code.NONE
         return self._fenced(producer) or concurrent
 
+    def _after(self, now_ms: int) -> int:
+        """A time above that of this value, whatever the clock does: by it logs know a decision from later ones."""
+        return max(now_ms, self.changed_ms + 1)
+
     def _begin(self, now_ms: int) -> Transaction:
-        if self.state is State.ONGOING:
+        if self.state is TransactionState.ONGOING:
             return self
-        return _replace(self, state=State.ONGOING, started_ms=now_ms)
+        return _replace(self, state=TransactionState.ONGOING, started_ms=now_ms)
 
     # -- its end --------------------------------------------------------------------------------------
 
@@ -222,8 +227,9 @@ class Transaction(msgspec.Struct, frozen=True, omit_defaults=True):
         if refusal:
             return refusal
         prepared, complete = _ENDS[committed]
-        if self.state is State.ONGOING:
-            return _replace(self, state=prepared, offsets=self.offsets if committed else (), changed_ms=now_ms)
+        if self.state is TransactionState.ONGOING:
+            offsets = self.offsets if committed else ()
+            return _replace(self, state=prepared, offsets=offsets, changed_ms=self._after(now_ms))
         if self.state is prepared:
             return Code.CONCURRENT_TRANSACTIONS
         return self if self.state is complete else Code.INVALID_TXN_STATE
@@ -232,7 +238,8 @@ class Transaction(msgspec.Struct, frozen=True, omit_defaults=True):
         """Every partition has its marker."""
         assert self.state in ENDING
         _, state = _ENDS[self.committed]
-        return _replace(self, state=state, parts=(), groups=(), offsets=(), started_ms=0, changed_ms=now_ms)
+        changed_ms = self._after(now_ms)
+        return _replace(self, state=state, parts=(), groups=(), offsets=(), started_ms=0, changed_ms=changed_ms)
 
     @property
     def producer(self) -> Producer:
@@ -240,7 +247,7 @@ class Transaction(msgspec.Struct, frozen=True, omit_defaults=True):
         return Producer(self.producer_id, self.epoch)
 
     @property
-    def given(self) -> bool:
+    def has_epoch(self) -> bool:
         """Whether a producer has been given an epoch."""
         return self.epoch != NO_EPOCH
 
@@ -251,7 +258,7 @@ class Transaction(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def committed(self) -> bool:
         """How a transaction ends that is in a Prepare state."""
-        return self.state is State.PREPARE_COMMIT
+        return self.state is TransactionState.PREPARE_COMMIT
 
     def idle(self, now_ms: int) -> int:
         """For how many ms no transaction has been open; 0 while one is."""
@@ -260,8 +267,8 @@ class Transaction(msgspec.Struct, frozen=True, omit_defaults=True):
 
 Outcome: TypeAlias = Transaction | Code
 _ENDS: Final = {
-    True: (State.PREPARE_COMMIT, State.COMPLETE_COMMIT),
-    False: (State.PREPARE_ABORT, State.COMPLETE_ABORT),
+    True: (TransactionState.PREPARE_COMMIT, TransactionState.COMPLETE_COMMIT),
+    False: (TransactionState.PREPARE_ABORT, TransactionState.COMPLETE_ABORT),
 }
 _replace = msgspec.structs.replace
 

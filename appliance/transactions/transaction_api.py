@@ -72,21 +72,21 @@ class TransactionApi:
         codes: dict[TopicPartition, Code] = {}
         parts: list[Part] = []
         for topic in request.v3_and_below_topics:
-            known = topics.get(topic.name)
+            info = topics.get(topic.name)
             for number in topic.partitions:
                 key = TopicPartition(topic.name, number)
                 codes[key] = Code.NONE
                 if not call.access.writable[topic.name]:
                     codes[key] = Code.TOPIC_AUTHORIZATION_FAILED
-                elif known is None or number not in known.partitions:
+                elif info is None or number not in info.partitions:
                     codes[key] = Code.UNKNOWN_TOPIC_OR_PARTITION
                 else:
-                    parts.append(Part(topic.name, known.id, number))
+                    parts.append(Part(topic.name, info.id, number))
         if any(codes.values()):
             codes = {key: code or Code.OPERATION_NOT_ATTEMPTED for key, code in codes.items()}
         else:
             producer = Producer(request.v3_and_below_producer_id, request.v3_and_below_producer_epoch)
-            code = await self._coordinator.add(request.v3_and_below_transactional_id, producer, parts)
+            code = await self._coordinator.add_partitions(request.v3_and_below_transactional_id, producer, parts)
             codes = dict.fromkeys(codes, named_as_known("AddPartitionsToTxn", call.version, code))
         return {"results_by_topic_v3_and_below": added(codes)}
 

@@ -1,13 +1,16 @@
 """Coordinates the transactions of this appliance: decides by :class:`Transaction`, stores, and has markers written.
 
-One request of an id is carried out at a time (:attr:`Entry.lock`), and a state counts once it is stored.  After a
-Prepare state a task of its own writes the markers, for as long as it takes, and stores the Complete state: a partition
-that is offline holds up its transactions, as in Kafka, until it is back or deleted.
+One request of an id is carried out at a time (:attr:`KnownTransaction.lock`), and a state counts once it is stored.
+After a Prepare state a task of its own writes the markers, for as long as it takes: a partition that is offline holds
+up its transactions, as in Kafka, until it is back or deleted.  Then the transaction is complete.  That is stored at
+once if offsets become valid with it, else a little later: a producer that goes on stores its next transaction over the
+Prepare state, and has saved a write.  Whoever finds the Prepare state instead writes markers again that are there.
 
 What is stored is known here when :meth:`TransactionCoordinator.load` has been called; until then, and after
 :meth:`TransactionCoordinator.unload`, every request is answered that it should come again.  Whoever loads states of an
 earlier coordinator writes the markers of their Prepare states again, and gives Ongoing transactions all of their time,
-since no clock outlives a process.
+since no clock outlives a process.  A backup has the states of a moment before its logs: in these the producer of a
+Prepare state may be in its next transaction, which is not to be committed by that marker.
 
 Bounds: ``ids_max`` ids, an open transaction each, of which each has at most PARTITIONS_MAX partitions; their states
 BYTES_MAX bytes (:mod:`.transaction`).
@@ -18,20 +21,22 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from ..errors import ApplianceError, NotCoordinator, StaleProducerEpoch, Unavailable, UnknownPartition
+from ..errors import ApplianceError, NotCoordinator, StaleProducerEpoch, Unavailable, UnknownPartition, ZooKeeperAway
 from ..groups.alarms import Alarms
 from ..names import TopicPartition
 from ..wire.kafka.codes import Code
 from .store import TransactionStore, Writers
-from .transaction import ENDING, Outcome, Part, PendingOffset, Producer, State, Transaction
+from .transaction import ENDING, Outcome, Part, PendingOffset, Producer, Transaction, TransactionState
 
 END_WAIT_MS: Final = 200
 """How long a request waits for the end of a transaction, which saves the client a pause and another request."""
 RETRY_S: Final = 0.1
 RETRY_S_MAX: Final = 5.0
+COMPLETE_LATER_S: Final = 1.0
+"""For how long the Complete state of a transaction without offsets waits for a next one that is stored in its place."""
 LATE_S: Final = 1.0
 """Pause before a transaction is looked at again whose time is up while nothing can be stored."""
 FULL_IDLE_MS: Final = 3_600_000
@@ -43,11 +48,13 @@ EXPIRED_MAX: Final = 400
 log = logging.getLogger(__name__)
 
 
-class Entry:
+class KnownTransaction:
     """What is known of an id.
 
     ``opened``: partitions whose writers know the Ongoing transaction.  ``deadline_ms``: when an Ongoing one is aborted,
-    by the loop's clock.  ``ended``: set unless markers are being written.
+    by the loop's clock.  ``ended``: set unless markers are being written.  ``inherited``: the Ongoing transaction began
+    under an earlier coordinator, whose producer may have been told of groups that are not stored.  ``loaded``: what an
+    earlier coordinator has stored.
     """
 
     def __init__(self, transaction: Transaction) -> None:
@@ -55,6 +62,8 @@ class Entry:
         self.lock = asyncio.Lock()
         self.opened: set[Part] = set()
         self.deadline_ms = 0
+        self.inherited = False
+        self.loaded: Transaction | None = None
         self.ended = asyncio.Event()
         self.ended.set()
 
@@ -82,7 +91,7 @@ class TransactionCoordinator:
         self.loaded = False
         self.store, self.writers = store, writers
         self.new_id, self.clock_ms, self._spawn = new_id, clock_ms, spawn
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, KnownTransaction] = {}
         self._pending: dict[str, Counter[TopicPartition]] = defaultdict(Counter)
         self._alarms = Alarms()
         self._alarm: asyncio.TimerHandle | None = None
@@ -94,8 +103,10 @@ class TransactionCoordinator:
         self.unload()
         self.loaded = True
         for transactional_id, transaction in stored.items():
-            self._entries[transactional_id] = Entry(Transaction(transaction.producer_id))
+            self._entries[transactional_id] = KnownTransaction(Transaction(transaction.producer_id))
             self._take(transactional_id, self._entries[transactional_id], transaction)
+            self._entries[transactional_id].inherited = True
+            self._entries[transactional_id].loaded = transaction
         log.info("transactions: %d ids, %d of them open", len(stored), len(self.open()))
 
     def unload(self) -> None:
@@ -120,24 +131,24 @@ class TransactionCoordinator:
 
     def get(self, transactional_id: str) -> Transaction | None:
         entry = self._entries.get(transactional_id)
-        return None if entry is None or not entry.transaction.given else entry.transaction
+        return None if entry is None or not entry.transaction.has_epoch else entry.transaction
 
     def all(self) -> dict[str, Transaction]:
         """The ids whose producer has been given its epoch."""
-        return {name: entry.transaction for name, entry in self._entries.items() if entry.transaction.given}
+        return {name: entry.transaction for name, entry in self._entries.items() if entry.transaction.has_epoch}
 
     def open(self) -> dict[str, Transaction]:
         """The transactions that are Ongoing or end at the moment."""
-        return {name: one for name, one in self.all().items() if one.is_open}
+        return {name: transaction for name, transaction in self.all().items() if transaction.is_open}
 
     def ongoing(self) -> dict[TopicPartition, list[Producer]]:
         """Who may write to each partition in a transaction: not to one of a topic that was made again since."""
-        found: dict[TopicPartition, list[Producer]] = defaultdict(list)
+        producers: dict[TopicPartition, list[Producer]] = defaultdict(list)
         for entry in self._entries.values():
-            if entry.transaction.state is State.ONGOING:
+            if entry.transaction.state is TransactionState.ONGOING:
                 for part in filter(self._exists, entry.transaction.parts):
-                    found[part.key].append(entry.transaction.producer)
-        return found
+                    producers[part.key].append(entry.transaction.producer)
+        return producers
 
     def pending(self, group: str) -> Collection[TopicPartition] | None:
         """The partitions of which an open transaction may change the committed offset; None: not known yet."""
@@ -162,8 +173,8 @@ class TransactionCoordinator:
     async def initialise(self, transactional_id: str, timeout_ms: int, claimed: Producer | None) -> Transaction | Code:
         """InitProducerId; an Ongoing transaction is aborted first."""
 
-        def decide(one: Transaction) -> Outcome:
-            return one.initialise(timeout_ms, claimed, self.new_id(), self.clock_ms())
+        def decide(transaction: Transaction) -> Outcome:
+            return transaction.initialise(timeout_ms, claimed, self.new_id(), self.clock_ms())
 
         code = self.refuse()
         if code:
@@ -173,41 +184,63 @@ class TransactionCoordinator:
                 await self.expire(FULL_IDLE_MS)
             if len(self._entries) >= self.ids_max:
                 return Code.POLICY_VIOLATION
-            self._entries[transactional_id] = Entry(Transaction(self.new_id()))
+            self._entries[transactional_id] = KnownTransaction(Transaction(self.new_id()))
         outcome = await self._ask(transactional_id, decide)
-        if isinstance(outcome, Transaction) and outcome.state is not State.EMPTY:  # the one that was open is aborted
+        # The one that was open is aborted.
+        if isinstance(outcome, Transaction) and outcome.state is not TransactionState.EMPTY:
             await self._wait_for_end(transactional_id)
             outcome = await self._ask(transactional_id, decide)
-        if isinstance(outcome, Transaction) and outcome.state is not State.EMPTY:
+        if isinstance(outcome, Transaction) and outcome.state is not TransactionState.EMPTY:
             return Code.CONCURRENT_TRANSACTIONS
         return outcome
 
-    async def add(self, transactional_id: str, producer: Producer, parts: Sequence[Part]) -> Code:
+    async def add_partitions(self, transactional_id: str, producer: Producer, parts: Sequence[Part]) -> Code:
         """AddPartitionsToTxn: when it is answered NONE, batches may be sent."""
         return _code(
-            await self._ask(transactional_id, lambda one: one.add(producer, parts, self.clock_ms()), opening=True)
+            await self._ask(
+                transactional_id,
+                lambda transaction: transaction.add_partitions(producer, parts, self.clock_ms()),
+                opening=True,
+            )
         )
 
     async def add_group(self, transactional_id: str, producer: Producer, group: str) -> Code:
-        """AddOffsetsToTxn."""
-        return _code(await self._ask(transactional_id, lambda one: one.add_group(producer, group, self.clock_ms())))
+        """AddOffsetsToTxn.  That a group is in an Ongoing transaction is stored with its offsets, which are to come."""
+
+        def decide(transaction: Transaction) -> Outcome:
+            return transaction.add_group(producer, group, self.clock_ms())
+
+        return _code(await self._ask(transactional_id, decide, deferring=True))
 
     async def add_offsets(
-        self, transactional_id: str, producer: Producer, group: str, offsets: Sequence[PendingOffset]
+        self,
+        transactional_id: str,
+        producer: Producer,
+        group: str,
+        offsets: Sequence[PendingOffset],
+        check: Callable[[], Awaitable[Code]] | None = None,
     ) -> Code:
-        """TxnOffsetCommit.
+        """TxnOffsetCommit.  ``check``: looks, once they are pending, whether they may be committed.
 
         The offsets are pending before they are stored: whoever takes over the partitions meanwhile, and asks for stable
         offsets, must not be given the old ones (KIP-447).
         """
-        keys, pending = [each.part.key for each in offsets], self._pending
+
+        def decide(transaction: Transaction) -> Outcome:
+            if transaction.state is TransactionState.ONGOING and self._entries[transactional_id].inherited:
+                joined = transaction.add_group(producer, group, self.clock_ms())
+                if isinstance(joined, Code):
+                    return joined
+                transaction = joined
+            return transaction.add_offsets(producer, group, offsets, self.clock_ms())
+
+        keys, pending = [offset.part.key for offset in offsets], self._pending
         pending[group].update(keys)
         try:
-            return _code(
-                await self._ask(
-                    transactional_id, lambda one: one.add_offsets(producer, group, offsets, self.clock_ms())
-                )
-            )
+            refusal = Code.NONE if check is None else await check()
+            if refusal:
+                return refusal
+            return _code(await self._ask(transactional_id, decide))
         finally:
             if pending is self._pending:  # else it was unloaded meanwhile
                 self._release(group, keys)
@@ -221,20 +254,53 @@ class TransactionCoordinator:
 
     async def end(self, transactional_id: str, producer: Producer, committed: bool) -> Code:
         """EndTxn: answered once the decision is durable; the next request waits a little for the end itself."""
-        return _code(await self._ask(transactional_id, lambda one: one.end(producer, committed, self.clock_ms())))
+        return _code(
+            await self._ask(transactional_id, lambda transaction: transaction.end(producer, committed, self.clock_ms()))
+        )
 
     async def abort(self, transactional_id: str) -> Code:
         """Abort an Ongoing transaction, and fence its producer."""
 
-        def decide(one: Transaction) -> Outcome:
-            return one.fence(self.clock_ms()) if one.state is State.ONGOING else Code.INVALID_TXN_STATE
+        def decide(transaction: Transaction) -> Outcome:
+            return (
+                transaction.fence(self.clock_ms())
+                if transaction.state is TransactionState.ONGOING
+                else Code.INVALID_TXN_STATE
+            )
 
         return _code(await self._change(transactional_id, decide))
+
+    async def abort_hanging(self, partition: TopicPartition) -> None:
+        """End the transactions that are open in a partition's log, and that nobody will end.
+
+        They are there when a topic comes back that was in the trash, or in a backup, when their transactions ended; and
+        when what ZooKeeper had is lost.
+
+        Raises:
+            Unavailable: try again; with other appliances it is not known here which transactions there are.
+            UnknownPartition: there is no such partition.
+        """
+        await self.writers.abort_hanging(partition, lambda: self.known_at(partition))
+
+    def known_at(self, partition: TopicPartition) -> set[int]:
+        """The producers whose transactions in a partition somebody will end.
+
+        Raises:
+            ZooKeeperAway: that is not known now.
+        """
+        if self.refuse():
+            raise ZooKeeperAway("it is not known now which transactions are open: try again")
+        opened = self.open().values()
+        return {
+            transaction.producer_id
+            for transaction in opened
+            if partition in {part.key for part in transaction.parts if self._exists(part)}
+        }
 
     async def expire(self, expiration_ms: int) -> None:
         """Forget ids that have had no transaction for so long; called from time to time."""
         now_ms = self.clock_ms()
-        old = [name for name, one in self.all().items() if one.idle(now_ms) > expiration_ms]
+        old = [name for name, transaction in self.all().items() if transaction.idle(now_ms) > expiration_ms]
         await asyncio.gather(*(self._forget(name, expiration_ms) for name in old[:EXPIRED_MAX]))
 
     async def _forget(self, transactional_id: str, expiration_ms: int) -> None:
@@ -251,21 +317,32 @@ class TransactionCoordinator:
     # -- changes --------------------------------------------------------------------------------------
 
     async def _ask(
-        self, transactional_id: str, decide: Callable[[Transaction], Outcome], *, opening: bool = False
+        self,
+        transactional_id: str,
+        decide: Callable[[Transaction], Outcome],
+        *,
+        opening: bool = False,
+        deferring: bool = False,
     ) -> Outcome:
         """:meth:`_change`; wait a little for a transaction that ends at the moment."""
-        outcome = await self._change(transactional_id, decide, opening=opening)
+        outcome = await self._change(transactional_id, decide, opening=opening, deferring=deferring)
         if outcome is Code.CONCURRENT_TRANSACTIONS:
             await self._wait_for_end(transactional_id)
-            outcome = await self._change(transactional_id, decide, opening=opening)
+            outcome = await self._change(transactional_id, decide, opening=opening, deferring=deferring)
         return outcome
 
     async def _change(
-        self, transactional_id: str, decide: Callable[[Transaction], Outcome], *, opening: bool = False
+        self,
+        transactional_id: str,
+        decide: Callable[[Transaction], Outcome],
+        *,
+        opening: bool = False,
+        deferring: bool = False,
     ) -> Outcome:
         """Decide, store what is decided, and act on it; the stored state, or the error.
 
-        ``opening``: also let all its partitions know.
+        ``opening``: also let all its partitions know.  ``deferring``: of an Ongoing transaction it is stored with the
+        next change.
         """
         code = self.refuse()
         entry = self._entries.get(transactional_id)
@@ -280,7 +357,8 @@ class TransactionCoordinator:
                 return outcome
             try:
                 if outcome is not entry.transaction:
-                    await self.store.put(transactional_id, outcome)
+                    if not (deferring and entry.transaction.state is TransactionState.ONGOING):
+                        await self.store.put(transactional_id, outcome)
                     if self._entries.get(transactional_id) is not entry:
                         raise NotCoordinator(f"transactions of {transactional_id!r} are coordinated anew: try again")
                     self._take(transactional_id, entry, outcome)
@@ -291,29 +369,30 @@ class TransactionCoordinator:
                 return _answer(error)
             return outcome
 
-    def _drop_if_new(self, transactional_id: str, entry: Entry) -> None:
-        if not entry.transaction.given and self._entries.get(transactional_id) is entry:
+    def _drop_if_new(self, transactional_id: str, entry: KnownTransaction) -> None:
+        if not entry.transaction.has_epoch and self._entries.get(transactional_id) is entry:
             del self._entries[transactional_id]
 
-    async def _open(self, entry: Entry) -> None:
-        wanted = [part for part in entry.transaction.parts if part not in entry.opened and self._exists(part)]
+    async def _open(self, entry: KnownTransaction) -> None:
+        parts = [part for part in entry.transaction.parts if part not in entry.opened and self._exists(part)]
         producer = entry.transaction.producer
         for error in await asyncio.gather(
-            *(self.writers.open(part, producer) for part in wanted), return_exceptions=True
+            *(self.writers.open(part, producer) for part in parts), return_exceptions=True
         ):
             if error is not None and not isinstance(error, UnknownPartition):
                 raise error
-        entry.opened.update(wanted)
+        entry.opened.update(parts)
 
-    def _take(self, transactional_id: str, entry: Entry, transaction: Transaction) -> None:
+    def _take(self, transactional_id: str, entry: KnownTransaction, transaction: Transaction) -> None:
         """The state is stored: act on it."""
         before, entry.transaction = entry.transaction, transaction
         for new in transaction.offsets:
             self._pending[new.group][new.part.key] += 1
         for gone in before.offsets:
             self._release(gone.group, [gone.part.key])
-        if transaction.state is State.ONGOING and before.state is not State.ONGOING:
+        if transaction.state is TransactionState.ONGOING and before.state is not TransactionState.ONGOING:
             entry.opened.clear()
+            entry.inherited = False
             entry.deadline_ms = self.now_ms() + transaction.timeout_ms
             self._alarms.set(transactional_id, entry.deadline_ms)
             self._set_alarm()
@@ -332,33 +411,53 @@ class TransactionCoordinator:
             except TimeoutError:
                 pass
 
-    async def _finish(self, transactional_id: str, entry: Entry) -> None:
-        """Write the markers, then store that it is complete; for as long as the id is ours."""
+    async def _finish(self, transactional_id: str, entry: KnownTransaction) -> None:
+        """Write the markers, and have it complete; for as long as the id is ours."""
+        ending = entry.transaction
         try:
-            ending = entry.transaction
             await asyncio.gather(*(self._mark(transactional_id, entry, part) for part in ending.parts))
-            pause_s = RETRY_S
             complete = ending.complete(self.clock_ms())  # once: who stores it again knows it by its value
-            while self._entries.get(transactional_id) is entry:
-                try:
-                    async with entry.lock:
-                        await self.store.complete(transactional_id, ending, complete)
-                        if self._entries.get(transactional_id) is entry:
-                            self._take(transactional_id, entry, complete)
-                    return
-                except ApplianceError as error:
-                    log.warning("the end of transaction %r is not stored yet: %s", transactional_id, error)
-                pause_s = await _pause(pause_s)
+            if ending.offsets:
+                await self._store_end(transactional_id, entry, ending, complete)
+            elif self._entries.get(transactional_id) is entry:
+                self._take(transactional_id, entry, complete)
+                self._spawn(self._store_later(transactional_id, entry, ending, complete))
         finally:
             entry.ended.set()
 
-    async def _mark(self, transactional_id: str, entry: Entry, part: Part) -> None:
+    async def _store_later(
+        self, transactional_id: str, entry: KnownTransaction, ending: Transaction, complete: Transaction
+    ) -> None:
+        await asyncio.sleep(COMPLETE_LATER_S)
+        await self._store_end(transactional_id, entry, ending, complete)
+
+    async def _store_end(
+        self, transactional_id: str, entry: KnownTransaction, ending: Transaction, complete: Transaction
+    ) -> None:
+        """Store that it is complete, unless something is stored by now that has come after it."""
         pause_s = RETRY_S
-        one = entry.transaction
+        while self._entries.get(transactional_id) is entry:
+            try:
+                async with entry.lock:
+                    if entry.transaction is not ending and entry.transaction is not complete:
+                        return
+                    await self.store.complete(transactional_id, ending, complete)
+                    if self._entries.get(transactional_id) is entry and entry.transaction is ending:
+                        self._take(transactional_id, entry, complete)
+                return
+            except ApplianceError as error:
+                log.warning("the end of transaction %r is not stored yet: %s", transactional_id, error)
+            pause_s = await _pause(pause_s)
+
+    async def _mark(self, transactional_id: str, entry: KnownTransaction, part: Part) -> None:
+        pause_s = RETRY_S
+        transaction = entry.transaction
+        inherited = transaction is entry.loaded
         while self._entries.get(transactional_id) is entry and self._exists(part):
             try:
                 epoch = self.store.epoch(transactional_id)
-                await self.writers.mark(part, one.producer, epoch, one.committed)
+                decision = transaction.committed, transaction.changed_ms, inherited
+                await self.writers.mark(part, transaction.producer, epoch, *decision)
                 return
             except ApplianceError as error:  # also of one that is made, or brought back, at the moment
                 log.warning("%s-%d: no marker yet for %r: %s", *part.key, transactional_id, error)
@@ -383,7 +482,7 @@ class TransactionCoordinator:
         now_ms = self.now_ms()
         for transactional_id in list(self._alarms.due(now_ms)):
             entry = self._entries.get(transactional_id)
-            if entry is None or entry.transaction.state is not State.ONGOING:
+            if entry is None or entry.transaction.state is not TransactionState.ONGOING:
                 continue
             if entry.deadline_ms > now_ms:
                 self._alarms.set(transactional_id, entry.deadline_ms)
@@ -391,15 +490,15 @@ class TransactionCoordinator:
                 self._spawn(self._time_out(transactional_id, entry))
         self._set_alarm()
 
-    async def _time_out(self, transactional_id: str, entry: Entry) -> None:
-        def decide(one: Transaction) -> Outcome:
-            late = one.state is State.ONGOING and entry.deadline_ms <= self.now_ms()
-            return one.fence(self.clock_ms()) if late else Code.INVALID_TXN_STATE
+    async def _time_out(self, transactional_id: str, entry: KnownTransaction) -> None:
+        def decide(transaction: Transaction) -> Outcome:
+            late = transaction.state is TransactionState.ONGOING and entry.deadline_ms <= self.now_ms()
+            return transaction.fence(self.clock_ms()) if late else Code.INVALID_TXN_STATE
 
         outcome = await self._change(transactional_id, decide)
         if isinstance(outcome, Transaction):
             log.info("transaction %r is aborted: it took longer than %d ms", transactional_id, outcome.timeout_ms)
-        elif self._entries.get(transactional_id) is entry and entry.transaction.state is State.ONGOING:
+        elif self._entries.get(transactional_id) is entry and entry.transaction.state is TransactionState.ONGOING:
             self._alarms.set(transactional_id, self.now_ms() + int(LATE_S * 1000))
             self._set_alarm()
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ..config import Config
-from .bounds import Limits
-from .kafka.codec import NO_NAMES, KafkaCodec, KafkaLoginCodec
+from .bounds import WireLimits
+from .kafka.codec import NOBODY, Identity, KafkaCodec, KafkaLoginCodec
+from .kafka.primitives import NO_NAMES
 from .native import NativeCodec
 from .requests import Codec
 
@@ -17,6 +18,7 @@ def codec_of(
     greeted: bool = False,
     mechanisms: Sequence[str] = (),
     topic_names: Mapping[bytes, str] = NO_NAMES,
+    identity: Identity = NOBODY,
 ) -> Codec:
     """Make a codec for one connection.
 
@@ -25,8 +27,9 @@ def codec_of(
         greeted: its hello has been answered.
         mechanisms: those of the login that the client begins with; none: it need not log in.
         topic_names: names by topic id.
+        identity: the ids of the cluster and of this broker.
     """
-    limits = Limits.of(config)
+    limits = WireLimits.from_config(config)
     if protocol == "native":
         return NativeCodec(config.broker.id, limits, greeted, mechanisms)
-    return (KafkaLoginCodec if mechanisms else KafkaCodec)(limits, topic_names)
+    return (KafkaLoginCodec if mechanisms else KafkaCodec)(limits, topic_names, identity)

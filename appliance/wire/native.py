@@ -42,7 +42,7 @@ log began, so differences are lag in messages.
 The maps in replies::
 
     cluster, broker     id of the cluster, "" while it is not known; id of the broker that answers
-    zookeeper           address of the ensemble, for consumers of native groups; "" without one
+    zookeeper           address of the ensemble; "" without one, then there are no groups
     brokers             [[id, host, port]...]: brokers that are alive, with their native listeners
     topics              [{name, error, id, settings: {name: value}, partitions: [[partition, broker id or -1]...]}...]
     limits              {frame_bytes_max, mechanisms?}: size of the largest request; how to log in, where it is needed
@@ -71,9 +71,11 @@ import msgpack
 from msgspec import Meta, Raw, Struct
 from msgspec.msgpack import Decoder
 
-from ..errors import FrameTooLarge, ProtocolFault, UnsupportedVersion
+from ..errors import FrameTooLarge, InvalidRequest, ProtocolFault, UnsupportedVersion
 from ..names import CLIENT_ID_CHARACTERS_MAX, PARTITION_MAX, TOPIC_CHARACTERS_MAX
-from .bounds import FETCH_BYTES_MAX, PARTS_MAX_MAX, Limits
+from ..security.acls import Operation, ResourceType
+from ..security.api_rights import NO_RIGHTS, SEEN_TOPICS_RIGHTS, NeededRights, each_rights
+from .bounds import FETCH_BYTES_MAX, PARTS_MAX_MAX, WireLimits
 from .frames import SIZE_BYTES
 from .requests import (
     ADMIN_API,
@@ -96,6 +98,15 @@ from .requests import (
 )
 
 PRODUCE, FETCH, OFFSETS, METADATA, ADMIN, LOGIN, HELLO = 0, 1, 2, 3, 4, 5, 9
+RIGHTS: Final[dict[int, NeededRights]] = {
+    PRODUCE: each_rights(Operation.WRITE, ResourceType.TOPIC),
+    FETCH: each_rights(Operation.READ, ResourceType.TOPIC),
+    OFFSETS: each_rights(Operation.DESCRIBE, ResourceType.TOPIC),
+    METADATA: SEEN_TOPICS_RIGHTS,
+    LOGIN: NO_RIGHTS,
+    HELLO: NO_RIGHTS,
+}
+"""The rights that each request needs; those of an admin verb are in its row (``native_admin.py``)."""
 VERSION: Final = 1
 MAGIC: Final = "appliance"
 HELLO_BYTES_MAX: Final = 4096
@@ -222,6 +233,18 @@ _forwarded: Final[Decoder[MetadataRequest | AdminRequest]] = Decoder(MetadataReq
 _new = tuple.__new__  # twice as fast as the constructor of a NamedTuple
 
 
+def check_request(api: int, arguments: Sequence[Any]) -> None:
+    """Check a request before it is sent: an appliance closes the connection of one that it cannot decode.
+
+    Raises:
+        InvalidRequest: an argument has no encoding, or is out of bounds.
+    """
+    try:
+        _decode_request(_pack([api, 0, *arguments]))
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise InvalidRequest(f"it cannot be requested: {error}") from None
+
+
 def decode_forwarded(frame: memoryview) -> MetadataRequest | AdminRequest:
     """Decode a forwarded request.
 
@@ -250,7 +273,9 @@ class NativeCodec:
     ``mechanisms``: those of which the client has to use one to log in; none: it need not.
     """
 
-    def __init__(self, broker_id: int, limits: Limits, greeted: bool = False, mechanisms: Sequence[str] = ()) -> None:
+    def __init__(
+        self, broker_id: int, limits: WireLimits, greeted: bool = False, mechanisms: Sequence[str] = ()
+    ) -> None:
         self._mechanisms = mechanisms
         self._broker_id = broker_id
         self._limits = limits
@@ -264,8 +289,8 @@ class NativeCodec:
                 return self._hello(_decode_hello(frame[SIZE_BYTES:stop]))
             header = _decode_request(frame[SIZE_BYTES:stop])
         except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
-            wanted = "a request of this protocol" if self._greeted else "hello, which must be first"
-            raise ProtocolFault(f"not {wanted}: {error}") from None
+            expected = "a request of this protocol" if self._greeted else "hello, which must be first"
+            raise ProtocolFault(f"not {expected}: {error}") from None
         kind = type(header)
         if kind is _Produce:
             part = _new(ProducePart, (header.topic, header.partition, stop, len(frame)))

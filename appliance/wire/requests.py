@@ -90,6 +90,9 @@ class Produce:
     ``denied``, here and below: the numbers of the parts that the client has no right to; the handler refuses them.
 
     ``id_denied``: whether it is the transactional id that the client has no right to.
+
+    ``topic_ids``: the ids that the request names its topics by, 16 bytes each, by topic; None: it names them by their
+    names.  The topic of an id that is not known is "".
     """
 
     overlap: ClassVar[str] = "produce"
@@ -102,6 +105,7 @@ class Produce:
     denied: frozenset[int] = NONE_DENIED
     transactional_id: str | None = None
     id_denied: bool = False
+    topic_ids: dict[str, bytes] | None = None
 
 
 class SessionStep(NamedTuple):

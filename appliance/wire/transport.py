@@ -30,9 +30,7 @@ import os
 import socket
 import ssl
 from functools import partial
-from typing import Final, Protocol
-
-from ..security.subjects import subject_text
+from typing import Any, Final, Protocol
 
 RECEIVE_BYTES: Final = 256 * 1024
 PIECE_BYTES: Final = 64 * 1024
@@ -65,7 +63,6 @@ class Transport(Protocol):
     pending: bool
     fault: str
     may_be_handed_over: bool
-    subject: str
 
     def receive_into(self, target: memoryview, /) -> int: ...
     def send(self, data: bytes | bytearray, flags: int = 0, /) -> int: ...
@@ -80,7 +77,6 @@ class PlainTransport:
     pending = False
     fault = ""
     may_be_handed_over = True
-    subject = ""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -91,10 +87,7 @@ class PlainTransport:
 
 
 class TlsTransport:
-    """A TLS connection, at either end.  :meth:`handshake` comes first, until it returns True.
-
-    ``subject``: of the peer's certificate, as text; "" without one, and before the handshake is complete.
-    """
+    """A TLS connection, at either end.  :meth:`handshake` comes first, until it returns True."""
 
     __slots__ = (
         "_incoming",
@@ -108,7 +101,6 @@ class TlsTransport:
         "pending",
         "received_bytes",
         "sock",
-        "subject",
     )
     may_be_handed_over = False
 
@@ -126,7 +118,7 @@ class TlsTransport:
         self.received_bytes = 0
         """Bytes of the handshake."""
         self.pending = False
-        self.fault = self.subject = ""
+        self.fault = ""
 
     @property
     def wants_write(self) -> bool:
@@ -167,9 +159,16 @@ class TlsTransport:
         if done and not self._unsent:
             self.pending = self._incoming.pending > 0
             self._overhead = RECORD_OVERHEAD_BYTES.get(self._tls.version() or "", 0)
-            self.subject = subject_text(self._tls.getpeercert() or {})
             return True
         return False
+
+    def certificate(self) -> dict[str, Any]:
+        """What ``ssl`` says of the peer's certificate, once the handshake is complete; empty without one.
+
+        Raises:
+            ValueError, ssl.SSLError: it cannot be read.
+        """
+        return self._tls.getpeercert() or {}
 
     # ---- receiving
 
@@ -187,7 +186,7 @@ class TlsTransport:
             self._incoming.write(_received[:received])
         filled, room = 0, len(target)
         read, incoming, overhead = self._tls.read, self._incoming, self._overhead
-        left = incoming.pending
+        bytes_left = incoming.pending
         self.pending = False
         try:
             while True:
@@ -199,8 +198,9 @@ class TlsTransport:
                 if filled == room:
                     self.pending = self._tls.pending() > 0 or incoming.pending > 0
                     break
-                left -= count + overhead
-                if left <= 0 and not incoming.pending:  # OpenSSL reads nothing ahead; to tell that, it raises: 7 us
+                bytes_left -= count + overhead
+                # OpenSSL reads nothing ahead; to tell that, it raises: 7 us
+                if bytes_left <= 0 and not incoming.pending:
                     break
         except ssl.SSLWantReadError:
             if not filled and not self._outgoing.pending:

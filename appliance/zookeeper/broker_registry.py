@@ -1,9 +1,9 @@
 """Registers brokers and topics in ZooKeeper, under ``/brokers``, and reads them: as operations.
 
 The three registries build operations (:mod:`operations`).  A :class:`~.session.Session` runs them within a bounded
-time, from an event loop (``submit``) or in a blocked thread (``call``).  Nothing here waits or imports kazoo::
+time, from an event loop.  Nothing here waits or imports kazoo::
 
-    topics = session.call(BrokerRegistry().topics())
+    session.submit(BrokerRegistry().topics(), on_topics)
 
 Values are those of :mod:`paths`.  A value that cannot be read was written by somebody else.  It is logged and left out
 of lists; ``alter_topic`` raises ``BadValue`` for it.
@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Collection
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -36,27 +36,13 @@ from .operations import (
 )
 from .paths import BrokerInfo, TopicInfo
 
+if TYPE_CHECKING:
+    from .session import NodeWatch, Session
+
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 BROKER_BYTES_MAX = REQUEST_BYTES_MAX // 2
-
-
-class CancellableWatch(Protocol):
-    def cancel(self) -> None: ...
-
-
-class Watcher(Protocol):
-    """The part of a session that watches."""
-
-    def watch_children(self, path: str, callback: Callable[[list[str] | None], None]) -> CancellableWatch: ...
-    def watch_value(self, path: str, callback: Callable[[bytes | None], None]) -> CancellableWatch: ...
-
-
-class Keeper(Protocol):
-    """The part of a session that keeps ephemeral nodes."""
-
-    def keep(self, path: str, value: bytes, ours: Callable[[bytes], bool] = ...) -> None: ...
 
 
 def readable(decode: Callable[[str, bytes], T], path: str, value: bytes) -> T | None:
@@ -71,7 +57,7 @@ def readable(decode: Callable[[str, bytes], T], path: str, value: bytes) -> T | 
 class BrokerRegistry:
     """``/brokers``: the live brokers, and the topics with the brokers of their partitions."""
 
-    def register(self, keeper: Keeper, broker_id: int, info: BrokerInfo) -> None:
+    def register(self, session: Session, broker_id: int, info: BrokerInfo) -> None:
         """Registers this broker in this and every later session.  A later call changes ``info``.
 
         A registration by an earlier run of this data directory (same ``instance``) is replaced.  While another
@@ -80,23 +66,23 @@ class BrokerRegistry:
         """
 
         def ours(value: bytes) -> bool:
-            found = readable(paths.decode_broker, paths.broker(broker_id), value)
-            return found is None or found.instance == info.instance
+            registered = readable(paths.decode_broker, paths.broker(broker_id), value)
+            return registered is None or registered.instance == info.instance
 
         value = paths.encode_broker(info)
         if len(value) > BROKER_BYTES_MAX:
             log.warning("broker %d is registered without its partitions: they take %d bytes", broker_id, len(value))
             value = paths.encode_broker(msgspec.structs.replace(info, partitions={}))
-        keeper.keep(paths.broker(broker_id), value, ours)
+        session.keep(paths.broker(broker_id), value, ours)
 
     def brokers(self) -> Operation[dict[int, BrokerInfo]]:
         nodes = yield from read_children(paths.BROKER_IDS)
-        found = {}
+        brokers = {}
         for name, node in nodes.items():
             info = readable(paths.decode_broker, f"{paths.BROKER_IDS}/{name}", node.value)
             if info is not None and name.isdecimal():
-                found[int(name)] = info
-        return found
+                brokers[int(name)] = info
+        return brokers
 
     def topic_names(self) -> Operation[list[str]]:
         """The registered topics.  Nodes whose name is no valid topic name are left out."""
@@ -104,14 +90,14 @@ class BrokerRegistry:
 
     def topics(self, names: Collection[str] | None = None) -> Operation[dict[str, TopicInfo]]:
         """The topics with these names (those that exist), or all."""
-        wanted = (yield from self.topic_names()) if names is None else sorted(names)
-        nodes = yield from ask([get(paths.topic(name)) for name in wanted])
-        found = {}
-        for name, node in zip(wanted, nodes, strict=True):
+        topic_names = (yield from self.topic_names()) if names is None else sorted(names)
+        nodes = yield from ask([get(paths.topic(name)) for name in topic_names])
+        topics = {}
+        for name, node in zip(topic_names, nodes, strict=True):
             info = readable(paths.decode_topic, paths.topic(name), node.value) if isinstance(node, Node) else None
             if info is not None:
-                found[name] = info
-        return found
+                topics[name] = info
+        return topics
 
     def create_topic(self, name: str, info: TopicInfo) -> Operation[None]:
         """Register a new topic.  ``info.id`` must be unique to this call: it identifies our own node after a retry.
@@ -151,7 +137,7 @@ class BrokerRegistry:
             raise ZooKeeperAway(f"topic {name!r} keeps changing; try again")
         raise UnknownPartition(f"there is no topic {name!r}")
 
-    def watch_brokers(self, watcher: Watcher, changed: Callable[[int, BrokerInfo | None], None]) -> WatchSet:
+    def watch_brokers(self, session: Session, changed: Callable[[int, BrokerInfo | None], None]) -> WatchSet:
         """Call ``changed`` for each broker now and after each change of its registration; None when it is gone."""
 
         def decoded(name: str, value: bytes | None) -> None:
@@ -162,9 +148,9 @@ class BrokerRegistry:
             elif (info := readable(paths.decode_broker, f"{paths.BROKER_IDS}/{name}", value)) is not None:
                 changed(int(name), info)
 
-        return WatchSet(watcher, paths.BROKER_IDS, decoded)
+        return WatchSet(session, paths.BROKER_IDS, decoded)
 
-    def watch_topics(self, watcher: Watcher, changed: Callable[[str, TopicInfo | None], None]) -> WatchSet:
+    def watch_topics(self, session: Session, changed: Callable[[str, TopicInfo | None], None]) -> WatchSet:
         """Call ``changed`` for each topic now and after each change of its registration; None when it is deleted."""
 
         def decoded(name: str, value: bytes | None) -> None:
@@ -175,16 +161,16 @@ class BrokerRegistry:
             elif (info := readable(paths.decode_topic, paths.topic(name), value)) is not None:
                 changed(name, info)
 
-        return WatchSet(watcher, paths.TOPICS, decoded)
+        return WatchSet(session, paths.TOPICS, decoded)
 
 
 class WatchSet:
     """Watches the children of a path and the value of each child."""
 
-    def __init__(self, watcher: Watcher, path: str, changed: Callable[[str, bytes | None], None]) -> None:
-        self._watcher, self._path, self._changed = watcher, path, changed
-        self._values: dict[str, CancellableWatch] = {}
-        self._names = watcher.watch_children(path, self._listed)
+    def __init__(self, session: Session, path: str, changed: Callable[[str, bytes | None], None]) -> None:
+        self._session, self._path, self._changed = session, path, changed
+        self._values: dict[str, NodeWatch] = {}
+        self._names = session.watch_children(path, self._listed)
 
     def cancel(self) -> None:
         self._names.cancel()
@@ -198,7 +184,7 @@ class WatchSet:
             self._values.pop(name).cancel()
             self._changed(name, None)
         for name in sorted(present - self._values.keys()):
-            self._values[name] = self._watcher.watch_value(
+            self._values[name] = self._session.watch_value(
                 f"{self._path}/{name}", functools.partial(self._on_value, name)
             )
 

@@ -3,30 +3,32 @@
     path                                      kind        value
     /consumers/<group>                        persistent  GroupInfo, JSON; empty while nothing is known
     /consumers/<group>/claim-<epoch>          ephemeral   Claimant, JSON: the coordinator of the group
+    /consumers/<group>/snapshot               persistent  what members were told (``groups.snapshots``)
     /consumers/<group>/offsets/<topic>/<n>    persistent  a committed offset
 
 A claim's epoch is a text that is never used again.  :func:`take` creates the node in one multi with a write to the
 group's own node, at the version that was read together with the list of claims.  So when two brokers try at once, one
 fails.  A claim by an earlier run of the same data directory is replaced.
 
-Every write of :func:`write`, :func:`expire` and :func:`remove` is a multi that begins with a check of the claim's node.
-ZooKeeper carries it out only while that claim exists, so a coordinator that lost its claim or its session cannot write.
+Every write of :func:`write`, :func:`write_together`, :func:`expire` and :func:`remove` is a multi that begins with a
+check of the claim's node, or has one for each group.  ZooKeeper carries it out only while that claim exists, so a
+coordinator that lost its claim or its session cannot write.
 Requests of one session are carried out in the order of sending.  A write that was given up therefore comes before all
 later ones, or never.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from typing import Final, NamedTuple
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
-from ..errors import BadValue, InvalidRequest, NotCoordinator, UnknownGroup, ZooKeeperAway
+from ..errors import ApplianceError, BadValue, InvalidRequest, NotCoordinator, ZooKeeperAway
 from ..names import TopicPartition, is_topic
 from . import paths
+from .broker_registry import readable
 from .group_registry import GroupRegistry
-from .offset_registry import StoredOffset, read_offsets
 from .operations import (
     ATTEMPTS_MAX,
     REQUEST_BYTES_MAX,
@@ -40,7 +42,6 @@ from .operations import (
     children,
     create,
     delete,
-    exists,
     get,
     list_children,
     multi,
@@ -53,8 +54,9 @@ CLAIM: Final = "claim-"
 PARTS_MAX: Final = 400
 """Most committed offsets in one multi."""
 PARTS_BYTES_MAX: Final = REQUEST_BYTES_MAX // 2
-PATH_BYTES_MAX: Final = 3_500
-"""Most bytes of a committed offset's path.  Percent-encoding makes up to twelve bytes of a group name's character."""
+SNAPSHOT_BYTES_MAX: Final = REQUEST_BYTES_MAX // 2
+LOOKS_MAX: Final = 2
+"""How often a shared write looks at the offsets of all its groups again, before a group has to go by itself."""
 
 
 class GroupInfo(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -82,27 +84,53 @@ class Claimed(NamedTuple):
     version: int
 
 
+Stamp: TypeAlias = tuple[int, ...]
+
+
+class Stored(NamedTuple):
+    """The committed offsets of a group as they were read, each node's value.
+
+    ``stamp`` changes whenever the offsets in a topic come or go without a claim: with the topic.
+    """
+
+    stamp: Stamp
+    values: dict[TopicPartition, bytes]
+
+
 class Held(NamedTuple):
-    """A claim of ours: its node, the group's GroupInfo, and the size in bytes of each committed offset's value."""
+    """A claim of ours: its node, the group's GroupInfo, and the value of each committed offset's node."""
 
     path: str
     info: GroupInfo
-    sizes: dict[TopicPartition, int]
+    values: dict[TopicPartition, bytes]
 
     @property
     def group_path(self) -> str:
         return self.path.rpartition("/")[0]
 
 
-class Seen(NamedTuple):
+class Taken(NamedTuple):
+    """A claim that has been made, and what was stored then.
+
+    ``snapshot``: of the members, b"": there was none.  ``stamp``: of :class:`Stored`.
+    """
+
+    held: Held
+    snapshot: bytes
+    stamp: Stamp
+
+
+class GroupNodes(NamedTuple):
     """A group, read without a claim.
 
-    ``members``: whether it has any, of either listener.  ``nodes``: those of its committed offsets, without values.
+    ``members``: whether it has any, of either listener.  ``nodes``: those of its committed offsets.
+    ``has_snapshot``: whether a coordinator has stored some members.
     """
 
     info: GroupInfo
     members: bool
     nodes: dict[TopicPartition, Node]
+    has_snapshot: bool
 
 
 def decode_info(value: bytes) -> GroupInfo:
@@ -113,7 +141,7 @@ def decode_info(value: bytes) -> GroupInfo:
         return GroupInfo()
 
 
-def take(group: str, claimant: Claimant, epoch: str, *, make: bool) -> Operation[Held | None]:
+def take(group: str, claimant: Claimant, epoch: str, *, make: bool) -> Operation[Taken | None]:
     """Claim a group.  One that does not exist is created; with ``make`` false the result is None instead.
 
     Raises:
@@ -122,7 +150,10 @@ def take(group: str, claimant: Claimant, epoch: str, *, make: bool) -> Operation
     claimed = yield from claim(paths.group(group), claimant, epoch, f"group {group!r}", make=make)
     if claimed is None:
         return None
-    return Held(claimed.path, decode_info(claimed.value), (yield from _sizes(group)))
+    (stored,) = yield [get(paths.snapshot(group))]
+    snapshot = stored.value if isinstance(stored, Node) else b""
+    stamp, values = yield from stored_offsets(group)
+    return Taken(Held(claimed.path, decode_info(claimed.value), values), snapshot, stamp)
 
 
 def claim(path: str, claimant: Claimant, epoch: str, what: str, *, make: bool) -> Operation[Claimed | None]:
@@ -139,7 +170,7 @@ def claim(path: str, claimant: Claimant, epoch: str, what: str, *, make: bool) -
         if own in others:  # created already: the reply was lost
             return Claimed(own, node.value, node.version)
         leftovers = yield from _our_leftovers(what, others, claimant)
-        parts = [set_value(path, node.value, node.version), *(delete(left, 0) for left in leftovers)]
+        parts = [set_value(path, node.value, node.version), *(delete(leftover, 0) for leftover in leftovers)]
         (reply,) = yield [multi([*parts, create(own, msgspec.json.encode(claimant), ephemeral=True)])]
         if not isinstance(reply, Failed):
             return Claimed(own, node.value, node.version + 1)
@@ -161,33 +192,72 @@ def _our_leftovers(what: str, others: list[str], claimant: Claimant) -> Operatio
     return leftovers
 
 
-def _sizes(group: str) -> Operation[dict[TopicPartition, int]]:
-    nodes = yield from offset_nodes(group)
-    return {part: node.size for part, node in nodes.items()}
+def stored_offsets(group: str) -> Operation[Stored]:
+    """All committed offsets of a group, as they are after all earlier writes of this session."""
+    nodes = yield _stamped(group)
+    values = {part: node.value for part, node in (yield from offset_nodes(group)).items()}
+    return Stored(_stamp(nodes), values)
+
+
+def stamp_of(group: str) -> Operation[Stamp]:
+    """See :class:`Stored`."""
+    yield [sync()]
+    return _stamp((yield _stamped(group)))
+
+
+def _stamped(group: str) -> list[Request]:
+    return [get(path) for path in (paths.group(group), paths.offsets(group))]
+
+
+def _stamp(nodes: Sequence[Node | Refused]) -> Stamp:
+    return tuple(node.children_zxid if isinstance(node, Node) else 0 for node in nodes)
 
 
 def offset_nodes(group: str) -> Operation[dict[TopicPartition, Node]]:
-    """The nodes of all committed offsets of a group, without their values."""
-    topics = [name for name in (yield from list_children(paths.offsets(group))) if is_topic(name)]
-    listed = yield from ask([children(paths.offsets(group, topic)) for topic in topics])
+    """The nodes of all committed offsets of a group."""
+    return (yield from _offset_nodes({group: (yield from list_children(paths.offsets(group)))}))[group]
+
+
+def _offset_nodes(topics: Mapping[str, Sequence[str]]) -> Operation[dict[str, dict[TopicPartition, Node]]]:
+    """Those of several groups, by the names of the nodes below ``offsets`` of each."""
+    pairs = [(group, topic) for group, names in topics.items() for topic in names if is_topic(topic)]
+    listed = yield from ask([children(paths.offsets(group, topic)) for group, topic in pairs])
     parts = [
-        TopicPartition(topic, int(name))
-        for topic, names in zip(topics, listed, strict=True)
+        (group, TopicPartition(topic, int(name)))
+        for (group, topic), names in zip(pairs, listed, strict=True)
         if not isinstance(names, Refused)
         for name in names
         if name.isdecimal()
     ]
-    nodes = yield from ask([exists(paths.offset(group, part)) for part in parts])
-    return {part: node for part, node in zip(parts, nodes, strict=True) if isinstance(node, Node)}
+    nodes = yield from ask([get(paths.offset(group, part)) for group, part in parts])
+    nodes_of_groups: dict[str, dict[TopicPartition, Node]] = {group: {} for group in topics}
+    for (group, part), node in zip(parts, nodes, strict=True):
+        if isinstance(node, Node):
+            nodes_of_groups[group][part] = node
+    return nodes_of_groups
 
 
-def read(group: str, parts: Collection[TopicPartition] | None) -> Operation[dict[TopicPartition, StoredOffset]]:
+def read(group: str, parts: Collection[TopicPartition] | None) -> Operation[dict[TopicPartition, CommittedOffset]]:
     """The committed offsets of these partitions, or all of the group.  Needs no claim.
 
     The ``sync`` makes all earlier writes visible, whichever node of the ensemble answers.
     """
     yield [sync()]
-    return (yield from read_offsets(group, parts))
+    if parts is None:
+        return decoded(group, {part: node.value for part, node in (yield from offset_nodes(group)).items()})
+    nodes = yield from ask([get(paths.offset(group, part)) for part in parts])
+    parts_and_nodes = zip(parts, nodes, strict=True)
+    return decoded(group, {part: node.value for part, node in parts_and_nodes if isinstance(node, Node)})
+
+
+def decoded(group: str, values: Mapping[TopicPartition, bytes]) -> dict[TopicPartition, CommittedOffset]:
+    """Those that can be read; others are named in the log."""
+    offsets = {}
+    for part, value in values.items():
+        offset = readable(paths.decode_offset, paths.offset(group, part), value)
+        if offset is not None:
+            offsets[part] = offset
+    return offsets
 
 
 def write(
@@ -196,36 +266,163 @@ def write(
     changes: Mapping[TopicPartition, CommittedOffset | None],
     info: GroupInfo | None = None,
 ) -> Operation[None]:
-    """Store committed offsets, delete those that are None, store ``info`` if given.  Updates ``held.sizes``.
+    """Store committed offsets, delete those that are None, store ``info`` if given.  Updates ``held.values``.
 
     Raises:
         NotCoordinator: the claim is gone.  Of a large write, earlier parts may have been carried out.
     """
+    yield from _write_values(group, held, encoded(changes), info)
+
+
+def encoded(changes: Mapping[TopicPartition, CommittedOffset | None]) -> dict[TopicPartition, bytes | None]:
+    return {part: None if to is None else paths.encode_offset(to) for part, to in sorted(changes.items())}
+
+
+def _write_values(
+    group: str, held: Held, values: Mapping[TopicPartition, bytes | None], info: GroupInfo | None
+) -> Operation[None]:
     if info is not None:
         (reply,) = yield [multi([check(held.path, -1), set_value(paths.group(group), msgspec.json.encode(info), -1)])]
         if isinstance(reply, Failed):
             raise _lost(group)
-    values = {part: None if to is None else paths.encode_offset(to) for part, to in sorted(changes.items())}
-    for some in _chunks(values):
+    for some in _chunks(group, values):
         for _ in range(ATTEMPTS_MAX):
             (reply,) = yield [multi([check(held.path, -1), *offset_requests(group, held, some)])]
             if not isinstance(reply, Failed):
                 break
             if reply.part_index == 0:
                 raise _lost(group)
-            yield from read_again(group, held, some)
+            yield from read_again([GroupWrite(group, held, some)])
         else:
             raise ZooKeeperAway(f"offsets of group {group!r} keep changing; try again")
-        note_sizes(held, some)
+        note_values(held, some)
 
 
-def note_sizes(held: Held, values: Mapping[TopicPartition, bytes | None]) -> None:
+class _Offsets(Protocol):
+    @property
+    def group(self) -> str: ...
+    @property
+    def held(self) -> Held: ...
+    @property
+    def values(self) -> Mapping[TopicPartition, bytes | None]: ...
+
+
+class GroupWrite(NamedTuple):
+    """What is to be stored of a group: values of offsets, None: delete it, and ``info``, if it is given."""
+
+    group: str
+    held: Held
+    values: Mapping[TopicPartition, bytes | None]
+    info: GroupInfo | None = None
+
+    @property
+    def requests(self) -> list[Request]:
+        """The parts of a multi, by what is known of the offsets; the first checks the claim."""
+        group = self.group
+        info = [] if self.info is None else [set_value(paths.group(group), msgspec.json.encode(self.info), -1)]
+        return [check(self.held.path, -1), *info, *offset_requests(group, self.held, self.values)]
+
+    @property
+    def part_count(self) -> int:
+        """Most parts that it can have, whatever is known of the offsets."""
+        return 2 + len(self.values)
+
+    @property
+    def size(self) -> int:
+        """Most bytes that these can have."""
+        own = check(self.held.path, -1).size + set_value(self.held.path, msgspec.json.encode(self.info), -1).size
+        return own + sum(_size(self.group, part, value) for part, value in self.values.items())
+
+
+def fits(parts: int, size: int) -> bool:
+    """Whether one transaction may have so many parts, and so many bytes."""
+    return parts <= PARTS_MAX and size <= PARTS_BYTES_MAX
+
+
+def write_together(writes: Sequence[GroupWrite]) -> Operation[list[ApplianceError | None]]:
+    """Store offsets of several groups in one transaction, as :func:`write` does those of one.  For each group None: it
+    is done, or why it is not.
+    """
+    if len(writes) > 1:
+        yield from _make_parents(writes)
+    outcomes: dict[str, ApplianceError | None] = {}
+    undecided, alone, looks = list(writes), [], 0
+    while len(undecided) > 1:
+        parts = [(write, request) for write in undecided for request in write.requests]
+        (reply,) = yield [multi(request for _, request in parts)]
+        if not isinstance(reply, Failed):
+            for write in undecided:
+                note_values(write.held, write.values)
+                outcomes[write.group] = None
+            undecided = []
+            continue
+        culprit, request = parts[reply.part_index]
+        if request.verb == "check":
+            outcomes[culprit.group] = _lost(culprit.group)
+            undecided.remove(culprit)
+        elif looks < LOOKS_MAX:  # nodes are not as they are known
+            looks += 1
+            yield from read_again(undecided)
+        else:
+            undecided.remove(culprit)
+            alone.append(culprit)
+    for write in undecided + alone:
+        outcomes[write.group] = yield from _outcome(write)
+    return [outcomes[write.group] for write in writes]
+
+
+def _make_parents(writes: Sequence[GroupWrite]) -> Operation[None]:
+    """Make the nodes above the first offsets of each topic, whose absence would refuse the whole transaction."""
+    missing = set()
+    for write in writes:
+        topics_with_offsets = {part.topic for part in write.held.values}
+        new = {part.topic for part, value in write.values.items() if value is not None} - topics_with_offsets
+        missing |= {paths.offsets(write.group, topic) for topic in new}
+    if missing:
+        yield from ask([create(path) for path in sorted(missing)])
+
+
+def _outcome(write: GroupWrite) -> Operation[ApplianceError | None]:
+    try:
+        yield from _write_values(write.group, write.held, write.values, write.info)
+    except ApplianceError as error:
+        return error
+    return None
+
+
+def save(group: str, held: Held, snapshot: bytes | None, *, is_there: bool) -> Operation[bool]:
+    """Store the snapshot of a group, or (None) delete it.
+
+    It is one request: a second one could come behind that of a later call, when this one was given up.
+
+    Args:
+        is_there: whether one is stored already, as far as is known.
+
+    Returns:
+        Whether it is done; if not, the opposite of ``is_there`` is true.
+
+    Raises:
+        NotCoordinator: the claim is gone.
+    """
+    path = paths.snapshot(group)
+    change = delete(path)
+    if snapshot is not None:
+        change = set_value(path, snapshot, -1) if is_there else create(path, snapshot)
+    (reply,) = yield [multi([check(held.path, -1), change])]
+    if not isinstance(reply, Failed):
+        return True
+    if reply.part_index == 0:
+        raise _lost(group)
+    return snapshot is None  # there was none
+
+
+def note_values(held: Held, values: Mapping[TopicPartition, bytes | None]) -> None:
     """These offsets are stored, or deleted."""
     for part, value in values.items():
         if value is None:
-            held.sizes.pop(part, None)
+            held.values.pop(part, None)
         else:
-            held.sizes[part] = len(value)
+            held.values[part] = value
 
 
 def _lost(group: str) -> NotCoordinator:
@@ -235,34 +432,42 @@ def _lost(group: str) -> NotCoordinator:
 def offset_requests(group: str, held: Held, values: Mapping[TopicPartition, bytes | None]) -> Iterator[Request]:
     """The parts of a multi that store these offsets, or delete those that are None, by what is known of them."""
     for part, value in values.items():
-        path, there = paths.offset(group, part), part in held.sizes
+        path, there = paths.offset(group, part), part in held.values
         if value is not None:
             yield set_value(path, value, -1) if there else create(path, value)
         elif there:
             yield delete(path)
 
 
-def read_again(group: str, held: Held, values: Mapping[TopicPartition, bytes | None]) -> Operation[None]:
-    """Correct ``held.sizes`` after a write that found other nodes than expected; create missing parents."""
-    topics = {part.topic for part, value in values.items() if value is not None}
-    yield from ask([create(paths.offsets(group, topic)) for topic in sorted(topics)])
-    nodes = yield from ask([exists(paths.offset(group, part)) for part in values])
-    for part, node in zip(values, nodes, strict=True):
+def read_again(writes: Sequence[_Offsets]) -> Operation[None]:
+    """Correct what is known of these offsets after a write that found other nodes; create missing parents."""
+    topics = {
+        (write.group, part.topic) for write in writes for part, value in write.values.items() if value is not None
+    }
+    yield from ask([create(paths.offsets(group, topic)) for group, topic in sorted(topics)])
+    writes_and_parts = [(write, part) for write in writes for part in write.values]
+    nodes = yield from ask([get(paths.offset(write.group, part)) for write, part in writes_and_parts])
+    for (write, part), node in zip(writes_and_parts, nodes, strict=True):
         if isinstance(node, Node):
-            held.sizes.setdefault(part, node.size)
+            write.held.values[part] = node.value
         else:
-            held.sizes.pop(part, None)
+            write.held.values.pop(part, None)
 
 
-def _chunks(values: Mapping[TopicPartition, bytes | None]) -> Iterator[dict[TopicPartition, bytes | None]]:
+def _size(group: str, part: TopicPartition, value: bytes | None) -> int:
+    return create(paths.offset(group, part), value or b"").size
+
+
+def _chunks(group: str, values: Mapping[TopicPartition, bytes | None]) -> Iterator[dict[TopicPartition, bytes | None]]:
     some: dict[TopicPartition, bytes | None] = {}
-    left = PARTS_BYTES_MAX
+    size = 0
     for part, value in values.items():
-        left -= PATH_BYTES_MAX + len(value or b"")
-        if some and (left < 0 or len(some) == PARTS_MAX):
+        own = _size(group, part, value)
+        if some and not fits(len(some) + 1, size + own):
             yield some
-            some, left = {}, PARTS_BYTES_MAX
+            some, size = {}, 0
         some[part] = value
+        size += own
     if some:
         yield some
 
@@ -279,7 +484,7 @@ def expire(group: str, held: Held, old: Mapping[TopicPartition, Node]) -> Operat
         if isinstance(reply, Failed) and reply.part_index == 0:
             raise _lost(group)
         if not isinstance(reply, Failed):
-            held.sizes.pop(part, None)
+            held.values.pop(part, None)
             gone += 1
     return gone
 
@@ -300,7 +505,8 @@ def withdraw(group: str, claimant: Claimant) -> Operation[None]:
 
 
 def vacate(group: str, held: Held) -> Operation[None]:
-    """Delete the claim and the group's empty nodes.  Nothing stays of a group without offsets and members."""
+    """Delete the claim and the group's nodes.  Nothing stays of a group without offsets and members."""
+    yield [multi([check(held.path, -1), delete(paths.snapshot(group))])]
     yield from release(held)
     yield from GroupRegistry().prune(group)
 
@@ -315,19 +521,37 @@ def remove(group: str, held: Held) -> Operation[None]:
     members = yield from list_children(paths.consumers(group))
     if members:
         raise InvalidRequest(f"group {group!r} has {len(members)} live members; stop them first")
-    held.sizes.update((yield from _sizes(group)))
-    yield from write(group, held, dict.fromkeys(held.sizes))
+    held.values.update((yield from stored_offsets(group)).values)
+    yield from write(group, held, dict.fromkeys(held.values))
     yield from vacate(group, held)
 
 
-def look(group: str) -> Operation[Seen]:
-    """Read a group.
+def look(groups: Sequence[str]) -> Operation[dict[str, GroupNodes]]:
+    """Read these groups; those that there are not are left out."""
+    replies = yield from ask(
+        [
+            request
+            for group in groups
+            for request in (
+                get(paths.group(group)),
+                *(children(path) for path in (paths.group(group), paths.consumers(group), paths.offsets(group))),
+            )
+        ]
+    )
+    rows = {group: replies[4 * place : 4 * place + 4] for place, group in enumerate(groups)}
+    rows = {group: row for group, row in rows.items() if isinstance(row[0], Node)}
+    offsets = yield from _offset_nodes({group: _names(row[3]) for group, row in rows.items()})
+    return {
+        group: GroupNodes(
+            decode_info(node.value), bool(_names(members)), offsets[group], paths.snapshot(group) in _below(group, own)
+        )
+        for group, (node, own, members, _) in rows.items()
+    }
 
-    Raises:
-        UnknownGroup: there is no such group.
-    """
-    node, members = yield [get(paths.group(group)), children(paths.consumers(group))]
-    if isinstance(node, Refused):
-        raise UnknownGroup(f"there is no group {group!r}")
-    found = yield from offset_nodes(group)
-    return Seen(decode_info(node.value), not isinstance(members, Refused) and bool(members), found)
+
+def _names(listed: list[str] | Refused) -> list[str]:
+    return [] if isinstance(listed, Refused) else listed
+
+
+def _below(group: str, listed: list[str] | Refused) -> set[str]:
+    return {f"{paths.group(group)}/{name}" for name in _names(listed)}

@@ -10,6 +10,10 @@ The offsets of a topic in the trash are kept beside the mark of its deletion (``
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection
+from typing import Final
+
 from ..errors import BadValue, ZooKeeperAway
 from . import cluster_identity, paths
 from .operations import (
@@ -23,10 +27,13 @@ from .operations import (
     delete,
     get,
     list_children,
-    read_children,
+    multi,
     remove_tree,
     set_value,
 )
+
+NO_TOPIC: Final = "=changed"
+"""The name of a node beside those of topics, which have no such name."""
 
 
 def retire_topic(name: str, topic_id: str, *, trash: bool = False) -> Operation[None]:
@@ -63,12 +70,24 @@ def _unregister(name: str, topic_id: str) -> Operation[None]:
 
 
 def _forget_offsets(name: str, topic_id: str, trash: bool) -> Operation[None]:
-    parents, found = yield from _offsets_in(name)
-    gone = [(path, node) for path, node in found.items() if _is_of(path, node.value, topic_id)]
+    parents, offsets = yield from _offsets_in(name)
+    gone = [(path, node) for path, node in offsets.items() if _is_of(path, node.value, topic_id)]
     if trash:
         yield from _store({_kept_path(topic_id, path): node.value for path, node in gone})
     yield from ask([delete(path, node.version) for path, node in gone])
-    yield from ask([delete(parent) for parent in parents])  # refused where a later topic has committed offsets
+    replies = yield from ask([delete(parent) for parent in parents])
+    # refused where a later topic has committed offsets
+    stay = [parent for parent, reply in zip(parents, replies, strict=True) if reply is Refused.NOT_EMPTY]
+    yield from _mark_changed([parent.rpartition("/")[0] for parent in stay])
+
+
+def _mark_changed(above: Collection[str]) -> Operation[None]:
+    """Change the stamps (``claims.Stored``) of the groups with these ``offsets`` nodes, once the change is done.
+
+    Offsets below a topic's node that stays, or was there before, are not to be seen in the stamp.
+    """
+    marks = [f"{path}/{NO_TOPIC}" for path in above]
+    yield from ask([multi([create(mark), delete(mark)]) for mark in marks])
 
 
 def _offsets_in(name: str) -> Operation[tuple[list[str], dict[str, Node]]]:
@@ -76,17 +95,21 @@ def _offsets_in(name: str) -> Operation[tuple[list[str], dict[str, Node]]]:
     groups = yield from list_children(paths.CONSUMERS)
     parents = [paths.offsets(group, name) for group in paths.decode_names(groups)]
     listed = yield from ask([children(parent) for parent in parents])
-    found = {parent: names for parent, names in zip(parents, listed, strict=True) if not isinstance(names, Refused)}
-    offsets = [f"{parent}/{number}" for parent, numbers in found.items() for number in sorted(numbers)]
+    numbers_below = {
+        parent: names for parent, names in zip(parents, listed, strict=True) if not isinstance(names, Refused)
+    }
+    offsets = [f"{parent}/{number}" for parent, numbers in numbers_below.items() for number in sorted(numbers)]
     nodes = yield from ask([get(path) for path in offsets])
-    return list(found), {path: node for path, node in zip(offsets, nodes, strict=True) if isinstance(node, Node)}
+    return list(numbers_below), {
+        path: node for path, node in zip(offsets, nodes, strict=True) if isinstance(node, Node)
+    }
 
 
 def committed_in(name: str, topic_id: str) -> Operation[dict[tuple[str, int], int]]:
     """The committed offsets in a topic, by group and partition."""
-    _, found = yield from _offsets_in(name)
+    _, offsets = yield from _offsets_in(name)
     committed = {}
-    for path, node in found.items():
+    for path, node in offsets.items():
         group, number = _group_and_number(path)
         if number.isdecimal() and _is_of(path, node.value, topic_id):
             committed[paths.decode_name(group), int(number)] = paths.decode_offset(path, node.value).offset
@@ -117,19 +140,46 @@ def _store(values: dict[str, bytes]) -> Operation[None]:
     yield from ask([set_value(path, values[path], -1) for path in there])
 
 
+def _store_unless_there(values: dict[str, bytes], topic_id: str) -> Operation[None]:
+    """Store offsets of a topic where there are none of it; those of other topics of its name are replaced."""
+    replies = yield from ask([create(path, value) for path, value in values.items()])
+    taken = [path for path, reply in zip(values, replies, strict=True) if reply is Refused.NODE_EXISTS]
+    nodes = yield from ask([get(path) for path in taken])
+    yield from ask(
+        [
+            set_value(path, values[path], node.version)
+            for path, node in zip(taken, nodes, strict=True)
+            if isinstance(node, Node) and not _is_of(path, node.value, topic_id)
+        ]
+    )
+
+
 def put_offsets_back(topic_id: str, name: str) -> Operation[dict[str, int]]:
     """Put the kept offsets of a topic in the trash to where groups find them.  Returns how many, by group.
 
-    The topic gets this name, and is not registered yet: nobody has committed in it.
+    The topic gets this name, and is not registered yet.  What is found there with its id stays: it was committed later
+    than what is kept (accepted before the deletion and stored after it), or put back by an earlier attempt.
     """
     kept = _kept(topic_id)
-    counts: dict[str, int] = {}
-    for group in (yield from list_children(kept)):
-        nodes = yield from read_children(f"{kept}/{group}")
-        parent = paths.offsets(paths.decode_name(group), name)
-        yield from _store({f"{parent}/{number}": node.value for number, node in nodes.items()})
-        counts[paths.decode_name(group)] = len(nodes)
-    return counts
+    groups = yield from list_children(kept)
+    listed = yield from ask([children(f"{kept}/{group}") for group in groups])
+    kept_offsets = [
+        (paths.decode_name(group), number)
+        for group, numbers in zip(groups, listed, strict=True)
+        if not isinstance(numbers, Refused)
+        for number in numbers
+    ]
+    nodes = yield from ask([get(f"{kept}/{paths.encode_name(group)}/{number}") for group, number in kept_offsets])
+    values = {
+        (group, number): node.value
+        for (group, number), node in zip(kept_offsets, nodes, strict=True)
+        if isinstance(node, Node)
+    }
+    to = {f"{paths.offsets(group, name)}/{number}": value for (group, number), value in values.items()}
+    yield from _store_unless_there(to, topic_id)
+    counts = Counter(group for group, _ in values)
+    yield from _mark_changed([paths.offsets(group) for group in counts])
+    return dict(counts)
 
 
 def forget_deletion(topic_id: str, *, mark: bool) -> Operation[None]:

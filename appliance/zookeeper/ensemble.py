@@ -57,7 +57,7 @@ from ..durable_files import DIRECTORY_MODE, FILE_MODE
 from ..errors import ConfigFault, OutOfResources
 from ..security.secret_files import keep_secret
 from .java import JVM_FLAGS, MAIN_CLASS, find_classpath, find_java
-from .login import Login, jaas, login_of
+from .login import ZooKeeperLogin, jaas, login_of
 from .node_files import (
     LOG_BYTES_MAX,
     LOG_FILES_MAX,
@@ -108,16 +108,16 @@ class Ensemble:
         return ",".join(f"{LOOPBACK}:{ports.client}" for ports in self.ports)
 
     @property
-    def login(self) -> Login:
+    def login(self) -> ZooKeeperLogin:
         """How clients log in.  Makes the password at the first call.
 
         Raises:
             BadValue: the file with the password cannot be used.
             OSError: it cannot be written.
         """
-        found = login_of(self._config, self._data_dir)
-        assert found is not None
-        return found
+        login = login_of(self._config, self._data_dir)
+        assert login is not None
+        return login
 
     def prepare(self) -> None:
         """Find Java and jars, end nodes that outlived their supervisor, choose ports, write the nodes' files.
@@ -170,14 +170,14 @@ class Ensemble:
             outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
         except (OSError, ValueError):
             outgoing = 32_768
-        found: list[int] = []
+        ports: list[int] = []
         for tried in range(PORTS_TRIED_MAX):
             roomy = outgoing - PORT_MIN >= 1_000 and tried < PORTS_TRIED_MAX // 2
             number = self._random.randrange(PORT_MIN, outgoing if roomy else 65_536)
-            if number not in found and _is_free(number):
-                found.append(number)
-                if len(found) == count:
-                    return found
+            if number not in ports and _is_free(number):
+                ports.append(number)
+                if len(ports) == count:
+                    return ports
         raise ConfigFault(f"no {count} free ports were found on {LOOPBACK} for the local ZooKeeper ensemble")
 
     def _seed_new_nodes(self, present: int) -> None:

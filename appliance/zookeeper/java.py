@@ -76,8 +76,8 @@ def version_of(java: Path | str) -> int:
         said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False, timeout=60).stderr
     except (OSError, subprocess.TimeoutExpired):
         return 0
-    found = re.search(r'version "(?:1\.)?(\d+)', said)
-    return int(found[1]) if found else 0
+    match = re.search(r'version "(?:1\.)?(\d+)', said)
+    return int(match[1]) if match else 0
 
 
 def find_classpath(configured: str, debian_jar: Path = DEBIAN_JAR, prefix: Path = Path(sys.prefix)) -> str:

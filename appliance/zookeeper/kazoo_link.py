@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from kazoo import exceptions as refusals
 from kazoo.client import KazooClient
 from kazoo.exceptions import AuthFailedError
-from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.handlers.threading import AsyncResult, KazooTimeoutError, SequentialThreadingHandler
 from kazoo.protocol.connection import ConnectionHandler
 from kazoo.protocol.serialization import SASL
 from kazoo.protocol.states import KeeperState
@@ -24,7 +24,8 @@ from kazoo.retry import KazooRetry
 from kazoo.security import CREATOR_ALL_ACL
 
 from ..errors import ConfigFault, InvalidRequest, ZooKeeperAway
-from .login import DigestMd5, Login
+from .login import DigestMd5, ZooKeeperLogin
+from .multi_read import MultiRead
 from .operations import Failed, Node, Refused, Request
 
 log = logging.getLogger(__name__)
@@ -39,6 +40,8 @@ _REFUSED = {
     refusals.NotEmptyError: Refused.NOT_EMPTY,
 }
 _REPEAT = (refusals.ConnectionLoss, refusals.OperationTimeoutError)
+_LOST: Final = object()
+"""In the place of a value: the request must be sent again."""
 
 
 class _SaslConnection(ConnectionHandler):  # type: ignore[misc]
@@ -48,7 +51,7 @@ class _SaslConnection(ConnectionHandler):  # type: ignore[misc]
     connection ends meanwhile, since its node ends, kazoo connects again; a refused login ends its thread.
     """
 
-    login: Login
+    login: ZooKeeperLogin
 
     def _authenticate_with_sasl(self, host: str, timeout: float) -> None:
         exchange, response, xid = DigestMd5(self.login), b"", 0
@@ -66,7 +69,23 @@ class _SaslConnection(ConnectionHandler):  # type: ignore[misc]
                 raise AuthFailedError(str(error)) from error
 
 
-def kazoo_client(connect: str, login: Login | None, **options: Any) -> Any:
+class _DirectResult(AsyncResult):  # type: ignore[misc]  # kazoo has no types
+    def _do_callbacks(self) -> None:
+        for callback in self._callbacks:
+            callback(self)
+
+
+class DirectHandler(SequentialThreadingHandler):  # type: ignore[misc]
+    """Has answers told in the thread that has read them, where kazoo wakes up another one for that.
+
+    Whoever is told must neither wait nor raise: ours only hand over.  Watches stay in a thread of their own.
+    """
+
+    def async_result(self) -> _DirectResult:
+        return _DirectResult(self)
+
+
+def kazoo_client(connect: str, login: ZooKeeperLogin | None, **options: Any) -> Any:
     """A kazoo client that logs in, and creates nodes for its own user only.  Without ``login``, nodes are open."""
     if login is None:
         return KazooClient(hosts=connect, **options)
@@ -86,7 +105,12 @@ class KazooLink:
     """
 
     def __init__(
-        self, connect: str, timeout_ms: int, name: str, login: Login | None, changed: Callable[[str, int], None]
+        self,
+        connect: str,
+        timeout_ms: int,
+        name: str,
+        login: ZooKeeperLogin | None,
+        changed: Callable[[str, int], None],
     ) -> None:
         self.connect = connect
         self._login = login
@@ -100,16 +124,13 @@ class KazooLink:
         self._client: Any = None
         self._ended_ms = 0  # since when kazoo's thread is gone
 
-    @property
-    def started(self) -> bool:
-        return self._client is not None
-
     def start(self) -> None:
         """Begin to connect, and retry for ever.  Returns at once."""
         kazoo_log = logging.getLogger(f"{__name__}.kazoo")
         kazoo_log.setLevel(logging.ERROR)  # one line per attempt to connect would fill a disk; we log the states
         retry = KazooRetry(max_tries=-1, delay=0.1, backoff=2, max_delay=1.0)
         options = {"timeout": self._timeout_ms / 1000, "connection_retry": retry, "logger": kazoo_log}
+        options["handler"] = DirectHandler()
         self._client = kazoo_client(self.connect, self._login, **options)
         self._client.add_listener(self._state_changed)
         self._client.start_async()
@@ -180,6 +201,13 @@ class KazooLink:
         assert request.verb == "delete", request.verb
         return client.delete_async(path, version=request.version)
 
+    def issue_reads(self, requests: Sequence[Request]) -> Any:
+        """Hand reads to kazoo as one request; returns an IAsyncResult, which :func:`replies_of` reads."""
+        client = self._client
+        result = client.handler.async_result()
+        client._call(MultiRead.encode(client.chroot, requests), result)  # kazoo has no method for it
+        return result
+
 
 def _stop_kazoo(client: Any) -> None:
     try:
@@ -211,20 +239,11 @@ def reply_of(verb: str, result: Any) -> Any:
         ZooKeeperAway: no answer (yet), or the session is over.
         ConfigFault: ZooKeeper refuses us; a person must change its permissions.
     """
-    try:
-        value = result.get(block=False)
-    except tuple(_REFUSED) as refusal:
-        return _REFUSED[type(refusal)]
-    except _REPEAT:
+    value = _value_of(result)
+    if value is _LOST:
         return None
-    except KazooTimeoutError:
-        raise ZooKeeperAway("ZooKeeper did not answer in time; try again") from None
-    except refusals.BadArgumentsError as refusal:
-        raise InvalidRequest(f"ZooKeeper does not accept this: {refusal!r}") from None
-    except (refusals.NoAuthError, refusals.AuthFailedError) as refusal:
-        raise ConfigFault(f"ZooKeeper refuses access ({refusal!r}); correct its ACLs") from None
-    except (refusals.KazooException, RuntimeError, OSError) as error:  # also what ends kazoo's own thread
-        raise ZooKeeperAway(f"ZooKeeper cannot serve this now: {error!r}") from None
+    if isinstance(value, Refused):
+        return value
     if verb == "get":
         return _node(value[0], value[1])
     if verb == "exists":
@@ -236,8 +255,47 @@ def reply_of(verb: str, result: Any) -> Any:
     return value.version if verb == "set" else 0
 
 
+def replies_of(requests: Sequence[Request], result: Any) -> list[Any] | None:
+    """The same for reads that were sent as one request, one reply for each.  Raises as :func:`reply_of`."""
+    parts = _value_of(result)
+    if parts is _LOST:
+        return None
+    replies = []
+    for request, part in zip(requests, parts, strict=True):
+        if isinstance(part, int):
+            refusal = refusals.EXCEPTIONS.get(part, refusals.ZookeeperError)
+            if refusal in (refusals.NoAuthError, refusals.AuthFailedError):
+                raise ConfigFault(f"ZooKeeper refuses access to {request.path}; correct its ACLs")
+            if refusal not in _REFUSED:
+                raise ZooKeeperAway(f"ZooKeeper cannot serve this now: {refusal.__name__}")
+            replies.append(_REFUSED[refusal])
+        else:
+            replies.append(part)
+    return replies
+
+
+def _value_of(result: Any) -> Any:
+    """What kazoo's result has: a value, a Refused, or _LOST.  Raises as :func:`reply_of`."""
+    try:
+        return result.get(block=False)
+    except tuple(_REFUSED) as refusal:
+        return _REFUSED[type(refusal)]
+    except _REPEAT:
+        return _LOST
+    except KazooTimeoutError:
+        raise ZooKeeperAway("ZooKeeper did not answer in time; try again") from None
+    except refusals.BadArgumentsError as refusal:
+        raise InvalidRequest(f"ZooKeeper does not accept this: {refusal!r}") from None
+    except refusals.UnimplementedError:
+        raise ConfigFault("the ZooKeeper ensemble is too old: it must be 3.6 or newer") from None
+    except (refusals.NoAuthError, refusals.AuthFailedError) as refusal:
+        raise ConfigFault(f"ZooKeeper refuses access ({refusal!r}); correct its ACLs") from None
+    except (refusals.KazooException, RuntimeError, OSError) as error:  # also what ends kazoo's own thread
+        raise ZooKeeperAway(f"ZooKeeper cannot serve this now: {error!r}") from None
+
+
 def _node(value: bytes, stat: Any) -> Node:
-    return Node(value, stat.version, stat.ephemeralOwner, stat.mtime, stat.dataLength)
+    return Node(value, stat.version, stat.ephemeralOwner, stat.mtime, stat.dataLength, stat.pzxid)
 
 
 def _reply_of_multi(results: list[Any]) -> list[Any] | Failed:

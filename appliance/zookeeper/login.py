@@ -1,6 +1,6 @@
 """Logs in to ZooKeeper: who we are there, and the exchange that proves it without sending the password.
 
-:class:`Login` is a user with a scheme of ZooKeeper:
+:class:`ZooKeeperLogin` is a user with a scheme of ZooKeeper:
 
 ``sasl``
     SASL with DIGEST-MD5 (RFC 2831).  The password is not sent, and the server has to prove that it knows it, too.  So a
@@ -10,9 +10,8 @@
 
 Nodes are created with the ACL of their creator: all rights, and none for anybody else.
 
-The local ensemble has one user.  Its password is made at the first start, and kept in ``<data>/zookeeper/secret``.
-Members of native groups register in ZooKeeper themselves; they get the login from the appliance, if they may
-(``client/ensemble_login.py``).
+The local ensemble has one user.  Its password is made at the first start, and kept in ``<data>/zookeeper/secret``.  No
+client gets it: the appliance does for members of groups what they need (``processes/coordinator/native_groups.py``).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import re
 import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from ..config import ZooKeeper
 from ..errors import BadValue
@@ -37,7 +36,7 @@ _DIRECTIVE: Final = re.compile(rb'\s*([a-z-]+)\s*=\s*("(?:[^"\\]|\\.)*"|[^\s",]+
 
 
 @dataclass(frozen=True)
-class Login:
+class ZooKeeperLogin:
     """``scheme``: "sasl" or "digest".  The password is not part of its text."""
 
     scheme: str
@@ -45,7 +44,7 @@ class Login:
     password: str = field(repr=False)
 
 
-def login_of(config: ZooKeeper, data_dir: Path) -> Login | None:
+def login_of(config: ZooKeeper, data_dir: Path) -> ZooKeeperLogin | None:
     """How this appliance logs in; None: it does not, since its external ensemble is open to all.
 
     Raises:
@@ -53,18 +52,20 @@ def login_of(config: ZooKeeper, data_dir: Path) -> Login | None:
         OSError: the secret of the local ensemble cannot be stored.
     """
     if not config.connect:
-        return Login("sasl", LOCAL_USER, keep_secret(data_dir / SECRET_FILE)) if config.nodes else None
+        return ZooKeeperLogin("sasl", LOCAL_USER, keep_secret(data_dir / SECRET_FILE)) if config.nodes else None
     if not config.user:
         return None
     if not config.password_file:
         raise BadValue("zookeeper.user is set: put its password into a file, and name it in zookeeper.password_file")
-    return Login(config.scheme, config.user, read_password(Path(config.password_file), "zookeeper.password_file"))
+    return ZooKeeperLogin(
+        config.scheme, config.user, read_password(Path(config.password_file), "zookeeper.password_file")
+    )
 
 
 class DigestMd5:
     """The client's side of one DIGEST-MD5 exchange.  :meth:`respond` to each challenge until it is ``complete``."""
 
-    def __init__(self, login: Login, cnonce: bytes = b"") -> None:
+    def __init__(self, login: ZooKeeperLogin, cnonce: bytes = b"") -> None:
         self._user, self._password = login.user.encode(), login.password.encode()
         self._cnonce = cnonce or secrets.token_hex(CNONCE_BYTES).encode()
         self._expected = b""
@@ -76,14 +77,14 @@ class DigestMd5:
         Raises:
             ValueError: the server does not know the password, or does not speak DIGEST-MD5.
         """
-        given = _directives(challenge)
+        directives = _directives(challenge)
         if self._expected:
-            if not hmac.compare_digest(given.get(b"rspauth", b""), self._expected):
+            if not hmac.compare_digest(directives.get(b"rspauth", b""), self._expected):
                 raise ValueError("the server does not know the password")
             self.complete = True
             return b""
-        realm, nonce = given.get(b"realm", b""), given.get(b"nonce", b"")
-        if not nonce or b"auth" not in given.get(b"qop", b"auth").replace(b" ", b"").split(b","):
+        realm, nonce = directives.get(b"realm", b""), directives.get(b"nonce", b"")
+        if not nonce or b"auth" not in directives.get(b"qop", b"auth").replace(b" ", b"").split(b","):
             raise ValueError("no challenge of DIGEST-MD5 with qop=auth")
         key = hashlib.md5(b":".join((self._user, realm, self._password)), usedforsecurity=False).digest()
         a1 = _hex(b":".join((key, nonce, self._cnonce)))
@@ -92,22 +93,22 @@ class DigestMd5:
         self._expected = _hex(b":".join((a1, middle, _hex(b":" + uri))))
         quoted = {b"username": self._user, b"realm": realm, b"nonce": nonce, b"cnonce": self._cnonce}
         quoted[b"digest-uri"] = uri
-        parts = [b"charset=utf-8"] if b"charset" in given else []
+        parts = [b"charset=utf-8"] if b"charset" in directives else []
         parts += [name + b"=" + _quote(value) for name, value in quoted.items()]
         return b",".join([*parts, b"nc=00000001", b"qop=auth", b"response=" + proof])
 
 
 def _directives(challenge: bytes) -> dict[bytes, bytes]:
     """``name=value`` pairs, with or without quotes; anything else ends the list."""
-    found: dict[bytes, bytes] = {}
+    directives: dict[bytes, bytes] = {}
     at = 0
     while match := _DIRECTIVE.match(challenge, at):
         name, value = match.groups()
         if value.startswith(b'"'):
             value = re.sub(rb"\\(.)", rb"\1", value[1:-1])
-        found[name] = value
+        directives[name] = value
         at = match.end()
-    return found
+    return directives
 
 
 def _quote(value: bytes) -> bytes:
@@ -118,7 +119,7 @@ def _hex(data: bytes) -> bytes:
     return hashlib.md5(data, usedforsecurity=False).hexdigest().encode()
 
 
-def jaas(login: Login, quorum_password: str) -> str:
+def jaas(login: ZooKeeperLogin, quorum_password: str) -> str:
     """The configuration of Java's login modules for a local node: its clients, and its peers of the ensemble.
 
     Passwords are hexadecimal digits, so nothing needs quotes.
@@ -129,12 +130,3 @@ def jaas(login: Login, quorum_password: str) -> str:
         f'QuorumServer {{ {module} user_node="{quorum_password}"; }};\n'
         f'QuorumLearner {{ {module} username="node" password="{quorum_password}"; }};\n'
     )
-
-
-def to_wire(login: Login | None) -> dict[str, str]:
-    """The result of the verb ``zookeeper_login``."""
-    return {} if login is None else {"scheme": login.scheme, "user": login.user, "password": login.password}
-
-
-def from_wire(given: dict[str, Any]) -> Login | None:
-    return Login(given["scheme"], given["user"], given["password"]) if given else None

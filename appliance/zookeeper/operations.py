@@ -1,7 +1,7 @@
 """Defines requests to ZooKeeper, their replies, and *operations* made of them, as values without I/O.
 
 An operation is a generator.  It yields a list of :class:`Request`, receives the list of their replies in the same
-order, and returns its result.  :class:`~.session.Session` runs operations from an event loop or in a blocked thread.
+order, and returns its result.  :class:`~.session.Session` runs operations from an event loop.
 The tests run the same operations against a dictionary, one request at a time in any order.
 
 A reply is a :class:`Refused`, or by verb::
@@ -25,6 +25,7 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Callable, Generator, Iterable, Sequence
+from itertools import groupby
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from ..errors import ConfigFault, InvalidRequest, ZooKeeperAway
@@ -63,6 +64,7 @@ class Node(NamedTuple):
     owner: int  # session id of an ephemeral node, else 0
     modified_ms: int  # since 1970
     size: int = 0  # of the value in bytes; also in the reply to exists
+    children_zxid: int = 0  # of the last change of its children: grows with each, also over another node of this path
 
 
 class Refused(enum.Enum):
@@ -154,8 +156,10 @@ def ask(requests: Sequence[Request]) -> Operation[list[Any]]:
         if not orphans:
             return replies
         yield from _create_parents({requests[i].path for i in orphans})
-        for i in orphans:
-            (replies[i],) = yield [requests[i]]
+        for start in range(0, len(orphans), WINDOW):
+            some = orphans[start : start + WINDOW]
+            for i, reply in zip(some, (yield [requests[i] for i in some]), strict=True):
+                replies[i] = reply
     raise ZooKeeperAway(f"the parents of {requests[orphans[0]].path} keep vanishing; try again")
 
 
@@ -167,8 +171,14 @@ def _create_parents(paths: set[str]) -> Operation[None]:
         (reply,) = yield [create("/")]
         if reply is Refused.NO_NODE:
             raise ConfigFault("the path in zookeeper.connect does not exist; create all but its last part")
-    for parent in sorted(parents, key=len):
-        yield [create(parent)]
+    for _, level in groupby(sorted(parents, key=_depth), _depth):
+        missing = list(level)
+        for start in range(0, len(missing), WINDOW):
+            yield [create(parent) for parent in missing[start : start + WINDOW]]
+
+
+def _depth(path: str) -> int:
+    return path.count("/")
 
 
 def list_children(path: str) -> Operation[list[str]]:

@@ -40,6 +40,7 @@ import msgspec
 from ..catalog import check_id
 from ..errors import BadValue, InvalidRequest
 from ..names import OFFSET_MAX, TopicPartition, check_topic
+from ..wire.bounds import STREAMS_MAX
 from . import patterns
 
 BROKER_IDS = "/brokers/ids"
@@ -48,8 +49,6 @@ CONSUMERS = "/consumers"
 GROUP_NAME_CHARACTERS_MAX = 1_000
 NO_NAME = "%"
 """The path component of the empty name; encoded names have two digits behind each percent sign."""
-STREAMS_MAX = 1_000
-"""Most streams of one member on one topic: every member computes the assignment of all of them."""
 
 
 class BrokerInfo(msgspec.Struct, frozen=True):
@@ -106,6 +105,11 @@ def topic(name: str) -> str:
 
 def group(name: str) -> str:
     return f"{CONSUMERS}/{encode_name(name)}"
+
+
+def snapshot(group_name: str) -> str:
+    """What the coordinator has stored of the group's members (``groups.snapshots``)."""
+    return f"{group(group_name)}/snapshot"
 
 
 def consumers(group_name: str) -> str:
@@ -272,10 +276,10 @@ def encode_offset(committed: CommittedOffset) -> bytes:
 
 def decode_offset(path: str, value: bytes) -> CommittedOffset:
     try:
-        found = _Offset(int(value)) if value[:1] != b"{" else msgspec.json.decode(value, type=_Offset)
-        if not -OFFSET_MAX <= found.offset <= OFFSET_MAX:
+        stored = _Offset(int(value)) if value[:1] != b"{" else msgspec.json.decode(value, type=_Offset)
+        if not -OFFSET_MAX <= stored.offset <= OFFSET_MAX:
             raise ValueError("no offset of 64 bits")
-        return CommittedOffset(found.offset, found.metadata, found.topic_id, found.leader_epoch)
+        return CommittedOffset(stored.offset, stored.metadata, stored.topic_id, stored.leader_epoch)
     except ValueError as error:  # msgspec's errors and UnicodeDecodeError are ValueErrors
         raise _unreadable(path, value, error) from None
 

@@ -150,30 +150,30 @@ class _Walk:
             positions = self._positions(inner)
             return ((starts & positions) + positions) ^ positions | starts
         reached = fresh = starts
-        left = len(self._name) + 1 if node.most is None else node.most - node.least
-        while fresh and left > 0:
-            left -= 1
+        repeats_left = len(self._name) + 1 if node.most is None else node.most - node.least
+        while fresh and repeats_left > 0:
+            repeats_left -= 1
             fresh = self.step(inner, fresh) & ~reached
             reached |= fresh
         return reached
 
-    def _positions(self, wanted: _Set) -> int:
+    def _positions(self, set_: _Set) -> int:
         """The positions before a character of the set."""
-        found = self._where.get(wanted)
-        if found is None:
-            characters, negated = wanted
-            found = sum(1 << i for i, character in enumerate(self._name) if (character in characters) != negated)
-            self._where[wanted] = found
-        return found
+        positions = self._where.get(set_)
+        if positions is None:
+            characters, negated = set_
+            positions = sum(1 << i for i, character in enumerate(self._name) if (character in characters) != negated)
+            self._where[set_] = positions
+        return positions
 
 
 def _bits(positions: int) -> list[int]:
-    found = []
+    bits = []
     while positions:
         lowest = positions & -positions
-        found.append(lowest)
+        bits.append(lowest)
         positions ^= lowest
-    return found
+    return bits
 
 
 class _Parser:
@@ -201,7 +201,7 @@ class _Parser:
     def _sequence(self) -> _Node:
         parts: list[_Node] = []
         while self._at < len(self._text) and self._text[self._at] not in "|)":
-            parts.append(self._repeated(self._one()))
+            parts.append(self._repeated(self._atom()))
         return parts[0] if len(parts) == 1 else _Sequence(tuple(parts))
 
     def _repeated(self, node: _Node) -> _Node:
@@ -242,7 +242,7 @@ class _Parser:
             raise self._wrong(f"{{ }} wants numbers up to {REPEAT_MAX}")
         return int(digits)
 
-    def _one(self) -> _Node:
+    def _atom(self) -> _Node:
         character = self._next()
         if character == "(":
             return self._group()
@@ -279,7 +279,7 @@ class _Parser:
 
     def _class(self) -> _Set:
         negated = self._take("^")
-        found: set[str] = set()
+        characters: set[str] = set()
         first = True
         while first or self._peek() != "]":
             first = False
@@ -290,9 +290,9 @@ class _Parser:
                 if len(high) != 1 or max(high) < max(low) or not max(high).isascii():
                     raise self._wrong("a range in [ ] runs from an ASCII character to a later one")
                 low = frozenset(map(chr, range(ord(max(low)), ord(max(high)) + 1)))
-            found |= low
+            characters |= low
         self._at += 1
-        return _Set(frozenset(found), negated)
+        return _Set(frozenset(characters), negated)
 
     def _member(self) -> frozenset[str]:
         character = self._next()
@@ -321,8 +321,8 @@ class _Parser:
         self._at += 1
         return character
 
-    def _take(self, wanted: str) -> bool:
-        if self._peek() != wanted:
+    def _take(self, character: str) -> bool:
+        if self._peek() != character:
             return False
         self._at += 1
         return True

@@ -3,17 +3,17 @@
     kazoo's threads ──(inbox, eventfd)──▶ poll() in the owner's thread: replies, watches, states, deadlines
 
 * Everything is asynchronous: :meth:`Session.poll` delivers the result of an operation given to :meth:`Session.submit`,
-  within its time.  :meth:`Session.call` blocks a client's thread, for that time at most.  An operation that takes
-  longer ends with :class:`ZooKeeperAway`.  kazoo itself would block for ever while there is no quorum.
+  within its time.  An operation that takes longer ends with :class:`ZooKeeperAway`.  kazoo itself would block for ever
+  while there is no quorum.
 * Operations wait here while kazoo is not connected, and are dropped when their time is over (``tasks.py``).  So kazoo's
   queue cannot grow while ZooKeeper is away, and a write that was given up is not sent an hour later.
 * A lease of our own shows when the session may be lost (``lease.py``), because kazoo reports that too late.  A
   heartbeat every third of the timeout extends the lease.
 * When an operation or a callback raises, the next ``poll`` goes on with the others.
 * Ephemeral nodes given to :meth:`Session.keep` are created again in every new session (``kept_nodes.py``).
-* Watches are set again after every loss of the connection and whenever they fire (``watches.py``).
+* Watches are set again after every loss of the connection and whenever they fire (:class:`NodeWatch`).
 
-Threads: any thread may call ``call``, ``deliver`` and ``lease_left_ms``, only the owner everything else.  Fork before
+Threads: any thread may call ``deliver`` and ``lease_left_ms``, only the owner everything else.  Fork before
 ``start``.  Times are milliseconds of the clock that is passed in.  Bound: ``operations_max`` operations waiting or
 running.
 """
@@ -24,19 +24,19 @@ import contextlib
 import enum
 import logging
 import os
-import select
 from collections import deque
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from kazoo.protocol.states import EventType, WatchedEvent
 
 from ..errors import ApplianceError
 from .kazoo_link import KazooLink
 from .kept_nodes import KeptNodes
 from .lease import Lease, boot_clock_ms
-from .login import Login
-from .operations import Operation, exists
+from .login import ZooKeeperLogin
+from .operations import Node, Operation, Refused, children, exists, get
 from .tasks import OPERATION_TIMEOUT_MS, Task, Tasks
-from .watches import Watch
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class Session:
         timeout_ms: int,
         *,
         name: str = "",
-        login: Login | None = None,
+        login: ZooKeeperLogin | None = None,
         clock_ms: Callable[[], int] = boot_clock_ms,
         operations_max: int = 1_000,
     ) -> None:
@@ -70,7 +70,7 @@ class Session:
         self._lease = Lease(timeout_ms, clock_ms)
         self._tasks = Tasks(self._kazoo, self._lease, clock_ms, self.deliver, operations_max)
         self._kept = KeptNodes(self._tasks, clock_ms)
-        self._watches: dict[Watch, None] = {}
+        self._watches: dict[NodeWatch, None] = {}
         self._listeners: list[Callable[[SessionState], None]] = []
         self._beat: Task | None = None
         self._beat_due_ms = 0
@@ -115,24 +115,17 @@ class Session:
             due.append(renew_due_ms)
         return max(0, min(due, default=now + 60_000) - now)
 
-    def run(self, wait_ms: int) -> None:
-        """For an owner without a loop: wait for events for up to ``wait_ms``, then ``poll``."""
-        poller = select.poll()
-        poller.register(self._event_fd, select.POLLIN)
-        poller.poll(min(wait_ms, self.wait_ms()))
-        self.poll()
-
     def poll(self) -> None:
         """Deliver kazoo's replies, watches and changes of state, and do everything that is due."""
         with contextlib.suppress(BlockingIOError):  # woken by the clock
             os.eventfd_read(self._event_fd)
-        left = len(self._inbox)
+        callbacks_left = len(self._inbox)
         try:
-            while left:
-                left -= 1
+            while callbacks_left:
+                callbacks_left -= 1
                 self._inbox.popleft()()
         finally:
-            if left:  # a callback has raised: the next poll runs the others
+            if callbacks_left:  # a callback has raised: the next poll runs the others
                 self._ring()
         now = self._clock_ms()
         self._tasks.expire(now)
@@ -189,27 +182,13 @@ class Session:
         """As ``submit``, without timeout and outside of ``operations_max``: for watches, whose number is fixed."""
         return self._tasks.begin(operation, done)
 
-    def call(
-        self,
-        operation: Operation[T],
-        *,
-        timeout_ms: int = OPERATION_TIMEOUT_MS,
-        session_id: int | None = None,
-    ) -> T:
-        """Run an operation in the calling thread and return its result.  Arguments as for ``submit``.
+    def watch_children(self, path: str, callback: Callable[[list[str] | None], None]) -> NodeWatch:
+        return self._watch(NodeWatch(self, path, True, callback))
 
-        Raises:
-            ZooKeeperAway: no answer within ``timeout_ms``, or ``session_id`` is over.
-        """
-        return self._tasks.call(operation, timeout_ms, session_id)
+    def watch_value(self, path: str, callback: Callable[[bytes | None], None]) -> NodeWatch:
+        return self._watch(NodeWatch(self, path, False, callback))
 
-    def watch_children(self, path: str, callback: Callable[[list[str] | None], None]) -> Watch:
-        return self._watch(Watch(self, path, True, callback))
-
-    def watch_value(self, path: str, callback: Callable[[bytes | None], None]) -> Watch:
-        return self._watch(Watch(self, path, False, callback))
-
-    def forget(self, watch: Watch) -> None:
+    def forget(self, watch: NodeWatch) -> None:
         self._watches.pop(watch, None)
 
     def keep(self, path: str, value: bytes, ours: Callable[[bytes], bool] = lambda _: False) -> None:
@@ -228,7 +207,7 @@ class Session:
         """Whether the kept node is in place in the current session, as far as is known."""
         return self._kept.holds(path)
 
-    def _watch(self, watch: Watch) -> Watch:
+    def _watch(self, watch: NodeWatch) -> NodeWatch:
         self._watches[watch] = None
         watch.ask()
         return watch
@@ -285,3 +264,63 @@ class Session:
                 self._enter(SessionState.CONNECTED)
 
         self._beat = self._tasks.begin(beat(), answered, now + self._timeout_ms, session_id)
+
+
+class NodeWatch:
+    """Watches one path permanently: sets ZooKeeper's watch, which fires once, again and again.
+
+    ``callback`` is called with the state of the path at first, and again after each change.
+
+    The state is a sorted list of names (children) or bytes (a value); None while there is no such node.  It may be the
+    same as before: between two reads a member may have left and come back, and others may have acted on that.
+    """
+
+    def __init__(self, session: Session, path: str, want_children: bool, callback: Callable[[Any], None]) -> None:
+        self.path, self._want_children, self._callback = path, want_children, callback
+        self._session = session
+        self._answer: object = self  # no answer yet
+        self._pending: Task | None = None
+        self._again = self._changed = self._cancelled = False
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        self._session.forget(self)
+        if self._pending is not None:
+            self._pending.cancel()
+
+    def ask(self) -> None:
+        """Read the state (again).  Any number of calls during a read lead to one more read."""
+        if self._cancelled or self._pending is not None:
+            self._again = True
+            return
+        self._again = False
+        self._pending = self._session.submit_unbounded(self._read(), self._answered)
+
+    def fired(self, event: WatchedEvent) -> None:  # in kazoo's thread
+        if event.type != EventType.NONE:  # NONE: the connection is gone; the next one asks
+            self._session.deliver(self._ask_changed)
+
+    def _ask_changed(self) -> None:
+        self._changed = True
+        self.ask()
+
+    def _read(self) -> Operation[Any]:
+        while True:
+            read = children if self._want_children else get
+            (reply,) = yield [read(self.path, self.fired)]
+            if isinstance(reply, Node):
+                return reply.value
+            if reply is not Refused.NO_NODE:
+                return sorted(reply)
+            (reply,) = yield [exists(self.path, self.fired)]  # the only way to notice when it appears
+            if reply is Refused.NO_NODE:
+                return None
+
+    def _answered(self, answer: object) -> None:
+        self._pending = None
+        if self._again:
+            self.ask()
+        if not isinstance(answer, ApplianceError) and (self._changed or answer != self._answer):
+            self._answer = answer
+            self._changed = False
+            self._callback(answer)

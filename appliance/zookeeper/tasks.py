@@ -1,9 +1,9 @@
-"""Runs operations over kazoo, within their time, from the owner's loop or in a blocked thread.
+"""Runs operations over kazoo, within their time, from the owner's loop.
 
 A :class:`Task` is one running operation.  :class:`Tasks` sends its requests while kazoo is connected and holds them
 back otherwise, repeats those whose reply was lost, and passes the replies to the operation.  Nothing more is sent for
 an operation that was given up.  Its last request may still be carried out, so operations for which that matters use a
-version (see ``OffsetRegistry``).
+version, or a claim (``claims.py``).
 
 A failing operation does not affect others.  A path or size that ZooKeeper does not accept is never sent: its operation
 ends with :class:`InvalidRequest`.
@@ -11,15 +11,14 @@ ends with :class:`InvalidRequest`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 from ..errors import ApplianceError, InvalidRequest, ZooKeeperAway
-from .kazoo_link import KazooLink, reply_of
+from .kazoo_link import KazooLink, replies_of, reply_of
 from .lease import Lease
+from .multi_read import together
 from .operations import Operation, Request, check_request
-
-T = TypeVar("T")
 
 OPERATION_TIMEOUT_MS: Final = 5_000
 
@@ -53,7 +52,7 @@ class Task:
 class Tasks:
     """Runs at most ``operations_max`` submitted tasks.  ``deliver`` has the owner's loop run a function.
 
-    Only the owner's thread may use it, except for :meth:`call`.
+    Only the owner's thread may use it.
     """
 
     def __init__(
@@ -151,7 +150,7 @@ class Tasks:
         if outcome is task:
             self._send(task, range(len(requests)))
 
-    def _send(self, task: Task, indexes: Iterable[int]) -> None:
+    def _send(self, task: Task, indexes: Sequence[int]) -> None:
         if task.over:
             return
         kazoo = self._kazoo
@@ -163,29 +162,29 @@ class Tasks:
             return
         sent_ms, requests, session_id = self._clock_ms(), task.requests, kazoo.live_id
 
-        def landed(index: int, result: Any) -> None:  # in kazoo's thread
-            self._deliver(lambda: self._on_reply(task, requests, index, result, sent_ms, session_id))
+        def landed(sent: list[int], result: Any) -> None:  # in kazoo's thread
+            self._deliver(lambda: self._on_replies(task, requests, sent, result, sent_ms, session_id))
 
-        for index in indexes:
-            result = kazoo.issue(requests[index])
-            result.rawlink(lambda result, index=index: landed(index, result))
+        for some, result in _issue(kazoo, requests, indexes):
+            result.rawlink(lambda result, some=some: landed(some, result))
 
-    def _on_reply(
-        self, task: Task, requests: list[Request], index: int, result: Any, sent_ms: int, session_id: int
+    def _on_replies(
+        self, task: Task, requests: list[Request], sent: list[int], result: Any, sent_ms: int, session_id: int
     ) -> None:
         if task.over or task.requests is not requests:
             return
         try:
-            reply = reply_of(requests[index].verb, result)
+            replies = _replies(requests, sent, result)
         except ApplianceError as error:
             self._finish(task, error)
             return
-        if reply is None:
-            self._send(task, [index])
+        if replies is None:
+            self._send(task, sent)
             return
         self._extend_lease(sent_ms, session_id)
-        task.replies[index] = reply
-        task.waiting.discard(index)
+        for index, reply in zip(sent, replies, strict=True):
+            task.replies[index] = reply
+        task.waiting.difference_update(sent)
         if not task.waiting:
             self._advance(task)
 
@@ -198,44 +197,18 @@ class Tasks:
         if session_id == self._kazoo.live_id:
             self._lease.extend(sent_ms)
 
-    # --- in any thread
 
-    def call(self, operation: Operation[T], timeout_ms: int, session_id: int | None) -> T:
-        """Run an operation in the calling thread and return its result.
+def _issue(kazoo: KazooLink, requests: Sequence[Request], indexes: Sequence[int]) -> list[tuple[list[int], Any]]:
+    """Send these requests, reads that follow each other as one; kazoo's results, with the requests they are for."""
+    return [
+        (some, kazoo.issue(requests[some[0]]) if len(some) == 1 else kazoo.issue_reads([requests[i] for i in some]))
+        for some in together(requests, indexes)
+    ]
 
-        Raises:
-            ZooKeeperAway: no answer within ``timeout_ms``, or ``session_id`` is over.
-        """
-        deadline_ms = self._clock_ms() + timeout_ms
-        try:
-            requests = next(operation)
-            while True:
-                requests = operation.send(self._ask_and_wait(requests, deadline_ms, session_id))
-        except StopIteration as finished:
-            result: T = finished.value
-            return result
-        finally:
-            operation.close()
 
-    def _ask_and_wait(self, requests: list[Request], deadline_ms: int, only_session_id: int | None) -> list[Any]:
-        """The replies to ``requests``.  Requests whose reply was lost are sent again."""
-        for request in requests:
-            check_request(request)
-        kazoo = self._kazoo
-        replies: list[Any] = [None] * len(requests)
-        waiting = list(range(len(requests)))
-        while waiting:
-            left_ms = deadline_ms - self._clock_ms()
-            if left_ms <= 0 or not kazoo.live.wait(left_ms / 1000) or not kazoo.started:
-                raise ZooKeeperAway(f"ZooKeeper at {kazoo.connect} cannot be reached; try again")
-            if only_session_id not in (None, kazoo.live_id):
-                raise ZooKeeperAway("the ZooKeeper session was lost")
-            sent_ms, session_id = self._clock_ms(), kazoo.live_id
-            results = [(index, kazoo.issue(requests[index])) for index in waiting]
-            for index, result in results:
-                result.wait(max(0, deadline_ms - self._clock_ms()) / 1000)
-                replies[index] = reply_of(requests[index].verb, result)
-            if len(waiting) > sum(replies[index] is None for index in waiting):
-                self._extend_lease(sent_ms, session_id)
-            waiting = [index for index in waiting if replies[index] is None]
-        return replies
+def _replies(requests: Sequence[Request], sent: Sequence[int], result: Any) -> list[Any] | None:
+    """The replies to requests that were sent as one; None: they must be sent again."""
+    if len(sent) > 1:
+        return replies_of([requests[index] for index in sent], result)
+    reply = reply_of(requests[sent[0]].verb, result)
+    return None if reply is None else [reply]

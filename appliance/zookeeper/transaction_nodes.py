@@ -51,7 +51,7 @@ CHANGES_MAX: Final = 400
 BATCH_BYTES_MAX: Final = REQUEST_BYTES_MAX // 2
 
 
-class Change(NamedTuple):
+class NodeChange(NamedTuple):
     """A node of the slot gets another value, None: is deleted.  ``version``: the one it has now; ABSENT: none."""
 
     path: str
@@ -108,8 +108,8 @@ def take(slot: int, claimant: Claimant, epoch: str) -> Operation[Claimed]:
 def read(slot: int) -> Operation[dict[str, Node]]:
     """All ids of a slot; the ``sync`` makes all earlier writes visible, whichever node of the ensemble answers."""
     yield [sync()]
-    found = yield from read_children(f"{slot_path(slot)}/ids")
-    return {name: found[paths.encode_name(name)] for name in paths.decode_names(found)}
+    nodes = yield from read_children(f"{slot_path(slot)}/ids")
+    return {name: nodes[paths.encode_name(name)] for name in paths.decode_names(nodes)}
 
 
 def used() -> Operation[list[int]]:
@@ -117,7 +117,7 @@ def used() -> Operation[list[int]]:
     return [int(name) for name in (yield from list_children(TRANSACTIONS)) if name.isdecimal() and int(name) < SLOTS]
 
 
-def write(claim: Claimed, changes: Sequence[Change]) -> Operation[list[int]]:
+def write(claim: Claimed, changes: Sequence[NodeChange]) -> Operation[list[int]]:
     """Carry out changes of different nodes; the new versions, in their order, ABSENT for what is deleted.
 
     Nodes that have other versions than expected, after writes that were given up, are changed all the same.
@@ -126,29 +126,29 @@ def write(claim: Claimed, changes: Sequence[Change]) -> Operation[list[int]]:
         NotCoordinator: the claim is gone.  Some of the changes may have been carried out.
     """
     versions: dict[str, int] = {}
-    left = list(changes)
+    undone = list(changes)
     for _ in range(ATTEMPTS_MAX):
-        batches = list(_batches(left))
-        replies = yield [multi([check(claim.path, -1), *(each.request for each in batch)]) for batch in batches]
-        left = []
+        batches = list(_batches(undone))
+        replies = yield [multi([check(claim.path, -1), *(change.request for change in batch)]) for batch in batches]
+        undone = []
         for batch, reply in zip(batches, replies, strict=True):
             if not isinstance(reply, Failed):
-                versions |= {each.path: _version_after(each) for each in batch}
+                versions |= {change.path: _version_after(change) for change in batch}
             elif reply.part_index == 0:
                 raise _lost()
             else:
-                for each in batch:
-                    found = yield from _look(each)
-                    if isinstance(found, Change):
-                        left.append(found)
+                for change in batch:
+                    outcome = yield from _look(change)
+                    if isinstance(outcome, NodeChange):
+                        undone.append(outcome)
                     else:
-                        versions[each.path] = found
-        if not left:
-            return [versions[each.path] for each in changes]
+                        versions[change.path] = outcome
+        if not undone:
+            return [versions[change.path] for change in changes]
     raise ZooKeeperAway("transactions keep changing; try again")
 
 
-def commit(claim: Claimed, end: Change, offsets: Sequence[GroupOffsets]) -> Operation[int | GroupOffsets]:
+def commit(claim: Claimed, end: NodeChange, offsets: Sequence[GroupOffsets]) -> Operation[int | GroupOffsets]:
     """Store the end of a transaction together with the offsets that it commits, all or nothing.
 
     Returns the new version.  Or one of ``offsets``: the claim of its group is gone, and nothing was stored.
@@ -159,29 +159,31 @@ def commit(claim: Claimed, end: Change, offsets: Sequence[GroupOffsets]) -> Oper
     for _ in range(ATTEMPTS_MAX):
         parts = [check(claim.path, -1), end.request]
         owners: list[GroupOffsets | None] = [None, None]
-        for each in offsets:
-            requests = [check(each.held.path, -1), *claims.offset_requests(each.group, each.held, each.values)]
+        for group_offsets in offsets:
+            requests = [
+                check(group_offsets.held.path, -1),
+                *claims.offset_requests(group_offsets.group, group_offsets.held, group_offsets.values),
+            ]
             parts += requests
-            owners += [each] * len(requests)
+            owners += [group_offsets] * len(requests)
         (reply,) = yield [multi(parts)]
         if not isinstance(reply, Failed):
-            for each in offsets:
-                claims.note_sizes(each.held, each.values)
+            for group_offsets in offsets:
+                claims.note_values(group_offsets.held, group_offsets.values)
             return _version_after(end)
         if reply.part_index == 0:
             raise _lost()
         owner = owners[reply.part_index]
         if owner is None:
-            found = yield from _look(end)
-            if not isinstance(found, Change):  # carried out before, with the offsets
-                for each in offsets:
-                    yield from claims.read_again(each.group, each.held, each.values)
-                return found
-            end = found
+            outcome = yield from _look(end)
+            if not isinstance(outcome, NodeChange):  # carried out before, with the offsets
+                yield from claims.read_again(offsets)
+                return outcome
+            end = outcome
         elif parts[reply.part_index].verb == "check":
             return owner
         else:
-            yield from claims.read_again(owner.group, owner.held, owner.values)
+            yield from claims.read_again(offsets)
     raise ZooKeeperAway("the end of a transaction keeps changing; try again")
 
 
@@ -193,7 +195,7 @@ def _lost() -> SlotLost:
     return SlotLost("this broker does not coordinate the transaction any more; try again")
 
 
-def _look(change: Change) -> Operation[int | Change]:
+def _look(change: NodeChange) -> Operation[int | NodeChange]:
     """What has become of a change that was refused: the version, if it holds already, else what is to be tried."""
     (node,) = yield [get(change.path)]
     if not isinstance(node, Node):
@@ -201,19 +203,19 @@ def _look(change: Change) -> Operation[int | Change]:
     return node.version if node.value == change.value else change._replace(version=node.version)
 
 
-def _version_after(change: Change) -> int:
+def _version_after(change: NodeChange) -> int:
     if change.value is None:
         return ABSENT
     return 0 if change.version == ABSENT else change.version + 1
 
 
-def _batches(changes: Sequence[Change]) -> list[list[Change]]:
-    batches: list[list[Change]] = []
+def _batches(changes: Sequence[NodeChange]) -> list[list[NodeChange]]:
+    batches: list[list[NodeChange]] = []
     room = 0
-    for each in changes:
-        room -= each.request.size
+    for change in changes:
+        room -= change.request.size
         if not batches or room < 0 or len(batches[-1]) == CHANGES_MAX:
             batches.append([])
-            room = BATCH_BYTES_MAX - each.request.size
-        batches[-1].append(each)
+            room = BATCH_BYTES_MAX - change.request.size
+        batches[-1].append(change)
     return batches

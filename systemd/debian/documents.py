@@ -21,6 +21,13 @@ HEADER = """\
 #   systemctl reload appliance                                        limits, retention, defaults of topics
 #   systemctl restart appliance                                       everything else
 #
+# Inputs take logs in without a shipper: here what this host logs, and what hosts of 10.0.0.0/8 send to port 514.
+#
+#   cd /etc/appliance
+#   appliance inputs add files /var/log/syslog --topic disk --config appliance.toml
+#   appliance inputs add syslog udp://0.0.0.0:514 --set allow=10.0.0.0/8 --topic net --config appliance.toml
+#   appliance inputs rights --apply --config appliance.toml
+#
 # man appliance.toml describes all keys; /usr/share/doc/appliance/systemd/README.md has set-ups to copy.
 
 """

@@ -31,6 +31,8 @@ LEFT_OUT = {
     "executor": "for the machines of a Spark cluster",
 }
 """Extras that are not in the package, with the reason."""
+NEVER_IMPORTED = ("numpy/**/tests", "pyarrow/tests", "pyarrow/include", "pyarrow/**/*.p[yx][xdi]", "pyarrow/src")
+"""What wheels bring for those who test them or compile against them."""
 LICENCE_FILE = re.compile(r"META-INF/(.*/)?[^/]*(licen[cs]e|notice)[^/]*(\.txt)?", re.IGNORECASE)
 
 
@@ -148,6 +150,9 @@ def _settle(made: Environment) -> None:
     (commands / "appliance").write_text(f"#!{PREFIX}/bin/python\n{text}")
     (commands / "appliance").chmod(0o755)
     shutil.rmtree(made.path / "include", ignore_errors=True)
+    for pattern in NEVER_IMPORTED:
+        for path in list(made.site_packages.glob(pattern)):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
     for path in made.site_packages.glob("*.dist-info/direct_url.json"):
         path.unlink()  # has a path of this machine
     when = int(os.environ["SOURCE_DATE_EPOCH"])

@@ -45,7 +45,7 @@ from appliance.log.files import index_path, log_path
 from appliance.log.index_check import IndexCheck
 from appliance.log.repair import repair
 from appliance.log.scrub import scrub
-from appliance.log.tools import Batch, dump
+from appliance.log.tools import DumpedBatch, dump
 from appliance.partition_states import OFFLINE, ONLINE
 from appliance.processes.writer import writer as appender_module
 from appliance.processes.writer.producers import Producers
@@ -58,10 +58,10 @@ from appliance.wire.requests import MAX_TIMESTAMP, OffsetsPart
 
 from ..support.derived import Opened, compare
 from ..support.log_batches import MEMORY, Arena, labelled
-from ..support.long import LONG
+from ..support.long import chosen_size
 from ..support.power_loss import Disk, plant
 
-RUNS = int(os.environ.get("LOG_MODEL_RUNS", 300 if LONG else 20))
+RUNS = chosen_size("LOG_MODEL_RUNS", 20, 300)
 IDS_MAX = 3
 SEGMENTS_MAX = 6
 NOW_MS = 1_700_000_000_000
@@ -262,7 +262,7 @@ class PartitionMachine(RuleBasedStateMachine):
             sent.append((one[-1], times, lie))
             position += len(raw) + 3
         before = self.log.end_offset
-        ready = self.appender.check(arrived)
+        ready = self.appender.check_batches(arrived)
         admitted = list(self.admitted(before, ready, sent))
         try:
             self.appender.append()
@@ -480,7 +480,7 @@ class PartitionMachine(RuleBasedStateMachine):
     def read_back(self) -> Iterator[Stored]:
         """What is in the files, holes among it."""
         for found in dump(self.path):
-            if isinstance(found, Batch):
+            if isinstance(found, DumpedBatch):
                 times: tuple[int, ...] = (-1,) * found.info.count
                 if not found.is_hole:
                     times = tuple(record.timestamp for record in decode_batch(bytes(found.data)))

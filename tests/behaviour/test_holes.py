@@ -10,7 +10,7 @@ import pytest
 
 from appliance.client import Consumer, Producer
 from appliance.log.files import log_path
-from appliance.log.tools import Batch, dump
+from appliance.log.tools import DumpedBatch, dump
 from appliance.records.holes import HOLE_BYTES_MAX, HOLE_BYTES_MIN
 
 from ..support.command_line import succeeding
@@ -48,7 +48,7 @@ def holed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         path = server.data_dir / f"{TOPIC}-0"
         _damage(path)
         succeeding("log", "repair", "--data", str(server.data_dir))
-        sizes = [found.info.size for found in dump(path) if isinstance(found, Batch) and found.is_hole]
+        sizes = [found.info.size for found in dump(path) if isinstance(found, DumpedBatch) and found.is_hole]
         assert min(sizes) < HOLE_BYTES_MIN and max(sizes) == HOLE_BYTES_MAX
         yield server.start()
 
@@ -56,7 +56,7 @@ def holed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def _damage(path: Path) -> None:
     file = log_path(path, 0)
     data = bytearray(file.read_bytes())
-    found = [batch for batch in dump(path) if isinstance(batch, Batch)]
+    found = [batch for batch in dump(path) if isinstance(batch, DumpedBatch)]
     assert len(found) == len(BATCHES)
     for number in DAMAGED:
         data[found[number].position + 16 : found[number].position + 60] = b"\xa5" * 44

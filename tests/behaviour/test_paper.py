@@ -40,7 +40,7 @@ from appliance.records.encode import encode_values
 from appliance.wire import native
 from appliance.zookeeper.paths import BrokerInfo, decode_broker, decode_subscription, decode_topic
 
-from ..support.group_readers import Member, Reader
+from ..support.group_readers import Member, MemberProcess, Reader
 from ..support.native_peer import Peer
 from ..support.server import Server, wait_for
 
@@ -377,10 +377,15 @@ def test_segments_go_from_file_to_socket_by_sendfile(server: Server, peer: Peer,
         consumer.assign([(topic, 0)])
         assert sum(1 for _ in itertools.islice(consumer.messages(TIMEOUT_S), 500)) == 500
     files = re.escape(str(directory(server, topic)))
-    found = re.findall(rf"(\w+)\(.*<{files}/\d{{20}}\.log>.*= (\d+)", trace.read_text())
     moved: Counter[str] = Counter()
-    for call, count in found:
-        moved[call] += int(count)
+    unfinished: dict[str, str] = {}  # by thread: a line breaks off where another thread's comes between
+    for line in trace.read_text().splitlines():
+        thread = line.partition(" ")[0]
+        if begun := re.search(rf"(\w+)\(.*<{files}/\d{{20}}\.log>", line):
+            unfinished[thread] = begun[1]
+        ended = re.search(r"= (\d+)$", line)
+        if ended and (call := unfinished.pop(thread, "")):
+            moved[call] += int(ended[1])
     assert moved.total() >= end
     assert moved.total() - moved["sendfile"] < end // 5, "ends of replies, and batch headers"
 
@@ -725,7 +730,7 @@ def test_registries_have_the_papers_paths_and_kinds(
         value, stat = tree.get(f"{group}/ids/{name}")
         assert stat.ephemeralOwner and name == member.id
         assert decode_subscription("", value).topics == {topic: 2} and value == b'{"%s": 2}' % topic.encode()
-        assert re.fullmatch(rf"{topic}_.+-\d+-[0-9a-f]{{8}}", name), "<group>_<host>-<ms>-<8 hex>"
+        assert re.fullmatch(rf"{topic}_.+-\d+-[0-9a-f]{{32}}", name), "<group>_<host>-<ms>-<32 hex>"
         for partition in (0, 1):
             value, stat = tree.get(f"{group}/owners/{topic}/{partition}")
             assert stat.ephemeralOwner and value.decode() == f"{member.id}-{partition}"
@@ -814,19 +819,22 @@ def test_an_owner_in_the_way_makes_a_consumer_release_and_try_again(
     When this happens, the first consumer simply releases all the partitions that it currently owns, waits a bit and
     retries the rebalance process".
 
-    Method: somebody else owns one partition of two; the consumer is seen to take the free one and to give it back;
-    when the other has let go it owns both.  + It does not wait its time out, but looks as soon as that happens.
+    Method: the owner of both partitions is stopped while another one comes, which is seen to own none of the two; when
+    the other's session is over it owns both.  + It takes none before it may have all that it wants, and it does not
+    wait its time out, but looks as soon as that happens.
     """
     admin.create_topic(topic, 2)
     publish(server, topic, numbers(10))
     path = f"/consumers/{topic}/owners/{topic}"
-    tree.create(f"{path}/0", b"somebody-0", ephemeral=True, makepath=True)
-    with Member(server.native, topic, topic) as member:
-        until(lambda: tree.get(path)[1].cversion >= 3, "the free partition was taken and given back")
-        assert member.seen == []
-        tree.delete(f"{path}/0")
-        until(lambda: member.partitions == {0, 1} and len(member.seen) == 10, "both are read")
-        assert tree.get(f"{path}/0")[0].decode() == f"{member.id}-0"
+    with MemberProcess(server.native, topic, topic) as first:
+        until(lambda: len(first.seen) == 10, "the first one reads both")
+        first.freeze()
+        with Member(server.native, topic, topic) as member:
+            ids = f"/consumers/{topic}/ids"
+            until(lambda: len(tree.get_children(ids)) == 2 or member.partitions, "the second one has come")
+            until(lambda: member.partitions == {0, 1}, "it has both")
+            assert {tree.get(f"{path}/{number}")[0].decode() for number in (0, 1)} == {f"{member.id}-0"}
+            first.kill()
 
 
 def test_a_new_group_begins_at_the_smallest_or_the_largest_offset(server: Server, admin: Admin, topic: str) -> None:

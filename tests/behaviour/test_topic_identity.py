@@ -5,15 +5,19 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from uuid import UUID
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from appliance.client.group import GroupConsumer
+from appliance.errors import UnknownTopicId
+from appliance.records.encode import encode_values
 
+from ..support.kafka_peer import KafkaPeer
 from ..support.native_peer import Peer
-from ..support.server import Server
+from ..support.server import Server, wait_for
 
 SECONDS_MAX = 60
 
@@ -123,3 +127,29 @@ def test_a_commit_in_an_earlier_topic_is_no_position_in_the_next(server: Server,
     (position,) = consumer.committed([TopicPartition(topic, 0)], 20)
     assert position.offset < 0
     consumer.close()
+
+
+def test_messages_for_a_deleted_topic_do_not_come_into_the_one_of_its_name(server: Server, topic: str) -> None:
+    """Produce 13 names the topic by its id, also on a connection that the partition's writer serves."""
+
+    def produce(peer: KafkaPeer, topic_id: UUID) -> int:
+        data = {"topic_id": topic_id, "partition_data": [{"index": 0, "records": bytes(encode_values([b"v"], 1_000))}]}
+        reply = peer.ask("Produce", 13, transactional_id=None, acks=-1, timeout_ms=10_000, topic_data=[data])
+        return int(reply.responses[0].partition_responses[0].error_code)
+
+    def id_now(peer: KafkaPeer) -> UUID:
+        (row,) = peer.ask("Metadata", topics=[{"topic_id": None, "name": topic}]).topics
+        return UUID(str(row.topic_id))
+
+    with KafkaPeer(server.kafka) as peer:
+        first = id_now(peer)
+        wait_for(lambda: produce(peer, first) == 0, "the id is known")
+        assert {produce(peer, first) for _ in range(200)} == {0}  # more than it takes to hand the connection over
+        make_again(server, topic)
+        second = id_now(peer)
+        assert second != first and produce(peer, first) == UnknownTopicId.code
+        wait_for(lambda: produce(peer, second) == 0, "the new id is known")
+        assert {produce(peer, first), produce(peer, UUID(int=5))} == {UnknownTopicId.code}
+    with Peer(server.native) as native_peer:
+        (row,) = native_peer.admin("topics", names=[topic])
+        assert row["partitions"][0]["messages"] == 1

@@ -25,7 +25,7 @@ from appliance.config import TopicSettings
 from appliance.console.message_search import BATCH_BYTES_MAX, UNPACKED_BYTES_MAX, ConsumedLog, Query, Search
 from appliance.errors import CorruptBatch, MessageTooLarge
 from appliance.log import Log
-from appliance.records.decode import BYTES_MAX, OBJECT_BYTES, Meter, decode_batch, decode_values
+from appliance.records.decode import BYTES_MAX, OBJECT_BYTES, DecodeMeter, decode_batch, decode_values
 from appliance.records.encode import encode_batch, encode_values
 from appliance.spark.arrow import Decoder as ArrowDecoder
 
@@ -51,7 +51,7 @@ TOPICS = {
 
 @pytest.mark.parametrize("batch", [LARGE, TOO_MANY, TOO_MANY_HEADERS], ids=["large", "many", "many headers"])
 def test_a_batch_that_becomes_too_large_is_refused(batch: bytes) -> None:
-    meter = Meter()
+    meter = DecodeMeter()
     with pytest.raises(MessageTooLarge):
         decode_batch(batch, meter=meter)
     assert meter.unpacked_bytes <= BYTES_MAX + len(batch)

@@ -49,7 +49,7 @@ def told() -> list[str]:
 def measured(tmp_path: Path, told: list[str], **options: object) -> tuple[Result, list[str]]:
     harness = Harness("kafka_rows", "Rows", Options(tmp_path, **options), LIMITS, told.append)  # type: ignore[arg-type]
     turns: list[str] = []
-    sides = [Counting("appliance", [1, 2, 4], turns), Counting("Kafka 4.1", [2, 2, 2], turns)]
+    sides = [Counting("appliance", [1, 2, 4], turns), Counting("Kafka 4.4", [2, 2, 2], turns)]
     harness.run("consume", sides, lambda side: f"of {side.name}", lambda side, topic: side.once(topic),
                 limit="loopback sendfile", bytes_each=200)  # fmt: skip
     return harness.finish(), turns
@@ -57,7 +57,7 @@ def measured(tmp_path: Path, told: list[str], **options: object) -> tuple[Result
 
 def test_sides_take_turns_and_change_their_order(tmp_path: Path, told: list[str]) -> None:
     _, turns = measured(tmp_path, told, rounds=3)
-    ours, theirs = "appliance of appliance", "Kafka 4.1 of Kafka 4.1"
+    ours, theirs = "appliance of appliance", "Kafka 4.4 of Kafka 4.4"
     assert turns == [ours, theirs, theirs, ours, ours, theirs]
 
 
@@ -68,7 +68,9 @@ def test_figures_are_medians_with_all_rounds_kept(tmp_path: Path, told: list[str
     assert (rate.limit, rate.share, rate.check) == ("loopback sendfile", 0.1, "abc")
     cpu = result.of("consume", "appliance", "cpu")
     assert cpu is not None and cpu.values == [2, 2, 2]
-    theirs = result.of("consume", "Kafka 4.1", "rate")
+    both = result.of("consume", "appliance", "both")
+    assert both is not None and both.values == [2.5, 2.5, 2.5], "what the client uses, too"
+    theirs = result.of("consume", "Kafka 4.4", "rate")
     assert theirs is not None and ratios(rate, theirs) == [2, 1, 0.5]
 
 
@@ -77,7 +79,21 @@ def test_a_table_has_medians_spread_share_and_ratio(tmp_path: Path, told: list[s
     ours, theirs = result_tables.rows(result)
     assert ours["rate"] == "500 k/s" and ours["spread"] == "250 k-1 M"
     assert ours["share of limit"] == "10% of loopback sendfile"
-    assert ours["ratio"] == "1.00 (0.50-2.00), CPU 1.00" and theirs["ratio"] == ""
+    assert ours["ratio"] == "1.00 (0.50-2.00), CPU 1.00, both 1.00" and theirs["ratio"] == ""
+
+
+@pytest.mark.parametrize(
+    ("sides", "ratio"), [(("Kafka 4.1", "Kafka 4.4"), "0.50"), (("Kafka 4.1", "klite"), "0.25"), (("klite",), "")]
+)
+def test_a_ratio_is_that_of_the_newest_kafka(
+    tmp_path: Path, told: list[str], sides: tuple[str, ...], ratio: str
+) -> None:
+    harness = Harness("kafka_rows", "Rows", Options(tmp_path, rounds=1), [], told.append)
+    seconds = {"appliance": 4.0, "Kafka 4.1": 1.0, "Kafka 4.4": 2.0, "klite": 3.0}
+    harness.run("consume", [Counting(name, [seconds[name]], []) for name in ("appliance", *sides)],
+                lambda side: "", lambda side, topic: side.once(topic))  # fmt: skip
+    ours, *_ = result_tables.rows(harness.finish())
+    assert ours["ratio"].split(" (")[0] == ratio
 
 
 def test_results_are_stored_with_what_they_depend_on(tmp_path: Path, told: list[str]) -> None:
@@ -102,8 +118,8 @@ def test_workloads_that_are_not_wanted_do_not_run(tmp_path: Path, told: list[str
 
 def test_figures_of_any_quantity_are_compared(tmp_path: Path, told: list[str]) -> None:
     harness = Harness("idle_costs", "Idle", Options(tmp_path, rounds=2), [], told.append)
-    starts = {"appliance": iter([0.2, 0.4]), "Kafka 4.1": iter([2.0, 2.0])}
-    sides = [Counting("appliance", [], []), Counting("Kafka 4.1", [], []), Counting("absent", [], [])]
+    starts = {"appliance": iter([0.2, 0.4]), "Kafka 4.4": iter([2.0, 2.0])}
+    sides = [Counting("appliance", [], []), Counting("Kafka 4.4", [], []), Counting("absent", [], [])]
 
     def once(side: Counting) -> dict[str, float]:
         if side.name == "absent":

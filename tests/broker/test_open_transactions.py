@@ -23,7 +23,7 @@ def test_an_older_incarnation_begins_no_transaction() -> None:
     with pytest.raises(StaleProducerEpoch):
         transactions.open(7, 2)
     with pytest.raises(StaleProducerEpoch):
-        transactions.check(7, 2)
+        transactions.check_epoch(7, 2)
     transactions.open(7, 4)
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from appliance.broker.plan import PART_BYTES, PARTS_GIVEN_MAX, FetchPlan, Lookup, offsets
+from appliance.broker.plan import PART_BYTES, PARTS_AT_ONCE, PARTS_GIVEN_MAX, FetchPlan, Lookup, offsets
 from appliance.config import TopicSettings
 from appliance.errors import StorageFault, UnknownPartition
 from appliance.log import FileCache, Log, LogReader
@@ -93,7 +95,7 @@ def test_a_fetch_gives_something_to_so_many_parts(held: Held) -> None:
     """The rest is answered as if there was no more room: no error, nothing to read, the end it can be read to."""
     parts = [FetchPart("t", 0, 0, 1)] * (2 * PARTS_GIVEN_MAX)
     plan = FetchPlan(Fetch(None, 0, 1, 1 << 40, parts), [held] * len(parts))
-    results = plan.find()
+    results = plan.results
     assert [result.size > 0 for result in results] == [True] * PARTS_GIVEN_MAX + [False] * PARTS_GIVEN_MAX
     assert {(result.error, result.high_watermark) for result in results} == {(0, held.table.high_watermark)}
     assert plan.size == sum(result.size for result in results)
@@ -108,13 +110,46 @@ def test_a_plan_that_is_kept_gives_what_a_new_one_gives(held: Held) -> None:
     parts = [FetchPart("t", 0, offset, 3_000) for offset in (0, end, end // 2, end)]
     request = Fetch(None, 500, 1 << 20, 1 << 20, parts)
     plan = FetchPlan(request, [held] * len(parts))
-    new = FetchPlan(request, [held] * len(parts)).find()
+    new = FetchPlan(request, [held] * len(parts)).results
     plan.let_go()
     assert [result.size for result in plan.results] == [result.size for result in new]
     assert not any(result.pieces for result in plan.results)
-    assert plan.find() == new and plan.size == sum(result.size for result in new)
+    plan.take_back()
+    assert plan.results == new and plan.size == sum(result.size for result in new)
     plan.look([0, 1])
-    assert plan.find() == new and not plan.is_enough
+    assert plan.results == new and not plan.is_enough
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Held:
+    raws = [times_batch(10, 5_000 + 10 * number, size=200) for number in range(50)]
+    return Held(filled(tmp_path_factory.mktemp("plain"), raws, TopicSettings()), FileCache())
+
+
+@settings(deadline=None, max_examples=50)
+@given(count=st.integers(1, 100), over=st.lists(st.booleans()), given_back=st.booleans())
+def test_a_plan_that_takes_several_turns_gives_what_one_of_a_turn_gives(
+    plain: Held, count: int, over: list[bool], given_back: bool
+) -> None:
+    """Goal: whenever turns are over; each looks at some parts, also when files were let go of meanwhile."""
+    end = plain.table.high_watermark
+    parts = [FetchPart("t", 0, number * 37 % end, 3_000) for number in range(count)]
+    request = Fetch(None, 0, 1, 60_000, parts)
+    ends = iter(over)
+    plan = FetchPlan(request, [plain] * count, lambda: next(ends, False))
+
+    def finish() -> None:
+        while plan.left:
+            before = len(plan.left)
+            plan.look(list(plan.left))
+            assert len(plan.left) <= before - min(before, PARTS_AT_ONCE)
+
+    finish()
+    if given_back:
+        plan.let_go()
+        plan.take_back()
+        finish()
+    assert plan.results == FetchPlan(request, [plain] * count).results
 
 
 def test_where_a_log_begins_and_ends_is_known_without_a_look(held: Held) -> None:
@@ -173,7 +208,7 @@ def test_a_reader_in_a_gap_before_damage_is_told_of_it(tmp_path: Path) -> None:
     held.damaged = [(4 * len(raws[0]), log.end_offset)]
     for offset in (0, len(raws[0]), 4 * len(raws[0])):
         plan = FetchPlan(Fetch(None, 0, 1, 1 << 30, [FetchPart("t", 0, offset, 1 << 30)]), [held])
-        assert plan.find()[0].error == StorageFault.code
+        assert plan.results[0].error == StorageFault.code
 
 
 def test_damaged_ranges_are_not_served_and_all_else_is(tmp_path: Path) -> None:
@@ -184,7 +219,7 @@ def test_damaged_ranges_are_not_served_and_all_else_is(tmp_path: Path) -> None:
     served = set()
     for offset in [0, *ends[:-1], ends[1] + 1, ends[2] - 1]:
         plan = FetchPlan(Fetch(None, 0, 1, 1 << 30, [FetchPart("t", 0, offset, 1 << 30)]), [held])
-        (result,) = plan.find()
+        (result,) = plan.results
         assert result.high_watermark == ends[-1]
         if any(start <= offset < stop for start, stop in held.damaged):
             assert (result.error, plan.failed, plan.size) == (StorageFault.code, True, 0)
@@ -222,7 +257,7 @@ def test_what_is_not_in_memory_is_asked_for_piece_by_piece_and_changes_no_answer
             bring(piece)
         plan.look(sorted(plan.cold))
         looks += 1
-    pieces = lambda one: [[piece[1:] for piece in result.pieces] for result in one.find()]  # noqa: E731
+    pieces = lambda one: [[piece[1:] for piece in result.pieces] for result in one.results]  # noqa: E731
     assert pieces(plan) == pieces(FetchPlan(fetch, [warm] * 4)) and looks < 10
 
 

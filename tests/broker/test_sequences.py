@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from appliance.broker.sequences import Sequences, Snapshot
+from appliance.broker.sequences import ProducersSnapshot, Sequences
 from appliance.errors import ClientFault, DuplicateSequence, OutOfOrderSequence
 from appliance.records.batch import SEQUENCE_MASK
 
@@ -21,7 +21,7 @@ PRODUCER = 7
 def append(sequences: Sequences, producer: int, epoch: int, sequence: int, count: int, end: int) -> Any:
     """What a log that ends at ``end`` answers to a batch: APPENDED, the offsets of a repeat, or the error's class."""
     try:
-        repeat = sequences.check(producer, epoch, sequence, count)
+        repeat = sequences.check_sequence(producer, epoch, sequence, count)
     except ClientFault as error:
         return type(error)
     if repeat is not None:
@@ -60,7 +60,7 @@ def test_a_producer_whose_first_batch_was_refused_sends_it_first() -> None:
     """Goal: of a producer that has nothing in the log, what it has sent behind a refused batch does not overtake it."""
     sequences = Sequences(ids_max=3)
     for sequence in (40, 45):
-        assert sequences.check(PRODUCER, 0, sequence, 5) is None
+        assert sequences.check_sequence(PRODUCER, 0, sequence, 5) is None
         sequences.record(PRODUCER, 0, sequence, 5, sequence, sequence + 5, 0)
     sequences.rollback()
     assert append(sequences, PRODUCER, 0, 50, 5, 0) == append(sequences, PRODUCER, 0, 45, 5, 0) == OutOfOrderSequence
@@ -151,7 +151,7 @@ producers = st.lists(
 
 
 def restored(data: bytes, ids_max: int = 4) -> Sequences:
-    snapshot = Snapshot.decode(data)
+    snapshot = ProducersSnapshot.decode(data)
     assert snapshot is not None
     sequences = Sequences(ids_max)
     sequences.restore(snapshot)
@@ -175,15 +175,15 @@ def test_a_snapshot_of_more_producers_than_are_remembered_forgets_the_silent_one
         sequences.record(producer, 0, 0, 1, producer, producer + 1, 0)
         sequences.commit()
     some = restored(sequences.snapshot(3).encode(), ids_max=2)
-    assert len(some) == 2 and some.check(0, 0, 5, 1) is None and some.check(2, 0, 0, 1) == (2, 3)
+    assert len(some) == 2 and some.check_sequence(0, 0, 5, 1) is None and some.check_sequence(2, 0, 0, 1) == (2, 3)
 
 
 @given(st.integers(0, 10_000), st.integers(1, 255))
 def test_a_damaged_snapshot_is_not_taken(position: int, flip: int) -> None:
     data = bytearray(written((0, 10), (10, 5)).snapshot(200).encode())
     data[position % len(data)] ^= flip
-    assert Snapshot.decode(bytes(data)) is None
-    assert Snapshot.decode(b"") is None
+    assert ProducersSnapshot.decode(bytes(data)) is None
+    assert ProducersSnapshot.decode(b"") is None
 
 
 # ---- a repeat is what was seen, and nothing else

@@ -62,7 +62,12 @@ def test_help_teaches_with_examples(words: tuple[str, ...], command: Any) -> Non
 def test_json_is_everywhere() -> None:
     """Except where there is nothing to print, or where a person or a file gets it."""
     without = {words for words, command in COMMANDS if not any("--json" in each.opts for each in command.params)}
-    assert without == {("start",), ("shell",), ("pipeline", "example"), ("groups", "export")}
+    assert without == {
+        ("start",),
+        ("shell",),
+        ("pipeline", "example"),
+        ("groups", "export"),
+    }
 
 
 @pytest.mark.parametrize("words", [(), ("topics",), ("start",), ("consume",)])

@@ -96,7 +96,17 @@ def test_a_running_one_takes_it(tmp_path: Path) -> None:
     with Server(tmp_path / "data", file) as server:
         at = ("--config", str(file), "--data", str(server.data_dir))
         said = succeeding("config", "set", "topics.retention.ms", "1d", *at)
-        assert "topics.retention.ms: 604800000 -> 86400000" in said.out
-        assert "needs a restart: metrics.hosts" in succeeding("config", "set", "metrics.hosts", "a", *at).out
+        assert said.out.splitlines()[1] == "topics.retention.ms\t604800000\t86400000\tyes"
+        assert "at the next restart" in succeeding("config", "set", "metrics.hosts", "a", *at).out
+        rows = succeeding("config", "set", "metrics.hosts", "b", "--json", *at).json
+        assert rows == [{"key": "metrics.hosts", "before": "a", "now": "b", "taken": False}]
+        rows = succeeding("config", "set", "topics.retention.ms", "2d", "--json", *at).json
+        assert [row["taken"] for row in rows] == [True]
+        alone = succeeding("config", "set", "topics.flush.ms", "2s", "--config", str(file), "--json").json
+        assert [row["taken"] for row in alone] == [None]
+    said = run("config", "set", "topics.flush.ms", "3s", *at)
+    assert said.status == 75 and "nobody was asked" in said.out, "the file has it, and that is said"
+    assert differences(Config(), load(file))["topics.flush.ms"][1] == 3_000
+    file.write_text(file.read_text().replace("flush.ms", "# flush.ms"))
     assert differences(Config(), load(file)).keys() == {"network.workers", "topics.retention.ms", "metrics.hosts"}
     assert all(name in KEYS for name in differences(Config(), load(file)))

@@ -50,6 +50,21 @@ def test_a_group_goes_on_where_it_has_committed(grouped: Server, topic: str) -> 
     assert sorted(succeeding(*reading, "--timeout", "1").out.split()) == ["a", "b", "c", "d"]
 
 
+def test_settings_of_a_group(grouped: Server, topic: str) -> None:
+    at, session = ("--data", str(grouped.data_dir)), "consumer.session.timeout.ms"
+    altered = succeeding("groups", "alter", topic, "--setting", f"{session}=2m", "--json", *at).json
+    assert (altered["settings"][session], altered["sources"][session]) == (120_000, "group")
+    described = succeeding("groups", "describe", topic, *at).out
+    assert "there is no such group yet" in described and f"{session}\t120000\tgroup" in described
+    deleted = run("groups", "delete", topic, "--yes", *at)
+    assert "there is no group" in deleted.err
+    wrong = run("groups", "alter", topic, "--setting", f"{session}=1", *at)
+    assert session in wrong.err and "1000" in wrong.err
+    assert "default" in succeeding("groups", "alter", topic, "--unset", session, *at).out
+    assert "there is no group" in run("groups", "describe", topic, *at).err
+    assert run("groups", "alter", topic, *at).status == 2
+
+
 def test_positions_go_to_a_file_and_back(grouped: Server, topic: str, tmp_path: Path) -> None:
     at = ("--data", str(grouped.data_dir))
     other, file = f"{topic}-other", tmp_path / "positions.json"
@@ -154,7 +169,7 @@ def test_what_one_member_reads(grouped: Server, topic: str) -> None:
         assert wrong.status == 66 and f"did you mean {id!r}?" in wrong.err
 
 
-def test_what_is_refused(grouped: Server, topic: str) -> None:
+def test_what_is_run(grouped: Server, topic: str) -> None:
     at = ("--data", str(grouped.data_dir))
     succeeding("topics", "create", topic, "--partitions", "2", *at)
     reset = ("groups", "reset", "g", "--topic")
@@ -230,6 +245,7 @@ def test_what_goes_before_a_group_has_read_it_is_said_before_and_after(grouped: 
     trim = ("topics", "trim", topic, "--before", "latest", "--partition", "0", "--partition", "1")
     first, second = succeeding(*trim, "--dry-run", "--json", *at).json
     assert (first["unread"], second["unread"]) == ({group: ends[0]}, {})
+    assert (first["messages"], second["messages"]) == (3, 3)
     (row,) = succeeding("topics", "delete", topic, "--dry-run", "--json", *at).json
     assert row["unread"] == {group: ends[0]}
 
@@ -241,7 +257,8 @@ def test_what_goes_before_a_group_has_read_it_is_said_before_and_after(grouped: 
     doctor = succeeding("doctor", *at).out
     assert about in doctor
     (remedy,) = re.findall(r"it ends with `(appliance groups reset [^`]*)`", doctor)
-    assert succeeding(*trim, "--dry-run", "--json", *at).json[0]["unread"] == {}, "it cannot be lost twice"
+    (again, _) = succeeding(*trim, "--dry-run", "--json", *at).json
+    assert (again["unread"], again["messages"]) == ({}, 0), "it cannot be lost twice"
     succeeding(*shlex.split(remedy)[1:], "--yes", *at)
     assert about not in succeeding("doctor", *at).out
     assert succeeding("groups", "describe", group, "--json", *at).json["partitions"][0]["lost_bytes"] == 0

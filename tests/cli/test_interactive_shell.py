@@ -28,7 +28,7 @@ def test_a_session(appliance: Server, topic: str, tmp_path: Path) -> None:
         terminal.type(f"topics describe {topic}-lo\t")
         terminal.until("ng-name")  # only what is new on the screen is written
         terminal.type("\r")
-        terminal.until("retention.ms=")
+        terminal.until("retention.ms ")
         terminal.type("topics describe nothing\r")
         terminal.until("appliance [66]>")
         terminal.type("start\r")

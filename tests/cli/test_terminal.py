@@ -61,7 +61,7 @@ class Room:
         group = {"group": HOSTILE, "offsets": [position]}
         self.positions.write_text(json.dumps({"format": "appliance group offsets", "version": 1, "groups": [group]}))
         self.password = files / f"{HOSTILE}.password"
-        self.password.write_text("secret\n")
+        self.password.write_text("long secret\n")
         self.password.chmod(0o600)
 
     def copy(self) -> None:
@@ -139,6 +139,7 @@ CASES: dict[str, list[list[str]]] = {
         [HOSTILE, "x", "--topic", "t", "--config", "{config}"],
         ["files", HOSTILE, "--topic", HOSTILE, "--config", "{config}"],
     ],
+    "inputs rights": [["--config", "{config}", "--data", "{data}"]],
     "inputs ledger": [["{at}"], [HOSTILE, "{at}"]],
     "inputs find": [[HOSTILE, "--line", "1", "{at}"]],
     "backup": [["{data}-backup", "--data", "{data}"], [f"/nowhere/{HOSTILE}", "--data", "{data}"], [HOSTILE]],
@@ -170,9 +171,18 @@ CASES: dict[str, list[list[str]]] = {
     "topics restore": [["{data}", HOSTILE, "{at}"], [f"/nowhere/{HOSTILE}", TOPIC, "--as", "new", "{at}"]],
     "groups list": [["{at}"], ["--json", "{at}"]],
     "groups describe": [[HOSTILE, "{at}"], [HOSTILE, "--json", "{at}"], ["shown", "{at}"], [HOSTILE * 2, "{at}"]],
+    "groups alter": [
+        [HOSTILE, "--setting", "consumer.session.timeout.ms=60000", "{at}"],
+        [HOSTILE, "--unset", HOSTILE, "--setting", f"{HOSTILE}=1", "--json", "{at}"],
+    ],
     "groups reset": [[HOSTILE, "--topic", TOPIC, "--to", "earliest", "{at}"]],
     "transactions list": [["{at}"], ["--open", "--json", "{at}"], ["--connect", HOSTILE]],
     "transactions describe": [[HOSTILE, "{at}"], [HOSTILE, "--json", "{at}"], ["shown", "{at}"]],
+    "transactions abort-hanging": [
+        [HOSTILE, "--yes", "{at}"],
+        [f"{HOSTILE}-0", "--yes", "{at}"],
+        ["web-0", "--dry-run", "--json", "{at}"],
+    ],
     "transactions abort": [["shown", "--dry-run", "{at}"], [HOSTILE, "--yes", "--json", "{at}"]],
     "groups delete": [[HOSTILE, "--dry-run", "{at}"], [HOSTILE * 2, "--yes", "{at}"]],
     "groups export": [["{at}"], [HOSTILE, "{at}"]],
@@ -188,7 +198,16 @@ CASES: dict[str, list[list[str]]] = {
         [HOSTILE, "--password-file", "{password}", "{at}"],
         ["known", "--password-file", f"/nowhere/{HOSTILE}", "{at}"],
     ],
+    "users lock": [[HOSTILE, "{at}"], ["known", "--json", "{at}"]],
+    "users unlock": [["known", "{at}"], [HOSTILE, "--without-password", "{at}"]],
+    "users kick": [[HOSTILE, "--without-password", "{at}"]],
+    "users expire": [["known", "--after", HOSTILE, "{at}"], ["known", "--after", "90d", "{at}"]],
     "users delete": [[HOSTILE, "{at}"]],
+    "roles list": [["{at}"], ["--json", "{at}"]],
+    "roles create": [["readers", "{at}"], [HOSTILE, "{at}"]],
+    "roles grant": [["readers", "known", "{at}"], ["readers", HOSTILE, "--without-password", "{at}"]],
+    "roles revoke": [["readers", HOSTILE, "{at}"], [HOSTILE, "known", "{at}"]],
+    "roles delete": [["readers", "--dry-run", "{at}"], ["readers", "--yes", "--json", "{at}"]],
     "acl add": [
         [*RULE, "{at}"],
         [*RULE, "--json", "{at}"],
@@ -201,6 +220,17 @@ CASES: dict[str, list[list[str]]] = {
         [*RULE, "--dry-run", "{at}"],
         ["--operation", HOSTILE, "--yes", "{at}"],
         [*RULE, "--yes", "{at}"],
+    ],
+    "quotas list": [["{at}"], ["--json", "{at}"], [HOSTILE, "{at}"]],
+    "quotas set": [
+        ["--user", HOSTILE, "--requests", "5", "{at}"],
+        ["--client-id", HOSTILE, "--in", HOSTILE, "{at}"],
+        ["--client-id", HOSTILE, "--in", "1MiB", "--json", "{at}"],
+    ],
+    "quotas delete": [
+        ["--client-id", HOSTILE, "--dry-run", "{at}"],
+        ["--client-id", HOSTILE, "--yes", "{at}"],
+        ["--user", HOSTILE, "{at}"],
     ],
     "sql": [
         [f"select * from {TOPIC}", "{at}"],
@@ -227,6 +257,13 @@ CASES: dict[str, list[list[str]]] = {
     "pipeline check": [["{pipeline}"], ["{sound}"], ["{sound}", "--json"], [f"/nowhere/{HOSTILE}"]],
     "pipeline accept": [["{pipeline}"], ["{sound}"], [f"/nowhere/{HOSTILE}"]],
     "pipeline report": [["{pipeline}"]],
+    "pipeline reparse": [["{pipeline}"], ["{sound}"], ["{sound}", "--since", HOSTILE]],
+    "pipeline forget": [["{pipeline}", "--where", HOSTILE], ["{sound}", "--where", HOSTILE, "--yes"]],
+    "pipeline expire": [["{pipeline}", "--before", "-1d"], ["{sound}", "--before", HOSTILE]],
+    "pipeline verify": [["{pipeline}"], ["{sound}"]],
+    "pipeline views": [["{pipeline}"], ["{sound}"]],
+    "pipeline refresh": [["{pipeline}"], ["{sound}", HOSTILE]],
+    "pipeline rebuild": [["{pipeline}", "v"], ["{sound}", HOSTILE], ["{sound}", "v", "--since", HOSTILE]],
 }
 
 

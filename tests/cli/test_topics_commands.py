@@ -32,7 +32,8 @@ def test_tables_in_a_pipe_have_a_header(appliance: Server, topic: str) -> None:
     lines = succeeding("topics", "list", *at).out.splitlines()
     assert lines[0] == "name\tpartitions\tmessages\tbytes\tsettings"
     assert f"{topic}\t1\t0\t0\t-" in lines
-    assert "retention.ms=" in succeeding("topics", "describe", topic, *at).out
+    described = succeeding("topics", "describe", topic, *at).out.splitlines()
+    assert described[0] == "setting\tvalue\tfrom" and "flush.ms\t1000\tdefault" in described
 
 
 def test_what_is_refused(appliance: Server, topic: str) -> None:
@@ -64,16 +65,19 @@ def test_trimming_deletes_what_is_before(appliance: Server, topic: str) -> None:
     trim = ("topics", "trim", topic, "--before")
     end = offsets["c"] + 1
     wanted = [
-        {"partition": 0, "start": 0, "before": end, "end": end, "bytes": end, "unread": {}},
-        {"partition": 1, "start": 0, "before": 0, "end": 0, "bytes": 0, "unread": {}},
+        {"partition": 0, "start": 0, "before": end, "end": end, "messages": 3, "bytes": end, "unread": {}},
+        {"partition": 1, "start": 0, "before": 0, "end": 0, "messages": 0, "bytes": 0, "unread": {}},
     ]
     assert succeeding(*trim, "latest", "--dry-run", "--json", *at).json == wanted
+    one = succeeding(*trim, str(offsets["b"]), "--partition", "0", "--dry-run", "--json", *at).json
+    assert [row["messages"] for row in one] == [1], "also in the middle of a batch"
     refused = run(*trim, "latest", *at)
     assert refused.status == 2 and "--yes" in refused.err and "--dry-run" in refused.err
     assert run(*trim, "5", *at).status == 2, "one offset is not for two partitions"
     assert succeeding(*reading).out == "a\nb\nc\n"
     succeeding(*trim, str(offsets["b"]), "--partition", "0", "--yes", *at)
     assert succeeding(*reading).out == "b\nc\n"
+    assert [row["messages"] for row in succeeding(*trim, "latest", "--dry-run", "--json", *at).json] == [2, 0]
     succeeding(*trim, "latest", "--yes", *at)
     assert succeeding(*reading).out == ""
     assert run("topics", "trim", "nothing", "--before", "latest", "--yes", *at).status == 66

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from appliance.cli import waiting
-from appliance.cli.waiting import Watch
+from appliance.cli.waiting import TroubleWatch
 from appliance.client.troubles import Trouble, Troubles
 from appliance.errors import BrokerAway, DiskFull, NotLeader, RequestTimedOut
 
@@ -166,7 +166,7 @@ def test_a_watch_says_a_trouble_once_and_when_it_is_over(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     troubles = Troubles(lambda: 100.0)
-    watch = Watch("127.0.0.1:1", troubles.current, lambda: "7 lines on their way")
+    watch = TroubleWatch("127.0.0.1:1", troubles.current, lambda: "7 lines on their way")
     troubles.begin(("t", 1), NotLeader("nobody leads t-1"))
     watch._report(100.05)
     assert capsys.readouterr().err == ""

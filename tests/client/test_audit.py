@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -81,18 +81,18 @@ def test_counts_are_published_while_messages_are_sent(appliance: Server, produce
     assert sum(total.values()) == 3
 
 
-class Refusing:
+class Refusing(Producer):
     """A producer whose batches, of one message each, fail on command."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, bytes]] = []
         self.fails: ApplianceError | None = None
 
-    def send(self, topic: str, value: bytes, timestamp: int = 0) -> Delivery:
-        batch = Batch(cast(Producer, self), topic, 0, 100, 0, timestamp, 0.0, 0.0)
+    def send(self, topic: str, value: bytes | None, **options: Any) -> Delivery:
+        batch = Batch(self, topic, 0, 100, 0, 0, 0.0, 0.0)
         batch.complete(self.fails, 0)
         if self.fails is None:
-            self.sent.append((topic, value))
+            self.sent.append((topic, value or b""))
         return Delivery((batch, 0))
 
     def flush(self, timeout: float | None = None) -> None:
@@ -101,7 +101,7 @@ class Refusing:
 
 def test_what_failed_is_not_counted() -> None:
     producer = Refusing()
-    with Audit(cast(Producer, producer), "audit", clock_ms=lambda: 0) as audit:
+    with Audit(producer, "audit", clock_ms=lambda: 0) as audit:
         audit.send("logs", b"good")
         producer.fails = MessageTooLarge("no")
         audit.send("logs", b"bad")
@@ -112,7 +112,7 @@ def test_what_failed_is_not_counted() -> None:
 
 def test_counts_that_cannot_be_published_are_kept() -> None:
     producer = Refusing()
-    audit = Audit(cast(Producer, producer), "audit", clock_ms=lambda: 0)
+    audit = Audit(producer, "audit", clock_ms=lambda: 0)
     audit.send("logs", b"good")
     producer.fails = MessageTooLarge("no")
     with pytest.raises(MessageTooLarge):

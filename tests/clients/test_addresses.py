@@ -12,6 +12,7 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 
 from tests.support.server import wait_for
 
+from ..support.kafka_peer import KafkaPeer
 from ..support.ready import free_port
 from .adapters import (
     BATCH,
@@ -25,6 +26,8 @@ from .adapters import (
     new_topic,
 )
 from .conftest import Broker
+
+SOFTWARE = {"client_software_name": "test", "client_software_version": "1"}
 
 
 def has_ipv6() -> bool:
@@ -73,6 +76,19 @@ def test_both_are_shown_by_both(two: tuple[Broker, Broker]) -> None:
     for broker in two:
         listed = kcat("-b", broker.kafka, "-L")
         assert all(f"at {other.kafka}" in listed for other in two), listed
+
+
+def test_a_client_that_comes_to_another_broker_than_it_means_is_told(two: tuple[Broker, Broker]) -> None:
+    """KIP-1242: as when an address has been given to somebody else, or a balancer is in between."""
+    codes = {}
+    for index, broker in enumerate(two):
+        with KafkaPeer(broker.kafka) as peer:
+            metadata = peer.ask("Metadata", topics=[])
+            nodes = sorted(node.node_id for node in metadata.brokers)
+            for node in nodes:
+                reply = peer.ask("ApiVersions", 5, cluster_id=metadata.cluster_id, node_id=node, **SOFTWARE)
+                codes[index, node] = reply.error_code
+    assert len(nodes) == 2 and codes == {(i, node): 129 * (node != nodes[i]) for i in (0, 1) for node in nodes}
 
 
 def test_partitions_are_spread_and_clients_find_their_leaders(two: tuple[Broker, Broker]) -> None:

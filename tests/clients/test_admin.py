@@ -139,8 +139,8 @@ def test_kafkas_own_tools(broker: Broker) -> None:
     described = java(f"{tools}.TopicCommand", *server, "--describe", "--topic", topic)
     assert "PartitionCount: 2" in described and described.count("Leader: ") == 2
     topics = ("--entity-type", "topics", "--entity-name", topic)
-    java("kafka.admin.ConfigCommand", *server, "--alter", *topics, "--add-config", "retention.ms=123456")
-    assert "retention.ms=123456" in java("kafka.admin.ConfigCommand", *server, "--describe", *topics)
+    java("org.apache.kafka.tools.ConfigCommand", *server, "--alter", *topics, "--add-config", "retention.ms=123456")
+    assert "retention.ms=123456" in java("org.apache.kafka.tools.ConfigCommand", *server, "--describe", *topics)
     out = java(
         f"{tools}.ProducerPerformance",
         *("--topic", topic, "--num-records", "20000", "--record-size", "200", "--throughput", "-1"),
@@ -169,11 +169,13 @@ def test_kafkas_admin_client_is_answered_at_once_whatever_it_asks(broker: Broker
         "incrementalAlterConfigs, brokers": "InvalidRequestException",
         "electLeaders": "ElectionNotNeededException",
         "describeAcls": "SecurityDisabledException",
+        "describeConsumerGroups": "GroupIdNotFoundException",
         "describeTransactions": "TransactionalIdNotFoundException",
         "describeMetadataQuorum": "UnsupportedVersionException",
     }
 
 
+@pytest.mark.long
 def test_kafkas_own_tools_learn_that_there_is_none(broker: Broker, admin: AdminClient, tmp_path: Path) -> None:
     """Leader elections, reassignments, transactions, quotas: what they ask before and after what they do."""
     topic, server, tools = new_topic(), ("--bootstrap-server", broker.kafka), "org.apache.kafka.tools"
@@ -187,9 +189,23 @@ def test_kafkas_own_tools_learn_that_there_is_none(broker: Broker, admin: AdminC
     verified = java(*reassign, "--verify")
     assert f"{topic}-0 is completed" in verified and "Clearing topic-level throttles" in verified
     assert "TransactionalId" in java(f"{tools}.TransactionsCommand", *server, "list")
-    assert java("kafka.admin.ConfigCommand", *server, "--describe", "--entity-type", "users").strip() == ""
+    assert java("org.apache.kafka.tools.ConfigCommand", *server, "--describe", "--entity-type", "users").strip() == ""
     local = java(f"{tools}.GetOffsetShell", *server, "--topic", topic, "--time", "earliest-local")
     assert local.split() == [f"{topic}:0:0"]
+
+
+@pytest.mark.long
+def test_kafkas_config_command_sets_what_a_group_may_set(broker: Broker) -> None:
+    command = ("org.apache.kafka.tools.ConfigCommand", "--bootstrap-server", broker.kafka)
+    group, setting = f"group-{uuid.uuid4()}", "consumer.session.timeout.ms"
+    entity = ("--entity-type", "groups", "--entity-name", group)
+    java(*command, "--alter", *entity, "--add-config", f"{setting}=4000")
+    described = java(*command, "--describe", *entity)
+    assert f"{setting}=4000 sensitive=false synonyms={{GROUP_CONFIG:{setting}=4000" in described.replace("DYNAMIC_", "")
+    with pytest.raises(AssertionError, match="InvalidConfigurationException"):
+        java(*command, "--alter", *entity, "--add-config", f"{setting}=999")
+    java(*command, "--alter", *entity, "--delete-config", setting)
+    assert "4000" not in java(*command, "--describe", *entity)
 
 
 def test_a_thousand_topics_in_one_metadata_reply(make_appliance: Callable[..., Server]) -> None:

@@ -1,4 +1,4 @@
-"""The same requests to an appliance and to Apache Kafka 4.1 itself: the answers must be the same.
+"""The same requests to an appliance and to Apache Kafka 4.4 itself: the answers must be the same.
 
 Kafka's jars are those of the Java client; where they cannot be had, only the appliance is asked.
 """
@@ -23,7 +23,7 @@ from appliance.wire.kafka.codes import Code
 from ..support.kafka_peer import KafkaPeer
 from ..support.sequence_cases import APPENDED, CASES, EMPTIED, MADE_AGAIN
 from ..support.server import wait_for
-from .adapters import KAFKA_CLIENT, KAFKA_JARS, jars, new_topic
+from .adapters import kafka_jars, new_topic
 from .conftest import Broker
 
 SMALL_JVM = ["-Xmx400m", "-Xms128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
@@ -39,7 +39,7 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if shutil.which("java") is None:
         pytest.skip("no java")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("KAFKA_LIB", str(KAFKA_JARS or jars("java", KAFKA_CLIENT)))
+        patch.setenv("KAFKA_LIB", kafka_jars())
         patch.setattr(brokers, "JVM", SMALL_JVM)
         broker = brokers.Kafka(tmp_path_factory.mktemp("kafka"))
     with KafkaPeer(broker.address) as peer:  # that makes the topic of the coordinators

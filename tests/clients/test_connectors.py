@@ -19,7 +19,17 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from ..support.ready import free_port
 from ..support.server import Server, wait_for
-from .adapters import DEADLINE_S, PROGRAMS, SHORT_LIVED, compiled, confluent_events, jars, new_topic, run
+from .adapters import (
+    DEADLINE_S,
+    KAFKA_VERSION,
+    PROGRAMS,
+    SHORT_LIVED,
+    compiled,
+    confluent_events,
+    jars,
+    new_topic,
+    run,
+)
 from .conftest import Broker
 
 LINES = 3_000
@@ -44,19 +54,29 @@ def create(broker: Broker, topic: str, partitions: int) -> str:
 
 
 @functools.cache
-def flink() -> list[str]:
+def flink(program: str) -> list[str]:
     opened = [f"--add-opens=java.base/java.{package}=ALL-UNNAMED" for package in ("lang", "util")]
-    return [
-        "java",
-        "-Xmx512m",
-        *SHORT_LIVED,
-        *opened,
-        "-cp",
-        compiled("flink-job", "Flink.java", f"{jars('flink', FLINK)}/*"),
-        "Flink",
-    ]
+    path = compiled(f"flink-{program}", f"{program}.java", f"{jars('flink', FLINK)}/*")
+    return ["java", "-Xmx512m", *SHORT_LIVED, *opened, "-cp", path, program]
 
 
+def committed_lines(broker: Broker, topic: str, partitions: int) -> list[str]:
+    """What a topic has, without what is in no committed transaction."""
+    consumer = Consumer({"bootstrap.servers": broker.kafka, "group.id": "unused", "enable.partition.eof": True})
+    consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in range(partitions)])
+    lines, ends = [], 0
+    for message in confluent_events(consumer):
+        if message.error() is None:
+            lines.append(message.value().decode())
+        else:
+            ends += 1
+        if ends == partitions:
+            break
+    consumer.close()
+    return lines
+
+
+@pytest.mark.long
 @pytest.mark.timeout(400)  # the first time its jars are fetched
 def test_flink_reads_and_writes(broker: Broker) -> None:
     """Every line of three partitions, once, by way of two tasks."""
@@ -66,19 +86,39 @@ def test_flink_reads_and_writes(broker: Broker) -> None:
     for number, line in enumerate(lines):
         producer.produce(source, line, partition=number % 3)
     assert producer.flush(DEADLINE_S) == 0
-    run([*flink(), broker.kafka, source, target])
-    consumer = Consumer({"bootstrap.servers": broker.kafka, "group.id": "unused", "enable.partition.eof": True})
-    consumer.assign([TopicPartition(target, partition, OFFSET_BEGINNING) for partition in range(2)])
-    found, ends = [], 0
-    for message in confluent_events(consumer):
-        if message.error() is None:
-            found.append(message.value().decode())
-        else:
-            ends += 1
-        if ends == 2:
-            break
-    consumer.close()
-    assert sorted(found) == sorted(line.upper() for line in lines)
+    run([*flink("Flink"), broker.kafka, source, target])
+    assert sorted(committed_lines(broker, target, 2)) == sorted(line.upper() for line in lines)
+
+
+@pytest.mark.long  # a job takes 10 s to start
+@pytest.mark.timeout(600)
+def test_flink_writes_exactly_once(broker: Broker, tmp_path: Path) -> None:
+    """Jobs that are killed go on from a checkpoint, and end the transactions of those before as it says."""
+    source, target = create(broker, new_topic(), 3), create(broker, new_topic(), 2)
+    producer = Producer({"bootstrap.servers": broker.kafka, "linger.ms": 5})
+    (tmp_path / "checkpoints").mkdir()
+    command = [*flink("FlinkExactlyOnce"), broker.kafka, source, target, str(tmp_path / "checkpoints")]
+    lines: list[str] = []
+
+    def write(count: int) -> None:
+        for _ in range(count):
+            lines.append(f"line {len(lines)}")
+            producer.produce(source, lines[-1], partition=len(lines) % 3)
+        assert producer.flush(DEADLINE_S) == 0
+
+    for enough in (0.2, 0.5, 0.8, 1):  # a job that is killed has written more than its last checkpoint has
+        write(LINES)
+        with (tmp_path / "flink.log").open("ab") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=log)
+        try:
+            wanted = len(lines) - LINES + int(enough * LINES)
+            wait_for(lambda wanted=wanted: len(committed_lines(broker, target, 2)) >= wanted, "what it writes", 200)
+            if enough < 1:
+                write(LINES // 10)
+        finally:
+            process.kill()
+            process.wait()
+    assert sorted(committed_lines(broker, target, 2)) == sorted(line.upper() for line in lines)
 
 
 @pytest.mark.long  # a minute; the Java client that it uses has tests of its own
@@ -95,7 +135,7 @@ def test_sparks_own_connector_reads_writes_and_goes_on(broker: Broker, tmp_path:
 
 # ---- Kafka Connect, which keeps what it knows in compacted topics
 
-CONNECT = ("org.apache.kafka:connect-runtime:4.1.0", "org.apache.kafka:connect-file:4.1.0")
+CONNECT = (f"org.apache.kafka:connect-runtime:{KAFKA_VERSION}", f"org.apache.kafka:connect-file:{KAFKA_VERSION}")
 FILES = "org.apache.kafka.connect.file.FileStream"
 WORKER = """
 bootstrap.servers={kafka}
@@ -121,7 +161,7 @@ plugin.discovery=only_scan
 @contextmanager
 def connect_worker(properties: Path, log: Path) -> Iterator[None]:
     """A worker, killed at the end: what it has not stored is lost with it."""
-    libraries = f"{jars('connect', CONNECT)}/*"
+    libraries = f"{jars(f'connect-{KAFKA_VERSION}', CONNECT)}/*"
     main = "org.apache.kafka.connect.cli.ConnectDistributed"
     with log.open("ab") as output:
         command = ["java", "-Xmx384m", *SHORT_LIVED, "-cp", libraries, main, str(properties)]

@@ -1,4 +1,4 @@
-"""The error codes of the Kafka listener: API x condition, the same at Apache Kafka 4.1.
+"""The error codes of the Kafka listener: API x condition, the same at Apache Kafka 4.4.
 
 Clients decide by the code whether they retry, look for another broker, or fail for good.  So a code that Kafka does not
 answer in a case may leave a client waiting, or end it.  A row is a request and all codes of its reply, 0 among them.

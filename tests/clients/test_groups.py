@@ -8,7 +8,7 @@ import subprocess
 import sys
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -21,11 +21,19 @@ from confluent_kafka import (
     KafkaException,
     Message,
     Producer,
+    ShareConsumer,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+)
 
 from tests.support.native_peer import Peer
+from tests.support.server import wait_for
 
 from .adapters import DEADLINE_S, confluent_events, java, new_topic
 from .conftest import Broker
@@ -45,8 +53,10 @@ REJOIN = (
 ASSIGNORS = ("coordinator-uniform", "coordinator-range")
 """Who assigns in the consumer protocol (KIP-848)."""
 STRATEGIES = [
-    *("range", "roundrobin", "cooperative-sticky"),
-    *(pytest.param(strategy, marks=pytest.mark.long) for strategy in ASSIGNORS),  # other tests have such members, too
+    *("range", "cooperative-sticky"),
+    *(
+        pytest.param(strategy, marks=pytest.mark.long) for strategy in ("roundrobin", *ASSIGNORS)
+    ),  # other tests have such members, too
 ]
 
 
@@ -94,6 +104,7 @@ class Members:
 
     def __init__(self, broker: Broker, topic: str, strategy: str) -> None:
         self.group = f"group-{uuid.uuid4()}"
+        self._broker = broker
         self._settings = settings(broker, self.group, strategy)
         self._topic = topic
         self.all: list[Consumer] = []
@@ -102,8 +113,9 @@ class Members:
         self._threads = ThreadPoolExecutor()
         self._commits: dict[Consumer, Future[None]] = {}
 
-    def join(self) -> Consumer:
-        consumer = Consumer(self._settings)
+    def join(self, strategy: str = "") -> Consumer:
+        """``strategy``: that of this member, if it is not that of the others."""
+        consumer = Consumer(self._settings if not strategy else settings(self._broker, self.group, strategy))
         consumer.subscribe([self._topic])
         self.all.append(consumer)
         return consumer
@@ -217,47 +229,61 @@ while True:
 """
 
 
-@pytest.mark.parametrize(
-    "first, second, error",
-    [
-        ("range", "coordinator-uniform", KafkaError._FATAL),
-        ("coordinator-uniform", "range", KafkaError.INCONSISTENT_GROUP_PROTOCOL),
-    ],
-)
-def test_a_member_of_the_other_protocol_is_told(
-    broker: Broker, topic: str, first: str, second: str, error: int
-) -> None:
-    """The group goes on; it is open to the other protocol when its members have left."""
-    with members(broker, topic, first) as group:
-        group.join()
-        group.poll_until_shared()
-        other = Consumer(settings(broker, group.group, second))
-        other.subscribe([topic])
-        told = next(confluent_events(other)).error()
-        assert told is not None and told.code() == error
-        other.close()
-        group.poll_until_seen(PARTITIONS * PER_PARTITION)
-        admin = AdminClient({"bootstrap.servers": broker.kafka})
-        described = admin.describe_consumer_groups([group.group])[group.group].result(DEADLINE_S)
-        kind = ConsumerGroupType.CONSUMER if first in ASSIGNORS else ConsumerGroupType.CLASSIC
-        assert (described.type, described.partition_assignor) == (kind, first.removeprefix("coordinator-"))
-        (member,) = described.members
-        assert len(member.assignment.topic_partitions) == PARTITIONS
+@pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
+def test_members_change_the_protocol_one_after_the_other(broker: Broker, topic: str, strategy: str) -> None:
+    """To the consumer protocol and back, as a rolling restart of the clients does: every message once."""
+    admin = AdminClient({"bootstrap.servers": broker.kafka})
+
+    def described() -> tuple[ConsumerGroupType, set[str]]:
+        found = admin.describe_consumer_groups([group.group])[group.group].result(DEADLINE_S)
         with Peer(broker.native) as peer:
             shown = peer.admin("group", group=group.group)
-        assert (shown["protocol"], shown["state"], [row["id"] for row in shown["members"]]) == (
-            *("kafka", "stable"),
-            [member.member_id],
-        )
-        assert {row["owner"] for row in shown["partitions"]} == {member.member_id}
-        group.leave(group.all[0])
-        after = Consumer(settings(broker, group.group, second))
-        found = after.committed([TopicPartition(topic, number) for number in range(PARTITIONS)], timeout=DEADLINE_S)
-        after.subscribe([topic])
-        fill(broker, topic, 1)
-        assert next(confluent_events(after)).value().startswith(b"1-"), "it goes on where the others were"
-        after.close()
-        assert all(part.offset > 0 for part in found)
+        assert (shown["protocol"], shown["state"]) == ("kafka", "stable")
+        assert {row["id"] for row in shown["members"]} == {member.member_id for member in found.members}
+        return found.type, {row["owner"] for row in shown["partitions"]}
+
+    with members(broker, topic, strategy) as group:
+        group.join()
+        group.join()
+        group.poll_until_shared()
+        group.poll_until_seen(PARTITIONS * PER_PARTITION // 4)
+        kinds = []
+        for turn, protocol in enumerate(["coordinator-uniform"] * 2 + [strategy] * 2, 1):
+            group.join(protocol)
+            group.poll_until_shared()
+            fill(broker, topic, turn)
+            group.leave(group.all[0])
+            group.poll_until_shared()
+            kind, owners = described()
+            kinds.append(kind)
+            assert len(owners) == 2, "both are shown with what they have"
+        consumer, classic = ConsumerGroupType.CONSUMER, ConsumerGroupType.CLASSIC
+        assert kinds == [consumer, consumer, consumer, classic]
+        group.poll_until_seen(5 * PARTITIONS * PER_PARTITION)
+        assert set(group.seen.values()) == {1}
+
+
+@pytest.mark.timeout(400)  # the first time its jars are fetched
+@pytest.mark.parametrize("kind", ["eager", pytest.param("cooperative", marks=pytest.mark.long)])
+def test_members_of_the_java_client_change_the_protocol(broker: Broker, topic: str, kind: str) -> None:
+    found = json.loads(java("Migration", broker.kafka, topic, f"group-{uuid.uuid4()}", kind))
+    assert found["sent"] > 0 and (found["twice"], found["lost"]) == (0, 0), found
+
+
+def test_a_share_consumer_is_told_that_there_are_no_share_groups(broker: Broker, topic: str) -> None:
+    """KIP-932.  librdkafka waits for ever, without a word, for a broker that does not list the API."""
+    one = ShareConsumer({"bootstrap.servers": broker.kafka, "group.id": topic})
+    one.subscribe([topic])
+
+    def poll_until_told() -> None:
+        for _ in range(int(DEADLINE_S)):
+            one.poll(1)
+
+    with pytest.raises(KafkaException) as told:
+        poll_until_told()
+    error = told.value.args[0]
+    assert error.code() == KafkaError.UNSUPPORTED_VERSION and error.fatal() and "ShareGroupHeartbeat" in str(error)
+    one.close()
 
 
 def test_a_subscription_by_pattern_follows_the_topics(broker: Broker) -> None:
@@ -295,6 +321,30 @@ def test_a_killed_member_is_replaced_after_its_session(broker: Broker, topic: st
         group.join()
         group.poll_until_shared()
         group.poll_until_seen(PARTITIONS * PER_PARTITION)
+
+
+def test_a_session_lasts_as_long_as_its_group_has_it(broker: Broker, topic: str) -> None:
+    """Members of two groups are killed, that of the one with a longer session first: the other goes, and it stays."""
+    admin = AdminClient({"bootstrap.servers": broker.kafka})
+    longer, other = (f"group-{uuid.uuid4()}" for _ in range(2))
+    entry = ConfigEntry("consumer.session.timeout.ms", "600000", incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ConfigResource.Type.GROUP, longer, incremental_configs=[entry])
+    for future in admin.incremental_alter_configs([resource]).values():
+        future.result(DEADLINE_S)
+    (described,) = admin.describe_configs([ConfigResource(ConfigResource.Type.GROUP, longer)]).values()
+    assert described.result(DEADLINE_S)["consumer.session.timeout.ms"].value == "600000"
+    for group in (longer, other):
+        member = subprocess.Popen(
+            [sys.executable, "-c", MEMBER, json.dumps(settings(broker, group, "coordinator-uniform")), topic],
+            stdout=subprocess.PIPE,
+        )
+        assert member.stdout is not None and member.stdout.readline() == b"got\n"
+        member.kill()
+        member.wait()
+        member.stdout.close()
+    with Peer(broker.native) as peer:
+        wait_for(lambda: not peer.admin("group", group=other)["members"], "the session of the other is over")
+        assert len(peer.admin("group", group=longer)["members"]) == 1
 
 
 @pytest.mark.parametrize("strategy", ["range", "coordinator-uniform"])
@@ -351,6 +401,85 @@ def test_the_coordinator_may_die(broker: Broker, topic: str) -> None:
 def kill_coordinator(broker: Broker) -> None:
     pid = broker.pid_of("coordinator")
     broker.kill(pid)
+
+
+def restart(broker: Broker) -> None:
+    assert broker.stop() == 0
+    broker.start()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "strike"),
+    [
+        ("range", kill_coordinator),
+        ("cooperative-sticky", restart),
+        ("coordinator-uniform", kill_coordinator),
+        pytest.param("range", restart, marks=pytest.mark.long),
+        pytest.param("cooperative-sticky", kill_coordinator, marks=pytest.mark.long),
+        pytest.param("coordinator-uniform", restart, marks=pytest.mark.long),
+    ],
+)
+def test_members_survive_their_coordinator(
+    broker: Broker, topic: str, strategy: str, strike: Callable[[Broker], None]
+) -> None:
+    """They keep what they own, and commit with the generation that they had; nothing is read twice."""
+    group = f"group-{uuid.uuid4()}"
+    common = settings(broker, group, strategy)
+    if not strategy.startswith("coordinator"):
+        common["session.timeout.ms"] = 30_000
+    rebalances: list[str] = []
+    consumers = [Consumer(common) for _ in range(2)]
+    for number, consumer in enumerate(consumers):
+        consumer.subscribe(
+            [topic],
+            on_assign=lambda _, parts, number=number: rebalances.append(f"{number} is given {parts}"),
+            on_revoke=lambda _, parts, number=number: rebalances.append(f"{number} gives up {parts}"),
+            on_lost=lambda _, parts, number=number: rebalances.append(f"{number} has lost {parts}"),
+        )
+    read: Counter[bytes] = Counter()
+
+    def poll_until(holds: Callable[[], bool], what: str) -> None:
+        for _ in range(1_200):
+            for consumer in consumers:
+                message = consumer.poll(0.05)
+                if message is not None and message.error() is None:
+                    read[message.value() or b""] += 1
+            if holds():
+                return
+        raise AssertionError(what)
+
+    shared = [PARTITIONS // 2] * 2
+    poll_until(lambda: [len(consumer.assignment()) for consumer in consumers] == shared, "nothing is shared")
+    poll_until(lambda: len(read) == PARTITIONS * PER_PARTITION, "not all is read")
+    before, owned = list(rebalances), [sorted(map(str, consumer.assignment())) for consumer in consumers]
+    strike(broker)
+    for consumer in consumers:
+        commit_in_the_end(consumer)
+    fill(broker, topic, 1)
+    poll_until(lambda: len(read) == 2 * PARTITIONS * PER_PARTITION, "what came later is not read")
+    assert rebalances == before
+    assert [sorted(map(str, consumer.assignment())) for consumer in consumers] == owned
+    assert set(read.values()) == {1}
+    for consumer in consumers:
+        consumer.close()
+
+
+def commit_in_the_end(consumer: Consumer) -> None:
+    """Commit, in spite of errors that pass."""
+    passing = (
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    )
+    for _ in range(600):
+        try:
+            consumer.commit(asynchronous=False)
+            return
+        except KafkaException as failed:
+            error = failed.args[0]
+            assert error.code() in passing or error.code() < 0, error  # those below 0 are of the client itself
+            consumer.poll(0.1)
+    raise AssertionError("no commit gets through")
 
 
 def test_committed_offsets_outlive_a_restart(broker: Broker, topic: str) -> None:

@@ -95,7 +95,7 @@ def test_librdkafka_loses_and_doubles_nothing(cut_broker: tuple[Broker, CuttingP
 
 
 IDEMPOTENT = [
-    pytest.param(client, id=client.name)
+    pytest.param(client, id=client.name, marks=[pytest.mark.long] if client.name == "franz-go" else [])
     for client in CLIENTS
     if client.name not in ("kafka-python", "kafka-go", "kafkajs")  # kafka-go has no idempotent producer
 ]

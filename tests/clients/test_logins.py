@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import gc
 import itertools
 import os
 import re
@@ -26,8 +24,6 @@ from confluent_kafka.admin import (
     UserScramCredentialDeletion,
     UserScramCredentialUpsertion,
 )
-from kafka import KafkaProducer
-from kafka.errors import KafkaError
 
 from appliance.client import Admin, ClientSecurity, Consumer
 from appliance.client import Producer as NativeProducer
@@ -38,7 +34,7 @@ from appliance.wire.native import FETCH
 
 from ..support.command_line import run
 from ..support.server import Server, wait_for
-from .adapters import DEADLINE_S, java, new_topic
+from .adapters import DEADLINE_S, aiokafka_produces, java, kafka_python_produces, new_topic
 
 PASSWORD, WRONG = "correct horse", "battery staple"
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
@@ -95,53 +91,13 @@ def confluent(bootstrap: str, mechanism: str, user: str, password: str) -> bool:
 
 
 def kafka_python(bootstrap: str, mechanism: str, user: str, password: str) -> bool:
-    before = {id(sock) for sock in _sockets()}
-    producer = None
-    with suppress(KafkaError):
-        producer = KafkaProducer(
-            bootstrap_servers=bootstrap,
-            bootstrap_timeout_ms=5_000,
-            security_protocol="SASL_PLAINTEXT",
-            sasl_mechanism=mechanism,
-            sasl_plain_username=user,
-            sasl_plain_password=password,
-        )
-    if producer is None:
-        for sock in _sockets():  # it has left them to the garbage collector
-            if id(sock) not in before:
-                sock.close()
-        return False
-    try:
-        return producer.send(new_topic(), b"x").get(DEADLINE_S).offset >= 0
-    finally:
-        producer.close(1)
-
-
-def _sockets() -> list[socket.socket]:
-    return [each for each in gc.get_objects() if isinstance(each, socket.socket)]
+    login = {"sasl_mechanism": mechanism, "sasl_plain_username": user, "sasl_plain_password": password}
+    return kafka_python_produces(bootstrap, **login)
 
 
 def aiokafka(bootstrap: str, mechanism: str, user: str, password: str) -> bool:
-    from aiokafka import AIOKafkaProducer
-    from aiokafka.errors import KafkaError as AioError
-
-    async def produce() -> bool:
-        producer = AIOKafkaProducer(
-            bootstrap_servers=bootstrap,
-            security_protocol="SASL_PLAINTEXT",
-            sasl_mechanism=mechanism,
-            sasl_plain_username=user,
-            sasl_plain_password=password,
-        )
-        try:
-            await producer.start()
-            return (await producer.send_and_wait(new_topic(), b"x")).offset >= 0
-        except AioError:
-            return False
-        finally:
-            await producer.stop()
-
-    return asyncio.run(asyncio.wait_for(produce(), DEADLINE_S))
+    login = {"sasl_mechanism": mechanism, "sasl_plain_username": user, "sasl_plain_password": password}
+    return aiokafka_produces(bootstrap, **login)
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
@@ -173,7 +129,7 @@ def test_users_are_administrated_by_kafkas_clients(server: Server) -> None:
 def test_users_are_administrated_by_kafkas_tools(server: Server) -> None:
     """kafka-configs as its documentation shows it."""
     user = f"user-{next(_names)}"
-    config = ["kafka.admin.ConfigCommand", "--bootstrap-server", server.kafka, "--entity-type", "users"]
+    config = ["org.apache.kafka.tools.ConfigCommand", "--bootstrap-server", server.kafka, "--entity-type", "users"]
     credential = f"SCRAM-SHA-512=[password={WRONG.split()[0]}]"
     java(*config, "--entity-name", user, "--alter", "--add-config", credential)
     described = java(*config, "--entity-name", user, "--describe")

@@ -35,13 +35,12 @@ from .adapters import (
     DEADLINE_S,
     GO,
     JAVA_OPTIONS,
-    KAFKA_CLIENT,
-    KAFKA_JARS,
     PROGRAMS,
     _made,
     compiled,
     jars,
     java,
+    kafka_jars,
     run,
 )
 from .test_shippers import OMKAFKA, RSYSLOG, running
@@ -315,7 +314,7 @@ def test_kafkas_own_client(secured: Secured, tmp_path: Path) -> None:
         file = tmp_path / f"{number}.properties"
         file.write_text("".join(f"{name}={value}\n" for name, value in secured.access(way).properties.items()))
         files.append(str(file))
-    path = compiled("java-Secure", "Secure.java", f"{KAFKA_JARS or jars('java', KAFKA_CLIENT)}/*")
+    path = compiled("java-Secure", "Secure.java", f"{kafka_jars()}/*")
 
     def attempt() -> list[str]:
         return run(["java", *JAVA_OPTIONS, "-cp", path, "Secure", TOPIC, *files]).splitlines()
@@ -404,9 +403,10 @@ def test_kafka_acls(secured: Secured, as_admin: list[str]) -> None:
     succeeding("users", "delete", "carol", *data)
 
 
+@pytest.mark.long
 def test_kafka_configs_with_quotas_and_passwords(secured: Secured, as_admin: list[str]) -> None:
     """A quota that Kafka's tool sets throttles the user; a password that it sets logs the user in."""
-    command = ["kafka.admin.ConfigCommand", *as_admin, "--entity-type", "users", "--entity-name", "dave"]
+    command = ["org.apache.kafka.tools.ConfigCommand", *as_admin, "--entity-type", "users", "--entity-name", "dave"]
     java(*command, "--alter", "--add-config", f"{MECHANISM}=[iterations=8192,password={PASSWORD}]")
     java(*command, "--alter", "--add-config", "producer_byte_rate=4096")
     described = java(*command, "--describe")

@@ -197,7 +197,9 @@ def test_people_see_transactions_and_abort_one(server: Server, make: str) -> Non
     assert state(server, name) == "Ongoing"
     succeeding("transactions", "abort", name, "--yes", *at)
     wait_for(lambda: state(server, name) == "CompleteAbort", "the abort", DEADLINE_S)
-    assert run("transactions", "abort", name, "--yes", *at).status != 0
+    for how in ("--dry-run", "--yes"):
+        said = run("transactions", "abort", name, how, *at)
+        assert said.status == 65 and "it is CompleteAbort" in said.err, said
     nobody = run("transactions", "describe", "nobody", *at)
     assert nobody.status == 66 and "transactions list" in nobody.err
     with Admin(server.native) as admin:

@@ -14,13 +14,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from appliance.addresses import host_of, is_own_host
+from appliance.catalog import FILE_NAME as CATALOG_FILE
 from appliance.client import Producer
 from appliance.client.cluster_client import Cluster
 from appliance.config import load
 from appliance.console import page_files
+from appliance.console.application import LOGIN_BYTES_MAX
 from appliance.console.console_process import make_console
 from appliance.console.console_sessions import (
     ATTEMPTS_S,
@@ -50,17 +53,19 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """An appliance with access rules: everybody reads ``open``, alice writes it, nobody else anything."""
     rights = {"security.authorizer": "acl", "security.super_users": "User:root"}
     page = {"console.listen": "127.0.0.1:0", "console.hosts": "logs.example.net", "console.anonymous": True}
-    settings = {**page, **rights}
+    settings = {**page, **rights, "console.masks": "masked*: card", "console.decode": "masked-packed: msgpack"}
     with Server(tmp_path_factory.mktemp("console") / "data", **settings) as server:
         local = server.state["listeners"]["local"]
         with contextlib.closing(Cluster(local)) as cluster:
-            for name in ("open", "secret"):
+            for name in ("open", "secret", "masked", "masked-packed"):
                 cluster.admin("create_topic", {"name": name})
             for user, password in (("alice", b"right"), ("bob", b"other")):
                 verifier = encode_verifier(make_verifier("SCRAM-SHA-256", password, 4096))
                 cluster.admin("put_user", {"name": user, "verifiers": {"SCRAM-SHA-256": verifier}, "new": True})
             rules = [("User:*", "Read"), ("User:*", "Describe"), ("User:alice", "Write")]
             acls = [{"resource": "Topic", "name": "open", "principal": who, "operation": what} for who, what in rules]
+            masked = {"resource": "Topic", "name": "masked", "pattern": "Prefixed"}
+            acls.append({**masked, "principal": "User:bob", "operation": "Read"})
             cluster.admin("add_acls", {"acls": acls})
         with Producer(local) as producer:
             producer.send("open", b"hello", key=b"k").result()
@@ -86,7 +91,7 @@ def asker(server: Server) -> Ask:
         if body is None:
             connection.request("GET", path, headers=given)
         else:
-            connection.request("POST", path, json.dumps(body), JSON | given)
+            connection.request("POST", path, body if isinstance(body, bytes) else json.dumps(body), JSON | given)
         with contextlib.closing(connection):
             answer = connection.getresponse()
             if found := answer.getheader("set-cookie"):
@@ -141,7 +146,36 @@ def test_a_change_needs_login_right_and_token(server: Server, ask: Ask) -> None:
     assert ask("/api/logout", {}, **token)[0] == 200
     assert ask("/api/produce", wanted, **token)[0] == 401
     other = asker(server)
-    assert other("/api/produce", wanted, **log_in(other, "bob", "other"))[0] == 403
+    as_bob = log_in(other, "bob", "other")
+    assert other("/api/produce", wanted, **as_bob)[0] == 403
+    moved = {"group": "g", "confirm": "g", "topic": "open", "to": "latest"}
+    assert other("/api/offsets", moved, **as_bob)[0] == 403
+    for what in ('"produce open"', '"move offsets g"'):
+        wait_for(lambda what=what: f"what={what}" in server.log(), "what was refused in the audit log")  # type: ignore[misc]
+
+
+def test_a_file_is_for_who_may_read_and_has_nothing_that_is_masked(server: Server, ask: Ask) -> None:
+    with Producer(server.state["listeners"]["local"]) as producer:
+        producer.send("masked", b'{"card": "4111", "id": 7}').result()
+        producer.send("masked-packed", msgspec.msgpack.encode({"card": "4111", "id": 7})).result()
+    assert ask("/api/download?topic=masked")[0] == 403
+    log_in(ask, "bob", "other")
+    assert ask("/api/download?topic=secret")[0] == 403
+    for wrong in ("topic=masked&format=xml", "topic=masked&follow=true&order=oldest", "topic=../x"):
+        assert ask(f"/api/download?{wrong}")[0] == 400
+    status, text = ask("/api/download?topic=masked&format=csv")
+    assert status == 200 and text.splitlines()[0] == b"topic,partition,offset,timestamp,key,value,headers"
+    status, text = ask("/api/download?topic=masked&order=oldest")
+    row = json.loads(text)
+    assert status == 200 and row["value"] == '{"card":"***","id":7}'
+    assert ask("/api/messages?topic=masked")[1]["messages"][0]["value"]["text"] == '{"card":"***","id":7}'
+    one = f"/api/message?topic=masked&partition=0&offset={row['offset']}"
+    assert ask(one)[1]["value"]["text"] == '{"card":"***","id":7}'
+    assert ask("/api/messages?topic=masked&text=4111")[1]["messages"] == []
+    (packed,) = ask("/api/messages?topic=masked-packed&field=id%3D7")[1]["messages"]
+    assert packed["value"]["text"] == '{"card":"***","id":7}', "decoded, then masked, then searched"
+    line = "what=console topic=masked download=csv masked=card"
+    wait_for(lambda: line in server.log(), "the audit log to have the file, and what was masked")
 
 
 def test_who_reads_what_is_in_the_audit_log(server: Server, ask: Ask) -> None:
@@ -150,7 +184,13 @@ def test_who_reads_what_is_in_the_audit_log(server: Server, ask: Ask) -> None:
         assert ask("/api/messages?topic=open")[0] == 200
     assert ask("/api/messages?topic=secret")[0] == 403
     wait_for(lambda: "read: who=User:bob from=127.0.0.1:" in server.log(), "a line")
-    lines = [line for line in server.log().splitlines() if "read: who=User:bob" in line and "again=" not in line]
+    refused = "refused: reason=denied who=User:bob from=127.0.0.1:"
+    wait_for(lambda: any(refused in line and '"read secret"' in line for line in server.log().splitlines()), "it, too")
+    lines = [
+        line
+        for line in server.log().splitlines()
+        if "who=User:bob" in line and "topic=open" in line and "again=" not in line
+    ]
     assert len(lines) == 1 and lines[0].endswith("what=console topic=open")
 
 
@@ -208,8 +248,18 @@ def test_wrong_requests_are_answered(ask: Ask, path: str, status: int) -> None:
     assert ask(path)[0] == status
 
 
+def test_what_is_nested_too_deeply_is_refused(ask: Ask) -> None:
+    token = log_in(ask, "alice", "right")
+    deep = b'{"verb": "create_topic", "arguments": %s%s}' % (b"[" * 500_000, b"]" * 500_000)
+    assert ask("/api/act", deep, **token) == (400, {"error": "the request is nested too deeply"})
+
+
 def test_what_is_too_large_is_refused(server: Server, ask: Ask) -> None:
-    assert ask("/api/login", {"user": "x" * 3_000_000, "password": "x"})[0] == 413
+    assert ask("/api/login", {"user": "x" * LOGIN_BYTES_MAX, "password": "x"})[0] == 413
+    almost = {"user": "x" * (LOGIN_BYTES_MAX - 100), "password": "x"}
+    assert ask("/api/login", almost)[0] == 401, "one that is not too large"
+    token = log_in(ask, "alice", "right")
+    assert ask("/api/produce", {"topic": "open", "value": "x" * 3_000_000}, **token)[0] == 413
     host, _, port = server.state["listeners"]["console"].rpartition(":")
     with socket.create_connection((host, int(port)), timeout=60) as sock:
         sock.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nEndless: " + b"x" * 300_000)
@@ -429,12 +479,34 @@ def test_a_snapshot_has_the_rows_the_coordinator_would_send(server: Server) -> N
             assert snapshot.topics.keys() == asked.keys()
             for name, topic in asked.items():
                 assert snapshot.topics[name]["own"] == topic["own"]
-                if list(snapshot.partitions[name].values()) != topic["partitions"]:
+                if snapshot.partitions[name] != topic["partitions"]:
                     return False
-            return snapshot.partitions["trimmed"]["0"]["messages"] == 3
+            return snapshot.partitions["trimmed"][0]["messages"] == 3
 
         wait_for(agrees, "the same rows from both")
+
+        def polls_agree() -> bool:
+            before, after = (look.take(look.look(), []) for _ in range(2))
+            kept = [name for name in after.topics if after.topics[name] is before.topics.get(name)]
+            rows = [name for name in after.partitions if after.partitions[name] is before.partitions.get(name)]
+            return kept == rows == list(after.topics)
+
+        wait_for(polls_agree, "two polls in which nothing changed have the same objects, not twice the memory")
         look.close()
+
+
+def test_a_catalog_that_cannot_be_read_ends_no_polls(server: Server, tmp_path: Path) -> None:
+    """They would not begin again when it can: pages would stand still without a word."""
+    catalog = tmp_path / CATALOG_FILE
+    whole = (server.data_dir / CATALOG_FILE).read_bytes()
+    catalog.write_bytes(whole)
+    with contextlib.closing(Poller(tmp_path, 0, time.monotonic, time.time)) as poller:
+        before = poller.take(poller.look(), [])
+        catalog.write_bytes(b"{")
+        damaged = poller.take(poller.look(), [])
+        assert before.topics and damaged.topics is before.topics
+        catalog.write_bytes(whole)
+        assert poller.take(poller.look(), []).topics.keys() == before.topics.keys()
 
 
 def test_the_page_can_be_installed_without_a_build() -> None:

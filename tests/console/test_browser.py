@@ -1,14 +1,9 @@
-"""The console's page in a real browser: Debian's chromium, headless.  Skipped where there is none.
-
-CONSOLE_SHOTS=DIRECTORY keeps screenshots, to be looked at.
-"""
+"""The console's page in a real browser: Debian's chromium, headless.  Skipped where there is none."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -18,6 +13,7 @@ from appliance.security.scram import encode_verifier, make_verifier
 from appliance.zookeeper.ensemble import Ensemble
 
 from ..support.browser import CHROMIUM, Browser
+from ..support.console_page import NARROW, fits, shoot, visit
 from ..support.server import Server
 from ..support.zookeeper_fixture import ACCESS, fresh_connect
 
@@ -25,8 +21,6 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium: 
 
 HOSTILE = b'<img src=x onerror="document.title=\'broken\'"><script>document.title="broken"</script>'
 PASSWORD = b"correct horse"
-NARROW = (320, 640)
-WIDE = (1280, 800)
 
 
 @pytest.fixture(scope="module")
@@ -47,43 +41,6 @@ def server(tmp_path_factory: pytest.TempPathFactory, standalone: Ensemble) -> It
         with contextlib.closing(Cluster(server.native)) as cluster:
             cluster.admin("put_user", {"name": "alice", "verifiers": {"SCRAM-SHA-256": verifier}, "new": True})
         yield server
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with Browser(tmp_path_factory.mktemp("browser")) as browser:
-        yield browser
-
-
-@pytest.fixture
-def page(browser: Browser, server: Server) -> Iterator[Browser]:
-    """A page of its own; no test leaves an error in the browser's console."""
-    browser.resize(*WIDE)
-    browser.prefer("light")
-    browser.console.clear()
-    yield browser
-    assert browser.console == []
-
-
-def at(server: Server, place: str = "") -> str:
-    return f"http://{server.state['listeners']['console']}/{place}"
-
-
-def visit(page: Browser, server: Server, place: str) -> None:
-    """Open a place of the console as a new page."""
-    page.open("about:blank")
-    page.open(at(server, place))
-
-
-def shoot(page: Browser, name: str) -> None:
-    if os.environ.get("CONSOLE_SHOTS"):
-        page.screenshot(Path(os.environ["CONSOLE_SHOTS"]) / f"{name}.png")
-
-
-def fits(page: Browser) -> bool:
-    """Whether nothing is wider than the screen."""
-    fit: bool = page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    return fit
 
 
 def test_the_overview_shows_figures_and_what_is_wrong(page: Browser, server: Server) -> None:
@@ -144,6 +101,26 @@ def test_a_search_finds_one_message_in_three_thousand(page: Browser, server: Ser
     shoot(page, "search-empty")
 
 
+@pytest.mark.parametrize(("label", "begins"), [("CSV", "topic,partition,"), ("JSON lines", '{"topic":"web",')])
+def test_what_a_search_finds_is_downloaded(page: Browser, server: Server, label: str, begins: str) -> None:
+    visit(page, server, "#/topics/web?text=%22number%22%3A+12")
+    page.wait("document.querySelectorAll('.messages summary').length === 50")
+    page.evaluate(
+        "(() => { window.files = []; const made = URL.createObjectURL; URL.createObjectURL = (blob) => {"
+        " blob.text().then((text) => window.files.push(text)); return made.call(URL, blob); }; })()"
+    )
+    click = f"[...document.querySelectorAll('button')].find((one) => one.innerText === 'Download as {label}').click()"
+    page.evaluate(click)
+    page.wait("document.querySelector('main').innerText.includes('111 messages (')", "the end of the file")
+    assert "downloaded, all that was found." in page.text()
+    page.wait("window.files.length === 1")
+    assert page.evaluate("window.files[0]").startswith(begins)
+    assert page.evaluate("window.files[0].trim().split('\\n').length") == 111 + (label == "CSV")
+    page.evaluate("document.querySelector('select[name=start]').value = 'follow'")
+    page.evaluate(click)
+    page.wait("document.querySelector('main').innerText.includes('What arrives is not downloaded')")
+
+
 def test_more_messages_come_without_gap_or_repeat(page: Browser, server: Server) -> None:
     visit(page, server, "#/topics/web?partition=0")
     page.wait("document.querySelectorAll('.messages summary').length === 50")
@@ -152,6 +129,35 @@ def test_more_messages_come_without_gap_or_repeat(page: Browser, server: Server)
     places = page.evaluate("[...document.querySelectorAll('.place')].map((one) => one.textContent)")
     assert len(set(places)) == 100
     shoot(page, "messages")
+
+
+def test_what_arrives_is_shown_live_and_by_filter(page: Browser, server: Server) -> None:
+    """By expression and field, as `appliance tail`; a stop ends it."""
+    visit(page, server, "#/topics/web?start=follow&match=item%2F%5B0-3%5D%24&field=status%3D500")
+    page.wait("document.querySelector('main > div > div > .status').innerText.startsWith('Live')")
+    with Producer(server.native) as producer:
+        for number in range(8):
+            status = 500 if number % 2 else 200
+            producer.send("web", b"path=/item/%d status=%d" % (number, status)).result()
+            producer.send("web", b"status=500 path=/item/%d" % number).result()
+    values = "[...document.querySelectorAll('.preview')].map((one) => one.textContent)"
+    page.wait(f"{values}.length === 4", "those that fit")
+    assert page.evaluate(values) == [f"status=500 path=/item/{number}" for number in (3, 2, 1, 0)], "the newest above"
+    shoot(page, "live")
+    page.evaluate("[...document.querySelectorAll('button')].find((one) => one.innerText === 'Stop').click()")
+    page.wait("document.querySelector('main > div > div > .status').innerText.startsWith('Stopped')")
+    visit(page, server, "#/topics/web?match=%28")
+    page.wait("document.querySelector('.problem')?.innerText.includes('no regular expression')")
+    page.console.clear()  # the browser notes each answer with status 400
+
+
+def test_who_reads_a_topic_is_shown(page: Browser, server: Server) -> None:
+    visit(page, server, "#/topics/web/readers")
+    page.wait("document.querySelector('tbody')?.innerText.includes('reports')")
+    assert page.evaluate("document.querySelectorAll('tbody tr').length") == 1
+    shoot(page, "readers")
+    visit(page, server, "#/topics/quiet/readers")
+    page.wait("document.querySelector('.empty')?.innerText.includes('No group reads this topic')")
 
 
 def test_markup_in_messages_stays_text(page: Browser, server: Server) -> None:
@@ -198,7 +204,15 @@ def tab_to(page: Browser, condition: str, tabs_max: int = 20) -> None:
     raise AssertionError(f"not reached with {tabs_max} tabs: {condition}")
 
 
-PLACES = ["", "#/topics", "#/topics/web", "#/topics/web/partitions", "#/groups", "#/groups/reports"]
+PLACES = [
+    "",
+    "#/topics",
+    "#/topics/web",
+    "#/topics/web/partitions",
+    "#/topics/web/readers",
+    "#/groups",
+    "#/groups/reports",
+]
 
 
 def test_it_fits_a_phone(page: Browser, server: Server) -> None:

@@ -41,24 +41,34 @@ def rule(resource: ResourceType, name: str) -> Acl:
 
 
 def test_only_what_may_be_seen() -> None:
-    detail = {"partitions": [{"topic": "mine"}, {"topic": "other"}], "members": []}
+    lag = {"lag_messages": 3, "lag_bytes": None, "lag_seconds": 1.5, "lost_bytes": 0}
+    rows = [{"topic": "mine", **lag}, {"topic": "other", **lag}, {"topic": "mine", **lag, "lag_messages": None}]
+    members = [
+        {"client": "c", "host": "10.0.0.7", "partitions": [["mine", 0]]},
+        {"client": "", "host": "", "partitions": [["other", 0]]},
+    ]
+    detail = {"partitions": rows, "members": members}
     snapshot = Snapshot(
         number=1,
         at_ms=0,
         appliance={"state": "serving"},
         alerts=[],
         topics={"mine": {}, "other": {}},
-        partitions={"mine": {"0": {}}, "other": {"0": {}}},
-        groups={"g": {}, "h": {}},
+        partitions={"mine": [{"partition": 0}], "other": [{"partition": 0}]},
+        groups={name: {"state": "stable", "lag_asked_ms": 7} for name in "gh"},
         details={"g": detail, "h": detail},
     )
     rules = [rule(ResourceType.TOPIC, "mine"), rule(ResourceType.GROUP, "g")]
     visitor = Visitor(Rights(rules).access("User:a", "*"), "10.0.0.1:5")
     seen = visible(snapshot, visitor, "other", "h")
     assert seen["topics"].keys() == {"mine"} and seen["groups"].keys() == {"g"}
-    assert not (seen["partitions"] or seen["group"] or seen["appliance"] or seen["alerts"])
+    assert not any(seen[section] for section in ("partitions", "readers", "group", "appliance", "alerts"))
     seen = visible(snapshot, visitor, "mine", "g")
-    assert seen["partitions"] == {"0": {}} and seen["group"][""]["partitions"] == [{"topic": "mine"}]
+    assert seen["partitions"] == {"0": {"partition": 0}} and seen["group"][""]["partitions"] == [rows[0], rows[2]]
+    assert seen["readers"] == {
+        "g": {"state": "stable", "members": 1, "clients": ["c at 10.0.0.7"], "lag_messages": 3, "lag_bytes": None}
+        | {"lag_seconds": 1.5, "lost_bytes": 0, "lag_asked_ms": 7}
+    }
 
 
 class FakePoller(Poller):

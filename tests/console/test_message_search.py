@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from appliance.client import EARLIEST, LATEST, Message
 from appliance.console import message_search
 from appliance.console.message_search import (
+    STEP_MS_MAX,
     UNPACKED_BYTES_MAX,
     Batch,
     Found,
@@ -156,3 +159,161 @@ def test_a_value_is_shown_as_text_or_hexadecimal_and_cut() -> None:
     assert value("grün".encode()) == {"text": "grün", "bytes": 5}
     assert value(b"\xff\x00") == {"hex": "ff 00", "bytes": 2}
     assert value("012345678ü".encode()) == {"text": "012345678", "bytes": 11}, "cut inside of a character"
+
+
+class GrowingLog(FakeLog):
+    """A log that somebody writes to between two steps."""
+
+    def write(self, partition: int, time: int, value: bytes) -> None:
+        rows = self._messages[partition]
+        rows.append(Message("web", partition, (len(rows) + 1) * GAP - 1, time, b"key", value, ()))
+
+
+@given(
+    before=st.lists(st.integers(0, 2), max_size=10),
+    rounds=st.lists(st.lists(st.integers(0, 2), max_size=8), min_size=1, max_size=6),
+    limit=st.integers(1, 5),
+)
+def test_who_follows_gets_each_new_message_once(before: list[int], rounds: list[list[int]], limit: int) -> None:
+    """From the ends of its first step on, in the order of each partition, however few a step may bring."""
+    log = GrowingLog([], [], [])
+    for number, partition in enumerate(before):
+        log.write(partition, number, b"old")
+    cursor, got = "", []
+    written = 0
+    for batch in [[], *rounds, []]:
+        for partition in batch:
+            log.write(partition, written, b"new %d" % written)
+            written += 1
+        for _ in range(len(batch) + 2):
+            query = Query(topic="web", order="oldest", follow=True, limit=limit, cursor=cursor)
+            found = Search(query, log, lambda: 0.0).step()
+            cursor = found.cursor
+            assert parse_cursor(cursor).keys() == {0, 1, 2}, "no partition is ever finished"
+            got += found.messages
+    assert sorted(message.value or b"" for message in got) == sorted(b"new %d" % number for number in range(written))
+    for partition in range(3):
+        offsets = [message.offset for message in got if message.partition == partition]
+        assert offsets == sorted(offsets)
+
+
+def test_a_partition_that_cannot_be_read_is_tried_again() -> None:
+    log = GrowingLog([], [], broken=frozenset({1}))
+    first = Search(Query(topic="web", order="oldest", follow=True), log, lambda: 0.0).step()
+    log.write(0, 1, b"a")
+    log.write(1, 1, b"b")
+    second = Search(Query(topic="web", order="oldest", follow=True, cursor=first.cursor), log, lambda: 0.0).step()
+    assert [message.value for message in second.messages] == [b"a"] and 1 in second.unreadable
+    log._broken = frozenset()
+    third = Search(Query(topic="web", order="oldest", follow=True, cursor=second.cursor), log, lambda: 0.0).step()
+    assert [message.value for message in third.messages] == [b"b"]
+
+
+ROWS = [
+    (0, b'{"status": 500, "http": {"method": "GET"}, "path": "/a"}'),
+    (1, b'level=error status=500 msg="too late"'),
+    (2, b"GET /b 500"),
+    (3, b"\xff\xfe timeout"),
+    (4, b""),
+]
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ({"match": "^GET /[a-z]"}, [2]),
+        ({"match": "(?i)TIMEOUT|late"}, [1, 3]),
+        ({"field": "status=500"}, [0, 1]),
+        ({"field": "http.method=GET"}, [0]),
+        ({"field": "msg=too late"}, [1]),
+        ({"field": "status=500", "match": "path"}, [0]),
+        ({"field": "status=500", "text": "LATE"}, [1]),
+        ({"match": r"\xff"}, [3]),
+    ],
+)
+def test_values_are_chosen_by_expression_and_field(query: dict[str, str], expected: list[int]) -> None:
+    found = [message.timestamp for step in steps(FakeLog(ROWS), order="oldest", **query) for message in step.messages]
+    assert found == expected
+
+
+@pytest.mark.parametrize("query", [{"match": "("}, {"match": r"(a)\1"}, {"field": "status"}, {"field": "=x"}])
+def test_what_is_no_filter_is_refused(query: dict[str, str]) -> None:
+    with pytest.raises(InvalidRequest):
+        Search(Query(topic="web", **query), FakeLog(ROWS), lambda: 0.0)  # type: ignore[arg-type]
+
+
+def test_no_expression_makes_a_search_slow() -> None:
+    """One that takes a matcher with backtracking 2**5000 steps."""
+    log = FakeLog([(0, b"a" * 5_000 + b"!")])
+    assert not [one for step in steps(log, match="(a+)+$") for one in step.messages]
+
+
+class OneBatchLog(FakeLog):
+    """All messages of a partition are in one batch."""
+
+    def read(self, topic: str, partition: int, start: int, stop: int, *, newest_first: bool) -> Iterator[Batch]:
+        rows = self._messages[partition]
+        if start < len(rows) * GAP and stop > 0:
+            yield Batch(list(rows), 0, len(rows) * GAP)
+
+
+@pytest.mark.parametrize("order", ["newest", "oldest"])
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_an_expensive_expression_stops_a_step_within_a_batch(
+    monkeypatch: pytest.MonkeyPatch, order: str, partitions: int
+) -> None:
+    """Goal: steps end in about their time, and together find each message once.  Method: a search takes 0.2 s."""
+    passed_s = 0.0
+    make_select = message_search.make_select
+
+    def make_slow(*what: Any) -> Any:
+        select = make_select(*what)
+        assert select is not None
+
+        def slow(values: Sequence[bytes | None]) -> list[int]:
+            nonlocal passed_s
+            passed_s += 0.2 * len(values)
+            return select(values)
+
+        return slow
+
+    monkeypatch.setattr(message_search, "make_select", make_slow)
+    rows = [(at, b"yes" if at % 3 else b"no") for at in range(20)]
+    log = OneBatchLog(*[rows] * partitions)
+    cursor, found = "", []
+    for _ in range(1_000):
+        since_s = passed_s
+        step = Search(Query(topic="web", order=order, match="^yes$", cursor=cursor), log, lambda: passed_s).step()  # type: ignore[arg-type]
+        assert 0 < step.scanned <= 6 and passed_s - since_s < 2 * STEP_MS_MAX / 1000 + 0.25, "and one search more"
+        found += [(message.partition, message.timestamp) for message in step.messages]
+        cursor = step.cursor
+        if not cursor:
+            break
+    wanted = [at for at, value in rows if value == b"yes"]
+    for number in range(partitions):
+        seen = [at for partition, at in found if partition == number]
+        assert seen == (wanted[::-1] if order == "newest" else wanted)
+
+
+@pytest.mark.parametrize(
+    ("match", "too_costly"), [("[a-q].{200}[xyz]", 1), ("a.{300}x", 1), ("(?i)connection (refused|reset) by", 0)]
+)
+def test_a_large_value_takes_no_seconds_whatever_the_expression(match: str, too_costly: int) -> None:
+    """A value of 1 MiB: an expression that would take seconds is not applied, and the answer counts that."""
+    log = OneBatchLog([(0, b"a" * (1 << 20))])
+    begun_s = time.process_time()
+    found = Search(Query(topic="web", match=match), log, time.monotonic).step()
+    assert (found.too_costly, found.scanned, found.messages) == (too_costly, 1, [])
+    assert time.process_time() - begun_s < 1
+    assert Search(Query(topic="web", match="a$"), log, time.monotonic).step().messages, "an expression of people"
+
+
+@pytest.mark.parametrize("match", ["[a-q].{900}[xyz]{20}", "[^x]{1000}[^y]{900}"])
+def test_an_expression_with_a_large_program_is_refused(match: str) -> None:
+    with pytest.raises(InvalidRequest, match="no regular expression"):
+        Search(Query(topic="web", match=match), FakeLog(ROWS), lambda: 0.0)
+
+
+def test_who_follows_begins_at_the_oldest() -> None:
+    with pytest.raises(InvalidRequest):
+        Search(Query(topic="web", follow=True), FakeLog(ROWS), lambda: 0.0).step()

@@ -8,6 +8,7 @@ ensemble    the same with three nodes
 small       the same with one, whose disk and /dev/shm are small file systems of its own (``unshare -m``) and whose wall
             clock can be moved (``skewed/sitecustomize.py``)
 network     an appliance without ZooKeeper behind a proxy that cuts connections in the middle of frames
+inputs      one without ZooKeeper on a small disk, with inputs through which all comes: files, syslog, RELP and HTTP
 pair        two appliances on one ZooKeeper node, which the first one reaches through a proxy
 ==========  ==========================================================================================================
 """
@@ -35,6 +36,7 @@ from ..support.server import Server, wait_for
 from ..support.zookeeper_fixture import ACCESS, fresh_connect, running
 from .consumers import HEARTBEAT_MS
 from .consumers import SESSION_MS as MEMBER_SESSION_MS
+from .input_load import InputLoad, settings_of
 from .workload import Workload
 
 HERE = Path(__file__).parent
@@ -140,9 +142,11 @@ def _run(server: Server, directory: Path, *, proxies: Iterable[CuttingProxy] = (
         native, kafka = options.pop("native", server.native), options.pop("kafka", server.kafka)
         if server.settings["zookeeper.nodes"]:
             server.wait_for_zookeeper()
-        load = Workload(directory / "load", native, kafka, control=server.native, **options)
+        kind = options.pop("load", Workload)
+        load = kind(directory / "load", native, kafka, control=server.native, **options)
         stack.enter_context(load)
         run = Run(server, load)
+        load.settle = lambda: run.restart(Server.stop)
         run.proxies += proxies
         stack.enter_context(run.stack)
         load.wait_progress()
@@ -175,6 +179,30 @@ def small(directory: Path) -> Iterator[Run]:
     server = Server(directory / "data", within=within, environment=environment, **settings)
     with _run(server, directory, groups=True) as run:
         yield run
+
+
+@contextmanager
+def small_disk(directory: Path) -> Iterator[None]:
+    """A small file system, which outlives the processes that write to it."""
+    directory.mkdir(mode=0o700)
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES},mode=0700", "disk", str(directory)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        raise Missing("mount (as root)")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(directory)], check=True)
+
+
+@contextmanager
+def inputs(directory: Path) -> Iterator[Run]:
+    files, ports = directory / "logs", [free_port() for _ in range(3)]
+    files.mkdir()
+    settings = {"disk.free_bytes_min": 0, "disk.check_ms": 1_000}  # inputs take seconds to start on a busy machine
+    with small_disk(directory / "data"):
+        server = Server(directory / "data", **settings | settings_of(files, ports))
+        with _run(server, directory, load=InputLoad, files=files, ports=ports) as run:
+            yield run
 
 
 @contextmanager
@@ -235,4 +263,6 @@ def _brokers(server: Server) -> int:
     return len(header[2]["brokers"])
 
 
-BEDS: Final = {"box": box, "ensemble": ensemble, "small": small, "network": network, "pair": pair}
+BEDS: Final = {
+    "box": box, "ensemble": ensemble, "small": small, "inputs": inputs, "network": network, "pair": pair,
+}  # fmt: skip

@@ -28,6 +28,8 @@ class Spec(msgspec.Struct, frozen=True, omit_defaults=True):
     acks: int = -1
     idempotent: bool = True
     per_second: int = 200
+    address: str = ""
+    """Of an input: its listener, or the directory of its files."""
     flush_s: float = FLUSH_S_MAX
     """How long a producer waits at its end for what is in flight."""
 

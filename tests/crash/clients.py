@@ -5,6 +5,7 @@ A SPEC is a :class:`Spec` as JSON; ``kind`` is one of
 
 * ``kafka-producer``, ``native-producer``: librdkafka and the native client, with any acks, idempotent or not;
 * ``raw-producer``: requests with acks=0 to all logs, pipelined on one native connection, and some with acks=1 between;
+* ``http-lines``, ``syslog-lines``, ``relp``, ``log-files``: who gives logs to inputs (``input_senders.py``);
 * ``kafka-reader``, ``native-reader``: consumers that are assigned all logs, from their beginnings;
 * ``kafka-member``, ``consumer-member``, ``native-member``: members of a group, of one of Kafka's protocols or native,
   that commit what they have recorded, and nothing before it;
@@ -27,12 +28,17 @@ import msgspec
 
 from .client import Client, Guarded, Recorder, Spec
 from .consumers import ConsumerMember, KafkaMember, KafkaReader, NativeMember, NativeReader, Watch
+from .input_senders import HttpLines, LogFiles, Relp, SyslogLines
 from .producers import KafkaProducer, NativeProducer, RawProducer
 
 KINDS: Final[dict[str, type[Client]]] = {
     "kafka-producer": KafkaProducer,
     "native-producer": NativeProducer,
     "raw-producer": RawProducer,
+    "http-lines": HttpLines,
+    "syslog-lines": SyslogLines,
+    "relp": Relp,
+    "log-files": LogFiles,
     "kafka-reader": KafkaReader,
     "native-reader": NativeReader,
     "kafka-member": KafkaMember,

@@ -197,6 +197,53 @@ def stop_members(run: Run) -> None:
     run.load.wait_progress()
 
 
+# ---- inputs: whatever they have taken is there, or named as a gap
+
+TAKEN = "answered and written lines are there once and in order, or in a gap of the ledger"
+
+
+@fault("an input killed below inputs", "inputs", TAKEN)
+def kill_input(run: Run) -> None:
+    _kill(run, "input")
+
+
+@fault("an input stopped below inputs", "inputs", "it goes on or is replaced; " + TAKEN)
+def stop_input(run: Run) -> None:
+    with _stopped(run, run.pid("input")):
+        pass
+    run.load.wait_progress()
+
+
+@fault("writer killed below inputs", "inputs", TAKEN)
+def kill_writer_of_input(run: Run) -> None:
+    _kill(run, "writer")
+
+
+@fault("worker killed below inputs", "inputs", TAKEN)
+def kill_worker_of_input(run: Run) -> None:
+    _kill(run, "network")
+
+
+@fault("coordinator killed below inputs", "inputs", TAKEN)
+def kill_coordinator_of_input(run: Run) -> None:
+    _kill(run, "coordinator")
+
+
+@fault("disk full below inputs", "inputs", "senders are told to wait, files wait; " + TAKEN)
+def fill_disk_of_input(run: Run) -> None:
+    fill_disk(run)
+
+
+@fault("supervisor killed below inputs", "inputs", TAKEN)
+def kill_supervisor_of_input(run: Run) -> None:
+    kill_supervisor(run)
+
+
+@fault("stopped in order below inputs", "inputs", "none twice, none left out")
+def stop_inputs_in_order(run: Run) -> None:
+    stop_in_order(run)
+
+
 # ---- the ensemble
 
 
@@ -350,12 +397,36 @@ def exhaust_descriptors(run: Run) -> None:
 # ---- files that are gone
 
 
-def _take_away(run: Run, choose: Callable[[Path], Path]) -> None:
-    """Rename what ``choose`` finds in the directory of a partition, until `doctor` names the partition."""
+def _rename_directory(directory: Path) -> tuple[Path, Path]:
+    """Rename it; return its new and its old name."""
+    away = directory.with_name(f"{directory.name}.elsewhere")
+    return directory.rename(away), directory
+
+
+def _rename_active(directory: Path) -> tuple[Path, Path]:
+    """Rename the active segment, once it has records; return its new and its old name.
+
+    One that the writer seals meanwhile goes back: what is gone of sealed ones is a damaged range, not an outage.
+    """
+
+    def renamed() -> tuple[Path, Path] | None:
+        active = max(directory.glob("*.log"))
+        if not active.stat().st_size:
+            return None
+        away = active.rename(active.with_name(f"{active.name}.elsewhere"))
+        if max(directory.glob("*.log"), default=active) > active:
+            away.rename(active)
+            return None
+        return away, active
+
+    found: tuple[Path, Path] = wait_for(renamed, f"{directory} to have an active segment with records", UP_S_MAX)
+    return found
+
+
+def _take_away(run: Run, rename: Callable[[Path], tuple[Path, Path]]) -> None:
+    """Rename something of a partition until `doctor` names the partition."""
     partition = f"{run.random.choice(list(TOPICS))}-0"
-    path = choose(run.server.data_dir / partition)
-    away = path.with_name(f"{path.name}.elsewhere")
-    path.rename(away)
+    away, path = rename(run.server.data_dir / partition)
     run.injected += 1
     try:
         _wait_named(run, partition)
@@ -368,12 +439,12 @@ def _take_away(run: Run, choose: Callable[[Path], Path]) -> None:
 
 @fault("directory of a partition gone", "network", "it is offline and named until the directory is back; " + GOES_ON)
 def take_directory(run: Run) -> None:
-    _take_away(run, lambda directory: directory)
+    _take_away(run, _rename_directory)
 
 
 @fault("segment of a partition gone", "network", "it is offline and named until the file is back; " + GOES_ON)
 def take_segment(run: Run) -> None:
-    _take_away(run, lambda directory: max(directory.glob("*.log")))
+    _take_away(run, _rename_active)
 
 
 # ---- disks that fail, clocks that jump

@@ -29,7 +29,9 @@ HEAD: Final = """\
 Written by `make chaos`; do not edit. Each row is one fault that struck an appliance again and again while six
 producers (librdkafka and the native client; acks all, 1 and 0; idempotent and not), assigned consumers and groups of
 both listeners were at work; then everything was read and compared with what had been acknowledged
-(`tests/crash/history.py`).
+(`tests/crash/history.py`). *Below inputs* all came through inputs instead: files that were rotated several times a
+second, syslog, RELP and HTTP. A line of a file counts as acknowledged once it is written; what the ledger names as a
+gap is taken off.
 
 *Injected*: faults. *Acknowledged*: messages. *Lost*: acknowledged with acks=1 or all, and not there. *Doubled*: stored
 twice, by producers with and without idempotence. *Other*: anything else that is promised and was not so (order, values

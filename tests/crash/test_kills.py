@@ -58,7 +58,10 @@ def test_a_killed_supervisor_loses_nothing(tmp_path: Path, acks: str | int) -> N
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace, to kill at a system call")
-@pytest.mark.parametrize("settings", [{}, {"flush_messages": 0}, {"segment_bytes": 4096}])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, *(pytest.param(one, marks=pytest.mark.long) for one in ({"flush_messages": 0}, {"segment_bytes": 4096}))],
+)
 @pytest.mark.parametrize("step", ["writev", "fdatasync", "sendmsg,sendto", "openat", "ftruncate,write,pwrite64"])
 def test_a_writer_killed_at_a_named_step(
     make_appliance: Callable[..., Server], step: str, settings: dict[str, int]

@@ -10,24 +10,31 @@ from pathlib import Path
 
 import pytest
 
+from ..support.long import LONG
 from .beds import BEDS, Missing
-from .faults import FAULTS
+from .faults import FAULTS, Fault
 from .history import Report
 from .matrix import HEAD, Struck, merge, row
 
-SHORT = (pytest.param("box", marks=pytest.mark.long), "small", "network", "pair")
-"""Each fault of the box takes seconds, and most have a test of their own."""
-TWICE = "network"
-"""The bed of the quickest faults: they must be able to strike again."""
+SHORT = (*(pytest.param(bed, marks=pytest.mark.long) for bed in ("box", "small", "inputs", "pair")), "network")
+"""Faults of the long ones take seconds; most have a test of their own, two of the inputs' strike in a test below."""
 """The bed of three nodes is for ``make chaos``: ``test_zookeeper.py`` has such an ensemble."""
 
 
 @pytest.mark.parametrize("bed", SHORT)
 def test_faults_one_after_the_other(bed: str, tmp_path: Path) -> None:
+    faults = [fault for fault in FAULTS.values() if fault.bed == bed]
+    strike_all(bed, faults * (2 if LONG else 1), tmp_path)  # they must be able to strike again
+
+
+def test_inputs_that_are_killed_and_stopped(tmp_path: Path) -> None:
+    strike_all("inputs", [FAULTS["an input killed below inputs"], FAULTS["supervisor killed below inputs"]], tmp_path)
+
+
+def strike_all(bed: str, faults: list[Fault], directory: Path) -> None:
     try:
-        with BEDS[bed](tmp_path) as run:
-            faults = [fault for fault in FAULTS.values() if fault.bed == bed]
-            for fault in faults * (2 if bed == TWICE else 1):
+        with BEDS[bed](directory) as run:
+            for fault in faults:
                 print(fault.name, flush=True)
                 fault.strike(run)
             report = run.load.finish()

@@ -28,13 +28,13 @@ from appliance.log.recovery import RecoveryPoint
 from appliance.processes.writer.producers import Producers
 
 from ..support.log_batches import MEMORY
-from ..support.long import LONG
+from ..support.long import chosen_size
 from ..support.power_loss import Disk, Image, Tree, plant
 from ..support.producing import Partition, Promises, check_promises
 
 NAME = "t-0"
 STATES_PER_MOMENT = 12
-RUNS = int(os.environ.get("POWER_LOSS_RUNS", "6" if LONG else "3"))
+RUNS = chosen_size("POWER_LOSS_RUNS", 3, 6)
 
 
 @pytest.fixture

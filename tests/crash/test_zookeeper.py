@@ -22,6 +22,7 @@ from appliance.zookeeper.session import Session
 from ..support.group_readers import SESSION_MS
 from ..support.native_peer import Peer
 from ..support.server import Server, stopped, wait_for
+from ..support.zookeeper_fixture import result_of
 from .group_load import Group
 from .load import Load, check
 
@@ -91,7 +92,7 @@ def ask(server: Server, operation: Operation[Any]) -> Any:
     session = Session(server.state["zookeeper"]["connect"], 5_000, login=server.zookeeper_login)
     session.start()
     try:
-        return session.call(operation, timeout_ms=60_000)
+        return result_of(session, operation, timeout_ms=60_000)
     finally:
         session.close()
 
@@ -162,7 +163,7 @@ def created(admin: Admin, name: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_a_majority_is_frozen_for_longer_than_the_session(server: Server, topic: str, count: int) -> None:
     """Goal: without a quorum what is here is served, what needs one is refused soon, with an error that says to try
     again; and no message is handed out by a member whose session may be over.  All of it heals by itself.
@@ -195,7 +196,7 @@ def test_a_majority_is_frozen_for_longer_than_the_session(server: Server, topic:
     assert_registered(server, topic)
 
 
-@pytest.mark.parametrize("why", ["nobody answers", "Java fails"])
+@pytest.mark.parametrize("why", ["nobody answers", pytest.param("Java fails", marks=pytest.mark.long)])
 def test_what_is_on_disk_is_served_without_any_zookeeper(tmp_path: Path, why: str) -> None:
     """Goal: a start on existing data waits for no ZooKeeper.
 

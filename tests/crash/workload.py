@@ -109,17 +109,19 @@ class Workload:
         groups: bool = False,
         raw: bool = True,
         per_second: int = 600,
+        topics: Mapping[str, int] = TOPICS,
     ) -> None:
         self.directory = directory
         self.control = control or native
-        self.logs = tuple(Log(topic, 0, partition) for topic, count in TOPICS.items() for partition in range(count))
+        self.topics = topics
+        self.logs = tuple(Log(topic, 0, partition) for topic, count in topics.items() for partition in range(count))
         self.groups = (KAFKA_GROUP, CONSUMER_GROUP, NATIVE_GROUP) if groups else ()
         self.history = History()
         self.processes: dict[str, ClientProcess] = {}
         self.count: Counter[str] = Counter()
         """Acknowledged or read messages by client, and by group."""
         self.readers_of: dict[Log, set[str]] = {}
-        """Who has to read which logs to their ends: those of :data:`TOPICS`, and what scenarios add."""
+        """Who has to read which logs to their ends: those of ``topics``, and what scenarios add."""
         self._reached: dict[tuple[str, Log], int] = {}
         self._common: dict[str, Any] = {"native": native, "kafka": kafka, "logs": self.logs}
         self._raw, self._per_second = raw, per_second
@@ -129,8 +131,8 @@ class Workload:
     def __enter__(self) -> Workload:
         self.directory.mkdir(exist_ok=True)
         with Admin(self.control) as admin:
-            for topic, count in TOPICS.items():
-                create_topic(admin, topic, count, SETTINGS[topic])
+            for topic, count in self.topics.items():
+                create_topic(admin, topic, count, SETTINGS.get(topic))
         self.start("producers", *self._producers())
         readers = [self.spec("kafka-reader", "kafka-reader"), self.spec("native-reader", "native-reader")]
         watch = [self.spec("watch", "watch", groups=self.groups)] if self.groups else []
@@ -238,6 +240,9 @@ class Workload:
         return path
 
     # ---- the end
+
+    settle: Callable[[], None]
+    """Stops the appliance in order, and starts it again; whoever made it sets it."""
 
     def finish(self) -> Report:
         """Stop producing, let everybody read everything, read it all once more, and check."""

@@ -8,14 +8,15 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from appliance.client import Producer
+from appliance.client import EARLIEST, Consumer, Producer
 from appliance.config import TopicSettings
 from appliance.data_directory import back_up, copy_topic
-from appliance.data_directory.backup import STAGING
+from appliance.data_directory.backup import STAGING, _Copy
 from appliance.errors import AlreadyRunning, BadValue, DiskFull, NoDirectory
 from appliance.log import Log, partition_directory
 from appliance.log.files import log_path, sizes
@@ -104,6 +105,39 @@ def test_committed_offsets_come_back_with_the_logs(make_appliance: Callable[...,
     restored(tmp_path / "copy", server)
     server.wait_for_zookeeper()
     assert succeeding("consume", *group, "6", *at).out.split() == ["4", "5", "6", "7", "8", "9"]
+
+
+def test_what_was_open_when_the_logs_were_copied_is_aborted(
+    make_appliance: Callable[..., Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when ZooKeeper's files have been copied before, with the decision to commit the transaction before."""
+    server = make_appliance(**{"zookeeper.nodes": 1})
+    server.wait_for_zookeeper()
+    succeeding("topics", "create", "web", "--data", str(server.data_dir))
+    copy_partition = _Copy.copy_partition
+
+    def copied_later(copy: _Copy, name: str) -> None:
+        producer.send("web", b"open")
+        producer.flush()
+        copy_partition(copy, name)
+
+    monkeypatch.setattr(_Copy, "copy_partition", copied_later)
+    with Producer(server.native, transactional_id="billing") as producer:
+        with producer.transaction():
+            producer.send("web", b"committed")
+        with suppress(InterruptedError), producer.transaction():
+            back_up(server.data_dir, tmp_path / "copy")
+            raise InterruptedError
+    restored(tmp_path / "copy", server)
+    server.wait_for_zookeeper()
+    with Producer(server.native, transactional_id="billing") as producer, producer.transaction():
+        producer.send("web", b"later")
+    with Consumer(server.native, isolation="read_committed") as consumer:
+        consumer.assign({("web", 0): EARLIEST})
+        values: list[bytes | None] = []
+        while b"later" not in values:
+            values += [message.value for message in consumer.poll(60)]
+    assert values == [b"committed", b"later"]
 
 
 @pytest.fixture(scope="module")
@@ -273,6 +307,11 @@ def test_one_topic_comes_back_into_a_running_appliance_and_nothing_else_changes(
     assert "what=restore_topic topic=web-of-then partitions=2" in server.log()
 
 
+def directories(data_dir: Path) -> list[str]:
+    """Those of partitions, and what a restore leaves.  Files of the whole appliance come and go meanwhile."""
+    return sorted(path.name for path in data_dir.iterdir() if path.is_dir())
+
+
 def test_a_topic_that_cannot_be_restored_leaves_nothing(
     stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,11 +320,11 @@ def test_a_topic_that_cannot_be_restored_leaves_nothing(
         succeeding("backup", str(tmp_path / "copy"), *at)
         succeeding("topics", "delete", "web", "--yes", *at)
         (row,) = succeeding("topics", "trash", "--json", *at).json
-        before = sorted(path.name for path in stopped.iterdir())
+        before = directories(stopped)
 
         def refused(*words: str) -> str:
             said = run("topics", "restore", *words, *at)
-            assert said.status and sorted(path.name for path in stopped.iterdir()) == before, said
+            assert said.status and directories(stopped) == before, said
             return said.err
 
         assert "it has web" in refused(str(tmp_path / "copy"), "app")
@@ -293,7 +332,7 @@ def test_a_topic_that_cannot_be_restored_leaves_nothing(
         assert "retention.ms" in refused(str(tmp_path / "copy"), "web", "--setting", "retention.ms=soon")
         assert "use only letters" in refused(str(tmp_path / "copy"), "web", "--as", "a b")
         (stopped / "taken-0").mkdir()
-        before = sorted(path.name for path in stopped.iterdir())
+        before = directories(stopped)
         assert "taken-0 is in the way" in refused(str(tmp_path / "copy"), "web", "--as", "taken")
         (stopped / "taken-0").rmdir()
         before.remove("taken-0")
@@ -301,7 +340,7 @@ def test_a_topic_that_cannot_be_restored_leaves_nothing(
             broken.setattr("appliance.data_directory.backup.give", no_room)
             assert "no room" in refused(str(tmp_path / "copy"), "web")
         succeeding("topics", "create", "web", *at)
-        before = sorted(path.name for path in stopped.iterdir())
+        before = directories(stopped)
         assert "--as" in refused(str(tmp_path / "copy"), "web")
         (tmp_path / "copy" / "web-0").rename(tmp_path / "elsewhere")
         assert "has not web-0, which was on broker 0" in refused(str(tmp_path / "copy"), "web", "--as", "other")

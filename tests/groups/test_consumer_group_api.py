@@ -9,7 +9,9 @@ from uuid import UUID
 import pytest
 
 from appliance.groups.consumer_group import LEAVE
+from appliance.groups.consumer_protocol import assigned_partitions
 from appliance.groups.group_coordinator import coordinator_of
+from appliance.groups.group_settings import HEARTBEAT
 from appliance.groups.store import Commit, RegisteredGroup, RegisteredMember
 from appliance.groups.topic_patterns import PATTERN_BYTES_MAX
 from appliance.security.acls import Acl, Operation, PatternType, Permission, ResourceType
@@ -188,18 +190,91 @@ def test_lists_and_old_descriptions_show_the_group() -> None:
     run(scenario())
 
 
-def test_a_group_with_members_of_the_other_protocol_is_refused() -> None:
-    """An empty one is not: whoever comes first chooses."""
+def test_a_group_changes_its_protocol_while_its_members_go_on() -> None:
+    """To the consumer protocol with the first such member, back with the last; what is stored changes with it."""
 
     async def scenario() -> None:
-        cluster, client, member_id = await stable()
+        cluster, client, classic = await stable()
+        joined = await join(client)
+        assert (joined.error_code, joined.member_epoch, joined.assignment.topic_partitions) == (0, 2, [])
+        (described,) = (await client.ask("ConsumerGroupDescribe", group_ids=["g"])).groups
+        assert [(member.member_id, member.member_type) for member in described.members] == [(classic, 0), (ID, 1)]
+        cluster.die()
+        client = Client(cluster)
+        as_member = {"group_id": "g", "generation_id": 1, "member_id": classic}
+        assert (await client.ask("Heartbeat", **as_member)).error_code == Code.REBALANCE_IN_PROGRESS
+        assert codes(await client.ask("OffsetCommit", 8, **commit(classic, 1))) == [0], "it reads until it joins"
+        again = await client.join(classic)
+        assert (again.error_code, again.generation_id, again.leader) == (0, 2, "")
+        as_member["generation_id"] = 2
+        synced = await client.ask("SyncGroup", **as_member)
+        assert len(assigned_partitions(bytes(synced.assignment))) == 1
+        assert len(assigned(cluster, await beat(client, 2))) == 1
+        assert (await client.ask("Heartbeat", **as_member)).error_code == 0
+        gone = [part for part in range(2) if ("t", part) not in assigned_partitions(bytes(synced.assignment))]
+        late = commit(classic, 1, *(("t", part, 500, "") for part in range(2)))
+        assert [
+            each.partition_index
+            for each in (await client.ask("OffsetCommit", 8, **late)).topics[0].partitions
+            if each.error_code == Code.ILLEGAL_GENERATION
+        ] == gone, "what another has now"
+        assert (await client.ask("ListGroups")).groups[0].group_type == "consumer"
+        await beat(client, LEAVE)
+        assert (await client.ask("ListGroups")).groups[0].group_type == "classic"
+        assert (await beat(client, 2)).error_code == Code.UNKNOWN_MEMBER_ID, "it may join again"
+        cluster.die()
+        client = Client(cluster)
+        assert (await client.ask("Heartbeat", **as_member)).error_code == 0, "a new coordinator has the same generation"
+        left = await client.ask("LeaveGroup", group_id="g", members=[{"member_id": classic}])
+        assert left.error_code == 0 and not client.coordinator.has_members("g")
+
+    run(scenario())
+
+
+def test_a_classic_member_of_a_consumer_group_is_checked() -> None:
+    async def scenario() -> None:
+        _, client = two_topics()
+        assert (await join(client)).error_code == 0
+        assert (await client.join(protocol_type="connect")).error_code == Code.INCONSISTENT_GROUP_PROTOCOL
+        broken = [{"name": "range", "metadata": b"\0\1\0"}]
+        assert (await client.join(protocols=broken)).error_code == Code.INCONSISTENT_GROUP_PROTOCOL
+        assert (await client.join("who")).error_code == Code.UNKNOWN_MEMBER_ID
+        assert (await client.join(ID)).error_code == Code.UNKNOWN_MEMBER_ID, "a member of the other protocol"
+        assert (await client.join(session_timeout_ms=1)).error_code == Code.INVALID_SESSION_TIMEOUT
+        static = await client.join(group_instance_id="one")
+        assert static.error_code == 0
+        other = [{"name": "sticky", "metadata": SUBSCRIPTION}]
+        assert (await client.join(protocols=other)).error_code == Code.INCONSISTENT_GROUP_PROTOCOL
+        asked = {"group_id": "g", "generation_id": static.generation_id, "member_id": static.member_id}
+        wrong = await client.ask("SyncGroup", protocol_name="sticky", **asked)
+        assert wrong.error_code == Code.INCONSISTENT_GROUP_PROTOCOL
+        assert (await client.ask("SyncGroup", **asked)).error_code == 0
+        assert (await client.ask("Heartbeat", **(asked | {"generation_id": 9}))).error_code == Code.ILLEGAL_GENERATION
+        back = await client.join(group_instance_id="one")
+        assert (back.error_code, back.generation_id) == (0, static.generation_id), "nobody else is disturbed"
+        for name in ("Heartbeat", "SyncGroup"):
+            fenced = await client.ask(name, group_instance_id="one", **asked)
+            assert fenced.error_code == Code.FENCED_INSTANCE_ID
+        taken = await join(client, member_id="another", instance_id="one")
+        assert taken.error_code == 0, "a classic member does not say that it goes"
+        leaving = [{"member_id": back.member_id}, {"member_id": "", "group_instance_id": "one"}, {"member_id": ID}]
+        left = await client.ask("LeaveGroup", group_id="g", members=leaving)
+        assert [row.error_code for row in left.members] == [Code.UNKNOWN_MEMBER_ID, 0, Code.UNKNOWN_MEMBER_ID]
+
+    run(scenario())
+
+
+def test_a_group_that_may_not_or_cannot_change_refuses_the_other_protocol() -> None:
+    """An empty one does not: whoever comes first chooses."""
+
+    async def scenario() -> None:
+        cluster, client, member_id = await stable(upgrades=False)
         refused = await join(client)
-        assert refused.error_code == Code.GROUP_ID_NOT_FOUND and "classic" in refused.error_message
+        assert refused.error_code == Code.GROUP_ID_NOT_FOUND and "groups.migration" in refused.error_message
         (described,) = (await client.ask("ConsumerGroupDescribe", group_ids=["g"])).groups
         assert described.error_code == Code.GROUP_ID_NOT_FOUND, "so that clients ask DescribeGroups"
         await client.ask("LeaveGroup", group_id="g", members=[{"member_id": member_id}])
         assert (await join(client)).error_code == 0
-        assert (await client.join()).error_code == Code.INCONSISTENT_GROUP_PROTOCOL
         for name in ("Heartbeat", "SyncGroup"):
             reply = await client.ask(name, group_id="g", generation_id=1, member_id=member_id)
             assert reply.error_code == Code.UNKNOWN_MEMBER_ID
@@ -208,6 +283,21 @@ def test_a_group_with_members_of_the_other_protocol_is_refused() -> None:
         assert (await client.join(protocols=protocols)).error_code == 0
         cluster.native["paper"] = RegisteredGroup("paper", True, (RegisteredMember("n", "app", "h", ("t",), ()),))
         assert (await join(client, group_id="paper")).error_code == Code.GROUP_ID_NOT_FOUND
+        _, client, _ = await stable(protocol_type="connect")
+        refused = await join(client)
+        assert refused.error_code == Code.GROUP_ID_NOT_FOUND and "'connect'" in refused.error_message
+
+    run(scenario())
+
+
+def test_a_group_in_a_rebalance_changes_afterwards() -> None:
+    async def scenario() -> None:
+        _, client, member_id = await stable()
+        joining = asyncio.create_task(client.join())
+        while (await client.ask("Heartbeat", group_id="g", generation_id=1, member_id=member_id)).error_code == 0:
+            await asyncio.sleep(0)
+        assert (await join(client)).error_code == Code.COORDINATOR_LOAD_IN_PROGRESS
+        joining.cancel()
 
     run(scenario())
 
@@ -301,6 +391,18 @@ def test_a_group_of_another_broker_is_refused_and_dissolved() -> None:
         assert described.error_code == Code.NOT_COORDINATOR
         cluster.live.pop()
         assert (await beat(client, 1)).error_code == Code.UNKNOWN_MEMBER_ID
+
+    run(scenario())
+
+
+def test_a_member_is_told_the_heartbeat_that_its_group_sets() -> None:
+    async def scenario() -> None:
+        _, client = two_topics()
+        await join(client)
+        client.coordinator.set_own({"g": {HEARTBEAT: 700}})
+        assert (await beat(client, 1)).heartbeat_interval_ms == 700
+        client.coordinator.set_own({})
+        assert (await beat(client, 1)).heartbeat_interval_ms == 5_000
 
     run(scenario())
 

@@ -17,7 +17,9 @@ from appliance.groups.assignors import Part
 from appliance.groups.consumer_group import LEAVE, Beat, Beaten, ConsumerState, View
 from appliance.groups.consumer_groups import ConsumerGroups
 from appliance.groups.consumer_member import LEFT, Matching
+from appliance.groups.group_settings import HEARTBEAT, SESSION
 from appliance.groups.messages import Limits
+from appliance.groups.snapshots import ConsumerSnapshot, decode, encode
 from appliance.wire.kafka.codes import Code
 
 LIMITS = Limits(groups_max=2, members_max=4, bytes_max=100_000)
@@ -120,6 +122,7 @@ class Clients(RuleBasedStateMachine):
         self.made = 0
         self.epochs = (0, 0)
         self.life = 0
+        self.stored: bytes | None = None
 
     def exchange(self, client: Simulated, lost: bool = False) -> None:
         answer = self.groups.beat("g", client.beat(), self.view, self.now_ms)
@@ -130,7 +133,11 @@ class Clients(RuleBasedStateMachine):
             client.take(answer)
 
     def look(self) -> None:
+        """What has changed is stored before anybody is told."""
         group = self.groups.get("g")
+        if self.groups.take_unsaved():
+            snapshot = group.snapshot() if group is not None else None
+            self.stored = None if snapshot is None else encode(snapshot)
         if group is None:
             self.epochs = (0, 0)
             return
@@ -171,6 +178,21 @@ class Clients(RuleBasedStateMachine):
     def all_beat(self, lost: set[int]) -> None:
         for number in range(len(self.clients)):
             self.beat(number, number in lost)
+
+    @rule(unanswered=st.none() | WHICH)
+    def the_coordinator_dies(self, unanswered: int | None) -> None:
+        """Another one has what was stored; maybe not what an unanswered heartbeat has changed."""
+        if unanswered is not None and self.clients:
+            client = self.clients[unanswered % len(self.clients)]
+            if client.id in self.members():
+                self.groups.beat("g", client.beat(), self.view, self.now_ms)
+                client.told_all = False
+        self.groups = ConsumerGroups(LIMITS, lambda name, now_ms: None)
+        if self.stored is not None:
+            snapshot = decode(self.stored)
+            assert isinstance(snapshot, ConsumerSnapshot)
+            self.groups.restore("g", snapshot, self.now_ms)
+        self.look()
 
     @rule(which=WHICH)
     def give_up(self, which: int) -> None:
@@ -248,6 +270,12 @@ class Clients(RuleBasedStateMachine):
     def members(self) -> set[str]:
         group = self.groups.get("g")
         return set(group.members) if group is not None else set()
+
+    @invariant()
+    def what_members_were_told_is_stored(self) -> None:
+        group = self.groups.get("g")
+        snapshot = group.snapshot() if group is not None else None
+        assert self.stored == (None if snapshot is None else encode(snapshot))
 
     @invariant()
     def no_partition_has_two_readers(self) -> None:
@@ -361,6 +389,46 @@ def test_a_commit_counts_while_its_partition_was_the_members_all_the_time() -> N
     assert [groups.commit_code("g", "m", 1, part) for part in (*kept, gone)] == [Code.NONE, Code.STALE_MEMBER_EPOCH]
     assert groups.commit_code("g", "m", 1) is groups.commit_code("g", "m", 3) is Code.STALE_MEMBER_EPOCH
     assert groups.commit_code("g", "", -1) is Code.UNKNOWN_MEMBER_ID, "somebody else, while there are members"
+
+
+def test_a_session_follows_what_the_group_sets() -> None:
+    """A longer one holds at once, since the member may be told to beat less often; a shorter one from its next beat."""
+    groups, view = ConsumerGroups(LIMITS, lambda name, now_ms: None), View(1, topics(a=2))
+    for name in ("g", "other"):
+        groups.beat(name, a_beat("m"), view, 0)
+    groups.set_own({"g": {SESSION: 2 * SESSION_MS, HEARTBEAT: 700}, "later": {SESSION: 10}}, 0)
+    assert groups.limits_of("g").consumer_heartbeat_ms == 700
+    assert groups.limits_of("other") == LIMITS
+    assert groups.next_deadline_ms() == SESSION_MS
+    groups.tick(SESSION_MS)
+    assert groups.names() == ["g"]
+    groups.beat("later", a_beat("m"), view, SESSION_MS)
+    groups.tick(SESSION_MS + 10)
+    assert groups.names() == ["g"], "a group that came after its settings has them, too"
+
+    groups.set_own({"g": {SESSION: 10}}, SESSION_MS + 10)
+    groups.tick(2 * SESSION_MS - 1)
+    assert groups.names() == ["g"], "nobody has told the member"
+    assert groups.beat("g", a_beat("m", 1), view, 2 * SESSION_MS - 1).error is Code.NONE
+    groups.tick(2 * SESSION_MS + 9)
+    assert groups.names() == []
+
+    groups.set_own({}, 0)
+    assert groups.limits_of("g") == LIMITS
+
+
+def test_a_restored_member_has_the_session_of_its_group_once_that_is_known() -> None:
+    groups, view = ConsumerGroups(LIMITS, lambda name, now_ms: None), View(1, topics(a=2))
+    groups.beat("g", a_beat("m"), view, 0)
+    group = groups.get("g")
+    assert group is not None
+    snapshot = group.snapshot()
+    assert snapshot is not None
+    restored = ConsumerGroups(LIMITS, lambda name, now_ms: None)
+    restored.restore("g", snapshot, 0)
+    restored.set_own({"g": {SESSION: 3 * SESSION_MS}}, 5)
+    restored.tick(SESSION_MS)
+    assert restored.names() == ["g"] and restored.next_deadline_ms() == 3 * SESSION_MS + 5
 
 
 def test_groups_members_and_bytes_are_bounded() -> None:

@@ -23,6 +23,7 @@ def test_describe_in_every_version(version: int) -> None:
         more = {"include_authorized_operations": True} if version >= 3 else {}
         groups = (await client.ask("DescribeGroups", version, groups=names, **more)).groups
         assert [group.group_state for group in groups] == ["Stable", "Empty", "Stable", "Dead"]
+        assert [group.error_code for group in groups] == [0, 0, 0, Code.GROUP_ID_NOT_FOUND if version >= 6 else 0]
         assert [group.protocol_data for group in groups] == ["range", "", "range", ""]
         (member,) = groups[0].members
         assert (member.member_id, member.client_id, member.client_host) == (member_id, "me", "/10.0.0.7")

@@ -13,6 +13,7 @@ from appliance.groups.group_state import State
 from appliance.groups.members import Member
 from appliance.groups.membership import EMPTY_MS, Membership
 from appliance.groups.messages import Join, Joined, Limits, Metadata, Sync
+from appliance.groups.snapshots import ClassicSnapshot, decode, encode
 from appliance.wire.kafka.codes import Code
 
 LIMITS = Limits(groups_max=2, members_max=3, metadata_bytes_max=64, bytes_max=5_000, initial_delay_ms=100)
@@ -35,7 +36,7 @@ def a_join(member_id: str = "", **more: object) -> Join:
 
 def first_error(members: Membership, join: Join, group: str = "g") -> Code:
     members.join("t", group, join, 0)
-    ((_, reply),) = members.take_replies()
+    ((*_, reply),) = members.take_replies()
     return reply.error
 
 
@@ -64,17 +65,17 @@ def test_groups_and_bytes_are_bounded() -> None:
         first_error(members, a_join(protocols=(Metadata("range", bytes(600)),)), "two") is Code.GROUP_MAX_SIZE_REACHED
     )
     members.tick(LIMITS.initial_delay_ms)
-    ((_, reply), _) = members.take_replies()
+    ((*_, reply), _) = members.take_replies()
     assert isinstance(reply, Joined)
     members.sync(3, "one", Sync(reply.member_id, None, 1, None, None, ((reply.member_id, bytes(1_000)),)), 100)
-    assert members.take_replies()[0][1].error is Code.GROUP_MAX_SIZE_REACHED
+    assert members.take_replies()[0][2].error is Code.GROUP_MAX_SIZE_REACHED
 
 
 def test_ids_that_nobody_joins_with_are_bounded_too() -> None:
     members = membership(Limits(groups_max=1_000, bytes_max=100_000))
     for number in range(200):
         members.join(number, f"g{number}", a_join(client_id="c" * 1_000, id_wanted=True), 0)
-    codes = [reply.error for _, reply in members.take_replies()]
+    codes = [reply.error for *_, reply in members.take_replies()]
     assert codes.count(Code.MEMBER_ID_REQUIRED) < 50 and codes[-1] is Code.GROUP_MAX_SIZE_REACHED
     members.tick(10_000)
     assert first_error(members, a_join(id_wanted=True), "g") is Code.MEMBER_ID_REQUIRED
@@ -88,14 +89,14 @@ def test_an_unknown_group_answers_like_a_restarted_coordinator() -> None:
     assert members.may_commit("g", "", None, -1, 0) is Code.NONE
     assert members.delete("g", 0) is Code.GROUP_ID_NOT_FOUND
     members.sync(1, "g", Sync("m", None, 3, None, None, ()), 0)
-    assert members.take_replies()[0][1].error is Code.UNKNOWN_MEMBER_ID
+    assert members.take_replies()[0][2].error is Code.UNKNOWN_MEMBER_ID
 
 
 def test_changes_are_told_once_they_can_be_shown() -> None:
     members = membership()
     members.join(1, "g", a_join(), 0)
     members.tick(100)
-    ((_, reply),) = members.take_replies()
+    ((*_, reply),) = members.take_replies()
     assert isinstance(reply, Joined)
     assert members.take_changed() == set(), "nothing is owned before the leader has assigned"
     members.sync(2, "g", Sync(reply.member_id, None, 1, None, None, ((reply.member_id, b"a"),)), 100)
@@ -111,7 +112,7 @@ def test_dissolve_answers_and_forgets() -> None:
     members.join(1, "g", a_join(), 0)
     assert members.delete("g", 0) is Code.NON_EMPTY_GROUP
     members.dissolve("g", Code.NOT_COORDINATOR)
-    assert members.take_replies()[0][1].error is Code.NOT_COORDINATOR
+    assert members.take_replies()[0][2].error is Code.NOT_COORDINATOR
     assert members.names() == [] and members.emptied(0) == {}
 
 
@@ -156,7 +157,7 @@ def test_a_refused_join_makes_no_group_known() -> None:
 def test_a_group_that_has_only_given_ids_can_be_deleted() -> None:
     members = membership()
     members.join("t", "g", a_join(id_wanted=True), 0)
-    ((_, given),) = members.take_replies()
+    ((*_, given),) = members.take_replies()
     assert members.delete("g", 1) is Code.NONE and members.names() == []
     assert first_error(members, a_join(given.member_id)) is Code.UNKNOWN_MEMBER_ID
 
@@ -167,16 +168,23 @@ class AnyInterleaving(RuleBasedStateMachine):
 
     Goal: one leader, one protocol and one set of members per generation; every token answered exactly once
     and within its longest wait; nothing grows beyond the limits; when all fall silent nothing is left.
+
+    The coordinator may die at any moment.  What it has stored is what its members were told, and what the next one has.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.members = membership()
+        self.ids = count()
+        self.members = self.coordinator()
+        self.stored: dict[str, bytes] = {}
         self.now_ms = 0
         self.tokens = count()
         self.pending: dict[int, int] = {}  # token → when it was sent
         self.known: list[tuple[str, str | None, int]] = [("nobody", None, 1)]  # id, instance, generation told
         self.sent: dict[int, str | None] = {}  # join token → instance
+
+    def coordinator(self) -> Membership:
+        return Membership(LIMITS, lambda: str(next(self.ids)))
 
     def token(self, instance: str | None = None) -> int:
         token = next(self.tokens)
@@ -185,7 +193,14 @@ class AnyInterleaving(RuleBasedStateMachine):
         return token
 
     def collect(self) -> None:
-        for token, reply in self.members.take_replies():
+        for name in self.members.take_unsaved():
+            group = self.members.get(name)
+            snapshot = group.snapshot() if group is not None else None
+            if snapshot is None:
+                self.stored.pop(name, None)
+            else:
+                self.stored[name] = encode(snapshot)
+        for _, token, reply in self.members.take_replies():
             sent_ms = self.pending.pop(token)  # KeyError: answered twice
             assert self.now_ms - sent_ms <= 2 * 10_000, "answered too late"
             if isinstance(reply, Joined) and reply.error in (Code.NONE, Code.MEMBER_ID_REQUIRED):
@@ -263,7 +278,18 @@ class AnyInterleaving(RuleBasedStateMachine):
     def dissolve(self, group: str) -> None:
         self.members.dissolve(group, Code.NOT_COORDINATOR)
         self.collect()
+        self.stored.pop(group, None)  # it is another coordinator's now
         assert self.members.get(group) is None
+
+    @rule()
+    def die(self) -> None:
+        """Another coordinator has the groups; nobody answers what waits."""
+        self.pending.clear()
+        self.members = self.coordinator()
+        for name, stored in self.stored.items():
+            snapshot = decode(stored)
+            assert isinstance(snapshot, ClassicSnapshot)
+            self.members.restore(name, snapshot, self.now_ms)
 
     def some_of(self, name: str, which: int) -> list[Member]:
         """Members of a group, by the bits of ``which``."""
@@ -329,6 +355,17 @@ class AnyInterleaving(RuleBasedStateMachine):
             held += [m.joining for m in group.members.values() if m.joining is not None]
             held += [m.syncing for m in group.members.values() if m.syncing is not None]
         assert sorted(held) == sorted(self.pending)
+
+    @invariant()
+    def what_members_were_told_is_stored(self) -> None:
+        assert not self.members.take_unsaved()
+        groups = {name: group for name in self.members.names() if (group := self.members.get(name))}
+        assert all(group.members for name, group in groups.items() if name in self.stored)
+        assert self.stored.keys() <= groups.keys()
+        for name, group in groups.items():
+            if group.state is State.STABLE:
+                snapshot = group.snapshot()
+                assert snapshot is not None and encode(snapshot) == self.stored[name]
 
     @invariant()
     def states_mean_what_they_say(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -15,7 +16,7 @@ from appliance.security.security_state import SecurityState
 from appliance.wire.kafka.apis import APIS
 from appliance.wire.kafka.codes import Code
 
-from ..support.kafka_apis_fixture import KEY, Client, FakeCluster, run
+from ..support.kafka_apis_fixture import KEY, NO_TOPIC, Client, FakeCluster, run
 from ..support.kafka_group import codes, commit, stable
 
 
@@ -94,7 +95,8 @@ def test_fetch_positions_in_every_version(version: int) -> None:
 
         async def fetch(topics: Any) -> tuple[int, list[tuple[int, int, str, int]]]:
             if version >= 8:
-                reply = (await client.ask("OffsetFetch", groups=[{"group_id": "g", "topics": topics}])).groups[0]
+                groups = [{"group_id": "g", "topics": topics}]
+                reply = (await client.ask("OffsetFetch", version, groups=groups)).groups[0]
             else:
                 reply = await client.ask("OffsetFetch", version, group_id="g", topics=topics)
             rows = [each for topic in reply.topics for each in topic.partitions]
@@ -108,6 +110,49 @@ def test_fetch_positions_in_every_version(version: int) -> None:
         cluster.away = True
         error, rows = await fetch(some)
         assert error == Code.COORDINATOR_LOAD_IN_PROGRESS if version >= 2 else rows[0][3] == 14
+
+    run(scenario())
+
+
+def test_topics_by_id() -> None:
+    """Goal: what is committed under an id is found under it; an id that no topic has, or no longer, is an error of its
+    own, and what is stored of a topic that is gone has no id to be shown under.
+    """
+
+    async def scenario() -> None:
+        cluster = FakeCluster()
+        cluster.add("t", 2)
+        cluster.add("u", 1)
+        client, old = Client(cluster), UUID(cluster.all["t"].id)
+        rows = [("t", 1, 5, "note"), ("none", 0, 6, ""), ("u", 0, 7, ""), ("u", 3, 8, "")]
+        reply = await client.ask("OffsetCommit", 10, **commit("", -1, *rows))
+        assert [topic.topic_id for topic in reply.topics] == [old, NO_TOPIC, UUID(cluster.all["u"].id)]
+        assert codes(reply) == [0, Code.UNKNOWN_TOPIC_ID, 0, Code.UNKNOWN_TOPIC_OR_PARTITION]
+        stored = {TopicPartition("t", 1): Commit(5, "note"), TopicPartition("u", 0): Commit(7)}
+        assert cluster.positions["g"] == stored
+
+        async def fetched(topics: Any) -> list[Any]:
+            reply = (await client.ask("OffsetFetch", 10, groups=[{"group_id": "g", "topics": topics}])).groups[0]
+            return [
+                (topic.topic_id, each.partition_index, each.committed_offset, each.error_code)
+                for topic in reply.topics
+                for each in topic.partitions
+            ]
+
+        now = UUID(cluster.all["u"].id)
+        asked = [{"name": name, "partition_indexes": [1]} for name in ("t", "none")]
+        assert await fetched(asked) == [(old, 1, 5, 0), (NO_TOPIC, 1, -1, Code.UNKNOWN_TOPIC_ID)]
+        assert await fetched(None) == [(old, 1, 5, 0), (now, 0, 7, 0)]
+        del cluster.all["t"]
+        cluster.revision += 1
+        by_id = [{"topic_id": old, "partition_indexes": [1]}]
+        assert await fetched(by_id) == [(old, 1, -1, Code.UNKNOWN_TOPIC_ID)]
+        assert await fetched(None) == [(now, 0, 7, 0)]
+        cluster.add("t", 2)
+        assert await fetched(by_id) == [(old, 1, -1, Code.UNKNOWN_TOPIC_ID)], "another topic of the name"
+        again = await client.ask("OffsetCommit", 10, group_id="g", generation_id_or_member_epoch=-1, topics=[
+            {"topic_id": old, "partitions": [{"partition_index": 1, "committed_offset": 9}]}])  # fmt: skip
+        assert codes(again) == [Code.UNKNOWN_TOPIC_ID] and cluster.positions["g"] == stored
 
     run(scenario())
 

@@ -84,24 +84,24 @@ def test_all_is_well() -> None:
 def test_each_thing_that_is_wrong(
     changes: dict[str, Any], partitions: dict[str, str], status: int, stops_all: bool, says: str
 ) -> None:
-    (found,) = judge(seen(WELL | changes, partitions))
-    assert (found.exit_status, found.condition.stops_all, exit_status([found])) == (status, stops_all, status)
-    assert says in found.text
+    (finding,) = judge(seen(WELL | changes, partitions))
+    assert (finding.exit_status, finding.condition.stops_all, exit_status([finding])) == (status, stops_all, status)
+    assert says in finding.text
 
 
 def test_nothing_runs() -> None:
-    (found,) = judge(Seen(None))
-    assert (found.exit_status, found.condition.stops_all) == (75, True)
+    (finding,) = judge(Seen(None))
+    assert (finding.exit_status, finding.condition.stops_all) == (75, True)
 
 
 def test_damage_is_worse_than_what_passes() -> None:
-    found = wrong(seen(WELL | {"limits": [LIMIT], "zookeeper": {"state": "lost"}}, {"t-0": "offline"}))
-    assert exit_status(found) == 74 and found[0].exit_status == 74
+    findings = wrong(seen(WELL | {"limits": [LIMIT], "zookeeper": {"state": "lost"}}, {"t-0": "offline"}))
+    assert exit_status(findings) == 74 and findings[0].exit_status == 74
 
 
 def test_a_warning_alone_has_no_exit_status() -> None:
-    (found,) = judge(seen(WELL | {"insecure": ["kafka 0.0.0.0:9092"]}, {}))
-    assert found.condition.level == WARNING and exit_status([found]) == 0
+    (finding,) = judge(seen(WELL | {"insecure": ["kafka 0.0.0.0:9092"]}, {}))
+    assert finding.condition.level == WARNING and exit_status([finding]) == 0
     assert wrong(seen(WELL | {"insecure": ["kafka 0.0.0.0:9092"]}, {})) == []
 
 
@@ -110,26 +110,28 @@ def test_a_warning_alone_has_no_exit_status() -> None:
 )
 def test_certificates_are_watched(days: int, name: str, status: int) -> None:
     row = {"key": "tls.certificate", "file": "/a.pem", "expires": NOW_S + days * DAY_S}
-    found = judge(Seen(WELL | {"tls": {"error": "", "files": [row]}}, now_s=NOW_S))
-    assert [one.condition.name for one in found] == ([name] if name else [])
-    assert exit_status(found) == status and all("/a.pem" in one.text for one in found)
+    findings = judge(Seen(WELL | {"tls": {"error": "", "files": [row]}}, now_s=NOW_S))
+    assert [finding.condition.name for finding in findings] == ([name] if name else [])
+    assert exit_status(findings) == status and all("/a.pem" in finding.text for finding in findings)
 
 
 def test_a_low_limit_of_the_machine_is_a_warning() -> None:
     low = {"limit": "descriptors", "value": 100, "allows": "9 connections", "advice": "raise LimitNOFILE="}
-    (found,) = judge(seen(WELL | {"low": [low]}, {}))
-    assert (found.condition.name, found.condition.level, exit_status([found])) == ("LimitLow", WARNING, 0)
-    assert found.text == "few descriptors are granted: 100: they allow 9 connections" and found.todo == low["advice"]
+    (finding,) = judge(seen(WELL | {"low": [low]}, {}))
+    assert (finding.condition.name, finding.condition.level, exit_status([finding])) == ("LimitLow", WARNING, 0)
+    assert (
+        finding.text == "few descriptors are granted: 100: they allow 9 connections" and finding.todo == low["advice"]
+    )
 
 
 def test_new_files_of_certificates_that_cannot_be_used() -> None:
-    (found,) = judge(Seen(WELL | {"tls": {"error": "tls.key has mode 0644", "files": []}}))
-    assert found.condition.name == "CertificateUnusable" and "0644" in found.text
+    (finding,) = judge(Seen(WELL | {"tls": {"error": "tls.key has mode 0644", "files": []}}))
+    assert finding.condition.name == "CertificateUnusable" and "0644" in finding.text
 
 
 def test_many_partitions_are_counted() -> None:
     offline = {f"t-{number:02}": "offline" for number in range(NAMED_MAX + 7)}
-    texts = [one.text for one in judge(seen(WELL, offline))]
+    texts = [finding.text for finding in judge(seen(WELL, offline))]
     assert texts[:2] == ["t-00 is offline", "t-01 is offline"] and len(texts) == NAMED_MAX + 1
     assert texts[-1] == "7 more partitions are offline: t-10 is offline, t-11 is offline, t-12 is offline and 4 more"
     (full,) = judge(seen(WELL, {f"t-{number}": STATE_NAMES[3] for number in range(5)}))
@@ -150,15 +152,15 @@ def test_the_status_line_has_the_worst_first() -> None:
 
 
 def test_names_are_unique_and_levels_are_two() -> None:
-    assert len({one.name for one in CONDITIONS}) == len(CONDITIONS)
-    assert {one.level for one in CONDITIONS} == {CRITICAL, WARNING}
+    assert len({condition.name for condition in CONDITIONS}) == len(CONDITIONS)
+    assert {condition.level for condition in CONDITIONS} == {CRITICAL, WARNING}
 
 
 def test_every_condition_says_what_to_do_and_has_a_page() -> None:
     titles = re.findall(r"^#+ (.+)$", (SYSTEMD / "README.md").read_text(), re.MULTILINE)
     anchors = {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}
-    for one in CONDITIONS:
-        assert one.todo and one.page in anchors, one
+    for condition in CONDITIONS:
+        assert condition.todo and condition.page in anchors, condition
     text = Path(judge.__code__.co_filename).read_text()
     assert set(re.findall(r'page = "([\w-]+)"', text)) <= anchors
 

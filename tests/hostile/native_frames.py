@@ -19,14 +19,7 @@ from appliance.wire import native_admin as admin
 
 from .kafka_frames import NAMES, ODD_NAMES, Writer
 
-VERBS: dict[str, Any] = {
-    "create_topic": admin.CreateTopic, "ensure_topic": admin.OneTopic, "alter_topic": admin.AlterTopic,
-    "delete_topic": admin.OneTopic, "topics": admin.ManyTopics, "init_producer": admin.Nothing,
-    "status": admin.Nothing, "groups": admin.Nothing, "group": admin.OneGroup, "offsets": admin.OneGroup,
-    "commit": admin.CommitOffsets, "delete_offsets": admin.DeleteOffsets, "zookeeper_login": admin.Nothing,
-    "users": admin.Nothing, "put_user": admin.PutUser, "delete_user": admin.OneUser, "acls": admin.SelectAcls,
-    "add_acls": admin.AddAcls, "delete_acls": admin.DeleteAcls,
-}  # fmt: skip
+VERBS: dict[str, Any] = {verb.name: verb.arguments for verb in admin.VERBS.values()}
 REQUESTS = (native._Produce, native._Fetch, native._Offsets, native.MetadataRequest, native.AdminRequest, native._Hello)
 OTHERS: tuple[Any, ...] = (None, True, 1.5, b"x", "x", [], {}, [[]], {"": {}}, -1, 2**64 - 1, 2**63, 2**32, 2**31)
 INFO = {request: inspect.type_info(request) for request in (*REQUESTS, *VERBS.values())}
@@ -43,6 +36,8 @@ def value(kind: Any, rng: Random, wrong: float) -> Any:
             return rng.choice((*edges, low, high))
         case inspect.StrType():
             return rng.choice(NAMES) if rng.random() < 0.7 else rng.choice(ODD_NAMES)
+        case inspect.BoolType():
+            return rng.random() < 0.5
         case inspect.LiteralType(values=values):
             return rng.choice(values)
         case inspect.ListType(item_type=item):

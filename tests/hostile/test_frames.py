@@ -13,7 +13,7 @@ import pytest
 
 from appliance.config import Config
 from appliance.errors import ClientFault, ProtocolFault
-from appliance.wire.bounds import Limits
+from appliance.wire.bounds import WireLimits
 from appliance.wire.kafka import forwarded
 from appliance.wire.kafka.apis import APIS, SERVED_BY_WORKERS
 from appliance.wire.kafka.codec import KafkaCodec
@@ -24,7 +24,7 @@ from .kafka_frames import FLAWS, VERSIONS, kafka_frame
 from .native_frames import native_frame
 
 FRAMES = int(os.environ.get("HOSTILE_FRAMES", "2000"))
-LIMITS = Limits.of(Config())
+LIMITS = WireLimits.from_config(Config())
 
 
 def decoded(codec: Codec, frame: bytes) -> str:

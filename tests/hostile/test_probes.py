@@ -6,7 +6,6 @@ to ZooKeeper, and honest clients are asked afterwards.
 
 from __future__ import annotations
 
-import os
 import random
 import struct
 from collections.abc import Iterator
@@ -26,9 +25,10 @@ from tests.support.measures import memory_bytes
 from tests.support.native_peer import Peer
 from tests.support.server import Server
 
+from ..support.long import chosen_size
 from .box import MEASURED
 
-FRAMES = int(os.environ.get("FUZZ_MUTATIONS", "4000"))
+FRAMES = chosen_size("FUZZ_MUTATIONS", 4_000)
 GROWTH_BYTES_MAX = 16 << 20
 """Of a process, whatever it is sent."""
 TOPIC = "honest"
@@ -207,7 +207,7 @@ def test_what_is_not_kafka_is_hung_up_on_at_once(kafka: KafkaPeer, start: bytes)
 
 
 def test_a_version_that_is_not_served_gets_a_code(kafka: KafkaPeer) -> None:
-    for key, version, known in ((18, 99, 0), (11, 30, 7), (1, 30, 17), (12, 9, 4)):
+    for key, version, known in ((18, 99, 0), (11, 30, 8), (1, 30, 18), (12, 9, 4)):
         kafka.send_frame(struct.pack(">hhih", key, version, 7, -1) + bytes(40))
         assert kafka.receive(APIS[key].name, known).error_code == UnsupportedVersion.code
     assert kafka.ask("Metadata", 1, topics=None).brokers

@@ -10,12 +10,18 @@ from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule
+
 from appliance.errors import ApplianceError, StorageFault
 from appliance.inputs.files import FilesInput, FilesSettings
+from appliance.inputs.guard import Guard
 from appliance.inputs.ledger import Ledger
 from appliance.inputs.outlet import Outlet, Placed
 from appliance.inputs.positions import Origin, PositionStore, Span
+from appliance.processes.clock import file_clock_ns
 from appliance.records.decode import headers_at
+from appliance.shared.heartbeats import alone
 
 T = TypeVar("T")
 TOPIC = "disk"
@@ -30,17 +36,26 @@ class Log:
     def __init__(self) -> None:
         self.held: list[tuple[asyncio.Future[Placed], Placed]] | None = None
         self.values: list[bytes] = []
+        self.keys: list[bytes] = []
         self.origins: list[tuple[Origin, str, int, int, int]] = []
         self.fault: ApplianceError | None = None
+        self.has_room = True
 
     async def learn(self, topic: str) -> int:
         return 100_000
 
     def partition_of(self, topic: str, key: bytes) -> int:
+        self.keys.append(key)
         return 0
 
     async def room(self) -> None:
-        pass
+        while not self.has_room:
+            self._turn = asyncio.get_running_loop().create_future()
+            await self._turn
+
+    def open_room(self) -> None:
+        self.has_room = True
+        self._turn.set_result(None)
 
     def send(self, topic: str, partition: int, values: list[bytes], tails: list[bytes]) -> asyncio.Future[Placed]:
         done: asyncio.Future[Placed] = asyncio.get_running_loop().create_future()
@@ -99,20 +114,26 @@ class Told:
 class Rig:
     """``directory`` has the files; :meth:`look` is what the input does from time to time."""
 
-    def __init__(self, base: Path, **settings: Any) -> None:
+    def __init__(
+        self, base: Path, include: str = "*.log*", store: Path | None = None, exclude: str = "*.gz", **settings: Any
+    ) -> None:
+        """``store``: the directory of the positions, such as one in memory, where a flush takes no time."""
         self.directory = base / "logs"
         self.directory.mkdir()
-        self._store_path = base / "positions.sqlite"
+        self._store_path = (store or base) / "positions.sqlite"
         self.log = Log()
+        self.guard = Guard(base / "data")
+        self.heart = alone()
         self.now_ms = 0.0
         self.gaps: list[tuple[str, int, int | None, str]] = []
-        self._times = itertools.count(10**18, 10**9)
+        self._times = itertools.count(step=1_000)
         self._lines = itertools.count()
         self._settings = FilesSettings(
-            [f"{self.directory}/*.log*"], ["*.gz"], lambda path: TOPIC, lambda path: [], **settings
+            [f"{self.directory}/{include}"], [exclude], lambda path: TOPIC, lambda path: [], **settings
         )
         self.written: list[bytes] = []
         self._loop = asyncio.new_event_loop()
+        self._before_commit: tuple[list[Any], bytes] | None = None
         self._begin()
 
     def _begin(self) -> None:
@@ -123,7 +144,9 @@ class Rig:
         self.told = Told(self.store)
         self.told.gaps = self.gaps
         outlet, ledger = cast("Outlet", self.log), cast("Ledger", self.told)
-        self.engine = FilesInput(self._settings, self.store, outlet, ledger, lambda: self.now_ms)
+        self.engine = FilesInput(
+            self._settings, self.store, outlet, ledger, lambda: self.now_ms, self._tick, self.guard, self.heart
+        )
 
     def run(self, what: Awaitable[T]) -> T:
         return self._loop.run_until_complete(what)
@@ -162,8 +185,30 @@ class Rig:
         self._begin()
 
     def stop(self) -> None:
-        self.store.commit()
+        self.commit()
         self.kill()
+
+    def commit(self) -> None:
+        self._before_commit = self._durable(), self.store._db.serialize()
+        self.store.commit()
+
+    def _durable(self) -> list[Any]:
+        """What is stored durably, and with it whatever was committed before."""
+        sources = self.store._db.execute("select * from sqlite_sequence").fetchall()
+        return [sources, [row[:2] for row in self.store.partitions()]]
+
+    def lose_power(self) -> None:
+        """As :meth:`kill`; and the last commit is gone, unless something was stored durably after it."""
+        before = self._before_commit
+        is_gone = before is not None and before[0] == self._durable()
+        self._end()
+        if is_gone and before is not None:
+            for name in (f"{self._store_path}-wal", f"{self._store_path}-shm"):
+                Path(name).unlink(missing_ok=True)
+            self._store_path.write_bytes(before[1])
+        self.log.held = None
+        self._before_commit = None
+        self._begin()
 
     def _end(self) -> None:
         self.store.close()
@@ -197,15 +242,29 @@ class Rig:
             file.write(data)
         self._touch(self.path(name))
 
+    def _tick(self) -> int:
+        """The time of files: whoever asks gets another one, since the kernel's clock is too coarse for tests."""
+        return 10**18 + int(1e6 * self.now_ms) + next(self._times)
+
     def _touch(self, path: Path) -> None:
-        """Give a file a time that no other has: the kernel's clock is too coarse for tests."""
-        now = next(self._times)
+        now = self._tick()
         os.utime(path, ns=(now, now))
 
     def truncate(self, name: str) -> None:
         with self.path(name).open("r+b") as file:
             file.truncate()
         self._touch(self.path(name))
+
+    def remove(self, name: str) -> None:
+        """And wait until a file that is made then has another time of birth: the kernel's clock ticks every 4 ms."""
+        self.path(name).unlink()
+        self.wait_for_tick()
+
+    @staticmethod
+    def wait_for_tick() -> None:
+        before = file_clock_ns()
+        while file_clock_ns() == before:
+            pass
 
     def copy(self, name: str, other: str, part: float = 1.0) -> None:
         """Copy a part of a file, as a copy has it that is being made."""
@@ -225,3 +284,28 @@ class Rig:
 
 
 NO_TOPIC = StorageFault("not now")
+
+
+class RigMachine(RuleBasedStateMachine):
+    """What happens to the input and its topic.  Subclasses make ``rig``, and say what happens to the files."""
+
+    rig: Rig
+
+    @rule()
+    def kill(self) -> None:
+        self.rig.kill()
+
+    @rule()
+    def stop(self) -> None:
+        self.rig.stop()
+
+    @rule(works=st.booleans())
+    def change_the_topic(self, works: bool) -> None:
+        self.rig.log.fault = None if works else NO_TOPIC
+
+    @rule()
+    def answer_late(self) -> None:
+        if self.rig.log.held is None:
+            self.rig.log.held = []
+        else:
+            self.rig.log.answer()

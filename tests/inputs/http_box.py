@@ -14,7 +14,15 @@ from appliance.client import Consumer
 from appliance.client.decoder import Message
 from appliance.wire.requests import LATEST
 
+from ..support.certificates import make_certificates
 from ..support.server import Server, runs, wait_for
+
+
+def make_identities(directory: Path) -> Path:
+    """Make an authority, and certificates of a server here and of a client "shipper"; return the directory."""
+    for arguments in (("ca",), ("server", "127.0.0.1", "localhost"), ("client", "shipper")):
+        assert make_certificates(directory, *arguments).returncode == 0
+    return directory
 
 
 class Reply(NamedTuple):

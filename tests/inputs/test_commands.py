@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import grp
 import os
 import socket
 from pathlib import Path
@@ -9,10 +10,14 @@ from pathlib import Path
 import pytest
 
 from appliance.config import load
+from appliance.errors import OthersDirectory
+from appliance.inputs.service_rights import DROP_IN, MARK, SOCKET, apply_units
 
 from ..support.command_line import run, succeeding
 from ..support.places import open_place
 from ..support.server import Server, wait_for
+
+OTHER = 54_321
 
 
 def test_files_are_added_to_a_running_appliance_and_found_again(tmp_path: Path) -> None:
@@ -40,6 +45,18 @@ def test_files_are_added_to_a_running_appliance_and_found_again(tmp_path: Path) 
         assert missing.status and "has no line 4" in missing.err
 
 
+def test_an_appliance_that_reads_another_file_is_named(appliance: Server, tmp_path: Path) -> None:
+    """It was started without one: what is added would never run."""
+    config, at = tmp_path / "appliance.toml", ("--data", str(appliance.data_dir))
+    for words in (
+        ("inputs", "add", "files", "/var/log/none/*.log", "--topic", "disk"),
+        ("config", "set", "topics.retention.ms", "14d"),
+    ):
+        said = run(*words, "--config", str(config), *at)
+        assert said.status and f"start it with --config {config}" in said.err
+        assert config.exists()
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -55,6 +72,11 @@ def test_files_are_added_to_a_running_appliance_and_found_again(tmp_path: Path) 
         (["journal", "--topic", "host-{app}"], "must be the name of a topic\n"),
         (["journal", "--topic", "host", "--set", "directory=logs"], "must begin with /"),
         (["files", "/logs/*.log", "--topic", "old"], "has an input 'old' already"),
+        (["files", "/logs/*.log", "--topic", "x", "--name", "a b"], "'a b', must be up to 31 of a-z"),
+        (["syslog", "udp://10.0.0.1", "--topic", "net"], "listen = 'udp://10.0.0.1': must be one address with a port"),
+        (["http", "127.0.0.1:99999", "--topic", "web"], "listen = '127.0.0.1:99999': must be one address with a port"),
+        (["syslog", "tcp://[::1:5", "--topic", "net"], "listen = 'tcp://[::1:5': must be one address with a port"),
+        (["syslog", f"tcp://{'a' * 64}:5", "--topic", "net"], "must have 1 to 63 characters"),
     ],
 )
 def test_a_wrong_input_is_not_written(tmp_path: Path, words: list[str], told: str) -> None:
@@ -64,6 +86,16 @@ def test_a_wrong_input_is_not_written(tmp_path: Path, words: list[str], told: st
     said = run("inputs", "add", *words, "--config", str(config))
     assert said.status in (64, 65, 78) and told in said.err, said
     assert config.read_bytes() == before and [path.name for path in tmp_path.iterdir()] == [config.name]
+
+
+def test_an_input_of_a_topic_with_other_letters_has_a_name_of_its_own(tmp_path: Path) -> None:
+    config = tmp_path / "appliance.toml"
+    for topic in ("Web.access", "logs-{file}"):
+        succeeding("inputs", "add", "files", "/var/log/x.log", "--topic", topic, "--config", str(config))
+    assert {name: one.topic for name, one in load(config).inputs.items()} == {
+        "web-access": "Web.access",
+        "logs-file": "logs-{file}",
+    }
 
 
 def test_what_is_in_the_way_of_inputs_is_named_before_they_begin(tmp_path: Path) -> None:
@@ -115,3 +147,118 @@ def test_files_are_shipped_once_however_often_the_command_is_called(tmp_path: Pa
         assert said.out == "one\ntwo\nthr\nfour\n"
         absent = run("ship", str(tmp_path / "no.log"), *to)
         assert absent.status and "no such file" in absent.err
+
+
+def test_rights_are_those_that_inputs_need() -> None:
+    """As the user of the service: a group only if it opens a file, and ports that only root may bind."""
+    if os.geteuid():
+        pytest.skip("needs root, to be another user")
+    with open_place() as tmp_path:
+        config, data, units = tmp_path / "appliance.toml", tmp_path / "data", tmp_path / "units"
+        data.mkdir()
+        units.mkdir()
+        os.chown(data, 65534, 65534)
+        (tmp_path / "open.log").touch(0o644)
+        (tmp_path / "closed.log").touch(0o640)
+        os.chown(tmp_path / "closed.log", 0, grp.getgrnam("adm").gr_gid)
+        at = ("--config", str(config), "--data", str(data), "--units", str(units))
+        succeeding("inputs", "add", "files", f"{tmp_path}/open.log", "--topic", "open", "--config", str(config))
+        assert "nothing beyond the unit" in succeeding("inputs", "rights", *at).out
+        succeeding("inputs", "add", "files", f"{tmp_path}/closed.log", "--topic", "closed", "--config", str(config))
+        succeeding("inputs", "add", "syslog", "udp://0.0.0.0:514", "tcp://0.0.0.0:5514", "--topic", "net",
+                   "--set", "allow=10.0.0.0/8", "--set", "processes=2", "--config", str(config))  # fmt: skip
+        check = run("inputs", "check", "--config", str(config), "--data", str(data))
+        assert check.status == 78 and check.out.count("inputs rights --apply") == 2
+        said = succeeding("inputs", "rights", "--apply", "--json", *at)
+        assert (said.json["groups"], said.json["addresses"]) == (["adm"], ["udp://0.0.0.0:514"] * 2)
+        drop_in, socket_unit = units / "appliance.service.d/inputs.conf", units / "appliance-inputs.socket"
+        assert "\n[Service]\nSupplementaryGroups=adm\nSockets=appliance-inputs.socket\n" in drop_in.read_text()
+        assert (
+            "ListenDatagram=0.0.0.0:514\n" * 2 + "ReusePort=yes\nFileDescriptorName=inputs\n" in socket_unit.read_text()
+        )
+        config.write_text("")
+        socket_unit.write_text("[Socket]\nListenDatagram=514\n")
+        assert "move it away" in run("inputs", "rights", "--apply", *at).err
+        socket_unit.unlink()
+        succeeding("inputs", "rights", "--apply", *at)
+        assert not drop_in.exists() and not socket_unit.exists()
+
+
+def test_what_an_input_refuses_to_read_is_named_and_gives_the_service_no_group() -> None:
+    """Links that another user has put among his logs: to a file that a group would open, and to what nobody reads."""
+    if os.geteuid():
+        pytest.skip("needs root, to be another user")
+    with open_place() as tmp_path:
+        config, data, logs, units = (tmp_path / name for name in ("appliance.toml", "data", "logs", "units"))
+        for directory in (data, logs, units):
+            directory.mkdir()
+        (data / "security.json").touch(0o600)
+        (tmp_path / "closed").touch(0o640)
+        os.chown(tmp_path / "closed", 0, grp.getgrnam("adm").gr_gid)
+        os.mkfifo(logs / "pipe.log", 0o644)
+        (logs / "good.log").touch(0o644)
+        (logs / "of-service.log").symlink_to(logs / "good.log")
+        for name, target in (("theirs", tmp_path / "closed"), ("soft", data / "security.json")):
+            (logs / f"{name}.log").symlink_to(target)
+            os.chown(logs / f"{name}.log", OTHER, OTHER, follow_symlinks=False)
+        (logs / "hard.log").hardlink_to(data / "security.json")
+        for path in (data, data / "security.json"):
+            os.chown(path, 65534, 65534)
+        os.chown(logs / "of-service.log", 65534, 65534, follow_symlinks=False)
+        at = ("--config", str(config), "--data", str(data))
+        succeeding("inputs", "add", "files", f"{logs}/*.log", "--topic", "disk", "--config", str(config))
+        said = run("inputs", "check", "--json", *at)
+        states = {Path(row["what"]).name: row["state"] for row in said.json}
+        assert said.status == 78 and states == {
+            "hard.log": "is a file of the data directory",
+            "pipe.log": "is no regular file",
+            "soft.log": f"is a symbolic link of the user {OTHER} to a file of nobody",
+            "theirs.log": f"is a symbolic link of the user {OTHER} to a file of root",
+            "*.log: 2 files": "good",
+        }
+        assert "nothing beyond the unit" in succeeding("inputs", "rights", *at, "--units", str(units)).out
+
+
+def test_a_directory_that_cannot_be_looked_into_is_named() -> None:
+    """Not as one that has no file yet."""
+    if os.geteuid():
+        pytest.skip("needs root, to be another user")
+    with open_place() as tmp_path:
+        config, data = tmp_path / "appliance.toml", tmp_path / "data"
+        data.mkdir()
+        for name in ("closed", "left-out", "open"):
+            (tmp_path / "logs" / name / "deep").mkdir(parents=True)
+            (tmp_path / "logs" / name / "app.log").touch(0o644)
+        closed, left_out = tmp_path / "logs/closed", tmp_path / "logs/left-out"
+        closed.chmod(0o700)
+        left_out.chmod(0o700)
+        os.chown(data, 65534, 65534)
+        at = ("--config", str(config), "--data", str(data))
+        logs = str(tmp_path / "logs")
+        includes = ["closed/app.log", "closed/*.log", "*/*.log", "*/deep/*.log", "**/*.log", "closed/**"]
+        for number, include in enumerate(includes):
+            succeeding("inputs", "add", "files", f"{logs}/{include}", "--topic", f"t{number}",
+                       "--set", f"exclude={left_out}/*", "--config", str(config))  # fmt: skip
+        said = run("inputs", "check", "--json", *at)
+        faults = [(row["input"], row["what"], row["state"]) for row in said.json if row["state"] != "good"]
+        assert said.status == 78
+        assert faults == [(f"t{number}", str(closed), "Permission denied") for number in range(len(includes))]
+        closed.chmod(0o755)
+        assert "Permission denied" not in run("inputs", "check", *at).out
+
+
+@pytest.mark.parametrize("theirs", ["", "appliance.service.d", "appliance-inputs.socket"])
+def test_root_writes_no_units_where_another_user_has_put_a_link(theirs: str) -> None:
+    if os.geteuid():
+        pytest.skip("needs root, to be another user")
+    with open_place() as tmp_path:
+        units, roots = tmp_path / "units", tmp_path / "roots"
+        units.mkdir()
+        roots.mkdir()
+        if theirs:
+            (units / theirs).symlink_to(roots if theirs.endswith(".d") else roots / "unit")
+        os.chown(units / theirs, OTHER, OTHER, follow_symlinks=False)
+        texts = {DROP_IN: f"{MARK}\n", SOCKET: f"{MARK}\n"}
+        with pytest.raises(OthersDirectory, match=f"user {OTHER} may exchange"):
+            apply_units(units, texts)
+        assert not list(roots.iterdir()) and [one.name for one in units.iterdir()] == ([theirs] if theirs else [])

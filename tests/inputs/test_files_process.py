@@ -15,9 +15,10 @@ import pytest
 
 from appliance.client import Consumer
 from appliance.errors import UnknownPartition
-from appliance.inputs.ledger import Row
+from appliance.inputs.ledger import Row, once
 from appliance.wire.requests import LATEST
 
+from ..support.long import LONG
 from ..support.server import Server, wait_for
 
 MESSAGES_MAX = 1_000_000
@@ -89,12 +90,55 @@ class Program:
         self.rng.choice([self.rename, self.copy_and_truncate, self.rename_and_compress])()
 
 
+KINDS = {
+    "rename": Program.rename,
+    "copytruncate": Program.copy_and_truncate,
+    "compress": Program.rename_and_compress,
+}
+ROTATIONS = 200 if LONG else 6
+
+
+def strike(server: Server, turn: int) -> None:
+    """The input is killed, the appliance killed, or stopped in order."""
+    if turn % 4 == 1:
+        with suppress(ProcessLookupError):  # it has ended since
+            server.kill(server.pid_of("input"))
+    elif turn % 12 == 3:
+        server.kill_supervisor()
+        server.start()
+    elif turn % 12 == 7:
+        server.stop()
+        server.start()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rotations_of_one_kind_without_a_look_between_them_lose_and_double_nothing(tmp_path: Path, kind: str) -> None:
+    program = Program(tmp_path / "logs", seed=5)
+    with server_of(tmp_path, include=f"{tmp_path}/logs/app.log") as server:
+        program.write(1)
+        wait_for(lambda: len(messages_of(server, "disk")) == 1, "the first line")
+        for turn in range(ROTATIONS):
+            program.write(program.rng.randrange(1, 200))
+            program.generations.append([])
+            KINDS[kind](program)
+            strike(server, turn)
+        program.write(1)
+        wait_for(lambda: len(messages_of(server, "disk")) >= len(program.lines), "all lines", 120)
+        counts = Counter(value for _, value, _ in messages_of(server, "disk"))
+        assert [line for line in program.lines if counts[line] != 1] == []
+        server.stop()
+        server.start()
+        assert sum(row.lines for row in rows_of(server)) == len(program.lines)
+        sizes = {gap.stop for row in rows_of(server) for gap in row.gaps}
+        assert sizes <= {None}, "at most what is not known: no bytes were lost"
+
+
 def flushed(server: Server) -> int:
     return sum(row["messages"] for row in server.state["inputs"].values())
 
 
 def rows_of(server: Server) -> list[Row]:
-    return [msgspec.json.decode(value, type=Row) for _, value, _ in messages_of(server, "ledger")]
+    return list(once(msgspec.json.decode(value, type=Row) for _, value, _ in messages_of(server, "ledger")))
 
 
 def test_every_line_is_in_the_topic_once_and_in_order_through_rotations_and_kills(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from appliance.client import Admin
 from appliance.errors import BadValue
 from appliance.input_settings import Http
 from appliance.inputs import http as http_module
-from appliance.inputs.http import ANSWER_MS_MAX, http_input
+from appliance.inputs.http import ANSWER_MS_MAX, LINGER_S, http_input
 from appliance.inputs.machinery import Machinery
 
 from ..support.server import runs, wait_for
@@ -341,9 +341,16 @@ def test_an_ordered_stop_answers_what_it_has_taken(tmp_path: Path) -> None:
         with Senders(web, 2) as senders, socket.create_connection(web.address("web"), 60) as half:
             half.sendall(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nhalf")
             senders.wait_for_more()
-            assert web.server.stop() == 0
+            assert web.server.process is not None
+            web.server.process.terminate()
+            answer = half.recv(65536)
+            answered_s = time.monotonic()
+            while data := half.recv(65536):
+                answer += data
+            assert answer.startswith(b"HTTP/1.1 503 ")
+            assert time.monotonic() - answered_s < LINGER_S / 2, "who has its answer keeps nobody from stopping"
+            assert web.server._wait() == 0
             assert web.server.state["state"] == "stopped"
-            assert half.recv(65536).startswith(b"HTTP/1.1 503 ")
         web.server.start()
         found = web.values("web")
         assert sorted(set(senders.answered)) == sorted(found), "each once"

@@ -24,7 +24,7 @@ from appliance.client import Admin
 
 from ..support.certificates import make_certificates
 from ..support.server import stopped, wait_for
-from .http_box import Box, box
+from .http_box import Box, box, make_identities
 
 TABLES = """
 [inputs.web]
@@ -51,10 +51,7 @@ client_auth = "required"
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("hostile")
-    for arguments in (("ca",), ("server", "127.0.0.1", "localhost"), ("client", "shipper")):
-        assert make_certificates(made, *arguments).returncode == 0
-    return made
+    return make_identities(tmp_path_factory.mktemp("hostile"))
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.inputs.journal_blocks import GONE, REMOVED, START, TAIL_BYTES_MAX, Block, Gap, JournalReader, json_of
+from appliance.inputs.journal_blocks import (
+    GONE,
+    REMOVED,
+    START,
+    TAIL_BYTES_MAX,
+    Block,
+    Gap,
+    JournalReader,
+    json_of,
+    sequence_number_of,
+)
 from appliance.inputs.journal_export import Entry, ExportFault
 from appliance.records.encode import encode_headers
 
@@ -52,6 +62,12 @@ def test_every_entry_is_taken_once_and_what_is_missing_is_told(
     last: str, cursors: list[str], has_all: bool, taken: list[str], gaps: list[Gap]
 ) -> None:
     assert read(last, *cursors, has_all=has_all) == (taken, gaps)
+
+
+@pytest.mark.parametrize("number", ["-5", "+5", " 5", "5 ", "0x5", "1_0", "", "f" * 17, "1" * 150, "\u0665"])
+def test_only_64_bits_in_hexadecimal_are_a_sequence_number(number: str) -> None:
+    assert sequence_number_of(f"s=a;i={number};b=1") is None
+    assert sequence_number_of(f"s=a;i={2**64 - 1:x};b=1") == ("a", 2**64 - 1)
 
 
 def test_an_entry_without_a_cursor_is_no_entry_of_journalctl() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from appliance.config import load
 from appliance.errors import BadValue
-from appliance.input_settings import open_addresses
+from appliance.input_settings import TOPIC_FIELDS, TYPE_KEYS, open_addresses
 from appliance.inputs.machinery import Topics
 
 
@@ -22,11 +22,18 @@ def test_a_template_makes_only_so_many_topics_and_none_of_the_system() -> None:
     assert topics.of({"app": "shop"}) == "shop"
 
 
+@pytest.mark.parametrize("kind", TOPIC_FIELDS)
+def test_the_key_of_the_topic_names_all_that_its_template_may(kind: str) -> None:
+    for field in TOPIC_FIELDS[kind]:
+        assert f"{{{field}}}" in TYPE_KEYS[kind]["topic"].about
+
+
 OPEN = [
     (["inputs.a.type=syslog", "inputs.a.listen=udp://0.0.0.0:5514"], True),
     (["inputs.a.type=syslog", "inputs.a.listen=udp://127.0.0.1:5514,tcp://[::1]:5514,unix:///run/log"], False),
     (["inputs.a.type=syslog", "inputs.a.listen=tcp://10.0.0.1:5514", "inputs.a.allow=10.0.0.0/8"], False),
     (["inputs.a.type=syslog", "inputs.a.listen=tls://10.0.0.1:5514"], True),
+    (["inputs.a.type=syslog", "inputs.a.listen=relps://10.0.0.1:5514"], True),
     (
         ["inputs.a.type=syslog", "inputs.a.listen=tls://10.0.0.1:5514", "tls.client_auth=required", "tls.ca=/run/ca"],
         False,
@@ -39,7 +46,9 @@ OPEN = [
 CERTIFICATE = ["tls.certificate=/run/c.pem", "tls.key=/run/c.key"]
 
 
-@pytest.mark.parametrize("address", ["syslog=tls://127.0.0.1:6514", "http=https://127.0.0.1:8686"])
+@pytest.mark.parametrize(
+    "address", ["syslog=tls://127.0.0.1:6514", "syslog=relps://127.0.0.1:6514", "http=https://127.0.0.1:8686"]
+)
 def test_an_address_of_tls_needs_a_certificate(address: str) -> None:
     kind, _, listen = address.partition("=")
     given = [f"inputs.a.type={kind}", "inputs.a.topic=net", f"inputs.a.listen={listen}"]
@@ -59,3 +68,10 @@ def test_an_input_that_anybody_may_write_to_needs_the_word_of_who_configures_it(
             load(None, [*overrides, *CERTIFICATE])
     chosen = load(None, [*overrides, *CERTIFICATE, "security.allow_insecure=true"])
     assert bool(open_addresses(chosen.inputs["a"], chosen.tls)) == is_open
+
+
+def test_several_processes_need_an_address_of_udp() -> None:
+    given = ["inputs.a.type=syslog", "inputs.a.topic=net", "inputs.a.processes=2"]
+    with pytest.raises(BadValue, match=r"inputs\.a\.processes = 2: only UDP has several"):
+        load(None, [*given, "inputs.a.listen=tcp://127.0.0.1:5514"])
+    load(None, [*given, "inputs.a.listen=udp://127.0.0.1:5514"])

@@ -21,9 +21,11 @@ import pytest
 from appliance.bench.local_appliance import LocalAppliance
 from appliance.client import Consumer
 from appliance.client.decoder import Message
-from appliance.errors import ApplianceError
+from appliance.errors import UnknownPartition
+from appliance.processes.supervisor.inputs import DATAGRAM_BUFFER_BYTES, SO_RCVBUFFORCE, bind_input
+from appliance.wire.requests import LATEST
 
-from ..support.certificates import make_certificates
+from ..support.certificates import NO_TEXT, make_certificates, sign_client
 from ..support.ready import free_port
 from ..support.server import Server, stopped, wait_for
 
@@ -37,8 +39,8 @@ OPEN = b"1 open %d %b\n" % (len(OFFERS), OFFERS)
 CONFIG = """
 [inputs.net]
 type = "syslog"
-listen = ["udp://127.0.0.1:0", "tcp://127.0.0.1:0", "relp://127.0.0.1:0", "tls://127.0.0.1:0", "unix://{place}/log",
-    "udp://[::1]:0", "tcp://[::]:0"]
+listen = ["udp://127.0.0.1:0", "tcp://127.0.0.1:0", "relp://127.0.0.1:0", "tls://127.0.0.1:0",
+    "relps://127.0.0.1:0", "unix://{place}/log", "udp://[::1]:0", "tcp://[::]:0"]
 allow = ["127.0.0.0/8", "::1"]
 topic = "net"
 message_bytes_max = {message_bytes_max}
@@ -72,6 +74,19 @@ handshake_ms_max = 1000
 """
 
 
+def make_ours(place: Path) -> None:
+    """Make an authority, and certificates of a server here and of a sender."""
+    for words in (["ca"], ["server", "localhost", "127.0.0.1"], ["client", "web-1"]):
+        made = make_certificates(place, *words)
+        assert not made.returncode, made.stderr
+
+
+def sender_context(place: Path) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=place / "ca.pem")
+    context.load_cert_chain(place / "web-1.pem", place / "web-1.key")
+    return context
+
+
 class Box:
     """An appliance, and where its inputs listen."""
 
@@ -95,10 +110,11 @@ class Box:
     def messages(self, topic: str = "net") -> list[Message]:
         """All that are in the topic now."""
         read = self._read.setdefault(topic, [])
-        with contextlib.suppress(ApplianceError), Consumer(self.server.native) as consumer:  # no such topic yet
+        with contextlib.suppress(UnknownPartition), Consumer(self.server.native) as consumer:  # no such topic yet
             consumer.assign({(topic, 0): read[-1].offset + 1 if read else 0})
-            while some := consumer.poll(timeout=0.1, messages_max=100_000):
-                read += some
+            end = consumer.offsets_at(LATEST)[topic, 0]
+            while consumer.position(topic, 0) < end:
+                read += consumer.poll(timeout=10, messages_max=100_000)
         return list(read)
 
     def wait_for(self, mark: bytes, count: int = 1, topic: str = "net") -> list[Message]:
@@ -133,9 +149,7 @@ def headers_of(message: Message) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
     place = tmp_path_factory.mktemp("syslog")
-    for words in (["ca"], ["server", "localhost", "127.0.0.1"], ["client", "web-1"]):
-        made = make_certificates(place, *words)
-        assert not made.returncode, made.stderr
+    make_ours(place)
     make_certificates(place / "strangers", "ca")
     make_certificates(place / "strangers", "client", "web-2")
     file = place / "appliance.toml"
@@ -212,15 +226,15 @@ def sent_by(command: list[str], box: Box, token: bytes, count: int, place: Path,
 
 
 @pytest.mark.skipif(RSYSLOG is None, reason="no rsyslog: apt-get install rsyslog rsyslog-relp rsyslog-gnutls")
-@pytest.mark.parametrize("kind", ["udp", "tcp", "octets", "tls", "relp"])
+@pytest.mark.parametrize("kind", ["udp", "tcp", "octets", "tls", "relp", "relps"])
 def test_rsyslog(box: Box, tmp_path: Path, kind: str) -> None:
-    needed = {"relp": "omrelp.so", "tls": "lmnsd_gtls.so"}.get(kind)
+    needed = {"relp": "omrelp.so", "relps": "omrelp.so", "tls": "lmnsd_gtls.so"}.get(kind)
     if needed is not None and not (MODULES / needed).exists():
         pytest.skip(f"no {needed}: apt-get install rsyslog-relp rsyslog-gnutls")
     scheme = "tcp" if kind == "octets" else kind
     host, port = box.address(scheme)
     action = f'target="{host}" port="{port}" template="RSYSLOG_SyslogProtocol23Format"'
-    if kind == "relp":
+    if kind.startswith("relp"):
         action = f'type="omrelp" {action}'
     else:
         action = f'type="omfwd" {action} protocol="{"udp" if kind == "udp" else "tcp"}"'
@@ -228,13 +242,18 @@ def test_rsyslog(box: Box, tmp_path: Path, kind: str) -> None:
         action += ' TCP_Framing="octet-counted"'
     if kind == "tls":
         action += ' StreamDriver="gtls" StreamDriverMode="1" StreamDriverAuthMode="x509/certvalid"'
+    if kind == "relps":
+        files = (
+            f'tls.caCert="{box.place}/ca.pem" tls.myCert="{box.place}/web-1.pem" tls.myPrivKey="{box.place}/web-1.key"'
+        )
+        action += f' tls="on" {files} tls.authMode="name" tls.permittedPeer="localhost"'
     source = tmp_path / "app.log"
     source.write_text("".join(f"rsyslog-{kind} line {number}\n" for number in range(500)))
     (tmp_path / "rsyslog.conf").write_text(
         f"""global(workDirectory="{tmp_path}" maxMessageSize="8k"
     defaultNetstreamDriverCAFile="{box.place}/ca.pem" defaultNetstreamDriverCertFile="{box.place}/web-1.pem"
     defaultNetstreamDriverKeyFile="{box.place}/web-1.key")
-module(load="imfile") {'module(load="omrelp")' if kind == "relp" else ""}
+module(load="imfile") {'module(load="omrelp")' if kind.startswith("relp") else ""}
 input(type="imfile" file="{source}" tag="shop:" facility="local1" severity="info")
 action({action})
 """
@@ -281,13 +300,21 @@ log {{ source(s); destination(d); }};
     assert headers == {"app": "shop", "facility": "local2", "severity": "info"}
 
 
-def test_relppy(box: Box) -> None:
+@pytest.mark.parametrize("kind", ["relp", "relps"])
+def test_relppy(box: Box, kind: str) -> None:
     relppy = pytest.importorskip("relppy.client", reason="no relppy: pip install relppy")
-    with relppy.RelpTCPClient(box.address("relp")) as client:
-        answers = [client.send_command(b"syslog", b"<13>shop: relppy %d" % number) for number in range(200)]
+    secured = {"context": sender_context(box.place), "server_hostname": "localhost"}
+    client = (
+        relppy.RelpTCPClient(box.address(kind))
+        if kind == "relp"
+        else relppy.RelpTlsClient(address=box.address(kind), **secured)
+    )
+    texts = [b"<13>shop: relppy-%b %d" % (kind.encode(), number) for number in range(200)]
+    with client:
+        answers = [client.send_command(b"syslog", text) for text in texts]
         assert {answer.result(30) for answer in answers} == {b"200 OK"}
-    found = box.wait_for(b"relppy", 200)
-    assert [one.value for one in found] == [b"<13>shop: relppy %d" % number for number in range(200)]
+    found = box.wait_for(b"relppy-%b " % kind.encode(), 200)
+    assert [one.value for one in found] == texts
 
 
 # ---- what is taken, and what not
@@ -401,16 +428,21 @@ def test_ipv6(box: Box) -> None:
     assert hosts == ["127.0.0.1", "::1", "::1"]
 
 
-@pytest.mark.parametrize("whose", ["ours", "strangers", "nobody", "plain"])
-def test_tls_wants_a_certificate_of_ours(box: Box, whose: str) -> None:
+@pytest.mark.parametrize("kind", ["tls", "relps"])
+@pytest.mark.parametrize("whose", ["ours", "strangers", "nobody", "plain", "odd"])
+def test_tls_wants_a_certificate_of_ours(box: Box, whose: str, kind: str) -> None:
     context = ssl.create_default_context(cafile=box.place / "ca.pem")
     if whose == "ours":
         context.load_cert_chain(box.place / "web-1.pem", box.place / "web-1.key")
     elif whose == "strangers":
         context.load_cert_chain(box.place / "strangers/web-2.pem", box.place / "strangers/web-2.key")
+    elif whose == "odd":
+        sign_client(box.place, box.place, "odd", NO_TEXT)
+        context.load_cert_chain(box.place / "odd.pem", box.place / "odd.key")
     before = box.input("net")["refused"]
-    line = b"<13>over tls from %b\n" % whose.encode()
-    with box.connect("tls") as raw:
+    text = b"<13>over %b from %b" % (kind.encode(), whose.encode())
+    line = OPEN + b"2 syslog %d %b\n" % (len(text), text) if kind == "relps" else text + b"\n"
+    with box.connect(kind) as raw:
         if whose == "plain":
             raw.sendall(line)
             with contextlib.suppress(ConnectionError):
@@ -420,17 +452,18 @@ def test_tls_wants_a_certificate_of_ours(box: Box, whose: str) -> None:
                 sock.sendall(line)
                 if whose != "ours":
                     until(sock, b"never")
+                elif kind == "relps":
+                    assert until(sock, b"\n2 rsp 6 200 OK\n")
     if whose == "ours":
-        assert box.wait_for(line.strip())
+        assert box.wait_for(text)
     else:
         wait_for(lambda: box.input("net")["refused"] > before, "the handshake to be counted")
-        assert not [one for one in box.messages() if line.strip() in (one.value or b"")]
+        assert not [one for one in box.messages() if text in (one.value or b"")]
 
 
 @pytest.mark.parametrize("kind", ["tcp", "tls"])
 def test_many_connections_keep_the_order_of_each(box: Box, kind: str) -> None:
-    context = ssl.create_default_context(cafile=box.place / "ca.pem")
-    context.load_cert_chain(box.place / "web-1.pem", box.place / "web-1.key")
+    context = sender_context(box.place)
     texts = [
         [
             b"<13>Oct 11 22:14:15 h crowd-%b: %d %d %b" % (kind.encode(), k, n, b"x" * (n * 7 % 900))
@@ -512,9 +545,10 @@ def test_datagrams_that_the_kernel_drops_are_a_gap(box: Box) -> None:
 def own(tmp_path: Path) -> Iterator[Box]:
     """An appliance to break, with one input."""
     file = tmp_path / "appliance.toml"
-    listen = ", ".join(f'"{scheme}://127.0.0.1:{free_port()}"' for scheme in ("udp", "tcp", "relp", "tls"))
-    absent = f'[tls]\ncertificate = "{tmp_path}/absent.pem"\nkey = "{tmp_path}/absent.key"\n'
-    file.write_text(f'{absent}[inputs.net]\ntype = "syslog"\ntopic = "net"\nlisten = [{listen}]\n')
+    listen = ", ".join(f'"{scheme}://127.0.0.1:{free_port()}"' for scheme in ("udp", "tcp", "relp", "tls", "relps"))
+    make_ours(tmp_path)
+    tls = f'[tls]\ncertificate = "{tmp_path}/server.pem"\nkey = "{tmp_path}/server.key"\n'
+    file.write_text(f'{tls}[inputs.net]\ntype = "syslog"\ntopic = "net"\nlisten = [{listen}]\n')
     with Server(tmp_path / "data", file) as server:
         box = Box(server, tmp_path)
         wait_for(lambda: box.input("net")["state"] == "running", "the input")
@@ -524,8 +558,8 @@ def own(tmp_path: Path) -> Iterator[Box]:
 class RelpSender:
     """Sends numbered lines, up to a window without an answer, over new connections when one breaks."""
 
-    def __init__(self, address: tuple[str, int]) -> None:
-        self._address = address
+    def __init__(self, address: tuple[str, int], context: ssl.SSLContext | None = None) -> None:
+        self._address, self._context = address, context
         self.answered: set[int] = set()
         self.stopping = False
         self._thread = threading.Thread(target=self._run)
@@ -538,8 +572,12 @@ class RelpSender:
 
     def _run(self) -> None:
         while not self.stopping:
-            with contextlib.suppress(OSError), socket.create_connection(self._address, timeout=10) as sock:
+            with contextlib.suppress(OSError), self._connect() as sock:
                 self._converse(sock)
+
+    def _connect(self) -> socket.socket:
+        sock = socket.create_connection(self._address, timeout=10)
+        return sock if self._context is None else self._context.wrap_socket(sock, server_hostname="localhost")
 
     def _converse(self, sock: socket.socket) -> None:
         sock.sendall(OPEN)
@@ -565,9 +603,10 @@ class RelpSender:
                 self.answered.add(sent.pop(int(number)))
 
 
-def test_every_answer_of_relp_means_flushed(own: Box) -> None:
+@pytest.mark.parametrize("kind", ["relp", "relps"])
+def test_every_answer_of_relp_means_flushed(own: Box, kind: str) -> None:
     """The input, then the whole appliance, are killed in the middle, and then stopped in order."""
-    sender = RelpSender(own.address("relp"))
+    sender = RelpSender(own.address(kind), sender_context(own.place) if kind == "relps" else None)
     try:
 
         def more() -> None:
@@ -588,6 +627,27 @@ def test_every_answer_of_relp_means_flushed(own: Box) -> None:
         sender.finish()
     values = {one.value for one in own.messages()}
     assert not [line for line in sender.answered if b"<13>relp line %d" % line not in values]
+
+
+@pytest.mark.parametrize("kind", ["relp", "relps"])
+def test_an_ordered_stop_answers_what_relp_has_brought(own: Box, kind: str) -> None:
+    """All that is in the topic was answered, so nothing of it is sent again."""
+    text = b"<13>whole"
+    with contextlib.ExitStack() as stack:
+        sock = stack.enter_context(own.connect(kind))
+        if kind == "relps":
+            sock = stack.enter_context(sender_context(own.place).wrap_socket(sock, server_hostname="localhost"))
+        sock.sendall(OPEN)
+        until(sock, b"commands=syslog\n")
+        frames = [b"%d syslog %d %b\n" % (number, len(text), text) for number in range(2, 2_002)]
+        sock.sendall(b"".join(frames) + b"2002 syslog 100 half")
+        assert own.server.process is not None
+        own.server.process.terminate()
+        answers = until(sock, b"serverclose")
+    assert own.server._wait() == 0
+    own.server.start()
+    assert answers.count(b" rsp 6 200 OK\n") == len(own.messages())
+    assert b"serverclose" in answers
 
 
 @pytest.mark.skipif(
@@ -626,10 +686,14 @@ action(type="omrelp" target="{host}" port="{port}" windowSize="50" timeout="5"
 
 
 def test_a_listener_of_tls_whose_certificate_is_gone_is_told_and_the_others_serve(own: Box) -> None:
+    (own.place / "server.key").unlink()
+    before = own.pid_of("net")
+    os.kill(before, signal.SIGKILL)
+    wait_for(lambda: own.pid_of("net") != before, "another process")
     with own.connect() as sock:
         sock.sendall(b"<13>beside\n")
     own.wait_for(b"<13>beside")
-    wait_for(lambda: "absent.key" in own.input("net")["trouble"], "it to be told")
+    wait_for(lambda: "server.key" in own.input("net")["trouble"], "it to be told")
 
 
 def test_an_ordered_stop_leaves_nothing_behind(own: Box) -> None:
@@ -724,3 +788,14 @@ def test_a_loss_is_told_once(own: Box) -> None:
     assert len(lost_in(own)) in (2, 3)
     own.server.start()
     assert arrived(b"<13>x" + b"y" * 500) == sent - sum(lost_in(own))
+
+
+def test_whoever_may_administrate_the_network_gets_the_whole_buffer() -> None:
+    """However little net.core.rmem_max gives to others."""
+    with bind_input("net", "udp://127.0.0.1:0") as sock:
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, DATAGRAM_BUFFER_BYTES)
+        except PermissionError:
+            pytest.skip("needs CAP_NET_ADMIN")
+    with bind_input("net", "udp://127.0.0.1:0") as sock:
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) == 2 * DATAGRAM_BUFFER_BYTES

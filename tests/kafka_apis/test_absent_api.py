@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from appliance.kafka_apis.absent_api import NO_SHARE_GROUPS
 from appliance.wire.kafka.apis import APIS
 from appliance.wire.kafka.codes import Code
 
@@ -27,8 +28,8 @@ def cluster_with_t() -> FakeCluster:
 @pytest.mark.parametrize("version", versions("ElectLeaders"))
 def test_no_election_is_needed(version: int) -> None:
     client = Client(cluster_with_t())
-    wanted = [{"topic": "t", "partitions": [0, 1, 2]}, {"topic": "none", "partitions": [0]}]
-    reply = run(client.ask("ElectLeaders", version, topic_partitions=wanted, timeout_ms=5))
+    partitions_of_topics = [{"topic": "t", "partitions": [0, 1, 2]}, {"topic": "none", "partitions": [0]}]
+    reply = run(client.ask("ElectLeaders", version, topic_partitions=partitions_of_topics, timeout_ms=5))
     rows = [(each.topic, part.partition_id, part.error_code, bool(part.error_message))
             for each in reply.replica_election_results for part in each.partition_result]  # fmt: skip
     needless, away = Code.ELECTION_NOT_NEEDED, Code.PREFERRED_LEADER_NOT_AVAILABLE
@@ -36,7 +37,7 @@ def test_no_election_is_needed(version: int) -> None:
     assert version < 1 or reply.error_code == 0
     assert run(client.ask("ElectLeaders", version, topic_partitions=None)).replica_election_results == []
     if version >= 1:
-        reply = run(client.ask("ElectLeaders", version, election_type=7, topic_partitions=wanted[1:]))
+        reply = run(client.ask("ElectLeaders", version, election_type=7, topic_partitions=partitions_of_topics[1:]))
         assert reply.error_code == Code.INVALID_REQUEST
         assert reply.replica_election_results[0].partition_result[0].error_code == Code.INVALID_REQUEST
 
@@ -58,3 +59,9 @@ def test_partitions_stay_where_they_are(version: int) -> None:
 def test_nothing_is_being_moved() -> None:
     reply = run(Client(cluster_with_t()).ask("ListPartitionReassignments", topics=None))
     assert (reply.error_code, reply.error_message, reply.topics) == (0, None, [])
+
+
+def test_share_groups_are_refused_with_the_reason() -> None:
+    reply = run(Client(FakeCluster()).ask("ShareGroupHeartbeat", group_id="g", member_id="m", member_epoch=0))
+    assert (reply.error_code, reply.error_message) == (Code.UNSUPPORTED_VERSION, NO_SHARE_GROUPS)
+    assert reply.assignment is None

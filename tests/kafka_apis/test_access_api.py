@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from appliance.security.acls import Acl, Operation, PatternType, Permission, ResourceType
@@ -46,14 +47,34 @@ def test_rules_are_added_shown_and_deleted(version: int) -> None:
     assert len(made.security.acls) == 3
     reply = run(client.ask("DescribeAcls", version, **(EVERYTHING | {"resource_type_filter": 2})))
     shown = [
-        (each.resource_name, each.pattern_type, [rule.operation for rule in each.acls]) for each in reply.resources
+        (resource.resource_name, resource.pattern_type, [rule.operation for rule in resource.acls])
+        for resource in reply.resources
     ]
     assert (reply.error_code, shown) == (0, [("t", 3, [3]), ("u-", 4, [3])])
     matching = EVERYTHING | {"resource_type_filter": 2, "resource_name_filter": "u-1", "pattern_type_filter": 2}
     reply = run(client.ask("DeleteAcls", version, filters=[matching, EVERYTHING | {"principal_filter": "User:none"}]))
-    deleted = [[each.resource_name for each in row.matching_acls] for row in reply.filter_results]
+    deleted = [[rule.resource_name for rule in row.matching_acls] for row in reply.filter_results]
     assert deleted == [["u-"], []]
     assert [acl.name for acl in made.security.acls] == ["t", "kafka-cluster"]
+
+
+def test_rules_of_roles_are_shown_as_such_and_for_each_user() -> None:
+    """A tool that knows users only sees who may do what, and cannot delete what it has not seen the origin of."""
+    made = cluster()
+    made.security = msgspec.structs.replace(made.security, roles={"readers": ("a", "b")})
+    client = Client(made)
+    run(client.ask("CreateAcls", creations=[CREATION | {"principal": "Role:readers"}, CREATION]))
+    reply = run(client.ask("DescribeAcls", **(EVERYTHING | {"resource_name_filter": "t"})))
+    assert [rule.principal for each in reply.resources for rule in each.acls] == ["Role:readers", "User:a", "User:b"]
+    reply = run(client.ask("DescribeAcls", **(EVERYTHING | {"principal_filter": "User:b"})))
+    assert [(each.resource_name, len(each.acls)) for each in reply.resources] == [("t", 1)]
+    of_b, of_a = EVERYTHING | {"principal_filter": "User:b"}, EVERYTHING | {"principal_filter": "User:a"}
+    refused, deleted = run(client.ask("DeleteAcls", filters=[of_b, of_a])).filter_results
+    assert refused.error_code == Code.INVALID_REQUEST and "roles revoke readers b" in refused.error_message
+    assert [rule.principal for rule in deleted.matching_acls] == ["User:a"], "its own; that of the role stays"
+    assert {acl.principal for acl in made.security.acls} == {ANONYMOUS, "Role:readers"}
+    reply = run(client.ask("CreateAcls", creations=[CREATION | {"principal": "Role:typo"}]))
+    assert reply.results[0].error_code == Code.INVALID_REQUEST and "no role 'typo'" in reply.results[0].error_message
 
 
 @pytest.mark.parametrize(

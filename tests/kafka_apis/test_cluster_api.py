@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 
 from appliance.errors import StorageFault
-from appliance.kafka_apis.appliance import Producer
+from appliance.kafka_apis.appliance import ProducerInLog
 from appliance.kafka_apis.cluster_api import CREATIONS_MAX
 from appliance.wire.kafka.apis import APIS
 from appliance.wire.kafka.codes import Code
@@ -21,8 +21,8 @@ def versions(name: str) -> range:
     return range(APIS[KEY[name]].version_min, APIS[KEY[name]].version_max + 1)
 
 
-def names(*wanted: str) -> list[dict[str, Any]]:
-    return [{"name": name} for name in wanted]
+def names(*topics: str) -> list[dict[str, Any]]:
+    return [{"name": name} for name in topics]
 
 
 @pytest.mark.parametrize("version", versions("Metadata"))
@@ -38,7 +38,7 @@ def test_metadata_in_every_version(version: int) -> None:
     assert (a.name, b.name) == ("a", "b")
     (lost,) = a.partitions
     assert (lost.error_code, lost.leader_id, lost.replica_nodes, lost.isr_nodes) == (5, -1, [9], [])
-    assert [(each.partition_index, each.leader_id, each.error_code) for each in b.partitions] == [(0, 1, 0), (1, 1, 0)]
+    assert [(part.partition_index, part.leader_id, part.error_code) for part in b.partitions] == [(0, 1, 0), (1, 1, 0)]
     assert version < 5 or (lost.offline_replicas, b.partitions[0].offline_replicas) == ([9], [])
     assert version < 7 or b.partitions[0].leader_epoch == 0
     assert version < 2 or reply.cluster_id == "cluster"
@@ -51,9 +51,9 @@ def test_metadata_in_every_version(version: int) -> None:
 def test_topics_are_made_as_configured(version: int) -> None:
     cluster = FakeCluster()
     cluster.add("known")
-    wanted = names("known", "new", "b/d", "known")
+    topics = names("known", "new", "b/d", "known")
     asked = Client(cluster).ask(
-        "Metadata", version, topics=wanted, **({"allow_auto_topic_creation": True} if version >= 4 else {})
+        "Metadata", version, topics=topics, **({"allow_auto_topic_creation": True} if version >= 4 else {})
     )
     reply = run(asked)
     assert [(topic.name, topic.error_code) for topic in reply.topics] == [("known", 0), ("new", 0), ("b/d", 17)]
@@ -98,8 +98,8 @@ def test_a_topic_that_cannot_be_made_now_is_asked_for_again() -> None:
 
 def test_one_request_makes_a_bounded_number_of_topics() -> None:
     cluster = FakeCluster()
-    wanted = [f"n{number}" for number in range(CREATIONS_MAX + 5)]
-    reply = run(Client(cluster).ask("Metadata", topics=names(*wanted)))
+    missing = [f"n{number}" for number in range(CREATIONS_MAX + 5)]
+    reply = run(Client(cluster).ask("Metadata", topics=names(*missing)))
     assert len(cluster.all) == CREATIONS_MAX
     assert [topic.error_code for topic in reply.topics[-5:]] == [Code.LEADER_NOT_AVAILABLE] * 5
 
@@ -120,8 +120,8 @@ def test_topics_are_found_by_id_too() -> None:
     cluster = FakeCluster()
     cluster.add("t")
     cluster.all["t"].id = UUID(int=7).hex
-    wanted = [{"name": None, "topic_id": UUID(int=7)}, {"name": None, "topic_id": UUID(int=8)}]
-    known, unknown = run(Client(cluster).ask("Metadata", 12, topics=wanted)).topics
+    by_id = [{"name": None, "topic_id": UUID(int=7)}, {"name": None, "topic_id": UUID(int=8)}]
+    known, unknown = run(Client(cluster).ask("Metadata", 12, topics=by_id)).topics
     assert (known.name, known.topic_id, known.error_code) == ("t", UUID(int=7), 0)
     assert (unknown.name, unknown.topic_id, unknown.error_code) == (None, UUID(int=8), Code.UNKNOWN_TOPIC_ID)
 
@@ -146,17 +146,17 @@ def test_partitions_are_described_page_by_page() -> None:
     client = Client(cluster)
     everything = [("a", 0), ("b", 0), ("b", 1), ("b", 2), ("d", 0), ("d", 1)]
     for limit in (-1, 0, 1, 2, 3, 4, 5, 6, 7, 100):
-        found: list[tuple[str, int]] = []
+        listed: list[tuple[str, int]] = []
         cursor: dict[str, Any] | None = None
         for _ in range(10):
             reply = run(client.ask("DescribeTopicPartitions", topics=[], response_partition_limit=limit, cursor=cursor))
             page = [(topic.name, part.partition_index) for topic in reply.topics for part in topic.partitions]
             assert len(page) <= max(limit, 1)
-            found += page
+            listed += page
             if reply.next_cursor is None:
                 break
             cursor = {"topic_name": reply.next_cursor.topic_name, "partition_index": reply.next_cursor.partition_index}
-        assert found == everything, limit
+        assert listed == everything, limit
 
 
 def test_partitions_are_described_as_metadata_has_them() -> None:
@@ -183,7 +183,10 @@ def test_describe_cluster_in_every_version(version: int) -> None:
     cluster.live = [Broker(0, "there", 1), Broker(1, "::1", 2)]
     reply = run(Client(cluster).ask("DescribeCluster", version, include_cluster_authorized_operations=True))
     assert (reply.error_code, reply.cluster_id, reply.controller_id) == (0, "cluster", 1)
-    assert [(each.broker_id, each.host, each.port) for each in reply.brokers] == [(0, "there", 1), (1, "::1", 2)]
+    assert [(broker.broker_id, broker.host, broker.port) for broker in reply.brokers] == [
+        (0, "there", 1),
+        (1, "::1", 2),
+    ]
     if version >= 1:
         assert run(Client(cluster).ask("DescribeCluster", endpoint_type=2)).error_code == 35
 
@@ -197,7 +200,7 @@ def test_log_directories_in_every_version(version: int) -> None:
     (directory,) = run(client.ask("DescribeLogDirs", version, topics=None)).results
     (topic,) = directory.topics
     assert (directory.log_dir, topic.name) == ("/data", "t")
-    assert [(each.partition_index, each.partition_size) for each in topic.partitions] == [(0, 900)]
+    assert [(part.partition_index, part.partition_size) for part in topic.partitions] == [(0, 900)]
     assert version < 4 or (directory.total_bytes, directory.usable_bytes) == (1_000_000, 400_000)
     some = [{"topic": "none", "partitions": [0]}]
     assert not run(client.ask("DescribeLogDirs", version, topics=some)).results[0].topics
@@ -216,7 +219,7 @@ def test_epochs_end_where_the_log_ends(version: int) -> None:
         for number, current, epoch in asked
     ]
     reply = run(Client(cluster).ask("OffsetForLeaderEpoch", version, topics=[{"topic": "t", "partitions": partitions}]))
-    rows = [(each.error_code, each.leader_epoch, each.end_offset) for each in reply.topics[0].partitions]
+    rows = [(part.error_code, part.leader_epoch, part.end_offset) for part in reply.topics[0].partitions]
     assert rows == [
         (0, 0, 1_000),
         (0, -1, 1_000),
@@ -234,7 +237,7 @@ def test_the_producers_of_a_partition() -> None:
     cluster.add("t", 3)
     cluster.all["t"].partitions[2] = [9]
     cluster.extents["t", 1] = StorageFault("offline")
-    cluster.known_producers["t", 0] = [Producer(2**62 - 1, 7, 2**31 - 1, 1_000, 4, 90), Producer(0, 0, 0, -1)]
+    cluster.known_producers["t", 0] = [ProducerInLog(2**62 - 1, 7, 2**31 - 1, 1_000, 4, 90), ProducerInLog(0, 0, 0, -1)]
     topics = [{"name": name, "partition_indexes": [0, 1, 2, 3]} for name in ("t", "none", "a/b")]
     reply = run(Client(cluster).ask("DescribeProducers", topics=topics))
     unknown = Code.UNKNOWN_TOPIC_OR_PARTITION
@@ -242,7 +245,13 @@ def test_the_producers_of_a_partition() -> None:
     assert codes == [[0, 56, 6, unknown], [unknown] * 4, [Code.INVALID_TOPIC_EXCEPTION] * 4]
     assert [bool(part.error_message) for part in reply.topics[0].partitions] == [False, True, True, True]
     shown = [
-        (one.producer_id, one.producer_epoch, one.last_sequence, one.last_timestamp, one.current_txn_start_offset)
-        for one in reply.topics[0].partitions[0].active_producers
+        (
+            producer.producer_id,
+            producer.producer_epoch,
+            producer.last_sequence,
+            producer.last_timestamp,
+            producer.current_txn_start_offset,
+        )
+        for producer in reply.topics[0].partitions[0].active_producers
     ]
     assert shown == [(2**62 - 1, 7, 2**31 - 1, 1_000, 90), (0, 0, 0, -1, -1)]

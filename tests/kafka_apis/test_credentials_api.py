@@ -57,8 +57,8 @@ def test_a_user_is_made_described_changed_and_deleted() -> None:
 
 def test_who_is_missing_or_asked_for_twice_is_told() -> None:
     cluster = FakeCluster()
-    found = [(name, error) for name, error, _ in describe(cluster, "a", "b", "b")]
-    assert found == [("a", Code.RESOURCE_NOT_FOUND), ("b", Code.DUPLICATE_RESOURCE)]
+    described = [(name, error) for name, error, _ in describe(cluster, "a", "b", "b")]
+    assert described == [("a", Code.RESOURCE_NOT_FOUND), ("b", Code.DUPLICATE_RESOURCE)]
 
 
 @pytest.mark.parametrize(

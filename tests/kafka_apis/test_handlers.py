@@ -12,10 +12,16 @@ from typing import Any
 import pytest
 
 from appliance.errors import DiskFull, ProtocolFault
-from appliance.kafka_apis.appliance import Extent
+from appliance.kafka_apis import settings_api
+from appliance.kafka_apis.appliance import OffsetSpan
 from appliance.kafka_apis.handlers import AT_ONCE_BYTES_MAX, AT_ONCE_ROWS_MAX
+from appliance.kafka_apis.refusals import ASKED_BY_HANDLERS, check_asked
+from appliance.kafka_apis.topic_api import TopicApi
+from appliance.security.acls import UNRESTRICTED, NotedAccess, Operation, ResourceType, Rights
+from appliance.security.api_rights import Right
 from appliance.wire.kafka import forwarded
-from appliance.wire.kafka.apis import APIS, METADATA, SERVED_BY_WORKERS
+from appliance.wire.kafka.apis import API_KEYS, APIS, METADATA, SERVED_BY_WORKERS, Api, Server
+from appliance.wire.kafka.call import Answer, Call, Encoded
 from appliance.wire.kafka.codes import Code
 
 from ..support.kafka_apis_fixture import ORIGIN, Client, FakeCluster, run
@@ -143,8 +149,8 @@ def test_a_picture_that_is_missing_is_an_error_code() -> None:
         def disk_space(self) -> tuple[int, int]:
             raise DiskFull("cannot say")
 
-        def extent(self, topic: str, partition: int) -> Extent:
-            return Extent(0, 0)
+        def extent(self, topic: str, partition: int) -> OffsetSpan:
+            return OffsetSpan(0, 0)
 
     assert run(Client(Failing()).ask("DescribeLogDirs", topics=None)).error_code == DiskFull.code
 
@@ -154,3 +160,104 @@ def test_metadata_is_answered_from_its_own_encoder() -> None:
     cluster.add("t")
     frame = run(Client(cluster).frame("Metadata", topics=None))
     assert [topic.name for topic in decode_response(METADATA, APIS[METADATA].version_max, frame).topics] == ["t"]
+
+
+def to_ask(api: Api) -> list[Right]:
+    return [right for right in api.rights if right.how in ASKED_BY_HANDLERS]
+
+
+@pytest.mark.parametrize(
+    "name", [api.name for api in APIS.values() if api.server is Server.COORDINATOR and to_ask(api)]
+)
+def test_what_serves_without_a_question_is_not_sent(name: str) -> None:
+    api = APIS[API_KEYS[name]]
+    serves = {"rows": [{"name": "secret", "error_code": 0}]}
+    nested = {"rows": [{"name": "secret", "parts": [{"error_code": 3}, {"error_code": 0}]}]}
+    empty_group = {"rows": [{"name": "secret", "state": "Empty", "members": []}]}
+    harmless = (
+        *({"rows": []}, {"error_code": 7}, {"rows": [{"error_code": 29, "parts": [{"index": 0}]}]}),
+        {"rows": [{"name": "of the request", "parts": []}]},
+        Encoded(b"", [{"name": "secret", "error_code": 29}], 0),
+    )
+    restricted = Rights().access("User:nobody", "10.0.0.1")
+    for answer in (serves, nested, empty_group, Encoded(b"", [], 1)):
+        with pytest.raises(ProtocolFault, match=name):
+            check_asked(api, NotedAccess(restricted), answer)
+        check_asked(api, NotedAccess(UNRESTRICTED), answer)
+        for right in to_ask(api):
+            noted = NotedAccess(restricted)
+            assert noted.may(right.operation, right.resource, "secret") is False
+            check_asked(api, noted, answer)
+    for answer in harmless:
+        check_asked(api, NotedAccess(restricted), answer)
+
+
+def test_an_answer_that_is_one_row_is_not_sent_without_a_question() -> None:
+    """The coordinator of one group, before version 4 of FindCoordinator."""
+    api, restricted = APIS[API_KEYS["FindCoordinator"]], Rights().access("User:nobody", "10.0.0.1")
+    with pytest.raises(ProtocolFault, match="FindCoordinator"):
+        check_asked(api, NotedAccess(restricted), {"error_code": 0, "node_id": 1, "host": "logs1", "port": 9092})
+    check_asked(api, NotedAccess(restricted), {"error_code": 30, "node_id": -1, "host": "", "port": -1})
+
+
+def test_a_handler_that_encodes_and_forgets_to_ask_reaches_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The settings of a topic, whose rows are not shown to the audit log."""
+    monkeypatch.setattr(settings_api, "_check_right", lambda *_: None)
+    cluster = FakeCluster()
+    cluster.add("t")
+    resources = {"resources": [{"resource_type": 2, "resource_name": "t", "configuration_keys": None}]}
+    assert run(Client(cluster).ask("DescribeConfigs", **resources)).results
+    cluster.authorizes = True
+    with pytest.raises(ProtocolFault, match="DescribeConfigs has not asked"):
+        run(Client(cluster).ask("DescribeConfigs", **resources))
+
+
+def test_topics_are_asked_by_attributes_too() -> None:
+    noted = NotedAccess(Rights().access("User:nobody", "10.0.0.1"))
+    assert not (noted.readable["t"] or noted.writable["t"] or noted.describable["t"])
+    assert noted.asked == {
+        (operation, ResourceType.TOPIC) for operation in (Operation.READ, Operation.WRITE, Operation.DESCRIBE)
+    }
+
+
+def hollow(value: Any, depth: int = 0) -> Any:
+    """The values of a request whose rows have no rows."""
+    if isinstance(value, dict):
+        return {name: hollow(part, depth) for name, part in value.items()}
+    if isinstance(value, list):
+        return [] if depth else [hollow(part, depth + 1) for part in value]
+    return value
+
+
+@pytest.mark.parametrize("key", sorted({key for key, _ in COLD}), ids=lambda key: APIS[key].name)
+def test_rows_without_rows_are_answered_whatever_their_client_may_do(key: int) -> None:
+    """Goal: a client that names a topic and none of its partitions, and has no rights, keeps its connection."""
+
+    async def scenario() -> None:
+        cluster = FakeCluster()
+        cluster.authorizes = True
+        client = Client(cluster, session_ms_min=0, session_ms_max=0, rebalance_ms_max=1, id_wait_ms=1)
+        for seed in range(4):
+            version = APIS[key].version_max
+            values = hollow(random_values(message(key, "Request")._struct, version, random.Random(seed)))
+            frame = await client.apis.answer(request_frame(key, version, values, 5), ORIGIN)
+            assert decode_response(key, version, frame).header.correlation_id == 5
+        client.apis.close()
+
+    run(scenario())
+
+
+def test_a_handler_that_forgets_to_ask_reaches_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection of a client ends for it; a client who may do everything is answered."""
+
+    async def forgetful(api: TopicApi, call: Call) -> Answer:
+        rows = [{"partition_index": 0, "low_watermark": 7, "error_code": 0}]
+        return {"topics": [{"name": "t", "partitions": rows}]}
+
+    monkeypatch.setattr(TopicApi, "_delete_records", forgetful)
+    topics = [{"name": "t", "partitions": [{"partition_index": 0, "offset": 7}]}]
+    cluster = FakeCluster()
+    assert run(Client(cluster).ask("DeleteRecords", topics=topics)).topics
+    cluster.authorizes = True
+    with pytest.raises(ProtocolFault, match="DeleteRecords has not asked"):
+        run(Client(cluster).ask("DeleteRecords", topics=topics))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from appliance.config import TOPIC_KEYS, load
-from appliance.kafka_apis.settings_api import Resource, Source
+from appliance.kafka_apis.settings_api import Resource, SettingSource
 from appliance.kafka_settings import ACCEPTED, LONG_MAX, OURS, Kind
 from appliance.names import NOTE_BYTES_MAX
 from appliance.wire.kafka.apis import APIS
@@ -45,17 +45,17 @@ def test_describe_settings_in_every_version(version: int) -> None:
     reply = run(Client(cluster_with(retention_ms="3600000")).ask("DescribeConfigs", version, resources=resources))
     refused = Code.INVALID_REQUEST
     codes = [0, 0, refused, refused, 3, Code.INVALID_TOPIC_EXCEPTION, 0, 0, 0, refused, refused]
-    assert [each.error_code for each in reply.results] == codes
-    assert [bool(each.error_message) for each in reply.results] == [code != 0 for code in codes]
+    assert [result.error_code for result in reply.results] == codes
+    assert [bool(result.error_message) for result in reply.results] == [code != 0 for code in codes]
     rows = {config.name: config for config in reply.results[0].configs}
     assert rows.keys() == SHOWN
-    assert (rows["retention.ms"].value, rows["retention.ms"].config_source) == ("3600000", Source.TOPIC)
+    assert (rows["retention.ms"].value, rows["retention.ms"].config_source) == ("3600000", SettingSource.TOPIC)
     (logger,) = reply.results[8].configs
     assert (logger.name, logger.value, logger.read_only) == ("root", "INFO", True)
     of_group = {config.name: (config.value, config.read_only) for config in reply.results[6].configs}
     assert of_group == {
-        "consumer.heartbeat.interval.ms": ("5000", True),
-        "consumer.session.timeout.ms": ("45000", True),
+        "consumer.heartbeat.interval.ms": ("5000", False),
+        "consumer.session.timeout.ms": ("45000", False),
     }
     assert reply.results[7].configs == []
 
@@ -74,9 +74,9 @@ def test_what_kafka_does_not_have_is_shown_by_name_only_and_not_taken_back() -> 
     cluster = cluster_with(flush_bytes="4096", retention_ms="5")
     assert "flush.bytes" not in {row.name for row in describe(cluster, TOPIC, "t").configs}
     (row,) = describe(cluster, TOPIC, "t", ["flush.bytes"]).configs
-    assert (row.value, row.config_source) == ("4096", Source.TOPIC)
-    given = [{"name": "segment.ms", "value": "7"}]
-    resource = {"resource_type": TOPIC, "resource_name": "t", "configs": given}
+    assert (row.value, row.config_source) == ("4096", SettingSource.TOPIC)
+    configs = [{"name": "segment.ms", "value": "7"}]
+    resource = {"resource_type": TOPIC, "resource_name": "t", "configs": configs}
     (answer,) = run(Client(cluster).ask("AlterConfigs", resources=[resource], validate_only=False)).responses
     assert answer.error_code == 0 and cluster.all["t"].settings == {"flush.bytes": "4096", "segment.ms": "7"}
 
@@ -93,15 +93,21 @@ def test_settings_say_where_they_come_from() -> None:
 
     def synonyms(name: str) -> list[tuple[str, str, int]]:
         (row,) = describe(cluster, TOPIC, "t", [name], include_synonyms=True).configs
-        found = [(each.name, each.value, each.source) for each in row.synonyms]
-        assert (row.value, row.config_source) == found[0][1:]
-        return found
+        synonyms_shown = [(each.name, each.value, each.source) for each in row.synonyms]
+        assert (row.value, row.config_source) == synonyms_shown[0][1:]
+        return synonyms_shown
 
     week = "604800000"
-    broker_wide = [("log.retention.ms", "7", Source.STATIC_BROKER), ("log.retention.ms", week, Source.DEFAULT)]
-    assert synonyms("retention.ms") == [("retention.ms", "5", Source.TOPIC), *broker_wide]
-    assert synonyms("segment.ms") == [("log.roll.ms", "8", Source.STATIC_BROKER), ("log.roll.ms", week, Source.DEFAULT)]
-    assert synonyms("preallocate") == [("log.preallocate", "false", Source.DEFAULT)]
+    broker_wide = [
+        ("log.retention.ms", "7", SettingSource.STATIC_BROKER),
+        ("log.retention.ms", week, SettingSource.DEFAULT),
+    ]
+    assert synonyms("retention.ms") == [("retention.ms", "5", SettingSource.TOPIC), *broker_wide]
+    assert synonyms("segment.ms") == [
+        ("log.roll.ms", "8", SettingSource.STATIC_BROKER),
+        ("log.roll.ms", week, SettingSource.DEFAULT),
+    ]
+    assert synonyms("preallocate") == [("log.preallocate", "false", SettingSource.DEFAULT)]
 
 
 def test_settings_explain_themselves_and_name_their_type() -> None:
@@ -133,8 +139,8 @@ def test_the_brokers_configuration() -> None:
     sources = {
         name: rows[name].config_source for name in ("num.partitions", "delete.topic.enable", "log.segment.bytes")
     }
-    assert list(sources.values()) == [Source.STATIC_BROKER, Source.DEFAULT, Source.DEFAULT]
-    assert [(each.value, each.source) for each in rows["num.partitions"].synonyms] == [("3", 4), ("1", 5)]
+    assert list(sources.values()) == [SettingSource.STATIC_BROKER, SettingSource.DEFAULT, SettingSource.DEFAULT]
+    assert [(synonym.value, synonym.source) for synonym in rows["num.partitions"].synonyms] == [("3", 4), ("1", 5)]
     assert all(row.read_only and row.documentation and not row.is_sensitive for row in rows.values())
     assert len(rows) == len(result.configs), "no name twice"
     assert describe(cluster, BROKER, "").configs == [], "nothing is set for all brokers"
@@ -243,6 +249,63 @@ def test_taking_back_what_is_not_set_changes_nothing(kind: int, name: str) -> No
     assert cluster.all["t"].settings == {"retention.ms": "5"}
 
 
+SESSION, HEARTBEAT = "consumer.session.timeout.ms", "consumer.heartbeat.interval.ms"
+
+
+def changed_group(
+    client: Client, *configs: tuple[Any, ...], api: str = "IncrementalAlterConfigs", name: str = "g", **more: Any
+) -> Any:
+    """The one answer."""
+    resources = change(*configs, name=name, resource_type=GROUP)
+    return run(client.ask(api, resources=resources, **more)).responses[0]
+
+
+def test_a_group_has_settings_before_there_is_such_a_group() -> None:
+    cluster = cluster_with()
+    client = Client(cluster)
+    assert changed_group(client, (SESSION, "60000", 0), validate_only=True).error_code == 0
+    assert not cluster.group_settings
+    assert changed_group(client, (SESSION, "60000", 0)).error_code == 0
+    rows = {row.name: row for row in describe(cluster, GROUP, "g", include_synonyms=True).configs}
+    synonyms = [(row.name, row.value, row.source) for row in rows[SESSION].synonyms]
+    assert synonyms == [
+        (SESSION, "60000", SettingSource.GROUP),
+        (f"group.{SESSION}", "45000", SettingSource.DEFAULT),
+    ]
+    held = {name: (row.value, row.config_source, row.read_only) for name, row in rows.items()}
+    assert held == {
+        SESSION: ("60000", SettingSource.GROUP, False),
+        HEARTBEAT: ("5000", SettingSource.DEFAULT, False),
+    }
+    assert describe(cluster, GROUP, "other").configs[1].value == "45000"
+    listed = run(client.ask("ListConfigResources", resource_types=[GROUP])).config_resources
+    assert [(row.resource_name, row.resource_type) for row in listed] == [("g", GROUP)]
+
+    assert changed_group(client, (HEARTBEAT, "1000"), api="AlterConfigs").error_code == 0
+    assert cluster.group_settings["g"] == {HEARTBEAT: 1_000}, "what is not given returns to its default"
+    assert changed_group(client, (HEARTBEAT, None, 1), (SESSION, None, 1)).error_code == 0
+    assert not cluster.group_settings["g"]
+
+
+@pytest.mark.parametrize("name, configs, code", [
+    ("g", [(SESSION, "999", 0)], Code.INVALID_CONFIG), ("g", [(SESSION, "1800001", 0)], Code.INVALID_CONFIG),
+    ("g", [(HEARTBEAT, "99", 0)], Code.INVALID_CONFIG), ("g", [(HEARTBEAT, "600001", 0)], Code.INVALID_CONFIG),
+    ("g", [(SESSION, "soon", 0)], Code.INVALID_CONFIG), ("g", [(SESSION, "5000", 0)], Code.INVALID_CONFIG),
+    ("g", [(HEARTBEAT, "45000", 0)], Code.INVALID_CONFIG), ("g", [("share.session.timeout.ms", "45000", 0)],
+     Code.INVALID_CONFIG), ("g", [(SESSION, "60000", 2)], Code.INVALID_CONFIG),
+    ("g", [(SESSION, None, 0)], Code.INVALID_REQUEST), ("g", [(SESSION, "60000", 9)], Code.INVALID_REQUEST),
+    ("", [(SESSION, "60000", 0)], Code.INVALID_REQUEST), ("g" * 256, [(SESSION, "60000", 0)], Code.INVALID_GROUP_ID),
+])  # fmt: skip
+@pytest.mark.parametrize("validate_only", [True, False])
+def test_what_a_group_cannot_set_is_refused(
+    name: str, configs: list[tuple[Any, ...]], code: Code, validate_only: bool
+) -> None:
+    cluster = cluster_with()
+    answer = changed_group(Client(cluster), *configs, name=name, validate_only=validate_only)
+    assert (answer.error_code, bool(answer.error_message)) == (code, True)
+    assert not cluster.group_settings
+
+
 def test_lists_are_edited() -> None:
     cluster, name = cluster_with(), "leader.replication.throttled.replicas"
     client = Client(cluster)
@@ -255,4 +318,4 @@ def test_lists_are_edited() -> None:
 def test_what_kafka_4_has_no_more_is_shown_where_it_is_set() -> None:
     cluster = cluster_with(message_downconversion_enable="false")
     (row,) = describe(cluster, TOPIC, "t", ["message.downconversion.enable"]).configs
-    assert (row.value, row.config_source) == ("false", Source.TOPIC)
+    assert (row.value, row.config_source) == ("false", SettingSource.TOPIC)

@@ -10,8 +10,8 @@ from appliance.config import TopicSettings, load
 from appliance.kafka_apis.settings_reply import (
     Created,
     Described,
-    Options,
-    Source,
+    ReplyOptions,
+    SettingSource,
     encode_created,
     encode_described,
     encode_new_topic,
@@ -37,7 +37,7 @@ def versions(key: int) -> range:
 @pytest.mark.parametrize("synonyms", [False, True])
 @pytest.mark.parametrize("documentation", [False, True])
 def test_described_settings_are_read_by_others(version: int, synonyms: bool, documentation: bool) -> None:
-    options = Options(version, synonyms, documentation)
+    options = ReplyOptions(version, synonyms, documentation)
     results = [
         Described(2, "größer", 0, "", encode_topic(OWN, BASE, options)),
         Described(4, "x" * 200, 42, "an error", b""),
@@ -46,7 +46,10 @@ def test_described_settings_are_read_by_others(version: int, synonyms: bool, doc
     frame = encode_described(7, version, results)
     assert kio_response_again(DESCRIBE_CONFIGS, version, frame) == frame
     reply = decode_response(DESCRIBE_CONFIGS, version, frame)
-    heads = [(each.resource_type, each.resource_name, each.error_code, each.error_message) for each in reply.results]
+    heads = [
+        (result.resource_type, result.resource_name, result.error_code, result.error_message)
+        for result in reply.results
+    ]
     assert heads == [(2, "größer", 0, None), (4, "x" * 200, 42, "an error"), (32, "", 0, None)]
     assert reply.header.correlation_id == 7 and reply.results[1].configs == reply.results[2].configs == []
     expected = kafkas_settings(OWN, BASE)
@@ -54,7 +57,9 @@ def test_described_settings_are_read_by_others(version: int, synonyms: bool, doc
     for row, setting in zip(reply.results[0].configs, expected, strict=True):
         first = setting.synonyms[0]
         assert (row.name, row.value, row.config_source) == (setting.name, first.value, first.source)
-        assert [(each.name, each.value, each.source) for each in row.synonyms] == list(setting.synonyms) * synonyms
+        assert [(synonym.name, synonym.value, synonym.source) for synonym in row.synonyms] == list(
+            setting.synonyms
+        ) * synonyms
         if version >= 3:
             assert (row.config_type, row.documentation) == (setting.kind, setting.about if documentation else None)
 
@@ -74,11 +79,14 @@ def test_created_topics_are_read_by_others(version: int) -> None:
         assert (made.num_partitions, made.replication_factor) == (3, 1)
         assert (refused.num_partitions, refused.replication_factor, refused.configs) == (-1, -1, [])
         rows = {row.name: (row.value, row.config_source) for row in made.configs}
-        assert rows["retention.ms"] == ("5", Source.TOPIC) and rows["segment.ms"] == ("8", Source.STATIC_BROKER)
+        assert rows["retention.ms"] == ("5", SettingSource.TOPIC) and rows["segment.ms"] == (
+            "8",
+            SettingSource.STATIC_BROKER,
+        )
 
 
 def test_topics_that_set_the_same_are_encoded_once() -> None:
-    options = Options(4, True, True)
+    options = ReplyOptions(4, True, True)
     encoded = encode_topic(OWN, BASE, options)
     assert encode_topic(tuple(OWN), load(overrides=["topics.segment.ms=8"]).topics.defaults, options) is encoded
     assert encode_topic(OWN, TopicSettings(), options) != encoded != encode_topic(OWN[1:], BASE, options)
@@ -96,8 +104,8 @@ def test_what_a_client_sends_is_quoted_within_bounds(version: int) -> None:
     client = Client(FakeCluster())
     name = "\0" * 30_000
     config = {"name": name, "value": "1"}
-    wanted = {"name": "t", "num_partitions": 1, "replication_factor": 1, "assignments": [], "configs": [config]}
-    (row,) = run(client.ask("CreateTopics", version, topics=[wanted])).topics
+    new_topic = {"name": "t", "num_partitions": 1, "replication_factor": 1, "assignments": [], "configs": [config]}
+    (row,) = run(client.ask("CreateTopics", version, topics=[new_topic])).topics
     assert row.error_code == 40 and len(row.error_message) == MESSAGE_CHARACTERS_MAX
     resource = {"resource_type": 2, "resource_name": name, "configs": []}
     (row,) = run(client.ask("AlterConfigs", 0, resources=[resource])).responses

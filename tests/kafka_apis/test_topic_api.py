@@ -38,9 +38,9 @@ def versions(name: str) -> range:
 def test_create_in_every_version(version: int) -> None:
     cluster = cluster_with()
     configs = [{"name": "retention.ms", "value": "3600000"}]
-    wanted = [topic(configs=configs), topic("t"), topic("b/d"), topic("twice"), topic("twice")]
-    reply = run(Client(cluster).ask("CreateTopics", version, topics=wanted))
-    codes = {each.name: each.error_code for each in reply.topics}
+    topics = [topic(configs=configs), topic("t"), topic("b/d"), topic("twice"), topic("twice")]
+    reply = run(Client(cluster).ask("CreateTopics", version, topics=topics))
+    codes = {answer.name: answer.error_code for answer in reply.topics}
     assert codes == {"new": 0, "t": 36, "b/d": 17, "twice": Code.INVALID_REQUEST}
     assert len(cluster.all["new"].partitions) == 3
     assert cluster.all["new"].settings == {"retention.ms": "3600000"}
@@ -88,13 +88,13 @@ def test_delete_in_every_version(version: int) -> None:
     cluster.add("u")
     cluster.all["u"].id = UUID(int=7).hex
     names = ["t", "none"]
-    given: dict[str, Any] = {"topic_names": names}
+    request: dict[str, Any] = {"topic_names": names}
     if version >= 6:
         by_id = [{"name": None, "topic_id": UUID(int=number)} for number in (8, 7)]
-        given = {"topics": [{"name": name} for name in names] + by_id}
-    reply = run(Client(cluster).ask("DeleteTopics", version, **given))
+        request = {"topics": [{"name": name} for name in names] + by_id}
+    reply = run(Client(cluster).ask("DeleteTopics", version, **request))
     expected = [0, Code.UNKNOWN_TOPIC_OR_PARTITION, Code.UNKNOWN_TOPIC_ID, 0]
-    assert [each.error_code for each in reply.responses] == expected[: len(reply.responses)]
+    assert [answer.error_code for answer in reply.responses] == expected[: len(reply.responses)]
     assert list(cluster.all) == (["u"] if version < 6 else [])
 
 
@@ -103,7 +103,7 @@ def test_grow_in_every_version(version: int) -> None:
     cluster = cluster_with()
     cluster.add("u", 2)
     cluster.add("v", 2)
-    wanted: list[dict[str, Any]] = [
+    topics: list[dict[str, Any]] = [
         {"name": "t", "count": 4, "assignments": None},
         {"name": "u", "count": 2, "assignments": None},
         {"name": "v", "count": 3, "assignments": [{"broker_ids": [9]}]},
@@ -111,10 +111,10 @@ def test_grow_in_every_version(version: int) -> None:
     ]
     client = Client(cluster)
     expected = [0, Code.INVALID_PARTITIONS, Code.INVALID_REPLICA_ASSIGNMENT, Code.UNKNOWN_TOPIC_OR_PARTITION]
-    checked = run(client.ask("CreatePartitions", version, topics=wanted, validate_only=True))
-    assert [each.error_code for each in checked.results] == expected and not cluster.calls
-    reply = run(client.ask("CreatePartitions", version, topics=wanted))
-    assert [each.error_code for each in reply.results] == expected
+    checked = run(client.ask("CreatePartitions", version, topics=topics, validate_only=True))
+    assert [answer.error_code for answer in checked.results] == expected and not cluster.calls
+    reply = run(client.ask("CreatePartitions", version, topics=topics))
+    assert [answer.error_code for answer in reply.results] == expected
     assert cluster.calls == [("add_partitions", "t", 4)]
 
 
@@ -135,8 +135,8 @@ def test_what_is_named_twice_in_one_request_is_refused() -> None:
     (3, [[1]], 0), (4, [[1]], Code.INVALID_REPLICA_ASSIGNMENT), (3, [[1], [1]], Code.INVALID_REPLICA_ASSIGNMENT),
 ])  # fmt: skip
 def test_each_new_partition_has_one_assignment(count: int, brokers: list[list[int]], error: int) -> None:
-    wanted = {"name": "t", "count": count, "assignments": [{"broker_ids": ids} for ids in brokers]}
-    (row,) = run(Client(cluster_with()).ask("CreatePartitions", topics=[wanted])).results
+    topic_grown = {"name": "t", "count": count, "assignments": [{"broker_ids": ids} for ids in brokers]}
+    (row,) = run(Client(cluster_with()).ask("CreatePartitions", topics=[topic_grown])).results
     assert (row.error_code, bool(row.error_message)) == (error, error != 0)
 
 
@@ -148,10 +148,10 @@ def test_delete_records_in_every_version(version: int) -> None:
     cluster = cluster_with(partitions=5)
     cluster.extents["t", 3] = StorageFault("offline")
     cluster.all["t"].partitions[4] = [9]
-    wanted = [(0, 500), (1, -1), (2, 1_001), (3, 500), (4, 500), (5, 500)]
-    partitions = [{"partition_index": number, "offset": offset} for number, offset in wanted]
+    offsets = [(0, 500), (1, -1), (2, 1_001), (3, 500), (4, 500), (5, 500)]
+    partitions = [{"partition_index": number, "offset": offset} for number, offset in offsets]
     reply = run(Client(cluster).ask("DeleteRecords", version, topics=[{"name": "t", "partitions": partitions}]))
-    rows = [(each.low_watermark, each.error_code) for each in reply.topics[0].partitions]
+    rows = [(part.low_watermark, part.error_code) for part in reply.topics[0].partitions]
     assert rows == [(490, 0), (990, 0), (-1, Code.OFFSET_OUT_OF_RANGE), (-1, 56), (-1, 6), (-1, 3)]
     assert cluster.calls == [("delete_records", "t", 0, 500), ("delete_records", "t", 1, 1_000)]
 

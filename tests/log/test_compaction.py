@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 from appliance.config import TopicSettings
 from appliance.durable_files import File
 from appliance.log import FileCache, Log, LogReader, compaction
-from appliance.log.compaction import CompactionState, Counts, Policy, run_pass
-from appliance.log.files import compacted_path, log_path
+from appliance.log.compaction import CompactionState, PassCounts, Policy, run_pass
+from appliance.log.files import compacted_path, log_path, offset_at
 from appliance.log.reader import SegmentFile
 from appliance.log.repair import repair
 from appliance.log.segment import scan
-from appliance.log.tools import Batch, dump, verify
+from appliance.log.tools import DumpedBatch, dump, verify
 from appliance.partition_states import ONLINE
-from appliance.records.batch import LOG_APPEND_TIME, check, restamp
+from appliance.records.batch import LOG_APPEND_TIME, check, read_header, restamp, walk
 from appliance.records.decode import Record, decode_batch
 from appliance.records.encode import encode_batch
 from appliance.records.holes import is_hole
@@ -44,7 +44,7 @@ class Written(NamedTuple):
 
 
 def raw(records: Sequence[Written], codec: str = "none", *, stamped: int | None = None) -> bytes:
-    data = encode_batch([(one.key, one.value, (), one.timestamp) for one in records], codec=codec)
+    data = encode_batch([(record.key, record.value, (), record.timestamp) for record in records], codec=codec)
     if stamped is not None:
         view = memoryview(bytearray(data))
         info = check(view, 0, len(view), 1 << 24)
@@ -57,7 +57,7 @@ def keyed(*pairs: tuple[bytes, bytes | None]) -> bytes:
     return raw([Written(*pair) for pair in pairs])
 
 
-def compact(log: Log, *, tombstones_ms: int = NEVER, now_ms: int = 5000, keys_max: int = 1 << 20) -> Counts:
+def compact(log: Log, *, tombstones_ms: int = NEVER, now_ms: int = 5000, keys_max: int = 1 << 20) -> PassCounts:
     policy = Policy(log.bases[-1], tombstones_ms, now_ms, 1 << 20, SETTINGS.index_interval_bytes)
     counts = run_pass(log.path, log.bases, log.end_offset, policy, log.swap, lambda _: None, keys_max=keys_max)
     assert not list(log.path.glob("*.compacted"))
@@ -67,8 +67,8 @@ def compact(log: Log, *, tombstones_ms: int = NEVER, now_ms: int = 5000, keys_ma
 def rolled(path: Path, *raws: bytes) -> Log:
     """A log of these batches, each in a segment of its own, and an empty active one."""
     log = open_log(path, SETTINGS)
-    for one in raws:
-        log.append(place_all(log.end_offset, [one]))
+    for raw_batch in raws:
+        log.append(place_all(log.end_offset, [raw_batch]))
         log.roll()
     log.flush()
     log.raise_high_watermark(log.end_offset)
@@ -77,12 +77,12 @@ def rolled(path: Path, *raws: bytes) -> Log:
 
 def records_of(log: Log) -> list[Record]:
     """All records, in the order of the files."""
-    found: list[Record] = []
+    records: list[Record] = []
     for base, stop in zip(log.bases, [*log.bases[1:], log.end_offset], strict=True):
         for _, info, data in scan(File(log_path(log.path, base)), base, 0, stop - base):
             if not is_hole(info):
-                found += decode_batch(bytes(data))
-    return found
+                records += decode_batch(bytes(data))
+    return records
 
 
 def pairs_of(log: Log) -> list[tuple[bytes | None, bytes | None]]:
@@ -91,7 +91,7 @@ def pairs_of(log: Log) -> list[tuple[bytes | None, bytes | None]]:
 
 def served(log: Log, offset: int, bytes_max: int = 1 << 20) -> list[Record]:
     """What a consumer sees that reads on from an offset to the end, as one that goes on behind each batch."""
-    reader, found = LogReader(log.path, FileCache()), []
+    reader, records = LogReader(log.path, FileCache()), []
     while (piece := reader.without_holes(log.bases, log.end_offset, offset, bytes_max)) is not None:
         data = os.pread(piece.file.fd, piece.count, piece.position)
         at = 0
@@ -100,11 +100,26 @@ def served(log: Log, offset: int, bytes_max: int = 1 << 20) -> list[Record]:
             base = int.from_bytes(data[at : at + 8], "big")
             last_delta = int.from_bytes(data[at + 23 : at + 27], "big", signed=True)
             if not data[at + 22] & 0x20:
-                found += [one for one in decode_batch(data, at) if one.offset >= offset]
+                records += [record for record in decode_batch(data, at) if record.offset >= offset]
             assert base + last_delta + 1 > offset, "a consumer would stand still"
             offset = base + last_delta + 1
             at += size
-    return found
+    return records
+
+
+def served_by_position(log: Log, bytes_max: int) -> list[Record]:
+    """What a consumer sees that reads on from the byte behind each answer, as that of ``appliance.client``."""
+    reader, offset, records = LogReader(log.path, FileCache()), log.start, list[Record]()
+    while (piece := reader.without_holes(log.bases, log.end_offset, offset, bytes_max)) is not None:
+        assert isinstance(piece.file, SegmentFile)
+        start = offset_at(piece.file.path, piece.position)
+        assert start is not None
+        data = os.pread(piece.file.fd, piece.count, piece.position)
+        for at, _, _ in walk(memoryview(data), 0, len(data)):
+            if not is_hole(read_header(data, at)):
+                records += [record for record in decode_batch(data, at) if record.offset >= offset]
+        offset = start + piece.count
+    return records
 
 
 # ---- what stays
@@ -227,15 +242,15 @@ def test_readers_find_times_in_a_compacted_log(path: Path) -> None:
     records = [Written(b"%d" % (number % 5), b"%d" % number, 1000 + number) for number in range(60)]
     log = rolled(path, *[raw(records[at : at + 6]) for at in range(0, 60, 6)])
     compact(log)
-    left = records_of(log)
+    kept = records_of(log)
     reader = LogReader(path, FileCache())
     for timestamp in range(990, 1070):
-        found = reader.by_time(log.bases, log.end_offset, timestamp)
-        expected = next((record for record in left if record.timestamp >= timestamp), None)
-        if found is None:
+        batch_found = reader.find_time(log.bases, log.end_offset, timestamp)
+        expected = next((record for record in kept if record.timestamp >= timestamp), None)
+        if batch_found is None:
             assert expected is None
         else:
-            exact = reader.first_record(log.bases, log.end_offset, found, timestamp)
+            exact = reader.first_record(log.bases, log.end_offset, batch_found, timestamp)
             assert expected is not None and (exact.offset, exact.timestamp) == (expected.offset, expected.timestamp)
 
 
@@ -246,13 +261,26 @@ def test_a_message_at_the_first_byte_of_a_gap_is_seen(path: Path) -> None:
     sized = (
         raw([*records[:5], Written(b"k1", filler.randbytes(size % 60)), *records[6:]], "zstd") for size in range(600)
     )
-    whole = next(one for one in sized if len(one) == len(records))
+    whole = next(raw_batch for raw_batch in sized if len(raw_batch) == len(records))
     large = TopicSettings(segment_bytes=1 << 20, index_interval_bytes=4096)
     log = filled(path, [keyed((b"before", b"")), whole, keyed((b"z", b""))], large)
     log.roll()
     compact(log)
     assert b"k999" in [record.key for record in served(log, 0)]
     assert served(log, 0) == records_of(log)
+
+
+def test_no_answer_ends_behind_bytes_in_which_the_next_batch_has_offsets(path: Path) -> None:
+    """What stays of two batches is one at the end, and its first message lies in the gap before it."""
+    gone = (b"x", bytes(400))
+    raws = [keyed((b"a", bytes(300))), keyed(gone, (b"p", b"")), keyed(gone, (b"q", b"")), keyed((b"x", b""))]
+    log = filled(path, raws, SETTINGS)
+    log.roll()
+    compact(log)
+    remaining = records_of(log)
+    assert [record.key for record in remaining] == [b"a", b"p", b"q", b"x"]
+    for bytes_max in range(1, log.end_offset + 1, 7):
+        assert served_by_position(log, bytes_max) == remaining, bytes_max
 
 
 def test_a_reader_with_the_old_file_reads_on_and_finds_the_new_one_later(path: Path) -> None:
@@ -292,7 +320,7 @@ def test_a_segment_that_retention_has_removed_is_not_put_back(path: Path) -> Non
         return log.swap(base)
 
     run_pass(path, list(log.bases), log.end_offset, policy, swap, lambda _: None)
-    assert sorted(int(one.stem) for one in path.glob("*.log")) == log.bases
+    assert sorted(int(file.stem) for file in path.glob("*.log")) == log.bases
     assert not list(path.glob("*.compacted"))
     assert verify(path).sound
 
@@ -301,32 +329,32 @@ def test_a_segment_that_retention_has_removed_is_not_put_back(path: Path) -> Non
 def test_damage_in_a_gap_hides_no_message_behind_it(path: Path, number: int) -> None:
     """The offsets of the batch behind a gap lie in it.  In the last case a message is damaged as well."""
     large = TopicSettings(segment_bytes=8 << 20, index_interval_bytes=256)
-    stays = [one in (0, 20, 40, 59) for one in range(60)]
-    keys = [b"%d" % one if stays[one] else b"" for one in range(60)]
+    stays = [number in (0, 20, 40, 59) for number in range(60)]
+    keys = [b"%d" % number if stays[number] else b"" for number in range(60)]
     raws = [keyed((key, b"v" * (70_000 if not key or key == b"0" else 10))) for key in keys]
     log = filled(path, raws, large)
     log.roll()
     log.append(place_all(log.end_offset, [keyed((b"z", b""))]))
     log.raise_high_watermark(log.end_offset)
     compact(log)
-    left = records_of(log)
+    kept = records_of(log)
     log.close()
     file = log_path(path, log.bases[0])
-    found = [one for one in dump(path) if isinstance(one, Batch) and one.path == file]
-    gap = [one for one in found if one.is_emptied and one.position > 0][:2]
+    batches = [batch for batch in dump(path) if isinstance(batch, DumpedBatch) and batch.path == file]
+    gap = [batch for batch in batches if batch.is_emptied and batch.position > 0][:2]
     assert gap[1].position == gap[0].position + gap[0].info.size, "a gap of several holes"
-    before = found[found.index(gap[0]) - 1]
+    before = batches[batches.index(gap[0]) - 1]
     assert not before.is_emptied
     assert before.info.count == 1
     places = [gap[1:], gap, [before, *gap]][number]
-    for one in places:
-        overwrite(file, one.position + 64, b"xy")
+    for place in places:
+        overwrite(file, place.position + 64, b"xy")
     assert not verify(path).sound
     repair(path)
     log = open_log(path, large)
     assert verify(path).sound
     lost = [before.offset] if before in places else []
-    assert served(log, 0) == records_of(log) == [record for record in left if record.offset not in lost]
+    assert served(log, 0) == records_of(log) == [record for record in kept if record.offset not in lost]
 
 
 def test_a_deleted_key_stays_deleted_where_a_log_was_cut_and_has_grown_again(path: Path) -> None:
@@ -338,8 +366,8 @@ def test_a_deleted_key_stays_deleted_where_a_log_was_cut_and_has_grown_again(pat
     overwrite(log_path(path, place), 70, b"xyxy")
     assert repair(path, cut=True).end == place < CompactionState.load(path).ended_ms
     log = open_log(path, SETTINGS)
-    for one in (keyed((b"0", None)), keyed((b"z", b"")), keyed((b"z", b""))):
-        log.append(place_all(log.end_offset, [one]))
+    for raw_batch in (keyed((b"0", None)), keyed((b"z", b"")), keyed((b"z", b""))):
+        log.append(place_all(log.end_offset, [raw_batch]))
         log.roll()
     log.raise_high_watermark(log.end_offset)
     compact(log, now_ms=20_000, tombstones_ms=19_000)
@@ -425,7 +453,7 @@ def test_any_log_keeps_what_compaction_promises(steps: list[tuple[str, Any]]) ->
                     log.append(place_all(before, raws))
                     log.flush()
                     log.raise_high_watermark(log.end_offset)
-                    written |= {one.offset: one for one in records_of(log) if one.offset >= before}
+                    written |= {record.offset: record for record in records_of(log) if record.offset >= before}
                 case "roll":
                     log.roll()
                 case "compact":
@@ -443,25 +471,27 @@ def test_any_log_keeps_what_compaction_promises(steps: list[tuple[str, Any]]) ->
 
 
 def check_promises(log: Log, written: dict[int, Record], compacted_up_to: int) -> None:
-    left = records_of(log)
-    offsets = [record.offset for record in left]
+    kept = records_of(log)
+    offsets = [record.offset for record in kept]
     assert offsets == sorted(set(offsets))
-    assert all(written[record.offset] == record for record in left), "a message is another one now"
+    assert all(written[record.offset] == record for record in kept), "a message is another one now"
     last = {record.key: record.offset for record in written.values() if record.key is not None}
     present = set(offsets)
     for key, offset in last.items():
         if written[offset].value is not None:
             assert offset in present, f"the last message of {key!r} is gone"
         elif offset not in present:
-            assert not any(record.key == key for record in left), "a deleted key is back"
+            assert not any(record.key == key for record in kept), "a deleted key is back"
     if log.end_offset:
         assert offsets[-1] + 1 == log.end_offset, "no message at the end"
     if compacted_up_to:
         below = [
-            record.key for record in left if record.offset < compacted_up_to and record.offset + 1 < log.end_offset
+            record.key for record in kept if record.offset < compacted_up_to and record.offset + 1 < log.end_offset
         ]
         assert len(below) - len(set(below)) <= 1, "a key twice"
     for start in {0, *offsets[::3], log.end_offset // 2}:
-        assert served(log, start, 1 + start % 300) == [record for record in left if record.offset >= start]
+        assert served(log, start, 1 + start % 300) == [record for record in kept if record.offset >= start]
+    for bytes_max in (1, 150, 400, 1000, 1 << 20):
+        assert served_by_position(log, bytes_max) == kept
     report = verify(log.path)
     assert report.sound, report.problems

@@ -10,22 +10,24 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from appliance.errors import CorruptLog
-from appliance.log.index import BLOCK_ENTRIES, ENTRY_BYTES, Builder, Entry, IndexFile, ends, pack
+from appliance.log.index import BLOCK_ENTRIES, ENTRY_BYTES, Builder, IndexEntry, IndexFile, ends, pack
 
 batches = st.lists(st.tuples(st.integers(61, 900), st.integers(1, 9), st.integers(-1, 50)), max_size=40)
 
 
-def entries_of(given: list[tuple[int, int, int]], base: int, records: int, interval: int, sealed: bool) -> list[Entry]:
+def entries_of(
+    given: list[tuple[int, int, int]], base: int, records: int, interval: int, sealed: bool
+) -> list[IndexEntry]:
     """The index by its definition."""
     offset, timestamp, last = base, -1, base - interval
     entries = []
     for size, count, stamp in given:
         if offset >= last + interval:
-            entries.append(Entry(offset, timestamp, records))
+            entries.append(IndexEntry(offset, timestamp, records))
             last = offset
         offset, timestamp, records = offset + size, max(timestamp, stamp), records + count
     if sealed or not entries:
-        entries.append(Entry(offset, timestamp, records))
+        entries.append(IndexEntry(offset, timestamp, records))
     return entries
 
 
@@ -62,10 +64,10 @@ def test_whatever_was_there_the_index_is_what_the_batches_say(
 
 def test_what_is_right_is_not_written_again(tmp_path: Path) -> None:
     """Readers look at it meanwhile: a right prefix is left as it is, whatever interval it was made with."""
-    given = [(100, 1, 5)] * 10
-    dense = pack(Entry(1000 + 100 * number, 5 if number else -1, 7 + number) for number in range(10))
-    build(dense[:96] + b"\xff" * 24, tmp_path / "index", given, sealed=False)
-    assert (tmp_path / "index").read_bytes() == dense[:96] + pack([Entry(1600, 5, 13), Entry(1900, 5, 16)])
+    batches_said = [(100, 1, 5)] * 10
+    dense = pack(IndexEntry(1000 + 100 * number, 5 if number else -1, 7 + number) for number in range(10))
+    build(dense[:96] + b"\xff" * 24, tmp_path / "index", batches_said, sealed=False)
+    assert (tmp_path / "index").read_bytes() == dense[:96] + pack([IndexEntry(1600, 5, 13), IndexEntry(1900, 5, 16)])
 
 
 def test_ends(tmp_path: Path) -> None:
@@ -73,15 +75,15 @@ def test_ends(tmp_path: Path) -> None:
     assert ends(path) is None
     path.write_bytes(bytes(23))
     assert ends(path) is None
-    path.write_bytes(pack([Entry(1, -1, 3), Entry(4, 5, 6)]) + b"torn")
-    assert ends(path) == (Entry(1, -1, 3), Entry(4, 5, 6))
+    path.write_bytes(pack([IndexEntry(1, -1, 3), IndexEntry(4, 5, 6)]) + b"torn")
+    assert ends(path) == (IndexEntry(1, -1, 3), IndexEntry(4, 5, 6))
 
 
 # ---- reading
 
 
 def write(path: Path, offsets: list[int]) -> IndexFile:
-    path.write_bytes(pack(Entry(offset, number * 10 - 1, number) for number, offset in enumerate(offsets)))
+    path.write_bytes(pack(IndexEntry(offset, number * 10 - 1, number) for number, offset in enumerate(offsets)))
     return IndexFile(path)
 
 
@@ -123,7 +125,7 @@ def test_floor_sees_entries_that_come_later(tmp_path: Path) -> None:
     index = write(path, [0])
     assert index.floor(500, 600) == (0, 0)
     with path.open("ab") as file:
-        file.write(pack([Entry(300, 0, 1), Entry(600, 0, 2), Entry(900, 0, 3)]))
+        file.write(pack([IndexEntry(300, 0, 1), IndexEntry(600, 0, 2), IndexEntry(900, 0, 3)]))
     assert index.floor(500, 600) == (1, 300)
     assert index.floor(600, 700) == (2, 600)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -12,11 +11,12 @@ from hypothesis import strategies as st
 from appliance.config import TopicSettings
 from appliance.log import FileCache, Log, LogReader
 from appliance.log.files import index_path, log_path
-from appliance.log.index import ENTRY, ENTRY_BYTES, Entry
+from appliance.log.index import ENTRY, ENTRY_BYTES, IndexEntry
 from appliance.log.index_check import IndexCheck, MendedIndex
 from appliance.log.scrub import scrub
 from appliance.log.tools import verify
 
+from ..support.harmed_files import harm
 from ..support.log_batches import batch, filled, log_range
 
 RAWS = [batch([b"%d" % number * 30] * (number % 3 + 1), 1_000 + number) for number in range(24)]
@@ -31,16 +31,16 @@ def checked(log: Log, start: int = 0, may_write: bool = True) -> list[MendedInde
     return check.mended
 
 
-def entries(log: Log, base: int) -> list[Entry]:
+def entries(log: Log, base: int) -> list[IndexEntry]:
     data = index_path(log.path, base).read_bytes()
-    return [Entry(*ENTRY.unpack_from(data, at)) for at in range(0, len(data), ENTRY_BYTES)]
+    return [IndexEntry(*ENTRY.unpack_from(data, at)) for at in range(0, len(data), ENTRY_BYTES)]
 
 
-def store(log: Log, base: int, given: list[Entry]) -> None:
+def store(log: Log, base: int, given: list[IndexEntry]) -> None:
     index_path(log.path, base).write_bytes(b"".join(ENTRY.pack(*entry) for entry in given))
 
 
-def as_read(log: Log) -> list[list[Entry]]:
+def as_read(log: Log) -> list[list[IndexEntry]]:
     """The index of each sealed segment without the entries that nobody needs: the first and the last one."""
     return [[entries(log, base)[0], entries(log, base)[-1]] for base in log.bases[:-1]]
 
@@ -52,17 +52,7 @@ def test_whatever_is_wrong_in_an_index_is_mended(data: st.DataObject, tmp_path_f
     before, active = as_read(log), entries(log, log.bases[-1])
     for _ in range(data.draw(st.integers(1, 3))):
         path = index_path(log.path, data.draw(st.sampled_from(log.bases[:-1])))
-        content = bytearray(path.read_bytes()) if path.exists() else bytearray()
-        match data.draw(st.sampled_from(["flip", "short", "long", "missing"])) if content else "missing":
-            case "flip":
-                content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
-                path.write_bytes(content)
-            case "short":
-                os.truncate(path, data.draw(st.integers(0, len(content) - 1)))
-            case "long":
-                path.write_bytes(content + content[-ENTRY_BYTES:])
-            case "missing":
-                path.unlink(missing_ok=True)
+        harm(path, data, ENTRY_BYTES)
     problems = verify(log.path).problems
     mended = checked(log)
     assert bool(mended) == bool(problems)
@@ -78,7 +68,7 @@ def test_what_was_wrong_is_said(tmp_path: Path) -> None:
     (mended,) = checked(log)
     path = index_path(tmp_path, 0)
     assert (mended.path, mended.position) == (path, 2 * ENTRY_BYTES)
-    assert str(mended).startswith(f"{path}:48: Entry(offset={right[2].offset}, timestamp=7, ")
+    assert str(mended).startswith(f"{path}:48: IndexEntry(offset={right[2].offset}, timestamp=7, ")
 
 
 def test_records_are_counted_on_to_the_active_segment(tmp_path: Path) -> None:
@@ -140,5 +130,5 @@ def test_a_reader_that_knew_the_index_reads_right_after_it_was_mended(tmp_path: 
     assert len(entries(log, 0)) < len(right)
     ends = [stop for _, _, stop in log.headers(0)]
     for offset in range(0, end, 131):
-        found = reader.locate(bases, end, offset, 1)
-        assert found is not None and log_range(found)[1] == next(stop for stop in ends if stop > offset)
+        range_ = reader.locate(bases, end, offset, 1)
+        assert range_ is not None and log_range(range_)[1] == next(stop for stop in ends if stop > offset)

@@ -282,14 +282,33 @@ def test_a_full_disk_at_any_byte_leaves_everything_as_it_was(path: Path, marked:
     assert open_log(path).end_offset == log.end_offset
 
 
+def test_what_was_deleted_without_room_for_a_new_segment_is_gone_after_a_stop(path: Path) -> None:
+    """As after a kill: the segment was active when all of it was deleted, and has been rolled since."""
+    faults = Faults(error=no_room())
+    log = Log.open(path, SETTINGS, lambda: 0, boot=BOOT, system=faults.system())
+    log.append(place_all(0, [batch()]))
+    log.flush()
+    log.raise_high_watermark(log.end_offset)
+    deleted = log.end_offset
+    faults.bytes_left = 0
+    log.retire_before(deleted)
+    assert (log.bases, log.start) == ([0], deleted), "it stays, and is not read"
+    faults.heal()
+    log.roll()
+    log.close()
+    log = open_log(path)
+    assert (log.bases, log.start) == ([deleted], deleted)
+    assert sorted(path.glob("*.log")) == [path / f"{deleted:020}.log"]
+
+
 def test_a_lack_of_descriptors_in_a_roll_leaves_everything_as_it_was(path: Path) -> None:
     """Method: a group that rolls several times, with so many opens that succeed, for every number of them."""
-    left = [1000]
+    opens_left = [1000]
 
     def open_(path: Path | str, flags: int, mode: int) -> int:
-        if not left[0]:
+        if not opens_left[0]:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        left[0] -= 1
+        opens_left[0] -= 1
         return os.open(path, flags, mode)
 
     log = Log.open(path, SETTINGS, lambda: 0, boot=BOOT, system=System(open=open_))
@@ -298,7 +317,7 @@ def test_a_lack_of_descriptors_in_a_roll_leaves_everything_as_it_was(path: Path)
     group = place_all(log.end_offset, [batch([b"y" * 500])] * 8)
     before, end = snapshot(path), log.end_offset
     for opens in range(20):
-        left[0] = opens
+        opens_left[0] = opens
         try:
             log.append(group)
         except OutOfResources as error:
@@ -307,7 +326,7 @@ def test_a_lack_of_descriptors_in_a_roll_leaves_everything_as_it_was(path: Path)
         else:
             break
     assert opens == 4 * (len(log.bases) - 1)  # two files, opened twice each, for each new segment
-    left[0] = 1000
+    opens_left[0] = 1000
     log.flush()
     log.close(clean=False)
     assert open_log(path).end_offset == log.end_offset
@@ -654,12 +673,12 @@ class LogMachine(RuleBasedStateMachine):
         everything = b"".join(model.batches)
         offset = log.start
         first = True
-        while (found := self.reader.locate(bases, end, offset, 700)) is not None:
-            data = os.pread(found.file.fd, found.count, found.position)
-            start, _ = log_range(found)
+        while (range_ := self.reader.locate(bases, end, offset, 700)) is not None:
+            data = os.pread(range_.file.fd, range_.count, range_.position)
+            start, _ = log_range(range_)
             assert start <= offset and (first or start == offset)
-            assert data == everything[start : start + found.count]
-            offset, first = start + found.count, False
+            assert data == everything[start : start + range_.count]
+            offset, first = start + range_.count, False
         assert offset == end
         if end > bases[0]:
             middle = (log.start + end) // 2
@@ -667,7 +686,7 @@ class LogMachine(RuleBasedStateMachine):
             if middle < end:
                 stop = model.starts[index] + len(model.batches[index])
                 before = sum(model.counts[:index]) + max(0, middle - (stop - model.counts[index]))
-                assert self.reader.at(bases, end, middle) == (model.timestamps[index], before)
+                assert self.reader.time_and_count(bases, end, middle) == (model.timestamps[index], before)
 
 
 TestLogMachine = LogMachine.TestCase

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
+import subprocess
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from appliance import libc
-from appliance.log.page_cache import AHEAD_MAX, SAMPLE_BYTES, Brought, LogFile, NotInMemory
+from appliance.durable_files import System
+from appliance.log.page_cache import (
+    AHEAD_MAX,
+    SAMPLE_BYTES,
+    TO_OPEN_MAX,
+    Brought,
+    FileToOpen,
+    LogFile,
+    NamesInMemory,
+    NotInMemory,
+)
 
 from ..support.cold_files import drop
 
@@ -45,7 +56,7 @@ def test_what_was_brought_can_be_read_and_nothing_else(cold: LogFile) -> None:
         assert cold.in_memory(position, count) == 0
         with pytest.raises(NotInMemory) as missing:
             cold.read(count, position)
-        assert missing.value.wanted == (cold, position, count)
+        assert missing.value.cold == (cold, position, count)
     bring(cold, 0, 1 << 20)
     assert cold.in_memory(0, SIZE) == 1 << 20
     assert cold.in_memory(5_000, 100_000) == 100_000
@@ -56,8 +67,8 @@ def test_what_was_brought_can_be_read_and_nothing_else(cold: LogFile) -> None:
 
 def test_some_of_a_range_is_found_where_the_first_of_it_is_in_memory(cold: LogFile) -> None:
     bring(cold, 0, 80_000)
-    found = cold.in_memory(100, SIZE)
-    assert found >= 4096
+    bytes_there = cold.in_memory(100, SIZE)
+    assert bytes_there >= 4096
     assert cold.in_memory(70_000, SIZE) > 0
 
 
@@ -146,3 +157,63 @@ def test_nobody_else_is_kept_from_waiting(tmp_path: Path) -> None:
     drop([path])
     file = LogFile(path)
     assert file.in_memory(0, SIZE) == SIZE and file.read(SIZE, 0) == DATA
+
+
+# ---- names
+
+
+@pytest.fixture
+def unnamed() -> Iterator[Path]:
+    """A file whose name nobody has looked up yet: that of a process which began just now."""
+    with subprocess.Popen(["sleep", "60"]) as child:
+        yield Path(f"/proc/{child.pid}/task/{child.pid}/comm")
+        child.kill()
+
+
+def test_a_file_is_opened_only_if_its_names_are_in_memory(unnamed: Path, tmp_path: Path) -> None:
+    """Goal: whoever must not wait asks for a look-up, once however many ask, and goes on whatever came of it."""
+    known = tmp_path / "log"
+    known.touch()
+    system = System(open=NamesInMemory().open)
+    LogFile(known, system)
+    asked = []
+    for _ in range(2):
+        with pytest.raises(NotInMemory) as missing:
+            LogFile(unnamed, system)
+        asked.append(missing.value.cold)
+    (to_open, position, count), other = asked
+    assert isinstance(to_open, FileToOpen) and to_open is other.file and position == count == 0
+    to_open.look_up()
+    assert LogFile(unnamed, system).read(10, 0) == b"sleep\n"
+
+
+def test_a_file_that_cannot_be_opened_is_told_of_behind_its_look_up(unnamed: Path) -> None:
+    system = System(open=NamesInMemory().open)
+    missing_file = unnamed.with_name("missing")
+    with pytest.raises(NotInMemory) as missing:
+        LogFile(missing_file, system)
+    to_open = missing.value.cold.file
+    assert isinstance(to_open, FileToOpen)
+    with pytest.raises(FileNotFoundError):
+        to_open.look_up()
+    with pytest.raises(FileNotFoundError):
+        LogFile(missing_file, system)
+
+
+def test_files_that_nobody_comes_back_for_are_forgotten(unnamed: Path) -> None:
+    names = NamesInMemory()
+    for number in range(2 * TO_OPEN_MAX):
+        with pytest.raises(NotInMemory):
+            names.open(unnamed.with_name(f"missing-{number}"), os.O_RDONLY, 0)
+    assert len(names._to_open) == TO_OPEN_MAX
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EPERM, errno.EINVAL])
+def test_a_kernel_that_cannot_be_asked_for_names_is_waited_for(
+    unnamed: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(number, "refused")
+
+    monkeypatch.setattr(libc, "open_without_waiting", refuse)
+    assert LogFile(unnamed, System(open=NamesInMemory().open)).read(10, 0) == b"sleep\n"

@@ -63,9 +63,9 @@ def test_what_is_set_aside_frees_the_name_and_is_discarded_under_another(tmp_pat
         partition_directory.set_aside(tmp_path, "logs", 0, topic_id)
     (tmp_path / "readme.deleted").mkdir()
     (tmp_path / "logs-0.deleted-0").mkdir()  # partition 0 of a topic of this name
-    found = partition_directory.deleted(tmp_path)
-    assert [path.name for path in found] == [f"{OLD}-0.deleted", f"{NEW}-0.deleted"]
-    for directory in found:
+    set_aside = partition_directory.deleted(tmp_path)
+    assert [path.name for path in set_aside] == [f"{OLD}-0.deleted", f"{NEW}-0.deleted"]
+    for directory in set_aside:
         partition_directory.discard(directory)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["logs-0.deleted-0", "readme.deleted"]
     with pytest.raises(AssertionError):

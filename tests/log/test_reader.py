@@ -16,14 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from appliance.config import TopicSettings
-from appliance.durable_files import File
 from appliance.errors import CorruptLog, OffsetOutOfRange, StorageFault
 from appliance.log import FileCache, Log, LogReader
 from appliance.log.files import index_path, log_path
 from appliance.log.index import IndexFile
-from appliance.log.reader import BOUNDARIES_MAX, RECORDS_MAX, TIMES_MAX, UNPACKED_BYTES_MAX, Found
+from appliance.log.page_cache import LogFile
+from appliance.log.reader import BOUNDARIES_MAX, RECORDS_MAX, TIMES_MAX, UNPACKED_BYTES_MAX, FoundBatch
 from appliance.records.encode import encode_batch
-from appliance.records.timestamps import Times
+from appliance.records.timestamps import BatchTimes
 from appliance.wire.requests import FileRange
 
 from ..support.log_batches import MEMORY, SETTINGS, batch, filled, log_range, open_log, place_all, placed, retire
@@ -49,17 +49,17 @@ class Naive:
             records += info.count
         return -1, records
 
-    def by_time(self, timestamp: int) -> Found | None:
+    def by_time(self, timestamp: int) -> FoundBatch | None:
         records = 0
         for _, info, stop in self.batches:
             if info.max_timestamp >= timestamp:
-                return Found(stop - info.count, info.max_timestamp, records)
+                return FoundBatch(stop - info.count, info.max_timestamp, records)
             records += info.count
         return None
 
 
-def read(found: FileRange) -> bytes:
-    return os.pread(found.file.fd, found.count, found.position)
+def read(range_: FileRange) -> bytes:
+    return os.pread(range_.file.fd, range_.count, range_.position)
 
 
 def forged(position: int) -> bytes:
@@ -99,19 +99,19 @@ def naive(log: Log) -> Naive:
 
 def check_locate(naive: Naive, reader: LogReader, end: int, offset: int, bytes_max: int) -> None:
     log = naive.log
-    found = reader.locate(log.bases, end, offset, bytes_max)
+    range_ = reader.locate(log.bases, end, offset, bytes_max)
     if offset == end:
-        assert found is None
+        assert range_ is None
         return
-    assert found is not None
-    start, stop = log_range(found)
+    assert range_ is not None
+    start, stop = log_range(range_)
     limit = min([following for following in log.bases if following > start] + [end])
     assert start == naive.containing(offset)
     assert stop in naive.boundaries and start < stop <= limit
     following = naive.boundaries[naive.boundaries.index(start) + 1]
     assert stop == following or stop - start <= bytes_max
     assert stop == limit or stop - start > bytes_max - SETTINGS.index_interval_bytes - 3200
-    assert read(found) == naive.bytes[start:stop]
+    assert read(range_) == naive.bytes[start:stop]
 
 
 def test_locate_every_offset(log: Log, naive: Naive) -> None:
@@ -134,9 +134,9 @@ def test_locate_with_any_end_and_limit(log: Log, naive: Naive, data: st.DataObje
 def test_a_sequential_consumer_gets_every_byte_once(log: Log, naive: Naive) -> None:
     for bytes_max in (1, 300, 1024, 1 << 20):
         reader, offset, data = LogReader(log.path, FileCache()), 0, b""
-        while (found := reader.locate(log.bases, log.end_offset, offset, bytes_max)) is not None:
-            data += read(found)
-            offset += found.count
+        while (range_ := reader.locate(log.bases, log.end_offset, offset, bytes_max)) is not None:
+            data += read(range_)
+            offset += range_.count
         assert data == naive.bytes
 
 
@@ -148,8 +148,8 @@ def test_a_caught_up_consumer_needs_no_index(tmp_path: Path) -> None:
     for _ in range(10):
         offset = log.end_offset
         log.append(place_all(offset, [batch([b"x" * 50])]))
-        found = reader.locate(log.bases, log.end_offset, offset, 1000)
-        assert found is not None and found.count == log.end_offset - offset
+        range_ = reader.locate(log.bases, log.end_offset, offset, 1000)
+        assert range_ is not None and range_.count == log.end_offset - offset
     assert cache.opened == 1  # the log, no index
 
 
@@ -160,38 +160,38 @@ def test_what_is_not_in_the_log_is_out_of_range(log: Log) -> None:
         with pytest.raises(OffsetOutOfRange, match=f"{bases[0]} to {end}"):
             reader.locate(bases, end, offset, 1000)
         with pytest.raises(OffsetOutOfRange):
-            reader.at(bases, end, offset)
+            reader.time_and_count(bases, end, offset)
 
 
 def test_nothing_at_or_above_the_end_is_served(log: Log, naive: Naive) -> None:
     for end in naive.boundaries[1:40]:
         reader = LogReader(log.path, FileCache())
         for offset in range(max(0, end - 400), end):
-            found = reader.locate(log.bases, end, offset, 1 << 20)
-            assert found is not None
-            assert log_range(found)[1] <= end
+            range_ = reader.locate(log.bases, end, offset, 1 << 20)
+            assert range_ is not None
+            assert log_range(range_)[1] <= end
 
 
 def test_a_retired_segment_is_out_of_range_but_a_range_of_it_stays_readable(tmp_path: Path) -> None:
     log = filled(tmp_path, [batch([b"x" * 900])] * 8)
     bases, end = list(log.bases), log.end_offset
     reader = LogReader(tmp_path, FileCache(2))
-    found = reader.locate(bases, end, 0, 1 << 20)
-    assert found is not None
-    before = read(found)
+    range_ = reader.locate(bases, end, 0, 1 << 20)
+    assert range_ is not None
+    before = read(range_)
     retire(log, bases[2])
     reader.forget()
     gc.collect()
-    assert read(found) == before
+    assert read(range_) == before
     for offset in (0, bases[1] + 5):  # with the view of a moment ago
         with pytest.raises(OffsetOutOfRange):
             reader.locate(bases, end, offset, 1000)
         with pytest.raises(OffsetOutOfRange):
-            reader.at(bases, end, offset)
-    found_later = reader.by_time(bases, end, 0)
+            reader.time_and_count(bases, end, offset)
+    found_later = reader.find_time(bases, end, 0)
     assert found_later is not None and found_later.offset >= bases[2]
-    fd = found.file.fd
-    del found
+    fd = range_.file.fd
+    del range_
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)
 
@@ -199,22 +199,24 @@ def test_a_retired_segment_is_out_of_range_but_a_range_of_it_stays_readable(tmp_
 def test_at_every_offset(log: Log, naive: Naive) -> None:
     reader = LogReader(log.path, FileCache())
     for offset in [*range(0, log.end_offset, 11), *naive.boundaries]:
-        assert reader.at(log.bases, log.end_offset, offset) == naive.at(offset)
+        assert reader.time_and_count(log.bases, log.end_offset, offset) == naive.at(offset)
 
 
 def test_records_are_counted_over_the_life_of_the_log(tmp_path: Path) -> None:
     log = filled(tmp_path, [batch([b"x" * 450] * 2)] * 8)
     reader = LogReader(tmp_path, FileCache())
-    before = [reader.at(log.bases, log.end_offset, offset) for offset in range(log.bases[2], log.end_offset, 100)]
+    before = [
+        reader.time_and_count(log.bases, log.end_offset, offset) for offset in range(log.bases[2], log.end_offset, 100)
+    ]
     retire(log, log.bases[2])
     offsets = range(log.bases[0], log.end_offset, 100)
-    assert [reader.at(log.bases, log.end_offset, offset) for offset in offsets] == before
+    assert [reader.time_and_count(log.bases, log.end_offset, offset) for offset in offsets] == before
 
 
 def test_by_time_every_time(log: Log, naive: Naive) -> None:
     reader = LogReader(log.path, FileCache())
     for timestamp in [-5, *range(0, 1001, 3), 10**15]:
-        assert reader.by_time(log.bases, log.end_offset, timestamp) == naive.by_time(timestamp)
+        assert reader.find_time(log.bases, log.end_offset, timestamp) == naive.by_time(timestamp)
 
 
 def test_by_time_sees_nothing_above_the_end(log: Log, naive: Naive) -> None:
@@ -224,7 +226,7 @@ def test_by_time_sees_nothing_above_the_end(log: Log, naive: Naive) -> None:
             expected = naive.by_time(timestamp)
             if expected is not None and expected.offset >= end:
                 expected = None
-            assert reader.by_time(log.bases, end, timestamp) == expected
+            assert reader.find_time(log.bases, end, timestamp) == expected
 
 
 def test_max_timestamp(log: Log, naive: Naive) -> None:
@@ -235,12 +237,26 @@ def test_max_timestamp(log: Log, naive: Naive) -> None:
         assert reader.max_timestamp(log.bases, end) == naive.by_time(largest)
 
 
+def test_the_largest_time_is_not_one_of_a_record_that_was_deleted(tmp_path: Path) -> None:
+    """The log starts inside a batch, behind the record with the largest time of its header."""
+    raw = encode_batch([(None, b"v", (), time) for time in (9_000, 9_000, 8_999)])
+    log = filled(tmp_path, [raw, batch([b"w"], 5_000)], TopicSettings())
+    last_of_batch = len(raw) - 1
+    reader, end = LogReader(tmp_path, FileCache()), log.end_offset
+    for start, largest in ((last_of_batch - 2, 9_000), (last_of_batch, 8_999), (len(raw), 5_000)):
+        batch_found = reader.max_timestamp(log.bases, end, start)
+        assert batch_found is not None and batch_found.timestamp == largest
+        record = reader.first_record(log.bases, end, batch_found, batch_found.timestamp, start)
+        assert record.timestamp == largest
+        assert record.offset == (start if start < len(raw) else end - 1)
+
+
 def test_a_time_from_the_future_spoils_its_own_segment_only(tmp_path: Path) -> None:
     log = filled(tmp_path, [batch([b"x" * 400], 10**15 if number == 1 else number) for number in range(20)])
     reader = LogReader(tmp_path, FileCache())
     retire(log, log.bases[1])
-    found = reader.by_time(log.bases, log.end_offset, 15)
-    assert found is not None and found.timestamp == 15
+    batch_found = reader.find_time(log.bases, log.end_offset, 15)
+    assert batch_found is not None and batch_found.timestamp == 15
 
 
 def times_batch(count: int, first: int = 5_000, codec: str = "zstd", size: int = 0) -> bytes:
@@ -253,19 +269,19 @@ def test_a_batch_is_unpacked_once_however_often_it_is_asked_about(tmp_path: Path
     log = filled(tmp_path, [times_batch(1_000, size=500)], TopicSettings())
     cache = FileCache()
     reader = LogReader(tmp_path, cache)
-    found = reader.by_time(log.bases, log.end_offset, 5_000)
-    assert found is not None
+    batch_found = reader.find_time(log.bases, log.end_offset, 5_000)
+    assert batch_found is not None
     for number in range(0, 1_000, 3):
-        record = reader.first_record(log.bases, log.end_offset, found, 5_000 + number)
-        assert record == Found(found.offset + number, 5_000 + number, number)
+        record = reader.first_record(log.bases, log.end_offset, batch_found, 5_000 + number)
+        assert record == FoundBatch(batch_found.offset + number, 5_000 + number, number)
         if not number:
             looked = reader.looked_bytes
     assert reader.looked_bytes == looked > 500_000
     other = LogReader(tmp_path, cache)
-    other.first_record(log.bases, log.end_offset, found, 5_999)
+    other.first_record(log.bases, log.end_offset, batch_found, 5_999)
     assert other.looked_bytes == 0, "nor does another reader of the same log"
     reader.forget()
-    reader.first_record(log.bases, log.end_offset, found, 5_999)
+    reader.first_record(log.bases, log.end_offset, batch_found, 5_999)
     assert reader.looked_bytes > looked
 
 
@@ -277,19 +293,19 @@ def test_a_batch_is_unpacked_once_however_often_it_is_asked_about(tmp_path: Path
 def test_a_bomb_is_answered_as_a_whole_and_once(tmp_path: Path, raw: bytes) -> None:
     log = filled(tmp_path, [raw], TopicSettings())
     reader = LogReader(tmp_path, FileCache())
-    found = reader.by_time(log.bases, log.end_offset, 5_007)
-    assert found is not None
+    batch_found = reader.find_time(log.bases, log.end_offset, 5_007)
+    assert batch_found is not None
     before = reader.looked_bytes
     for _ in range(50):
-        assert reader.first_record(log.bases, log.end_offset, found, 5_007) == found
+        assert reader.first_record(log.bases, log.end_offset, batch_found, 5_007) == batch_found
     assert reader.looked_bytes - before <= UNPACKED_BYTES_MAX + len(raw)
 
 
 def test_remembered_times_are_bounded() -> None:
     cache = FileCache()
     for number in range(200):
-        cache.remember_times("t", number, Times(array("q", range(1_500)), 0, array("q")))
-        cache.remember_times("u", number, Times(array("q"), 0, array("q")))
+        cache.remember_times("t", number, BatchTimes(array("q", range(1_500)), 0, array("q")))
+        cache.remember_times("u", number, BatchTimes(array("q"), 0, array("q")))
     assert cache.times("t", 199) is not None and cache.times("t", 0) is None
     assert sum(len(times.times) + 64 for times in cache._times.values()) == cache._times_count <= TIMES_MAX
     cache.drop("t")
@@ -301,11 +317,11 @@ def test_an_empty_log(tmp_path: Path) -> None:
     log = open_log(tmp_path)
     reader = LogReader(tmp_path, FileCache())
     assert reader.locate(log.bases, 0, 0, 10) is None
-    assert reader.at(log.bases, 0, 0) == (-1, 0)
-    assert reader.by_time(log.bases, 0, 0) is None
+    assert reader.time_and_count(log.bases, 0, 0) == (-1, 0)
+    assert reader.find_time(log.bases, 0, 0) is None
     assert reader.max_timestamp(log.bases, 0) is None
     with pytest.raises(OffsetOutOfRange):
-        reader.at(log.bases, 0, 1)
+        reader.time_and_count(log.bases, 0, 1)
 
 
 @pytest.mark.parametrize("damage", ["missing", "empty", "short", "shifted", "noise"])
@@ -327,14 +343,14 @@ def test_a_damaged_index_makes_reading_slower_not_wrong(tmp_path: Path, damage: 
         path.write_bytes({"empty": b"", "short": data[:30], "shifted": shifted, "noise": noise}[damage])
     reader = LogReader(tmp_path, FileCache())
     for offset in range(0, log.end_offset, 53):
-        found = reader.locate(log.bases, log.end_offset, offset, 1000)
-        assert found is not None
-        start, stop = log_range(found)
+        range_ = reader.locate(log.bases, log.end_offset, offset, 1000)
+        assert range_ is not None
+        start, stop = log_range(range_)
         assert start == naive.containing(offset)
         assert stop in naive.boundaries
     if damage in ("short", "shifted"):
         for offset in range(0, log.end_offset, 53):
-            assert reader.at(log.bases, log.end_offset, offset) == naive.at(offset)
+            assert reader.time_and_count(log.bases, log.end_offset, offset) == naive.at(offset)
 
 
 def test_a_damaged_header_is_named(tmp_path: Path) -> None:
@@ -344,7 +360,7 @@ def test_a_damaged_header_is_named(tmp_path: Path) -> None:
         file.seek(size + 16)
         file.write(b"\1")
     with pytest.raises(CorruptLog) as caught:
-        LogReader(tmp_path, FileCache()).at(log.bases, log.end_offset, 2 * size - 1)
+        LogReader(tmp_path, FileCache()).time_and_count(log.bases, log.end_offset, 2 * size - 1)
     assert (caught.value.path, caught.value.position) == (str(log_path(tmp_path, 0)), size)
 
 
@@ -363,8 +379,8 @@ def test_a_new_log_under_the_same_name(tmp_path: Path) -> None:
     for text in (b"old" * 30, b"new"):
         log = filled(path, [batch([text])] * 3)
         assert other._prefix.startswith(str(path))
-        found = reader.locate(log.bases, log.end_offset, 5, 1 << 20)
-        assert found is not None and text in read(found)
+        range_ = reader.locate(log.bases, log.end_offset, 5, 1 << 20)
+        assert range_ is not None and text in read(range_)
         reader.forget()
         for file in path.iterdir():
             file.unlink()
@@ -375,34 +391,34 @@ def test_file_cache_is_bounded_and_keeps_the_last_used(tmp_path: Path) -> None:
     for name in names:
         Path(name).touch()
     cache = FileCache(2)
-    first = cache.get(names[0], File)
-    cache.get(names[1], File)
-    assert cache.get(names[0], File) is first
-    cache.get(names[2], File)
+    first = cache.get(names[0], LogFile)
+    cache.get(names[1], LogFile)
+    assert cache.get(names[0], LogFile) is first
+    cache.get(names[2], LogFile)
     assert len(cache) == 2
-    assert cache.get(names[0], File) is first
+    assert cache.get(names[0], LogFile) is first
     cache.get(names[3], IndexFile)
     before = cache.opened
-    cache.get(names[2], File)
+    cache.get(names[2], LogFile)
     assert cache.opened == before + 1
 
 
 def test_a_file_that_cannot_be_opened_is_a_storage_fault(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     with pytest.raises(StorageFault, match="loop"):
-        FileCache().get(str(tmp_path / "loop"), File)
+        FileCache().get(str(tmp_path / "loop"), LogFile)
     with pytest.raises(FileNotFoundError):
-        FileCache().get(str(tmp_path / "nothing"), File)
+        FileCache().get(str(tmp_path / "nothing"), LogFile)
 
 
 def test_unlinked_files_are_let_go_of(tmp_path: Path) -> None:
     """As long as a cache keeps a retired segment open, the disk keeps its room."""
     kept, gone = tmp_path / "kept", tmp_path / "gone"
-    for each in (kept, gone):
-        each.write_bytes(b"x")
+    for file in (kept, gone):
+        file.write_bytes(b"x")
     files = FileCache(4)
-    for each in (kept, gone):
-        files.get(str(each), File)
+    for file in (kept, gone):
+        files.get(str(file), LogFile)
     gone.unlink()
     files.drop_unlinked()
-    assert len(files) == 1 and files.get(str(kept), File).fd >= 0
+    assert len(files) == 1 and files.get(str(kept), LogFile).fd >= 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import itertools
 import os
 import random
 from collections.abc import Callable, Iterator
@@ -31,7 +32,7 @@ from appliance.log.tools import verify
 from appliance.records.batch import LEADER_EPOCH_AT, MAGIC_AT
 
 from ..support.log_batches import BOOT, SETTINGS, batch, contents, filled, open_log, place_all
-from ..support.power_loss import Disk, plant
+from ..support.power_loss import Disk, Image, plant
 
 RAWS = [batch([b"one", b"two"], 10), batch([b"three"], 30), batch([b"x" * 200], 20), batch([b"last"] * 3, 40)]
 
@@ -44,9 +45,9 @@ def kill(log: Log) -> None:
 def served(log: Log) -> bytes:
     """What a reader gets of all that is exposed."""
     reader, data, offset = LogReader(log.path, FileCache()), b"", log.start
-    while (found := reader.locate(log.bases, log.high_watermark, offset, 300)) is not None:
-        data += os.pread(found.file.fd, found.count, found.position)
-        offset += found.count
+    while (range_ := reader.locate(log.bases, log.high_watermark, offset, 300)) is not None:
+        data += os.pread(range_.file.fd, range_.count, range_.position)
+        offset += range_.count
     return data
 
 
@@ -459,7 +460,7 @@ def test_starting_after_a_clean_stop_costs_the_same_however_long_the_log(
 
 def grow(directory: Path, segments: int) -> None:
     """Put sparse segments of 1 GiB under a cleanly stopped log, as if it had grown so long."""
-    marker = recovery.Marker.load(directory)
+    marker = recovery.CleanMarker.load(directory)
     assert marker is not None
     shift = segments << 30
     data, index = log_path(directory, 0).read_bytes(), index_path(directory, 0).read_bytes()
@@ -470,7 +471,7 @@ def grow(directory: Path, segments: int) -> None:
     index_path(directory, shift).write_bytes(index)
     logs, indexes = files.sizes(directory)
     state = marker.state._replace(end=marker.state.end + shift, last_entry=marker.state.last_entry + shift)
-    recovery.Marker(list(logs), list(indexes.values()), 0, state.end, False, state).store(directory)
+    recovery.CleanMarker(list(logs), list(indexes.values()), 0, state.end, False, state).store(directory)
 
 
 # ---- the recovery point
@@ -530,30 +531,59 @@ def test_boot_id_is_that_of_the_running_system() -> None:
     assert all(0 <= half < 1 << 64 for half in boot_id())
 
 
-# ---- a flush that failed
+# ---- what is on the disk
 
 
-@pytest.mark.parametrize("rolled", [False, True])
-def test_what_is_kept_after_a_failed_flush_is_on_the_disk(path: Path, rolled: bool) -> None:
+@pytest.mark.parametrize("is_clean", [False, True])
+def test_the_index_of_a_segment_that_was_sealed_when_all_was_flushed_is_on_the_disk(path: Path, is_clean: bool) -> None:
+    """Its last entry is written when the next batch comes, whose flush would sync it: a killed process does not."""
+    root = path / "0"
+    root.mkdir()
+    disk = Disk(root)
+    log = Log.open(root / "t-0", SETTINGS, lambda: 5000, boot=BOOT, system=disk.system())
+    log.append(place_all(0, RAWS))
+    log.flush()
+    log.roll()
+    log.append(place_all(log.end_offset, [batch([b"after"])]))
+    log.close(clean=False)
+    log = Log.open(root / "t-0", SETTINGS, lambda: 5000, boot=BOOT, system=disk.system())
+    content = contents(log.path)
+    log.close(clean=is_clean)
+    image = disk.image()
+    disk.close()
+    check_after_power_loss(image, path, content)
+
+
+@pytest.mark.parametrize(
+    ("rolled", "synced"), [("", 0), ("behind", 0), ("behind", 1), ("at", 0), ("at", 1), ("at", 2), ("at", 3)]
+)
+def test_what_is_kept_after_a_failed_flush_is_on_the_disk(path: Path, rolled: str, synced: int) -> None:
     """Goal: recovery after a failed flush never calls durable what only the page cache has.
 
     Method: a flush fails, after which the kernel says that all is written; the log recovers, is written to no more, and
-    loses power in every way that the disk allows.
+    loses power in every way that the disk allows.  Segments are rolled behind what was flushed before, or just there.
+    So many files are synced before the one that fails.
     """
     root = path / "0"
     root.mkdir()
     disk = Disk(root)
 
+    calls = itertools.count()
+
     def fdatasync(fd: int) -> None:
+        if next(calls) < synced:
+            return disk.system().fdatasync(fd)
         disk.fail_sync(fd)
         raise OSError(errno.EIO, "Input/output error")
 
     log = Log.open(root / "t-0", SETTINGS, lambda: 5000, boot=BOOT, system=disk.system())
     log.append(place_all(0, RAWS))
     log.flush()
-    raws = RAWS if not rolled else [batch([b"y" * 700]) for _ in range(6)]
+    if rolled == "at":
+        log.roll()
+    raws = RAWS if rolled != "behind" else [batch([b"y" * 700]) for _ in range(6)]
     log.append(place_all(log.end_offset, raws))
-    assert (len(log.bases) > 2) == rolled
+    assert (len(log.bases) > 2) == (rolled == "behind")
     failing = dataclasses.replace(disk.system(), fdatasync=fdatasync)
     ticket = log.flush_begin()
     ticket._system = failing
@@ -563,12 +593,20 @@ def test_what_is_kept_after_a_failed_flush_is_on_the_disk(path: Path, rolled: bo
     log = Log.open(root / "t-0", SETTINGS, lambda: 5000, boot=BOOT, system=disk.system())
     end, content = log.flushed, contents(log.path)
     assert end == log.end_offset == len(content) == sum(map(len, [*RAWS, *raws]))
-    image = disk.image()
-    log.close(clean=False)
+    recovered = disk.image()
+    log.close()
+    stopped = disk.image()
     disk.close()
+    check_after_power_loss(recovered, path / "recovered", content)
+    check_after_power_loss(stopped, path / "stopped", content)
+
+
+def check_after_power_loss(image: Image, room: Path, content: bytes) -> None:
+    """Whatever the disk may have then: the log opens with all of its content, and its indexes are right."""
+    room.mkdir(exist_ok=True)
     for number, tree in enumerate(image.states(random.Random(1), 50)):
-        plant(tree, path / f"after-{number}")
-        again = Log.open(path / f"after-{number}" / "t-0", SETTINGS, lambda: 5000, boot=(18, 4))
+        plant(tree, room / f"after-{number}")
+        again = Log.open(room / f"after-{number}" / "t-0", SETTINGS, lambda: 5000, boot=(18, 4))
         assert contents(again.path) == content
         assert verify(again.path, again.derived, SETTINGS.index_interval_bytes).problems == []
         again.close(clean=False)

@@ -17,7 +17,7 @@ from appliance.log import repair as repair_module
 from appliance.log.files import index_path, log_path
 from appliance.log.recovery import POINT_NAME
 from appliance.log.repair import repair
-from appliance.log.tools import CORRUPT, INDEX, Batch, dump, verify
+from appliance.log.tools import CORRUPT, INDEX, DumpedBatch, dump, verify
 from appliance.records.batch import LEADER_EPOCH_AT, MAGIC_AT
 from appliance.records.decode import decode_batch
 from appliance.records.encode import encode_batch
@@ -53,14 +53,14 @@ class Content(NamedTuple):
 def content(path: Path) -> Content:
     messages: dict[int, bytes | None] = {}
     holes, reasons = [], []
-    for found in dump(path):
-        assert isinstance(found, Batch), found
-        if found.is_hole:
-            start = int(found.path.stem) + found.position
-            holes.append((start, start + found.info.size))
-            reasons.append(reason_of(found.data))
+    for part in dump(path):
+        assert isinstance(part, DumpedBatch), part
+        if part.is_hole:
+            start = int(part.path.stem) + part.position
+            holes.append((start, start + part.info.size))
+            reasons.append(reason_of(part.data))
         else:
-            messages |= {record.offset: record.value for record in decode_batch(found.data)}
+            messages |= {record.offset: record.value for record in decode_batch(part.data)}
     return Content(messages, holes, reasons)
 
 

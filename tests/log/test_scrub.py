@@ -61,10 +61,10 @@ def test_every_damaged_batch_is_found_and_no_other(
         ranges = found(log, paces=paces)
     harmed = set(numbers)
     for number, (start, stop) in enumerate(pairwise(boundaries())):
-        assert any(one.start <= start and stop <= one.stop for one in ranges) == (number in harmed)
+        assert any(range_.start <= start and stop <= range_.stop for range_ in ranges) == (number in harmed)
     assert sum(paces) == log.end_offset
     # Where damage hides the begin of a range behind it, a part of it is found again.
-    assert [one[:2] for one in joined(again(log, ranges), 9)] == [one[:2] for one in joined(ranges, 9)]
+    assert [range_[:2] for range_ in joined(again(log, ranges), 9)] == [range_[:2] for range_ in joined(ranges, 9)]
     log.close(clean=False)
 
 
@@ -108,12 +108,12 @@ def test_what_the_disk_cannot_read_is_damaged_as_far_as_it_cannot(tmp_path: Path
     log = filled(tmp_path, raws, TopicSettings())
     ends = boundaries(raws)
     with unreadable(40_960, 49_152):
-        (one,) = found(log)
-        assert again(log, [one]) == [one]
-    assert one.start == max(end for end in ends if end <= 40_960)
-    assert min(end for end in ends if end >= 49_152) <= one.stop <= 49_152 + 2 * 4096 + len(raws[0])
-    assert one.stop in ends and one.reason == "cannot be read: Input/output error"
-    assert again(log, [one]) == []
+        (range_,) = found(log)
+        assert again(log, [range_]) == [range_]
+    assert range_.start == max(end for end in ends if end <= 40_960)
+    assert min(end for end in ends if end >= 49_152) <= range_.stop <= 49_152 + 2 * 4096 + len(raws[0])
+    assert range_.stop in ends and range_.reason == "cannot be read: Input/output error"
+    assert again(log, [range_]) == []
     log.close(clean=False)
 
 
@@ -154,14 +154,14 @@ def test_a_lost_file_is_damage_and_one_that_retention_has_removed_is_not(
     bases, end = list(log.bases), log.end_offset
     _, second, third = bases
     harm(log_path(tmp_path, second))
-    (one,) = found(log)
-    assert second <= one.start < one.stop == third and one.reason == reason
+    (range_,) = found(log)
+    assert second <= range_.start < range_.stop == third and range_.reason == reason
     (part,) = found(log, third - 6, third - 5)
-    assert one.start <= part.start and part.stop == one.stop
+    assert range_.start <= part.start and part.stop == range_.stop
     if harm is become_a_directory:
         log_path(tmp_path, second).rmdir()  # else retention cannot remove it
     retire(log, third)
-    assert again(log, [one]) == []
+    assert again(log, [range_]) == []
     assert list(scrub(tmp_path, bases, end, 0, end, lambda _: None)) == []  # with the view of a moment ago
     log.close(clean=False)
 
@@ -186,11 +186,11 @@ def test_joined_ranges_cover_all_damage_and_are_few(drawn: list[tuple[int, int, 
     few = joined(ranges, count_max)
     assert len(few) <= count_max
     assert all(before.stop < after.start for before, after in pairwise(few))
-    assert all(any(few_.start <= one.start and one.stop <= few_.stop for few_ in few) for one in ranges)
-    assert {one.start for one in few} <= {one.start for one in ranges}
+    assert all(any(few_.start <= range_.start and range_.stop <= few_.stop for few_ in few) for range_ in ranges)
+    assert {range_.start for range_ in few} <= {range_.start for range_ in ranges}
     if len(few) < count_max:  # nothing sound is in them
-        covered = {offset for one in ranges for offset in range(one.start, one.stop)}
-        assert sum(one.stop - one.start for one in few) == len(covered)
+        covered = {offset for range_ in ranges for offset in range(range_.start, range_.stop)}
+        assert sum(range_.stop - range_.start for range_ in few) == len(covered)
 
 
 def test_the_nearest_become_one() -> None:

@@ -12,9 +12,9 @@ import pytest
 
 from appliance.log.files import index_path, log_path
 from appliance.log.index import ENTRY_BYTES
-from appliance.log.recovery import MARKER_NAME, POINT_NAME, Marker
+from appliance.log.recovery import MARKER_NAME, POINT_NAME, CleanMarker
 from appliance.log.repair import repair
-from appliance.log.tools import CORRUPT, DERIVED, INDEX, TORN, Batch, Damage, dump, verify
+from appliance.log.tools import CORRUPT, DERIVED, INDEX, TORN, Damage, DumpedBatch, dump, verify
 
 from ..support.log_batches import (
     RAWS,
@@ -35,9 +35,9 @@ from ..support.log_batches import (
 def test_dump_shows_every_batch_in_its_place(path: Path) -> None:
     log = filled(path, RAWS)
     shown = [
-        (found.path, found.position, found.offset, bytes(found.data))
-        for found in dump(path)
-        if isinstance(found, Batch)
+        (part.path, part.position, part.offset, bytes(part.data))
+        for part in dump(path)
+        if isinstance(part, DumpedBatch)
     ]
     ends = boundaries(RAWS)
     assert b"".join(data for *_, data in shown) == contents(path)
@@ -62,7 +62,7 @@ def test_dump_goes_on_after_damage(path: Path) -> None:
     start, stop = boundaries(RAWS)[2:4]
     overwrite(log_path(path, 0), start + 70, b"\0\0\0\0")
     shown = list(dump(path))
-    assert [found[:3] for found in shown if isinstance(found, Damage)] == [(log_path(path, 0), start, stop)]
+    assert [part[:3] for part in shown if isinstance(part, Damage)] == [(log_path(path, 0), start, stop)]
     assert len(shown) == len(RAWS)
     overwrite(log_path(path, 0), start + 16, b"\1")
     assert len(list(dump(path, start + 1))) == len(RAWS)  # found by walking, which meets the damage
@@ -115,8 +115,8 @@ def test_verify_names_every_damaged_batch(path: Path) -> None:
     report = verify(path)
     assert not report.sound
     # Neighbours are one stretch of damage: nothing tells where the first of them ends.
-    found = [(problem.path, problem.position) for problem in report.problems if problem.kind == CORRUPT]
-    assert found == [expected[0], *expected[2:]]
+    places = [(problem.path, problem.position) for problem in report.problems if problem.kind == CORRUPT]
+    assert places == [expected[0], *expected[2:]]
     assert (report.batches, report.end) == (len(RAWS) - len(damaged), ends[1])
 
 
@@ -169,7 +169,7 @@ def test_verify_compares_what_was_known_at_the_last_stop(path: Path) -> None:
     """As an earlier release left it, or a bug: the marker is believed at the next start, so it has to be right."""
     log = filled(path, RAWS)
     log.close()
-    marker = Marker.load(path)
+    marker = CleanMarker.load(path)
     assert marker is not None
     wrong = marker.state._replace(timestamp=marker.state.timestamp + 5)
     dataclasses.replace(marker, state=wrong).store(path)
@@ -197,11 +197,11 @@ def test_verify_compares_what_was_known_at_the_last_stop(path: Path) -> None:
 )
 def test_verify_names_what_a_writer_knows_otherwise(path: Path, change: dict[str, Any], says: str) -> None:
     log = filled(path, RAWS)
-    known = log.derived
-    assert verify(path, known, SETTINGS.index_interval_bytes).problems == []
-    of_state = {name: value for name, value in change.items() if name in known.state._fields}
+    derived = log.derived
+    assert verify(path, derived, SETTINGS.index_interval_bytes).problems == []
+    of_state = {name: value for name, value in change.items() if name in derived.state._fields}
     others = {name: value for name, value in change.items() if name not in of_state}
-    wrong = known._replace(state=known.state._replace(**of_state), **others)
+    wrong = derived._replace(state=derived.state._replace(**of_state), **others)
     problems = verify(path, wrong).problems
     assert {problem.kind for problem in problems} == {DERIVED}
     assert any(problem.reason.startswith(says) or says in problem.reason for problem in problems)

@@ -9,11 +9,12 @@ import pytest
 from appliance.alert_settings import Alerts
 from appliance.config import load
 from appliance.errors import BadValue
-from appliance.health.alerts import BEGIN_LOOKS, END_LOOKS, Event
+from appliance.health.alerts import BEGIN_LOOKS, END_LOOKS, Event, Figures
 from appliance.health.conditions import CONDITIONS
 from appliance.health.findings import Finding
-from appliance.metrics.alert_delivery import NotDelivered, message_of, post, send_mail
+from appliance.metrics.alert_delivery import message_of, send_mail
 from appliance.metrics.alerting import KEPT_S, RETRY_S_MAX, Book, Delivery
+from appliance.processes.webhook import NotDelivered, post
 
 from ..support.webhook import Receiver, receiver
 
@@ -33,11 +34,11 @@ EVENT = Event(7, "begins", "DiskFull", "critical", 1_000.0, 990.0, [ROW], ["webh
 
 def test_a_webhook_gets_an_event(receiver: Receiver, tmp_path: Path) -> None:
     body = message_of(EVENT, APPLIANCE)
-    post(Alerts(webhook=receiver.url), False, body)
+    post(receiver.url, False, body)
     secret = tmp_path / "url"
     secret.write_text(f"{receiver.url}/T0/secret?key=1\n")
     secret.chmod(0o600)
-    post(Alerts(webhook=str(secret)), False, body)
+    post(str(secret), False, body)
     assert receiver.got == [("/hook", body), ("/hook/T0/secret?key=1", body)]
     assert body["text"] == "logs1: critical: the disk is full: no\nroom" and body["event"] == "begins"
     assert body["id"] == message_of(EVENT, APPLIANCE)["id"] and body["findings"] == [ROW]
@@ -47,7 +48,7 @@ def test_a_webhook_gets_an_event(receiver: Receiver, tmp_path: Path) -> None:
 def test_other_answers_are_faults_and_lead_nowhere(receiver: Receiver, status: int) -> None:
     receiver.answers = [status]
     with pytest.raises(NotDelivered, match=f"answered with {status}"):
-        post(Alerts(webhook=receiver.url), False, {})
+        post(receiver.url, False, {})
     assert len(receiver.got) == 1
 
 
@@ -71,7 +72,7 @@ def test_where_nobody_may_be_sent(tmp_path: Path, url: str, says: str) -> None:
     file.write_text(url)
     file.chmod(0o600)
     with pytest.raises(NotDelivered, match=says) as failed:
-        post(Alerts(webhook=str(file)), True, {})
+        post(str(file), True, {})
     assert "secret" not in str(failed.value)
 
 
@@ -80,7 +81,7 @@ def test_a_closed_file_is_needed_for_a_secret(tmp_path: Path) -> None:
     file.write_text("http://127.0.0.1/")
     file.chmod(0o644)
     with pytest.raises(NotDelivered, match=r"alerts\.webhook"):
-        post(Alerts(webhook=str(file)), False, {})
+        post(str(file), False, {})
 
 
 @pytest.mark.parametrize(
@@ -93,6 +94,9 @@ def test_a_closed_file_is_needed_for_a_secret(tmp_path: Path) -> None:
         (["alerts.mail_to=a b"], "no address"),
         (["alerts.mail_to=-oQ/tmp"], "no address"),
         (["alerts.mail_to=root", "alerts.sendmail=sendmail"], "path from the root"),
+        (["alerts.digest=07:00"], "nobody would get it"),
+        (["alerts.digest=7", "alerts.mail_to=root"], "alerts.digest"),
+        (["alerts.digest=24:00", "alerts.mail_to=root"], "time of day"),
     ],
 )
 def test_wrong_settings_are_refused(settings: list[str], says: str) -> None:
@@ -113,6 +117,11 @@ def test_a_mail_is_sent_by_the_program_of_the_host(tmp_path: Path) -> None:
     assert words == "-i -- ops@example.net root"
     assert "Subject: [logs1] critical: the disk is full: no room" in mail, "on one line"
     assert "logs1, /srv/logs: DiskFull begins" in mail and "  why: no room" in mail
+    rows = [{"what": "1 wrong still, 0 over", "why": "", "todo": ""}, {"what": "lasts", "why": "", "todo": "do it"}]
+    send_mail(alerts, Event(8, "digest", "", "info", 86_400.0 * 3, 86_400.0, rows, ["mail"]), APPLIANCE)
+    mail = to.read_text().splitlines()
+    assert "Subject: [logs1] digest: 1 wrong still, 0 over" in mail and "  do: do it" in mail
+    assert "logs1, /srv/logs: digest" in mail and "What there was in 2 d." in mail
     program.write_text("#!/bin/sh\necho no queue >&2\nexit 75\n")
     with pytest.raises(NotDelivered, match="ended with 75: no queue"):
         send_mail(alerts, EVENT, APPLIANCE)
@@ -138,7 +147,7 @@ class Desk:
     def look(self, wrong: bool, times: int) -> None:
         finding = Finding(CONDITIONS[0], "it is wrong", "", "", "")
         for _ in range(times):
-            self.book.take([finding] if wrong else [], self.now_s, self.alerts)
+            self.book.take([finding] if wrong else [], Figures(), self.now_s, self.alerts)
 
     def deliver(self) -> float | None:
         return self.delivery.run_once(["webhook", "mail"], self.now_s)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from appliance.health import host
-from appliance.health.host import Host, Process
+from appliance.health.host import Host, HostProcess
 from appliance.metrics.disk_forecast import DiskForecast, Room
 from appliance.metrics.exposition import DAMAGED_MAX, OTHERS, TOPICS_MAX, Exposition, Snapshot, Watched
 from appliance.metrics.heart_watch import HeartWatch
@@ -42,11 +42,15 @@ STATE: dict[str, Any] = {
         | {"lines": 10, "bytes": 900, "messages": 9, "refused": 2, "gaps": 1},
     },
     "clock": {"jump_ms": -5_000, "believed": 9, "kept_bytes": 0},
-    "transactions": {"ids": 9, "open": 2, "late": 1, "oldest": {"id": "x", "state": "Ongoing", "since": 5}},
+    "transactions": {"ids": 9, "open": 2, "late": 1, "hanging": 3, "hanging_in": ["t-1"]}
+    | {"oldest": {"id": "x", "state": "Ongoing", "since": 5}},
     "tls": {"error": "bad mode", "files": [{"key": "tls.certificate", "file": "/a.pem", "expires": 7.0}]},
     "damaged": {"web-1-0": [[100, 150, "0.log", 100, "CRC32C"], [200, 210, "0.log", 200, "CRC32C"]]},
 }
-MACHINE = Host(shm=host.Room(1000, 400), processes={1: Process("S", 1.5), 2: Process("R", 2.0), 3: Process("S", 0.5)})
+MACHINE = Host(
+    shm=host.DiskRoom(1000, 400),
+    processes={1: HostProcess("S", 1.5), 2: HostProcess("R", 2.0), 3: HostProcess("S", 0.5)},
+)
 ROOM = Room(size=1000, free=600, logs=300, cap=500, reserve=100)
 
 
@@ -101,7 +105,7 @@ def test_numbers_arrive_under_their_names() -> None:
     removed = found["appliance_retention_removed_bytes_total"]
     assert removed == {(("reason", reason),): count for reason, count in (("age", 0), ("size", 6), ("room", 0))}
     assert found["appliance_clock_jump_seconds"] == {(): -5.0}
-    assert [found[f"appliance_transactions_{key}"][()] for key in ("ids", "open", "late")] == [9.0, 2.0, 1.0]
+    assert [found[f"appliance_transactions_{key}"][()] for key in ("ids", "open", "late", "hanging")] == [9, 2, 1, 3]
     assert found["appliance_process_restarts_total"][(("role", "network"),)] == 2
     assert found["appliance_process_restarts_total"][(("role", "coordinator"),)] == 0
     assert found["appliance_partitions"][(("state", "offline"),)] == 1

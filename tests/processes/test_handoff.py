@@ -15,7 +15,7 @@ from confluent_kafka import Producer
 
 from appliance.errors import CorruptBatch, UnknownPartition, WriterGone
 from appliance.processes.handoff import CONNECTIONS_MAX
-from appliance.processes.network.connection_state import TURNS_TO_HAND_OVER
+from appliance.processes.network.worker_connection import TURNS_TO_HAND_OVER
 from appliance.records.decode import decode_batch, decode_values
 from appliance.records.encode import encode_values
 from appliance.wire import native

@@ -34,24 +34,26 @@ from appliance.processes import network
 from appliance.processes.clock import wall_ms
 from appliance.processes.control import Channel
 from appliance.processes.messages import TO_SUPERVISOR, PartitionTable, WorkerChannel, WriterChannel
-from appliance.processes.network import connection_state
+from appliance.processes.network import worker_connection
 from appliance.processes.network.worker import NetworkWorker
+from appliance.processes.snapshot import SecurityChanged
 from appliance.processes.writer.writer import Writer, WriterArguments
 from appliance.records.decode import decode_values
 from appliance.records.encode import encode_values
+from appliance.security.security_state import SecurityState, pack
 from appliance.shared import memory
 from appliance.shared.doorbell import MarkedDoorbell
 from appliance.shared.table import SEGMENTS_MAX, TABLE_BYTES
 from appliance.wire import native
 from appliance.wire.frames import split
 
-from ..support.long import LONG
+from ..support.long import chosen_size
 
 CONFIG: Final = Config(network=Network(arena_bytes=1 << 20, frame_bytes_max=1 << 18))
 SETTINGS: Final = {"flush.messages": "0"}
 X, Y, WORKER = "x", "y", "w"
 ROUNDS_MAX: Final = 200
-LENGTH: Final = int(os.environ.get("INTERLEAVING_STEPS", "5" if LONG else "4"))
+LENGTH: Final = chosen_size("INTERLEAVING_STEPS", 4, 5)
 """Of the words; those in which somebody dies have two steps fewer beside the death."""
 
 
@@ -139,7 +141,10 @@ class Bench:
         self._arena, mapped = memory.create(self._instance, "arena", CONFIG.network.arena_bytes)
         mapped.close()
         listeners = [(Listener("native", PLAINTEXT, ""), self.listener)]
-        arguments = network.WorkerArguments(CONFIG, self.path, 0, self._arena, listeners, self._doorbell, None)
+        known = [SecurityChanged(pack(SecurityState()))]  # without it, nothing starts
+        arguments = network.WorkerArguments(
+            *(CONFIG, self.path, 0, self._arena, listeners, self._doorbell, None), snapshot=known
+        )
 
         def make(control: Channel) -> Callable[[], None]:
             worker = NetworkWorker(arguments, control)
@@ -350,7 +355,7 @@ NEW: Final = (elsewhere, busy)
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    monkeypatch.setattr(connection_state, "TURNS_TO_HAND_OVER", 2)
+    monkeypatch.setattr(worker_connection, "TURNS_TO_HAND_OVER", 2)
     made = Bench(tmp_path)
     try:
         yield made

@@ -1,6 +1,6 @@
 """The matrix: every API of both listeners, without its rights, with all but one, and with all of them.
 
-It is made from the table (``security/api_rights.py``).  Clients of one appliance have no login here; they differ by
+It is made from the rows of APIs and verbs.  Clients of one appliance have no login here; they differ by
 their address: the super client, at 127.0.0.2, gives rights to clients at 127.0.0.1.
 """
 
@@ -16,13 +16,15 @@ from uuid import UUID
 import msgspec
 import pytest
 
+from appliance.errors import GroupNotPermitted
+from appliance.names import member_suffix
 from appliance.records.encode import encode_values
 from appliance.security.acls import CLUSTER_NAME, Acl, Operation, PatternType, Permission, ResourceType, word
-from appliance.security.api_rights import KAFKA_RIGHTS, NATIVE_RIGHTS, How, Right
+from appliance.security.api_rights import How, NeededRights, Right
 from appliance.security.audit_log import Reason
 from appliance.security.principals import ANONYMOUS
 from appliance.wire import native, native_admin
-from appliance.wire.kafka.apis import APIS
+from appliance.wire.kafka.apis import API_KEYS, APIS
 
 from ..support.kafka_peer import KafkaPeer
 from ..support.native_peer import Peer
@@ -76,6 +78,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
         "topic_partitions": [],
     },
     "ConsumerGroupDescribe": {"group_ids": [GROUP]},
+    "ShareGroupHeartbeat": {"group_id": GROUP, "member_id": "m"},
     "DescribeGroups": {"groups": [GROUP]},
     "ListGroups": {},
     "ApiVersions": {"client_software_name": "test", "client_software_version": "1"},
@@ -161,6 +164,8 @@ OTHERS: dict[tuple[str, ResourceType], dict[str, Any]] = {
 WITHOUT_GROUPS = {(api, ResourceType.TOPIC) for api in ("OffsetFetch", "OffsetDelete", "ConsumerGroupDescribe")}
 """This appliance has no ZooKeeper, so there are no groups to ask about topics of: see the tests of these APIs."""
 
+SECRET = "0" * 32
+MEMBER = {"group": GROUP, "member": f"{GROUP}_host{member_suffix(SECRET)}", "secret": SECRET, "sequence": 1}
 VERBS: dict[str, dict[str, Any]] = {
     "create_topic": {"name": TOPIC},
     "ensure_topic": {"name": TOPIC},
@@ -179,21 +184,52 @@ VERBS: dict[str, dict[str, Any]] = {
     "groups": {},
     "group_names": {},
     "group": {"group": GROUP},
+    "alter_group": {"group": GROUP, "settings": {"consumer.session.timeout.ms": 60_000}},
     "offsets": {"group": GROUP},
     "commit": {"group": GROUP, "offsets": [[TOPIC, 0, 1]]},
     "delete_offsets": {"group": GROUP, "partitions": [[TOPIC, 0]]},
+    "group_coordinator": {"group": GROUP},
+    "join_group": {**MEMBER, "session_ms": 6_000, "topics": {TOPIC: 1}},
+    "group_registry": {**MEMBER, "epoch": ""},
+    "claim_partitions": {**MEMBER, "epoch": "", "partitions": [[TOPIC, 0, 0]]},
+    "release_partitions": {**MEMBER, "epoch": "", "partitions": [[TOPIC, 0]]},
+    "commit_owned": {**MEMBER, "epoch": "", "offsets": [[TOPIC, 0, 1, ""]]},
+    "await_change": {**MEMBER, "epoch": "", "revision": 0, "wait_ms": 0},
+    "leave_group": {**MEMBER, "epoch": ""},
     "transactions": {},
     "transaction": {"id": TRANSACTIONAL_ID},
     "abort_transaction": {"id": TRANSACTIONAL_ID},
+    "hanging_transactions": {"name": "gone", "partition": 0},
+    "abort_hanging": {"name": "gone", "partition": 0},
+    "init_transactions": {"id": TRANSACTIONAL_ID, "timeout_ms": 1_000},
+    "add_partitions": {"id": TRANSACTIONAL_ID, "producer_id": 0, "epoch": 0, "partitions": [[TOPIC, 0]]},
+    "add_offsets": {
+        "id": TRANSACTIONAL_ID,
+        "producer_id": 0,
+        "epoch": 0,
+        **{name: MEMBER[name] for name in ("group", "member", "secret")},
+        "offsets": [[TOPIC, 0, 1]],
+    },
+    "end_transaction": {"id": TRANSACTIONAL_ID, "producer_id": 0, "epoch": 0, "committed": False},
     "users": {},
     "put_user": {"name": "nobody", "verifiers": {"SCRAM-SHA-256": "wrong"}, "new": True},
+    "alter_user": {"name": "nobody", "locked": True},
     "delete_user": {"name": "nobody"},
-    "zookeeper_login": {},
+    "quotas": {},
+    "put_quota": {"user": "nobody", "limits": {"request_rate": None}},
     "accept_clock": {},
     "acls": {},
     "add_acls": {"acls": []},
     "delete_acls": {"name": "none", "dry_run": True},
+    "roles": {},
+    "create_role": {"name": "no name"},
+    "alter_role": {"name": "nothing"},
+    "delete_role": {"name": "nothing"},
 }
+
+
+KAFKA_RIGHTS: dict[str, NeededRights] = {api.name: api.rights for api in APIS.values()}
+VERB_RIGHTS: dict[str, NeededRights] = {verb.name: verb.rights for verb in native_admin.VERBS.values()}
 
 
 def acl(right: Right, host: str = CLIENT, name: str = "") -> Acl:
@@ -274,29 +310,33 @@ def ask(server: Server, api: str, **values: Any) -> Any:
     """One request on a connection of its own: the rules before it were answered, so that it sees them."""
     with KafkaPeer(server.kafka) as peer:
         peer.ask("Metadata", topics=[])  # a worker reads its snapshot before it answers this
-        return peer.ask(api, NAMED.get(api), **values)
-
-
-NAMED = {"Fetch": 12}
-"""The last versions that name topics by their names, as all requests here do."""
+        return peer.ask(api, **values)
 
 
 def rows_with(how: tuple[How, ...], table: dict[str, tuple[Right, ...]]) -> list[str]:
     return sorted(api for api, row in table.items() if any(right.how in how for right in row))
 
 
+OF_MEMBERS = [verb.name for verb in native_admin.VERBS.values() if "member" in verb.arguments.__struct_fields__]
+
+
+@pytest.mark.parametrize("verb", OF_MEMBERS)
+def test_who_knows_a_members_id_and_not_its_secret_can_do_nothing_in_its_name(server: Server, verb: str) -> None:
+    """Whatever rights they have: ids of members are shown to all who may describe their group."""
+    with super_peer(server) as peer:
+        for stolen in ({"secret": "another"}, {"secret": ""}, {"member": f"{GROUP}_another"}):
+            reply = peer.call([native.ADMIN, 1, verb, VERBS[verb] | stolen])[0]
+            assert reply[1] == GroupNotPermitted.code and "another member" in reply[2], stolen
+
+
 def test_there_is_a_request_of_every_api() -> None:
     """A new API without a request here, or without a row in the table, fails."""
-    served = {api.name for api in APIS.values()}
-    assert served <= KAFKA_RIGHTS.keys()
-    assert served - LOGINS <= REQUESTS.keys()
-    assert native_admin.VERBS.keys() - VERBS.keys() == set()
+    assert KAFKA_RIGHTS.keys() - LOGINS == REQUESTS.keys()
+    assert native_admin.VERBS.keys() == VERBS.keys()
+    assert native.RIGHTS.keys() == {frame[0] for frame in NATIVE.values()}
 
 
-SERVED = {api.name for api in APIS.values()} & REQUESTS.keys()
-
-
-@pytest.mark.parametrize("api", [api for api in rows_with(CHECKED, KAFKA_RIGHTS) if api in SERVED])
+@pytest.mark.parametrize("api", rows_with(CHECKED, KAFKA_RIGHTS))
 def test_every_right_is_needed(server: Server, grant: Callable[..., None], api: str) -> None:
     row = KAFKA_RIGHTS[api]
     apart = {right for right in row if (api, right.resource) in OTHERS}
@@ -324,7 +364,7 @@ def test_every_right_is_needed(server: Server, grant: Callable[..., None], api: 
             peer.create(TOPIC)
 
 
-@pytest.mark.parametrize("api", [api for api in rows_with((How.SUFFICES,), KAFKA_RIGHTS) if api in SERVED])
+@pytest.mark.parametrize("api", rows_with((How.SUFFICES,), KAFKA_RIGHTS))
 def test_one_right_of_the_cluster_suffices(server: Server, grant: Callable[..., None], api: str) -> None:
     suffices = [right for right in KAFKA_RIGHTS[api] if right.how is How.SUFFICES]
     others = [right for right in KAFKA_RIGHTS[api] if right.operation is Operation.DESCRIBE and right not in suffices]
@@ -333,7 +373,7 @@ def test_one_right_of_the_cluster_suffices(server: Server, grant: Callable[..., 
 
 
 def test_listings_leave_out_what_may_not_be_described(server: Server, grant: Callable[..., None]) -> None:
-    listings = {api for api in rows_with((How.LISTED,), KAFKA_RIGHTS) if api in SERVED}
+    listings = set(rows_with((How.LISTED,), KAFKA_RIGHTS))
     everywhere = {"Metadata", "ListGroups", "ListTransactions", "DescribeTopicPartitions"}
     assert listings == everywhere | {"OffsetFetch", "ConsumerGroupHeartbeat", "DescribeTransactions"}, (
         "these three: see their tests"
@@ -374,9 +414,9 @@ def test_the_cluster_shows_its_operations_to_those_who_may_describe_it(
     assert not ask(server, "DescribeCluster", **request).authorized_operations
 
 
-@pytest.mark.parametrize("verb", rows_with(CHECKED, {name: NATIVE_RIGHTS[name] for name in VERBS}))
+@pytest.mark.parametrize("verb", rows_with(CHECKED, VERB_RIGHTS))
 def test_every_right_of_a_verb_is_needed(server: Server, grant: Callable[..., None], verb: str) -> None:
-    needed = [right for right in dict.fromkeys(NATIVE_RIGHTS[verb]) if right.how in CHECKED]
+    needed = [right for right in dict.fromkeys(VERB_RIGHTS[verb]) if right.how in CHECKED]
     if verb == "ensure_topic":  # of a topic that exists
         needed = needed[:1]
     names = NAMES.copy()
@@ -394,10 +434,12 @@ def test_every_right_of_a_verb_is_needed(server: Server, grant: Callable[..., No
         NAMES.update(names)
 
 
-@pytest.mark.parametrize("verb", rows_with(CHECKED, {name: NATIVE_RIGHTS[name] for name in VERBS}))
+@pytest.mark.parametrize("verb", rows_with(CHECKED, VERB_RIGHTS))
 def test_a_verb_that_asks_for_little_tells_nothing(server: Server, grant: Callable[..., None], verb: str) -> None:
     """With none of the arguments that may be left out."""
-    required = {field.encode_name for field in msgspec.structs.fields(native_admin.VERBS[verb]) if field.required}
+    required = {
+        field.encode_name for field in msgspec.structs.fields(native_admin.VERBS[verb].arguments) if field.required
+    }
     grant()
     with Peer(server.native) as peer:
         arguments = {name: value for name, value in VERBS[verb].items() if name in required}
@@ -413,12 +455,12 @@ def code(server: Server, verb: str) -> int:
 def test_every_refusal_is_counted(server: Server, grant: Callable[..., None]) -> None:
     """Those of the coordinator, too: what the audit log has no room for in this second is in its numbers."""
     grant()
-    apis = [api for api in rows_with(CHECKED, KAFKA_RIGHTS) if api in SERVED]
-    verbs = rows_with(CHECKED, {name: NATIVE_RIGHTS[name] for name in VERBS})
+    apis = rows_with(CHECKED, KAFKA_RIGHTS)
+    verbs = rows_with(CHECKED, VERB_RIGHTS)
     before = server.state["refusals"].get(Reason.DENIED.value, 0)
     with KafkaPeer(server.kafka) as peer, Peer(server.native) as native_peer:
         for api in apis:
-            assert codes(peer.ask(api, NAMED.get(api), **REQUESTS[api])) & REFUSED, api
+            assert codes(peer.ask(api, **REQUESTS[api])) & REFUSED, api
         for verb in verbs:
             assert native_peer.call([native.ADMIN, 1, verb, VERBS[verb]])[0][1] in REFUSED, verb
     wanted = before + len(apis) + len(verbs)
@@ -437,9 +479,14 @@ def test_the_native_requests_to_topics(server: Server, grant: Callable[..., None
 
     grant()
     assert asked() == [29, 0, 29, 29, 29]
-    for name, seen in (("produce", [0, 1, 0, 29, 0]), ("fetch", [0, 1, 29, 0, 0]), ("metadata", [0, 1, 29, 29, 0])):
-        grant(*NATIVE_RIGHTS[name])
-        assert asked() == seen, name
+    for kind, seen in (
+        (native.PRODUCE, [0, 1, 0, 29, 0]),
+        (native.FETCH, [0, 1, 29, 0, 0]),
+        (native.METADATA, [0, 1, 29, 29, 0]),
+        (native.OFFSETS, [0, 1, 29, 29, 0]),
+    ):
+        grant(*native.RIGHTS[kind])
+        assert asked() == seen, kind
 
 
 def test_a_change_empties_what_a_connection_remembers(server: Server, grant: Callable[..., None]) -> None:
@@ -459,7 +506,7 @@ def test_a_change_empties_what_a_connection_remembers(server: Server, grant: Cal
 def test_a_request_is_refused_for_the_denied_topics_only(server: Server, grant: Callable[..., None]) -> None:
     with super_peer(server) as peer:
         peer.create("hidden")
-    grant(*KAFKA_RIGHTS["Fetch"], *KAFKA_RIGHTS["Produce"])
+    grant(*KAFKA_RIGHTS["Fetch"], *KAFKA_RIGHTS["Produce"], *KAFKA_RIGHTS["OffsetCommit"])
     parts = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 999}
     topics = [{"topic": name, "partitions": [parts]} for name in ("hidden", TOPIC, "none")]
     reply = ask(server, "Fetch", max_bytes=1 << 20, topics=topics)
@@ -469,8 +516,15 @@ def test_a_request_is_refused_for_the_denied_topics_only(server: Server, grant: 
     topics = [{"topic_id": ids.get(name, UUID(int=7)), "partitions": [parts]} for name in ("hidden", TOPIC, "none")]
     with KafkaPeer(server.kafka) as peer:
         peer.ask("Metadata", topics=[])
-        reply = peer.ask("Fetch", max_bytes=1 << 20, topics=topics)
-    assert [topic.partitions[0].error_code for topic in reply.responses] == [29, 0, 100]
+        reply = peer.ask("Fetch", 17, max_bytes=1 << 20, topics=topics)
+        assert [topic.partitions[0].error_code for topic in reply.responses] == [29, 0, 100]
+        data = [{"topic_id": topic["topic_id"], "partition_data": [{"index": 0, "records": BATCH}]} for topic in topics]
+        reply = peer.ask("Produce", 13, **(REQUESTS["Produce"] | {"topic_data": data}))
+        assert [topic.partition_responses[0].error_code for topic in reply.responses] == [29, 0, 100]
+        offset = {"partition_index": 0, "committed_offset": 1}
+        commits = [{"topic_id": topic["topic_id"], "partitions": [offset]} for topic in topics]
+        reply = peer.ask("OffsetCommit", 10, **(REQUESTS["OffsetCommit"] | {"topics": commits}))
+        assert [topic.partitions[0].error_code for topic in reply.topics] == [29, 42, 100], "42: it has no groups"
     data = [{"name": name, "partition_data": [{"index": 0, "records": BATCH}]} for name in ("hidden", TOPIC)]
     reply = ask(server, "Produce", **(REQUESTS["Produce"] | {"topic_data": data}))
     assert [topic.partition_responses[0].error_code for topic in reply.responses] == [29, 0]
@@ -503,7 +557,7 @@ NATIVE: dict[str, list[Any]] = {
 def test_without_a_login_nothing_else_is_answered(server: Server, grant: Callable[..., None], api: str) -> None:
     """Even with all rights of who is anonymous; in the lowest and the highest version of each API."""
     grant(*KAFKA_RIGHTS[api])
-    (key,) = [key for key, one in APIS.items() if one.name == api]
+    key = API_KEYS[api]
     for version in {APIS[key].version_min, APIS[key].version_max}:
         with KafkaPeer(server.address("kafka", SASL)) as peer:
             if api in LOGGED_IN_NOT:
@@ -514,9 +568,9 @@ def test_without_a_login_nothing_else_is_answered(server: Server, grant: Callabl
                 assert peer.hung_up(), version
 
 
-@pytest.mark.parametrize("name", NATIVE_RIGHTS)
+@pytest.mark.parametrize("name", [*NATIVE, *VERBS])
 def test_without_a_login_no_native_request_is_answered(server: Server, grant: Callable[..., None], name: str) -> None:
-    grant(*NATIVE_RIGHTS[name])
+    grant(*(native.RIGHTS[NATIVE[name][0]] if name in NATIVE else VERB_RIGHTS[name]))
     with Peer(server.address("native", SASL)) as peer:
         header = NATIVE[name] if name in NATIVE else [native.ADMIN, 1, name, VERBS[name]]
         if name == "login":

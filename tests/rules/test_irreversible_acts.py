@@ -24,6 +24,8 @@ DERIVED = "is derived: rebuilt from the log"
 OURS = "our own node: it has our text, our session, or a name that only we have"
 VERSION = "only in the version that was read and judged"
 ACTS = {
+    ("inputs/service_rights.py", "apply_units"): "files that `appliance inputs rights` has written, which"
+    " their first line says; they follow from the configuration",
     # ---- logs
     ("libc.py", "exchange_paths"): "exchanges two files, or directories",
     ("durable_files.py", "remove_file"): "unlinks for its callers, which are listed",
@@ -31,6 +33,7 @@ ACTS = {
     ("durable_files.py", "_create"): OWN,
     ("log/index.py", "Builder.store"): DERIVED,
     ("log/index_check.py", "IndexCheck._mend"): DERIVED,
+    ("log/aborted_check.py", "AbortedIndexCheck._compare"): DERIVED,
     ("log/compaction.py", "Compactor.compact_segment"): OWN,
     ("log/compaction.py", "_Target.__init__"): OWN,
     ("log/compaction.py", "remove_unfinished"): OWN,
@@ -91,34 +94,36 @@ ACTS = {
     ("zookeeper/claims.py", "claim"): "claims of an earlier session of this broker and instance; " + VERSION,
     ("zookeeper/claims.py", "offset_requests"): "an offset that a client deletes, under a claim on its group",
     ("zookeeper/claims.py", "expire"): "offsets that are old by the trusted time, under a claim; " + VERSION,
+    ("zookeeper/claims.py", "save"): "what was stored of members that have gone, under a claim on their group",
+    ("zookeeper/claims.py", "vacate"): "likewise: by then the group has no members, also none that are only stored",
     ("zookeeper/claims.py", "release"): OURS,
     ("zookeeper/claims.py", "withdraw"): OURS,
-    ("zookeeper/transaction_nodes.py", "Change.request"): "an id that has expired, under the claim; " + VERSION,
+    ("zookeeper/transaction_nodes.py", "NodeChange.request"): "an id that has expired, under the claim; " + VERSION,
     ("zookeeper/cluster_identity.py", "drop_marks"): "marks that are 90 days old by the trusted time; without one a"
     " topic comes back, which a person can undo",
     ("zookeeper/deletion.py", "_forget_offsets"): "offsets that have the id of a deleted topic; " + VERSION,
     ("zookeeper/deletion.py", "forget_deletion"): "copies of offsets, after the topic is back or has left the trash",
+    ("zookeeper/deletion.py", "_mark_changed"): "a node that the same request has made",
     ("zookeeper/deletion.py", "_unregister"): "the registration that has the id of a deleted topic; " + VERSION,
     ("zookeeper/ensemble.py", "Ensemble._seed_new_nodes"): OWN + "; what a node has is renamed, and kept",
-    ("zookeeper/group_registry.py", "GroupRegistry.leave"): OURS,
     ("zookeeper/group_registry.py", "GroupRegistry.prune"): "empty nodes: ZooKeeper refuses others",
-    ("zookeeper/group_registry.py", "GroupRegistry.release"): OURS + "; " + VERSION,
+    ("zookeeper/native_nodes.py", "put"): "what the next multi has in its place, under the claim; " + VERSION,
+    ("zookeeper/native_nodes.py", "remove"): "of a member that has released it or is gone, under the claim; " + VERSION,
     ("zookeeper/operations.py", "hold_ephemeral"): OURS + "; " + VERSION,
     ("zookeeper/operations.py", "remove_tree"): "for its callers, which are listed",
+    ("zookeeper/group_settings_nodes.py", "alter_settings"): "what a person has taken back; " + VERSION,
     ("zookeeper/security_nodes.py", "_changes"): "what a person has deleted; " + VERSION,
     # ---- Spark, demo, benchmarks
     ("bench/compiling.py", "_compiled"): OWN,
     ("cli/demo/pipeline_step.py", "tables_directory"): "tables of an earlier demo, in a directory of ours that only"
     " demos use",
     ("cli/demo/sandbox.py", "clear"): "a demo's directory, whose lock nobody holds, or our own",
-    ("spark/pipeline/parquet_compaction.py", "ParquetEvents.swap"): "files whose rows are, durably, in the one that was"
-    " exchanged with them; refused when they are not those that were listed",
-    ("spark/pipeline/parquet_compaction.py", "ParquetEvents.vacuum"): OWN,
-    ("spark/pipeline/parquet_compaction.py", "exchange"): "exchanges two directories",
-    ("spark/pipeline/parquet_store.py", "ParquetStore._store"): "what is committed, and commits before the last ones",
-    ("spark/pipeline/parquet_store.py", "ParquetStore.prepare"): "what is not committed; the source reads it again",
+    ("spark/pipeline/iceberg_table.py", "IcebergTable._expire"): "lists of files that no snapshot of the committed"
+    " metadata names, older than all of these; the rows' files are not among them",
     ("spark/pipeline/state_directory.py", "PidLock.__enter__"): "the file holds a process id; the lock on it is held",
     ("spark/pipeline/state_directory.py", "State.begin"): "Spark's scratch: the output itself has the offsets",
+    ("spark/pipeline/view_refresh.py", "Refresher.__init__"): "what a killed refresh has left: we hold its lock",
+    ("spark/pipeline/view_refresh.py", "Refresher._refresh"): OWN,
     ("spark/spark_session.py", "build_session"): "scratch of an earlier session, while the pipeline's lock is held",
 }  # fmt: skip
 """(module, function) -> what it takes, and what it knows first."""

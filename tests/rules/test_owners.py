@@ -289,6 +289,7 @@ TRIED: dict[str, list[Words]] = {
     "inputs list": [of("inputs", "list", "--data", "DATA")],
     "inputs check": [of("inputs", "check", "--data", "DATA")],
     "inputs add": [of("inputs", "add", "files", "/var/log/x.log", "--topic", "x", "--config", "INPUT")],
+    "inputs rights": [of("inputs", "rights", "--config", "INPUT", "--data", "DATA")],
     "inputs ledger": [of("inputs", "ledger", "--data", "DATA")],
     "inputs find": [of("inputs", "find", "/var/log/x.log", "--line", "1", "--data", "DATA")],
     "ship": [of("ship", "INPUT", "--topic", "web", "--data", "DATA")],
@@ -302,8 +303,12 @@ TRIED: dict[str, list[Words]] = {
     "transactions list": [of("transactions", "list", "--data", "DATA")],
     "transactions describe": [of("transactions", "describe", "x", "--data", "DATA")],
     "transactions abort": [of("transactions", "abort", "x", "--yes", "--data", "DATA")],
+    "transactions abort-hanging": [of("transactions", "abort-hanging", "web-0", "--yes", "--data", "DATA")],
     "groups list": [of("groups", "list", "--data", "DATA")],
     "groups describe": [of("groups", "describe", "g", "--data", "DATA")],
+    "groups alter": [
+        of("groups", "alter", "g", "--setting", "consumer.session.timeout.ms=60000", "--data", "DATA"),
+    ],
     "groups reset": [of("groups", "reset", "g", "--topic", "web", "--to", "earliest", "--yes", "--data", "DATA")],
     "groups delete": [of("groups", "delete", "g", "--yes", "--data", "DATA")],
     "groups export": [of("groups", "export", "g", "--data", "DATA")],
@@ -312,10 +317,22 @@ TRIED: dict[str, list[Words]] = {
     "users add": [of("users", "add", "u", "--password-file", "INPUT", "--data", "DATA")],
     "users password": [of("users", "password", "u", "--password-file", "INPUT", "--data", "DATA")],
     "users list": [of("users", "list", "--data", "DATA")],
+    "users lock": [of("users", "lock", "u", "--data", "DATA")],
+    "users unlock": [of("users", "unlock", "u", "--data", "DATA")],
+    "users kick": [of("users", "kick", "u", "--data", "DATA")],
+    "users expire": [of("users", "expire", "u", "--after", "never", "--data", "DATA")],
     "users delete": [of("users", "delete", "u", "--data", "DATA")],
+    "roles list": [of("roles", "list", "--data", "DATA")],
+    "roles create": [of("roles", "create", "r", "--data", "DATA")],
+    "roles grant": [of("roles", "grant", "r", "u", "--data", "DATA")],
+    "roles revoke": [of("roles", "revoke", "r", "u", "--data", "DATA")],
+    "roles delete": [of("roles", "delete", "r", "--yes", "--data", "DATA")],
     "acl add": [of("acl", "add", "--principal", "User:u", "--operation", "Read", "--topic", "web", "--data", "DATA")],
     "acl list": [of("acl", "list", "--data", "DATA")],
     "acl delete": [of("acl", "delete", "--principal", "User:u", "--yes", "--data", "DATA")],
+    "quotas list": [of("quotas", "list", "--data", "DATA")],
+    "quotas set": [of("quotas", "set", "--user", "u", "--requests", "5", "--data", "DATA")],
+    "quotas delete": [of("quotas", "delete", "--user", "u", "--yes", "--data", "DATA")],
     "accept-clock": [of("accept-clock", "--yes", "--data", "DATA")],
     "report": [of("report", "OWN", "--data", "DATA"), of("report", "OWN", "--data", "DATA", "--config", "INPUT")],
     "check": [of("check", "--data", "DATA"), of("check", "--config", "INPUT")],
@@ -342,10 +359,18 @@ REFUSED: dict[str, list[Words]] = {
     "pipeline check": [of("pipeline", "check", "PIPELINE")],
     "pipeline accept": [of("pipeline", "accept", "PIPELINE")],
     "pipeline report": [of("pipeline", "report", "PIPELINE")],
+    "pipeline views": [of("pipeline", "views", "PIPELINE")],
+    "pipeline refresh": [of("pipeline", "refresh", "PIPELINE")],
+    "pipeline rebuild": [of("pipeline", "rebuild", "PIPELINE", "errors")],
+    "pipeline reparse": [of("pipeline", "reparse", "PIPELINE")],
+    "pipeline forget": [of("pipeline", "forget", "PIPELINE", "--where", "true", "--yes")],
+    "pipeline expire": [of("pipeline", "expire", "PIPELINE", "--before", "-90d", "--yes")],
+    "pipeline verify": [of("pipeline", "verify", "PIPELINE")],
+    "pipeline example": [of("pipeline", "example", "--views", "NEW")],
     "bench": [of("bench", "--directory", "NEW"), of("bench", "--results", "NEW")],
 }
 """Those that start programs which cannot act as another user."""
-WITHOUT = {"shell", "pipeline example", *(f"contexts {verb}" for verb in ("list", "add", "use", "remove"))}
+WITHOUT = {"shell", *(f"contexts {verb}" for verb in ("list", "add", "use", "remove"))}
 """Those that use none; the shell's history is below."""
 
 
@@ -385,7 +410,9 @@ def test_programs_that_root_starts_do_not_work_in_directories_of_others(command:
     assert not (place.home / "new").exists()
 
 
-@pytest.mark.parametrize("command", TRIED)
+@pytest.mark.parametrize(
+    "command", [pytest.param(one, marks=[pytest.mark.long] if one == "sql" else []) for one in TRIED]
+)
 def test_the_method_sees_root_at_work(command: str, place: Place) -> None:
     """With root's own rights each of these commands goes where the links lead: none is tried in vain."""
     for words in TRIED[command]:

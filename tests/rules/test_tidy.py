@@ -9,6 +9,7 @@ import shlex
 import textwrap
 from collections.abc import Iterator
 from functools import cache
+from keyword import kwlist
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -24,9 +25,9 @@ PACKAGE = ROOT / "appliance"
 LAYERS = [  # a module may import from its own package and from lower layers
     {"errors", "extras", "kafka_settings", "libc"},
     {"names", "addresses", "die_with", "durable_files", "machine_limits", "owners", "partition_states"}
-    | {"proc_net", "reserve", "units"},
+    | {"proc_net", "reserve", "topic_rules", "units"},
     {"alert_settings", "config_keys", "connected_clients", "disk_settings", "security"},
-    {"input_settings"},
+    {"input_settings", "topic_patterns"},
     {"config", "catalog"},
     {"records", "retention"},
     {"wire"},
@@ -63,18 +64,15 @@ BANNED = {  # pattern -> (where it may stand, what to do instead)
         | {f"bench/{name}.py" for name in ("limits", "python_kafka_client", "group_members", "connection_crowd")},
         "log it, or return it",
     ),
-    r"\b(import|from) kazoo\b": (
-        {"zookeeper/", "client/", "processes/"},
-        "only zookeeper, the coordinator and clients",
-    ),
+    r"\b(import|from) kazoo\b": ({"zookeeper/"}, "one package hides the library"),
     r"\b(import|from) kafka\b": ({"wire/kafka/"}, "one module hides the library"),
 }
 FUNCTION_LINES_MAX = 60
 PLACES = ("appliance", "perf", "systemd", "tests")
 PAGES = sorted([*ROOT.glob("*.md"), *(path for place in PLACES for path in (ROOT / place).rglob("*.md"))])
 README_LINES_MAX = 150
-FOREIGN = {"call_soon_threadsafe", "send_with_data_passthrough", "rdkafka_performance"}
-"""Names of asyncio, h11 and librdkafka that texts mention."""
+FOREIGN = {"call_soon_threadsafe", "send_with_data_passthrough", "rdkafka_performance"} | {"dev", "ps", "srvr"}
+"""Names of asyncio, h11 and librdkafka that texts mention; an extra, a program, a word of ZooKeeper."""
 OLD_WORDS = re.compile(r"\b(doors?|loan(?:ed|s)?|lend|borrow(?:er|ed)?|errands?)\b", re.IGNORECASE)
 LEFTOVERS = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
 
@@ -327,10 +325,23 @@ def missing(code: str, where: Path) -> str:
     member = re.fullmatch(r"([A-Z]\w*[a-z]\w*)\.(\w+)", plain)
     if member and member[1] in defined():
         return "" if member[2] in defined()[member[1]] else f"{member[1]} has no {member[2]}"
+    for_developers = where.suffix == ".py" or where == PACKAGE / "README.md"  # what is one word there is a name
+    if re.fullmatch(r"_?[a-z][a-z0-9]*" if for_developers else "", plain) and plain not in kwlist:
+        return "" if plain in identifiers() | module_names() | FOREIGN else "no such name"
     if re.fullmatch(r"_?[a-z]+(_[a-z0-9]+)+", plain):
         keys = {part for key in KEYS for part in key.split(".")}
         return "" if plain in identifiers() | module_names() | keys | FOREIGN else "no such name"
     return ""
+
+
+def test_a_name_that_exists_nowhere_is_found() -> None:
+    page = PACKAGE / "README.md"
+    name = "".join(("qua", "gga"))  # in one piece it would exist here
+    for code in (name, f"_{name}", f"{name}()", f"qua_{name}", f"Connections.{name}", f"{name}.py"):
+        assert missing(code, page) and missing(code, PACKAGE / "units.py"), code
+    for code in ("offset", "_start", "with", "Connections._start", "units.py", "2"):
+        assert not missing(code, page), code
+    assert not missing(name, ROOT / "README.md"), "there it may be anything, such as a program"
 
 
 def test_names_on_pages_exist() -> None:

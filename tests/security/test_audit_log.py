@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import re
+import sys
+import threading
+from collections import Counter
 
 import pytest
 from hypothesis import given
@@ -116,3 +119,28 @@ def test_a_flood_of_refusals_is_counted_and_not_written(caplog: pytest.LogCaptur
     )
     audit.refused(Reason.TIMEOUT, "", "10.0.0.9:1")
     assert caplog.messages[-1].startswith("refused: reason=timeout") and pending == [2]
+
+
+def test_threads_lose_no_refusal() -> None:
+    """Method: four threads refuse while a fifth takes the counts; Python changes threads as often as it can."""
+    told: list[int] = []
+    audit = Audit(lambda: 0, lambda: told.append(1))
+    each, interval = 3_000, sys.getswitchinterval()
+    threads = [
+        threading.Thread(target=lambda: [audit.refused(Reason.DENIED, "User:eve", "10.0.0.8:1") for _ in range(each)])
+        for _ in range(4)
+    ]
+    taken: Counter[str] = Counter()
+    takes = 0
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            takes += 1
+            taken.update(audit.take_counts())
+    finally:
+        sys.setswitchinterval(interval)
+    taken.update(audit.take_counts())
+    assert taken == {Reason.DENIED.value: 4 * each}
+    assert 0 < len(told) <= takes + 1, "once for each time that they are taken"

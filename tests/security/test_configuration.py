@@ -76,3 +76,14 @@ def test_one_that_is_allowed_all_the_same_says_so_aloud(make_appliance: Callable
     assert "INSECURE" in succeeding("status", "--data", str(server.data_dir)).out
     assert server.stop() == 0
     assert "INSECURE" not in run("status", "--data", str(server.data_dir)).out
+
+
+@pytest.mark.parametrize(
+    "text", ["admin", "user:admin", "Role:admins", "User:a,User:b", "User:a; b", "User:CN=a,O=b;Broker:1"]
+)
+def test_a_super_user_that_nobody_is_is_refused(text: str) -> None:
+    """He would have no right, and nothing would say so."""
+    with pytest.raises(BadValue, match=r"security\.super_users: nobody is called"):
+        load(None, [f"security.super_users={text}"])
+    whole = "User:admin; User:CN=ops,O=example ;"
+    assert load(None, [f"security.super_users={whole}"]).security.super_users == whole

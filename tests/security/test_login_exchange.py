@@ -10,9 +10,9 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from appliance.errors import LoginFault, LoginOutOfOrder
+from appliance.errors import BadCredentials, LoginFault, LoginOutOfOrder
 from appliance.security.credentials import Credentials
-from appliance.security.login_exchange import ALL_MECHANISMS, BROKERS, Exchange, PlainCheck, State
+from appliance.security.login_exchange import BROKERS, PASSWORD_MECHANISMS, PLAIN, Exchange, LoginState, PlainCheck
 from appliance.security.scram import MECHANISMS, ScramClient, make_verifier
 
 PASSWORDS = {"alice": b"alice's", "bob": b"bob's"}
@@ -30,7 +30,7 @@ class Machine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.exchange = Exchange(ALL_MECHANISMS, CREDENTIALS)
+        self.exchange = Exchange(PASSWORD_MECHANISMS, CREDENTIALS)
         self.client: ScramClient | None = None
         self.answer: bytes | None = None
         self.said = ("", b"")
@@ -46,12 +46,12 @@ class Machine(RuleBasedStateMachine):
         assert not self.faulty, "nothing is answered after a fault"
         return answer
 
-    @rule(mechanism=st.sampled_from([*ALL_MECHANISMS, "GSSAPI", ""]))
+    @rule(mechanism=st.sampled_from([*PASSWORD_MECHANISMS, "GSSAPI", ""]))
     def choose(self, mechanism: str) -> None:
-        fresh = self.exchange.state is State.NEW
+        fresh = self.exchange.state is LoginState.NEW
         try:
             self.exchange.choose(mechanism)
-            assert fresh and mechanism in ALL_MECHANISMS
+            assert fresh and mechanism in PASSWORD_MECHANISMS
         except LoginFault as error:
             self.faulty = True
             assert isinstance(error, LoginOutOfOrder) != fresh
@@ -70,7 +70,7 @@ class Machine(RuleBasedStateMachine):
     def final(self) -> None:
         assert self.client is not None and self.answer is not None
         final = self.client.final(self.answer)
-        waited = self.exchange.state is State.ANSWERED
+        waited = self.exchange.state is LoginState.ANSWERED
         answer = self.send(final)
         self.answer = None
         right = waited and PASSWORDS.get(self.said[0]) == self.said[1]
@@ -85,7 +85,7 @@ class Machine(RuleBasedStateMachine):
         if not isinstance(answer, PlainCheck):
             return
         right = answer.run()
-        assert right == (PASSWORDS.get(user) == password) and self.exchange.state is State.CHECKING
+        assert right == (PASSWORDS.get(user) == password) and self.exchange.state is LoginState.CHECKING
         try:
             self.exchange.checked(right)
             self.proven = True
@@ -104,10 +104,10 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def only_who_has_proven_is_in(self) -> None:
-        if self.exchange.state is State.DONE:
+        if self.exchange.state is LoginState.DONE:
             assert self.proven and self.exchange.user in PASSWORDS and not self.faulty
         if self.faulty:
-            assert self.exchange.state is State.FAILED
+            assert self.exchange.state is LoginState.FAILED
 
 
 TestExchange = Machine.TestCase
@@ -140,16 +140,16 @@ def test_a_user_without_a_mechanism_is_unknown_to_it() -> None:
 
 
 def test_a_password_is_in_no_text() -> None:
-    exchange = Exchange(ALL_MECHANISMS, CREDENTIALS)
+    exchange = Exchange(PASSWORD_MECHANISMS, CREDENTIALS)
     exchange.choose("PLAIN")
     check = exchange.respond(b"\0alice\0alice's")
     assert "alice's" not in f"{check!r} {check} {exchange!r}"
 
 
-@pytest.mark.parametrize("mechanism", [*ALL_MECHANISMS, BROKERS])
+@pytest.mark.parametrize("mechanism", [*PASSWORD_MECHANISMS, BROKERS])
 def test_an_exchange_is_gone_with_its_last_reference(mechanism: str) -> None:
     """The collector of garbage runs seldom in a worker: what a client has sent must not stay until then."""
-    exchange = Exchange(ALL_MECHANISMS, CREDENTIALS, brokers=True)
+    exchange = Exchange(PASSWORD_MECHANISMS, CREDENTIALS, brokers=True)
     exchange.choose(mechanism)
     exchange.respond(b"\0alice\0alice's" if mechanism == "PLAIN" else b"n,,n=alice,r=nonce")
     seen = weakref.ref(exchange)
@@ -159,3 +159,34 @@ def test_an_exchange_is_gone_with_its_last_reference(mechanism: str) -> None:
         assert seen() is None
     finally:
         gc.enable()
+
+
+def logged_in(mechanism: str) -> Exchange:
+    """A login of alice that is done, as far as its own messages say."""
+    exchange = Exchange(PASSWORD_MECHANISMS, CREDENTIALS)
+    exchange.choose(mechanism)
+    if mechanism == PLAIN:
+        check = exchange.respond(b"\0alice\0alice's")
+        assert isinstance(check, PlainCheck)
+        exchange.checked(check.run())
+    else:
+        client = ScramClient(mechanism, "alice", PASSWORDS["alice"])
+        answer = exchange.respond(client.first())
+        assert isinstance(answer, bytes)
+        exchange.respond(client.final(answer))
+    assert exchange.state is LoginState.DONE
+    return exchange
+
+
+@pytest.mark.parametrize("mechanism", PASSWORD_MECHANISMS)
+def test_a_login_holds_only_with_the_verifiers_of_its_end(mechanism: str) -> None:
+    """The user is the same, has another password, the same one set anew, or was deleted."""
+    logged_in(mechanism).check_present(CREDENTIALS)
+    for password in (b"another", PASSWORDS["alice"]):
+        anew = {name: make_verifier(name, password, 4096) for name in MECHANISMS}
+        with pytest.raises(BadCredentials):
+            logged_in(mechanism).check_present(Credentials(USERS | {"alice": anew}, b"secret"))
+    exchange = logged_in(mechanism)
+    with pytest.raises(BadCredentials):
+        exchange.check_present(Credentials({"bob": USERS["bob"]}, b"secret"))
+    assert exchange.state is LoginState.FAILED

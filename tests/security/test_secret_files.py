@@ -21,6 +21,7 @@ from appliance.security.secret_files import (
     read_password,
     read_secret_file,
 )
+from appliance.wire.native_admin import ClaimPartitions
 from appliance.wire.requests import Login
 
 PACKAGE = Path(appliance.__file__).parent
@@ -118,3 +119,4 @@ def test_no_text_of_a_value_shows_a_secret() -> None:
                     assert hidden or own_text, f"{path.name}: the text of {node.name} shows {ast.unparse(each.target)}"
     assert {"Identity", "Login", "SecurityState", "Tree"} <= found
     assert "the token" not in repr(Login(None, "PLAIN", b"the token"))
+    assert "the token" not in repr(ClaimPartitions("g", "m", "the token", 1, "e", []))

@@ -50,7 +50,7 @@ def test_a_page_has_what_was_counted(
     wanted: dict[tuple[str, str], list[int]] = {}
     traffic = {name: [0, 0] for name in LISTENERS}
     for listener, api, count, elapsed_ns, failed in events:
-        one = counters.of(listener)
+        one = counters.listener_counters(listener)
         one._clock_ns = lambda elapsed_ns=elapsed_ns: elapsed_ns + 7  # type: ignore[misc]
         one.answered(api, count, 7)
         one.unanswered(api, 2)

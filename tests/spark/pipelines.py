@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.dataset
-import pyarrow.parquet as pq
+import pyarrow.compute
+from deltalake import DeltaTable
 
 from appliance.records.encode import encode_values
-from appliance.spark.pipeline.parquet_store import COMMON_METADATA
+from appliance.spark.pipeline.events import REJECTED, parsed
 from appliance.spark.pipeline.settings import Settings, parse
 
 from .conftest import Topics
@@ -44,14 +44,19 @@ def settings(base: Path, topics: Topics, topic: str, **tables: Any) -> Settings:
 
 
 def events(made: Settings) -> pa.Table:
-    path = f"{made.output.path}/events"
-    if made.output.format == "delta":
-        from deltalake import DeltaTable
+    """The rows of the lines that a parser took."""
+    return parsed(rows(made))
 
-        return DeltaTable(path).to_pyarrow_table()
-    known = Path(path) / COMMON_METADATA
-    schema = pq.read_schema(known) if known.exists() else None
-    return pa.dataset.dataset(path, schema=schema, format="parquet", partitioning="hive").to_table()
+
+def rejections(made: Settings) -> list[dict[str, Any]]:
+    """The rows of the other lines, in the order of their offsets."""
+    others = rows(made).filter(pa.compute.field(REJECTED).is_valid())
+    return others.sort_by([(name, "ascending") for name in ("topic", "partition", "offset")]).to_pylist()
+
+
+def rows(made: Settings) -> pa.Table:
+    """Of the table, as a reader that is not Spark sees them."""
+    return DeltaTable(f"{made.output.path}/events").to_pyarrow_table()
 
 
 def places(table: pa.Table) -> list[tuple[int, int]]:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pyarrow as pa
+from deltalake import DeltaTable, write_deltalake
 
+from appliance.spark.pipeline.audit_counts import PARSER, WINDOWS, read_windows
 from appliance.spark.pipeline.audit_verdicts import verdict, windows
+from appliance.spark.pipeline.event_questions import Questions
+from appliance.spark.pipeline.settings import Audit
+from appliance.spark.pipeline.times import MICROS
 
 START = datetime(2026, 11, 20, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
@@ -48,5 +55,29 @@ def test_what_was_sent_and_has_not_arrived_at_all_is_lost() -> None:
 
 
 def test_nothing_is_judged_where_nothing_is_counted() -> None:
-    assert windows(None, START, 0) == []
+    assert windows(WINDOWS.empty_table(), START, 0) == []
     assert str(verdict([])) == "no counts were published: nothing is audited" and not verdict([]).audited
+
+
+def test_counts_are_read_in_bounded_memory(tmp_path: Path) -> None:
+    """There is a message of each server, topic and window, for as long as the table keeps them."""
+    messages = [
+        b'{"topic": "t", "window_start_ms": %d, "window_ms": 60000, "count": 1}' % (number % 10 * 60_000)
+        for number in range(60_000)
+    ]
+    rows = {
+        "topic": ["counts"] * len(messages),
+        "parser": [PARSER] * len(messages),
+        "message": pa.array(messages, pa.binary()).cast(pa.string()),
+        "received": pa.array([0] * len(messages), pa.int64()).cast(MICROS),
+    }
+    write_deltalake(str(tmp_path), pa.table(rows))
+    del rows, messages
+    tracemalloc.start()
+    try:
+        found = read_windows(Questions(DeltaTable(str(tmp_path))), Audit("counts"))
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert found.column("counted").to_pylist() == [6000] * 10
+    assert peak_bytes < 6 << 20

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import threading
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.dataset
 import pyarrow.parquet as pq
@@ -17,21 +16,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.errors import BadValue
-from appliance.spark.pipeline import compaction, parquet_compaction
+from appliance.spark.pipeline import compaction
 from appliance.spark.pipeline.batch_record import BatchRecord
-from appliance.spark.pipeline.compaction import FILES_MIN, Compactor, EventFile, compact, compactable, due
+from appliance.spark.pipeline.compaction import FILES_MIN, Compactor, DeltaEvents, EventFile, compact, due
+from appliance.spark.pipeline.delta_store import DeltaStore
 from appliance.spark.pipeline.settings import Settings, parse
-from appliance.spark.pipeline.tables import Store, claim, open_store
+from appliance.spark.pipeline.tables import claim, open_store
 
 from .test_pipeline_tables import SCHEMA, Make, seen, write
 
 MIB = 1 << 20
 
 
-@pytest.fixture(params=["parquet", "delta"])
-def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
-    output = {"path": "out", "format": request.param, "sort_by": ["n"], "settle_ms": "1h"}
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    output = {"path": "out", "sort_by": ["n"], "settle_ms": "1h"}
     source = [{"topics": ["t"], "parsers": ["plain"]}]
     return parse({"pipeline": {"name": "p"}, "source": source, "output": output}, tmp_path)
 
@@ -40,9 +39,10 @@ def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
 def make(settings: Settings) -> Make:
     """A store as a new driver opens it."""
 
-    def made() -> Store:
+    def made() -> DeltaStore:
         store = open_store(settings, claim(settings), SCHEMA)
-        store.prepare()
+        if store.recorded() is None:
+            store.commit(BatchRecord(-1), [])
         return store
 
     return made
@@ -56,7 +56,7 @@ def fill(make: Make, settings: Settings, batches: int) -> None:
 
 
 def files(settings: Settings) -> list[str]:
-    return [each.path for each in compactable(settings.output).event_files()]
+    return [each.path for each in DeltaEvents(settings.output).event_files()]
 
 
 # ---- which files
@@ -102,23 +102,22 @@ def test_files_are_put_together_and_rows_stay(settings: Settings, make: Make) ->
     fill(make, settings, 40)
     before = seen(settings)
     assert len(files(settings)) == 80
-    found = compact(compactable(settings.output), settings.output)
+    found = compact(DeltaEvents(settings.output), settings.output)
     assert (found.files_before, found.files_after) == (80, len(files(settings)))
     assert found.files_after < 20 and seen(settings) == before == list(range(120))
-    settled = compact(compactable(settings.output), settings.output, settled=True)
+    settled = compact(DeltaEvents(settings.output), settings.output, settled=True)
     assert settled.files_after == 2 and seen(settings) == before
     for path in files(settings):
         rows = pq.ParquetFile(Path(settings.output.path) / "events" / path).read().column("n").to_pylist()
         assert rows == sorted(rows)
     again = make()
     again.commit(BatchRecord(40), write(again, settings, 40, [1000, 1001]))
-    assert seen(settings) == [*before, 1000, 1001] and make().done(40)
+    assert seen(settings) == [*before, 1000, 1001]
     again.commit(BatchRecord(40), write(again, settings, 40, [1000, 1001]))
     assert len(seen(settings)) == 122, "a repetition adds nothing"
 
 
 def test_readers_see_each_row_once_meanwhile(settings: Settings, make: Make) -> None:
-    """A reader that listed files before an exchange may have to list again; it never gets other rows."""
     fill(make, settings, 20)
     expected = list(range(60))
     found: list[list[int]] = []
@@ -126,16 +125,13 @@ def test_readers_see_each_row_once_meanwhile(settings: Settings, make: Make) -> 
 
     def read() -> None:
         while not stop.is_set():
-            try:
-                found.append(seen(settings))
-            except FileNotFoundError:
-                assert settings.output.format == "parquet"
+            found.append(seen(settings))
 
     reader = threading.Thread(target=read)
     reader.start()
     try:
         for _ in range(3):
-            compact(compactable(settings.output), settings.output, settled=True)
+            compact(DeltaEvents(settings.output), settings.output, settled=True)
         while len(found) < 3:
             assert reader.is_alive()
     finally:
@@ -144,14 +140,13 @@ def test_readers_see_each_row_once_meanwhile(settings: Settings, make: Make) -> 
     assert found and all(rows == expected for rows in found)
 
 
-@pytest.mark.parametrize("settings", ["delta"], indirect=True)
 def test_an_older_version_of_delta_can_still_be_read(settings: Settings, make: Make) -> None:
     from deltalake import DeltaTable
 
     fill(make, settings, 4)
     path = f"{settings.output.path}/events"
     version = DeltaTable(path).version()
-    compact(compactable(settings.output), settings.output, settled=True)
+    compact(DeltaEvents(settings.output), settings.output, settled=True)
     assert DeltaTable(path, version=version).to_pyarrow_table().num_rows == 12
     assert DeltaTable(path).version() > version
     entries = (Path(path) / "_delta_log").glob("*.json")
@@ -160,7 +155,6 @@ def test_an_older_version_of_delta_can_still_be_read(settings: Settings, make: M
     assert changes and not any(changes), "streams that follow the table are told that no row is new"
 
 
-@pytest.mark.parametrize("settings", ["delta"], indirect=True)
 def test_entries_of_delta_have_statistics(settings: Settings, make: Make) -> None:
     from deltalake import DeltaTable
 
@@ -171,86 +165,49 @@ def test_entries_of_delta_have_statistics(settings: Settings, make: Make) -> Non
     assert sum(row["num_records"] for row in rows) == 9
 
 
-@pytest.mark.parametrize("settings", ["parquet"], indirect=True)
-def test_a_compaction_killed_at_any_step(
-    settings: Settings,
-    make: Make,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Killed(BaseException):
-        pass
-
-    fill(make, settings, 2)
-    before = seen(settings)
-    for step in range(100):
-        left = iter(range(step))
-
-        def counted(real: Any, left: Any = left) -> Any:
-            def run(*arguments: Any, **options: Any) -> Any:
-                if next(left, None) is None:
-                    raise Killed
-                return real(*arguments, **options)
-
-            return run
-
-        with monkeypatch.context() as patch:
-            for owner, name in ((os, "fsync"), (os, "link"), (parquet_compaction, "exchange")):
-                patch.setattr(owner, name, counted(getattr(owner, name)))
-            patch.setattr(parquet_compaction.shutil, "rmtree", lambda *_, **__: None)
-            try:
-                compact(compactable(settings.output), settings.output, settled=True)
-                break
-            except Killed:
-                pass
-        assert seen(settings) == before, f"stopped at step {step}"
-        fill(make, settings, 3 + step)  # goes on; earlier micro-batches are repetitions
-        before = list(range(3 * (3 + step)))
-        assert seen(settings) == before
-    assert step > 3 and seen(settings) == before
-
-
-def test_a_file_system_that_cannot_exchange_is_named(
-    settings: Settings,
-    make: Make,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    fill(make, settings, 2)
-    if settings.output.format == "delta":
-        return
-
-    def refuse(one: Path, other: Path) -> None:
-        raise OSError(errno.EINVAL, "refused", str(one))
-
-    monkeypatch.setattr(parquet_compaction.libc, "exchange_paths", refuse)
-    with pytest.raises(BadValue, match="compact_ms = 0"):
-        compact(compactable(settings.output), settings.output, settled=True)
-    assert len(seen(settings)) == 6
-    monkeypatch.setattr(compaction, "due", lambda files, *_: [sorted(files)[:2]])
-    with Compactor(settings.output, at_end=True):
-        pass
-    assert "cannot exchange directories" in caplog.text, "the pipeline goes on"
-
-
 @pytest.mark.parametrize("days", [10, -10])
 def test_nothing_old_is_removed_soon_after_the_clock_has_jumped(
     make: Make, settings: Settings, monkeypatch: pytest.MonkeyPatch, days: int
 ) -> None:
     """What a micro-batch has written and not committed yet would look ten days old."""
     fill(make, settings, 2)
-    vacuums: list[bool] = []
-    monkeypatch.setattr(
-        compaction, "compact", lambda *_, vacuum: vacuums.append(vacuum) or compaction.Compacted(0, 0, 0)
-    )
+    vacuums_s: list[float] = []
     steady_s, wall_s = [1_000.0], [1_800_000_000.0]
     monkeypatch.setattr(compaction.time, "monotonic", lambda: steady_s[0])
     monkeypatch.setattr(compaction.time, "clock_gettime", lambda clock: steady_s[0])
     monkeypatch.setattr(compaction.time, "time", lambda: wall_s[0] + steady_s[0])
     compactor = Compactor(settings.output)
+    monkeypatch.setattr(compactor._store, "vacuum", lambda _: vacuums_s.append(steady_s[0]) or 0)
     compactor._pass()
     steady_s[0] += compaction.VACUUM_EVERY_S
     wall_s[0] += days * 86_400
     compactor._pass()
     steady_s[0] += compaction.VACUUM_EVERY_S
     compactor._pass()
-    assert vacuums == [True, False, True]
+    assert vacuums_s == [1_000.0, 1_000.0 + 2 * compaction.VACUUM_EVERY_S]
+
+
+def test_vacuum_leaves_files_of_a_micro_batch_that_is_not_committed_yet(make: Make, settings: Settings) -> None:
+    """Also if no reader of an older version is to be waited for; what an attempt has left long ago goes."""
+    fill(make, settings, 1)
+    store = make()
+    written = write(store, settings, 1, [7])
+    left = write(store, settings, 1, [8])
+    table = Path(settings.output.path)
+    os.utime(table / left[0].path, (0, 0))
+    impatient = msgspec.structs.replace(settings.output, keep_ms=0)
+    assert DeltaEvents(impatient).vacuum() == 1 and not (table / left[0].path).exists()
+    store.commit(BatchRecord(1), written)
+    assert 7 in seen(settings)
+
+
+def test_old_files_go_though_compaction_fails(make: Make, settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
+    fill(make, settings, 2)
+    compactor = Compactor(settings.output)
+    stray = Path(settings.output.path) / "events/left.parquet"
+    stray.write_bytes(b"")
+    os.utime(stray, (1, 1))
+    (Path(settings.output.path) / "events" / files(settings)[0]).write_bytes(b"no Parquet")
+    compactor._settings = msgspec.structs.replace(settings.output, settle_ms=0)
+    compactor._pass()
+    assert "compaction: " in caplog.text and not stray.exists()

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.errors import BadValue
-from appliance.spark.pipeline.events import Transform, by_topic
+from appliance.spark.pipeline.events import Transform, by_topic, near
 from appliance.spark.pipeline.settings import parse
-from appliance.spark.pipeline.table_files import directory
 from appliance.spark.pipeline.times import MICROS
 
 RECEIVED = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -65,6 +64,44 @@ def test_what_is_not_parsed_is_dead_and_says_why(tmp_path: Path) -> None:
     assert found.dead.column("value").to_pylist()[1] == b"\xff"
     reasons = ["not a line of syslog, dpkg", "not UTF-8 text", "no value", "dpkg: time is not a time"]
     assert found.dead.column("reason").to_pylist() == reasons
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "iso-8859-15", "windows-1252"])
+def test_lines_in_another_encoding_are_text(tmp_path: Path, encoding: str) -> None:
+    source = {"topics": ["t"], "parsers": ["syslog"], "redact": [{"pattern": r"user \p{L}+", "replacement": "user ?"}]}
+    made = transform(tmp_path, source=[source | {"encoding": encoding}])
+    lines = [SYSLOG, "Oct 11 22:14:15 h s: user Müller: café".encode(encoding), None, b"Oct 11 22:14:15 h s: \x81"]
+    found = made.run(batch(lines))
+    kept = [row["message"] for row in found.rows.to_pylist()]
+    assert kept[:3] == ["failed", "user ?: café", None]
+    if encoding == "windows-1252":
+        assert found.dead.column("value").to_pylist()[1] == lines[3], "no text there, and unchanged"
+    else:
+        assert kept[3] == "\x81"
+    again = made.run(
+        batch([row["message"] and f"Oct 11 22:14:15 h s: {row['message']}".encode() for row in found.rows.to_pylist()])
+    )
+    assert [row["message"] for row in again.rows.to_pylist()][:2] == kept[:2], "what is UTF-8 is not decoded again"
+    with pytest.raises(BadValue, match="encoding"):
+        transform(tmp_path, source=[source | {"encoding": "utf-16"}])
+
+
+def test_a_rejected_line_is_a_row_of_where_it_came_from(tmp_path: Path) -> None:
+    """Defaults, lookups and what parsers give are of events: a rejected line has its bytes, and the reason."""
+    (tmp_path / "teams.csv").write_text("service,team\nsu,core\nhere,none\n")
+    source = [{"topics": ["t"], "parsers": ["syslog"], "host": "here", "service": "here"}]
+    made = transform(tmp_path, source=source, lookup=[{"file": "teams.csv", "key": "service"}])
+    found = made.run(batch([SYSLOG, b"?\xff", None]))
+    event, *others = found.rows.to_pylist()
+    assert found.rows.schema == made.schema and found.events.to_pylist() == [event]
+    assert (event["team"], event["rejected"], event["raw"]) == ("core", None, None)
+    for row, raw, reason in zip(others, (b"?\xff", None), ("not UTF-8 text", "no value"), strict=True):
+        assert {name: value for name, value in row.items() if value is not None} == {
+            **{"topic": "t", "partition": 3, "offset": row["offset"], "received": RECEIVED, "rejected": reason},
+            **({} if raw is None else {"raw": raw}),
+            **{"date": "2026-11-20", "hour": 12, "time": RECEIVED},
+        }
+    assert [row["offset"] for row in others] == [101, 102]
 
 
 def test_a_line_without_a_time_has_that_of_its_record(tmp_path: Path) -> None:
@@ -135,13 +172,12 @@ def test_a_byte_order_mark_is_no_part_of_a_line(tmp_path: Path) -> None:
 def test_fields_that_do_not_fit_are_counted_and_explained(tmp_path: Path) -> None:
     source = [{"topics": ["t"], "parsers": ["dpkg", "own"]}]
     own = {"kind": "json", "columns": {"n": "int", "x": {"type": "float"}}}
-    made = transform(tmp_path, source=source, parser={"own": own}, output={"path": "o", "column_errors": True})
+    made = transform(tmp_path, source=source, parser={"own": own}, output={"path": "o"})
     found = made.run(batch([DPKG, b'{"n": "many", "x": "much"}', b"?", b'{"n": "7", "x": "no"}']))
     assert found.events.column("offset").to_pylist() == [100, 101, 103] and len(found.dead) == 1
     n, x = "own: n is not of its type (int)", "own: x is not of its type (float)"
     assert found.events.column("column_errors").to_pylist() == [None, f"{n}; {x}", x]
     assert found.events.column("n").to_pylist() == [None, None, 7]
-    assert [(row["parser"], row["reason"]) for row in found.nulled.to_pylist()] == [("own", n), ("own", x), ("own", x)]
 
 
 def test_the_whole_line_is_kept_when_asked_for(tmp_path: Path) -> None:
@@ -175,7 +211,6 @@ def test_lookups_that_cannot_be(tmp_path: Path, text: str, options: dict[str, An
 @pytest.mark.parametrize(
     ("tables", "says"),
     [
-        ({"aggregate": [{"name": "a", "kind": "top", "by": ["rack"]}]}, "aggregate a: there is no column 'rack'"),
         ({"output": {"path": "x", "partition_by": ["hour"]}}, "'hour' is int32: directories are named by texts"),
         (
             {
@@ -206,6 +241,9 @@ def test_nothing_is_lost_between_events_and_dead_letters(values: list[bytes | No
     assert [values[at - 100] for at in dead] == found.dead.column("value").to_pylist()
     assert all(values[at - 100] in (DPKG, SYSLOG) for at in events)
     assert found.dead.column("reason").null_count == 0
+    assert found.rows.column("offset").to_pylist() == list(range(100, 100 + len(values))), "each line is one row"
+    told = {row["offset"]: (row["rejected"], row["raw"]) for row in found.rows.to_pylist() if row["rejected"]}
+    assert told == {row["offset"]: (row["reason"], row["value"]) for row in found.dead.to_pylist()}
 
 
 @given(st.lists(st.sampled_from("abc"), max_size=20))
@@ -226,20 +264,6 @@ def test_stamps_of_producers_may_be_anything(tmp_path: Path) -> None:
     assert len(found.events) == 1
 
 
-def test_a_value_that_names_no_directory_is_a_dead_letter(tmp_path: Path) -> None:
-    """It would end the pipeline for good: its micro-batch is committed when the directory is made."""
-    hosts = ["web-1", "x" * 300, "山" * 28, "山" * 27, "x" * 250, "x" * 251]
-    rows = [json.dumps({"host": host, "message": "m"}).encode() for host in hosts]
-    source = [{"topics": ["t"], "parsers": ["json"]}]
-    for form, kept in (("parquet", ["web-1", "山" * 27, "x" * 250]), ("delta", hosts)):
-        output = {"path": "out", "format": form, "partition_by": ["host"]}
-        found = transform(tmp_path, source=source, output=output).run(batch(rows))
-        assert found.events.column("host").to_pylist() == kept
-        assert set(found.dead.column("reason").to_pylist()) <= {"host is too long for the name of a directory"}
-        for host in kept if form == "parquet" else []:
-            (tmp_path / directory({"host": host})).mkdir()
-
-
 def test_columns_that_differ_by_case_are_refused(tmp_path: Path) -> None:
     columns = {"status": "int", "Status": "string"}
     with pytest.raises(BadValue, match="'status' and 'Status' differ by their case only"):
@@ -248,3 +272,21 @@ def test_columns_that_differ_by_case_are_refused(tmp_path: Path) -> None:
             source=[{"topics": ["t"], "parsers": ["own"]}],
             parser={"own": {"kind": "json", "columns": columns}},
         )
+
+
+def test_a_time_without_a_year_is_that_of_its_own_record(tmp_path: Path) -> None:
+    """A batch has records of three years, as where a backlog is read; they are not in order."""
+    stamps = [datetime(year, month, 2, tzinfo=UTC) for year, month in ((2024, 1), (2026, 7), (2025, 1), (2024, 7))]
+    lines = [b"<30>Dec 31 23:59:59 h p: m", b"<30>Jul  1 00:00:01 h p: m", b"no line", b"<30>Jul  2 00:00:00 h p: m"]
+    given_rows = batch(lines).set_column(5, "timestamp", pa.array(stamps, MICROS))
+    made = transform(tmp_path, source=[{"topics": ["t"], "parsers": ["syslog"]}])
+    found = made.run(given_rows).rows.to_pylist()
+    assert [row["time"].year for row in found] == [2023, 2026, 2025, 2024]
+    assert [row["rejected"] is None for row in found] == [True, True, False, True]
+    assert [row["offset"] for row in found] == given_rows.column("offset").to_pylist()
+
+
+def test_few_groups_are_parsed_apart() -> None:
+    hours = np.arange(1000) * 3_600_000_000
+    assert [len(near(hours[:count])) for count in (0, 1, 64, 65, 1000)] == [1, 1, 64, 3, 42]
+    assert len(near(np.arange(100_000) * 30 * 86_400_000_000)) == 1

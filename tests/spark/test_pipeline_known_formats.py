@@ -13,7 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.spark.pipeline.known_formats import ACCESS, SYSLOG, extract_access, extract_syslog
+from appliance.spark.pipeline.parsers import build
 from appliance.spark.pipeline.regex_parser import Extract, extract_groups
+from appliance.spark.pipeline.settings import Source
 
 from .lines import only, parse
 
@@ -102,6 +104,55 @@ def test_a_user_may_have_blanks_and_forge_nothing(agent: str) -> None:
     forged = "x [01/Jan/2000:00:00:00 +0000] \\x22GET /forged HTTP/1.1\\x22 200 5"
     found = only("access", f"10.0.0.1 - {forged} {rest}")
     assert (found["user"], found["path"], found["time"].year) == (forged, "/real", 2026)
+
+
+def test_lines_of_container_runtimes() -> None:
+    assert only("cri", '2026-11-20T10:00:00.123456789+01:00 stderr F {"a": 1}') == {
+        "time": datetime(2026, 11, 20, 9, 0, 0, 123456, tzinfo=UTC),
+        "message": '{"a": 1}',
+        "stream": "stderr",
+        "partial": False,
+    }
+    found = parse("cri", "2026-11-20T10:00:00Z stdout P begins", "2026-11-20T10:00:00Z stdout F", "2026 stdout F x")
+    assert found.matched.to_pylist() == [True, True, False]
+    assert found.columns["partial"].to_pylist() == [True, False, None]
+    line = r'{"log":"GET / \u00e9\r\n","stream":"stdout","attrs":{"a":"b"},"time":"2026-11-20T10:00:00.5Z"}'
+    assert only("docker", line) == {
+        "time": datetime(2026, 11, 20, 10, 0, 0, 500000, tzinfo=UTC),
+        "message": "GET / é",
+        "stream": "stdout",
+    }
+
+
+def test_json_of_others_is_left_to_their_parser() -> None:
+    found = parse("docker", '{"MESSAGE": "x"}', '{"log": "y\\n"}', "[]")
+    assert found.matched.to_pylist() == [False, True, False]
+    assert found.reasons is not None and found.reasons[0].as_py() == "docker: there is no log"
+
+
+def test_iis() -> None:
+    start = "2026-11-20 10:00:00 10.0.0.9 GET /default.htm a=b 443 - 203.0.113.7"
+    found = only("iis", f"{start} Mozilla/5.0+(X11;+Linux) https://r/ 404 0 2 15")
+    assert (found["time"], found["service"], found["level"]) == (
+        datetime(2026, 11, 20, 10, tzinfo=UTC),
+        "iis",
+        "warning",
+    )
+    assert (found["message"], found["agent"], found["referer"]) == (
+        "GET /default.htm",
+        "Mozilla/5.0 (X11; Linux)",
+        "https://r/",
+    )
+    assert (found["client"], found["status"], found["win32_status"], found["taken_ms"]) == ("203.0.113.7", 404, 2, 15)
+    assert "user" not in found
+    older = only("iis", f"{start} Mozilla/5.0 200 0 0")
+    assert older["status"] == 200 and "referer" not in older and "taken_ms" not in older
+    zoned = Source(topics=("t",), parsers=("iis",), zone="Europe/Berlin")
+    lines = pa.array(["#Fields: date time s-ip", f"{start} - - 500 0 0 1", "2026-11-20 10:00:00 other"])
+    parsed = build("iis", zoned, {}).parse(lines, datetime(2026, 11, 20, 12, tzinfo=UTC))
+    assert parsed.matched.to_pylist() == [True, True, False]
+    assert parsed.columns["message"].to_pylist()[:2] == ["#Fields: date time s-ip", "GET /default.htm"]
+    assert parsed.columns["time"].to_pylist()[:2] == [None, datetime(2026, 11, 20, 10, tzinfo=UTC)], "UTC by its rules"
 
 
 def test_dpkg_and_alternatives() -> None:

@@ -13,8 +13,9 @@ import pyarrow as pa
 import pytest
 
 from appliance.errors import BadValue
-from appliance.spark.pipeline.compaction import compact, compactable, write_together
+from appliance.spark.pipeline.compaction import DeltaEvents, compact, write_together
 from appliance.spark.pipeline.output_files import OutputFiles, with_dictionaries
+from appliance.spark.pipeline.pipeline_status import summary
 from appliance.spark.pipeline.settings import Settings, parse
 from appliance.spark.pipeline.tables import owner_of
 
@@ -74,9 +75,8 @@ def s3() -> Iterator[dict[str, str]]:
 
 
 def made(tmp_path: Path, topics: Topics, topic: str, s3: dict[str, str]) -> Settings:
-    output = {"path": f"s3://lake/{topic}", "format": "delta", "storage": s3}
-    aggregate = [{"name": "talkers", "kind": "top", "by": ["client"], "window_ms": "1d"}]
-    return pipeline_of(tmp_path, topics, topic, output=output, aggregate=aggregate)
+    output = {"path": f"s3://lake/{topic}", "storage": s3}
+    return pipeline_of(tmp_path, topics, topic, output=output)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -96,39 +96,32 @@ def test_tables_in_an_object_store(topics: Topics, topic: str, tmp_path: Path, s
 
     events = table("events").to_pyarrow_table()
     assert sorted(events.column("offset").to_pylist()) == list(range(300))
-    assert sum(table("talkers").to_pyarrow_table().column("count").to_pylist()) == 300
+    assert summary(settings).parsed == {"access": 300}
     assert len(table("events").file_uris()) == 3
-    found = compact(compactable(settings.output), settings.output, settled=True)
+    found = compact(DeltaEvents(settings.output), settings.output, settled=True)
     assert (found.files_before, found.files_after) == (3, 1)
     assert sorted(table("events").to_pyarrow_table().column("offset").to_pylist()) == list(range(300))
-    assert OutputFiles(settings.output).tables() == ["events", "ledger", "talkers"]
     assert not list(tmp_path.rglob("*.parquet")), "nothing is on this host's disk"
 
 
-@pytest.mark.parametrize(
-    ("output", "says"),
-    [
-        ({"path": "s3://lake/x"}, 'use "delta"'),
-        ({"path": "out", "storage": {"AWS_REGION": "x"}}, "is for a URL"),
-    ],
-)
-def test_what_an_object_store_cannot_do_is_refused(tmp_path: Path, output: dict[str, object], says: str) -> None:
+def test_options_of_a_store_are_refused_for_a_file_system(tmp_path: Path) -> None:
     source = [{"topics": ["t"], "parsers": ["plain"]}]
-    with pytest.raises(BadValue, match=says):
+    output = {"path": "out", "storage": {"AWS_REGION": "x"}}
+    with pytest.raises(BadValue, match="is for a URL"):
         parse({"pipeline": {"name": "p"}, "source": source, "output": output}, tmp_path)
 
 
 def test_a_url_stays_as_it_is(tmp_path: Path) -> None:
     source = [{"topics": ["t"], "parsers": ["plain"]}]
-    given = {"path": "s3://lake/x", "format": "delta"}
+    given = {"path": "s3://lake/x"}
     settings = parse({"pipeline": {"name": "p"}, "source": source, "output": given}, tmp_path)
     assert settings.output.path == "s3://lake/x" and settings.state_dir == tmp_path / "p.state"
 
 
 def test_files_are_read_and_written_by_name(tmp_path: Path) -> None:
     source = [{"topics": ["t"], "parsers": ["plain"]}]
-    output = {"path": "out", "format": "delta"}
+    output = {"path": "out"}
     files = OutputFiles(parse({"pipeline": {"name": "p"}, "source": source, "output": output}, tmp_path).output)
-    assert files.read("a.json") is None and files.tables() == []
+    assert files.read("a.json") is None
     files.write("a.json", json.dumps({"a": 1}))
     assert json.loads(files.read("a.json") or b"") == {"a": 1} and files.uri("a.json") == f"{tmp_path}/out/a.json"

@@ -9,23 +9,27 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 
-from appliance.errors import AlreadyRunning
-from appliance.spark.pipeline.batch_record import BatchRecord, TopicRead, encode_schema, store_plan
+from appliance.errors import AlreadyRunning, ApplianceError, BadValue
+from appliance.spark.pipeline.audit_counts import read_windows
+from appliance.spark.pipeline.batch_record import BatchRecord, TopicRead, encode_schema
+from appliance.spark.pipeline.event_questions import questions
 from appliance.spark.pipeline.events import Transform
-from appliance.spark.pipeline.output_files import OutputFiles
-from appliance.spark.pipeline.pipeline_sink import Committer
-from appliance.spark.pipeline.settings import Settings
-from appliance.spark.pipeline.startup import Beginning, definitions
+from appliance.spark.pipeline.letters import Letters
+from appliance.spark.pipeline.pipeline_sink import commit
+from appliance.spark.pipeline.pipeline_status import summary
+from appliance.spark.pipeline.reparse import reparse
+from appliance.spark.pipeline.settings import Settings, parse
+from appliance.spark.pipeline.startup import Beginning
 from appliance.spark.pipeline.tables import claim, open_store
-from appliance.spark.pipeline.task_work import Job, number_space
+from appliance.spark.pipeline.task_work import Job
 from appliance.spark.pipeline.times import MICROS
 
 from .conftest import Topics
-from .pipelines import access, events, settings
+from .pipelines import access, events, places, rows, settings
 from .test_sink import stored
 
 STAMP = datetime(2026, 11, 20, tzinfo=UTC)
@@ -52,9 +56,15 @@ def records_at(
 
 
 def begun(made: Settings, run: str = "run") -> Beginning:
-    """As of a pipeline that was started for the first time, without comparing anything."""
+    """As of a pipeline that was started, without comparing anything."""
     identity, schema = claim(made), Transform(made).schema
-    return Beginning(identity, BatchRecord(-1, tables=definitions(made, schema, {})), None, encode_schema(schema), run)
+    store = open_store(made, identity, schema)
+    store.extend(schema)
+    Letters(made).begin()
+    if (last := store.recorded()) is None:
+        last = BatchRecord(-1)
+        store.commit(last, [])
+    return Beginning(identity, last, encode_schema(schema), run)
 
 
 def micro_batch(
@@ -64,95 +74,33 @@ def micro_batch(
     read: Mapping[str, TopicRead] = {},
 ) -> None:
     beginning = begun(made)
-    open_store(made).prepare()
-    store_plan(OutputFiles(made.output), BatchRecord(batch, beginning.run, read=dict(read)))
-    works = [Job(made, beginning, batch, number).run(iter(given)) for number, given in enumerate(tasks)]
-    Committer(made, beginning).commit(works, batch)
+    record = BatchRecord(batch, beginning.run, read=dict(read))
+    works = [Job(made, beginning, batch, number).run(iter(given), record) for number, given in enumerate(tasks)]
+    commit(made, beginning, works)
 
 
-@pytest.mark.parametrize("kind", ["parquet", "delta"])
-def test_a_repeated_micro_batch_changes_nothing(topics: Topics, topic: str, tmp_path: Path, kind: str) -> None:
+def test_a_repeated_micro_batch_changes_nothing(topics: Topics, topic: str, tmp_path: Path) -> None:
     """Also when the driver died between the tasks' work and the commit, and when tasks were repeated."""
-    for name in (f"{topic}-dead", f"{topic}-changes"):
-        topics.create(name)
-    aggregate = {"name": "hits", "kind": "count", "by": ["client"], "topic": f"{topic}-changes"}
-    made = settings(
-        tmp_path,
-        topics,
-        topic,
-        output={"path": "out", "format": kind},
-        dead_letters={"topic": f"{topic}-dead"},
-        aggregate=[aggregate],
-    )
+    topics.create(f"{topic}-dead")
+    made = settings(tmp_path, topics, topic, dead_letters={"topic": f"{topic}-dead"})
     first = [records([access(number) for number in range(100)] + [b"dead 1"], topic)]
     second = [records([b"dead 2"], topic, 500), records([access(number) for number in range(100, 150)], topic, 501)]
     for number, given in enumerate([first, second]):
         Job(made, begun(made), 0, number).run(iter(given))  # a driver that dies before its commit
     micro_batch(made, 0, [first, second])
     micro_batch(made, 0, [first, second])
-    assert len(events(made)) == 150
+    assert len(events(made)) == 150 and not stored(topics.server, f"{topic}-dead"), "nothing is sent before a commit"
+    assert (Letters(made).send(), Letters(made).send()) == (2, 0)
     assert sorted(record.value or b"" for record in stored(topics.server, f"{topic}-dead")) == [b"dead 1", b"dead 2"]
-    told = [json.loads(record.value or b"") for record in stored(topics.server, f"{topic}-changes")]
-    assert sum(row["count"] for row in told) == 150 and {row["aggregate"] for row in told} == {"hits"}
     micro_batch(made, 1, [[records([access(7)], topic, 900)]])
-    hits = open_store(made).read("hits")
-    assert hits is not None and sum(hits.column("count").to_pylist()) == 151
-    (last,) = stored(topics.server, f"{topic}-changes")[len(told) :]
-    assert json.loads(last.key or b"")["client"] == "10.0.0.0" and json.loads(last.value or b"")["count"] > 1
-
-
-def test_rows_of_aggregates_are_sent_after_an_older_output_was_restored_with_its_plan(
-    topics: Topics, topic: str, tmp_path: Path
-) -> None:
-    """The copy was made during micro-batch 1, and its producers have sent rows of micro-batch 2 since."""
-    topics.create(f"{topic}-changes")
-    aggregate = {"name": "hits", "kind": "count", "topic": f"{topic}-changes"}
-    made = settings(tmp_path, topics, topic, aggregate=[aggregate])
-    out, copy = Path(made.output.path), tmp_path / "copy"
-    lines = [[records([access(number)], topic, number)] for number in range(3)]
-    micro_batch(made, 0, [lines[0]])
-    shutil.copytree(out, copy)
-    micro_batch(made, 1, [lines[1]])
-    micro_batch(made, 2, [lines[2]])
-    shutil.rmtree(out)
-    shutil.copytree(copy, out)
-    plan = BatchRecord(1, "run")
-    store_plan(OutputFiles(made.output), plan)
-    again = msgspec.structs.replace(begun(made, "another"), replay=plan)
-    Committer(made, again).commit([Job(made, again, 1, 0).run(iter(lines[1]))], 1)
-    sent = [json.loads(record.value or b"")["count"] for record in stored(topics.server, f"{topic}-changes")]
-    assert sent == [1, 2, 3, 2]
-
-
-@pytest.mark.parametrize("kind", ["parquet", "delta"])
-def test_windows_become_final_in_the_tables(topics: Topics, topic: str, tmp_path: Path, kind: str) -> None:
-    """A window is final when a line 30 minutes newer than its end has come; an earlier line is late then."""
-    aggregate = {"name": "hits", "kind": "count", "window_ms": "10m", "watermark_ms": "30m"}
-    made = settings(tmp_path, topics, topic, output={"path": "out", "format": kind}, aggregate=[aggregate])
-
-    later = STAMP + timedelta(days=1)
-
-    def hits() -> dict[int, tuple[int, bool]]:
-        table = open_store(made).read("hits")
-        assert table is not None
-        return {row["start"].minute: (row["count"], row["final"]) for row in table.to_pylist()}
-
-    micro_batch(made, 0, [[records([access(0), access(100)], topic, 0, later)]])  # a minute every 100 lines
-    assert hits() == {0: (2, False)}
-    micro_batch(made, 1, [[records([access(4000)], topic, 2, later)]])
-    assert hits() == {0: (2, True), 40: (1, False)}
-    for _ in range(2):
-        micro_batch(made, 2, [[records([access(200), access(4100)], topic, 3, later)]])
-    assert hits() == {0: (2, True), 40: (2, False)}
-    newest = open_store(made).read("newest")
-    assert newest is not None and newest.column("late").to_pylist() == [1]
-    assert len(events(made)) == 5
+    assert len(events(made)) == 151 and summary(made).dead == {"not a line of access": 2}
 
 
 def test_dead_letters_carry_their_origin(topics: Topics, topic: str, tmp_path: Path) -> None:
     topics.create(f"{topic}-dead")
     made = settings(tmp_path, topics, topic, dead_letters={"topic": f"{topic}-dead"})
     micro_batch(made, 0, [[records([b"x"], topic, 77)]], read={topic: TopicRead("of-topic", {0: (77, 80)})})
+    assert Letters(made).send() == 1
     (record,) = stored(topics.server, f"{topic}-dead")
     assert (record.key, record.value) == (b"k", b"x")
     assert dict(record.headers) == {
@@ -183,29 +131,76 @@ def test_counts_of_producers(
 ) -> None:
     made = settings(tmp_path, topics, topic, audit={"topic": "counts"})
     micro_batch(made, 0, [[records([json.dumps(message).encode()], "counts")]])
-    audit, ledger = (open_store(made).read(name) for name in ("audit", "ledger"))
-    assert (0 if audit is None else sum(audit.column("counted").to_pylist())) == counted
-    if reason is None:
-        assert ledger is None
-    else:
-        assert ledger is not None and reason in ledger.column("reason").to_pylist()[0]
+    assert sum(read_windows(questions(made), made.audit).column("counted").to_pylist()) == counted
+    found = summary(made)
+    assert found.parsed == {} and len(found.dead) == (reason is not None)
+    assert all(reason and reason in each for each in found.dead)
+    (row,) = rows(made).to_pylist()
+    assert (row["topic"], row["offset"], row["rejected"] is None) == ("counts", 0, reason is None)
 
 
-def test_another_configuration_or_plan_writes_under_other_numbers(topics: Topics, topic: str, tmp_path: Path) -> None:
+def test_a_micro_batch_is_given_up_where_the_table_was_restored_in_the_meantime(tmp_path: Path) -> None:
+    """Its number is the next one all the same; a new run begins where the table ends."""
+    given = {"pipeline": {"name": "p"}, "source": [{"topics": ["t"], "parsers": ["access"]}]}
+    made = parse(given | {"output": {"path": "out"}}, tmp_path)
+    for number in range(3):
+        read = {"t": TopicRead("id", {0: (number, number + 1)})}
+        micro_batch(made, number, [[records([access(number)], "t", number)]], read)
+    table = DeltaTable(str(tmp_path / "out/events"))
+    table.restore(table.version() - 1)
+    with pytest.raises(ApplianceError, match="up to offset 2, and micro-batch 3 begins at 3: the table was restored"):
+        micro_batch(made, 3, [[records([access(3)], "t", 3)]], {"t": TopicRead("id", {0: (3, 4)})})
+    last = begun(made).committed
+    assert last.ends == {("t", 0): 2} and last.batch == 2
+    micro_batch(made, 3, [[records([access(2), access(3)], "t", 2)]], {"t": TopicRead("id", {0: (2, 4), 1: (9, 9)})})
+    assert places(events(made)) == [(0, 0), (0, 1), (0, 2), (0, 3)]
+
+
+def test_a_micro_batch_is_given_up_where_another_run_has_committed(topics: Topics, topic: str, tmp_path: Path) -> None:
     made = settings(tmp_path, topics, topic)
-    other = msgspec.structs.replace(made, output=msgspec.structs.replace(made.output, raw=True))
-    one, two = begun(made, "one"), begun(made, "two")
-    assert number_space(made, one, 5) == number_space(made, begun(made, "one"), 5)
-    assert len({number_space(made, one, 5), number_space(other, one, 5), number_space(made, two, 5)}) == 3
-    repeating = msgspec.structs.replace(two, replay=BatchRecord(5, "one"))
-    assert number_space(made, repeating, 5) == number_space(made, one, 5), "a repetition has the numbers of its plan"
-    assert number_space(made, repeating, 6) == number_space(made, two, 6)
+    late = begun(made, "late")
+    micro_batch(made, 0, [[records([access(1)], topic)]])
+    work = Job(made, late, 0, 0).run(iter([records([access(1)], topic)]), BatchRecord(0, late.run))
+    with pytest.raises(AlreadyRunning, match="nothing of it is in the table"):
+        commit(made, late, [work])
+    assert len(events(made)) == 1
+    shutil.rmtree(tmp_path / "out/events")
+    with pytest.raises(BadValue, match="events is gone: nothing was written"):
+        commit(made, late, [work])
+    assert not (tmp_path / "out/events").exists() or not list((tmp_path / "out/events").glob("_delta_log"))
 
 
-def test_a_micro_batch_that_another_process_has_planned_is_given_up(topics: Topics, topic: str, tmp_path: Path) -> None:
-    made = settings(tmp_path, topics, topic)
-    work = Job(made, begun(made), 0, 0).run(iter([records([access(1)], topic)]))
-    store_plan(OutputFiles(made.output), BatchRecord(0, "of another"))
-    with pytest.raises(AlreadyRunning, match="nothing of it is in the tables"):
-        Committer(made, begun(made)).commit([work], 0)
-    assert not (Path(made.output.path) / "events").exists()
+def test_values_that_would_be_too_long_for_the_name_of_a_directory(topics: Topics, topic: str, tmp_path: Path) -> None:
+    output = {"path": "out", "partition_by": ["host"]}
+    source = [{"topics": [topic], "parsers": ["logfmt"]}]
+    made = settings(tmp_path, topics, topic, source=source, output=output)
+    hosts = ["web-1", "x" * 300, "a/b %41"]
+    micro_batch(made, 0, [[records([f'host="{host}" message=m'.encode() for host in hosts], topic)]])
+    assert sorted(events(made).column("host").to_pylist()) == sorted(hosts)
+
+
+def test_lines_of_one_event_are_audited_in_the_window_of_each(tmp_path: Path) -> None:
+    """A stack trace around the end of a minute is no lost and no doubled line."""
+    given = {
+        "pipeline": {"name": "p"},
+        "source": [{"topics": ["t"], "parsers": ["plain"], "multiline": {"start": "^at"}}],
+        "output": {"path": "out", "raw": True},
+        "audit": {"topic": "counts"},
+    }
+    made = parse(given, tmp_path)
+    minute = timedelta(minutes=1)
+    lines = records([b"at first", b" more", b" and more", b"at another"], "t")
+    stamps = [STAMP + minute - timedelta(seconds=1), STAMP + minute, STAMP + minute, STAMP + 3 * minute]
+    lines = lines.set_column(5, "timestamp", pa.array(stamps, MICROS))
+    sent = [
+        json.dumps({"topic": "t", "window_start_ms": start_ms, "window_ms": 60_000, "count": count}).encode()
+        for start_ms, count in zip(
+            (int((STAMP + place * minute).timestamp() * 1000) for place in (0, 1, 3)), (1, 2, 1), strict=True
+        )
+    ]
+    micro_batch(made, 0, [[lines], [records(sent, "counts")]])
+    read = read_windows(questions(made), made.audit)
+    assert read.column("counted").to_pylist() == read.column("arrived").to_pylist() == [1, 2, 1]
+    assert summary(made).parsed == {"plain": 4}, "lines, of two events"
+    again = reparse(made, every=True)
+    assert (again.lines, again.files) == (2, 0), "a reparse knows of all lines of an event"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import shutil
 import signal
 import subprocess
@@ -14,19 +15,20 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
-import msgspec
 import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
 from appliance.client import Audit, Consumer, Producer
-from appliance.errors import AlreadyRunning, BadValue, MessageTooLarge
-from appliance.spark.pipeline.pipeline_status import heaviest, read_total, status, summary
+from appliance.errors import AlreadyRunning, BadValue
+from appliance.spark.pipeline import run as module
+from appliance.spark.pipeline.pipeline_status import status, summary
 from appliance.spark.pipeline.report import write
 from appliance.spark.pipeline.run import run
 from appliance.spark.pipeline.settings import Settings
-from appliance.spark.pipeline.startup import output_lock
+from appliance.spark.pipeline.startup import begin, output_lock
 from appliance.spark.pipeline.state_directory import Progress, State
 from appliance.spark.pipeline.tables import claim
 from appliance.spark.spark_session import prepare_environment
@@ -34,15 +36,10 @@ from appliance.wire.requests import EARLIEST
 
 from ..support.server import Server, wait_for
 from .conftest import ROOT, Topics
-from .pipelines import access, events, fill, places, settings
+from .pipelines import access, events, fill, places, rejections, rows, settings
 from .test_sink import stored
 
 JUNK = [b"this is no access line", b"\xff\xfe\x00", b""]
-AGGREGATES = [
-    {"name": "errors", "kind": "errors", "by": ["service"], "window_ms": "1m"},
-    {"name": "talkers", "kind": "top", "by": ["client"], "window_ms": "1d"},
-    {"name": "visits", "kind": "sessions", "by": ["client"], "gap_ms": "10m"},
-]
 
 
 def consumed(server: Server, topic: str, count: int) -> list[Any]:
@@ -54,24 +51,19 @@ def consumed(server: Server, topic: str, count: int) -> list[Any]:
         return found
 
 
-@pytest.mark.parametrize("kind", [pytest.param("parquet", marks=pytest.mark.long), "delta"])
 def test_lines_become_tables_and_a_second_run_adds_only_what_is_new(
-    spark: SparkSession, topics: Topics, topic: str, tmp_path: Path, kind: str
+    spark: SparkSession, topics: Topics, topic: str, tmp_path: Path
 ) -> None:
     topics.create(topic, partitions=2)
-    topics.create(f"{topic}-changes")
     lines = [access(number, 500 if number % 10 == 0 else 200) for number in range(2000)]
     fill(topics, topic, lines[:1000])
     fill(topics, topic, [*lines[1000:1500], *JUNK], partition=1)
-    aggregates = [AGGREGATES[0] | {"topic": f"{topic}-changes"}, *AGGREGATES[1:]]
     made = settings(
         tmp_path,
         topics,
         topic,
-        output={"path": "out", "format": kind},
         source=[{"topics": [topic], "parsers": ["access"], "service": "web"}],
         dead_letters={"topic": f"{topic}-dead"},
-        aggregate=aggregates,
         input={"trigger_bytes": "100KB"},
     )
     seen: list[Progress] = []
@@ -81,31 +73,24 @@ def test_lines_become_tables_and_a_second_run_adds_only_what_is_new(
     assert run(made, once=True, session=spark).rows == 500
     table = events(made)
     assert len(set(places(table))) == len(table) == 2000
+    assert len(set(places(rows(made)))) == len(rows(made)) == 2003, "every line that was read is a row"
     assert sorted(table.column("path").to_pylist()) == sorted(f"/{number}" for number in range(2000))
     assert Counter(table.column("level").to_pylist()) == {"info": 1800, "error": 200}
     assert set(table.column("date").to_pylist()) == {"2026-11-20"}
     check_dead_letters(consumed(topics.server, f"{topic}-dead", 3), table, topic)
-    check_totals(made, f"{topic}-changes", topics)
+    check_rejections(made, consumed(topics.server, f"{topic}-dead", 3))
+    check_status(made)
 
 
-def test_dead_letters_are_not_repeated_after_an_older_output_was_restored(
-    spark: SparkSession, topics: Topics, topic: str, tmp_path: Path
-) -> None:
-    for name in (topic, f"{topic}-dead"):
-        topics.create(name)
-    made = settings(tmp_path, topics, topic, dead_letters={"topic": f"{topic}-dead"})
-    out, copy = Path(made.output.path), tmp_path / "copy"
-    fill(topics, topic, [access(1), *JUNK[:1]])
-    run(made, once=True, session=spark)
-    shutil.copytree(out, copy)
-    fill(topics, topic, [*JUNK[1:], access(2)])
-    run(made, once=True, session=spark)
-    shutil.rmtree(out)
-    shutil.copytree(copy, out)
-    fill(topics, topic, [b"a later one", access(3)])
-    assert run(made, once=True, session=spark).rows == 5
-    assert len(events(made)) == 3
-    assert [each.value for each in stored(topics.server, f"{topic}-dead")] == [*JUNK, b"a later one"]
+def test_a_run_with_nothing_new_does_nothing(spark: SparkSession, topics: Topics, topic: str, tmp_path: Path) -> None:
+    """As from a timer, also before the first line has come."""
+    topics.create(topic)
+    made = settings(tmp_path, topics, topic, output={"path": "out"})
+    for sent, fresh in ((0, 0), (10, 10), (10, 0)):
+        fill(topics, topic, [access(number) for number in range(fresh)])
+        result = run(made, once=True, session=spark)
+        assert (result.rows, result.batches, len(events(made))) == (fresh, bool(fresh), sent)
+        assert len(State(made.state_dir).history()) == bool(sent)
 
 
 def check_dead_letters(messages: list[Any], table: Any, topic: str) -> None:
@@ -118,24 +103,24 @@ def check_dead_letters(messages: list[Any], table: Any, topic: str) -> None:
     assert reasons == [b"not a line of access", b"not UTF-8 text", b"not a line of access"]
 
 
-def check_totals(made: Settings, changes: str, topics: Topics) -> None:
-    errors, visits = read_total(made, "errors"), read_total(made, "visits")
-    assert errors is not None and visits is not None
-    rows = errors.to_pylist()
-    assert len(rows) == 20 and all((row["count"], row["errors"]) == (100, 10) for row in rows)
-    assert {round(row["error_rate"], 6) for row in rows} == {0.1}
-    assert sum(each["count"] for each in heaviest(made, "talkers", 10).rows) == 2000
-    assert len(visits) == 7 and sum(visits.column("count").to_pylist()) == 2000
-    told = {}
-    for message in consumed(topics.server, changes, 20):
-        told[message.key] = json.loads(message.value)
-    assert {row["count"] for row in told.values()} == {100}, "the newest under each key is right"
+def check_rejections(made: Settings, messages: list[Any]) -> None:
+    """Table, topic of dead letters and status say the same of the lines that were rejected."""
+    found = rejections(made)
+    told = {(row["raw"], row["rejected"].encode(), b"%d" % row["offset"]) for row in found}
+    headers = [dict(message.headers) for message in messages]
+    assert told == {(each.value, of["reason"], of["offset"]) for each, of in zip(messages, headers, strict=True)}
+    assert len(found) == 3 and {row["parser"] for row in found} == {row["service"] for row in found} == {None}
+    assert summary(made).dead == Counter(row["rejected"] for row in found)
+
+
+def check_status(made: Settings) -> None:
     found = status(made)
     assert found.as_json()["lag_bytes"] == 0 and found.summary.as_json()["parsed"] == 2000
     assert found.state == "stopped" and "without ZooKeeper" in found.remarks[0]
     assert found.summary.dead == {"not a line of access": 2, "not UTF-8 text": 1}
-    page, picture = write(made, Path(made.pipeline.state), datetime(2026, 11, 22, tzinfo=UTC))
-    assert picture.read_bytes()[:4] == b"\x89PNG" and "talkers" in page.read_text()
+    page = write(made, Path(made.pipeline.state), datetime(2026, 11, 22, tzinfo=UTC)).read_text()
+    assert "3 lines are outside of this time" in page, "a rejected line is at the time of its record, a day later"
+    assert "2,000 lines, 0 of them rejected" in page and "200 of 2,000 parsed lines have an error level" in page
 
 
 def test_the_audit_tells_what_was_lost_and_doubled(
@@ -170,6 +155,8 @@ def test_the_audit_tells_what_was_lost_and_doubled(
     judged = summary(made, later).audit
     assert judged is not None and (judged.lost, judged.doubled, judged.faulty) == (1, 1, 2)
     assert [reason for reason in found.dead if reason.startswith("audit: ")] != []
+    (fault,) = rejections(made)
+    assert (fault["topic"], fault["raw"]) == (f"{topic}-audit", b"no count") and fault["rejected"].startswith("audit: ")
 
 
 def test_a_group_shows_the_positions(
@@ -204,28 +191,48 @@ def test_what_cannot_be_is_refused_before_spark_is_asked(
     another = settings(tmp_path, topics, topic, pipeline={"name": "another", "bootstrap": topics.server.native})
     with pytest.raises(BadValue, match="is the output of pipeline"):
         run(another, once=True, session=spark)
-    with pytest.raises(BadValue, match="is written as parquet"):
-        output = msgspec.structs.replace(made.output, format="delta")
-        run(msgspec.structs.replace(made, output=output), once=True, session=spark)
+
+
+def test_dead_letters_that_are_too_large_stop_nothing(
+    spark: SparkSession, topics: Topics, topic: str, tmp_path: Path
+) -> None:
+    """Neither the pipeline nor the letters behind them."""
+    topics.create(topic)
+    topics.create(f"{topic}-dead", max_message_bytes=400)
+    fill(topics, topic, [access(1), secrets.token_bytes(1000), b"no line"])
+    made = settings(tmp_path, topics, topic, dead_letters={"topic": f"{topic}-dead"})
+    result = run(made, once=True, session=spark)
+    told = f"1 dead letters were left out: they are larger than max.message.bytes of {topic}-dead allows"
+    assert told in result.remark and result.summary.as_json()["dead_letters"] == 2
+    assert len(events(made)) == 1
+    assert any(told in each for each in status(made).remarks)
+    (letter,) = stored(topics.server, f"{topic}-dead")
+    assert letter.value == b"no line" and len(rows(made)) == 3
 
 
 def test_a_query_that_fails_says_why_and_can_go_on(
     spark: SparkSession, topics: Topics, topic: str, tmp_path: Path
 ) -> None:
-    """The dead-letter topic takes no message as large as the line; then it does."""
+    """The file of a lookup is away; then it is there."""
     topics.create(topic)
-    topics.create(f"{topic}-dead", max_message_bytes=200)
-    fill(topics, topic, [access(1), b"x" * 1000])
-    made = settings(tmp_path, topics, topic, dead_letters={"topic": f"{topic}-dead"})
-    with pytest.raises(MessageTooLarge, match=r"^the query failed: .*max.message.bytes.*$") as told:
+    lookup = tmp_path / "hosts.csv"
+    lookup.write_text("client,team\n10.0.0.1,core\n")
+    fill(topics, topic, [access(1)])
+    made = settings(tmp_path, topics, topic, lookup=[{"file": str(lookup), "key": "client"}])
+    beginning = begin(made)
+    lookup.unlink()  # between the check of the driver and the tasks
+    with (
+        mock.patch.object(module, "begin", lambda _: beginning),
+        pytest.raises(BadValue, match=r"^the query failed: lookup .*hosts.csv.*$") as told,
+    ):
         run(made, once=True, session=spark)
     assert "\n" not in str(told.value) and "Traceback" in State(made.state_dir).failure.read_text()
+    lookup.write_text("client,team\n10.0.0.1,core\n")
     failed = status(made)
     assert (failed.state, failed.batch) == ("failed", None) and "failure.txt" in failed.remarks[-1]
     assert len(events(made)) == 0
-    topics.cluster.admin("alter_topic", {"name": f"{topic}-dead", "settings": {"max.message.bytes": "10000"}})
-    assert run(made, once=True, session=spark).summary.as_json()["dead_letters"] == 1
-    assert len(events(made)) == 1
+    run(made, once=True, session=spark)
+    assert events(made).column("team").to_pylist() == ["core"]
 
 
 # ---- drivers of their own
@@ -242,10 +249,6 @@ topics = ["{topic}"]
 parsers = ["access"]
 [output]
 path = "out"
-[[aggregate]]
-name = "talkers"
-kind = "count"
-by = ["client"]
 [dead_letters]
 topic = "{topic}-dead"
 [spark]
@@ -321,10 +324,10 @@ def test_a_killed_driver_writes_everything_once(
     out = tmp_path / "out"
 
     def staged() -> bool:
-        return any(out.glob("_staging/**/*.parquet"))
+        return any(out.glob("events/*.parquet"))
 
     def committed(count: int) -> bool:
-        return len(list(out.glob("_commits/*.json"))) >= count
+        return len(list(out.glob("events/_delta_log/*.json"))) > count
 
     for moment in (staged, lambda: committed(1), lambda: committed(3)):
         child = driver("--once")
@@ -350,4 +353,3 @@ def test_a_killed_driver_writes_everything_once(
     assert sorted(table.column("path").to_pylist()) == sorted(f"/{number}" for number in range(30_000))
     assert len(set(places(table))) == 30_000
     assert sorted(each.value for each in consumed(topics.server, f"{topic}-dead", 300)) == sorted(junk)
-    assert not any(out.glob("_staging/*"))

@@ -26,7 +26,7 @@ def given(**tables: Any) -> dict[str, Any]:
 def test_the_example_is_right(tmp_path: Path) -> None:
     made = load(EXAMPLE)
     assert made.topics == ["access", "system", "app", "audit"]
-    assert made.input.trigger_bytes == 256 << 20 and made.aggregate[3].gap_ms == 1_800_000
+    assert made.input.trigger_bytes == 256 << 20
     assert made.spark == {"spark.master": "local[*]"}
     assert decode(made.encode()) == made
 
@@ -52,7 +52,7 @@ def test_settings_of_spark_are_dotted_texts(tmp_path: Path) -> None:
     ("tables", "says"),
     [
         ({"outputs": {}}, "unknown key outputs: did you mean output"),
-        ({"output": {"path": "x", "fromat": "delta"}}, "unknown key output.fromat: did you mean format"),
+        ({"output": {"path": "x", "sort": ["time"]}}, "unknown key output.sort: did you mean sort_by"),
         ({"source": [{"topics": ["t"], "parser": ["json"]}]}, r"source\[0\].parser: did you mean parsers"),
         ({"source": [{"topics": ["t"], "parsers": ["jsn"]}]}, "no parser 'jsn': did you mean json"),
         ({"parser": {"x": {"kind": "json", "tiem": "t"}}}, "parser.x.tiem: did you mean time"),
@@ -74,8 +74,6 @@ def test_unknown_names_are_refused_with_the_nearest(tmp_path: Path, tables: dict
         ({"source": [{"topics": ["t", "t"], "parsers": ["plain"]}]}, "two sources"),
         ({"audit": {"topic": "t"}}, "feed itself"),
         ({"parser": {"x": {"kind": "regex"}}}, "parser.x: a pattern"),
-        ({"aggregate": [{"name": "events", "kind": "count"}]}, "the name is taken"),
-        ({"aggregate": [{"name": "a", "kind": "top"}]}, "by which columns"),
     ],
 )
 def test_wrong_values_are_named(tmp_path: Path, tables: dict[str, Any], says: str) -> None:

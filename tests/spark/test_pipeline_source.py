@@ -14,13 +14,12 @@ from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.streaming.datasource import ReadMaxBytes
 
 from appliance.errors import BadValue, OffsetOutOfRange
-from appliance.spark.pipeline.batch_record import load_plan
-from appliance.spark.pipeline.output_files import OutputFiles
 from appliance.spark.pipeline.pipeline_sink import TablesWriter
 from appliance.spark.pipeline.pipeline_source import PipelineReader
 from appliance.spark.pipeline.pipeline_status import status
 from appliance.spark.pipeline.settings import Settings
 from appliance.spark.pipeline.startup import accept, begin, check
+from appliance.spark.pipeline.tables import open_store
 from appliance.spark.pipeline.task_work import Work
 
 from .conftest import Topics
@@ -57,23 +56,40 @@ def wanted(count: int) -> list[str]:
     return [f"/{number}" for number in range(count)]
 
 
-def test_a_task_for_no_partitions_has_done_nothing(topics: Topics, topic: str, tmp_path: Path) -> None:
-    """Spark has one where a micro-batch has none: its topic was deleted after it was planned."""
+def test_a_task_without_a_row_has_done_nothing(topics: Topics, topic: str, tmp_path: Path) -> None:
+    """Spark has one where a micro-batch has no partitions: the first one of a run with nothing new."""
     topics.create(topic)
     made = settings(tmp_path, topics, topic)
-    assert TablesWriter(made, begin(made)).write(iter([])) == Work(0, [], {})
+    assert TablesWriter(made, begin(made)).write(iter([])) == Work(None, 0, [])
 
 
-@pytest.mark.parametrize("kind", ["parquet", "delta"])
-def test_runs_continue_from_the_tables_in_steps_of_a_limit(
-    topics: Topics, topic: str, tmp_path: Path, kind: str
-) -> None:
-    """A run is given up after its plan, or after some micro-batches; then the state directory is missing."""
+def test_a_run_begins_with_nothing_new(topics: Topics, topic: str, tmp_path: Path) -> None:
+    """Spark makes a first micro-batch all the same, with its number 0, and numbers what comes then from 1 on."""
+    topics.create(topic)
+    made = settings(tmp_path, topics, topic)
+    for sent in (0, 10, 20):
+        beginning = begin(made)
+        reader, writer = PipelineReader(made, beginning, 2), TablesWriter(made, beginning)
+        start = reader.initialOffset()
+        assert list(reader.partitions(start, start)) == []
+        writer.commit([writer.write(iter([]))], 0)
+        assert len(events(made)) == sent
+        fill(topics, topic, [access(number) for number in range(sent, sent + 10)])
+        end = reader.latestOffset(start, ReadMaxBytes(1 << 30))
+        works = [writer.write(reader.read(part)) for part in reader.partitions(start, end)]
+        writer.commit(works, 1)
+        writer.commit(works, 1)
+        reader.stop()
+        assert paths(made) == wanted(sent + 10)
+
+
+def test_runs_continue_from_the_tables_in_steps_of_a_limit(topics: Topics, topic: str, tmp_path: Path) -> None:
+    """A run is given up after some micro-batches; then the state directory is missing."""
     topics.create(topic, partitions=2)
     lines = [access(number) for number in range(600)]
     fill(topics, topic, lines[:300], each=50)
     fill(topics, topic, lines[300:500], partition=1, each=50)
-    made = settings(tmp_path, topics, topic, output={"path": "out", "format": kind})
+    made = settings(tmp_path, topics, topic)
     first = run(made, 12_000)
     assert [next(first), next(first)] == [0, 1]
     first.close()
@@ -87,8 +103,8 @@ def test_runs_continue_from_the_tables_in_steps_of_a_limit(
     assert paths(made) == wanted(600) and len(set(places(events(made)))) == 600
     found = status(made)
     assert (found.state, found.as_json()["lag_bytes"]) == ("stopped", 0)
-    plan = load_plan(OutputFiles(made.output))
-    assert plan is not None and len(plan.read[topic].id) == 32, "the id of the topic is known"
+    record = open_store(made).recorded()
+    assert record is not None and len(record.read[topic].id) == 32, "the id of the topic is known"
 
 
 def test_a_topic_that_is_created_again_is_noticed_at_the_start_and_in_between(

@@ -132,9 +132,9 @@ def rows(first: int, count: int, each: int = 10) -> Iterator[pa.RecordBatch]:
         yield pa.record_batch([pa.array(lines)], names=["value"])
 
 
-def task(topics: Topics, topic: str, query: str, batch: int = 0) -> TaskWriter:
+def task(topics: Topics, topic: str, query: str, batch: int = 0, leaves_out: bool = False) -> TaskWriter:
     options = sink_options({"bootstrap.servers": topics.server.native, "topic": topic, "batchBytes": "400"})
-    return TaskWriter(options, identity(query, 3, batch))
+    return TaskWriter(options, identity(query, 3, batch), leaves_out=leaves_out)
 
 
 class Killed(Exception):
@@ -257,6 +257,18 @@ def test_a_row_that_is_too_large_is_named(topics: Topics, topic: str) -> None:
     large = pa.record_batch([pa.array([b"small", b"x" * 2000])], names=["value"])
     with pytest.raises(MessageTooLarge, match=rf"{topic}-0: .*max\.message\.bytes"):
         task(topics, topic, topic).write(iter([large]))
+
+
+@pytest.mark.parametrize("limit", [1000, 100])
+def test_rows_that_are_too_large_are_left_out_if_that_is_wanted(topics: Topics, topic: str, limit: int) -> None:
+    """Also where those around them are too large together only, and are repeated."""
+    topics.create(topic, max_message_bytes=limit)
+    values = [b"first", os.urandom(2000), b"second", b"third", os.urandom(2000)]
+    for _ in range(2):
+        writer = task(topics, topic, topic, leaves_out=True)
+        assert writer.write(iter([pa.record_batch([pa.array(values)], names=["value"])])).rows == 3
+        assert writer.too_large == 2
+    assert [each.value for each in stored(topics.server, topic)] == [b"first", b"second", b"third"]
 
 
 @pytest.mark.long

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -459,3 +460,19 @@ def test_the_partition_that_spark_puts_in_the_place_of_none_has_no_rows(applianc
     """pyspark 4.3 reads one without a value where ``partitions()`` was empty, as for a topic without messages."""
     reader = BatchReader(source_options({"bootstrap.servers": appliance.native, "subscribe": "t"}, streaming=False), 1)
     assert list(reader.read(InputPartition(None))) == []
+
+
+def test_functions_of_users_run_over_rows(spark: SparkSession, topics: Topics, topic: str) -> None:
+    """pyspark asks for pandas even where a function takes Arrow."""
+    pytest.importorskip("pandas", reason="pip install '.[spark]'")
+    topics.create(topic)
+    topics.write(topic, [encode_values([b"a", b"bb", b"ccc"], 0)])
+    rows = spark.read.format("appliance").options(**topics.options(topic)).load()
+
+    def lengths(batches: Any) -> Any:
+        for batch in batches:
+            found = [len(each) for each in batch.column("value").to_pylist()]
+            yield pa.record_batch({"n": pa.array(found, pa.int64())})
+
+    assert [row.n for row in rows.mapInArrow(lengths, "n long").collect()] == [1, 2, 3]
+    assert [bytes(each) for each in rows.select("value").toPandas()["value"]] == [b"a", b"bb", b"ccc"]

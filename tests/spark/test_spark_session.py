@@ -52,6 +52,27 @@ def test_without_any_it_is_said_what_to_install(tmp_path: Path, monkeypatch: pyt
         java_home({"PATH": ""}, tmp_path)
 
 
+@pytest.mark.long
+def test_a_session_says_nothing_on_standard_error(tmp_path: Path) -> None:
+    """The JVM warned of a module, and Spark told how to change its level; the Java of the caller stays as it was."""
+    code = (
+        "import os; from pathlib import Path; from appliance.spark.spark_session import build_session\n"
+        "before = os.environ.get('JAVA_HOME')\n"
+        "spark = build_session('quiet', {'spark.master': 'local[1]'}, scratch=Path('scratch'))\n"
+        "print(spark.range(3).count(), os.environ.get('JAVA_HOME') == before)\nspark.stop()"
+    )
+    kept = {name: value for name, value in os.environ.items() if name not in ("JDK_JAVA_OPTIONS", "SPARK_HOME")}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=kept | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert (done.stdout, done.stderr) == ("3 True\n", "")
+
+
 def test_python_workers_import_the_installed_pyspark(spark: SparkSession) -> None:
     """Spark has a zip of it, which keeps no bytecode: three times the CPU for each kind of worker."""
     found = spark.sparkContext.parallelize([0], 1).map(lambda _: str(__import__("pyspark").__file__)).collect()

@@ -15,6 +15,7 @@ from appliance.spark.pipeline.batch_record import BatchRecord, topics_read
 from appliance.spark.pipeline.events import Transform
 from appliance.spark.pipeline.settings import Settings
 from appliance.spark.pipeline.tables import EventFiles, claim, open_store
+from appliance.spark.pipeline.unknown_fields import schema_of
 from appliance.spark.stream_offsets import Range
 from appliance.sql.session import Session
 from appliance.wire.requests import EARLIEST, LATEST
@@ -29,17 +30,18 @@ def carry_out(made: Settings, batch: int, first: dict[int, int]) -> dict[int, in
     """A micro-batch as the pipeline commits it, from these offsets on.  Returns where it ends."""
     topic = made.source[0].topics[0]
     store = open_store(made, claim(made), Transform(made).schema)
-    store.prepare()
     reader = Access(made.pipeline.bootstrap, 5000)
     keys = reader.keys(Selection(topics=(topic,)))
     start, end = (reader.offsets(dict.fromkeys(keys, when)) for when in (EARLIEST, LATEST))
+    if store.recorded() is None:
+        store.commit(BatchRecord(-1), [])
     files = EventFiles(store, made.output, batch, 0)
     ranges = {key: (first.get(key.partition, start[key]), end[key]) for key in keys}
     for key, (begin, stop) in ranges.items():
         decoder = Decoder(*key, begin, stop)
         for position, data in reader.read(Range(*key, begin, stop, stop), None, 1 << 20, True):
             for rows in decoder.decode(data, position):
-                files.add(Transform(made).run(rows).events)
+                files.add(Transform(made).run(rows).rows)
     files.flush()
     ids = {topic: reader.topics([topic])[topic].id}
     reader.close()
@@ -47,9 +49,8 @@ def carry_out(made: Settings, batch: int, first: dict[int, int]) -> dict[int, in
     return {key.partition: stop for key, (_, stop) in ranges.items()}
 
 
-@pytest.mark.parametrize("form", ["parquet", "delta"])
-def test_live_has_each_line_once(appliance: Server, topics: Topics, topic: str, tmp_path: Path, form: str) -> None:
-    made = settings(tmp_path, topics, topics.create(topic, 2), output={"path": "out", "format": form})
+def test_live_has_each_line_once(appliance: Server, topics: Topics, topic: str, tmp_path: Path) -> None:
+    made = settings(tmp_path, topics, topics.create(topic, 2))
     sent = 0
 
     def send(count: int) -> None:
@@ -60,22 +61,27 @@ def test_live_has_each_line_once(appliance: Server, topics: Topics, topic: str, 
         sent += count
 
     def counted(session: Session) -> tuple[int, ...]:
-        query = f'select count(*), count(distinct (partition, "offset")), count(distinct path) from "{topic}".live'
-        (row,) = ask(session, query)
-        return row
+        """Parsed lines, their places and paths; then rejected lines and their places: each ``send`` has one."""
+        places = f"""count(*), count(distinct (partition, "offset")), count(distinct path) from "{topic}".live"""
+        (row,) = ask(session, f"select {places} where rejected is null")
+        (dead,) = ask(
+            session, f"select {places} where rejected = 'not a line of access' and raw = 'no line of it'::blob"
+        )
+        return (*row, *dead[:2])
 
     with Session(appliance.native, pipelines=[made]) as session:
         send(500)
-        assert counted(session) == (500, 500, 500)
+        assert counted(session) == (500, 500, 500, 1, 1)
         ends = carry_out(made, 0, {})
-        assert ask(session, f'select count(*) from "{topic}".events') == [(500,)]
+        assert ask(session, f'select count(*) from "{topic}".events') == [(501,)]
         send(300)
-        assert counted(session) == (800, 800, 800)
+        assert counted(session) == (800, 800, 800, 2, 2)
         ends = carry_out(made, 1, ends)
         send(1)
-        assert counted(session) == (801, 801, 801)
+        assert counted(session) == (801, 801, 801, 3, 3)
         both = f"""select (select count(*) from "{topic}" where parser = 'access'),
-                   (select count(*) from "{topic}".events), (select count(*) from "{topic}".live where status = 200)"""
+                   (select count(status) from "{topic}".events), (select count(*) from "{topic}".live
+                   where status = 200)"""
         assert ask(session, both) == [(801, 800, 801)]
         columns = [[row[0] for row in ask(session, f'describe "{topic}".{table}')] for table in ("events", "live")]
         assert columns[0] == columns[1]
@@ -93,11 +99,28 @@ def test_live_joins_the_lines_of_an_event(appliance: Server, topics: Topics, top
 
 
 def test_tables_of_another_pipeline_are_refused(appliance: Server, topics: Topics, topic: str, tmp_path: Path) -> None:
-    made = settings(tmp_path, topics, topics.create(topic), output={"path": "out", "format": "delta"})
+    made = settings(tmp_path, topics, topics.create(topic), output={"path": "out"})
     carry_out(made, 0, {})
-    other = settings(tmp_path, topics, topic, pipeline={"name": "other"}, output={"path": "out", "format": "delta"})
+    other = settings(tmp_path, topics, topic, pipeline={"name": "other"}, output={"path": "out"})
     with (
         Session(appliance.native, pipelines=[other]) as session,
         pytest.raises(BadValue, match=f"is the output of pipeline '{topic}'"),
     ):
         ask(session, "select * from other.events")
+
+
+def test_live_has_the_columns_that_unknown_fields_have_become(
+    appliance: Server, topics: Topics, topic: str, tmp_path: Path
+) -> None:
+    """Those that the table has: the run that reads the lines adds others."""
+    own = {"kind": "logfmt", "unknown": "add"}
+    source = [{"topics": [topics.create(topic)], "parsers": ["own"]}]
+    made = settings(tmp_path, topics, topic, source=source, parser={"own": own})
+    store = open_store(made, claim(made), Transform(made).schema)
+    store.commit(BatchRecord(-1), [])
+    store.extend(schema_of(["user"]))
+    with Producer(appliance.native) as producer:
+        producer.send_many(topic, [b"User=ann", b"message=m", b"zone=z"])
+    with Session(appliance.native, pipelines=[made]) as session:
+        found = ask(session, f'select "user", message, column_errors is null from "{topic}".live order by "offset"')
+    assert found == [("ann", None, True), (None, "m", True), (None, None, False)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -206,6 +207,18 @@ def test_a_topic_with_a_near_name_is_offered(topics: Topics, session: Session, t
     topics.create(f"{topic}-weblogs")
     with pytest.raises(UnknownPartition, match=f"did you mean '{topic}-weblogs'"):
         ask(session, f'select * from "{topic}-weblog"')
+
+
+def test_a_column_that_is_not_there_has_a_remedy(topics: Topics, session: Session, topic: str) -> None:
+    """A near one is offered, and the query that the remedy names shows all."""
+    topics.create(topic)
+    for query, near in ((f'select valeu from "{topic}"', "value"), (f'select t.xyzzy from "{topic}" t', "")):
+        with pytest.raises(InvalidRequest) as caught:
+            ask(session, query)
+        remedy = caught.value.remedy
+        assert remedy.startswith(f"did you mean {near!r}? " if near else "`appliance sql"), remedy
+        _, _, command = shlex.split(remedy.split("`")[1])
+        assert "value" in {row[0] for row in ask(session, command)}
 
 
 def test_topics_that_differ_by_case_are_not_confused(

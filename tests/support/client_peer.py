@@ -16,10 +16,10 @@ from collections.abc import Callable
 from typing import Any
 
 from appliance.broker.sequences import Sequences
-from appliance.errors import ClientFault, UnknownPartition, WriterGone
+from appliance.errors import ClientFault, ProducerFenced, UnknownPartition, WriterGone
 from appliance.records import batch as batches
 from appliance.records.decode import decode_batch
-from appliance.wire.bounds import Limits
+from appliance.wire.bounds import WireLimits
 from appliance.wire.frames import split
 from appliance.wire.native import ADMIN, METADATA, NativeCodec, decode_header, encode_frame
 from appliance.wire.requests import (
@@ -38,7 +38,7 @@ from appliance.wire.requests import (
 AFTER, DROP, DROP_AFTER = "after", "drop", "drop after"
 Fault = Callable[[str, int, bytes], "int | str | None"]
 FRAME_BYTES_MAX = 8 * 1024 * 1024
-LIMITS = Limits(FRAME_BYTES_MAX, 1024 * 1024, 10_000)
+LIMITS = WireLimits(FRAME_BYTES_MAX, 1024 * 1024, 10_000)
 
 
 class Partition:
@@ -56,7 +56,9 @@ class Partition:
             end = len(self.data) + info.size
             base = end - info.count
             if info.producer_id >= 0:
-                repeat = self.sequences.check(info.producer_id, info.producer_epoch, info.base_sequence, info.count)
+                repeat = self.sequences.check_sequence(
+                    info.producer_id, info.producer_epoch, info.base_sequence, info.count
+                )
                 if repeat is not None:
                     return repeat
                 numbers = info.producer_id, info.producer_epoch, info.base_sequence, info.count
@@ -88,6 +90,12 @@ class Peer:
         self.answering = True
         self.instead: bytes | None = None  # sent in place of answers; b"" hangs up
         self.next_producer_id = 1000 * (broker_id + 1)
+        self.epoch = -1
+        """Of the one transactional id that it knows."""
+        self.ends: list[bool] = []
+        """What its transactions have ended with: whether they were committed."""
+        self.refusals: dict[str, int] = {}
+        """Error codes instead of the answers to verbs of transactions."""
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self._stop_r, self._stop_w = socket.socketpair()
@@ -244,7 +252,21 @@ class Peer:
         if verb == "ensure_topic":
             self.topics.setdefault(arguments["name"], 1)
             return encode_frame([correlation, 0, "", {}])
+        if verb in ("init_transactions", "add_partitions", "end_transaction"):
+            return encode_frame([correlation, *self._answer_transactional(verb, arguments)])
         return encode_frame([correlation, 42, f"unknown verb {verb}", None])
+
+    def _answer_transactional(self, verb: str, arguments: dict[str, Any]) -> tuple[int, str, Any]:
+        if refusal := self.refusals.get(verb, 0):
+            return refusal, f"{verb} is refused", None
+        if verb == "init_transactions":
+            self.epoch += 1
+            return 0, "", {"producer_id": 7, "epoch": self.epoch}
+        if arguments["epoch"] != self.epoch:
+            return ProducerFenced.code, "of an earlier epoch", None
+        if verb == "end_transaction":
+            self.ends.append(arguments["committed"])
+        return 0, "", None
 
     def _topic(self, name: str) -> dict[str, Any]:
         if name not in self.topics:

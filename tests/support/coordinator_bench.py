@@ -10,7 +10,9 @@ from typing import Any, TypeVar
 from appliance import config as configs
 from appliance.catalog import Catalog, Topic
 from appliance.errors import ZooKeeperAway
+from appliance.groups.messages import Limits
 from appliance.partition_states import ONLINE
+from appliance.processes.coordinator.configured_groups import ConfiguredGroups
 from appliance.processes.coordinator.live_brokers import LiveBrokers
 from appliance.processes.coordinator.measuring import Measurements
 from appliance.processes.coordinator.partitions import Partitions
@@ -82,15 +84,22 @@ class Bench:
         clock_ms = lambda: 1_000_000  # noqa: E731
         self.brokers = LiveBrokers(config, registry, lambda: self.security.state.secret)
         self.steps = steps = TopicSteps(
-            *(0, catalog, self.partitions, registry, config.topics.defaults, config.topics.trash_ms), lambda: 1_000_000
+            *(0, catalog, self.partitions, registry, config.topic_defaults, config.topics.trash_ms),
+            deletion_ms=lambda: 1_000_000,
+            on_change=lambda: None,
         )
         sync = TopicSync(0, steps, self.partitions, registry, self.spawn, clock_ms)
         self.topics = Topics(config, steps, self.partitions, registry, sync.synchronise_one)
-        self.security = SecurityRegistry(data_dir, registry, self.spawn)
-        self.broker = ThisBroker(config, data_dir, self.brokers, self.topics, self.partitions, registry, self.security)
+        self.security = SecurityRegistry(data_dir, registry, self.spawn, lambda: None)
+        configured = ConfiguredGroups(registry, Limits(), self.spawn, lambda own: None)
+        self.broker = ThisBroker(
+            *(config, data_dir, self.brokers, self.topics, self.partitions, registry, self.security, configured)
+        )
         self.groups = RegisteredGroups(
             *(registry, self.brokers, self.broker.topics, lambda: self.topics.revision, self.spawn, clock_ms),
             offsets_max=config.committed_max,
+            limits=Limits(),
+            restored_ms=config.zookeeper.session_timeout_ms,
         )
         self.measurements = Measurements(data_dir, self.partitions, self.topics, self.brokers, clock_ms)
         self.table = SegmentTable([0] * (ROWS + 8))

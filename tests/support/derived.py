@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from appliance.broker.sequences import Snapshot
+from appliance.broker.sequences import ProducersSnapshot
 from appliance.log import FileCache, Log, LogReader
 from appliance.log.files import COMPACTION_STATE
 from appliance.log.index import ANY_INTERVAL
-from appliance.log.recovery import Marker
+from appliance.log.recovery import CleanMarker
 from appliance.log.segment_list import headers_from
 from appliance.log.tools import CORRUPT, verify
 from appliance.processes.writer.producers import Producers, load, recovered
@@ -45,7 +45,7 @@ def compare(
         interval_bytes: the ``index.interval.bytes`` of all that was appended, if there was only one.
         ids_max: ``producers.ids_max``; None: not known.
     """
-    marker = Marker.load(directory)
+    marker = CleanMarker.load(directory)
     if opened is not None:
         known = opened.log.derived
         report = verify(directory, known, interval_bytes)
@@ -82,7 +82,7 @@ def _of_producers(
         return  # an older one is right, too: what is behind it is in the log
     if ids_max is None:
         ids_max = max(len(ours.entries), 1)  # if one was ever forgotten, there are as many as there may be
-    sources: list[Snapshot | None] = []
+    sources: list[ProducersSnapshot | None] = []
     if stored is not None and stored.end >= bases[0]:
         sources.append(stored)
     holes = (is_hole(info) for info, _, _ in headers_from(directory, bases, end, bases[0]))
@@ -98,7 +98,7 @@ def _in_table(opened: Opened) -> Iterator[str]:
     """What readers see."""
     log, seen, counts = opened.log, opened.table.snapshot(), opened.table.counts()
     high_watermark = log.high_watermark
-    _, records = LogReader(log.path, FileCache(2)).at(log.bases, high_watermark, high_watermark)
+    _, records = LogReader(log.path, FileCache(2)).time_and_count(log.bases, high_watermark, high_watermark)
     ours = (*seen, counts.log_end, counts.records)
     stable = max(log.start, log.transactions.stable(high_watermark))
     theirs = (tuple(log.bases), log.start, high_watermark, stable, log.end_offset, records)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from itertools import count
 from typing import Any
 
@@ -11,7 +11,7 @@ from appliance.catalog import Topic
 from appliance.errors import UnknownPartition, ZooKeeperAway
 from appliance.groups.store import Commit
 from appliance.names import TopicPartition
-from appliance.transactions.transaction import ENDING, Part, PendingOffset, Producer, State, Transaction
+from appliance.transactions.transaction import ENDING, Part, PendingOffset, Producer, Transaction, TransactionState
 from appliance.transactions.transaction_coordinator import TransactionCoordinator
 from appliance.wire.kafka.codes import Code
 
@@ -100,8 +100,13 @@ class FakeTransactions:
     async def open(self, part: Part, producer: Producer) -> None:
         await self._step("open", part)
 
-    async def mark(self, part: Part, producer: Producer, coordinator_epoch: int, committed: bool) -> None:
+    async def mark(
+        self, part: Part, producer: Producer, coordinator_epoch: int, committed: bool, decided_ms: int, inherited: bool
+    ) -> None:
         await self._step("commit" if committed else "abort", part)
+
+    async def abort_hanging(self, partition: TopicPartition, known: Callable[[], Collection[int]]) -> None:
+        self.done.append(("abort hanging", partition.partition, sorted(known())))
 
     async def _step(self, what: str, part: Part) -> None:
         await asyncio.sleep(0)
@@ -117,7 +122,7 @@ class FakeTransactions:
         one = await self.coordinator.initialise(name, timeout_ms, None)
         assert isinstance(one, Transaction), one
         if parts:
-            assert await self.coordinator.add(name, one.producer, parts) is Code.NONE
+            assert await self.coordinator.add_partitions(name, one.producer, parts) is Code.NONE
         return one.producer
 
     async def settled(self) -> None:
@@ -125,5 +130,10 @@ class FakeTransactions:
         while any(one.state in ENDING for one in self.coordinator.all().values()):
             await asyncio.sleep(0)
 
-    def state(self, name: str = "x") -> State:
+    async def ends_stored(self) -> None:
+        """Wait until that is stored, too."""
+        while any(one.state in ENDING for one in self.stored.values()):
+            await asyncio.sleep(0)
+
+    def state(self, name: str = "x") -> TransactionState:
         return self.coordinator.all()[name].state

@@ -10,11 +10,12 @@ from typing import Any, cast
 from appliance.log.page_cache import NotInMemory
 from appliance.names import TopicPartition
 from appliance.partition_states import ONLINE
+from appliance.processes.connection import Lifetime
 from appliance.processes.network.cold_reads import ColdReads
 from appliance.processes.network.fetch_sessions import SESSION_PARTS_MAX, SESSIONS_MAX, FetchSessions
-from appliance.processes.network.fetching import Fetching
+from appliance.processes.network.fetches import Fetches
 from appliance.processes.network.known_partitions import Partition
-from appliance.processes.network.wait_lists import WaitLists
+from appliance.processes.network.wait_lists import DelayedRequest, WaitLists
 from appliance.security.acls import UNRESTRICTED, Access
 from appliance.shared.table import ROWS, SegmentTable
 from appliance.wire.requests import (
@@ -57,16 +58,21 @@ class Log:
         self.table.publish_high_watermark(self.table.high_watermark + size, 0)
 
 
-class Client:
+class Client(Lifetime):
     """A connection.  ``answers``: results and session of each reply, or the error of a refused fetch."""
 
     def __init__(self) -> None:
-        self.delayed: Any = None
+        super().__init__()
         self.read_ns = 0
         self.codec, self.counters = self, self
         self.answers: list[Any] = []
         self.requests: list[Any] = []
         self.access: Access = UNRESTRICTED
+        self.closed = False
+
+    def end(self) -> None:
+        self.closed = True
+        super().end()
 
     def begin(self, pending: object) -> None:
         self.requests.append(pending)
@@ -81,13 +87,21 @@ class Client:
         return error
 
     @property
+    def delayed(self) -> Any:
+        """The fetch that waits for news, if one does."""
+        return next((thing for thing in self._owned if isinstance(thing, DelayedRequest)), None)
+
+    @property
     def sizes(self) -> list[list[int]]:
         """The bytes of each part in each answer."""
         return [[result.size for result in answer[0]] for answer in self.answers if not isinstance(answer, int)]
 
 
 class Worker:
-    """A worker with partitions 0 and so on of one topic, and a client."""
+    """A worker with partitions 0 and so on of one topic, and a client.
+
+    ``busy``: its turns are over as soon as they have begun.  ``finish`` lets it have as many as it needs.
+    """
 
     def __init__(
         self,
@@ -98,19 +112,24 @@ class Worker:
         cold_reads: ColdReads = COLD_READS,
     ) -> None:
         self.asked: list[bool] = []
-        self.wait_lists = wait_lists or WaitLists(WORKER)
+        self.busy = False
+        self.turn: Any = SimpleNamespace(now_ms=0, stopping=False, is_over=lambda: self.busy)
+        self.wait_lists = wait_lists or WaitLists(WORKER, self.turn.is_over)
         self.logs: dict[int, Log] = {}
         self.by_key: dict[tuple[str, int], Partition] = {}
+        known: Any = SimpleNamespace(
+            number=WORKER,
+            changes=0,
+            partitions_of=lambda request: [self._at(part) for part in request.parts],
+            partition_of=self._at,
+        )
+        self._known = known
         for number, log in enumerate(logs):
             self.add(number, log)
-        known: Any = SimpleNamespace(
-            number=WORKER, of=lambda request: [self._at(part) for part in request.parts], at=self._at
-        )
-        self.turn: Any = SimpleNamespace(now_ms=0, stopping=False)
         access: Any = lambda client: client.access  # noqa: E731
         self.sessions = FetchSessions(self.turn, known, self.wait_lists, access, sessions_max, parts_max)
         connections: Any = SimpleNamespace(awaits_announcement=lambda *_: False, answer=self._answer)
-        self.fetching = Fetching(self.turn, connections, known, self.wait_lists, self.sessions, cold_reads)
+        self.fetches = Fetches(self.turn, connections, known, self.wait_lists, self.sessions, cold_reads)
         self.client = Client()
 
     def _at(self, part: FetchPart) -> Partition | None:
@@ -124,11 +143,13 @@ class Worker:
         link: Any = SimpleNamespace(ask_for_flush=lambda written, now: self.asked.append(now))
         key = TopicPartition("t", number)
         self.logs[number] = log
+        self._known.changes += 1
         self.by_key["t", number] = Partition(key, log.table, cast(Any, log), link, lambda *_: None, NOWHERE)
 
     def drop(self, number: int) -> None:
         """Delete a partition."""
         del self.logs[number]
+        self._known.changes += 1
         self.wait_lists.drop(self.by_key.pop(("t", number)).wait_list)
 
     def parts(self, offsets: Sequence[int], part_bytes: int = 1 << 20) -> list[FetchPart]:
@@ -148,7 +169,7 @@ class Worker:
         session: SessionStep = WITHOUT_SESSION,
     ) -> None:
         request = Fetch(None, wait_ms, bytes_min, 1 << 20, parts, session=session)
-        assert self.fetching.start(cast(Any, client), request, 0, memoryview(b""))
+        assert self.fetches.start(cast(Any, client), request, 0, memoryview(b""))
 
     def ring(self, *numbers: int) -> None:
         self.wait_lists.retry_reached(self.by_key["t", number].wait_list.slot for number in numbers)
@@ -156,4 +177,17 @@ class Worker:
     def expire(self, client: Client) -> None:
         """The time of a client's fetch is up, if it waits."""
         if client.delayed is not None:
-            self.fetching.answer(client.delayed)
+            self.fetches.answer_now(client.delayed)
+
+    def step(self) -> None:
+        """A turn in which nothing new happens."""
+        self.wait_lists.retry_ready()
+        self.fetches.go_on()
+
+    def finish(self) -> int:
+        """Let there be turns until nothing is left; how many."""
+        turns = 0
+        while self.fetches.unfinished or self.wait_lists.unfinished:
+            self.step()
+            turns += 1
+        return turns

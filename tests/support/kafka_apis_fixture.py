@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
-from typing import Any
+from typing import Any, Final
+from uuid import UUID
 
 from appliance.addresses import PLAINTEXT, Listener
 from appliance.catalog import Topic, new_id
@@ -19,9 +20,10 @@ from appliance.errors import (
     ZooKeeperAway,
 )
 from appliance.groups.group_coordinator import GroupCoordinator
+from appliance.groups.group_settings import OwnSettings, altered
 from appliance.groups.messages import Limits
-from appliance.groups.store import Commit, RegisteredGroup, RegisteredMember
-from appliance.kafka_apis.appliance import Extent, Producer
+from appliance.groups.store import Commit, ListedGroup, RegisteredGroup, RegisteredMember
+from appliance.kafka_apis.appliance import OffsetSpan, ProducerInLog
 from appliance.kafka_apis.handlers import KafkaApis
 from appliance.names import TopicPartition, check_topic
 from appliance.security.authorizer import Authorizer
@@ -32,6 +34,7 @@ from appliance.wire.kafka.metadata_reply import NO_LEADER, Broker
 
 from .fake_transactions import FakeTransactions
 from .kafka_messages import decode_response, fill, message, request_frame
+from .kafka_peer import NAMED, version_of
 
 KEY = {api.name: key for key, api in APIS.items()}
 LISTENER, PEER = Listener("kafka", PLAINTEXT, "127.0.0.1:9092"), "10.0.0.7:5000"
@@ -51,8 +54,10 @@ class FakeCluster:
     def __init__(self) -> None:
         self.live = [Broker(1, "here", 9092)]
         self.all: dict[str, Topic] = {}
-        self.extents: dict[TopicPartition, Extent | ApplianceError] = {}
+        self.extents: dict[TopicPartition, OffsetSpan | ApplianceError] = {}
         self.positions: dict[str, dict[TopicPartition, Commit]] = {}
+        self.snapshots: dict[str, bytes] = {}
+        self.unread: dict[str, bytes] = {}
         self.native: dict[str, RegisteredGroup] = {}
         self.shown: dict[str, Sequence[RegisteredMember]] = {}
         self.calls: list[tuple[Any, ...]] = []
@@ -61,15 +66,17 @@ class FakeCluster:
         self.types: dict[str, str] = {}
         self.revision = 0
         self.authorizes = False
+        self.group_settings: dict[str, OwnSettings] = {}
+        self.group_limits = Limits()
         self.security = SecurityState()
-        self.known_producers: dict[tuple[str, int], list[Producer]] = {}
+        self.known_producers: dict[tuple[str, int], list[ProducerInLog]] = {}
         self.transactions = FakeTransactions(self.all, self.positions)
 
     def add(self, name: str, partitions: int = 1, **settings: str) -> None:
         own = {key.replace("_", "."): value for key, value in settings.items()}
         self.all[name] = Topic(name, {number: [1] for number in range(partitions)}, own, new_id())
         for number in range(partitions):
-            self.extents[name, number] = Extent(100, 1_000)
+            self.extents[name, number] = OffsetSpan(100, 1_000)
         self.revision += 1
 
     # the appliance
@@ -82,10 +89,17 @@ class FakeCluster:
         self._reach()
         self.security = change(change(self.security))  # a reply was lost: the same change is made again
 
+    def check_group_settings(self, group: str, changes: Mapping[str, str | int | None]) -> None:
+        altered(self.group_settings.get(group, {}), changes, self.group_limits)
+
+    async def alter_group(self, group: str, changes: Mapping[str, str | int | None]) -> None:
+        self._reach()
+        self.group_settings[group] = altered(self.group_settings.get(group, {}), changes, self.group_limits)
+
     def disk_space(self) -> tuple[int, int]:
         return 1_000_000, 400_000
 
-    async def producers(self, topic: str, partition: int) -> Sequence[Producer]:
+    async def producers(self, topic: str, partition: int) -> Sequence[ProducerInLog]:
         self.extent(topic, partition)
         return self.known_producers.get((topic, partition), [])
 
@@ -97,12 +111,12 @@ class FakeCluster:
         return leader if leader in {broker.id for broker in self.live} else NO_LEADER
 
     def settings(self, topic: Topic) -> TopicSettings:
-        return TopicSettings.parse(topic.settings, self.default_settings())
+        return self.config.topic_defaults.held_by(topic.name, topic.settings)
 
-    def default_settings(self) -> TopicSettings:
-        return self.config.topics.defaults
+    def default_settings(self, topic: str) -> TopicSettings:
+        return self.config.topic_defaults.settings_of(topic)
 
-    def extent(self, topic: str, partition: int) -> Extent:
+    def extent(self, topic: str, partition: int) -> OffsetSpan:
         extent = self.extents.get((topic, partition), UnknownPartition("not here"))
         if isinstance(extent, ApplianceError):
             raise extent
@@ -112,7 +126,7 @@ class FakeCluster:
 
     def check_topic(self, name: str, partitions: int | None, settings: Mapping[str, str]) -> None:
         check_topic(name)
-        TopicSettings.parse(settings, self.default_settings())
+        self.config.topic_defaults.held_by(name, settings)
         if name in self.all:
             raise TopicExists(f"{name} exists")
         if partitions is not None and partitions < 1:
@@ -125,7 +139,7 @@ class FakeCluster:
         self.all[name].settings.update(settings)
 
     def check_settings(self, settings: Mapping[str, str]) -> None:
-        TopicSettings.parse(settings, self.default_settings())
+        TopicSettings.parse(settings, self.config.topics.defaults)
 
     async def delete_topic(self, name: str) -> None:
         self._reach()
@@ -141,7 +155,7 @@ class FakeCluster:
                 own.pop(key, None)
             else:
                 own[key] = value
-        TopicSettings.parse(own, self.default_settings())
+        self.config.topic_defaults.held_by(name, own)
         self.all[name].settings = own
 
     async def add_partitions(self, name: str, count: int) -> None:
@@ -158,8 +172,23 @@ class FakeCluster:
     def leads(self) -> bool:
         return self.leased
 
-    async def claim(self, group: str) -> None:
+    def is_native(self, group: str) -> bool:
+        return False
+
+    async def claim(self, group: str, *, make: bool = True) -> bytes:
         self._reach()
+        return self.unread.pop(group, b"")
+
+    async def save(self, group: str, snapshot: bytes | None) -> None:
+        self._reach()
+        if snapshot is None:
+            self.snapshots.pop(group, None)
+        else:
+            self.snapshots[group] = snapshot
+
+    def die(self) -> None:
+        """The coordinator goes; another one claims its groups anew."""
+        self.unread = dict(self.snapshots)
 
     async def commit(
         self, group: str, offsets: Mapping[TopicPartition, Commit | None], protocol_type: str = ""
@@ -182,18 +211,20 @@ class FakeCluster:
         stored = self.positions.get(group, {})
         return {key: stored[key] for key in (stored if partitions is None else partitions) if key in stored}
 
-    def pending(self, group: str) -> Collection[TopicPartition] | None:
-        return self.transactions.coordinator.pending(group)
-
     async def forget(self, group: str) -> None:
         self._reach()
         if group not in self.positions:
             raise UnknownGroup(group)
         del self.positions[group]
 
-    async def groups(self) -> Sequence[RegisteredGroup]:
+    async def groups(self, wanted: Callable[[str], bool]) -> Sequence[ListedGroup]:
         self._reach()
-        return [self._resting(name) for name in self.positions] + list(self.native.values())
+        registered = [self._resting(name) for name in self.positions] + list(self.native.values())
+        return [
+            ListedGroup(one.name, one.native, len(one.members), one.protocol_type)
+            for one in registered
+            if wanted(one.name)
+        ]
 
     async def group(self, name: str) -> RegisteredGroup | None:
         self._reach()
@@ -212,8 +243,14 @@ class FakeCluster:
             raise ZooKeeperAway("no ZooKeeper")
 
 
+NO_TOPIC: Final = UUID(int=7)
+
+
 class Client:
-    """Asks in the version that it is given, the highest by default.  Use within one event loop."""
+    """Asks in the version that it is given, by default the highest one that names topics.
+
+    Use within one event loop.
+    """
 
     def __init__(self, cluster: FakeCluster, **limits: int) -> None:
         ids = count(1)
@@ -222,20 +259,40 @@ class Client:
             cluster, Limits(**({"initial_delay_ms": 0} | limits)), lambda: str(next(ids))
         )
         self.authorizer = Authorizer("acl" if cluster.authorizes else "", "", False)
-        self.apis = KafkaApis(cluster, self.coordinator, cluster, cluster.transactions.coordinator, self.authorizer)
+        self.apis = KafkaApis(
+            *(cluster, self.coordinator, cluster, cluster.transactions.coordinator, self.authorizer),
+            on_answer=lambda api, call, answer: None,
+            on_errors=lambda origin, api, count: None,
+        )
 
     async def frame(self, name: str, version: int | None = None, **values: Any) -> bytes:
         key = KEY[name]
-        self.authorizer.take(self.cluster.security.acls)
-        version = APIS[key].version_max if version is None else version
+        self.authorizer.take(self.cluster.security)
+        version = version_of(key, version)
+        if version > NAMED.get(key, version):
+            values = self._with_ids(values)
         filled = fill(message(key, "Request")._struct, version, values)
         return await self.apis.answer(request_frame(key, version, filled, client_id="me"), ORIGIN)
 
     async def ask(self, name: str, version: int | None = None, **values: Any) -> Any:
         """The reply as kafka-python reads it.  Fields that are not given get the definition's defaults."""
-        version = APIS[KEY[name]].version_max if version is None else version
+        version = version_of(KEY[name], version)
         frame = await self.frame(name, version, **values)
         return decode_response(KEY[name], version, frame)
+
+    def _with_ids(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Topics with the ids that their names stand for, NO_TOPIC for others."""
+
+        def with_id(topic: dict[str, Any]) -> dict[str, Any]:
+            known = self.cluster.all.get(topic.get("name", ""))
+            return {"topic_id": NO_TOPIC if known is None else UUID(known.id)} | topic
+
+        found = dict(values)
+        if "groups" in values:
+            found["groups"] = [self._with_ids(group) for group in values["groups"]]
+        if values.get("topics") is not None:
+            found["topics"] = [with_id(topic) for topic in values["topics"]]
+        return found
 
     async def join(self, member_id: str = "", version: int | None = None, **values: Any) -> Any:
         given: dict[str, Any] = {

@@ -9,11 +9,11 @@ from .kafka_apis_fixture import ASSIGNMENT, Client, FakeCluster
 Stable = tuple[FakeCluster, Client, str]
 
 
-async def stable(version: int | None = None, **join: Any) -> Stable:
-    """A group "g" of one member that owns t-0 and t-1."""
+async def stable(version: int | None = None, *, upgrades: bool = True, **join: Any) -> Stable:
+    """A group "g" of one member that owns t-0 and t-1; ``upgrades``: as in ``Limits``."""
     cluster = FakeCluster()
     cluster.add("t", 2)
-    client = Client(cluster)
+    client = Client(cluster, upgrades=upgrades)
     joined = await client.join(version=version, **join)
     assert (joined.error_code, joined.generation_id, joined.leader) == (0, 1, joined.member_id)
     assert [member.member_id for member in joined.members] == [joined.member_id]

@@ -17,14 +17,17 @@ from appliance.wire.kafka import definitions
 from appliance.wire.kafka.apis import APIS
 from appliance.wire.kafka.primitives import NO_TOPIC
 
+from . import newer_messages
+
 SEEDS = range(8)
 ERROR_CODES = (0, 0, 3, 15, 25, 36)
 
 
 def message(api_key: int, kind: str) -> Any:
-    """kafka-python's class; ``kind`` is Request or Response."""
+    """kafka-python's class, or ours of newer versions; ``kind`` is Request or Response."""
     name = APIS[api_key].name + kind
-    return next(getattr(p, name) for p in (admin, consumer, metadata, producer, sasl, definitions) if hasattr(p, name))
+    packages = (newer_messages, admin, consumer, metadata, producer, sasl, definitions)
+    return next(getattr(package, name) for package in packages if hasattr(package, name))
 
 
 def name_read(name: str) -> str:

@@ -12,10 +12,16 @@ from .kafka_messages import decode_response, fill, message, request_frame
 
 TIMEOUT_S = 60
 KEYS = {api.name: key for key, api in APIS.items()}
+NAMED = {KEYS["Fetch"]: 12, KEYS["Produce"]: 12, KEYS["OffsetCommit"]: 9, KEYS["OffsetFetch"]: 9}
+"""The last versions that name topics by their names, as most tests do."""
+
+
+def version_of(key: int, version: int | None) -> int:
+    return NAMED.get(key, APIS[key].version_max) if version is None else version
 
 
 class KafkaPeer:
-    """``version``: the highest by default; ``values``: defaults for what is not given."""
+    """``version``: by default the highest that names topics by names; ``values``: defaults for what is not given."""
 
     def __init__(self, address: str) -> None:
         host, port = address.rsplit(":", 1)
@@ -32,7 +38,7 @@ class KafkaPeer:
 
     def send(self, name: str, version: int | None = None, /, *, client_id: str = "test", **values: Any) -> None:
         key = KEYS[name]
-        version = APIS[key].version_max if version is None else version
+        version = version_of(key, version)
         filled = fill(message(key, "Request")._struct, version, values)
         self.send_frame(request_frame(key, version, filled, client_id=client_id))
 
@@ -43,7 +49,7 @@ class KafkaPeer:
         key = KEYS[name]
         size = self._receive(4)
         frame = size + self._receive(int.from_bytes(size, "big"))
-        return decode_response(key, APIS[key].version_max if version is None else version, frame)
+        return decode_response(key, version_of(key, version), frame)
 
     def hung_up(self) -> bool:
         """Wait until the server closes; False when it sends something instead."""

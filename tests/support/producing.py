@@ -110,7 +110,7 @@ class Partition:
         count = count_of(producer, sequence)
         view = encoded(producer, sequence, count, size)
         info: BatchInfo = check(view, 0, len(view), 1 << 24)
-        assert sequences.check(producer, 0, sequence, count) is None
+        assert sequences.check_sequence(producer, 0, sequence, count) is None
         start, end = log.end_offset, log.end_offset + info.size
         sequences.record(producer, 0, sequence, count, end - count, end, info.max_timestamp)
         place(view, 0, start, info.size, count)
@@ -189,6 +189,6 @@ def _check_producers(promises: Promises, reopened: Partition, there: set[tuple[i
 def _is_known(reopened: Partition, producer: int, sequence: int, count: int) -> bool:
     """Whether a batch is taken for a repeat; a producer with many in flight is told so by DuplicateSequence."""
     try:
-        return reopened.producers.sequences.check(producer, 0, sequence, count) is not None
+        return reopened.producers.sequences.check_sequence(producer, 0, sequence, count) is not None
     except DuplicateSequence:
         return True

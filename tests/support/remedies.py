@@ -13,7 +13,7 @@ from appliance.cli import command_tree
 
 from .command_line import Said, run
 
-ASKS = ("trim", "delete", "reset")
+ASKS = ("trim", "delete", "reset", "abort-hanging")
 """Commands that ask before they destroy something."""
 
 

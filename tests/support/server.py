@@ -19,7 +19,7 @@ from appliance.log.tools import is_partition
 from appliance.processes.supervisor.liveness import state_of
 from appliance.shared import memory
 from appliance.zookeeper.kazoo_link import kazoo_client
-from appliance.zookeeper.login import LOCAL_USER, SECRET_FILE, Login
+from appliance.zookeeper.login import LOCAL_USER, SECRET_FILE, ZooKeeperLogin
 
 from .derived import compare
 from .zookeeper_fixture import QUICK_JAVA
@@ -38,9 +38,9 @@ class Server(LocalAppliance):
         wait_for(lambda: self.state["zookeeper"].get("state") == "connected", "a session with ZooKeeper", 120)
 
     @property
-    def zookeeper_login(self) -> Login:
+    def zookeeper_login(self) -> ZooKeeperLogin:
         """How to log in to the local ensemble."""
-        return Login("sasl", LOCAL_USER, (self.data_dir / SECRET_FILE).read_text().strip())
+        return ZooKeeperLogin("sasl", LOCAL_USER, (self.data_dir / SECRET_FILE).read_text().strip())
 
     def zookeeper_client(self) -> Any:
         """A kazoo client of the local ensemble, not started."""

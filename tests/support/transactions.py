@@ -9,6 +9,7 @@ from appliance.log.partition_directory import METADATA_NAME
 from appliance.names import TopicPartition
 from appliance.processes.messages import (
     TO_SUPERVISOR,
+    AbortHanging,
     OpenTransaction,
     ToWriter,
     TransactionStep,
@@ -30,12 +31,28 @@ class Coordinator:
     def __init__(self, rig: Rig) -> None:
         self._rig = rig
         self._tokens = 0
+        self._decided_ms = 1_700_000_000_000
 
     def open(self, producer_id: int, epoch: int) -> str:
         return self._done(OpenTransaction(T0, self._token(), producer_id, epoch))
 
-    def end(self, producer_id: int, epoch: int, committed: bool = True, coordinator_epoch: int = 0) -> str:
-        return self._done(WriteMarker(T0, self._token(), producer_id, epoch, coordinator_epoch, committed))
+    def end(
+        self,
+        producer_id: int,
+        epoch: int,
+        committed: bool = True,
+        coordinator_epoch: int = 0,
+        decided_ms: int | None = None,
+        inherited: bool = False,
+    ) -> str:
+        """``decided_ms``: None for a decision behind all before."""
+        if decided_ms is None:
+            self._decided_ms = decided_ms = self._decided_ms + 1
+        outcome = coordinator_epoch, committed, decided_ms, inherited
+        return self._done(WriteMarker(T0, self._token(), producer_id, epoch, *outcome))
+
+    def abort_hanging(self, known: list[int]) -> str:
+        return self._done(AbortHanging(T0, self._token(), known))
 
     def _token(self) -> int:
         self._tokens += 1

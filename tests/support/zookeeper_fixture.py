@@ -12,28 +12,33 @@ import os
 import select
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from shutil import which
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import pytest
 
 from appliance.config import ZooKeeper
 from appliance.durable_files import replace_file
+from appliance.errors import ApplianceError
+from appliance.names import TopicPartition
 from appliance.security.secret_files import keep_secret
+from appliance.zookeeper import paths
 from appliance.zookeeper.ensemble import Ensemble, probe
 from appliance.zookeeper.kazoo_link import kazoo_client
-from appliance.zookeeper.login import LOCAL_USER, SECRET_FILE, Login
-from appliance.zookeeper.operations import Failed, Node, Operation, Refused, Request
+from appliance.zookeeper.login import LOCAL_USER, SECRET_FILE, ZooKeeperLogin
+from appliance.zookeeper.operations import Failed, Node, Operation, Refused, Request, ask, create, set_value
+from appliance.zookeeper.paths import CommittedOffset, Subscription
 from appliance.zookeeper.session import Session, SessionState
 
+T = TypeVar("T")
 WAIT_MS_MAX = 90_000
 _chroots = itertools.count(1)
 _directory = tempfile.TemporaryDirectory(prefix="zookeeper-login-")
 _password_file = Path(_directory.name) / "secret"
-LOGIN = Login("sasl", LOCAL_USER, keep_secret(_password_file))
+LOGIN = ZooKeeperLogin("sasl", LOCAL_USER, keep_secret(_password_file))
 ACCESS = {"zookeeper.user": LOCAL_USER, "zookeeper.password_file": str(_password_file)}
 """The settings of an appliance for which an ensemble of ours is an external one."""
 ACCESS_KEYS = [f"{name}={value}" for name, value in ACCESS.items()]
@@ -108,6 +113,26 @@ def fresh_connect(ensemble: Ensemble) -> str:
     return f"{ensemble.connect}/test-{next(_chroots)}"
 
 
+def turn(session: Session, wait_ms: int) -> None:
+    """Wait for events of a session for up to ``wait_ms``, then have them delivered."""
+    poller = select.poll()
+    poller.register(session.fileno(), select.POLLIN)
+    poller.poll(min(wait_ms, session.wait_ms()))
+    session.poll()
+
+
+def result_of(session: Session, operation: Operation[T], **options: int) -> T:
+    """Submit an operation, with these options, and take turns until it has ended.  Returns its result, or raises it."""
+    results: list[T | ApplianceError] = []
+    session.submit(operation, results.append, **options)
+    while not results:
+        turn(session, 1_000)
+    (result,) = results
+    if isinstance(result, ApplianceError):
+        raise result
+    return result
+
+
 class Sessions:
     """Opens sessions, polls them all while waiting, and closes them at the end."""
 
@@ -125,7 +150,7 @@ class Sessions:
 
     def poll(self) -> None:
         for session in self.opened:
-            session.run(5)
+            turn(session, 5)
 
     def until(self, condition: Callable[[], Any], what: str, ms_max: int = WAIT_MS_MAX) -> int:
         return wait_until(condition, self.poll, what, ms_max)
@@ -151,6 +176,18 @@ def end_on_server(session: Session) -> None:
     twin.start()
     twin.stop()
     twin.close()
+
+
+def write_offsets(group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> Operation[None]:
+    """Store committed offsets without a claim, as others may."""
+    nodes = {paths.offset(group, part): paths.encode_offset(offset) for part, offset in offsets.items()}
+    yield from ask([create(path, b"") for path in nodes])
+    yield from ask([set_value(path, value, -1) for path, value in nodes.items()])
+
+
+def register_member(group: str, member: str, subscription: Subscription) -> Operation[None]:
+    """Register a member without a claim, as others may."""
+    yield from ask([create(paths.consumer(group, member), paths.encode_subscription(subscription), ephemeral=True)])
 
 
 class Tree:
@@ -181,7 +218,8 @@ class Tree:
             return Refused.BAD_VERSION
         if request.verb == "set":
             size = len(request.value)
-            self.nodes[request.path] = Node(request.value, node.version + 1, node.owner, self.clock_ms, size)
+            kept = node.children_zxid
+            self.nodes[request.path] = Node(request.value, node.version + 1, node.owner, self.clock_ms, size, kept)
             return node.version + 1
         if request.verb == "check":
             return 0
@@ -189,10 +227,15 @@ class Tree:
         if any(path.startswith(request.path + "/") for path in self.nodes):
             return Refused.NOT_EMPTY
         del self.nodes[request.path]
+        self._children_changed(request.path)
         return 0
 
     def expire(self, session_id: int) -> None:
+        gone = [path for path, node in self.nodes.items() if node.owner == session_id]
         self.nodes = {path: node for path, node in self.nodes.items() if node.owner != session_id}
+        self.clock_ms += 1
+        for path in gone:
+            self._children_changed(path)
 
     def run(self, operation: Operation[Any], session_id: int = 1) -> Any:
         """An operation from beginning to end, with nobody in between."""
@@ -209,8 +252,14 @@ class Tree:
         parent = request.path.rpartition("/")[0]
         if parent and parent not in self.nodes:
             return Refused.NO_NODE
-        self.nodes[request.path] = Node(request.value, 0, owner, self.clock_ms, len(request.value))
+        self.nodes[request.path] = Node(request.value, 0, owner, self.clock_ms, len(request.value), self.clock_ms)
+        self._children_changed(request.path)
         return 0
+
+    def _children_changed(self, path: str) -> None:
+        parent = path.rpartition("/")[0]
+        if parent in self.nodes:
+            self.nodes[parent] = self.nodes[parent]._replace(children_zxid=self.clock_ms)
 
     def _together(self, request: Request, session_id: int) -> Any:
         before = dict(self.nodes)

@@ -65,7 +65,7 @@ def test_the_configuration_has_all_defaults_as_comments(tmp_path: Path) -> None:
     path.write_text(text)
     assert "right, 0 of" in succeeding("config", "check", "--config", str(path)).out
     keys = [line for line in text.splitlines() if line.startswith("#") and not line.startswith(("# ", "#\n"))]
-    examples = sum(1 + len(keys) for keys in TYPE_KEYS.values())
+    examples = 1 + sum(1 + len(keys) for keys in TYPE_KEYS.values())  # one of a pattern, and of each input
     assert len([line for line in keys if " = " in line]) == len(KEYS) + examples
     path.write_text("".join(f"{line.removeprefix('#')}\n" for line in text.splitlines() if not line.startswith("# ")))
     assert "right, 0 of" in succeeding("config", "check", "--config", str(path)).out

@@ -296,6 +296,8 @@ def test_access_rules(tmp_path: Path) -> None:
         ("User:shipper", "Create", "web-"),
         ("User:reports", "Read", "web-access"),
         ("User:reports", "Read", "reports"),
+        ("Role:shippers", "Write", "web-"),
+        ("User:CN=web-1,O=example", "Write", "web-"),
     }
 
 

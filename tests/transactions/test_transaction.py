@@ -18,8 +18,8 @@ from appliance.transactions.transaction import (
     Part,
     PendingOffset,
     Producer,
-    State,
     Transaction,
+    TransactionState,
     decode,
     encode,
 )
@@ -45,23 +45,23 @@ def begin(epoch: int = -1) -> Transaction:
 
 def ongoing(epoch: int = -1, *parts: Part) -> Transaction:
     one = begin(epoch)
-    return taken(one.add(producer(one), parts or (A,), 2))
+    return taken(one.add_partitions(producer(one), parts or (A,), 2))
 
 
 def test_the_first_producer_has_epoch_0_and_each_next_one_more() -> None:
     one = begin()
-    assert (one.producer_id, one.epoch, one.state, one.timeout_ms) == (7, 0, State.EMPTY, 1000)
+    assert (one.producer_id, one.epoch, one.state, one.timeout_ms) == (7, 0, TransactionState.EMPTY, 1000)
     assert taken(one.initialise(2000, None, NEW_ID, 2)).epoch == 1
 
 
 def test_a_transaction_goes_from_its_first_partition_to_its_end() -> None:
     one = ongoing()
-    assert (one.state, one.parts, one.started_ms) == (State.ONGOING, (A,), 2)
-    assert one.add(producer(one), (A,), 3) is one, "nothing to store"
+    assert (one.state, one.parts, one.started_ms) == (TransactionState.ONGOING, (A,), 2)
+    assert one.add_partitions(producer(one), (A,), 3) is one, "nothing to store"
     prepared = taken(one.end(producer(one), True, 4))
-    assert (prepared.state, prepared.parts) == (State.PREPARE_COMMIT, (A,))
+    assert (prepared.state, prepared.parts) == (TransactionState.PREPARE_COMMIT, (A,))
     done = prepared.complete(5)
-    assert (done.state, done.parts, done.epoch) == (State.COMPLETE_COMMIT, (), one.epoch)
+    assert (done.state, done.parts, done.epoch) == (TransactionState.COMPLETE_COMMIT, (), one.epoch)
 
 
 def test_an_end_that_is_asked_for_again() -> None:
@@ -77,7 +77,7 @@ def test_an_end_that_is_asked_for_again() -> None:
 
 def test_while_it_ends_others_wait() -> None:
     prepared = taken(ongoing().end(Producer(7, 0), False, 4))
-    assert prepared.add(Producer(7, 0), (B,), 5) is Code.CONCURRENT_TRANSACTIONS
+    assert prepared.add_partitions(Producer(7, 0), (B,), 5) is Code.CONCURRENT_TRANSACTIONS
     assert prepared.add_group(Producer(7, 0), "g", 5) is Code.CONCURRENT_TRANSACTIONS
     assert prepared.initialise(1, None, NEW_ID, 5) is Code.CONCURRENT_TRANSACTIONS
 
@@ -85,7 +85,7 @@ def test_while_it_ends_others_wait() -> None:
 def test_strangers_are_refused() -> None:
     one = ongoing()
     for stranger, code in ((Producer(8, 0), Code.INVALID_PRODUCER_ID_MAPPING), (Producer(7, 1), Code.PRODUCER_FENCED)):
-        assert one.add(stranger, (B,), 5) is code
+        assert one.add_partitions(stranger, (B,), 5) is code
         assert one.add_group(stranger, "g", 5) is code
         assert one.add_offsets(stranger, "g", (), 5) is code
         assert one.end(stranger, True, 5) is code
@@ -93,7 +93,7 @@ def test_strangers_are_refused() -> None:
 
 def test_another_producer_aborts_what_the_first_has_left_open() -> None:
     fenced = taken(ongoing().initialise(9, None, NEW_ID, 5))
-    assert (fenced.state, fenced.epoch) == (State.PREPARE_ABORT, 1)
+    assert (fenced.state, fenced.epoch) == (TransactionState.PREPARE_ABORT, 1)
     assert fenced.end(Producer(7, 0), True, 6) is Code.PRODUCER_FENCED
     assert producer(taken(fenced.complete(7).initialise(9, None, NEW_ID, 8))) == (7, 2)
 
@@ -110,7 +110,7 @@ def test_a_producer_that_goes_on_is_known_by_id_and_epoch() -> None:
 
 def test_one_that_went_on_does_not_touch_the_transaction_of_another() -> None:
     one = taken(begin().initialise(9, Producer(7, 0), NEW_ID, 5))
-    used = taken(one.add(producer(one), (A,), 6))
+    used = taken(one.add_partitions(producer(one), (A,), 6))
     assert used.initialise(9, Producer(7, 0), NEW_ID, 7) is Code.PRODUCER_FENCED
 
 
@@ -146,8 +146,8 @@ def test_offsets_need_their_group_and_the_last_one_counts() -> None:
 def test_bounds() -> None:
     one = ongoing()
     many = [Part("a", TOPIC_ID, number) for number in range(PARTITIONS_MAX + 1)]
-    assert one.add(producer(one), many, 3) is Code.POLICY_VIOLATION
-    assert taken(one.add(producer(one), many[:-1], 3)).parts == tuple(many[:-1])
+    assert one.add_partitions(producer(one), many, 3) is Code.POLICY_VIOLATION
+    assert taken(one.add_partitions(producer(one), many[:-1], 3)).parts == tuple(many[:-1])
     one = taken(one.add_group(producer(one), "g", 3))
     offsets = [PendingOffset("g", part, 1) for part in many[: OFFSETS_MAX + 1]]
     assert one.add_offsets(producer(one), "g", offsets, 3) is Code.INVALID_COMMIT_OFFSET_SIZE
@@ -191,7 +191,12 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(near_the_end=st.booleans(), claimed=st.integers(0, 3))
     def initialise(self, near_the_end: bool, claimed: int) -> None:
         before = self.stored
-        if near_the_end and before.state is State.EMPTY and 0 <= before.epoch < EPOCH_GIVEN_MAX - 2 and self.latest:
+        if (
+            near_the_end
+            and before.state is TransactionState.EMPTY
+            and 0 <= before.epoch < EPOCH_GIVEN_MAX - 2
+            and self.latest
+        ):
             self.stored = Transaction(before.producer_id, EPOCH_GIVEN_MAX - 2)
             self.given.append(producer(self.stored))
             before = self.stored
@@ -202,8 +207,8 @@ class AnyOrder(RuleBasedStateMachine):
         if code:
             assert code is not Code.CONCURRENT_TRANSACTIONS or before.state in ENDING
             assert code is not Code.PRODUCER_FENCED or who is not None
-        elif before.state is State.ONGOING:
-            assert self.stored.state is State.PREPARE_ABORT and self.stored.epoch == before.epoch + 1
+        elif before.state is TransactionState.ONGOING:
+            assert self.stored.state is TransactionState.PREPARE_ABORT and self.stored.epoch == before.epoch + 1
             assert who in (None, self.given[-1]), "only the producer itself, or a new one, may abort"
         else:
             fresh = producer(self.stored)
@@ -221,7 +226,7 @@ class AnyOrder(RuleBasedStateMachine):
         if len(self.given) < back:
             return
         who, before = self.given[-back], self.stored
-        code = self.take(before.add(who, (part,), 2))
+        code = self.take(before.add_partitions(who, (part,), 2))
         if who != self.latest:
             assert code in (Code.PRODUCER_FENCED, Code.INVALID_PRODUCER_ID_MAPPING)
         elif before.state in ENDING:
@@ -238,7 +243,7 @@ class AnyOrder(RuleBasedStateMachine):
         code = self.take(before.end(who, committed, 3))
         if who != self.latest:
             assert code in (Code.PRODUCER_FENCED, Code.INVALID_PRODUCER_ID_MAPPING)
-        elif before.state is State.ONGOING:
+        elif before.state is TransactionState.ONGOING:
             assert code is Code.NONE and self.stored.committed == committed
         elif before.state in ENDING:
             assert code in (Code.CONCURRENT_TRANSACTIONS, Code.INVALID_TXN_STATE)
@@ -247,7 +252,7 @@ class AnyOrder(RuleBasedStateMachine):
             assert self.stored is before or self.stored == before
             assert self.fates[-1] == committed, "only the same end again is a success"
 
-    @precondition(lambda self: self.stored.state is State.ONGOING)
+    @precondition(lambda self: self.stored.state is TransactionState.ONGOING)
     @rule()
     def time_out(self) -> None:
         self.take(self.stored.fence(4))
@@ -273,8 +278,8 @@ TestAnyOrder.settings = settings(max_examples=150, stateful_step_count=30, deadl
 
 def test_nobody_acts_with_the_epoch_that_only_fences() -> None:
     """It has been given to nobody; a transaction that it began could not be fenced any more."""
-    one = Transaction(7, EPOCH_GIVEN_MAX + 1, 60_000, State.COMPLETE_ABORT)
+    one = Transaction(7, EPOCH_GIVEN_MAX + 1, 60_000, TransactionState.COMPLETE_ABORT)
     nobody = Producer(7, EPOCH_GIVEN_MAX + 1)
-    assert one.add(nobody, [A], 1) is Code.PRODUCER_FENCED
+    assert one.add_partitions(nobody, [A], 1) is Code.PRODUCER_FENCED
     assert one.add_group(nobody, "g", 1) is Code.PRODUCER_FENCED
     assert one.end(nobody, False, 1) is Code.PRODUCER_FENCED

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from appliance.transactions.transaction import PARTITIONS_MAX, State
+from appliance.transactions.transaction import PARTITIONS_MAX, TransactionState
 from appliance.wire.kafka.apis import APIS
 from appliance.wire.kafka.codes import Code
 
@@ -139,7 +139,7 @@ def test_a_transaction_ends_once(version: int) -> None:
         assert await producer.end(version=version) == Code.INVALID_TXN_STATE
         await producer.add(("t", 0))
         assert await producer.end(version=version) == 0
-        assert producer.cluster.transactions.coordinator.all()["tx"].state is State.COMPLETE_COMMIT
+        assert producer.cluster.transactions.coordinator.all()["tx"].state is TransactionState.COMPLETE_COMMIT
         assert await producer.end(version=version) == 0, "its answer was lost"
         assert await producer.end(False, version) == Code.INVALID_TXN_STATE
         producer.epoch += 1

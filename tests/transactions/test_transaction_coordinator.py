@@ -7,9 +7,10 @@ import asyncio
 import pytest
 
 from appliance.catalog import Topic
+from appliance.errors import ZooKeeperAway
 from appliance.names import TopicPartition
 from appliance.transactions import transaction_coordinator
-from appliance.transactions.transaction import Part, PendingOffset, Producer, State, Transaction
+from appliance.transactions.transaction import Part, PendingOffset, Producer, Transaction, TransactionState
 from appliance.wire.kafka.codes import Code
 
 from ..support.fake_transactions import MINUTE_MS, TOPIC_ID, FakeTransactions
@@ -26,16 +27,23 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transaction_coordinator, "RETRY_S", 0.001)
     monkeypatch.setattr(transaction_coordinator, "END_WAIT_MS", 20)
     monkeypatch.setattr(transaction_coordinator, "LATE_S", 0.001)
+    monkeypatch.setattr(transaction_coordinator, "COMPLETE_LATER_S", 0.02)
 
 
 @scenario
 async def test_prepare_is_stored_before_a_marker_and_complete_after_all(world: FakeTransactions) -> None:
     producer = await world.begin(A, B)
-    assert world.done == [State.EMPTY, State.ONGOING, ("open", 0), ("open", 1)]
+    assert world.done == [TransactionState.EMPTY, TransactionState.ONGOING, ("open", 0), ("open", 1)]
     world.done.clear()
     assert await world.coordinator.end("x", producer, True) is Code.NONE
     await world.settled()
-    assert world.done == [State.PREPARE_COMMIT, ("commit", 0), ("commit", 1), State.COMPLETE_COMMIT]
+    await world.ends_stored()
+    assert world.done == [
+        TransactionState.PREPARE_COMMIT,
+        ("commit", 0),
+        ("commit", 1),
+        TransactionState.COMPLETE_COMMIT,
+    ]
     assert await world.coordinator.end("x", producer, True) is Code.NONE, "again"
     assert await world.coordinator.end("x", producer, False) is Code.INVALID_TXN_STATE
 
@@ -45,14 +53,80 @@ async def test_the_next_coordinator_writes_the_markers_again(world: FakeTransact
     producer = await world.begin(A, B)
     world.offline = {B}
     assert await world.coordinator.end("x", producer, True) is Code.NONE, "it is decided"
-    assert world.state() is State.PREPARE_COMMIT
-    assert await world.coordinator.add("x", producer, [A]) is Code.CONCURRENT_TRANSACTIONS
+    assert world.state() is TransactionState.PREPARE_COMMIT
+    assert await world.coordinator.add_partitions("x", producer, [A]) is Code.CONCURRENT_TRANSACTIONS
     world.kill()
     world.offline = set()
     world.done.clear()
     world.start()
     assert await world.coordinator.end("x", producer, True) in (Code.NONE, Code.CONCURRENT_TRANSACTIONS)
-    assert world.done == [("commit", 0), ("commit", 1), State.COMPLETE_COMMIT]
+    await world.settled()
+    await world.ends_stored()
+    assert world.done == [("commit", 0), ("commit", 1), TransactionState.COMPLETE_COMMIT]
+
+
+@scenario
+async def test_a_producer_that_goes_on_saves_the_write_of_the_end(world: FakeTransactions) -> None:
+    producer = await world.begin(A)
+    world.done.clear()
+    for part in (B, A):
+        assert await world.coordinator.end("x", producer, True) is Code.NONE
+        assert await world.coordinator.add_partitions("x", producer, [part]) is Code.NONE
+    ends = [TransactionState.PREPARE_COMMIT, ("commit", 0), TransactionState.ONGOING, ("open", 1)]
+    assert world.done == [*ends, TransactionState.PREPARE_COMMIT, ("commit", 1), TransactionState.ONGOING, ("open", 0)]
+    while len(world.tasks) > sum(task.done() for task in world.tasks):
+        await asyncio.sleep(0)
+    assert world.state() is world.stored["x"].state is TransactionState.ONGOING, "nothing was stored over it"
+
+
+@scenario
+async def test_that_a_group_takes_part_is_stored_with_its_offsets(world: FakeTransactions) -> None:
+    """And who coordinates next takes offsets of a group of which nothing was stored, once."""
+    offset = PendingOffset("g", A, 7)
+    producer = await world.begin(A)
+    world.done.clear()
+    assert await world.coordinator.add_group("x", producer, "g") is Code.NONE
+    assert world.done == []
+    assert await world.coordinator.add_offsets("x", producer, "g", [offset]) is Code.NONE
+    assert world.done == [TransactionState.ONGOING] and world.stored["x"].groups == ("g",)
+    other = await world.begin(A, name="other")
+    assert await world.coordinator.add_group("other", other, "g") is Code.NONE
+    world.kill()
+    world.start()
+    assert await world.coordinator.add_offsets("other", other, "g", [offset]) is Code.NONE
+    assert await world.coordinator.end("other", other, True) is Code.NONE
+    await world.settled()
+    assert world.committed == [offset]
+    assert await world.coordinator.add_partitions("other", other, [A]) is Code.NONE
+    assert await world.coordinator.add_offsets("other", other, "g", [offset]) is Code.INVALID_TXN_STATE
+
+
+NEXT = ("nothing", "another transaction", "another producer")
+
+
+@scenario
+async def test_a_coordinator_that_dies_before_the_end_is_stored(world: FakeTransactions) -> None:
+    """Its successor writes the markers again, unless something is stored that has come after them."""
+    producers = {name: await world.begin(A, name=name) for name in NEXT}
+    for name, producer in producers.items():
+        assert await world.coordinator.end(name, producer, True) is Code.NONE
+    while any(world.state(name) is not TransactionState.COMPLETE_COMMIT for name in NEXT):
+        await asyncio.sleep(0)
+    old = producers["another transaction"]
+    assert await world.coordinator.add_partitions("another transaction", old, [B]) is Code.NONE
+    assert (await world.begin(name="another producer")).epoch == producers["another producer"].epoch + 1
+    assert world.stored["nothing"].state is TransactionState.PREPARE_COMMIT
+    world.kill()
+    world.done.clear()
+    world.start()
+    await world.settled()
+    await world.ends_stored()
+    assert world.done == [("commit", 0), TransactionState.COMPLETE_COMMIT]
+    assert [world.state(name) for name in NEXT] == [
+        TransactionState.COMPLETE_COMMIT,
+        TransactionState.ONGOING,
+        TransactionState.EMPTY,
+    ]
 
 
 @scenario
@@ -70,9 +144,24 @@ async def test_offsets_are_committed_with_the_end_and_only_once(world: FakeTrans
     world.away = world.mute = True
     await world.coordinator.end("x", producer, True)
     world.away = world.mute = False
-    while world.state() is not State.COMPLETE_COMMIT:
+    while world.state() is not TransactionState.COMPLETE_COMMIT:
         await world.coordinator.end("x", producer, True)
     assert world.committed == [offset] and not world.coordinator.pending("g")
+
+
+@scenario
+async def test_what_hangs_is_aborted_but_for_what_somebody_will_end(world: FakeTransactions) -> None:
+    ongoing = await world.begin(A)
+    ending = await world.begin(A, B, name="y")
+    await world.begin(B, name="z")
+    world.offline = {A}
+    assert await world.coordinator.end("y", ending, True) is Code.NONE
+    world.done.clear()
+    await world.coordinator.abort_hanging(TopicPartition("a", 0))
+    assert ("abort hanging", 0, sorted([ongoing.id, ending.id])) in world.done
+    world.kill()
+    with pytest.raises(ZooKeeperAway):
+        await world.coordinator.abort_hanging(TopicPartition("a", 0))
 
 
 @scenario
@@ -90,14 +179,14 @@ async def test_a_new_producer_aborts_and_fences_the_old_one_in_one_request(world
     new = await world.begin()
     assert new == (old.id, old.epoch + 2) and ("abort", 0) in world.done
     assert await world.coordinator.end("x", old, True) is Code.PRODUCER_FENCED
-    assert await world.coordinator.add("x", old, [A]) is Code.PRODUCER_FENCED
-    assert await world.coordinator.add("x", new, [A]) is Code.NONE
+    assert await world.coordinator.add_partitions("x", old, [A]) is Code.PRODUCER_FENCED
+    assert await world.coordinator.add_partitions("x", new, [A]) is Code.NONE
 
 
 @scenario
 async def test_a_transaction_whose_time_is_up_is_aborted(world: FakeTransactions) -> None:
     producer = await world.begin(A, timeout_ms=5)
-    while world.state() is not State.COMPLETE_ABORT:
+    while world.state() is not TransactionState.COMPLETE_ABORT:
         await asyncio.sleep(0.001)
     assert await world.coordinator.end("x", producer, True) is Code.PRODUCER_FENCED
 
@@ -107,9 +196,9 @@ async def test_the_time_goes_on_when_nothing_could_be_stored(world: FakeTransact
     await world.begin(A, timeout_ms=5)
     world.away = True
     await asyncio.sleep(0.03)
-    assert world.state() is State.ONGOING
+    assert world.state() is TransactionState.ONGOING
     world.away = False
-    while world.state() is not State.COMPLETE_ABORT:
+    while world.state() is not TransactionState.COMPLETE_ABORT:
         await asyncio.sleep(0.001)
 
 
@@ -118,7 +207,7 @@ async def test_the_next_coordinator_gives_all_of_the_time_and_then_aborts(world:
     await world.begin(A, timeout_ms=5)
     world.coordinator.unload()
     world.start()
-    while world.state() is not State.COMPLETE_ABORT:
+    while world.state() is not TransactionState.COMPLETE_ABORT:
         await asyncio.sleep(0.001)
 
 
@@ -129,17 +218,18 @@ async def test_a_partition_that_is_not_there_any_more_needs_no_marker(world: Fak
     world.done.clear()
     assert await world.coordinator.end("x", producer, True) is Code.NONE
     await world.settled()
-    assert world.done == [State.PREPARE_COMMIT, State.COMPLETE_COMMIT]
+    await world.ends_stored()
+    assert world.done == [TransactionState.PREPARE_COMMIT, TransactionState.COMPLETE_COMMIT]
 
 
 @scenario
 async def test_a_writer_that_cannot_be_told_is_told_when_the_client_asks_again(world: FakeTransactions) -> None:
     world.offline = {B}
     producer = await world.begin(A)
-    assert await world.coordinator.add("x", producer, [B]) is Code.COORDINATOR_LOAD_IN_PROGRESS
+    assert await world.coordinator.add_partitions("x", producer, [B]) is Code.COORDINATOR_LOAD_IN_PROGRESS
     world.offline = set()
     world.done.clear()
-    assert await world.coordinator.add("x", producer, [B]) is Code.NONE
+    assert await world.coordinator.add_partitions("x", producer, [B]) is Code.NONE
     assert world.done == [("open", 1)], "it is stored already"
     assert world.coordinator.ongoing()[B.key] == [producer]
 
@@ -164,10 +254,10 @@ async def test_an_end_that_was_stored_unseen_is_decided_anew(world: FakeTransact
     world.away = world.mute = True
     assert await world.coordinator.end("x", producer, True) is Code.COORDINATOR_LOAD_IN_PROGRESS
     world.away = world.mute = False
-    assert world.stored["x"].state is State.PREPARE_COMMIT
+    assert world.stored["x"].state is TransactionState.PREPARE_COMMIT
     assert await world.coordinator.end("x", producer, True) is Code.NONE
     await world.settled()
-    assert world.state() is State.COMPLETE_COMMIT
+    assert world.state() is TransactionState.COMPLETE_COMMIT
 
 
 @scenario
@@ -188,7 +278,7 @@ async def test_what_is_open_ends_also_when_another_appliance_has_joined(world: F
     world.serves = False
     assert await world.coordinator.end("x", producer, True) is Code.NONE
     await world.settled()
-    assert world.state() is State.COMPLETE_COMMIT
+    assert world.state() is TransactionState.COMPLETE_COMMIT
 
 
 @scenario
@@ -199,7 +289,7 @@ async def test_unknown_ids_and_too_many(world: FakeTransactions) -> None:
     await world.begin()
     assert await world.coordinator.initialise("y", 1, None) is Code.POLICY_VIOLATION
     assert await world.coordinator.initialise("x", 1, None) is not Code.POLICY_VIOLATION
-    world.now_ms += transaction_coordinator.FULL_IDLE_MS + 1
+    world.now_ms += transaction_coordinator.FULL_IDLE_MS + 10  # a state is later than the one before it
     assert await world.coordinator.initialise("y", 1, None) is not Code.POLICY_VIOLATION
     assert set(world.coordinator.all()) == {"y"}, "the idle one has made room"
 
@@ -220,7 +310,7 @@ async def test_unused_ids_expire_and_open_ones_do_not(world: FakeTransactions) -
     await world.begin(name="young")
     await world.coordinator.expire(999)
     assert world.coordinator.all().keys() == world.stored.keys() == {"open", "young"}
-    assert await world.coordinator.add("old", old, [A]) is Code.INVALID_PRODUCER_ID_MAPPING
+    assert await world.coordinator.add_partitions("old", old, [A]) is Code.INVALID_PRODUCER_ID_MAPPING
     assert (await world.begin(name="old")).id != old.id
 
 
@@ -240,7 +330,7 @@ async def test_a_topic_that_was_made_again_is_not_in_the_transaction(world: Fake
     assert world.coordinator.ongoing() == {}
     assert await world.coordinator.end("x", producer, True) is Code.NONE
     await world.settled()
-    assert world.state() is State.COMPLETE_COMMIT
+    assert world.state() is TransactionState.COMPLETE_COMMIT
 
 
 @scenario

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from appliance.errors import FrameTooLarge, ProtocolFault, UnsupportedVersion
 from appliance.wire import native
-from appliance.wire.bounds import FETCH_BYTES_MAX, Limits
+from appliance.wire.bounds import FETCH_BYTES_MAX, WireLimits
 from appliance.wire.frames import split
 from appliance.wire.requests import (
     ADMIN_API,
@@ -32,7 +32,7 @@ from appliance.wire.requests import (
 )
 
 HELLO = [native.HELLO, 0, native.MAGIC, native.VERSION, "test"]
-LIMITS = Limits(frame_bytes_max=100_000, forwarded_bytes_max=10_000, parts_max=1_000)
+LIMITS = WireLimits(frame_bytes_max=100_000, forwarded_bytes_max=10_000, parts_max=1_000)
 numbers = st.integers(-(2**63), 2**63 - 1)
 u31 = st.integers(0, 2**31 - 1)
 u32 = st.integers(0, 2**32 - 1)

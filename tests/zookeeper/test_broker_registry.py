@@ -8,15 +8,14 @@ import pytest
 
 from appliance.errors import BadValue, TopicExists, UnknownPartition
 from appliance.names import TopicPartition
-from appliance.zookeeper import cluster_identity, paths
+from appliance.zookeeper import claims, cluster_identity, paths
 from appliance.zookeeper.broker_registry import BrokerRegistry
 from appliance.zookeeper.deletion import retire_topic
 from appliance.zookeeper.group_registry import GroupRegistry
-from appliance.zookeeper.offset_registry import OffsetRegistry
 from appliance.zookeeper.operations import Operation, ask, create, hold_ephemeral
 from appliance.zookeeper.paths import BrokerInfo, CommittedOffset, TopicInfo
 
-from ..support.zookeeper_fixture import Tree
+from ..support.zookeeper_fixture import Tree, write_offsets
 
 GROUP = "team/a"
 PART = TopicPartition("logs", 0)
@@ -39,20 +38,20 @@ def test_topics_are_created_read_and_altered() -> None:
 
 def test_a_deletion_takes_what_is_of_that_topic_and_nothing_of_a_later_one() -> None:
     """Goal: whoever repeats a deletion, however late, touches nothing of a topic that was made under the name since."""
-    tree, registry, offsets = Tree(), BrokerRegistry(), OffsetRegistry()
+    tree, registry = Tree(), BrokerRegistry()
     old, new = LOGS.id, "2" * 32
     other = TopicPartition("logs", 1)
     tree.run(registry.create_topic("logs", LOGS))
-    tree.run(offsets.commit(GROUP, {PART: CommittedOffset(7, "m", old), other: CommittedOffset(8, "", old)}))
+    tree.run(write_offsets(GROUP, {PART: CommittedOffset(7, "m", old), other: CommittedOffset(8, "", old)}))
     tree.run(retire_topic("logs", old))
     assert not [path for path in tree.nodes if "logs" in path] and tree.run(cluster_identity.is_deleted(old))
-    tree.run(offsets.commit(GROUP, {other: CommittedOffset(9, "", old)}))  # by a member that has not noticed
+    tree.run(write_offsets(GROUP, {other: CommittedOffset(9, "", old)}))  # by a member that has not noticed
     tree.run(registry.create_topic("logs", TopicInfo({0: [0], 1: [0]}, id=new)))
-    assert tree.run(OffsetRegistry().read(GROUP)) == {}
-    tree.run(offsets.commit(GROUP, {PART: CommittedOffset(3, "", new)}))
+    assert {at.topic_id for at in tree.run(claims.read(GROUP, None)).values()} == {old}, "which nobody reads"
+    tree.run(write_offsets(GROUP, {PART: CommittedOffset(3, "", new)}))
     tree.run(retire_topic("logs", old))
     assert list(tree.run(registry.topics())) == ["logs"]
-    assert {part: at.offset for part, at in tree.run(OffsetRegistry().read(GROUP)).items()} == {PART: 3}
+    assert {part: at.offset for part, at in tree.run(claims.read(GROUP, None)).items()} == {PART: 3}
     assert len([path for path in tree.nodes if "/offsets/logs/" in path]) == 1
 
 
@@ -89,8 +88,8 @@ def test_junk_in_the_registries_is_left_out_and_logged(caplog: pytest.LogCapture
     tree.run(write("/consumers/g/offsets/t/0", b"junk"))
     assert tree.run(BrokerRegistry().topics()) == tree.run(BrokerRegistry().brokers()) == {}
     assert tree.run(GroupRegistry().members("g")) == tree.run(GroupRegistry().owners("g")) == {}
-    assert tree.run(OffsetRegistry().read("g")) == {}
-    assert len(caplog.records) == 6 and "/brokers/topics/t" in caplog.text
+    assert tree.run(claims.read("g", None)) == {}
+    assert len(caplog.records) == 5 and "/brokers/topics/t" in caplog.text
     with pytest.raises(BadValue, match="/brokers/topics/t"):
         tree.run(BrokerRegistry().alter_topic("t", lambda info: info))
 

@@ -23,7 +23,16 @@ from appliance.zookeeper.ensemble import (
 from appliance.zookeeper.operations import Operation, ask, create, get, set_value
 
 from ..support.measures import memory_bytes
-from ..support.zookeeper_fixture import fresh_connect, now_ms, running, serving, sessions, wait_serving, wait_until
+from ..support.zookeeper_fixture import (
+    fresh_connect,
+    now_ms,
+    result_of,
+    running,
+    serving,
+    sessions,
+    wait_serving,
+    wait_until,
+)
 
 MEMORY_MB_MAX = 300  # three nodes together
 
@@ -118,7 +127,7 @@ def test_three_nodes_serve_on_loopback_within_their_memory(ensemble: Ensemble) -
             for _ in range(10):
                 yield [set_value("/a", b"x" * 200, -1) for _ in range(500)]
 
-        session.call(load(), timeout_ms=60_000)
+        result_of(session, load(), timeout_ms=60_000)
     pids = [process.pid for process in ensemble.processes.values()]
     assert sum(memory_bytes(pid, "Pss") for pid in pids) <= MEMORY_MB_MAX << 20
     for pid in pids:
@@ -134,11 +143,11 @@ def test_killed_nodes_come_back_with_their_data(tmp_path: Path, nodes: int) -> N
     """Goal: kill -9 of one node interrupts for less than a session; of all of them, loses nothing."""
     with running(tmp_path, nodes) as own, sessions(own.connect) as opened:  # type: ignore[arg-type]
         session = opened.open()
-        session.call(written("/a", b"1"))
+        result_of(session, written("/a", b"1"))
         for round_, mode in enumerate(["leader", "follower"] if nodes == 3 else ["standalone"]):
             victim = serving(own).index(mode)
             kill(own, victim)
-            session.call(written(f"/b{round_}", b"2"), timeout_ms=60_000) if nodes == 3 else None
+            result_of(session, written(f"/b{round_}", b"2"), timeout_ms=60_000) if nodes == 3 else None
             own.start_node(victim)
             wait_serving(own)
         for i in range(nodes):
@@ -147,8 +156,8 @@ def test_killed_nodes_come_back_with_their_data(tmp_path: Path, nodes: int) -> N
         for i in range(nodes):
             own.start_node(i)
         wait_serving(own)
-        assert session.call(read("/a"), timeout_ms=60_000) == b"1"
-        assert nodes == 1 or session.call(read("/b1"), timeout_ms=60_000) == b"2"
+        assert result_of(session, read("/a"), timeout_ms=60_000) == b"1"
+        assert nodes == 1 or result_of(session, read("/b1"), timeout_ms=60_000) == b"2"
 
 
 def kill(own: Ensemble, i: int) -> None:
@@ -158,15 +167,15 @@ def kill(own: Ensemble, i: int) -> None:
 
 def test_one_node_grows_to_three_and_keeps_its_data(tmp_path: Path) -> None:
     with running(tmp_path, 1) as own, sessions(own.connect) as opened:
-        opened.open().call(written("/a", b"1"))
+        result_of(opened.open(), written("/a", b"1"))
     with running(tmp_path, 3) as own, sessions(own.connect) as opened:
-        assert opened.open().call(read("/a")) == b"1"
+        assert result_of(opened.open(), read("/a")) == b"1"
 
 
 def test_an_ensemble_that_is_said_to_have_grown_keeps_what_its_nodes_have(tmp_path: Path) -> None:
     """``ensemble.json`` names one node, restored or written by mistake, and the others have data."""
     with running(tmp_path, 1) as own, sessions(own.connect) as opened:
-        opened.open().call(written("/a", b"1"))
+        result_of(opened.open(), written("/a", b"1"))
     data = tmp_path / "zookeeper" / "node-2" / "data" / "version-2"
     for content in ("once", "twice"):
         data.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,7 @@ from appliance.durable_files import replace_file
 from appliance.errors import BadValue
 from appliance.zookeeper.ensemble import Ensemble
 from appliance.zookeeper.kazoo_link import kazoo_client
-from appliance.zookeeper.login import LOCAL_USER, DigestMd5, Login, from_wire, login_of, to_wire
+from appliance.zookeeper.login import LOCAL_USER, DigestMd5, ZooKeeperLogin, login_of
 
 from ..support.zookeeper_fixture import LOGIN, running
 
@@ -24,7 +24,7 @@ URI = b"imap/elwood.innosoft.com"
 
 
 def exchange() -> DigestMd5:
-    return DigestMd5(Login("sasl", "chris", "secret"), b"OA6MHXh6VqTrRk")
+    return DigestMd5(ZooKeeperLogin("sasl", "chris", "secret"), b"OA6MHXh6VqTrRk")
 
 
 def test_the_example_of_the_rfc() -> None:
@@ -51,9 +51,8 @@ def test_what_is_no_challenge_is_refused(challenge: bytes) -> None:
 
 
 def test_the_password_is_in_no_text() -> None:
-    login = Login("sasl", "alice", "hidden-secret")
+    login = ZooKeeperLogin("sasl", "alice", "hidden-secret")
     assert "hidden-secret" not in f"{login} {login!r}"
-    assert from_wire(to_wire(login)) == login and from_wire(to_wire(None)) is None
 
 
 def test_who_we_are(tmp_path: Path) -> None:
@@ -62,14 +61,14 @@ def test_who_we_are(tmp_path: Path) -> None:
     with pytest.raises(BadValue, match=r"zookeeper\.password_file = .*No such file"):
         login_of(external, tmp_path)
     replace_file(file, b"word\n")
-    assert login_of(external, tmp_path) == Login("digest", "us", "word")
+    assert login_of(external, tmp_path) == ZooKeeperLogin("digest", "us", "word")
     with pytest.raises(BadValue, match="name it in"):
         login_of(ZooKeeper(connect="zk:2181", user="us"), tmp_path)
     assert login_of(ZooKeeper(connect="zk:2181"), tmp_path) is None
     assert login_of(ZooKeeper(nodes=0), tmp_path) is None
 
 
-def connected(login: Login | None, ensemble: Ensemble) -> KazooClient:
+def connected(login: ZooKeeperLogin | None, ensemble: Ensemble) -> KazooClient:
     client = kazoo_client(ensemble.connect, login, timeout=3)
     client.start(20)
     return client
@@ -81,8 +80,8 @@ def test_only_who_knows_the_password_gets_in(ensemble: Ensemble) -> None:
     insider.ensure_path("/inside/secret")
     acl, _ = insider.get_acls("/inside/secret")
     assert [(one.id.scheme, one.id.id, one.perms) for one in acl] == [("sasl", LOCAL_USER, 31)]
-    strangers = [None, Login("digest", LOCAL_USER, LOGIN.password)]
-    strangers += [Login("sasl", LOCAL_USER, "wrong"), Login("sasl", "root", LOGIN.password)]
+    strangers = [None, ZooKeeperLogin("digest", LOCAL_USER, LOGIN.password)]
+    strangers += [ZooKeeperLogin("sasl", LOCAL_USER, "wrong"), ZooKeeperLogin("sasl", "root", LOGIN.password)]
     for stranger in strangers:
         client = kazoo_client(ensemble.connect, stranger, timeout=3)
         with pytest.raises((KazooException, KazooTimeoutError)):

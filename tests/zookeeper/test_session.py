@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from kazoo.client import KazooClient
+from kazoo.protocol.serialization import Exists
 
 from appliance.errors import InvalidRequest, ZooKeeperAway
-from appliance.names import TopicPartition
 from appliance.zookeeper.ensemble import Ensemble
-from appliance.zookeeper.offset_registry import OffsetRegistry
 from appliance.zookeeper.operations import (
     REQUEST_BYTES_MAX,
     Failed,
@@ -22,6 +22,7 @@ from appliance.zookeeper.operations import (
     Request,
     ask,
     check,
+    children,
     create,
     delete,
     exists,
@@ -30,10 +31,18 @@ from appliance.zookeeper.operations import (
     set_value,
     sync,
 )
-from appliance.zookeeper.paths import CommittedOffset
 from appliance.zookeeper.session import Session, SessionState
 
-from ..support.zookeeper_fixture import LOGIN, Sessions, end_on_server, fresh_connect, now_ms, sessions, wait_serving
+from ..support.zookeeper_fixture import (
+    LOGIN,
+    Sessions,
+    end_on_server,
+    fresh_connect,
+    now_ms,
+    result_of,
+    sessions,
+    wait_serving,
+)
 
 
 @pytest.fixture
@@ -63,16 +72,62 @@ class Frozen:
 # --- operations
 
 
-def test_requests_are_answered_in_both_ways(opened: Sessions) -> None:
+def test_requests_are_answered(opened: Sessions) -> None:
     session = opened.open()
-    assert session.call(asked(create("/a/b", b"1"))) == [0]  # with its parents and the chroot
-    replies = session.call(asked(get("/a/b"), exists("/a"), get("/none")))
+    assert result_of(session, asked(create("/a/b", b"1"))) == [0]  # with its parents and the chroot
+    replies = result_of(session, asked(get("/a/b"), exists("/a"), get("/none")))
     assert replies[0][:3] == (b"1", 0, 0) and isinstance(replies[1], Node) and replies[2] is Refused.NO_NODE
-    answers: list[Any] = []
-    session.submit(asked(set_value("/a/b", b"2", 0), set_value("/a/b", b"3", 0), create("/a/b")), answers.append)
-    opened.until(lambda: answers, "an answer")
-    assert answers == [[1, Refused.BAD_VERSION, Refused.NODE_EXISTS]]
-    assert session.call(asked(delete("/a"), delete("/a/b"), delete("/a"))) == [Refused.NOT_EMPTY, 0, 0]
+    answers = result_of(session, asked(set_value("/a/b", b"2", 0), set_value("/a/b", b"3", 0), create("/a/b")))
+    assert answers == [1, Refused.BAD_VERSION, Refused.NODE_EXISTS]
+    assert result_of(session, asked(delete("/a"), delete("/a/b"), delete("/a"))) == [Refused.NOT_EMPTY, 0, 0]
+
+
+@pytest.mark.parametrize("chroot", ["", "/below"])
+def test_reads_that_follow_each_other_are_one_request(
+    standalone: Ensemble, monkeypatch: pytest.MonkeyPatch, chroot: str
+) -> None:
+    """Goal: whatever is read together has the replies that each read has alone; a request that is no read ends what is
+    together, so that a read sees what was written before it.
+    """
+    sent: list[str] = []
+    call = KazooClient._call
+
+    def recorded(self: KazooClient, request: Any, result: Any) -> Any:
+        if not isinstance(request, Exists):  # the session's heartbeat
+            sent.append(type(request).__name__)
+        return call(self, request, result)
+
+    monkeypatch.setattr(KazooClient, "_call", recorded)
+    with sessions(standalone.connect + chroot) as opened:
+        session = opened.open()
+        result_of(
+            session, asked(*(create(f"/reads/{number}", str(number).encode() * number) for number in range(1_100)))
+        )
+        reads = [get(f"/reads/{number}") for number in range(1_100)] + [children("/reads"), get("/none"), get("/")]
+        sent.clear()
+        together = result_of(session, asked(*reads))
+        assert sent == ["MultiRead"] * 3  # of 500, 500 and 103
+        assert together == [reply for read in reads for reply in result_of(session, asked(read))]
+        written, alone = set_value("/reads/3", b"new", 0), exists("/reads")
+        wanted = [children("/none"), get("/reads/3"), written, get("/reads/3"), alone, get("/reads/3"), get("/reads/4")]
+        sent.clear()
+        none, before, version, after, there, again, other = result_of(session, asked(*wanted))
+        assert sent == ["MultiRead", "SetData", "GetData", "MultiRead"]
+        assert (none, before[0], version, after[0], again, other[0]) == (
+            *(Refused.NO_NODE, b"333", 1, b"new"),
+            *(after, b"4444"),
+        )
+        assert isinstance(there, Node) and before.modified_ms <= after.modified_ms
+
+
+def test_a_node_made_and_deleted_in_one_multi_changes_the_zxid_of_the_children_above(opened: Sessions) -> None:
+    """Goal: offsets that come back below a topic's node show in the group's stamp (``deletion._mark_changed``)."""
+    session = opened.open()
+    result_of(session, asked(create("/above/below", b"")))
+    (before,) = result_of(session, asked(get("/above")))
+    result_of(session, asked(multi([create("/above/=changed"), delete("/above/=changed")])))
+    after, names = result_of(session, asked(get("/above"), children("/above")))
+    assert after.children_zxid > before.children_zxid and names == ["below"]
 
 
 HOSTILE = [
@@ -94,7 +149,7 @@ def test_what_zookeeper_cannot_take_is_one_operations_error(opened: Sessions) ->
         session.submit(asked(request), answers.append)
         session.submit(asked(exists("/")), good.append)
         with pytest.raises(InvalidRequest):
-            session.call(asked(request))
+            result_of(session, asked(request))
     opened.until(lambda: len(answers) == len(good) == len(HOSTILE), "all are answered")
     assert all(isinstance(answer, InvalidRequest) for answer in answers)
     assert all(isinstance(answer, list) for answer in good)
@@ -120,10 +175,10 @@ def test_a_bug_in_one_operation_is_raised_and_ends_that_one_alone(opened: Sessio
 
 def test_parts_of_a_multi_happen_together_or_not_at_all(opened: Sessions) -> None:
     session = opened.open()
-    session.call(asked(create("/a", b"1"), create("/b", b"1")))
+    result_of(session, asked(create("/a", b"1"), create("/b", b"1")))
 
     def asked_at_once(*parts: Request) -> Any:
-        return session.call(asked(multi(parts)))[0]
+        return result_of(session, asked(multi(parts)))[0]
 
     done = asked_at_once(check("/a", 0), set_value("/a", b"2", 0), create("/c", b"3"), delete("/b"))
     assert done == [0, 1, 0, 0]
@@ -134,7 +189,7 @@ def test_parts_of_a_multi_happen_together_or_not_at_all(opened: Sessions) -> Non
     }
     for why, parts in refused.items():
         assert asked_at_once(*parts) == Failed(1, why)
-    assert session.call(asked(sync(), get("/a")))[1].value == b"2"
+    assert result_of(session, asked(sync(), get("/a")))[1].value == b"2"
 
 
 def test_an_operation_that_fails_tells_its_error(opened: Sessions) -> None:
@@ -149,15 +204,13 @@ def test_an_operation_that_fails_tells_its_error(opened: Sessions) -> None:
     opened.until(lambda: answers, "an answer")
     assert isinstance(answers[0], ZooKeeperAway)
     with pytest.raises(ZooKeeperAway, match="as an operation does"):
-        session.call(failing())
+        result_of(session, failing())
 
 
 def test_without_zookeeper_every_wait_ends() -> None:
     with sessions("127.0.0.1:1") as opened:
         session = opened.open(connected=False, operations_max=3)
         started = now_ms()
-        with pytest.raises(ZooKeeperAway, match="cannot be reached"):
-            session.call(asked(get("/a")), timeout_ms=50)
         answers: list[Any] = []
         for _ in range(3):
             session.submit(asked(get("/a")), answers.append, timeout_ms=50)
@@ -178,11 +231,7 @@ def test_without_zookeeper_every_wait_ends() -> None:
 def test_a_session_is_bound_to_its_operation_on_request(opened: Sessions) -> None:
     session = opened.open()
     with pytest.raises(ZooKeeperAway, match="session was lost"):
-        session.call(asked(get("/a")), session_id=session.session_id + 1)
-    answers: list[Any] = []
-    session.submit(asked(get("/a")), answers.append, session_id=session.session_id + 1)
-    opened.until(lambda: answers, "an answer")
-    assert isinstance(answers[0], ZooKeeperAway)
+        result_of(session, asked(get("/a")), session_id=session.session_id + 1)
 
 
 def test_a_cancelled_operation_is_not_told(opened: Sessions) -> None:
@@ -207,14 +256,14 @@ def test_after_a_lost_session_ephemeral_nodes_and_watches_are_back(opened: Sessi
     opened.until(lambda: session.holds("/ids/1") and seen == [None], "registered and watching")
     before = session.session_id
     end_on_server(session)
-    other.call(asked(create("/value", b"1")))
+    result_of(other, asked(create("/value", b"1")))
     opened.until(lambda: session.session_id != before and session.holds("/ids/1"), "registered again")
     opened.until(lambda: SessionState.CONNECTED in states, "connected")
     assert SessionState.LOST in states and states.index(SessionState.LOST) < states.index(SessionState.CONNECTED)
-    (node,) = other.call(asked(get("/ids/1")))
+    (node,) = result_of(other, asked(get("/ids/1")))
     assert node.owner == session.session_id and node.value == b"me"
     opened.until(lambda: seen == [None, b"1"], "told what changed in between")
-    other.call(asked(set_value("/value", b"2", -1)))
+    result_of(other, asked(set_value("/value", b"2", -1)))
     opened.until(lambda: seen == [None, b"1", b"2"], "watching on")
 
 
@@ -223,13 +272,13 @@ def test_a_kept_node_changes_and_waits_for_a_stranger(opened: Sessions) -> None:
     first.keep("/ids/1", b"a")
     opened.until(lambda: first.holds("/ids/1"), "registered")
     first.keep("/ids/1", b"b")
-    opened.until(lambda: reader.call(asked(get("/ids/1")))[0].value == b"b", "changed")
+    opened.until(lambda: result_of(reader, asked(get("/ids/1")))[0].value == b"b", "changed")
     second.keep("/ids/1", b"c")
     opened.until(lambda: second._kept._kept["/ids/1"].complained, "refused")
     first.unkeep("/ids/1")
-    first.call(asked(delete("/ids/1")))
+    result_of(first, asked(delete("/ids/1")))
     opened.until(lambda: second.holds("/ids/1"), "the stranger is gone")
-    assert reader.call(asked(get("/ids/1")))[0].value == b"c"
+    assert result_of(reader, asked(get("/ids/1")))[0].value == b"c"
 
 
 def test_closing_takes_ephemeral_nodes_away_at_once(opened: Sessions) -> None:
@@ -248,13 +297,13 @@ def test_watches_follow_and_end(opened: Sessions) -> None:
     children: list[Any] = []
     watch = session.watch_children("/top", children.append)
     opened.until(lambda: children == [None], "no such node yet")
-    other.call(asked(create("/top/b")))
+    result_of(other, asked(create("/top/b")))
     opened.until(lambda: children and children[-1] == ["b"], "first child")
-    other.call(asked(create("/top/a"), create("/top/c")))
+    result_of(other, asked(create("/top/a"), create("/top/c")))
     opened.until(lambda: children[-1] == ["a", "b", "c"], "all children")
     watch.cancel()
     told = len(children)
-    other.call(asked(create("/top/d")))
+    result_of(other, asked(create("/top/d")))
     marks: list[Any] = []
     session.watch_children("/top", marks.append)
     opened.until(lambda: marks == [["a", "b", "c", "d"]], "a later watch is answered")
@@ -264,12 +313,12 @@ def test_watches_follow_and_end(opened: Sessions) -> None:
 def test_what_changed_and_changed_back_is_told(opened: Sessions) -> None:
     """Goal: who left and came back between two looks has left.  Method: both before the watcher looks again."""
     session, other = opened.open(), opened.open()
-    other.call(asked(create("/ids/1"), create("/ids/2")))
+    result_of(other, asked(create("/ids/1"), create("/ids/2")))
     seen: list[Any] = []
     session.watch_children("/ids", seen.append)
     opened.until(lambda: seen == [["1", "2"]], "watching")
-    other.call(asked(delete("/ids/1")))
-    other.call(asked(create("/ids/1")))
+    result_of(other, asked(delete("/ids/1")))
+    result_of(other, asked(create("/ids/1")))
     opened.until(lambda: seen == [["1", "2"], ["1", "2"]], "told")
 
 
@@ -282,7 +331,7 @@ def test_the_lease_runs_out_before_zookeeper_can_expire_the_session(standalone: 
         opened.until(lambda: SessionState.LOST in states, "the lease is over")  # kazoo would not say so while it hangs
         assert session.lease_left_ms == 0
         with pytest.raises(ZooKeeperAway):
-            session.call(asked(get("/a")), timeout_ms=100)
+            result_of(session, asked(get("/a")), timeout_ms=100)
     opened.until(lambda: session.state is SessionState.CONNECTED, "back")
 
 
@@ -319,18 +368,6 @@ def test_a_restarted_zookeeper_is_found_again_with_the_same_session(standalone: 
     assert answers[0][0].owner == before == session.session_id
 
 
-def test_a_commit_that_was_given_up_never_goes_back(standalone: Ensemble, opened: Sessions) -> None:
-    session, reader = opened.open(timeout_ms=60_000), OffsetRegistry()
-    offsets, part = OffsetRegistry(), TopicPartition("logs", 0)
-    session.call(offsets.commit("g", {part: CommittedOffset(1)}))
-    with Frozen(standalone), pytest.raises(ZooKeeperAway):
-        session.call(offsets.commit("g", {part: CommittedOffset(2)}), timeout_ms=100)  # on its way
-    session.call(offsets.commit("g", {part: CommittedOffset(3)}), timeout_ms=60_000)
-    assert session.call(reader.read("g"))[part].offset == 3
-    assert session.call(offsets.commit("g", {part: CommittedOffset(4)})) == []
-    assert session.call(reader.read("g"))[part].offset == 4
-
-
 def test_an_ensemble_that_moved_is_followed(standalone: Ensemble) -> None:
     with sessions("127.0.0.1:1") as opened:
         session = opened.open(connected=False)
@@ -360,4 +397,4 @@ def test_a_client_whose_thread_ends_by_itself_is_replaced(opened: Sessions) -> N
     opened.until(lambda: answers, "an answer")
     opened.until(lambda: session.session_id != first and session.state is SessionState.CONNECTED, "another session")
     opened.until(lambda: session.holds("/kept"), "the kept node again")
-    assert session.call(asked(get("/kept")))[0][0] == b"ours"
+    assert result_of(session, asked(get("/kept")))[0][0] == b"ours"

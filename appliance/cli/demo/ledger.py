@@ -28,7 +28,7 @@ def line_bytes(key: bytes, number: int, text: bytes) -> bytes:
     return LINE.pack(crc32(key), number, crc32(text))
 
 
-class Account(NamedTuple):
+class PartitionAccount(NamedTuple):
     """The result of one partition; ``fault`` is "" when output and input are the same."""
 
     lines: int
@@ -58,7 +58,7 @@ class Spool:
         return list(ENTRY.iter_unpack(data))
 
 
-class Ledger:
+class DemoLedger:
     """Input and output of all partitions.  ``lines_out`` counts each offset once."""
 
     def __init__(self) -> None:
@@ -86,18 +86,18 @@ class Ledger:
         if seen[offset] != line:
             self._altered[partition] = offset
 
-    def accounts(self) -> dict[Partition, Account]:
+    def accounts(self) -> dict[Partition, PartitionAccount]:
         partitions = sorted(self._sent.keys() | self._received.keys())
         return {partition: self._account(partition) for partition in partitions}
 
-    def _account(self, partition: Partition) -> Account:
+    def _account(self, partition: Partition) -> PartitionAccount:
         sent = bytes(self._sent.get(partition, b""))
         seen = self._received.get(partition, {})
         received = b"".join(seen[offset] for offset in sorted(seen))
         fault = "" if received == sent else _difference(sent, received)
         if partition in self._altered:
             fault = f"offset {self._altered[partition]} was delivered twice with different content"
-        return Account(
+        return PartitionAccount(
             lines=len(sent) // LINE.size,
             bytes=self._bytes.get(partition, 0),
             repeats=self._repeats.get(partition, 0),
@@ -113,13 +113,17 @@ def _checksum(lines: bytes) -> str:
 
 def _difference(sent: bytes, received: bytes) -> str:
     """Describes how ``received`` differs from ``sent``."""
-    wanted, got = _lines(sent), _lines(received)
-    if sorted(wanted) == sorted(got):
-        first = next(index for index, pair in enumerate(zip(wanted, got, strict=True)) if pair[0] != pair[1])
+    lines_sent, lines_received = _lines(sent), _lines(received)
+    if sorted(lines_sent) == sorted(lines_received):
+        first = next(
+            index for index, pair in enumerate(zip(lines_sent, lines_received, strict=True)) if pair[0] != pair[1]
+        )
         return f"out of order from line {first + 1} on"
-    missing = len(set(wanted) - set(got))
-    foreign = len(set(got) - set(wanted))
-    return f"{len(wanted)} lines went in and {len(got)} came out: {missing} missing, {foreign} never sent"
+    missing = len(set(lines_sent) - set(lines_received))
+    foreign = len(set(lines_received) - set(lines_sent))
+    return (
+        f"{len(lines_sent)} lines went in and {len(lines_received)} came out: {missing} missing, {foreign} never sent"
+    )
 
 
 def _lines(data: bytes) -> list[bytes]:

@@ -26,7 +26,7 @@ PROBE_BYTES = 4096
 TURN_LINES = 500
 
 
-class Source(NamedTuple):
+class LogSource(NamedTuple):
     """One file in one round; ``name`` distinguishes the rounds."""
 
     name: str
@@ -34,10 +34,10 @@ class Source(NamedTuple):
     topic: str
 
 
-class Plan(NamedTuple):
+class ShippingPlan(NamedTuple):
     """What to ship: ``lines`` and ``size`` (bytes) in all.  ``remark``: that files are repeated, or shipped in part."""
 
-    sources: list[Source]
+    sources: list[LogSource]
     lines: int
     size: int
     remark: str
@@ -45,13 +45,13 @@ class Plan(NamedTuple):
 
 def find(directory: Path = LOG_DIR) -> list[Path]:
     """Readable text files under ``directory``, largest last."""
-    found: list[tuple[int, Path]] = []
+    sizes_and_paths: list[tuple[int, Path]] = []
     for folder, names, files in os.walk(directory, onerror=None):
         names.sort()
         for path in (Path(folder) / file for file in sorted(files)):
             if not path.is_symlink() and (size := _text_bytes(path)):
-                found.append((size, path))
-    return [path for _, path in sorted(found)[-FILES_MAX:]]
+                sizes_and_paths.append((size, path))
+    return [path for _, path in sorted(sizes_and_paths)[-FILES_MAX:]]
 
 
 def _text_bytes(path: Path) -> int:
@@ -74,26 +74,26 @@ def _decodes(head: bytes) -> bool:
     return True
 
 
-def plan(files: Sequence[Path], lines_min: int) -> Plan:
+def plan(files: Sequence[Path], lines_min: int) -> ShippingPlan:
     """Plans to ship ``files``, or the logs of this host when there are none.
 
     Raises:
         OSError: a file that cannot be read.
         BadParameter: not one line of text.
     """
-    given = list(files)
-    for path in given:
+    named = list(files)
+    for path in named:
         open_as_owner(path).close()
-    paths = given or find()
+    paths = named or find()
     counted = [(path, *_count(path)) for path in paths]
     lines, size = sum(row[1] for row in counted), sum(row[2] for row in counted)
     if not lines:
-        where = "these files" if given else f"{LOG_DIR} (no readable text logs)"
+        where = "these files" if named else f"{LOG_DIR} (no readable text logs)"
         raise BadParameter(f"{where}: not one line; name files to ship: appliance demo FILE...")
     rounds = 1 if lines >= lines_min else -(-lines_min // lines)
     rounds = max(1, min(rounds, BYTES_MAX // max(size, 1)))
     sources = [
-        Source(str(path) + (f"#{number}" if number > 1 else ""), path, _topic(path, bool(given)))
+        LogSource(str(path) + (f"#{number}" if number > 1 else ""), path, _topic(path, bool(named)))
         for number in range(1, rounds + 1)
         for path in paths
     ]
@@ -101,13 +101,13 @@ def plan(files: Sequence[Path], lines_min: int) -> Plan:
     if lines > LINES_MAX or size > BYTES_MAX:
         kept, kept_size = _limit(sources)
         remark = f"the first {kept:,} of their {lines:,} lines"
-        return Plan(sources, kept, kept_size, remark)
-    return Plan(sources, lines * rounds, size * rounds, remark)
+        return ShippingPlan(sources, kept, kept_size, remark)
+    return ShippingPlan(sources, lines * rounds, size * rounds, remark)
 
 
-def _topic(path: Path, given: bool) -> str:
+def _topic(path: Path, named: bool) -> str:
     """The topic: given files "files", logs directly in ``/var/log`` "system", those in its folders "applications"."""
-    return "files" if given else "system" if path.parent == LOG_DIR else "applications"
+    return "files" if named else "system" if path.parent == LOG_DIR else "applications"
 
 
 def _count(path: Path) -> tuple[int, int]:
@@ -127,7 +127,7 @@ def read_lines(path: Path) -> Iterator[bytes]:
             yield line.removesuffix(b"\n")
 
 
-def _limit(sources: Sequence[Source]) -> tuple[int, int]:
+def _limit(sources: Sequence[LogSource]) -> tuple[int, int]:
     lines = size = 0
     for _, _, line in shipped(sources, LINES_MAX, BYTES_MAX):
         lines += 1
@@ -136,8 +136,8 @@ def _limit(sources: Sequence[Source]) -> tuple[int, int]:
 
 
 def shipped(
-    sources: Sequence[Source], lines_max: int = LINES_MAX, bytes_max: int = BYTES_MAX
-) -> Iterator[tuple[Source, int, bytes]]:
+    sources: Sequence[LogSource], lines_max: int = LINES_MAX, bytes_max: int = BYTES_MAX
+) -> Iterator[tuple[LogSource, int, bytes]]:
     """Yields (source, line number, line) of all sources, TURN_LINES lines of each in turn."""
     waiting = [(source, enumerate(read_lines(source.path), 1)) for source in sources[:FILES_MAX]]
     later = list(sources[FILES_MAX:])

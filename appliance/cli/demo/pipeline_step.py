@@ -23,7 +23,6 @@ from .sandbox import Sandbox
 
 AUDIT = "audit"
 DEAD_LETTERS = "dead-letters"
-TALKERS = "talkers"
 LOG = "pipeline"
 PATIENCE_S = 300.0
 TOP = 5
@@ -51,9 +50,9 @@ class Tables(NamedTuple):
         faults = []
         if self.lost or self.doubled:
             faults.append(f"the audit found {self.lost} lines lost and {self.doubled} doubled")
-        found = self.parsed + sum(self.dead.values())
-        if found != lines:
-            faults.append(f"the pipeline accounts for {found} lines, not for {lines}")
+        accounted = self.parsed + sum(self.dead.values())
+        if accounted != lines:
+            faults.append(f"the pipeline accounts for {accounted} lines, not for {lines}")
         return faults
 
     def as_json(self) -> dict[str, Any]:
@@ -62,7 +61,7 @@ class Tables(NamedTuple):
 
 def missing() -> str:
     """Why the pipeline cannot run here; "" when it can."""
-    names = extras.missing("pyspark", "pyarrow", "numpy", "matplotlib")
+    names = extras.missing("pyspark", "pyarrow", "numpy", "deltalake")
     return f"without {', '.join(names)} ({extras.install('spark')})" if names else ""
 
 
@@ -77,17 +76,20 @@ def run(sandbox: Sandbox, bootstrap: str, topics: Sequence[str]) -> Tables:
     config.write_text(_config(sandbox.path, tables, bootstrap, topics))
     result = _run_command(sandbox, "run", str(config), "--once")
     page = _run_command(sandbox, "report", str(config), "--to", str(tables))["html"]
-    from ...spark.pipeline.pipeline_status import heaviest
+    from ...spark.pipeline.event_questions import questions
     from ...spark.pipeline.settings import load
 
-    talkers = heaviest(load(config), TALKERS, TOP).rows
+    asked = questions(load(config))
+    by_lines = "where service is not null group by 1 order by 2 desc, 1"
+    sql = f"select service, count(*) as lines from events {by_lines} limit {TOP}"
+    talkers = [] if asked is None else asked.rows(sql)
     return Tables(
         seconds=result["seconds"],
         parsed=result["parsed"],
         dead=result["by_reason"],
         lost=result["audit"]["lost"],
         doubled=result["audit"]["doubled"],
-        talkers=[(row["service"], row["count"]) for row in talkers],
+        talkers=[(row["service"], row["lines"]) for row in talkers],
         events=result["events"],
         page=page,
     )
@@ -136,21 +138,6 @@ bootstrap = {json.dumps(bootstrap)}
 {sources}
 [output]
 path = {json.dumps(str(tables))}
-[[aggregate]]
-name = "{TALKERS}"
-kind = "top"
-by = ["service"]
-window_ms = "1d"
-[[aggregate]]
-name = "packages"
-kind = "top"
-by = ["package"]
-window_ms = "1d"
-[[aggregate]]
-name = "lines"
-kind = "count"
-by = ["topic", "service"]
-window_ms = "1h"
 [dead_letters]
 topic = "{DEAD_LETTERS}"
 [audit]

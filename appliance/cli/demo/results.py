@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from ... import units
 from .. import output
-from .ledger import Account, Partition
-from .log_sources import Plan
+from .ledger import Partition, PartitionAccount
+from .log_sources import ShippingPlan
 from .pipeline_step import Tables
 
 
@@ -32,9 +32,9 @@ class Results:
     shared memory that had to be removed at the end.
     """
 
-    plan: Plan
+    plan: ShippingPlan
     topics: list[str]
-    accounts: dict[Partition, Account]
+    accounts: dict[Partition, PartitionAccount]
     shares: dict[str, int]
     lag: int
     move: Move

@@ -98,7 +98,7 @@ class Sandbox:
 
 def clear(directory: Path, instance: str) -> list[str]:
     """Remove processes, shared memory and files of a demo.  Returns which processes and names there were."""
-    found = [f"process {pid}" for pid in processes_in(directory)]
+    removed = [f"process {pid}" for pid in processes_in(directory)]
     deadline = time.monotonic() + STOP_S
     while pids := list(processes_in(directory)):
         for pid in pids:
@@ -107,9 +107,9 @@ def clear(directory: Path, instance: str) -> list[str]:
         if time.monotonic() > deadline:
             raise Unavailable(f"processes {pids} of {directory} do not die")
         time.sleep(POLL_S)
-    found += [f"/dev/shm{name}" for name in memory.unlink_all(instance)]
+    removed += [f"/dev/shm{name}" for name in memory.unlink_all(instance)]
     shutil.rmtree(directory, ignore_errors=True)
-    return found
+    return removed
 
 
 def processes_in(directory: Path) -> Iterator[int]:
@@ -124,7 +124,7 @@ def processes_in(directory: Path) -> Iterator[int]:
 
 def clear_abandoned() -> list[str]:
     """Remove what killed demos of this user have left behind.  Returns what was found."""
-    found: list[str] = []
+    removed: list[str] = []
     for directory in sorted(Path(tempfile.gettempdir()).glob(f"{PREFIX}{os.getuid()}-*")):
         seen = directory.lstat()
         if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.geteuid():  # everybody may make such names in /tmp
@@ -134,5 +134,5 @@ def clear_abandoned() -> list[str]:
         with contextlib.suppress(OSError), (directory / OWNER).open() as owner:
             fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails for a running demo, which is left alone
             instance = memory.instance_of(directory / DATA) if (directory / DATA).is_dir() else ""
-            found += [str(directory), *clear(directory, instance or "none")]
-    return found
+            removed += [str(directory), *clear(directory, instance or "none")]
+    return removed

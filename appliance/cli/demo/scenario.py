@@ -31,8 +31,8 @@ from ...status import collect
 from .. import output
 from . import pipeline_step
 from .display import Display
-from .ledger import Ledger, Spool, line_bytes
-from .log_sources import Plan, Source, plan, shipped
+from .ledger import DemoLedger, Spool, line_bytes
+from .log_sources import LogSource, ShippingPlan, plan, shipped
 from .results import Move, Results, show
 from .sandbox import Sandbox, clear_abandoned
 
@@ -50,8 +50,8 @@ INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
 
 def run(files: list[Path], lines_min: int, pipeline: bool, as_json: bool) -> int:
     """Runs the whole demo and prints its results.  Returns the exit status."""
-    for left in clear_abandoned():
-        output.remark(f"removed what a killed demo left behind: {left}")
+    for leftover in clear_abandoned():
+        output.remark(f"removed what a killed demo left behind: {leftover}")
     work = plan(files, lines_min)
     handlers = {number: signal.signal(number, _interrupt) for number in INTERRUPTS}
     sandbox = Sandbox()
@@ -78,12 +78,12 @@ def _interrupt(*_: object) -> NoReturn:
 class Demo:
     """One run of the demo."""
 
-    def __init__(self, sandbox: Sandbox, work: Plan, pipeline: bool) -> None:
+    def __init__(self, sandbox: Sandbox, work: ShippingPlan, pipeline: bool) -> None:
         self._sandbox = sandbox
         self._plan = work
         self._pipeline = pipeline
         self._topics = sorted({source.topic for source in work.sources})
-        self._ledger = Ledger()
+        self._ledger = DemoLedger()
         self._spools: dict[str, Spool] = {}
         self._consumers: dict[str, subprocess.Popen[bytes]] = {}
         self._first_read_s: dict[str, float] = {}
@@ -200,7 +200,7 @@ class Demo:
             return set()
         return {member["id"] for member in members if member["partitions"]}
 
-    def _ship(self, producer: Audit, lines: Iterable[tuple[Source, int, bytes]]) -> None:
+    def _ship(self, producer: Audit, lines: Iterable[tuple[LogSource, int, bytes]]) -> None:
         """Sends lines.  The lines of one block of a file have one key, so they stay together and in order."""
         begun = time.monotonic()
         block_lines = max(1, min(BLOCK_LINES_MAX, self._plan.lines // BLOCKS_MIN))

@@ -41,24 +41,24 @@ def doctor(
     threading.Event().wait(BETWEEN_S)
     now = subject.look()
     groups = subject.groups(now)
-    found = judge(subject.seen(now, before, groups))
+    findings = judge(subject.seen(now, before, groups))
     if quiet:
-        found = [finding for finding in found if finding.exit_status]
+        findings = [finding for finding in findings if finding.exit_status]
     page = extras.page(PAGE)
     if as_json:
-        rows = [{**finding.as_json(), "exit_status": finding.exit_status} for finding in found]
+        rows = [{**finding.as_json(), "exit_status": finding.exit_status} for finding in findings]
         output.print_json([{**row, "page": f"{page}#{row['page']}"} for row in rows])
     else:
-        for finding in found:
+        for finding in findings:
             output.say(f"{finding.condition.level}: {finding.what}")
             for name, text in (("why", finding.why), ("do", finding.todo), ("page", f"{page}#{finding.page}")):
                 if text:
                     output.say(f"  {name:4} {text}")
-        if not found:
+        if not findings:
             output.say("nothing is wrong")
         if len(groups.rows) < groups.total:
             output.remark(f"of {groups.total:,} groups {len(groups.rows):,} were looked at: there was no time for more")
-    if status := exit_status(found):
+    if status := exit_status(findings):
         raise typer.Exit(status)
 
 

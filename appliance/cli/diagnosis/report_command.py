@@ -18,7 +18,7 @@ from ..service_commands import ConfigFile
 from ..target import Data, Json, data_dir
 
 if TYPE_CHECKING:
-    from .report_parts import Part
+    from .report_parts import ReportPart
 
 MODE: Final = 0o600
 
@@ -88,7 +88,7 @@ def _write(target: Path, content: bytes) -> None:
         raise
 
 
-def _archive(name: str, parts: list[Part], at: datetime) -> bytes:
+def _archive(name: str, parts: list[ReportPart], at: datetime) -> bytes:
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as archive:
         for part in parts:

@@ -75,7 +75,7 @@ journal.txt     the end of the journal of its service
 """
 
 
-class Part(NamedTuple):
+class ReportPart(NamedTuple):
     """One file of a report.  ``missing``: why it is empty, or ""."""
 
     name: str
@@ -83,7 +83,7 @@ class Part(NamedTuple):
     missing: str = ""
 
 
-def collect_parts(directory: Path, config: Path | None) -> list[Part]:
+def collect_parts(directory: Path, config: Path | None) -> list[ReportPart]:
     """All that the data directory and its appliance say.  Call it as who owns the directory.
 
     Args:
@@ -111,24 +111,24 @@ def collect_parts(directory: Path, config: Path | None) -> list[Part]:
         _part(masking, "journal.txt", lambda: _journal(state["pid"])),
     ]
     if fault:
-        made[0] = Part("config.toml", b"", masking.text(fault))
+        made[0] = ReportPart("config.toml", b"", masking.text(fault))
     missing = {part.name: part.missing for part in made if part.missing}
     about = _part(masking, "about.json", lambda: _versions() | {"data": str(directory), "missing": missing})
-    return [Part("README.txt", ABOUT.encode()), about, *made]
+    return [ReportPart("README.txt", ABOUT.encode()), about, *made]
 
 
-def _part(masking: Masking, name: str, make: Callable[[], Any]) -> Part:
+def _part(masking: Masking, name: str, make: Callable[[], Any]) -> ReportPart:
     try:
         value = make()
     except (ApplianceError, OSError, ValueError, subprocess.SubprocessError) as error:
-        return Part(name, b"", masking.text(str(error)))
+        return ReportPart(name, b"", masking.text(str(error)))
     if isinstance(value, str):
-        return Part(name, masking.text(value).encode(errors="backslashreplace")[-PART_BYTES_MAX:])
+        return ReportPart(name, masking.text(value).encode(errors="backslashreplace")[-PART_BYTES_MAX:])
     text = json.dumps(msgspec.to_builtins(masking.value(value)), indent=1, ensure_ascii=False)
     content = text.encode(errors="backslashreplace")  # a name that is no UTF-8, as JSON writes it
     if len(content) > PART_BYTES_MAX:
-        return Part(name, b"", f"it has {len(content)} bytes, more than {PART_BYTES_MAX}")
-    return Part(name, content)
+        return ReportPart(name, b"", f"it has {len(content)} bytes, more than {PART_BYTES_MAX}")
+    return ReportPart(name, content)
 
 
 # ---- configuration and secrets
@@ -168,7 +168,9 @@ def _secrets(directory: Path, chosen: Config) -> Iterator[str]:
             yield value
     files = [directory / SECRET_FILE]
     files += [Path(str(chosen.value(key))) for key in KEYS if key == "tls.key" or key.endswith("_file")]
-    files += [Path(name) for one in chosen.inputs.values() if (name := getattr(one, "token_file", ""))]
+    files += [
+        Path(name) for input_settings in chosen.inputs.values() if (name := getattr(input_settings, "token_file", ""))
+    ]
     webhook = chosen.alerts.webhook
     if webhook.startswith("/"):
         files.append(Path(webhook))
@@ -196,15 +198,15 @@ def _texts(value: Any) -> Iterator[str]:
         if len(value) >= SECRET_BYTES_MIN:
             yield value
     elif isinstance(value, dict | list):
-        for one in value.values() if isinstance(value, dict) else value:
-            yield from _texts(one)
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _texts(item)
 
 
 # ---- what the appliance says
 
 
 def _findings(subject: Subject, look: Look, groups: Groups) -> list[dict[str, Any]]:
-    return [one.as_json() for one in judge(subject.seen(look, None, groups))]
+    return [finding.as_json() for finding in judge(subject.seen(look, None, groups))]
 
 
 def _groups(groups: Groups) -> dict[str, Any]:
@@ -221,17 +223,17 @@ def _sizes(directory: Path) -> dict[str, Any]:
     rows = []
     for path in sorted(paths):
         try:
-            found = path.lstat()
+            status = path.lstat()
         except OSError:  # it has just been removed
             continue
         rows.append(
             {
                 "file": str(path.relative_to(directory)),
-                "bytes": found.st_size,
-                "on_disk": found.st_blocks * 512,
-                "mode": stat.filemode(found.st_mode),
-                "owner": found.st_uid,
-                "changed": found.st_mtime,
+                "bytes": status.st_size,
+                "on_disk": status.st_blocks * 512,
+                "mode": stat.filemode(status.st_mode),
+                "owner": status.st_uid,
+                "changed": status.st_mtime,
             }
         )
     return {"files": rows, "cut": len(rows) == FILES_MAX}
@@ -241,10 +243,10 @@ def _sizes(directory: Path) -> dict[str, Any]:
 
 
 def _versions() -> dict[str, Any]:
-    found = {}
+    versions = {}
     for name in PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
     return {
@@ -253,7 +255,7 @@ def _versions() -> dict[str, Any]:
         "system": platform.platform(),
         "machine": platform.machine(),
         "cpus": os.cpu_count(),
-        "packages": found,
+        "packages": versions,
     }
 
 

@@ -50,16 +50,16 @@ def top(
         return Sample(look, subject.groups(look).rows)
 
     live = sys.stdout.isatty() and not as_json
-    left = count or (None if live else 1)
+    looks_left = count or (None if live else 1)
     ended = threading.Event()
     with ending.in_order(), _typed("q", ended) if live else contextlib.nullcontext():
         before = take()
-        while left is None or left > 0:
+        while looks_left is None or looks_left > 0:
             if ended.wait(interval):
                 return
             now = take()
             seen = activity(before, now)
-            before, left = now, None if left is None else left - 1
+            before, looks_left = now, None if looks_left is None else looks_left - 1
             if as_json:
                 output.say(output.json_text(seen))
             else:

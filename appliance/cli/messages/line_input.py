@@ -212,14 +212,14 @@ def _fitting(line: bytes, bytes_max: int) -> int:
 _DECODER = msgspec.json.Decoder(_MessageObject)
 
 
-def parse_headers(given: Sequence[str]) -> Headers:
+def parse_headers(texts: Sequence[str]) -> Headers:
     """``NAME=VALUE`` each.
 
     Raises:
         BadParameter: without ``=``.
     """
     headers = []
-    for text in given:
+    for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise BadParameter(f"--header {text}: must be NAME=VALUE, such as source=web-1")
@@ -261,13 +261,13 @@ def make_parse(
 
 
 def _of_line(line: bytes, separator: bytes, general: bytes | None, headers: Headers) -> Outgoing:
-    key, found, value = line.partition(separator)
-    return Outgoing(value, key, headers) if found else Outgoing(line, general, headers)
+    key, separated, value = line.partition(separator)
+    return Outgoing(value, key, headers) if separated else Outgoing(line, general, headers)
 
 
 def _of_template(line: bytes, pieces: Sequence[bytes | str], general: bytes | None, headers: Headers) -> Outgoing:
     """Raises InvalidRequest: the line does not look like that."""
-    found: dict[str, bytes] = {}
+    values: dict[str, bytes] = {}
     at = 0
     for number, piece in enumerate(pieces):
         if isinstance(piece, bytes):
@@ -280,18 +280,18 @@ def _of_template(line: bytes, pieces: Sequence[bytes | str], general: bytes | No
         stop = line.find(following, at) if following else len(line)
         if stop < 0:
             raise _unlike(line)
-        found[piece], at = line[at:stop], stop
+        values[piece], at = line[at:stop], stop
     if at < len(line):
         raise _unlike(line)
     try:
-        timestamp, partition = (int(found[field]) if field in found else None for field in ("T", "p"))
-        own = _headers_of(found.get("h", b""))
+        timestamp, partition = (int(values[field]) if field in values else None for field in ("T", "p"))
+        own = _headers_of(values.get("h", b""))
     except ValueError:
         raise _unlike(line) from None
     if (partition or 0) < 0 or (timestamp or 0) < NO_TIME:
         raise _unlike(line)
-    key = found["k"] or None if "k" in found else general  # a message without a key is printed as an empty one
-    return Outgoing(found.get("s"), key, headers + own, None if timestamp == NO_TIME else timestamp, partition)
+    key = values["k"] or None if "k" in values else general  # a message without a key is printed as an empty one
+    return Outgoing(values.get("s"), key, headers + own, None if timestamp == NO_TIME else timestamp, partition)
 
 
 def _headers_of(text: bytes) -> Headers:
@@ -313,21 +313,21 @@ def _unlike(line: bytes) -> InvalidRequest:
 def _of_object(line: bytes, general: bytes | None, headers: Headers) -> Outgoing:
     """Raises InvalidRequest: the line is no such object."""
     try:
-        found = _DECODER.decode(line)
-        value = _bytes(found.value, found.value_base64)
-        key = _bytes(found.key, found.key_base64)
-        own = _own_headers(found.headers)
+        message = _DECODER.decode(line)
+        value = _bytes(message.value, message.value_base64)
+        key = _bytes(message.key, message.key_base64)
+        own = _own_headers(message.headers)
     except (ValueError, RecursionError) as error:  # msgspec's errors and those of base64 are ValueErrors
         shown = line[:SHOWN_BYTES].decode(errors="backslashreplace")
         raise InvalidRequest(f"no message as `consume --json` prints: {error}: {shown!r}") from None
-    timestamp = None if found.timestamp == NO_TIME else found.timestamp
-    return Outgoing(value, general if key is None else key, headers + own, timestamp, found.partition)
+    timestamp = None if message.timestamp == NO_TIME else message.timestamp
+    return Outgoing(value, general if key is None else key, headers + own, timestamp, message.partition)
 
 
-def _own_headers(given: Any) -> Headers:
-    if isinstance(given, dict):
-        return tuple((name, None if value is None else value.encode()) for name, value in given.items())
-    return tuple((header.name, _bytes(header.value, header.value_base64)) for header in given)
+def _own_headers(fields: Any) -> Headers:
+    if isinstance(fields, dict):
+        return tuple((name, None if value is None else value.encode()) for name, value in fields.items())
+    return tuple((header.name, _bytes(header.value, header.value_base64)) for header in fields)
 
 
 def _bytes(text: str | None, base64: str | None) -> bytes | None:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import os
 import sys
-from base64 import b64encode
 from collections.abc import Iterable
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from .. import output
 from .format_string import Field, headers_text
@@ -61,6 +60,8 @@ class MessageWriter:
         sys.stdout.buffer.flush()
 
     def _json(self, message: Message) -> bytes:
+        from ...client.message_rows import json_row
+
         return output.json_text(json_row(message)).encode() + b"\n"
 
     def _formatted(self, message: Message) -> bytes:
@@ -98,25 +99,3 @@ def _clock(timestamp: int) -> str:
         return f"{datetime.fromtimestamp(timestamp / 1000):%H:%M:%S}" if timestamp >= 0 else NO_CLOCK
     except (ValueError, OverflowError, OSError):  # microseconds where milliseconds belong: the year 50,000
         return NO_CLOCK
-
-
-def json_row(message: Message) -> dict[str, Any]:
-    """A message as JSON-like data; keys and values that are no UTF-8 are in base64, under another name."""
-    row: dict[str, Any] = {
-        "topic": message.topic,
-        "partition": message.partition,
-        "offset": message.offset,
-        "timestamp": message.timestamp,
-        **_readable("key", message.key),
-        **_readable("value", message.value),
-    }
-    if message.headers:
-        row["headers"] = [{"name": name, **_readable("value", value)} for name, value in message.headers]
-    return row
-
-
-def _readable(name: str, value: bytes | None) -> dict[str, str | None]:
-    try:
-        return {name: None if value is None else value.decode()}
-    except UnicodeDecodeError:
-        return {f"{name}_base64": b64encode(value or b"").decode()}

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import fnmatch
+import os
+import re
 import time
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -11,16 +14,16 @@ import typer
 
 from ... import units
 from ...errors import ApplianceError, UnknownPartition
+from ...records.value_filter import make_select
 from ...wire.requests import EARLIEST, LATEST
 from .. import ending, output
 from ..invocation import any_bytes
 from ..live_names import complete_topics
 from ..offset_spec import OffsetSpec, parse_offset_spec
 from ..target import Connect, Data, Json, address
-from ..waiting import Watch
+from ..waiting import TroubleWatch
 from .format_string import parse_format
 from .message_text import MessageWriter
-from .value_filter import make_select
 
 if TYPE_CHECKING:
     from ...client import Message
@@ -95,7 +98,7 @@ def tail(
     begin, end = _moment("--since", since, now), _moment("--until", until, now)
     if follow and end is not None:
         raise typer.BadParameter("--until: -f has no end; leave out one of them")
-    select = make_select(pattern, fields or [], ignore_case=ignore_case)
+    select = _select(pattern, fields or [], ignore_case=ignore_case)
     formatted = None if form is None else parse_format(form)
     from ...client.merged_reader import MergedReader
 
@@ -103,7 +106,7 @@ def tail(
     with (
         ending.in_order(),
         MergedReader(listener, client_name="appliance-tail", select=select) as reader,
-        Watch(listener, reader.troubles) as watch,
+        TroubleWatch(listener, reader.troubles) as watch,
     ):
         parts = _chosen(reader, topics, partitions)
         prefix = "partition" if len(parts) > 1 or follow else "time"
@@ -118,9 +121,25 @@ def tail(
         raise error
 
 
-def _count(given: int | None, begin: int | None, end: int | None) -> int | None:
+def _select(
+    pattern: str | None, fields: Sequence[str], *, ignore_case: bool
+) -> Callable[[Sequence[bytes | None]], list[int]] | None:
+    """What chooses the values of a batch; None when every message is wanted."""
+    search = None
+    if pattern is not None:
+        try:
+            search = re.compile(os.fsencode(pattern), re.IGNORECASE if ignore_case else 0).search
+        except re.error as error:
+            raise typer.BadParameter(f"--grep {pattern!r}: no regular expression: {error}") from None
+    try:
+        return make_select(search, fields)
+    except ValueError as error:
+        raise typer.BadParameter(f"--field {error}") from None
+
+
+def _count(count: int | None, begin: int | None, end: int | None) -> int | None:
     """How many messages; None for all."""
-    return COUNT if given is None and begin is None and end is None else given
+    return COUNT if count is None and begin is None and end is None else count
 
 
 def _moment(option: str, text: str | None, now: datetime) -> int | None:
@@ -148,13 +167,13 @@ def _chosen(reader: MergedReader, topics: list[str], partitions: list[int] | Non
         UnknownPartition: there is no such topic or partition, or no topic that a pattern fits.
     """
     reader.cluster.refresh(None)
-    known = sorted(reader.cluster.snapshot.topics)
+    existing = sorted(reader.cluster.snapshot.topics)
     parts: TopicPartitions = []
     for name in topics:
-        found = fnmatch.filter(known, name) if _is_pattern(name) else [name]
-        if not found:
+        fitting = fnmatch.filter(existing, name) if _is_pattern(name) else [name]
+        if not fitting:
             raise UnknownPartition(f"no topic fits {name!r}")
-        for topic in found:
+        for topic in fitting:
             count = len(reader.cluster.topic(topic).leaders)
             for partition in partitions or range(count):
                 reader.cluster.partition(topic, partition)
@@ -211,7 +230,7 @@ class _Within:
 
 def _follow(reader: MergedReader, writer: MessageWriter, starts: dict[tuple[str, int], int], topics: list[str]) -> None:
     """Prints what arrives, also in topics and partitions that are made meanwhile."""
-    known = dict(starts)
+    followed = dict(starts)
     look_s = time.monotonic() + NEW_TOPICS_S
     for messages in reader.follow(starts):
         if messages:
@@ -219,12 +238,12 @@ def _follow(reader: MergedReader, writer: MessageWriter, starts: dict[tuple[str,
         if topics and time.monotonic() > look_s:
             look_s = time.monotonic() + NEW_TOPICS_S
             for part in _chosen(reader, topics, None):
-                if part not in known:
-                    known[part] = 0
+                if part not in followed:
+                    followed[part] = 0
                     reader.also_follow(part, 0)
 
 
-def _report(reader: MergedReader, watch: Watch) -> ApplianceError | None:
+def _report(reader: MergedReader, watch: TroubleWatch) -> ApplianceError | None:
     """Says what was left out.  Returns the error of the first partition that could not be read."""
     if reader.large_batches:
         from ...client.merged_reader import UNPACKED_BYTES_MAX

@@ -1,6 +1,7 @@
 // The list of groups with their lag, and one group: members, offsets, moving them.
 
 import { post } from "./api.js";
+import { act, ask, button } from "./dialogs.js";
 import { ago, badge, compact, count, duration, el, plural, route, setText, size } from "./dom.js";
 import { rows } from "./live.js";
 import { session } from "./session.js";
@@ -13,7 +14,7 @@ export const isPipeline = (name, row) => name.startsWith(PIPELINE) && row.member
 const STALE_MS = 60_000;
 
 /** How old the lag of a group is, if it is not of this minute: with many groups each is asked for in turn. */
-const stale = (row) => (row.lag_asked_ms && Date.now() - row.lag_asked_ms > STALE_MS ? `, as of ${ago(row.lag_asked_ms / 1000)} ago` : "");
+export const stale = (row) => (row.lag_asked_ms && Date.now() - row.lag_asked_ms > STALE_MS ? `, as of ${ago(row.lag_asked_ms / 1000)} ago` : "");
 
 function columns(kind) {
   return [
@@ -37,8 +38,16 @@ export function groups(pipelines) {
     hint: el("p", {}, el("code", { text: pipelines ? "appliance pipeline run CONFIG.toml" : "appliance consume TOPIC --group NAME" })),
     columns: columns(pipelines ? "Pipeline" : "Group"),
   });
-  const update = () => table.update(new Map([...rows("groups")].filter(([name, row]) => isPipeline(name, row) === pipelines)));
-  return { element: el("div", {}, heading, table.element), heading, title, update };
+  const filter = el("input", { type: "search", id: "filter", placeholder: "Filter by name", autocomplete: "off", spellcheck: "false" });
+  const update = () => {
+    const wanted = filter.value.trim().toLowerCase();
+    const all = [...rows("groups")].filter(([name, row]) => isPipeline(name, row) === pipelines);
+    const chosen = all.filter(([name]) => name.toLowerCase().includes(wanted));
+    table.update(new Map(chosen), chosen.length < all.length);
+  };
+  filter.addEventListener("input", update);
+  const search = el("div", { class: "filter" }, el("label", { for: "filter", class: "hidden", text: `Filter ${title.toLowerCase()} by name` }), filter);
+  return { element: el("div", {}, el("div", { class: "title" }, heading, search), table.element), heading, title, update };
 }
 
 export function group(name) {
@@ -85,8 +94,16 @@ export function group(name) {
   const element = el("div", {}, crumb, heading, about,
     el("section", { "aria-labelledby": "offsets-title" }, el("h2", { id: "offsets-title", text: "Offsets and lag" }), offsets.element),
     el("section", { "aria-labelledby": "members-title" }, el("h2", { id: "members-title", text: "Members" }), members.element));
-  if (moving) element.append(moving.element);
+  if (moving) element.append(moving.element, el("p", { class: "actions" }, button("Delete the group", () => remove(name), true)));
   return { element, heading, title: name, update };
+}
+
+function remove(name) {
+  ask({
+    title: "Delete a group", note: "Its committed offsets are gone: who reads as this group again begins at its auto.offset.reset.", typed: name, label: "Delete the group",
+    send: (given) => act("delete_offsets", { group: name }, given.confirm),
+    done: () => { location.hash = route("groups"); },
+  });
 }
 
 function moveForm(name) {
@@ -103,17 +120,15 @@ function moveForm(name) {
     timeField.hidden = to.value !== "time";
     time.required = to.value === "time";
   });
-  form.addEventListener("submit", async (event) => {
+  form.addEventListener("submit", (event) => {
     event.preventDefault();
-    if (!confirm(`Move the offsets of ${name} in ${topic.value}? What was read may be read again, or skipped.`)) return;
-    try {
-      const wanted = { group: name, topic: topic.value, to: to.value };
-      if (to.value === "time") wanted.time_ms = new Date(time.value).getTime();
-      const done = await post("api/offsets", wanted);
-      result.textContent = `Moved in ${plural(done.partitions, "partition")}.`;
-    } catch (error) {
-      result.textContent = error.message;
-    }
+    const wanted = { group: name, topic: topic.value, to: to.value };
+    if (to.value === "time") wanted.time_ms = new Date(time.value).getTime();
+    ask({
+      title: "Move the offsets", note: `In ${topic.value}: what was read may be read again, or skipped.`, typed: name, label: "Move the offsets",
+      send: (given) => post("api/offsets", { ...wanted, confirm: given.confirm }),
+      done: (done) => { result.textContent = `Moved in ${plural(done.partitions, "partition")}.`; },
+    });
   });
   let known = "";
   const update = (detail) => {

@@ -33,7 +33,7 @@ export function onChange(listener) {
 export function look(topic = "", group = "") {
   if (focus.topic !== topic || focus.group !== group) {
     focus = { topic, group };
-    for (const section of ["partitions", "group"]) sections.delete(section);
+    for (const section of ["partitions", "readers", "group"]) sections.delete(section);
     disconnect();
   }
   wanted = true;

@@ -1,11 +1,13 @@
 // Starts the page: sections, colours, login, and the view that the address names.
 
+import { access, clients } from "./access.js";
 import { el, empty, route, setText } from "./dom.js";
 import { close, connection, look, onChange, rows } from "./live.js";
 import { group, groups, isPipeline } from "./groups.js";
+import { input, inputs } from "./inputs.js";
 import { overview } from "./overview.js";
 import { askLogin, logOut, refresh, session } from "./session.js";
-import { topic, topics } from "./topics.js";
+import { topic, topics, trash } from "./topics.js";
 
 const main = document.getElementById("main");
 const nav = document.getElementById("nav");
@@ -13,7 +15,7 @@ const banner = document.getElementById("banner");
 const dot = document.getElementById("state-dot");
 const loginButton = document.getElementById("login");
 const themeButton = document.getElementById("theme");
-const LINKS = [["", "Overview"], ["topics", "Topics"], ["groups", "Groups"], ["pipelines", "Pipelines"]];
+const LINKS = [["", "Overview"], ["topics", "Topics"], ["groups", "Groups"], ["inputs", "Inputs"], ["pipelines", "Pipelines"], ["clients", "Clients"], ["access", "Access"]];
 const THEMES = [["", "◐", "Colours: as the system"], ["light", "☀", "Colours: light"], ["dark", "☾", "Colours: dark"]];
 let view = null;
 
@@ -28,11 +30,15 @@ function place() {
   return { parts, query: new URLSearchParams(query) };
 }
 
-function make({ parts: [section, name, tab = ""], query }) {
-  if (section === "" && name === undefined) return overview();
+function make({ parts: [section, name = "", tab = ""], query }) {
+  if (section === "" && name === "") return overview();
   if (section === "topics") return name ? topic(name, tab, query) : topics();
   if (section === "groups") return name ? group(name) : groups(false);
   if (section === "pipelines") return groups(true);
+  if (section === "inputs") return name ? input(name) : inputs();
+  if (section === "trash") return trash();
+  if (section === "clients") return clients();
+  if (section === "access") return access(name);
   const heading = el("h1", { tabindex: "-1", text: "There is no such page" });
   const element = el("div", {}, heading, empty("The address names no section of the console.", el("p", {}, el("a", { href: route(""), text: "Go to the overview" }))));
   return { element, heading, title: "No such page", update: () => {} };

@@ -1,12 +1,15 @@
 // Searches the messages of a topic in bounded steps, and shows them.  What a message contains is only ever text.
 
-import { get, post } from "./api.js";
+import { download, get, post } from "./api.js";
 import { compact, count, el, empty, moment, plural, size } from "./dom.js";
 import { rows } from "./live.js";
 import { session } from "./session.js";
 
 const STEPS_MAX = 40;
-const STARTS = [["newest", "Newest first"], ["oldest", "Oldest first"], ["time", "From a time"], ["offset", "From an offset"]];
+const FOLLOW_MS = 1000;
+const FOLLOWED_MAX = 1000;
+const FORMATS = [["csv", "Download as CSV"], ["jsonl", "Download as JSON lines"]];
+const STARTS = [["newest", "Newest first"], ["oldest", "Oldest first"], ["time", "From a time"], ["offset", "From an offset"], ["follow", "Live"]];
 
 export function messages(topic, query) {
   const form = new Form(topic, query);
@@ -15,6 +18,9 @@ export function messages(topic, query) {
   const more = el("button", { type: "button", text: "Load more", hidden: true });
   const stop = el("button", { type: "button", text: "Stop", hidden: true });
   const problem = el("p", { class: "problem", role: "alert", hidden: true });
+  const saved = el("p", { class: "status", role: "status" });
+  const saves = FORMATS.map(([format, label]) => el("button", { type: "button", text: label, on: { click: () => save(format) } }));
+  let saving = null;
   let running = null;
   let cursor = "";
   let asked = null;
@@ -34,6 +40,10 @@ export function messages(topic, query) {
     problem.hidden = true;
     more.hidden = true;
     stop.hidden = false;
+    if (asked.follow) {
+      await follow(mine);
+      return;
+    }
     let wanted = asked.limit;
     try {
       for (let step = 0; step < STEPS_MAX && wanted > 0; step += 1) {
@@ -58,8 +68,64 @@ export function messages(topic, query) {
     stop.hidden = true;
     more.hidden = !cursor;
     if (!cursor && !shown && problem.hidden) {
-      const filtered = asked.key || asked.text;
+      const filtered = asked.key || asked.text || asked.match || asked.field;
       list.replaceChildren(el("li", {}, empty(filtered ? "No message matches." : "There are no messages here.", el("p", { text: `${plural(scanned, "message")} read.` }))));
+    }
+  }
+
+  /** Shows what arrives, the newest above, until somebody stops it. */
+  async function follow(mine) {
+    while (running === mine && !mine.signal.aborted) {
+      try {
+        const found = await get("api/messages", { ...asked, cursor }, mine.signal);
+        list.prepend(...found.messages.map((message) => item(topic, message)).reverse());
+        while (list.childElementCount > FOLLOWED_MAX) list.lastElementChild.remove();
+        shown += found.messages.length;
+        scanned += found.scanned;
+        bytes += found.scanned_bytes;
+        cursor = found.cursor;
+        status.textContent = `Live · ${plural(shown, "message")} shown · ${compact(scanned)} read (${size(bytes)})`;
+        problem.hidden = true;
+        unread(found);
+        if (found.messages.length === asked.limit) continue;
+      } catch (error) {
+        if (error.name === "AbortError") break;
+        problem.textContent = error.message;
+        problem.hidden = false;
+        if (error.status && error.status < 500) break;
+      }
+      await new Promise((resolve) => { setTimeout(resolve, FOLLOW_MS); });
+    }
+    if (running !== mine) return;
+    running = null;
+    stop.hidden = true;
+    if (mine.signal.aborted) status.textContent = `Stopped · ${plural(shown, "message")} shown`;
+  }
+
+  /** Downloads what the search of the fields finds. */
+  async function save(format) {
+    const { follow: live, limit, ...wanted } = form.read();
+    saving?.abort();
+    const mine = (saving = new AbortController());
+    saved.textContent = live ? "What arrives is not downloaded: choose another beginning." : "Searching for the file…";
+    if (live) return;
+    try {
+      const file = await download("api/download", { ...wanted, format }, mine.signal);
+      const link = el("a", { href: URL.createObjectURL(file.blob), download: `${topic}.${format}` });
+      link.click();
+      setTimeout(() => URL.revokeObjectURL(link.href), FOLLOW_MS);
+      const rest = file.complete ? "all that was found" : "not all: look for less, or begin at another time";
+      saved.textContent = `${plural(file.messages, "message")} (${size(file.blob.size)}) downloaded, ${rest}.`;
+    } catch (error) {
+      if (error.name !== "AbortError") saved.textContent = error.message;
+    }
+  }
+
+  function unread(found) {
+    const unreadable = Object.entries(found.unreadable);
+    if (unreadable.length) {
+      problem.textContent = `Not read: ${unreadable.map(([partition, why]) => `partition ${partition}: ${why}`).join("; ")}`;
+      problem.hidden = false;
     }
   }
 
@@ -68,13 +134,10 @@ export function messages(topic, query) {
     if (found.cursor && found.reached_ms !== null) parts.push(`${asked.order === "newest" ? "back" : "up"} to ${moment(found.reached_ms)}`);
     if (!found.cursor) parts.push("everything is read");
     if (found.damaged) parts.push(`${plural(found.damaged, "damaged batch")} skipped`);
+    if (found.too_costly) parts.push(`skipped since the expression would take too long for values so large: ${count(found.too_costly)}`);
     if (found.too_large) parts.push(`skipped since they unpack to more than 16 MiB: ${count(found.too_large)}`);
     status.textContent = parts.join(" · ");
-    const unreadable = Object.entries(found.unreadable);
-    if (unreadable.length) {
-      problem.textContent = `Not read: ${unreadable.map(([partition, why]) => `partition ${partition}: ${why}`).join("; ")}`;
-      problem.hidden = false;
-    }
+    unread(found);
   }
 
   form.element.addEventListener("submit", (event) => {
@@ -90,8 +153,8 @@ export function messages(topic, query) {
   stop.addEventListener("click", () => running?.abort());
   search(true);
   const update = () => form.update(rows("topics").get(topic));
-  const parts = [form.element, produceForm(topic, () => search(true)), status, problem, list, el("p", { class: "actions" }, stop, more)];
-  return { element: el("div", {}, ...parts.filter(Boolean)), update, close: () => running?.abort() };
+  const parts = [form.element, produceForm(topic, () => search(true)), status, problem, list, el("p", { class: "actions" }, stop, more, ...saves), saved];
+  return { element: el("div", {}, ...parts.filter(Boolean)), update, close: () => { running?.abort(); saving?.abort(); } };
 }
 
 /** The fields of a search; the address of the page has them, so that a search can be kept and sent. */
@@ -107,14 +170,16 @@ class Form {
     this.offset = text("offset", { inputmode: "numeric", pattern: "[0-9]{1,19}" });
     this.key = text("key");
     this.text = text("text", { type: "search", id: "search" });
+    this.match = text("match");
+    this.field = text("field", { placeholder: "status=500", pattern: "[^=]+=.*" });
     this.timeField = field("time", "Time", this.time);
     this.offsetField = field("offset", "Offset", this.offset);
     this.element = el("form", { class: "search", role: "search", "aria-label": `Search ${topic}` },
-      field("text", "Value contains", this.text), field("key", "Key contains", this.key), field("start", "Begin", this.start),
+      field("text", "Value contains", this.text), field("key", "Key contains", this.key), field("match", "Value matches (RE2)", this.match), field("field", "Field, NAME=TEXT", this.field), field("start", "Begin", this.start),
       this.timeField, this.offsetField, field("partition", "Partition", this.partition),
       el("button", { type: "submit", class: "primary", text: "Search" }));
     this.start.addEventListener("change", () => this.adapt());
-    for (const name of ["start", "time", "offset", "key", "text"]) {
+    for (const name of ["start", "time", "offset", "key", "text", "match", "field"]) {
       if (query.get(name)) this[name].value = query.get(name);
     }
     this.wanted = query.get("partition") || "";
@@ -150,12 +215,15 @@ class Form {
       offset: start === "offset" ? this.offset.value : "",
       key: this.key.value,
       text: this.text.value,
-      limit: 50,
+      match: this.match.value,
+      field: this.field.value,
+      follow: start === "follow" ? "true" : "",
+      limit: start === "follow" ? 200 : 50,
     };
   }
 
   address() {
-    const given = ["start", "time", "offset", "partition", "key", "text"].map((name) => [name, this[name].value]);
+    const given = ["start", "time", "offset", "partition", "key", "text", "match", "field"].map((name) => [name, this[name].value]);
     const kept = given.filter(([name, value]) => value && !(name === "start" && value === "newest"));
     const path = location.hash.split("?")[0];
     return kept.length ? `${path}?${new URLSearchParams(kept)}` : path;

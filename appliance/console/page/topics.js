@@ -1,8 +1,13 @@
 // The list of topics, and one topic: messages, partitions, settings.
 
-import { badge, compact, count, el, plural, rate, route, setText, size } from "./dom.js";
+import { get } from "./api.js";
+import { act, ask, button, field, select, settingsOf, text } from "./dialogs.js";
+import { badge, compact, count, duration, el, moment, plural, rate, route, setText, size } from "./dom.js";
+import { stale } from "./groups.js";
+import { listing } from "./listing.js";
 import { rows } from "./live.js";
 import { messages } from "./messages.js";
+import { session } from "./session.js";
 import { Table } from "./table.js";
 
 export function topics() {
@@ -30,17 +35,108 @@ export function topics() {
   };
   filter.addEventListener("input", update);
   const search = el("div", { class: "filter" }, el("label", { for: "filter", class: "hidden", text: "Filter topics by name" }), filter);
-  return { element: el("div", {}, el("div", { class: "title" }, heading, search), table.element), heading, title: "Topics", update };
+  const bar = session.user
+    ? el("p", { class: "actions" }, button("Create a topic", createTopic), el("a", { class: "button", href: route("trash"), text: "Deleted topics" }))
+    : null;
+  return { element: el("div", {}, el("div", { class: "title" }, heading, search), bar, table.element), heading, title: "Topics", update };
+}
+
+const settingsField = (label, value = "") => field(label, el("textarea", { name: "settings", rows: "4", spellcheck: "false", value, placeholder: "retention.ms=7d" }));
+
+function createTopic() {
+  ask({
+    title: "Create a topic",
+    fields: [
+      field("Name", text("name", { required: true, maxlength: "249" })),
+      field("Partitions (empty: the default)", text("partitions", { inputmode: "numeric", pattern: "[0-9]{1,6}" })),
+      settingsField("Settings, NAME=VALUE on each line (may be empty)"),
+    ],
+    label: "Create",
+    send: (given) => act("create_topic", { name: given.name, partitions: given.partitions ? Number(given.partitions) : null, settings: settingsOf(given.settings) }),
+    done: (made) => { location.hash = route("topics", made.name, "settings"); },
+  });
+}
+
+/** The buttons of one topic, for those who are logged in. */
+function topicActions(name, changed) {
+  if (!session.user) return null;
+  const empty = () => {
+    const to = select("to", [["latest", "All messages"], ["time", "Messages before a time"]]);
+    const time = el("input", { type: "datetime-local", step: "1", name: "time" });
+    const timeField = field("Time", time);
+    timeField.hidden = true;
+    to.addEventListener("change", () => {
+      timeField.hidden = to.value !== "time";
+      time.required = !timeField.hidden;
+    });
+    ask({
+      title: "Empty a topic", note: "The messages are gone at once, for all groups. This cannot be undone.", fields: [field("What goes", to), timeField], typed: name, label: "Delete the messages",
+      send: (given) => act("trim", { name, to: given.to, ...(given.to === "time" ? { time_ms: new Date(given.time).getTime() } : {}) }, given.confirm),
+      done: (gone) => changed(`${size(gone.bytes)} deleted.`),
+    });
+  };
+  const remove = () => ask({
+    title: "Delete a topic", note: "It can be brought back for a while, unless the disk needs the room: see the deleted topics.", typed: name, label: "Delete the topic",
+    send: (given) => act("delete_topic", { name }, given.confirm),
+    done: () => { location.hash = route("trash"); },
+  });
+  const alter = () => ask({
+    title: "Change settings", note: "A setting without a value goes back to the default. Partitions can only become more; keys then go to others than before.",
+    fields: [
+      field("Partitions (empty: as they are)", text("partitions", { inputmode: "numeric", pattern: "[0-9]{1,6}" })),
+      settingsField("Settings, NAME=VALUE on each line"),
+    ],
+    label: "Change",
+    send: (given) => {
+      const wanted = { name, settings: settingsOf(given.settings) };
+      if (given.partitions) wanted.partitions = Number(given.partitions);
+      return act("alter_topic", wanted);
+    },
+    done: () => changed("Changed."),
+  });
+  return el("p", { class: "actions" }, button("Change settings", alter), button("Empty", empty, true), button("Delete", remove, true));
+}
+
+/** Deleted topics that can be brought back. */
+export function trash() {
+  const heading = el("h1", { tabindex: "-1", text: "Deleted topics" });
+  const list = listing({
+    what: "trash",
+    label: "Deleted topics",
+    nothing: "No deleted topic can be brought back.",
+    keyOf: (row) => row.id,
+    columns: [
+      { name: "name", label: "Topic", head: true, value: (row) => row.name, show: (row) => el("bdi", { text: row.name }) },
+      { name: "partitions", label: "Partitions", number: true, value: (row) => row.partitions, show: (row) => count(row.partitions) },
+      { name: "bytes", label: "Size", number: true, value: (row) => row.bytes, show: (row) => size(row.bytes) },
+      { name: "deleted", label: "Deleted", number: true, value: (row) => row.deleted_ms, show: (row) => moment(row.deleted_ms) },
+      { name: "until", label: "Goes in", number: true, value: (row) => row.until_ms, show: (row) => duration(Math.max(0, (row.until_ms - Date.now()) / 1000)) },
+      ...(session.user ? [{ name: "actions", label: "Change", show: (row) => button("Bring back", () => bringBack(row)) }] : []),
+    ],
+  });
+  const bringBack = (row) => ask({
+    title: "Bring a topic back", note: "With its messages, its settings, and the offsets that groups had committed.",
+    fields: [field("Name", text("name", { required: true, maxlength: "249", value: row.name }))], label: "Bring it back",
+    send: (given) => act("undelete_topic", { name: row.id, new_name: given.name }),
+    done: (back) => { location.hash = route("topics", back.name); },
+  });
+  const crumb = el("p", { class: "crumb" }, el("a", { href: route("topics"), text: "Topics" }));
+  return { element: el("div", {}, crumb, heading, list.element), heading, title: "Deleted topics", update: () => {}, close: list.close };
 }
 
 export function topic(name, tab, query) {
   const heading = el("h1", { tabindex: "-1" }, el("bdi", { text: name }));
   const about = el("p", { class: "about" });
-  const tabs = [["", "Messages"], ["partitions", "Partitions"], ["settings", "Settings"]];
+  const tabs = [["", "Messages"], ["partitions", "Partitions"], ["readers", "Who reads"], ["settings", "Settings"]];
   const nav = el("nav", { class: "tabs", "aria-label": `Topic ${name}` },
     ...tabs.map(([path, label]) => el("a", { href: path ? route("topics", name, path) : route("topics", name), "aria-current": path === tab ? "page" : null, text: label })));
-  const view = tab === "partitions" ? partitions() : tab === "settings" ? settings(name) : messages(name, query);
+  const view = tab === "partitions" ? partitions() : tab === "readers" ? readers() : tab === "settings" ? settings(name) : messages(name, query);
   const crumb = el("p", { class: "crumb" }, el("a", { href: route("topics"), text: "Topics" }));
+  const done = el("p", { class: "status", role: "status" });
+  const buttons = topicActions(name, (said) => {
+    setText(done, said);
+    view.changed?.();
+  });
   const update = () => {
     const row = rows("topics").get(name);
     if (row) {
@@ -50,7 +146,7 @@ export function topic(name, tab, query) {
     }
     view.update?.();
   };
-  return { element: el("div", {}, crumb, heading, about, nav, view.element), heading, title: name, update, close: view.close };
+  return { element: el("div", {}, crumb, heading, about, buttons, buttons && done, nav, view.element), heading, title: name, update, close: view.close };
 }
 
 function partitions() {
@@ -80,17 +176,71 @@ function partitions() {
   return { element: el("div", {}, reasons, table.element), update };
 }
 
+/** The groups that read the topic: who, and how far behind. */
+function readers() {
+  const table = new Table({
+    label: "Groups that read this topic",
+    sort: "name",
+    nothing: "No group reads this topic.",
+    columns: [
+      { name: "name", label: "Group", head: true, value: (row, key) => key, show: (row, key) => el("a", { href: route("groups", key) }, el("bdi", { text: key })) },
+      { name: "state", label: "State", value: (row) => row.state, show: (row) => badge(row.state) },
+      { name: "members", label: "Members", number: true, value: (row) => row.members, show: (row) => count(row.members) },
+      { name: "clients", label: "Clients", show: (row) => el("bdi", { text: row.clients.join(", ") || "–" }) },
+      { name: "lag", label: "Lag, messages", number: true, value: (row) => row.lag_messages, show: (row) => compact(row.lag_messages) },
+      { name: "bytes", label: "Lag, bytes", number: true, value: (row) => row.lag_bytes, show: (row) => size(row.lag_bytes) },
+      { name: "lost", label: "Removed unread", number: true, value: (row) => row.lost_bytes, show: (row) => size(row.lost_bytes) },
+      { name: "seconds", label: "Behind", number: true, value: (row) => row.lag_seconds, show: (row) => duration(row.lag_seconds) + stale(row) },
+    ],
+  });
+  return { element: table.element, update: () => table.update(rows("readers")) };
+}
+
+const SOURCES = { topic: "this topic", pattern: "the pattern", configuration: "the configuration", default: "the default" };
+
+const FOREVER_MS = 2 ** 62;
+
+/** What an amount is in larger units: " (7 d)". */
+function inWords({ name, value }) {
+  const amount = Number(value);
+  if (!(amount > 0) || amount > FOREVER_MS) return "";
+  if (name.endsWith(".ms") && amount >= 1000) return ` (${duration(amount / 1000)})`;
+  return name.endsWith(".bytes") && amount >= 1024 ? ` (${size(amount)})` : "";
+}
+
+/** In words: "pattern web-*" is of the pattern web-*. */
+function comesFrom({ source }) {
+  const [kind, pattern] = source.split(" ");
+  return pattern ? `${SOURCES[kind]} ${pattern}` : SOURCES[kind];
+}
+
+/** The settings that hold, with where each comes from: those of the topic first. */
 function settings(name) {
   const table = new Table({
     label: "Settings",
-    sort: "name",
-    nothing: "This topic has no settings of its own: the appliance's defaults hold.",
-    hint: el("p", {}, el("code", { text: `appliance topics alter ${name} --setting retention.ms=7d` })),
+    nothing: "",
     columns: [
-      { name: "name", label: "Setting", head: true, value: (row, key) => key, show: (row, key) => key },
-      { name: "value", label: "Value", show: (row) => el("code", { text: String(row) }) },
+      { name: "name", label: "Setting", head: true, value: (row) => row.name, show: (row) => row.name },
+      { name: "value", label: "Value", show: (row) => el("span", {}, el("code", { text: row.value }), inWords(row)) },
+      { name: "source", label: "Comes from", value: (row) => row.source, show: comesFrom },
     ],
   });
-  const update = () => table.update(new Map(Object.entries(rows("topics").get(name)?.own || {})));
-  return { element: table.element, update };
+  const problem = el("p", { class: "problem", role: "alert", hidden: true });
+  const asked = new AbortController();
+  async function load() {
+    try {
+      const found = await get("api/settings", { topic: name }, asked.signal);
+      const sources = Object.keys(SOURCES);
+      const rank = (row) => sources.indexOf(row.source.split(" ")[0]);
+      const sorted = found.settings.sort((a, b) => rank(a) - rank(b) || (a.name < b.name ? -1 : 1));
+      table.update(new Map(sorted.map((row) => [row.name, row])));
+      problem.hidden = true;
+    } catch (error) {
+      if (error.name === "AbortError") return;
+      problem.textContent = error.message;
+      problem.hidden = false;
+    }
+  }
+  load();
+  return { element: el("div", {}, problem, table.element), changed: load, close: () => asked.abort() };
 }

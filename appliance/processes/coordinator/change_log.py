@@ -36,11 +36,11 @@ from ...security.principals import Origin
 from ...wire import native
 from ...wire.frames import SIZE_BYTES
 from ...wire.kafka.call import Call
+from .native_changes import DEFAULT_ENTITY, NATIVE_CHANGES, settings_field
 from .unread import Unread, unread_fields
 
 MAYBE_DONE: Final = branch_codes(Unavailable)
 AUTO_CREATE: Final = "create topic on demand"
-DEFAULT_ENTITY: Final = "<default>"
 RESOURCES: Final = {2: "topic", 4: "broker", 8: "broker-logger", 16: "client-metrics", 32: "group"}
 """Kafka's ConfigResource.Type."""
 MECHANISMS: Final = {1: "SCRAM-SHA-256", 2: "SCRAM-SHA-512"}
@@ -69,7 +69,7 @@ def _metadata(request: Any, answer: Mapping[str, Any]) -> Iterator[Change]:
 def _create_topics(request: Any, answer: Mapping[str, Any]) -> Iterator[Change]:
     asked = {topic.name: topic for topic in request.topics}
     for row in answer["rows"]:
-        settings = _settings((each.name, each.value) for each in asked[row["name"]].configs)
+        settings = settings_field((setting.name, setting.value) for setting in asked[row["name"]].configs)
         yield row["error_code"], {"topic": row["name"], "partitions": row.get("created", "-"), **settings}
 
 
@@ -94,10 +94,10 @@ def _delete_records(request: Any, answer: Mapping[str, Any]) -> Iterator[Change]
 def _write_markers(request: Any, answer: Mapping[str, Any]) -> Iterator[Change]:
     for marker, row in zip(request.markers, answer["markers"], strict=True):
         for topic in row["topics"]:
-            for each in topic["partitions"]:
-                place = {"topic": topic["name"], "partition": each["partition_index"]}
+            for part in topic["partitions"]:
+                place = {"topic": topic["name"], "partition": part["partition_index"]}
                 ends = {"producer_id": marker.producer_id, "committed": marker.transaction_result}
-                yield each["error_code"], {**place, **ends}
+                yield part["error_code"], {**place, **ends}
 
 
 def _alter_configs(request: Any, answer: Mapping[str, Any]) -> Iterator[Change]:
@@ -105,7 +105,7 @@ def _alter_configs(request: Any, answer: Mapping[str, Any]) -> Iterator[Change]:
     asked = {(each.resource_type, each.resource_name): each for each in request.resources}
     for row in answer["responses"]:
         resource = asked[row["resource_type"], row["resource_name"]]
-        settings = _settings((each.name, each.value) for each in resource.configs)
+        settings = settings_field((each.name, each.value) for each in resource.configs)
         yield row["error_code"], {**_resource(row), **(settings or {"settings": "none"}), "others": "default"}
 
 
@@ -120,7 +120,7 @@ def _alter_some_configs(request: Any, answer: Mapping[str, Any]) -> Iterator[Cha
             )
             for each in resource.configs
         ]
-        yield row["error_code"], {**_resource(row), **_settings(settings)}
+        yield row["error_code"], {**_resource(row), **settings_field(settings)}
 
 
 def _delete_groups(request: Any, answer: Mapping[str, Any]) -> Iterator[Change]:
@@ -195,12 +195,6 @@ def _resource(row: Mapping[str, Any]) -> dict[str, object]:
     return {RESOURCES.get(row["resource_type"], str(row["resource_type"])): row["resource_name"]}
 
 
-def _settings(given: Any) -> dict[str, object]:
-    """``settings``: NAME=VALUE of each; None is the default.  Names and values of real settings have no blanks."""
-    texts = [f"{name}={'default' if value is None else str(value).strip()}" for name, value in given]
-    return {"settings": " ".join(texts)} if texts else {}
-
-
 def _word(kind: type[Permission | Operation | ResourceType | PatternType], number: int) -> str:
     """As people write it; the number itself where it means nothing: then the rule was refused."""
     try:
@@ -223,90 +217,6 @@ def _rule(
     }
 
 
-# ---- native
-
-
-def _rows_of(
-    name: str, fields: tuple[str, ...], shared: str
-) -> Callable[[dict[str, Any], Any], Iterator[dict[str, object]]]:
-    """The lines of a verb whose argument ``name`` has rows with these fields; ``shared`` is in all of them."""
-
-    def lines(given: dict[str, Any], result: Any) -> Iterator[dict[str, object]]:
-        rows = given.get(name)
-        if rows is None:
-            yield {shared: given[shared], name: "all"}
-        for row in rows or ():
-            yield {shared: given[shared], **dict(zip(fields, row, strict=True))}
-
-    return lines
-
-
-def _topic(given: dict[str, Any], result: Any) -> Iterator[dict[str, object]]:
-    more = {key: given[key] for key in ("partition", "offset", "partitions") if given.get(key) is not None}
-    if isinstance(result, dict) and "partitions" in result:
-        more["partitions"] = result["partitions"]
-    yield {"topic": given["name"], **more, **_settings(given.get("settings", {}).items())}
-
-
-def _undeleted(given: dict[str, Any], result: Any) -> Iterator[dict[str, object]]:
-    partitions = {} if result is None else {"partitions": result["partitions"]}
-    yield {"topic": given["name"], "as": given.get("new_name") or given["name"], **partitions}
-
-
-def _ensured(given: dict[str, Any], result: Any) -> Iterator[dict[str, object]]:
-    if result is not None and result["created"]:
-        yield {"topic": given["name"], "partitions": result["partitions"]}
-
-
-def _repaired(given: dict[str, Any], result: Any) -> Iterator[dict[str, object]]:
-    done = {} if result is None else {key: result[key] for key in ("end", "hole_bytes", "cut_bytes")}
-    cut = {"cut": "yes" if given.get("cut") else "no"}
-    yield {"topic": given["name"], "partition": given["partition"], **cut, **done}
-
-
-def _user(given: dict[str, Any], result: Any) -> Iterator[dict[str, object]]:
-    sets = {"set": ",".join(sorted(given["verifiers"])), "new": "yes" if given["new"] else "no"}
-    yield {"user": given["name"], **(sets if "verifiers" in given else {})}
-
-
-def _deleted_user(given: dict[str, Any], result: Any) -> Iterator[dict[str, object]]:
-    yield {"user": given["name"]}
-
-
-def _ensemble_login(given: dict[str, Any], result: Any) -> Iterator[dict[str, object]]:
-    if result is not None and "password" in result:
-        yield {}
-
-
-RULE_FIELDS: Final = ("permission", "principal", "host", "operation", "resource", "pattern", "name")
-RULE_DEFAULTS: Final = {"permission": "Allow", "host": "*", "pattern": "Literal"}
-
-
-def _rules(rows: Any) -> Iterator[dict[str, object]]:
-    for rule in rows or ():
-        yield {field: (RULE_DEFAULTS | rule)[field] for field in RULE_FIELDS}
-
-
-NATIVE_CHANGES: Final[dict[str, Callable[[dict[str, Any], Any], Iterator[dict[str, object]]]]] = {
-    "create_topic": _topic,
-    "ensure_topic": _ensured,
-    "alter_topic": _topic,
-    "delete_topic": _topic,
-    "undelete_topic": _undeleted,
-    "restore_topic": _topic,
-    "delete_records": _topic,
-    "repair": _repaired,
-    "commit": _rows_of("offsets", ("topic", "partition", "offset"), "group"),
-    "delete_offsets": _rows_of("partitions", ("topic", "partition"), "group"),
-    "abort_transaction": lambda given, _: iter([{"transactional_id": given["id"]}]),
-    "put_user": _user,
-    "delete_user": _deleted_user,
-    "zookeeper_login": _ensemble_login,
-    "accept_clock": lambda _, __: iter([{}]),
-    "add_acls": lambda given, _: _rules(given["acls"]),
-    "delete_acls": lambda _, result: _rules(result),
-}
-"""By verb: the lines of its arguments and its result, which is None after an error."""
 NAMES_OF: Final = {"Metadata": AUTO_CREATE, "ensure_topic": AUTO_CREATE}
 """What is written instead of the name of an API or verb."""
 
@@ -339,9 +249,9 @@ class ChangeLog:
         _, code, _, result = msgspec.msgpack.decode(memoryview(reply)[2 * SIZE_BYTES :])
         if code and code not in MAYBE_DONE:
             return
-        given = msgspec.msgpack.decode(request.arguments)
-        if not given.get("dry_run"):
-            for fields in NATIVE_CHANGES[request.verb](given, result):
+        arguments = msgspec.msgpack.decode(request.arguments)
+        if not arguments.get("dry_run"):
+            for fields in NATIVE_CHANGES[request.verb](arguments, result):
                 self._note(origin, request.verb, code, fields)
 
     def _note(self, origin: Origin, what: str, code: int, fields: Mapping[str, object]) -> None:
@@ -362,16 +272,16 @@ class RefusalLog:
 
     def on_kafka(self, api: str, call: Call, answer: Mapping[str, Any]) -> None:
         """Note the answer to a Kafka request, if it refuses something."""
-        found = [] if call.access.unrestricted else list(_refused(answer))
-        if not found:
+        refusals = [] if call.access.unrestricted else list(_refused(answer))
+        if not refusals:
             return
-        code, name = found[0]
+        code, name = refusals[0]
         if code == ClusterNotPermitted.code:
             name = CLUSTER_NAME
         elif code != TopicNotPermitted.code:
             asked = (getattr(call.request, field, None) for field in ASKED)
             name = next((str(value) for value in asked if value), name)
-        others = {"more": len(found) - 1} if len(found) > 1 else {}
+        others = {"more": len(refusals) - 1} if len(refusals) > 1 else {}
         self._audit.refused(Reason.DENIED, call.origin.principal, call.origin.peer, what=f"{api} {name}", **others)
 
     def on_native(self, origin: Origin, what: str) -> None:

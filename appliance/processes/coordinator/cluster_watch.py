@@ -65,8 +65,8 @@ class ClusterWatch:
     def _leaderless(self) -> list[dict[str, Any]]:
         """What was last known while ZooKeeper is away."""
         if self._registry.state != SessionState.CONNECTED.value:
-            known: list[dict[str, Any]] = self._told["leaderless"]
-            return known
+            leaderless: list[dict[str, Any]] = self._told["leaderless"]
+            return leaderless
         present, now_s = self._registry.brokers, self._clock_s()
         away: dict[int, list[str]] = {}
         for topic in self._catalog.topics.values():

@@ -1,13 +1,23 @@
 """The committed offsets of groups: stored in ZooKeeper under the group's claim (:class:`GroupClaims`).
 
 The commits of a group wait in a queue.  One write is in progress at a time; the next write takes all commits that have
-come meanwhile.  Of several commits of one partition the newest in order of arrival is stored, and the others succeed
-with it.  A commit waits at most COMMIT_MS_MAX for ZooKeeper.  Then it fails and leaves the queue: a refused commit is
-never stored over a newer one.  (A write that was sent already may still be stored, before all later ones.)
+come meanwhile.  Writes of several groups share a transaction (:mod:`.shared_writes`).  Of several commits of one
+partition the newest in order of arrival is stored, and the others succeed with it.  A commit waits at most
+COMMIT_MS_MAX for ZooKeeper.  Then it fails and leaves the queue: a refused commit is never stored over a newer one.
+(A write that has left the queue already may still be stored, before all later ones.)
 
-Bounds: ``offsets_max`` offsets, as counted by the last check of all groups and corrected with every write; a new offset
-beyond it is refused with :class:`OffsetsFull` (:class:`OffsetCount`).  The number of waiting commits is bounded by the
-workers' unanswered requests.
+The values of a group that is claimed are in memory (``Held.values``), as they were when the claim was made and with all
+that was written since; readers are answered from there.  Without the claim only the end of a topic changes offsets, or
+its return from the trash (``zookeeper/deletion.py``).  So when topics have changed since, one look at ZooKeeper says
+whether the offsets are still those.  If not, or after a write that was not answered, they are read anew.  What a person
+changes there by hand is seen after the next of these, or when the claim was given back.
+
+What members of a group were told is stored under the claim, too (:meth:`CommittedOffsets.save`), and read with it.
+
+Bounds: SNAPSHOTS_BYTES_MAX for that.  ``offsets_max`` offsets, in memory at most UNIT_BYTES each besides its key, as
+counted by the last check of all groups and corrected with every write; a new offset beyond it is refused with
+:class:`OffsetsFull` (:class:`OffsetCount`).  The number of waiting commits is bounded by the workers' unanswered
+requests.
 
 :class:`GroupQueue`, which does no I/O, keeps the state of this broker's claim on a group, and the newest change of each
 partition in order of arrival, and the commits that wait for it.  Changes that could not be written go back to the
@@ -20,8 +30,8 @@ The claim of this broker on a group that it coordinates (:mod:`appliance.zookeep
     CLAIMING    ZooKeeper has stored the claim                     HELD
     CLAIMING    another has it; ZooKeeper is away; session over    UNCLAIMED   an error, or a retry within the deadline
     HELD        write, join                                        HELD
-    HELD        a new session; a write refused for its claim       UNCLAIMED   ``on_lost``: the group is dissolved
-    HELD        another broker is to coordinate the group          UNCLAIMED   ``on_lost``; the claim is given back
+    HELD        a new session; a write refused for its claim       UNCLAIMED   its members are dissolved (``lose``)
+    HELD        another broker is to coordinate the group          UNCLAIMED   so, too; the claim is given back
     HELD        no members, and no request for CLAIM_IDLE_S        UNCLAIMED   the claim is given back
     HELD        no members, and no offsets                         UNCLAIMED   the group is removed
 
@@ -44,16 +54,25 @@ import logging
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
-from ...errors import ApplianceError, NotCoordinator, OffsetsFull, RequestTimedOut, Unavailable, ZooKeeperAway
+from ...errors import (
+    ApplianceError,
+    InvalidRequest,
+    NotCoordinator,
+    OffsetsFull,
+    OutOfResources,
+    RequestTimedOut,
+    Unavailable,
+    ZooKeeperAway,
+)
 from ...names import TopicPartition
 from ...zookeeper import claims as claim_requests
 from ...zookeeper import paths
-from ...zookeeper.claims import Claimant, GroupInfo, Held
-from ...zookeeper.group_registry import GroupRegistry
-from ...zookeeper.offset_registry import StoredOffset
+from ...zookeeper.claims import Claimant, GroupInfo, GroupWrite, Held, Stamp
 from ...zookeeper.operations import Node, Operation
 from ...zookeeper.paths import CommittedOffset
 from ...zookeeper.transaction_nodes import GroupOffsets
+from .registry_session import RegistrySession
+from .shared_writes import SharedWrites
 
 COMMIT_MS_MAX: Final = 10_000
 Changes = Mapping[TopicPartition, CommittedOffset | None]
@@ -66,6 +85,8 @@ PATH_REST_BYTES: Final = 16
 RETRY_S: Final = 0.1
 CLAIM_IDLE_S: Final = 600
 CLAIMS_MAX: Final = 20_000
+SNAPSHOTS_BYTES_MAX: Final = 8 << 20
+"""Of all groups of this broker together; members of groups beyond it do not survive the coordinator."""
 RELEASES_MAX: Final = 100
 """Idle claims given back in one turn of maintenance."""
 
@@ -73,45 +94,38 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
-class Asker(Protocol):
-    """The part of the registry that claims need."""
+class LocalMembers(Protocol):
+    """What claims have to know of the members here, of either listener, and what these have to know of claims."""
 
-    enabled: bool
-    groups: GroupRegistry
+    def has_members(self, group: str) -> bool: ...
 
-    @property
-    def session_id(self) -> int: ...
-
-    @property
-    def leased(self) -> bool: ...
-
-    async def ask(self, operation: Operation[T], *, session_id: int | None = None) -> T: ...
+    def lose(self, group: str) -> None:
+        """The claim on a group is over: dissolve it, in the same step."""
 
 
 class GroupClaims:
     """Takes and gives back claims: all steps of the table above are here, so that no claim is left behind.
 
     ``coordinates``: whether this broker coordinates a group, by the brokers that live; ``new_epoch``: a text never used
-    again; ``has_members``: whether a group has members at our Kafka listener.  ``on_lost`` is called with a group whose
-    claim is over, and dissolves it in the same step.
-
-    It has more than 20 methods, because each is one of these steps, or asks for the state.
+    again.
     """
 
     def __init__(
         self,
-        registry: Asker,
+        registry: RegistrySession,
         claimant: Claimant,
         count: OffsetCount,
         spawn: Callable[[Coroutine[Any, Any, None]], None],
         coordinates: Callable[[str], bool],
         new_epoch: Callable[[], str],
+        members: LocalMembers,
     ) -> None:
-        self.has_members: Callable[[str], bool] = lambda _: False
-        self.on_lost: Callable[[str], None] = lambda _: None
+        self._members = members
         self._registry, self._claimant, self._count = registry, claimant, count
         self._coordinates, self._new_epoch, self._spawn = coordinates, new_epoch, spawn
         self._groups: dict[str, GroupQueue] = {}
+        self.snapshot_bytes = 0
+        """What the snapshots of all groups that are claimed here take in ZooKeeper."""
         self._withdrawing: set[str] = set()
 
     @property
@@ -119,9 +133,9 @@ class GroupClaims:
         """Whether this broker may coordinate groups now; always without ZooKeeper, where claims are refused."""
         return self._registry.leased or not self._registry.enabled
 
-    def state(self, group: str) -> State:
+    def state(self, group: str) -> ClaimState:
         entry = self._groups.get(group)
-        return State.UNCLAIMED if entry is None else entry.state
+        return ClaimState.UNCLAIMED if entry is None else entry.state
 
     def get(self, group: str) -> GroupQueue | None:
         """A group that has a claim, or commits that wait."""
@@ -169,10 +183,19 @@ class GroupClaims:
 
     async def carry_out(self, entry: GroupQueue, operation: Operation[T]) -> T:
         """Carry out an operation that needs the claim, in the claim's session."""
-        try:
+        with self.judged(entry):
             return await self._registry.ask(operation, session_id=entry.session_id)
+
+    @contextlib.contextmanager
+    def judged(self, entry: GroupQueue) -> Iterator[None]:
+        """Draw the conclusions from an error of a request that needs the claim."""
+        try:
+            yield
         except NotCoordinator:  # deposed
             self.lose(entry)
+            raise
+        except Unavailable:  # what was written may be stored, or not
+            entry.stamp = None
             raise
 
     def drop_if_idle(self, entry: GroupQueue) -> None:
@@ -206,25 +229,34 @@ class GroupClaims:
             return entry.held
         await self._make_room()
         session_id = self._registry.session_id
-        entry.state = State.CLAIMING
+        entry.state = ClaimState.CLAIMING
         try:
             taking = claim_requests.take(entry.name, self._claimant, self._new_epoch(), make=make)
-            held = await self._registry.ask(taking, session_id=session_id)
+            taken = await self._registry.ask(taking, session_id=session_id)
         except Unavailable:
             self._start_withdrawing(entry.name, session_id)
             raise
         finally:
-            entry.state = State.UNCLAIMED
+            entry.state = ClaimState.UNCLAIMED
         if session_id != self._registry.session_id:
             raise ZooKeeperAway("the ZooKeeper session was lost: try again")
-        if held is not None:
-            entry.held, entry.session_id, entry.state = held, session_id, State.HELD
+        if taken is not None:
+            entry.held, entry.session_id, entry.state = taken.held, session_id, ClaimState.HELD
+            entry.snapshot, entry.has_snapshot = taken.snapshot, bool(taken.snapshot)
+            entry.stamp = taken.stamp
+            self.note_snapshot(entry, len(taken.snapshot))
             entry.used = asyncio.get_running_loop().time()
-            self._count.set(entry.name, held)
-        return held
+            self._count.set(entry.name, taken.held)
+        return entry.held
 
     def unclaim(self, entry: GroupQueue) -> None:
-        entry.held, entry.state = None, State.UNCLAIMED
+        entry.held, entry.snapshot, entry.state = None, b"", ClaimState.UNCLAIMED
+        self.note_snapshot(entry, 0)
+
+    def note_snapshot(self, entry: GroupQueue, size: int) -> None:
+        """The group's snapshot has this size now, as far as it counts here."""
+        self.snapshot_bytes += size - entry.snapshot_bytes
+        entry.snapshot_bytes = size
 
     def lose(self, entry: GroupQueue) -> None:
         """The claim is over: dissolve the group in the same step.
@@ -233,28 +265,28 @@ class GroupClaims:
         """
         log.warning("the claim on group %r is over", entry.name)
         self.unclaim(entry)
-        self.on_lost(entry.name)
-        entry.fail(dissolved(entry.name), members_only=True)
+        self._members.lose(entry.name)
+        entry.fail(dissolution(entry.name), members_only=True)
 
     async def _give_up(self, entry: GroupQueue) -> None:
         """Give the claim back, because another broker coordinates the group; that broker has to wait for it."""
         refusal = NotCoordinator(f"another broker coordinates group {entry.name!r}")
-        self.on_lost(entry.name)
+        self._members.lose(entry.name)
         entry.fail(refusal)
         async with self.locked(entry.name) as entry:
             if entry.held is not None and not self._coordinates(entry.name):
-                if self.has_members(entry.name):  # they joined while we waited
-                    self.on_lost(entry.name)
+                if self._members.has_members(entry.name):  # they joined while we waited
+                    self._members.lose(entry.name)
                 entry.fail(refusal)  # commits have come, or were put back, while we waited
                 await self._release(entry, entry.held)
 
     async def _release_idle(self, entry: GroupQueue) -> None:
         async with self.locked(entry.name) as entry:
-            if entry.held is not None and not entry.commits and not self.has_members(entry.name):
+            if entry.held is not None and not entry.commits and not self._members.has_members(entry.name):
                 await self._release(entry, entry.held)
 
     async def _release(self, entry: GroupQueue, held: Held) -> None:
-        if held.sizes:
+        if held.values or entry.has_snapshot:  # its members go on with another coordinator
             await self._give_back(entry, claim_requests.release(held))
         else:
             await self.vacate(entry, held)
@@ -296,11 +328,11 @@ class GroupClaims:
             await self._release_idle(entry)
 
     def _idle(self, entry: GroupQueue, idle_s: float) -> bool:
-        unused = entry.held is not None and not entry.users and not self.has_members(entry.name)
+        unused = entry.held is not None and not entry.users and not self._members.has_members(entry.name)
         return unused and asyncio.get_running_loop().time() - entry.used >= idle_s
 
 
-def dissolved(group: str) -> NotCoordinator:
+def dissolution(group: str) -> NotCoordinator:
     return NotCoordinator(f"group {group!r} was dissolved: join it again")
 
 
@@ -326,11 +358,11 @@ class OffsetCount:
             group: sum(_units(paths.group(group), part, size) for part, size in offsets.items())
             for group, offsets in sizes.items()
         }
-        self._by_group |= {group: units(claim, claim.sizes) for group, claim in held}
+        self._by_group |= {group: units(claim, claim.values) for group, claim in held}
         self._change_total(sum(self._by_group.values()) - self.total)
 
     def set(self, group: str, held: Held) -> None:
-        self.add(group, units(held, held.sizes) - self._by_group.get(group, 0))
+        self.add(group, units(held, held.values) - self._by_group.get(group, 0))
 
     def add(self, group: str, more: int) -> None:
         self._by_group[group] = self._by_group.get(group, 0) + more
@@ -367,14 +399,14 @@ class OffsetCount:
 
 def units(held: Held, parts: Iterable[TopicPartition]) -> int:
     """The units of those of these offsets that the group has."""
-    return sum(_units(held.group_path, part, held.sizes[part]) for part in parts if part in held.sizes)
+    return sum(_units(held.group_path, part, len(held.values[part])) for part in parts if part in held.values)
 
 
 def _units(group_path: str, part: TopicPartition, size: int) -> int:
     return 1 + (len(group_path) + len(part.topic) + PATH_REST_BYTES + size) // UNIT_BYTES
 
 
-class State(enum.Enum):
+class ClaimState(enum.Enum):
     UNCLAIMED = "unclaimed"
     CLAIMING = "claiming"
     HELD = "held"
@@ -400,13 +432,24 @@ class GroupQueue:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.state = State.UNCLAIMED
+        self.state = ClaimState.UNCLAIMED
         self.held: Held | None = None
+        self.snapshot = b""
+        """Stored by the coordinator before, until somebody asks for it."""
+        self.has_snapshot = False
+        """Whether one is stored, as far as is known."""
+        self.snapshot_bytes = 0
+        self.stamp: Stamp | None = None
+        """Of the values in memory: see ``claims.Stored``.  None: they are not certain."""
+        self.topics_revision = 0
+        """That of the topics when this was so, at least."""
         self.session_id = 0
         self.lock = asyncio.Lock()
         self.users = 0
         self.queue: dict[TopicPartition, tuple[Commit, CommittedOffset | None]] = {}
         self.commits: dict[Commit, None] = {}
+        self.writing: list[Commit] = []
+        """Those that have left the queue, and are not stored yet."""
         self.pumping = False
         self.used = 0.0
 
@@ -430,13 +473,24 @@ class GroupQueue:
 
     def take(self) -> tuple[dict[TopicPartition, tuple[Commit, CommittedOffset | None]], list[Commit]]:
         taken = self.queue, list(self.commits)
-        self.queue, self.commits = {}, {}
+        self.queue, self.commits, self.writing = {}, {}, taken[1]
         return taken
 
     def put_back(
-        self, queue: Mapping[TopicPartition, tuple[Commit, CommittedOffset | None]], commits: Sequence[Commit]
+        self,
+        queue: Mapping[TopicPartition, tuple[Commit, CommittedOffset | None]],
+        commits: Sequence[Commit],
+        *,
+        dissolved: bool,
     ) -> None:
-        """Put changes that could not be written back to the front, except those of commits that were given up."""
+        """Put changes that could not be written back to the front, except those of commits that were given up.
+
+        ``dissolved``: the group was, meanwhile: its members' commits fail, others wait for the next claim.
+        """
+        if dissolved:
+            for commit in commits:
+                if commit.info is not None:
+                    commit.fail(dissolution(self.name))
         again = {part: (commit, to) for part, (commit, to) in queue.items() if not commit.done.done()}
         self.queue = again | self.queue
         self.commits = dict.fromkeys(commit for commit in commits if not commit.done.done()) | self.commits
@@ -447,7 +501,7 @@ class CommittedOffsets:
 
     def __init__(
         self,
-        registry: Asker,
+        registry: RegistrySession,
         claimant: Claimant,
         spawn: Callable[[Coroutine[Any, Any, None]], None],
         *,
@@ -455,17 +509,23 @@ class CommittedOffsets:
         coordinates: Callable[[str], bool],
         new_epoch: Callable[[], str],
         clock_ms: Callable[[], int],
+        members: LocalMembers,
     ) -> None:
         self.count = OffsetCount(offsets_max)
-        self.claims = GroupClaims(registry, claimant, self.count, spawn, coordinates, new_epoch)
+        self.claims = GroupClaims(registry, claimant, self.count, spawn, coordinates, new_epoch, members)
+        self._members = members
         self._registry, self._spawn, self._clock_ms = registry, spawn, clock_ms
+        self._writes = SharedWrites(registry, spawn)
         self._topics: dict[str, set[str]] = {}
         """By group, the topics of its offsets at the last check of all groups."""
 
     # ---- requests of both listeners
 
-    async def claim(self, group: str) -> None:
-        """Claim the group, for a member that joins it.
+    async def claim(self, group: str, *, make: bool = True) -> bytes:
+        """Claim the group, for a member of it; one that does not exist only with ``make``.
+
+        Returns:
+            What was stored of its members, to the first call under each claim; else b"".
 
         Raises:
             NotCoordinator, ZooKeeperAway: it cannot be claimed now.
@@ -474,8 +534,44 @@ class CommittedOffsets:
         entry = self.claims.get(group)
         if entry is None or not self.claims.is_held(entry):
             async with self.claims.locked(group) as entry:
-                await self.claims.hold(entry)
+                if await self.claims.hold(entry, make) is None:
+                    return b""
         entry.used = asyncio.get_running_loop().time()
+        snapshot, entry.snapshot = entry.snapshot, b""
+        return snapshot
+
+    async def save(self, group: str, snapshot: bytes | None) -> None:
+        """Store what the members of a group were told, or (None) that there are none.
+
+        Raises:
+            Unavailable: it may or may not be stored; try again.
+            NotCoordinator: another broker has the group.
+            InvalidRequest, OutOfResources: it, or all of them together, are too large; what was stored before is
+                deleted.
+        """
+        async with self.claims.locked(group) as entry:
+            held = await self.claims.hold(entry, make=snapshot is not None)
+            if held is None:
+                return  # it was removed when its last member left
+            size = len(snapshot or b"")
+            others = self.claims.snapshot_bytes - entry.snapshot_bytes
+            fits = size <= claim_requests.SNAPSHOT_BYTES_MAX and others + size <= SNAPSHOTS_BYTES_MAX
+            self.claims.note_snapshot(entry, max(size if fits else 0, entry.snapshot_bytes))  # until it is certain
+            await self._save(entry, held, snapshot if fits else None)
+            self.claims.note_snapshot(entry, size if fits else 0)
+        if size > claim_requests.SNAPSHOT_BYTES_MAX:
+            raise InvalidRequest(f"group {group!r} has more members than ZooKeeper takes: they survive no restart")
+        if not fits:
+            raise OutOfResources(f"members of all groups take {SNAPSHOTS_BYTES_MAX >> 20} MiB in ZooKeeper already")
+
+    async def _save(self, entry: GroupQueue, held: Held, snapshot: bytes | None) -> None:
+        for _ in range(2):
+            saving = claim_requests.save(entry.name, held, snapshot, is_there=entry.has_snapshot)
+            if await self.claims.carry_out(entry, saving):
+                entry.has_snapshot = snapshot is not None
+                return
+            entry.has_snapshot = not entry.has_snapshot  # a request that was given up has been carried out
+        raise ZooKeeperAway(f"what is stored of group {entry.name!r} keeps changing; try again")
 
     async def commit(self, group: str, changes: Changes, protocol_type: str = "") -> Refusals:
         """Store offsets, or (None) delete them; the result names those that were refused.
@@ -524,7 +620,12 @@ class CommittedOffsets:
                 offsets.append(GroupOffsets(group, held, values))
             for each in offsets:  # once all claims are held
                 stack.enter_context(self._counted(each.group, each.held, each.values))
-            result = await self._registry.ask(store(offsets), session_id=self._registry.session_id)
+            try:
+                result = await self._registry.ask(store(offsets), session_id=self._registry.session_id)
+            except BaseException:  # what was written may be stored, or not
+                for entry in entries.values():
+                    entry.stamp = None
+                raise
             if isinstance(result, GroupOffsets):
                 self.claims.lose(entries[result.group])
                 raise ZooKeeperAway(f"the claim on group {result.group!r} was lost: try again")
@@ -532,12 +633,56 @@ class CommittedOffsets:
                 entry.used = asyncio.get_running_loop().time()
             return result
 
-    async def read(self, group: str, parts: Sequence[TopicPartition] | None) -> Mapping[TopicPartition, StoredOffset]:
-        """Stored offsets, including those of commits that came before this call."""
+    async def read(
+        self, group: str, parts: Sequence[TopicPartition] | None, topics_revision: int = 0, *, anew: bool = False
+    ) -> Mapping[TopicPartition, CommittedOffset]:
+        """Stored offsets, including those of commits that came before this call; from memory, if the group is claimed.
+
+        Args:
+            topics_revision: grows with each change of a topic.
+            anew: look at ZooKeeper in any case.
+
+        Raises:
+            ZooKeeperAway: it cannot be reached, or our lease is over.
+        """
         entry = self.claims.get(group)
-        if entry is not None and entry.commits:
-            await asyncio.wait([commit.done for commit in entry.commits], timeout=COMMIT_MS_MAX / 1000)
-        return await self._registry.ask(claim_requests.read(group, parts))
+        earlier = [] if entry is None else [commit.done for commit in (*entry.writing, *entry.commits)]
+        if earlier:
+            await asyncio.wait(earlier, timeout=COMMIT_MS_MAX / 1000)
+        values = await self._values(group, topics_revision, anew)
+        if values is None:
+            return await self._registry.ask(claim_requests.read(group, parts))
+        if parts is None:
+            return claim_requests.decoded(group, values)
+        return claim_requests.decoded(group, {part: values[part] for part in parts if part in values})
+
+    async def _values(self, group: str, topics_revision: int, anew: bool) -> Mapping[TopicPartition, bytes] | None:
+        """The offsets of a group that is claimed, of which nobody else can have written newer ones; None: it is not."""
+        entry = self.claims.get(group)
+        if entry is None or entry.held is None or not self.claims.is_held(entry):
+            return None
+        held, entry.used = entry.held, asyncio.get_running_loop().time()
+        same_topics = entry.stamp is not None and entry.topics_revision == topics_revision
+        certain = same_topics and not anew
+        if not certain and await self._registry.ask(claim_requests.stamp_of(group)) == entry.stamp:
+            certain, entry.topics_revision = True, topics_revision
+        if certain:
+            return held.values if self.claims.is_held(entry) else None
+        return await self._values_anew(group, topics_revision)
+
+    async def _values_anew(self, group: str, topics_revision: int) -> Mapping[TopicPartition, bytes] | None:
+        async with self.claims.locked(group) as entry:
+            held = entry.held
+            if held is None or not self.claims.is_held(entry):
+                return None
+            stored = await self.claims.carry_out(entry, claim_requests.stored_offsets(group))
+            if entry.held is not held:
+                return None
+            with self._counted(group, held, {*held.values, *stored.values}):
+                held.values.clear()
+                held.values.update(stored.values)
+            entry.stamp, entry.topics_revision = stored.stamp, topics_revision
+            return dict(stored.values)
 
     async def remove(self, group: str) -> bool:
         """Delete a group with all its offsets; False when there is none.
@@ -549,8 +694,14 @@ class CommittedOffsets:
             held = await self.claims.hold(entry, make=False)
             if held is None:
                 return False
+            if entry.snapshot:
+                raise InvalidRequest(
+                    f"group {group!r} may have live members; stop them, or wait for their sessions' end"
+                )
             await self.claims.carry_out(entry, claim_requests.remove(group, held))
             self.claims.unclaim(entry)
+            if self._members.has_members(group):  # they have come meanwhile: they join again
+                self._members.lose(group)
             self.count.drop(group)
             return True
 
@@ -559,11 +710,11 @@ class CommittedOffsets:
     async def left(self, group: str) -> None:
         """The last member has left the group: note the time, or, if it has no offsets, remove the group."""
         async with self.claims.locked(group) as entry:
-            if self.claims.has_members(group) or entry.commits:
+            if self._members.has_members(group) or entry.commits or entry.snapshot:
                 return
             if entry.held is None or not self.claims.is_held(entry):
                 await self._registry.ask(self._registry.groups.prune(group))
-            elif entry.held.sizes:
+            elif entry.held.values:
                 await self._note_active(entry, entry.held)
             else:
                 await self.claims.vacate(entry, entry.held)
@@ -579,11 +730,11 @@ class CommittedOffsets:
         """Delete offsets that have not changed since they were read; return how many.  Remove a group left empty."""
         async with self.claims.locked(group) as entry:
             held = await self.claims.hold(entry, make=False)
-            if held is None or self.claims.has_members(group):
+            if held is None or self._members.has_members(group) or entry.snapshot:
                 return 0
             gone = await self.claims.carry_out(entry, claim_requests.expire(group, held, old))
             self.count.set(group, held)
-            if not held.sizes and not entry.commits:
+            if not held.values and not entry.commits:
                 await self.claims.vacate(entry, held)
             return gone
 
@@ -594,7 +745,7 @@ class CommittedOffsets:
 
     def topics(self) -> dict[str, set[str]]:
         """The groups that have committed offsets, with their topics, as far as this broker knows."""
-        held = {group: {part.topic for part in claim.sizes} for group, claim in self.claims.held()}
+        held = {group: {part.topic for part in claim.values} for group, claim in self.claims.held()}
         known = {group: topics for group, topics in self._topics.items() if group in self.count}
         return {group: topics for group, topics in (known | held).items() if topics}
 
@@ -606,7 +757,10 @@ class CommittedOffsets:
             while entry.commits:
                 try:
                     async with self.claims.locked(entry.name):
-                        await self._write(entry)
+                        try:
+                            await self._write(entry)
+                        finally:
+                            entry.writing = []
                 except NotCoordinator as error:
                     entry.fail(error)
                 except Unavailable:
@@ -637,16 +791,14 @@ class CommittedOffsets:
         if info is not None and info.protocol_type == held.info.protocol_type:
             info = None
         try:
-            with self._counted(entry.name, held, changes):
-                await self.claims.carry_out(entry, claim_requests.write(entry.name, held, changes, info))
-        except NotCoordinator:  # the group was dissolved: commits of its members fail, others wait for the next claim
-            entry.put_back(queue, [commit for commit in commits if commit.info is None])
-            for commit in commits:
-                if commit.info is not None:
-                    commit.fail(dissolved(entry.name))
+            write = GroupWrite(entry.name, held, claim_requests.encoded(changes), info)
+            with self._counted(entry.name, held, changes), self.claims.judged(entry):
+                await self._writes.store(write, entry.session_id)
+        except NotCoordinator:
+            entry.put_back(queue, commits, dissolved=True)
             return
         except Unavailable:
-            entry.put_back(queue, commits)
+            entry.put_back(queue, commits, dissolved=entry.held is not held)
             raise
         except ApplianceError as error:
             for commit in commits:

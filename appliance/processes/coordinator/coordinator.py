@@ -17,14 +17,13 @@ import asyncio
 import logging
 import socket
 from collections.abc import Coroutine, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, assert_never
-from uuid import uuid4
 
 from ...catalog import Catalog
 from ...config import Config
 from ...errors import ApplianceError, ProtocolFault, Unavailable
-from ...groups.group_coordinator import GroupCoordinator
 from ...groups.messages import Limits as GroupLimits
 from ...kafka_apis.handlers import KafkaApis
 from ...libc import give_back_memory
@@ -36,11 +35,12 @@ from ...security.principals import Origin
 from ...shared import memory
 from ...shared.counters import Counters
 from ...shared.heartbeats import Heart, alone
-from ...wire.bounds import Limits
+from ...wire.bounds import WireLimits
 from ...wire.kafka import forwarded
 from ...wire.kafka.call import Call
 from ...zookeeper.cluster_identity import stored_cluster_id
 from ...zookeeper.login import login_of
+from ...zookeeper.paths import BrokerInfo
 from ...zookeeper.session import SessionState
 from ..child import set_log_level
 from ..clock import now_ms, wall_ms, wall_s
@@ -71,21 +71,36 @@ from ..messages import (
 from .change_log import ChangeLog, RefusalLog
 from .cluster_watch import ClusterWatch
 from .compaction_enforcer import CompactionEnforcer
+from .configured_groups import ConfiguredGroups
 from .expiry import Expiry
+from .hanging_transactions import HangingTransactions
 from .known_groups import KnownGroups
 from .live_brokers import LiveBrokers
 from .measuring import Measurements
 from .native_api import NativeApi
+from .native_members_api import NativeMembersApi
 from .partitions import Partitions
+from .producers_native_api import ProducersNativeApi
 from .registered_groups import RegisteredGroups
 from .registered_transactions import RegisteredTransactions
-from .registry_session import RegistrySession
+from .registry_session import (
+    BrokersChanged,
+    GroupSettingsChanged,
+    RegistryEvent,
+    RegistrySession,
+    RivalReplaced,
+    SecurityChanged,
+    SessionWorks,
+    StateChanged,
+    TopicChanged,
+)
 from .retention_enforcer import RetentionEnforcer
 from .security_registry import SecurityRegistry
 from .this_broker import ThisBroker
 from .topic_steps import TopicSteps
 from .topic_sync import TopicSync
 from .topics import Topics
+from .transactions_native_api import TransactionsNativeApi
 from .trash import WATCH_S, Trash
 from .trusted_clock import TrustedClock, newest_log_ms
 from .unread import UnreadBy
@@ -156,22 +171,16 @@ class Coordinator:
         self._registry = RegistrySession(
             config,
             owner_of(instance, config, socket.gethostname(), boot_id()),
-            describe=lambda: self._brokers.registration(self._catalog.hosted(config.broker.id)),
-            login=lambda: login_of(config.zookeeper, data_dir),
-            on_state=self._on_zookeeper_state,
-            on_connected=self._on_connected,
-            on_brokers=self._on_brokers,
-            on_topic=lambda name, info: self._topic_sync.on_topic(name, info),
-            on_security=lambda: self._security.on_changed(),
-            on_registered=lambda: self._spawn(self._connected()),
+            describe=self._registration,
+            login=partial(login_of, config.zookeeper, data_dir),
+            on_event=self._on_registry_event,
             clock_s=wall_s,
         )
         self._known_groups = KnownGroups(data_dir, wall_s)
-        self._security = SecurityRegistry(data_dir, self._registry, self._spawn)
-        self._security.on_change = self._on_security
+        self._security = SecurityRegistry(data_dir, self._registry, self._spawn, self._on_security)
         security = config.security
         self._authorizer = Authorizer(security.authorizer, security.super_users, security.allow_everyone_if_no_acl)
-        self._authorizer.take(self._security.state.acls)
+        self._authorizer.take(self._security.state)
         self._brokers = LiveBrokers(config, self._registry, lambda: self._security.state.secret)
         self._catalog = Catalog.load(data_dir)
         self._cluster_watch = ClusterWatch(
@@ -181,49 +190,62 @@ class Coordinator:
         self._publishing = False
         self._transactions_shown: dict[str, Any] = {}
         self._compose_topics(config)
+        self._compose_groups(config, data_dir)
+        self._compose_upkeep(data_dir)
         self._compose_apis(config, data_dir)
 
     def _compose_topics(self, config: Config) -> None:
         broker_id, partitions, registry = config.broker.id, self._partitions, self._registry
-        steps = TopicSteps(
-            *(broker_id, self._catalog, partitions, registry, config.topics.defaults, config.topics.trash_ms),
+        self._steps = steps = TopicSteps(
+            *(broker_id, self._catalog, partitions, registry, config.topic_defaults, config.topics.trash_ms),
             deletion_ms=self._clock.judging_ms,
+            on_change=self._on_topics,
         )
-        steps.on_change = self._on_topics
         self._topic_sync = TopicSync(broker_id, steps, partitions, registry, self._spawn, self._clock.judging_ms)
         self._topics = Topics(config, steps, partitions, registry, self._topic_sync.synchronise_one)
-        self._trash = Trash(
-            *(self._data_dir, self._topics, steps, partitions, registry, self._brokers, self._clock),
-            steady_ms=lambda: int(self._loop.time() * 1000),
-            on_change=lambda report: self._send(Shown("trash", report)),
-        )
 
-    def _compose_apis(self, config: Config, data_dir: Path) -> None:
+    def _compose_groups(self, config: Config, data_dir: Path) -> None:
         topics, partitions, registry, brokers = self._topics, self._partitions, self._registry, self._brokers
-        self._broker = ThisBroker(config, data_dir, brokers, topics, partitions, registry, self._security)
+        limits = GroupLimits(
+            consumer_session_ms=config.groups.consumer_session_ms,
+            consumer_heartbeat_ms=config.groups.consumer_heartbeat_ms,
+            upgrades=config.groups.migration in ("bidirectional", "upgrade"),
+            downgrades=config.groups.migration in ("bidirectional", "downgrade"),
+        )
+        self._configured = ConfiguredGroups(
+            registry, limits, self._spawn, lambda own: self._groups.members.set_own(own)
+        )
+        self._broker = ThisBroker(
+            *(config, data_dir, brokers, topics, partitions, registry, self._security, self._configured)
+        )
         self._groups = RegisteredGroups(
             *(registry, brokers, self._broker.topics, lambda: topics.revision, self._spawn, self._clock.now_ms),
             offsets_max=config.committed_max,
+            limits=limits,
+            restored_ms=config.zookeeper.session_timeout_ms,
         )
-        group_limits = GroupLimits(
-            consumer_session_ms=config.groups.consumer_session_ms,
-            consumer_heartbeat_ms=config.groups.consumer_heartbeat_ms,
+        self._kafka_groups, self._native_groups = self._groups.members, self._groups.native
+        self._expiry = Expiry(
+            *(registry, self._groups.offsets, brokers.coordinates, self._clock),
+            *(self._groups.has_members, self._kafka_groups.load),
         )
-        self._kafka_groups = GroupCoordinator(self._groups, group_limits, lambda: uuid4().hex)
-        claims = self._groups.offsets.claims
-        claims.on_lost, claims.has_members = self._kafka_groups.lose, self._kafka_groups.has_members
-        elements_max = forwarded.ELEMENTS_PER_PARTITION * Limits.of(config).parts_max
         self._transactions = RegisteredTransactions(
             *(registry, self._groups, brokers, config.transactions.ids_max, self._clock.now_ms),
             send=self._send,
             spawn=self._spawn,
         )
-        transactions = self._transactions.coordinator
-        self._groups.pending_in_transactions = transactions.pending
-        self._kafka = KafkaApis(
-            *(self._broker, self._kafka_groups, self._groups, transactions, self._authorizer, elements_max)
+
+    def _compose_upkeep(self, data_dir: Path) -> None:
+        """Compose what removes: the trash, retention, compaction."""
+        topics, partitions, registry = self._topics, self._partitions, self._registry
+        transactions, producers_of = self._transactions.coordinator, self._broker.producers
+        self._hanging = HangingTransactions(partitions, transactions, producers_of)
+        self._trash = Trash(
+            *(data_dir, topics, self._steps, partitions, registry, self._brokers, self._clock),
+            steady_ms=lambda: int(self._loop.time() * 1000),
+            on_change=lambda report: self._send(Shown("trash", report)),
+            on_back=lambda topic: self._spawn(self._hanging.end(topic)),
         )
-        self._measurements = Measurements(data_dir, partitions, topics, brokers, wall_ms)
         self._retention = RetentionEnforcer(
             *(data_dir, topics, partitions, self._trash, self._clock, UnreadBy(registry)),
             on_removed=lambda removed: self._send(Shown("retention", removed)),
@@ -231,6 +253,22 @@ class Coordinator:
         self._compaction = CompactionEnforcer(
             *(data_dir, topics, partitions, self._retention, self._clock),
             show=lambda rows: self._send(Shown("compaction", rows)),
+        )
+
+    def _compose_apis(self, config: Config, data_dir: Path) -> None:
+        topics, partitions, transactions = self._topics, self._partitions, self._transactions.coordinator
+        self._measurements = Measurements(data_dir, partitions, topics, self._brokers, wall_ms)
+        self._change_log = ChangeLog(self._audit, self._broker.take_unread)
+        self._refusal_log = RefusalLog(self._audit)
+        self._kafka = KafkaApis(
+            *(self._broker, self._kafka_groups, self._groups, transactions, self._authorizer),
+            on_answer=self._on_kafka_answer,
+            on_errors=self._on_errors,
+            elements_max=forwarded.ELEMENTS_PER_PARTITION * WireLimits.from_config(config).parts_max,
+        )
+        members = NativeMembersApi(self._native_groups, self._brokers.coordinator, enabled=self._registry.enabled)
+        producers = ProducersNativeApi(
+            transactions, lambda: self._config.transactions.timeout_ms_max, self._groups.owned_by
         )
         self._native = NativeApi(
             self._broker,
@@ -243,16 +281,12 @@ class Coordinator:
             self._clock,
             self._known_groups,
             self._trash,
-            transactions,
+            TransactionsNativeApi(transactions, self._hanging).verbs | producers.verbs | members.verbs,
+            transactions.pending,
             self._compaction,
+            on_error=self._on_errors,
+            on_refused=self._refusal_log.on_native,
         )
-        self._expiry = Expiry(registry, self._groups.offsets, brokers.coordinates, self._clock)
-        self._change_log = ChangeLog(self._audit, self._broker.take_unread)
-        self._refusal_log = RefusalLog(self._audit)
-        self._kafka.on_answer = self._on_kafka_answer
-        self._kafka.on_errors = self._on_errors
-        self._native.on_error = self._on_errors
-        self._native.on_refused = self._refusal_log.on_native
 
     async def serve(self) -> None:
         self._loop.add_reader(self._channel.fileno(), self._on_control)
@@ -280,7 +314,7 @@ class Coordinator:
             self._kafka.close()
             self._cluster_watch.close()
             self._known_groups.note(self._broker.cluster_id, self._groups.offsets.topics())
-            self._registry.close()
+            self._registry.close(leave_nodes=self._native_groups.keeps)
         if self._bug is not None:
             raise self._bug
 
@@ -365,6 +399,7 @@ class Coordinator:
                 self._look_at_clock,
                 self._topic_sync.reconcile,
                 self._security.repeat,
+                self._configured.repeat,
                 lambda: self._trash.look(self._config),
                 lambda: self._retention.run(self._config),
                 self._compaction.run,
@@ -389,9 +424,10 @@ class Coordinator:
                 await asyncio.sleep(self._config.disk.check_ms / 1000)
 
     async def _look_at_transactions(self) -> None:
-        """Forget ids that nobody uses, and say which transactions stay open."""
+        """Forget ids that nobody uses, and say which transactions stay open, and where some hang."""
         settings = self._config.transactions
-        report = self._transactions.report(settings.open_ms_warn)
+        await self._hanging.look()
+        report = self._transactions.report(settings.open_ms_warn) | self._hanging.report()
         if report != self._transactions_shown:
             self._transactions_shown = report
             self._send(Shown("transactions", report))
@@ -416,6 +452,28 @@ class Coordinator:
 
     # ---- ZooKeeper
 
+    def _registration(self) -> BrokerInfo | None:
+        return self._brokers.registration(self._catalog.hosted(self._config.broker.id))
+
+    def _on_registry_event(self, event: RegistryEvent) -> None:
+        match event:
+            case StateChanged(connect, state):
+                self._on_zookeeper_state(connect, state)
+            case SessionWorks():
+                self._on_connected()
+            case BrokersChanged():
+                self._on_brokers()
+            case TopicChanged(name, info):
+                self._topic_sync.on_topic(name, info)
+            case SecurityChanged():
+                self._security.on_changed()
+            case GroupSettingsChanged():
+                self._configured.on_changed()
+            case RivalReplaced():
+                self._spawn(self._connected())
+            case _:
+                assert_never(event)
+
     def _on_zookeeper_state(self, connect: str, state: str) -> None:
         """Report the state to the supervisor; CONNECTED only once the cluster id is known, since READY waits for it."""
         if state != SessionState.CONNECTED.value or self._broker.cluster_id:
@@ -429,27 +487,30 @@ class Coordinator:
         self._spawn(self._connected())
 
     def _on_brokers(self) -> None:
+        self._native_groups.on_brokers()
         self._cluster_watch.look_soon()
         self._publish_soon()
         self._spawn(self._groups.offsets.claims.review())
         self._spawn(self._transactions.load())
 
     def _on_topics(self) -> None:
+        self._native_groups.on_topics()
         self._cluster_watch.look_soon()
         self._publish_soon()
 
     def _on_security(self) -> None:
-        self._authorizer.take(self._security.state.acls)
+        self._authorizer.take(self._security.state)
         self._publish_soon()
 
     async def _connected(self) -> None:
-        known = self._broker.cluster_id
+        cluster_id = self._broker.cluster_id
         try:
             await self._security.synchronise()
+            await self._configured.synchronise()
             self._known_groups.compare(await self._registry.ask(stored_cluster_id()))
             await self._topic_sync.synchronise()
         finally:
-            if not known:
+            if not cluster_id:
                 self._send(ZooKeeperState(self._registry.connect_string, self._registry.state))
         await self._groups.reconnected()
         self._spawn(self._transactions.load())
@@ -478,7 +539,7 @@ class Coordinator:
 
     async def _attach_worker(self, index: int, fd: int) -> None:
         """Connect a new incarnation of worker ``index``, and close the stream of the old one."""
-        frame_bytes_max = Limits.of(self._config).forwarded_bytes_max
+        frame_bytes_max = WireLimits.from_config(self._config).forwarded_bytes_max
         stream = WorkerStream(self._answer, self._publish, self._on_usage, frame_bytes_max)
         await self._loop.create_unix_connection(lambda: stream, sock=socket.socket(fileno=fd))
         old = self._workers.pop(index, None)
@@ -515,7 +576,7 @@ class Coordinator:
 
     def _on_errors(self, origin: Origin, api: int, count: int) -> None:
         """Count errors in an answer; the worker counts the request and its time."""
-        self._counters.of(origin.listener).failed(api, count)
+        self._counters.listener_counters(origin.listener).failed(api, count)
 
     async def _answer(self, origin: Origin, frame: bytes) -> bytes | None:
         try:

@@ -1,6 +1,6 @@
 """Deletes the committed offsets of groups that have been empty for ``offsets.retention.ms``.
 
-Every CHECK_MS it reads all groups in ZooKeeper, one after the other, and counts their offsets (see
+Every CHECK_MS it reads all groups in ZooKeeper, some at a time, and counts their offsets (see
 ``offsets.committed_max``).  For the groups that this broker coordinates:
 
 * A group with members, of either listener, is noted as active at that time.  The note is renewed when it is older than
@@ -17,32 +17,42 @@ ZooKeeper stamps nodes with the wall clock of its machine; the clock here does n
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
-from ...errors import ApplianceError, Unavailable, UnknownGroup
+from ...errors import ApplianceError, Unavailable
 from ...names import TopicPartition
 from ...zookeeper import claims
-from ...zookeeper.claims import Seen
-from .committed_offsets import Asker, CommittedOffsets
+from ...zookeeper.claims import GroupNodes
+from .committed_offsets import CommittedOffsets
+from .registry_session import RegistrySession
 from .trusted_clock import TrustedClock
 
 CHECK_MS: Final = 600_000
 NOTES_PER_RETENTION: Final = 8
+PAGE_GROUPS: Final = 20
+"""Groups that are read at once: with 1,000 offsets each, some 0.3 s of the coordinator."""
 
 log = logging.getLogger(__name__)
 
 
 class Expiry:
-    """Checks all groups every CHECK_MS.  ``coordinates``: whether this broker coordinates a group."""
+    """Checks all groups every CHECK_MS.
+
+    ``coordinates``: whether this broker coordinates a group; ``has_members``: whether it has some here; ``load`` reads
+    what is stored of a group's members.
+    """
 
     def __init__(
         self,
-        registry: Asker,
+        registry: RegistrySession,
         offsets: CommittedOffsets,
         coordinates: Callable[[str], bool],
         clock: TrustedClock,
+        has_members: Callable[[str], bool],
+        load: Callable[[str], Awaitable[object]],
     ) -> None:
+        self._has_members, self._load = has_members, load
         self._registry, self._offsets = registry, offsets
         self._coordinates, self._clock = coordinates, clock
         self._due_ms = 0
@@ -65,26 +75,31 @@ class Expiry:
     async def look(self, retention_ms: int) -> None:
         """Check all groups once.  A group that fails is named in the log, and the others are checked."""
         sizes: dict[str, dict[TopicPartition, int]] = {}
-        for group in await self._registry.ask(self._registry.groups.groups()):
-            try:
-                seen = await self._registry.ask(claims.look(group))
-            except UnknownGroup:
-                continue
-            sizes[group] = {part: node.size for part, node in seen.nodes.items()}
-            if self._coordinates(group):
-                try:
-                    await self._check(group, seen, retention_ms)
-                except Unavailable:
-                    raise
-                except ApplianceError as error:
-                    log.error("group %r: %s", group, error)
+        names = await self._registry.ask(self._registry.groups.groups())
+        for start in range(0, len(names), PAGE_GROUPS):
+            page = await self._registry.ask(claims.look(names[start : start + PAGE_GROUPS]))
+            for group, seen in page.items():
+                sizes[group] = {part: node.size for part, node in seen.nodes.items()}
+                if self._coordinates(group):
+                    await self._check_one(group, seen, retention_ms)
         self._offsets.counted(sizes)
 
-    async def _check(self, group: str, seen: Seen, retention_ms: int) -> None:
+    async def _check_one(self, group: str, seen: GroupNodes, retention_ms: int) -> None:
+        try:
+            await self._check(group, seen, retention_ms)
+        except Unavailable:
+            raise
+        except ApplianceError as error:
+            log.error("group %r: %s", group, error)
+
+    async def _check(self, group: str, seen: GroupNodes, retention_ms: int) -> None:
         now_ms = self._clock.judging_ms()
-        if seen.members or self._offsets.claims.has_members(group):
+        if seen.members or self._has_members(group):
             if seen.nodes and now_ms - seen.info.active_ms > retention_ms // NOTES_PER_RETENTION:
                 await self._offsets.note_active(group)
+            return
+        if seen.has_snapshot:  # of a coordinator before: whoever does not come back goes when its session ends
+            await self._load(group)
             return
         if not seen.nodes:
             await self._offsets.left(group)

@@ -85,8 +85,8 @@ class KnownGroups:
         groups = {group: sorted(topics[group]) for group in sorted(topics)[:GROUPS_MAX]}
         lost = self._file.lost
         if lost is not None:
-            left = {group: names for group, names in lost.groups.items() if group not in groups}
-            lost = _Lost(lost.at, left) if left else None
+            still_lost = {group: names for group, names in lost.groups.items() if group not in groups}
+            lost = _Lost(lost.at, still_lost) if still_lost else None
         self._store(_File(VERSION, cluster, groups, lost))
 
     def forget(self, group: str) -> bool:
@@ -94,8 +94,8 @@ class KnownGroups:
         lost = self._file.lost
         if lost is None or group not in lost.groups:
             return False
-        left = {name: topics for name, topics in lost.groups.items() if name != group}
-        self._store(msgspec.structs.replace(self._file, lost=_Lost(lost.at, left) if left else None))
+        still_lost = {name: topics for name, topics in lost.groups.items() if name != group}
+        self._store(msgspec.structs.replace(self._file, lost=_Lost(lost.at, still_lost) if still_lost else None))
         return True
 
     @property

@@ -62,8 +62,8 @@ class LiveBrokers:
 
     def peers(self) -> dict[int, dict[str, str]]:
         """The other brokers: by id and protocol, their listeners as text."""
-        found = self._registry.brokers.items()
-        return {peer: {"native": info.native, "kafka": info.kafka} for peer, info in found if peer != self.broker_id}
+        brokers = self._registry.brokers.items()
+        return {peer: {"native": info.native, "kafka": info.kafka} for peer, info in brokers if peer != self.broker_id}
 
     def leader(self, topic: Topic, partition: int) -> int:
         """The live broker that serves a partition; NO_LEADER when it is not alive."""
@@ -109,10 +109,10 @@ class LiveBrokers:
         """The listeners for others, one of each security: the advertised one, else its own address."""
         advertised = parse_listeners(protocol, self.advertised[protocol])
         listening = parse_listeners(protocol, self.listening.get(protocol, ""))
-        found = {one.security: one for one in advertised}
+        by_security = {one.security: one for one in advertised}
         for one in listening:
-            if not one.unix and one.security not in found:
+            if not one.unix and one.security not in by_security:
                 bound, port = parse_addresses(one.address)[0]
                 reached = address_text((host if bound in WILDCARDS else bound, port))
-                found[one.security] = one._replace(address=reached)
-        return listeners_text(found.values())
+                by_security[one.security] = one._replace(address=reached)
+        return listeners_text(by_security.values())

@@ -76,10 +76,10 @@ class Measurements:
                 await asyncio.sleep(0)  # there may be thousands, each with a look into its index
             elif leader != self._brokers.broker_id and address:
                 elsewhere.setdefault(address, []).append(key)
-        for found in await asyncio.gather(
+        for measured_there in await asyncio.gather(
             *(self._measure_there(address, keys, offsets) for address, keys in elsewhere.items())
         ):
-            measured |= found
+            measured |= measured_there
         return measured
 
     async def _wait_until_flushed(self, keys: Iterable[TopicPartition]) -> None:
@@ -98,11 +98,11 @@ class Measurements:
             return Measured(start, end, 0, Lag(0, 0, 0.0))
         reader = LogReader(self._data_dir / f"{key.topic}-{key.partition}", self._files)
         try:
-            messages = table.records - reader.at(bases, end, start)[1]
+            messages = table.records - reader.time_and_count(bases, end, start)[1]
             if offset is None:
                 return Measured(start, end, messages)
             at = min(max(offset, start), end)
-            timestamp, before = reader.at(bases, end, at)
+            timestamp, before = reader.time_and_count(bases, end, at)
         except (StorageFault, OffsetOutOfRange):  # damaged; or retention was faster than we
             return Measured(start, end, None)
         return Measured(start, end, messages, self._lag(at, end, table.records - before, timestamp))

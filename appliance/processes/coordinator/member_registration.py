@@ -2,8 +2,8 @@
 
 :meth:`MemberRegistration.register` notes a changed group, with a function that describes its members: an entry in a
 dictionary, which cannot fail.  One background task takes the groups one by one, writes the differences as ephemeral
-nodes of the session, WINDOW at a time, and ends when no group is left.  While ZooKeeper is away the groups wait for
-:meth:`MemberRegistration.reconnected`.
+nodes of the session, WINDOW at a time, and ends when no group is left.  After a question that ZooKeeper has not
+answered, the groups that are left wait RETRY_S, or for :meth:`MemberRegistration.reconnected`.
 
 Bounds: NODES_BYTES_MAX for all nodes together (the ensemble's heap allows for them), VALUE_BYTES_MAX for one value.
 Members come before owners, so a group that is too large loses its owners first.  Only topics and partitions that exist
@@ -14,18 +14,19 @@ The registration is for people and tools.  The coordinator itself never reads it
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 from ...catalog import Topic
-from ...errors import ApplianceError, Unavailable
+from ...errors import ApplianceError, RequestTimedOut, Unavailable
 from ...groups.store import RegisteredMember
 from ...names import TopicPartition
 from ...zookeeper import paths
-from ...zookeeper.group_registry import GroupRegistry
 from ...zookeeper.operations import Node, Operation, Refused, ask, create, delete, get, hold_ephemeral
 from ...zookeeper.paths import Subscription
+from .registry_session import RegistrySession
 
 WINDOW: Final = 100
 """Nodes written by one operation; other requests are sent between two operations."""
@@ -33,21 +34,14 @@ NODES_BYTES_MAX: Final = 8 << 20
 NODE_BYTES: Final = 300
 """Heap of ZooKeeper that a node takes besides path and value, rounded up."""
 VALUE_BYTES_MAX: Final = 16 << 10
+SETTLED_S_MAX: Final = 5.0
+RETRY_S: Final = 1.0
+UNCERTAIN: Final = b""
+"""The value of a node that may be there: no member or owner has this one."""
 
 Members = Callable[[], Sequence[RegisteredMember]]
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-
-
-class Asker(Protocol):
-    """The part of the registry that the registration needs."""
-
-    groups: GroupRegistry
-
-    @property
-    def session_id(self) -> int: ...
-
-    async def ask(self, operation: Operation[T]) -> T: ...
 
 
 class MemberRegistration:
@@ -55,7 +49,7 @@ class MemberRegistration:
 
     def __init__(
         self,
-        registry: Asker,
+        registry: RegistrySession,
         topics: Callable[[], Mapping[str, Topic]],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
         emptied: Callable[[str], Coroutine[Any, Any, None]],
@@ -67,12 +61,30 @@ class MemberRegistration:
         self._bytes = 0
         self._session_id = 0
         self._busy = False
+        self._turn: str | None = None
+        self._turn_over = asyncio.Event()
+        self._again: asyncio.TimerHandle | None = None
 
     def register(self, group: str, members: Members) -> None:
         """Register the group's members, as they are when its turn has come; none: unregister them."""
         self._members[group] = members
         self._changed[group] = None
         self._start()
+
+    async def settled(self, group: str) -> None:
+        """Wait until what was noted of a group is registered.
+
+        Raises:
+            RequestTimedOut: it is not yet; try again.
+        """
+        self._start()
+        try:
+            async with asyncio.timeout(SETTLED_S_MAX):
+                while group in self._changed or group == self._turn:
+                    self._turn_over.clear()
+                    await self._turn_over.wait()
+        except TimeoutError:
+            raise RequestTimedOut(f"the members of group {group!r} are not registered as they are now yet") from None
 
     def reconnected(self) -> None:
         """ZooKeeper is back, perhaps with a new session."""
@@ -92,19 +104,30 @@ class MemberRegistration:
             self._busy = True
             self._spawn(self._register_all())
 
+    def _start_later(self) -> None:
+        """The session may go on, so that nobody calls :meth:`reconnected`."""
+        if self._again is not None:
+            self._again.cancel()
+        self._again = asyncio.get_running_loop().call_later(RETRY_S, self._start)
+
     async def _register_all(self) -> None:
         try:
             while self._changed:
                 self._look_at_session()
                 group = next(iter(self._changed))
                 del self._changed[group]
+                self._turn = group
                 try:
                     await self._register_one(group)
-                except Unavailable:  # again when ZooKeeper is back
+                except Unavailable:
                     self._changed[group] = None
+                    self._start_later()
                     return
                 except ApplianceError as error:
                     log.warning("the members of group %r cannot be registered: %s", group, error)
+                finally:
+                    self._turn = None
+                    self._turn_over.set()
         finally:
             self._busy = False
 
@@ -112,22 +135,26 @@ class MemberRegistration:
         members = self._members[group]()
         session_id = self._registry.session_id
         before = self._nodes_of.setdefault(group, {})
-        wanted = self._nodes(group, members, self._bytes - _size(before))
-        gone = [path for path in before if path not in wanted]
+        nodes = self._nodes(group, members, self._bytes - _size(before))
+        gone = [path for path in before if path not in nodes]
         for some in _windows(gone):
             await self._registry.ask(_delete_own(some, session_id))
             self._forget(before, some)
-        for some in _windows([path for path, value in wanted.items() if before.get(path) != value]):
-            self._forget(before, some)
-            values = {path: wanted[path] for path in some}
+        for some in _windows([path for path, value in nodes.items() if before.get(path) != value]):
+            self._note(before, dict.fromkeys(some, UNCERTAIN))  # also if no answer comes: then they are put again
+            values = {path: nodes[path] for path in some}
             await self._registry.ask(_put(values, session_id))
-            before |= values
-            self._bytes += _size(values)
+            self._note(before, values)
         if not members:
             self._nodes_of.pop(group, None)
             await self._emptied(group)
             if group not in self._changed:  # else somebody has joined meanwhile
                 del self._members[group]
+
+    def _note(self, nodes: dict[str, bytes], values: Mapping[str, bytes]) -> None:
+        self._forget(nodes, values)
+        nodes |= values
+        self._bytes += _size(values)
 
     def _forget(self, nodes: dict[str, bytes], some: Iterable[str]) -> None:
         for path in some:

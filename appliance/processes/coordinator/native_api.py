@@ -2,14 +2,15 @@
 
 ``wire/native.py`` specifies the frames, ``wire/native_admin.py`` the verbs.
 
-The rights of an admin verb are checked before it is carried out (:func:`check_rights`); ``security/api_rights.py`` says
-which they are.  Listings leave out what the client may not see by themselves.
+The rights of an admin verb are checked before it is carried out (``security/verb_rights.py``); the verb's row
+(``wire/native_admin.py``) says which they are.  Listings leave out what the client may not see by themselves.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,66 +22,58 @@ from ...broker.sequences import new_producer_id
 from ...catalog import Topic
 from ...errors import (
     ApplianceError,
-    ClusterNotPermitted,
-    GroupNotPermitted,
     InvalidRequest,
     NotPermitted,
     RequestTimedOut,
-    TopicNotPermitted,
-    TransactionalIdNotPermitted,
     UnknownGroup,
+    UnstableOffsets,
+    ZooKeeperAway,
 )
+from ...groups import group_settings
 from ...groups.consumer_group import ConsumerState
 from ...groups.group_coordinator import GroupCoordinator
 from ...groups.group_state import State
 from ...groups.store import Commit, RegisteredGroup
 from ...health import host
-from ...names import TopicPartition
+from ...names import TopicPartition, check_group
 from ...partition_states import damage_rows
 from ...retention import lost_bytes
-from ...security.acls import CLUSTER_NAME, Access, Operation, ResourceType, word
-from ...security.api_rights import NATIVE_RIGHTS, How, Right
+from ...security.acls import Access, Operation, ResourceType
 from ...security.authorizer import Authorizer
 from ...security.principals import Origin
-from ...security.rule_changes import NO_AUTHORIZER, Deletion, added, filter_from_words, from_words, words
-from ...security.scram import decode_verifier
-from ...security.user_changes import drop_verifiers, set_verifiers
-from ...transactions.transaction_coordinator import TransactionCoordinator
+from ...security.verb_rights import check_rights
 from ...wire import native, native_admin
 from ...wire.kafka.codes import Code
 from ...wire.native_admin import (
-    AddAcls,
+    AlterGroup,
     AlterTopic,
     CommitOffsets,
     CreateTopic,
-    DeleteAcls,
     DeleteOffsets,
     DeleteRecords,
+    GroupOffsets,
     ManyTopics,
     Nothing,
     OneGroup,
     OneTopic,
-    OneUser,
-    PutUser,
     RepairPartition,
     ReportDamage,
     RestoreTopic,
-    SelectAcls,
     UndeleteTopic,
 )
 from ...wire.requests import ADMIN_API
-from ...wire.sockets import LOCAL_SOCKET
-from ...zookeeper import login
 from .compaction_enforcer import CompactionEnforcer
 from .known_groups import KnownGroups
 from .measuring import Measured, Measurements
 from .partitions import Partitions
+from .quotas_native_api import QuotasNativeApi
 from .registered_groups import RegisteredGroups
+from .rules_native_api import RulesNativeApi
 from .this_broker import ThisBroker
 from .topics import Topics
-from .transactions_native_api import TransactionsNativeApi
 from .trash import Trash
 from .trusted_clock import TrustedClock
+from .users_native_api import UsersNativeApi
 
 STATES: Final = {
     State.EMPTY.value: "empty",
@@ -92,86 +85,20 @@ STATES: Final = {
     State.DEAD.value: "empty",
 }
 """Ours by Kafka's; those of both protocols have the same names where they mean the same."""
-ERRORS: Final[dict[ResourceType, type[NotPermitted]]] = {
-    ResourceType.TOPIC: TopicNotPermitted,
-    ResourceType.GROUP: GroupNotPermitted,
-    ResourceType.TRANSACTIONAL_ID: TransactionalIdNotPermitted,
-    ResourceType.CLUSTER: ClusterNotPermitted,
-}
-ARGUMENT_OF: Final = {
-    ("alter_topic", Operation.ALTER_CONFIGS): "settings",
-    ("alter_topic", Operation.ALTER): "partitions",
-}
-"""Rights that a verb needs only with this argument."""
-
-
-def check_rights(verb: str, arguments: Any, access: Access, topics: Container[str]) -> None:
-    """Check the rights of one request.
-
-    Args:
-        topics: those that there are.
-
-    Raises:
-        NotPermitted: the first right that is missing.
-    """
-    if access.unrestricted:
-        return
-    for right in _rights_for(verb, arguments):
-        operation, resource, how = right
-        if how is How.LISTED:
-            continue
-        if how is How.SUFFICES:
-            if access.may(operation, resource):
-                return
-            continue
-        if verb == "ensure_topic" and operation is Operation.CREATE and arguments.name in topics:
-            continue
-        _check(right, arguments, access)
-
-
-def _rights_for(verb: str, arguments: Any) -> Sequence[Right]:
-    """The rights that a verb needs with these arguments; all of them, if they ask for nothing of it."""
-    every = NATIVE_RIGHTS[verb]
-    arguments_of = [(right, ARGUMENT_OF.get((verb, right.operation))) for right in every]
-    return [right for right, name in arguments_of if not name or getattr(arguments, name)] or every
-
-
-def _check(right: Right, arguments: Any, access: Access) -> None:
-    operation, resource, how = right
-    names = _names(resource, arguments)
-    of_any_topic = how is How.WHOLE and resource is ResourceType.TOPIC and not hasattr(arguments, "group")
-    if of_any_topic and not access.may_some(operation, resource):
-        raise ClusterNotPermitted(_text(right, "any"), CLUSTER_NAME)
-    for name in names:
-        if not access.may(operation, resource, name):
-            raise ERRORS[resource](_text(right, name), name)
-
-
-def _names(resource: ResourceType, arguments: Any) -> list[str]:
-    """The resources of a type that the arguments of a verb name."""
-    if resource is ResourceType.CLUSTER:
-        return [CLUSTER_NAME]
-    if resource is ResourceType.GROUP:
-        return [arguments.group] if hasattr(arguments, "group") else []
-    if resource is ResourceType.TRANSACTIONAL_ID:
-        return [arguments.id]
-    if hasattr(arguments, "name"):
-        return [arguments.name]
-    rows = getattr(arguments, "offsets", None) or getattr(arguments, "partitions", None) or ()
-    return [*(getattr(arguments, "names", None) or ()), *dict.fromkeys(row[0] for row in rows)]
-
-
-def _text(right: Right, name: str) -> str:
-    operation, resource, _ = right
-    return f"not permitted: {word(operation)} on {word(resource).lower()} {name!r}"
+CONFIGURED: Final = "configured"
+"""The state of a group that has nothing but settings of its own."""
+log = logging.getLogger(__name__)
+Verb = Callable[[Any, Access], Awaitable[Any]]
+"""Takes the decoded arguments, and what the client may do."""
 
 
 class NativeApi:
     """Answers requests of all connections, side by side.
 
-    ``kafka_groups``: what this coordinator keeps of groups of the Kafka listener.
-
-    It has more than 20 methods: one for each verb.
+    ``kafka_groups``: what this coordinator keeps of groups of the Kafka listener.  ``more``: verbs of other
+    classes; ``pending``: the partitions of a group whose offsets transactions may still change.  ``on_error`` is
+    called with the API and the number of errors of an answer that is one; ``on_refused`` with what an answer refuses
+    for lack of a right: the request, and a name.
     """
 
     def __init__(
@@ -186,19 +113,22 @@ class NativeApi:
         clock: TrustedClock,
         known_groups: KnownGroups,
         trash: Trash,
-        transactions: TransactionCoordinator,
+        more: Mapping[str, Verb],
+        pending: Callable[[str], Collection[TopicPartition] | None],
         compaction: CompactionEnforcer,
+        on_error: Callable[[Origin, int, int], None],
+        on_refused: Callable[[Origin, str], object],
     ) -> None:
-        self._trash, self._compaction = trash, compaction
+        self._on_error, self._on_refused = on_error, on_refused
+        self._trash, self._compaction, self._pending = trash, compaction, pending
         self._broker, self._clock, self._known_groups = broker, clock, known_groups
-        self._topics = topics
-        self._partitions = partitions
+        self._topics, self._partitions = topics, partitions
         self._measurements = measurements
         self._groups = groups
         self._metadata = MetadataAnswers(broker)
         self._kafka_groups = kafka_groups
         self._authorizer = authorizer
-        self._verbs: dict[str, Callable[[Any, Access], Awaitable[Any]]] = {
+        self._verbs: dict[str, Verb] = {
             "create_topic": self._create_topic,
             "ensure_topic": self._ensure_topic,
             "alter_topic": self._alter_topic,
@@ -216,24 +146,17 @@ class NativeApi:
             "groups": self._list_groups,
             "group_names": self._group_names,
             "group": self._group,
+            "alter_group": self._alter_group,
             "offsets": self._offsets,
             "commit": self._commit,
             "delete_offsets": self._delete_offsets,
-            **TransactionsNativeApi(transactions).verbs,
-            "users": self._list_users,
-            "put_user": self._put_user,
-            "delete_user": self._delete_user,
-            "zookeeper_login": self._zookeeper_login,
+            **more,
+            **UsersNativeApi(broker).verbs,
             "accept_clock": self._accept_clock,
-            "acls": self._acls,
-            "add_acls": self._add_acls,
-            "delete_acls": self._delete_acls,
+            **QuotasNativeApi(broker).verbs,
+            **RulesNativeApi(broker).verbs,
         }
         assert self._verbs.keys() == native_admin.VERBS.keys()
-        self.on_error: Callable[[Origin, int, int], None] = lambda origin, api, count: None
-        """Called with the API and the number of errors of an answer that is one."""
-        self.on_refused: Callable[[Origin, str], object] = lambda origin, what: None
-        """Called with what an answer refuses for lack of a right: the request, and a name."""
 
     async def answer(self, frame: bytes, origin: Origin) -> bytes:
         """The reply to a forwarded frame.
@@ -246,23 +169,29 @@ class NativeApi:
         if isinstance(request, native.MetadataRequest):
             reply = self._metadata.native(request.topics, origin.listener, access)
             if hidden := self._metadata.hidden(request.topics, access):
-                self.on_refused(origin, f"Metadata {hidden}")
+                self._on_refused(origin, f"Metadata {hidden}")
             return native.encode_frame([request.correlation, 0, reply])
         code, message, result = await self._admin(request.verb, request.arguments, access, origin)
         if code:
-            self.on_error(origin, ADMIN_API, 1)
-        return native.encode_frame([request.correlation, code, message, result])
+            self._on_error(origin, ADMIN_API, 1)
+        try:
+            return native.encode_frame([request.correlation, code, message, result])
+        except (ValueError, OverflowError) as error:  # UnicodeError is a ValueError
+            log.error("%s: what is stored cannot be sent: %s", request.verb, error)
+            self._on_error(origin, ADMIN_API, 1)
+            text = f"{request.verb}: what is stored cannot be sent, see the log of the appliance"
+            return native.encode_frame([request.correlation, InvalidRequest.code, text, None])
 
     # ---- admin
 
     async def _admin(self, verb: str, given: msgspec.Raw, access: Access, origin: Origin) -> tuple[int, str, Any]:
         try:
             arguments = native_admin.decode_arguments(verb, given)
-            check_rights(verb, arguments, access, self._broker.topics())
+            check_rights(verb, native_admin.VERBS[verb].rights, arguments, access, self._broker.topics())
             return 0, "", await self._verbs[verb](arguments, access)
         except ApplianceError as error:
             if isinstance(error, NotPermitted):
-                self.on_refused(origin, f"{verb} {error.name}")
+                self._on_refused(origin, f"{verb} {error.name}")
             return error.code, str(error), None
 
     async def _create_topic(self, wanted: CreateTopic, access: Access) -> dict[str, Any]:
@@ -324,8 +253,11 @@ class NativeApi:
             compacted = self._compaction.rows.get(f"{topic.name}-{partition}")
             ratio = {"dirty_ratio": compacted["dirty_ratio"]} if compacted is not None else {}
             rows.append(row | {"state": state} | ratio)
-        own = self._topics.settings(topic).as_kafka()
-        return {"name": topic.name, "settings": own, "own": topic.settings, "partitions": rows}
+        held, sources = self._topics.settings(topic), self._topics.defaults.sources(topic.name, topic.settings)
+        return {
+            **{"name": topic.name, "settings": held.as_kafka(), "sources": sources},
+            **{"own": topic.settings, "partitions": rows},
+        }
 
     async def _init_producer(self, wanted: Nothing, access: Access) -> dict[str, int]:
         return {"producer_id": new_producer_id(), "epoch": 0}
@@ -341,43 +273,21 @@ class NativeApi:
             raise RequestTimedOut("the clock has not been looked at yet: try again")
         return {"jump_ms": self._clock.believe(self._broker.config.disk.clock_jump_hold_ms)}
 
-    async def _zookeeper_login(self, wanted: Nothing, access: Access) -> dict[str, str]:
-        own = self._broker.zookeeper_login
-        if own is None or access.trusted:
-            return login.to_wire(own)
-        return {"local": str(Path(self._broker.data_dir) / LOCAL_SOCKET)}
-
-    # ---- users
-
-    async def _list_users(self, wanted: Nothing, access: Access) -> list[dict[str, Any]]:
-        return [
-            {"name": name, "mechanisms": {mechanism: one.iterations for mechanism, one in sorted(verifiers.items())}}
-            for name, verifiers in sorted(self._broker.security.users.items())
-        ]
-
-    async def _put_user(self, wanted: PutUser, access: Access) -> None:
-        verifiers = {}
-        for mechanism, text in wanted.verifiers.items():
-            try:
-                verifiers[mechanism] = decode_verifier(mechanism, text)
-            except ValueError as error:
-                raise InvalidRequest(f"user {wanted.name!r}: {error}") from None
-        await self._broker.alter_security(set_verifiers(wanted.name, verifiers, new=wanted.new))
-
-    async def _delete_user(self, wanted: OneUser, access: Access) -> None:
-        await self._broker.alter_security(drop_verifiers(wanted.name))
-
     # ---- groups
 
     async def _list_groups(self, wanted: Nothing, access: Access) -> list[dict[str, Any]]:
         every = access.may(Operation.DESCRIBE, ResourceType.CLUSTER)
-        registered = {group.name: group for group in await self._groups.groups()}
         kafka = self._kafka_groups
-        names = registered.keys() | kafka.emptied().keys() | kafka.groups().keys() | set(kafka.consumers.names())
-        groups = {name: self._of_both(name, registered.get(name)) for name in sorted(names)}
+        listed = await self._groups.groups(lambda name: not kafka.has_members(name))
+        rows = {group.name: self._standing(group.name, group.native, group.members) for group in listed}
+        natives = {group.name for group in listed if group.native}
+        # Their last members may still be registered for a moment.
+        rows |= {name: self._standing(name, False, 0) for name in kafka.emptied().keys() - natives}
+        for name in kafka.groups().keys() | set(kafka.consumers.names()):
+            rows[name] = self._standing(name, False, len(kafka.registration(name)))
         return [
-            {"group": name, **self._standing(group), "members": len(group.members)}
-            for name, group in groups.items()
+            {"group": name, **rows[name]}
+            for name in sorted(rows)
             if every or access.may(Operation.DESCRIBE, ResourceType.GROUP, name)
         ]
 
@@ -389,7 +299,10 @@ class NativeApi:
     async def _group(self, wanted: OneGroup, access: Access) -> dict[str, Any]:
         registered = await self._groups.group(wanted.group)
         if registered is None and not self._is_kept(wanted.group):
-            raise UnknownGroup(f"there is no group {wanted.group!r}")
+            if wanted.group not in self._broker.group_settings:
+                raise UnknownGroup(f"there is no group {wanted.group!r}")
+            nothing = {"protocol": "", "state": CONFIGURED, "members": [], "partitions": []}
+            return nothing | self._settings_of(wanted.group)
         group = self._of_both(wanted.group, registered)
         committed = await self._committed(wanted.group)
         owners = {part: member.id for member in group.members for part in member.partitions}
@@ -405,7 +318,18 @@ class NativeApi:
             | _lag(measured.get(key), offset)
             for key, offset in offsets.items()
         ]
-        return {"group": group.name, **self._standing(group), "members": members, "partitions": rows}
+        standing = self._standing(group.name, group.native, len(members))
+        return {**standing, "members": members, "partitions": rows, **self._settings_of(group.name)}
+
+    async def _alter_group(self, wanted: AlterGroup, access: Access) -> dict[str, Any]:
+        check_group(wanted.group)
+        await self._broker.alter_group(wanted.group, wanted.settings)
+        return self._settings_of(wanted.group)
+
+    def _settings_of(self, group: str) -> dict[str, Any]:
+        own, limits = self._broker.group_settings.get(group, {}), self._broker.group_limits
+        held, sources = group_settings.values(own, limits), group_settings.sources(own, limits)
+        return {"group": group, "settings": held, "sources": sources}
 
     def _is_kept(self, name: str) -> bool:
         """Whether this coordinator knows the group as one of the Kafka listener."""
@@ -428,18 +352,38 @@ class NativeApi:
         ]
         return RegisteredGroup(name, native=False, members=tuple(members))
 
-    def _standing(self, group: RegisteredGroup) -> dict[str, str]:
-        kept = self._kafka_groups.state(group.name)
+    def _standing(self, name: str, native: bool, members: int) -> dict[str, Any]:
+        """Protocol, state and number of members."""
+        kept = self._kafka_groups.state(name)
+        protocol, state = "", State.EMPTY.value
         if kept:
-            return {"protocol": "kafka", "state": STATES[kept]}
-        if not group.members:
-            return {"protocol": "", "state": STATES[State.EMPTY.value]}
-        return {"protocol": "native" if group.native else "kafka", "state": STATES[State.STABLE.value]}
+            protocol, state = "kafka", kept
+        elif members:
+            protocol, state = "native" if native else "kafka", State.STABLE.value
+        return {"protocol": protocol, "state": STATES[state], "members": members}
 
-    async def _offsets(self, wanted: OneGroup, access: Access) -> list[list[Any]]:
+    async def _offsets(self, wanted: GroupOffsets, access: Access) -> list[list[Any]]:
+        if wanted.stable is not None:
+            self._check_stable(wanted.group, [TopicPartition(*key) for key in wanted.stable])
         committed = await self._committed(wanted.group)
+        if wanted.stable is not None:
+            committed = {key: commit for key, commit in committed.items() if key in set(wanted.stable)}
         may = access.describable
         return [[*key, commit.offset] for key, commit in sorted(committed.items()) if may[key.topic]]
+
+    def _check_stable(self, group: str, parts: Sequence[TopicPartition]) -> None:
+        """Look before they are read: what a transaction that ends meanwhile commits is read then.
+
+        Raises:
+            UnstableOffsets: an open transaction may change the committed offset of one of these partitions.
+            ZooKeeperAway: it is not known yet which transactions there are.
+        """
+        pending = self._pending(group)
+        if pending is None:
+            raise ZooKeeperAway("it is not known yet which transactions there are: try again")
+        for part in parts:
+            if part in pending:
+                raise UnstableOffsets(f"{part}: an open transaction may change the offset of group {group!r}")
 
     async def _committed(self, group: str) -> dict[TopicPartition, Commit]:
         """The committed offsets of a group, without the negative ones that Kafka's clients may store."""
@@ -479,45 +423,21 @@ class NativeApi:
             InvalidRequest: it has members.
             UnknownGroup: there is no such group.
         """
-        known = self._kafka_groups.delete(name)
-        if known is Code.NON_EMPTY_GROUP:
+        await self._kafka_groups.load(name)
+        code = self._kafka_groups.delete(name)
+        if code is Code.NON_EMPTY_GROUP:
             raise InvalidRequest(f"group {name!r} has live members; stop them first")
         try:
             await self._groups.forget(name)
         except UnknownGroup:
-            if known is Code.GROUP_ID_NOT_FOUND:
+            if code is Code.GROUP_ID_NOT_FOUND:
                 raise
-
-    # ---- access rules
-
-    async def _acls(self, wanted: SelectAcls, access: Access) -> list[dict[str, str]]:
-        chosen = filter_from_words(wanted)
-        return [words(acl) for acl in self._broker.security.acls if chosen.selects(acl)]
-
-    async def _add_acls(self, wanted: AddAcls, access: Access) -> None:
-        self._check_authorizer()
-        new = [from_words(row) for row in wanted.acls]
-        await self._broker.alter_security(lambda state: added(state, new))
-
-    async def _delete_acls(self, wanted: DeleteAcls, access: Access) -> list[dict[str, str]]:
-        deletion = Deletion([filter_from_words(wanted)])
-        if wanted.dry_run:
-            deletion(self._broker.security)
-        else:
-            self._check_authorizer()
-            await self._broker.alter_security(deletion)
-        return [words(acl) for acl in deletion.deleted]
-
-    def _check_authorizer(self) -> None:
-        """Raises InvalidRequest: nothing would enforce the rules."""
-        if not self._broker.authorizes:
-            raise InvalidRequest(NO_AUTHORIZER)
 
 
 def _status_of(data_dir: Path) -> dict[str, Any]:
     """The status with what the machine says, so that whoever asks from another host judges by the same."""
-    found = status.collect(data_dir)
-    return found | {"host": host.look(data_dir, found).as_json()}
+    shown = status.collect(data_dir)
+    return shown | {"host": host.look(data_dir, shown).as_json()}
 
 
 def _brief(topic: Topic) -> dict[str, Any]:

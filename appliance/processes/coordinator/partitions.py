@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from ...errors import RequestTimedOut, StorageFault, UnknownPartition, named
-from ...kafka_apis.appliance import Extent
+from ...kafka_apis.appliance import OffsetSpan
 from ...machine_limits import limit_of_map
 from ...names import TopicPartition
 from ...partition_states import OFFLINE, STATE_NAMES
@@ -120,7 +120,7 @@ class Partitions:
         except KeyError:
             raise UnknownPartition(f"{topic}-{partition} is not stored on this broker") from None
 
-    def extent(self, topic: str, partition: int) -> Extent:
+    def extent(self, topic: str, partition: int) -> OffsetSpan:
         """The log start offset and the log end offset.
 
         Raises:
@@ -132,7 +132,7 @@ class Partitions:
         if table.state == OFFLINE:
             raise StorageFault(f"{topic}-{partition} is offline: see `appliance status`, then `appliance log verify`")
         view = table.snapshot()
-        return Extent(view.start, max(view.high_watermark, table.log_end_offset))
+        return OffsetSpan(view.start, max(view.high_watermark, table.log_end_offset))
 
     def state(self, topic: str, partition: int) -> str:
         table = self._tables.get(TopicPartition(topic, partition))

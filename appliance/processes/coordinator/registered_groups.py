@@ -7,7 +7,7 @@ go when the coordinator is gone for good.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 from uuid import uuid4
@@ -15,27 +15,34 @@ from uuid import uuid4
 from ...addresses import Listener
 from ...catalog import Topic
 from ...errors import ApplianceError, BadValue, NotCoordinator, UnknownGroup, UnknownPartition
-from ...groups.store import Commit, RegisteredGroup, RegisteredMember
+from ...groups.group_coordinator import GroupCoordinator
+from ...groups.messages import Limits
+from ...groups.store import Commit, ListedGroup, RegisteredGroup, RegisteredMember
 from ...names import TopicPartition
 from ...wire.kafka.metadata_reply import Broker
 from ...zookeeper import operations, paths
 from ...zookeeper.claims import Claimant, GroupInfo, decode_info
+from ...zookeeper.group_registry import GroupRegistry
+from ...zookeeper.lease import boot_clock_ms
 from ...zookeeper.paths import CommittedOffset, Subscription
 from .committed_offsets import CommittedOffsets
 from .live_brokers import LiveBrokers
 from .member_registration import MemberRegistration
+from .native_groups import NativeGroups
 from .peers import ask_admin
 from .registry_session import RegistrySession
 from .topic_sync import Spawn
 
-PAGE_GROUPS: Final = 100
-"""Groups that are asked for at once: some 40 ms of the coordinator's loop."""
+PAGE_GROUPS: Final = operations.WINDOW // 2
+"""Groups that are asked for at once, with two reads each: some 5 ms of the coordinator's loop."""
 
 
 class RegisteredGroups:
-    """Lists, changes and registers groups.  ``offsets``: of the groups that this broker coordinates.
+    """Lists, changes and registers groups.
 
-    ``topics``: those that exist; ``revision`` grows with every change of them.
+    ``members``: those of Kafka groups at this broker, which it keeps the store of; ``native``: those of native ones;
+    ``offsets``: of the groups that this broker coordinates.  ``topics``: those that exist; ``revision`` grows with each
+    change of them.  ``restored_ms``: for how long after a coordinator's end native members may go on reading.
     """
 
     def __init__(
@@ -48,10 +55,12 @@ class RegisteredGroups:
         clock_ms: Callable[[], int],
         *,
         offsets_max: int,
+        limits: Limits,
+        restored_ms: int,
     ) -> None:
         self.topics = topics
-        self.pending_in_transactions: Callable[[str], Collection[TopicPartition] | None] = lambda _: ()
         self._revision = revision
+        self.members = GroupCoordinator(self, limits, lambda: uuid4().hex)
         self.offsets = CommittedOffsets(
             registry,
             Claimant(brokers.broker_id, registry.instance),
@@ -60,10 +69,18 @@ class RegisteredGroups:
             coordinates=brokers.coordinates,
             new_epoch=lambda: uuid4().hex,
             clock_ms=clock_ms,
+            members=self,
+        )
+        self.native = NativeGroups(
+            *(registry, self.offsets, self.commit, self.committed, topics, self.members),
+            restored_ms=restored_ms,
+            clock_ms=boot_clock_ms,
+            spawn=spawn,
+            new_epoch=lambda: uuid4().hex,
         )
         self._registry = registry
         self._brokers = brokers
-        self._members = MemberRegistration(registry, topics, spawn, self.offsets.left)
+        self._registration = MemberRegistration(registry, topics, spawn, self.offsets.left)
 
     @property
     def broker_id(self) -> int:
@@ -75,6 +92,18 @@ class RegisteredGroups:
     @property
     def revision(self) -> int:
         return self._revision()
+
+    def has_members(self, group: str) -> bool:
+        """Whether a group has members of either listener here."""
+        return self.members.has_members(group) or self.native.has_members(group)
+
+    def is_native(self, group: str) -> bool:
+        return self.native.has_members(group)
+
+    def lose(self, group: str) -> None:
+        """The claim on a group is over."""
+        self.members.lose(group)
+        self.native.lose(group)
 
     @property
     def leads(self) -> bool:
@@ -100,8 +129,11 @@ class RegisteredGroups:
         await ask_admin(address, self._brokers.identity, verb, {**arguments, "forwarded": True})
         return True
 
-    async def claim(self, group: str) -> None:
-        await self.offsets.claim(group)
+    async def claim(self, group: str, *, make: bool = True) -> bytes:
+        return await self.offsets.claim(group, make=make)
+
+    async def save(self, group: str, snapshot: bytes | None) -> None:
+        await self.offsets.save(group, snapshot)
 
     async def commit(
         self, group: str, offsets: Mapping[TopicPartition, Commit | None], protocol_type: str = ""
@@ -124,29 +156,46 @@ class RegisteredGroups:
     async def committed(
         self, group: str, partitions: Sequence[TopicPartition] | None
     ) -> Mapping[TopicPartition, Commit]:
-        """Committed offsets of ``partitions``, or (None) all of the group; partitions without one are left out."""
-        stored = await self.offsets.read(group, partitions)
-        return {key: Commit(at.offset, at.metadata, at.leader_epoch) for key, at in stored.items()}
+        """Committed offsets of ``partitions``, or (None) all of the group; partitions without one are left out.
 
-    def pending(self, group: str) -> Collection[TopicPartition] | None:
-        """See :meth:`groups.store.GroupStore.pending`."""
-        return self.pending_in_transactions(group)
+        Also those in an earlier topic of the same name: see ``CommittedOffset``.
+        """
+        stored, topics = await self.offsets.read(group, partitions, self.revision), self.topics()
+        if any(key.topic not in topics for key in stored):  # of a topic whose end may be on its way
+            stored = await self.offsets.read(group, partitions, self.revision, anew=True)
+        return {
+            key: Commit(at.offset, at.metadata, at.leader_epoch)
+            for key, at in stored.items()
+            if not at.topic_id or key.topic not in topics or at.topic_id == topics[key.topic].id
+        }
+
+    async def owned_by(self, group: str, member: str) -> set[TopicPartition]:
+        """What a member of a native group owns, as ZooKeeper has it after all that was written before.
+
+        Raises:
+            ZooKeeperAway: it cannot be reached.
+        """
+        owners = await self._registry.ask(_owners(self._registry.groups, group))
+        return {part for part, (owner, _) in owners.items() if owner == member}
 
     async def forget(self, group: str) -> None:
-        """Delete the whole group from the registry, if it has no live members."""
+        """Delete the whole group from the registry, if it has no live members.
+
+        Those that have just left are still registered for a moment.
+        """
+        await self._registration.settled(group)
         if not await self.offsets.remove(group):
             raise UnknownGroup(f"there is no group {group!r}")
 
-    async def groups(self) -> Sequence[RegisteredGroup]:
-        """All groups in the registry, with their members but not with what these own.
+    async def groups(self, wanted: Callable[[str], bool]) -> Sequence[ListedGroup]:
+        """The groups in the registry whose names are ``wanted``.
 
         They are asked for in pages, each within the time for one question, and the loop serves others in between.
         """
-        found: list[RegisteredGroup] = []
-        names = await self._registry.ask(self._registry.groups.groups())
+        found: list[ListedGroup] = []
+        names = [name for name in await self._registry.ask(self._registry.groups.groups()) if wanted(name)]
         for start in range(0, len(names), PAGE_GROUPS):
-            page = await self._registry.ask(_overview(names[start : start + PAGE_GROUPS]))
-            found += [_group(name, info, members, {}) for name, (info, members) in sorted(page.items())]
+            found += await self._registry.ask(_overview(names[start : start + PAGE_GROUPS]))
         return found
 
     async def names(self) -> Sequence[str]:
@@ -171,15 +220,20 @@ class RegisteredGroups:
     def register(self, group: str, members: Callable[[], Sequence[RegisteredMember]]) -> None:
         """Register these as the group's members, once ZooKeeper is there; none: unregister them."""
         if self._registry.enabled:
-            self._members.register(group, members)
+            self._registration.register(group, members)
 
     async def reconnected(self) -> None:
         """ZooKeeper is back, perhaps with a new session: register the members that are not registered."""
-        self._members.reconnected()
+        self._registration.reconnected()
 
 
-def _overview(groups: Sequence[str]) -> operations.Operation[dict[str, tuple[GroupInfo, dict[str, Subscription]]]]:
-    """These groups, of which some may be gone, and their members, in two round trips."""
+def _owners(groups: GroupRegistry, group: str) -> operations.Operation[dict[TopicPartition, tuple[str, int]]]:
+    yield [operations.sync()]
+    return (yield from groups.owners(group))
+
+
+def _overview(groups: Sequence[str]) -> operations.Operation[list[ListedGroup]]:
+    """These groups, of which some may be gone, in two round trips."""
     found = yield from operations.ask(
         [
             request
@@ -187,22 +241,29 @@ def _overview(groups: Sequence[str]) -> operations.Operation[dict[str, tuple[Gro
             for request in (operations.get(paths.group(group)), operations.children(paths.consumers(group)))
         ]
     )
-    overview: dict[str, tuple[GroupInfo, dict[str, Subscription]]] = {}
-    members: list[tuple[str, str]] = []
-    for group, node, listed in zip(groups, found[::2], found[1::2], strict=True):
-        if isinstance(node, operations.Node):
-            overview[group] = decode_info(node.value), {}
-            if not isinstance(listed, operations.Refused):
-                members += [(group, name) for name in paths.decode_names(listed)]
+    members = {
+        group: paths.decode_names(listed)
+        for group, node, listed in zip(groups, found[::2], found[1::2], strict=True)
+        if isinstance(node, operations.Node) and not isinstance(listed, operations.Refused)
+    }
+    natives = yield from _native([(group, ids[0]) for group, ids in members.items() if ids])
+    return [
+        ListedGroup(group, group in natives, len(members.get(group, ())), decode_info(node.value).protocol_type)
+        for group, node in zip(groups, found[::2], strict=True)
+        if isinstance(node, operations.Node)
+    ]
+
+
+def _native(members: Sequence[tuple[str, str]]) -> operations.Operation[set[str]]:
+    """The groups of those of these members, one of each, that use the native listener: all of its group do."""
     nodes = yield from operations.ask([operations.get(paths.consumer(*member)) for member in members])
+    found = set()
     for (group, member), node in zip(members, nodes, strict=True):
         if isinstance(node, operations.Node):
-            try:
-                subscription = paths.decode_subscription(paths.consumer(group, member), node.value)
-            except BadValue:
-                subscription = Subscription()
-            overview[group][1][member] = subscription
-    return overview
+            with suppress(BadValue):
+                if paths.decode_subscription(paths.consumer(group, member), node.value).protocol == "native":
+                    found.add(group)
+    return found
 
 
 def _group(

@@ -14,14 +14,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from ...config import Config
 from ...errors import ApplianceError, BadValue, InvalidRequest, ZooKeeperAway
-from ...zookeeper import security_nodes
+from ...zookeeper import group_settings_nodes, security_nodes
 from ...zookeeper.broker_registry import BrokerRegistry
 from ...zookeeper.group_registry import GroupRegistry
-from ...zookeeper.login import Login
+from ...zookeeper.login import ZooKeeperLogin
 from ...zookeeper.operations import Operation
 from ...zookeeper.paths import BrokerInfo, TopicInfo
 from ...zookeeper.session import Session, SessionState
@@ -37,11 +38,54 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
-class RegistrySession:
-    """The session as coroutines.  ``brokers``: the live brokers as last seen, also while ZooKeeper is away.
+@dataclass(frozen=True, slots=True)
+class StateChanged:
+    """The connect string, or the state of the session."""
 
-    It has more than 20 attributes: most of them are the parts of the registry, made here and used by the coordinator.
-    """
+    connect: str
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class SessionWorks:
+    """It works, perhaps again, and perhaps it is another one: changes may have been missed."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokersChanged:
+    """A broker has come, gone or changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicChanged:
+    """A topic was found, has changed, or (None) is not registered any more."""
+
+    name: str
+    info: TopicInfo | None
+
+
+@dataclass(frozen=True, slots=True)
+class SecurityChanged:
+    """Users, access rules or quotas."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettingsChanged:
+    """What groups set themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class RivalReplaced:
+    """This broker's own registration has replaced that of another instance."""
+
+
+RegistryEvent = (
+    StateChanged | SessionWorks | BrokersChanged | TopicChanged | SecurityChanged | GroupSettingsChanged | RivalReplaced
+)
+
+
+class RegistrySession:
+    """The session as coroutines.  ``brokers``: the live brokers as last seen, also while ZooKeeper is away."""
 
     def __init__(
         self,
@@ -49,13 +93,8 @@ class RegistrySession:
         instance: str,
         *,
         describe: Callable[[], BrokerInfo | None],
-        login: Callable[[], Login | None],
-        on_state: Callable[[str, str], None],
-        on_connected: Callable[[], None],
-        on_brokers: Callable[[], None],
-        on_topic: Callable[[str, TopicInfo | None], None],
-        on_security: Callable[[], None],
-        on_registered: Callable[[], None],
+        login: Callable[[], ZooKeeperLogin | None],
+        on_event: Callable[[RegistryEvent], None],
         clock_s: Callable[[], float],
     ) -> None:
         """
@@ -64,12 +103,7 @@ class RegistrySession:
             describe: returns the registration of this broker, called after each :meth:`announce`; None while it does
                 not serve yet.
             login: returns how to log in; called when the address of the ensemble is known.
-            on_state: called with (connect string, state) after every change of either.
-            on_connected: called when the session works (again); changes may have been missed.
-            on_brokers: called when a broker has come, gone or changed.
-            on_topic: called when a topic was found, has changed, or (None) is not registered any more.
-            on_security: called when users, access rules or quotas have changed.
-            on_registered: called when this broker's own registration has replaced that of another instance.
+            on_event: called with what has happened, from the loop.
             clock_s: seconds since 1970.
         """
         self.enabled = bool(config.zookeeper.connect or config.zookeeper.nodes)
@@ -84,11 +118,9 @@ class RegistrySession:
         self.instance = instance
         self._broker_id = config.broker.id
         self._timeout_ms = config.zookeeper.session_timeout_ms
-        self._describe, self._on_state, self._on_connected = describe, on_state, on_connected
+        self._describe, self._on_event = describe, on_event
         self._find_login = login
-        self.login: Login | None = None
-        self._on_topic, self._on_brokers, self._on_security = on_topic, on_brokers, on_security
-        self._on_registered, self._clock_s = on_registered, clock_s
+        self._clock_s = clock_s
         self._rival: tuple[BrokerInfo, float] | None = None
         """Another instance that is registered under our id, and since when we know it."""
         self._loop = asyncio.get_running_loop()
@@ -114,6 +146,11 @@ class RegistrySession:
         return self._session is not None and self._session.lease_left_ms > 0
 
     @property
+    def lease_left_ms(self) -> int:
+        """For how long the session's ephemeral nodes are certain to stay."""
+        return 0 if self._session is None else self._session.lease_left_ms
+
+    @property
     def rival(self) -> tuple[BrokerInfo, float] | None:
         """Another appliance with our id, and since when it is known; None for an earlier run, whose session ends."""
         rival = self._rival
@@ -133,36 +170,44 @@ class RegistrySession:
         if self._session is not None:
             self._session.set_connect(connect)
         else:
+            login = None
             try:
-                self.login = self._find_login()
+                login = self._find_login()
             except (ApplianceError, OSError) as error:  # checked at the start, so it was changed since
                 log.error("ZooKeeper will refuse us: %s", error)
-            session = Session(connect, self._timeout_ms, name=f"of broker {self._broker_id}", login=self.login)
+            session = Session(connect, self._timeout_ms, name=f"of broker {self._broker_id}", login=login)
             session.on_state(self._state_changed)
             session.start()
             self._session = session
             self._loop.add_reader(session.fileno(), self._poll)
-            self.topics.watch_topics(session, self._on_topic)
+            self.topics.watch_topics(session, lambda name, info: self._on_event(TopicChanged(name, info)))
             self.topics.watch_brokers(session, self._broker_changed)
-            session.watch_value(security_nodes.REVISION, lambda _: self._on_security())
+            session.watch_value(security_nodes.REVISION, lambda _: self._on_event(SecurityChanged()))
+            session.watch_value(group_settings_nodes.GROUPS, lambda _: self._on_event(GroupSettingsChanged()))
             self._started.set()
             self.announce()
             self._poll()
-        self._on_state(connect, self.state)
+        self._on_event(StateChanged(connect, self.state))
 
     def announce(self) -> None:
         """Register this broker, or its changes, after REGISTER_DELAY_S."""
         if self.enabled and self._announcing is None:
             self._announcing = self._loop.call_later(REGISTER_DELAY_S, self._announce)
 
-    def close(self) -> None:
-        """End the session, and the registration with it; wait at most 1 s for ZooKeeper."""
+    def close(self, *, leave_nodes: bool) -> None:
+        """End the session, and the registration with it; wait at most 1 s for ZooKeeper.
+
+        Args:
+            leave_nodes: leave its ephemeral nodes until its time-out is over, or the next life of this broker takes
+                them over.
+        """
         for timer in (self._timer, self._announcing):
             if timer is not None:
                 timer.cancel()
         session, self._session = self._session, None
         if session is not None:
             self._loop.remove_reader(session.fileno())
+        if session is not None and not leave_nodes:
             session.close(1_000)  # its ephemeral nodes go with it
 
     # ---- questions
@@ -209,10 +254,10 @@ class RegistrySession:
             BadValue: another appliance is registered under our id.
             ZooKeeperAway: an earlier run is, perhaps of another place or host: its session is about to end.
         """
-        found = await self.ask(self.topics.brokers())
-        info = found.get(self._broker_id)
+        registered = await self.ask(self.topics.brokers())
+        info = registered.get(self._broker_id)
         if info is None or info.instance == self.instance:
-            return set(found)
+            return set(registered)
         self._note_rival(info)
         who = f"broker.id = {self._broker_id} is registered by {info.host} ({info.native})"
         if self.rival is None:
@@ -235,9 +280,9 @@ class RegistrySession:
             self._timer = self._loop.call_later(max(1, self._session.wait_ms()) / 1000, self._poll)
 
     def _state_changed(self, state: SessionState) -> None:
-        self._on_state(self.connect_string, state.value)
+        self._on_event(StateChanged(self.connect_string, state.value))
         if state is SessionState.CONNECTED:
-            self._on_connected()
+            self._on_event(SessionWorks())
 
     def _broker_changed(self, broker_id: int, info: BrokerInfo | None) -> None:
         self.revision += 1
@@ -249,17 +294,17 @@ class RegistrySession:
                 self._note_rival(info)
             elif self._rival is not None:
                 self._rival = None
-                self._on_registered()
+                self._on_event(RivalReplaced())
         if info is None and broker_id != self._broker_id and self.brokers.pop(broker_id, None) is not None:
             log.warning("broker %d is gone", broker_id)
-        self._on_brokers()
+        self._on_event(BrokersChanged())
 
     def _note_rival(self, info: BrokerInfo) -> None:
         if self._rival is not None and self._rival[0].instance == info.instance:
             return
         self._rival = info, self._clock_s()
         log.info("broker.id = %d is registered by %s: an earlier run, whose session ends", self._broker_id, info.host)
-        self._loop.call_later(self._rival_s, self._on_brokers)
+        self._loop.call_later(self._rival_s, self._on_event, BrokersChanged())
 
     def _announce(self) -> None:
         self._announcing = None

@@ -167,7 +167,7 @@ class RetentionEnforcer:
     async def _uses(self) -> list[PartitionUse]:
         uses: list[PartitionUse] = []
         looked = 0
-        known, self._sealed = self._sealed, {}
+        sealed_before, self._sealed = self._sealed, {}
         self.measured = {}
         for key in self._partitions.stored():
             topic, partition = key
@@ -180,7 +180,7 @@ class RetentionEnforcer:
                 continue
             if table.state == OFFLINE:
                 continue
-            sealed = self._sealed[key] = known.get(key, {})
+            sealed = self._sealed[key] = sealed_before.get(key, {})
             looked += len(view.bases) - len(sealed)
             segments = _segments(self._data_dir / f"{topic}-{partition}", view, table.log_end_offset, sealed)
             if segments:

@@ -1,4 +1,4 @@
-"""Keeps the users, access rules and quotas: in ZooKeeper, in a file, and with every worker::
+"""Keeps the users, roles, access rules and quotas: in ZooKeeper, in a file, and with every worker::
 
                       with ZooKeeper                                 without it (zookeeper.nodes = 0)
     the registry      the nodes of ``zookeeper/security_nodes``      the file
@@ -45,10 +45,14 @@ class SecurityRegistry:
     """``state``: the present one.  ``on_change`` is called when it has changed."""
 
     def __init__(
-        self, data_dir: Path, registry: RegistrySession, spawn: Callable[[Coroutine[Any, Any, None]], None]
+        self,
+        data_dir: Path,
+        registry: RegistrySession,
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        on_change: Callable[[], None],
     ) -> None:
         """Raises StorageFault: the file exists and cannot be read."""
-        self.on_change: Callable[[], None] = lambda: None
+        self._on_change = on_change
         self.revision = 0
         """Grows with every change."""
         self._path = data_dir / security_file.FILE_NAME
@@ -98,7 +102,7 @@ class SecurityRegistry:
             self._stale = True
             state, stored = await self._registry.ask(security_nodes.read_state())
             mine = self.state
-            if not stored and (mine.users or mine.acls or mine.quotas):
+            if not stored and (mine.users or mine.accounts or mine.acls or mine.quotas or mine.roles):
                 log.warning("users, access rules and quotas are not in ZooKeeper: storing those of %s", self._path)
                 state = await self._registry.ask(security_nodes.alter_state(lambda theirs: _joined(theirs, mine)))
             if not state.secret:
@@ -123,7 +127,7 @@ class SecurityRegistry:
         self.revision += 1
         if self._registry.enabled:
             self._store()
-        self.on_change()
+        self._on_change()
 
     # ---- the file
 
@@ -146,4 +150,6 @@ def _joined(theirs: SecurityState, mine: SecurityState) -> SecurityState:
         tuple(sorted({*mine.acls, *theirs.acls})),
         tuple(sorted({*mine.quotas, *theirs.quotas})),
         theirs.secret,
+        mine.accounts | theirs.accounts,
+        mine.roles | theirs.roles,
     )

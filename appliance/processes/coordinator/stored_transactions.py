@@ -25,8 +25,9 @@ from ...transactions.transaction import Transaction, decode, encode
 from ...zookeeper import transaction_nodes as nodes
 from ...zookeeper.claims import Claimant, Claimed
 from ...zookeeper.paths import CommittedOffset
-from ...zookeeper.transaction_nodes import ABSENT, Change
-from .committed_offsets import Asker, CommittedOffsets
+from ...zookeeper.transaction_nodes import ABSENT, NodeChange
+from .committed_offsets import CommittedOffsets
+from .registry_session import RegistrySession
 
 STORE_MS_MAX: Final = 10_000
 """How long a state waits to be stored."""
@@ -51,7 +52,7 @@ class StoredTransactions:
 
     def __init__(
         self,
-        registry: Asker,
+        registry: RegistrySession,
         claimant: Claimant,
         offsets: CommittedOffsets,
         topics: Callable[[], Mapping[str, Topic]],
@@ -145,7 +146,7 @@ class StoredTransactions:
         try:
             claim = await self._claim(slot, self._session_id)
             changes = [
-                Change(nodes.id_path(name), value, self._versions.get(name, ABSENT)) for name, value, _ in waiting
+                NodeChange(nodes.id_path(name), value, self._versions.get(name, ABSENT)) for name, value, _ in waiting
             ]
             versions = await self._registry.ask(nodes.write(claim, changes), session_id=self._session_id)
         except ApplianceError as error:
@@ -184,7 +185,7 @@ class StoredTransactions:
             await self.put(transactional_id, after)
             return
         claim = self._claims[nodes.slot_of(transactional_id)]
-        end = Change(nodes.id_path(transactional_id), encode(after), self._versions[transactional_id])
+        end = NodeChange(nodes.id_path(transactional_id), encode(after), self._versions[transactional_id])
         try:
             version = await self._offsets.commit_with(groups, lambda offsets: nodes.commit(claim, end, offsets))
         except ApplianceError as error:

@@ -14,16 +14,18 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...addresses import Listener
-from ...broker.sequences import SNAPSHOT_NAME, Snapshot
+from ...broker.sequences import SNAPSHOT_NAME, ProducersSnapshot
 from ...catalog import Topic
 from ...config import Config, TopicSettings
 from ...errors import ApplianceError, OffsetOutOfRange, RequestTimedOut, StorageFault
-from ...kafka_apis.appliance import Extent, Producer
+from ...groups.group_settings import OwnSettings
+from ...groups.messages import Limits
+from ...kafka_apis.appliance import OffsetSpan, ProducerInLog
 from ...records.batch import SEQUENCE_MASK
 from ...security.security_state import SecurityState
 from ...wire.kafka.metadata_reply import Broker
-from ...zookeeper.login import Login
 from .. import snapshot
+from .configured_groups import ConfiguredGroups
 from .live_brokers import LiveBrokers
 from .partitions import Partitions
 from .registry_session import RegistrySession
@@ -41,13 +43,13 @@ ORDER_EVERY: Final = 50
 """Polls after which an order is repeated."""
 
 
-def _read_producers(path: Path) -> Snapshot | None:
+def _read_producers(path: Path) -> ProducersSnapshot | None:
     """
     Raises:
         StorageFault: the file cannot be read.
     """
     try:
-        return Snapshot.decode(path.read_bytes())
+        return ProducersSnapshot.decode(path.read_bytes())
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -69,6 +71,7 @@ class ThisBroker:
         partitions: Partitions,
         registry: RegistrySession,
         security: SecurityRegistry,
+        configured: ConfiguredGroups,
     ) -> None:
         self._config = config
         self._data_dir = data_dir.absolute()
@@ -77,6 +80,7 @@ class ThisBroker:
         self._partitions = partitions
         self._registry = registry
         self._security = security
+        self._configured = configured
         self._unread_by = UnreadBy(registry)
         self._unread: dict[tuple[str, int], Unread | None] = {}
         """Of each deletion until it is in the audit log."""
@@ -97,10 +101,6 @@ class ThisBroker:
     @property
     def config(self) -> Config:
         return self._config
-
-    @property
-    def zookeeper_login(self) -> Login | None:
-        return self._registry.login
 
     @property
     def listening(self) -> str:
@@ -132,7 +132,7 @@ class ThisBroker:
             self.zookeeper,
             self._brokers.advertised,
             self._brokers.peers(),
-            self.default_settings(),
+            self._topics.defaults,
         )
 
     # ---- security
@@ -154,6 +154,22 @@ class ThisBroker:
     async def alter_security(self, change: Change) -> None:
         await self._security.alter(change)
 
+    # ---- settings of groups
+
+    @property
+    def group_settings(self) -> Mapping[str, OwnSettings]:
+        return self._configured.own
+
+    @property
+    def group_limits(self) -> Limits:
+        return self._configured.limits
+
+    def check_group_settings(self, group: str, changes: Mapping[str, str | int | None]) -> None:
+        self._configured.check(group, changes)
+
+    async def alter_group(self, group: str, changes: Mapping[str, str | int | None]) -> None:
+        await self._configured.alter(group, changes)
+
     # ---- topics
 
     @property
@@ -169,10 +185,10 @@ class ThisBroker:
     def settings(self, topic: Topic) -> TopicSettings:
         return self._topics.settings(topic)
 
-    def default_settings(self) -> TopicSettings:
-        return self._topics.defaults
+    def default_settings(self, topic: str) -> TopicSettings:
+        return self._topics.defaults.settings_of(topic)
 
-    def extent(self, topic: str, partition: int) -> Extent:
+    def extent(self, topic: str, partition: int) -> OffsetSpan:
         return self._partitions.extent(topic, partition)
 
     @property
@@ -209,7 +225,7 @@ class ThisBroker:
     async def add_partitions(self, name: str, count: int) -> None:
         await self._topics.alter(name, {}, count)
 
-    async def producers(self, topic: str, partition: int) -> list[Producer]:
+    async def producers(self, topic: str, partition: int) -> list[ProducerInLog]:
         """The idempotent producers of a partition stored here, from what its writer has stored up to the present end.
 
         A writer is asked, and forked if there is none, only if the stored state is older.
@@ -222,7 +238,7 @@ class ThisBroker:
         try:
             async with asyncio.timeout(PRODUCERS_MS_MAX / 1000):
                 for attempt in itertools.count():
-                    stored = await asyncio.to_thread(_read_producers, path) if end else Snapshot(0, ())
+                    stored = await asyncio.to_thread(_read_producers, path) if end else ProducersSnapshot(0, ())
                     if stored is not None and stored.end >= end:
                         break
                     if attempt % ORDER_EVERY == 0:  # an order is lost with its writer
@@ -235,8 +251,10 @@ class ThisBroker:
             ) from None
         assert stored is not None
         return [
-            Producer(id, epoch, (following - 1) & SEQUENCE_MASK if known else -1, time_ms, coordinator_epoch, first)
-            for id, (epoch, following, known, _, time_ms, _, first, coordinator_epoch) in stored.entries
+            ProducerInLog(
+                id, epoch, (following - 1) & SEQUENCE_MASK if known else -1, time_ms, coordinator_epoch, first
+            )
+            for id, (epoch, following, known, _, time_ms, _, first, coordinator_epoch, _) in stored.entries
         ]
 
     async def delete_records(self, topic: str, partition: int, offset: int) -> int:

@@ -26,8 +26,8 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from ...catalog import Catalog, Change, Removal, Topic, TrashedTopic
-from ...config import TopicSettings
+from ...catalog import Catalog, CatalogChange, Removal, Topic, TrashedTopic
+from ...config import TopicDefaults, TopicSettings
 from ...errors import ApplianceError, RequestTimedOut
 from ...names import TopicPartition
 from ...zookeeper.assignment import place_partitions
@@ -55,29 +55,30 @@ class TopicSteps:
         catalog: Catalog,
         partitions: Partitions,
         registry: RegistrySession,
-        defaults: TopicSettings,
+        defaults: TopicDefaults,
         trash_ms: int,
         deletion_ms: Callable[[], int],
+        on_change: Callable[[], None],
     ) -> None:
         self.catalog = catalog
         self.defaults = defaults
         self.trash_ms = trash_ms
         self._deletion_ms = deletion_ms
         self.revision = 0
-        self.on_change: Callable[[], None] = lambda: None
+        self._on_change = on_change
         self._partitions = partitions
         self._registry = registry
         self._broker_id = broker_id
-        self._changes: list[tuple[Change, asyncio.Future[None]]] = []
+        self._changes: list[tuple[CatalogChange, asyncio.Future[None]]] = []
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def changed(self) -> None:
         self.revision += 1
-        self.on_change()
+        self._on_change()
 
     def settings(self, topic: Topic) -> TopicSettings:
         """The settings of a topic: its own over the defaults."""
-        return TopicSettings.parse(topic.settings, self.defaults)
+        return self.defaults.held_by(topic.name, topic.settings)
 
     def hosted(self, topic: Topic) -> list[TopicPartition]:
         """The partitions of a topic that are stored here."""
@@ -144,14 +145,14 @@ class TopicSteps:
         if self.trashed(topic.id) is not None:
             new = False
             await self.finish_trashing(topic.id)
-            await self.commit(Change(put=topic))
+            await self.commit(CatalogChange(put=topic))
             self.changed()
         failure: ApplianceError | None = None
         try:
             await self.open(topic, new=new)
         except ApplianceError as error:
             failure = error
-        await self.commit(Change(put=topic))
+        await self.commit(CatalogChange(put=topic))
         self.changed()
         self._registry.announce()
         if old is not None:
@@ -172,7 +173,7 @@ class TopicSteps:
     @asynccontextmanager
     async def making(self, removal: Removal) -> AsyncIterator[Removal]:
         """Note a removal, and carry it out if the block fails; the block drops the note when it succeeds."""
-        await self.commit(Change(note=removal))
+        await self.commit(CatalogChange(note=removal))
         try:
             yield removal
         except ApplianceError as error:
@@ -192,7 +193,7 @@ class TopicSteps:
         trashed = TrashedTopic(topic.name, topic.id, topic.partitions, topic.settings, self._deletion_ms())
         present = self.catalog.topics.get(topic.name)
         drop = topic.name if present is not None and present.id == topic.id else ""
-        await self.commit(Change(drop=drop, note=removal, trash=trashed if removal.trash else None))
+        await self.commit(CatalogChange(drop=drop, note=removal, trash=trashed if removal.trash else None))
         self.changed()
         return removal
 
@@ -208,7 +209,7 @@ class TopicSteps:
         await self._partitions.delete(keys, removal.id, trash=removal.trash)
         if removal.whole and self._registry.enabled:
             await self._registry.ask(retire_topic(removal.name, removal.id, trash=removal.trash))
-        await self.commit(Change(done=removal))
+        await self.commit(CatalogChange(done=removal))
         self._registry.announce()
 
     async def finish_trashing(self, topic_id: str) -> None:
@@ -223,12 +224,12 @@ class TopicSteps:
     async def leave_trash(self, trashed: TrashedTopic) -> None:
         """Let a topic leave the trash for good; a removal that goes on keeps nothing of it."""
         going = [removal for removal in self.catalog.removals if removal.id == trashed.id and removal.trash]
-        final = [Change(done=one, note=msgspec.structs.replace(one, trash=False)) for one in going]
-        await asyncio.gather(*(self.commit(change) for change in (*final, Change(forget=trashed.id))))
+        final = [CatalogChange(done=one, note=msgspec.structs.replace(one, trash=False)) for one in going]
+        await asyncio.gather(*(self.commit(change) for change in (*final, CatalogChange(forget=trashed.id))))
 
     # ---- the catalog
 
-    async def commit(self, change: Change) -> None:
+    async def commit(self, change: CatalogChange) -> None:
         """Change the catalog.  Changes of one turn of the loop are stored together, so many topics cost few stores.
 
         Raises:

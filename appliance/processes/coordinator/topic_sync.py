@@ -127,10 +127,10 @@ class TopicSync:
             self._steps.changed()
             self._catalog.store()
         self._stale, self._compared = False, True
-        found = await registry.ask(registry.topics.topics())
-        await self._remove_strays({info.id for info in found.values()})
-        for name in sorted(found.keys() | self._catalog.topics.keys()):
-            mine, info = self._catalog.topics.get(name), found.get(name)
+        registered = await registry.ask(registry.topics.topics())
+        await self._remove_strays({info.id for info in registered.values()})
+        for name in sorted(registered.keys() | self._catalog.topics.keys()):
+            mine, info = self._catalog.topics.get(name), registered.get(name)
             if mine is None or info is None or info_of(mine) != info:
                 await self._try_synchronise(name)
         self._lost = self._lost and self._stale
@@ -141,11 +141,11 @@ class TopicSync:
         hosted = self._catalog.hosted(self._broker_id)
         settled = {key for key in hosted if key in self._partitions}
         directories = await asyncio.to_thread(_directories, self._catalog.path.parent, settled)
-        known = registered | {topic.id for topic in self._catalog.topics.values()} | {""}
-        known |= {removal.id for removal in self._catalog.removals}
+        named = registered | {topic.id for topic in self._catalog.topics.values()} | {""}
+        named |= {removal.id for removal in self._catalog.removals}
         strays: dict[tuple[str, str], list[int]] = {}
         for (name, partition), topic_id in directories.items():
-            if topic_id not in known:
+            if topic_id not in named:
                 strays.setdefault((name, topic_id), []).append(partition)
         for (name, topic_id), partitions in strays.items():
             if await self._registry.ask(cluster_identity.is_deleted(topic_id)):
@@ -191,11 +191,11 @@ class TopicSync:
 
 def _directories(data_dir: Path, settled: Set[TopicPartition]) -> dict[TopicPartition, str]:
     """The partitions, other than the settled ones, that have a directory, and the id of the topic in each."""
-    found: dict[TopicPartition, str] = {}
+    topic_ids: dict[TopicPartition, str] = {}
     for key in partition_directory.partitions_in(data_dir):
         if key not in settled:
             try:
-                found[key] = partition_directory.topic_id_of(partition_directory.directory_of(data_dir, *key))
+                topic_ids[key] = partition_directory.topic_id_of(partition_directory.directory_of(data_dir, *key))
             except ApplianceError as error:  # whoever opens it says the same, and marks it
                 log.error("%s", error)
-    return found
+    return topic_ids

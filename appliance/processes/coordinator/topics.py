@@ -11,8 +11,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Set
 
-from ...catalog import Catalog, Change, Removal, Topic, new_id
-from ...config import TOPIC_KEYS, Config, TopicSettings
+from ...catalog import Catalog, CatalogChange, Removal, Topic, new_id
+from ...config import TOPIC_KEYS, Config, TopicDefaults, TopicSettings
 from ...config_keys import KIB
 from ...errors import (
     ApplianceError,
@@ -62,7 +62,7 @@ class Topics:
         return self._steps.revision
 
     @property
-    def defaults(self) -> TopicSettings:
+    def defaults(self) -> TopicDefaults:
         """The settings of topics that do not set their own."""
         return self._steps.defaults
 
@@ -93,7 +93,7 @@ class Topics:
         """
         self.check_name(name)
         own = self.check_settings(settings or {})
-        count = self._config.topics.partitions if partitions is None else partitions
+        count = self._config.partitions_of(name) if partitions is None else partitions
         self._check_count(count, 0)
         return count, own
 
@@ -119,14 +119,14 @@ class Topics:
         Raises:
             InvalidSetting: see the message.
         """
-        parsed = TopicSettings.parse(given, self.defaults)
+        parsed = TopicSettings.parse(given, self.defaults.of_all)
         room = self._config.network.frame_bytes_max - 4 * KIB
         if "max.message.bytes" in given and parsed.max_message_bytes > room:
             raise InvalidSetting(
                 f"max.message.bytes = {parsed.max_message_bytes}: requests carry at most {room}"
                 " (network.frame_bytes_max)"
             )
-        return TopicSettings.texts(given, self.defaults)
+        return TopicSettings.texts(given, self.defaults.of_all)
 
     async def create(
         self, name: str, partitions: int | None = None, settings: Mapping[str, str | int] | None = None
@@ -148,7 +148,7 @@ class Topics:
                 if self._registry.enabled:
                     await self._registry.ask(self._registry.topics.create_topic(name, info_of(topic)))
                 await self._steps.open(topic)
-                await self._steps.commit(Change(put=topic, done=removal))
+                await self._steps.commit(CatalogChange(put=topic, done=removal))
             self._steps.changed()
             self._registry.announce()
             return topic
@@ -176,12 +176,12 @@ class Topics:
         """
         async with self._steps.changing(name):
             old = self.get(name)
-            given = self.check_settings({key: value for key, value in settings.items() if value is not None})
+            checked = self.check_settings({key: value for key, value in settings.items() if value is not None})
             taken_back = {key for key, value in settings.items() if value is None}
             unknown = taken_back - TOPIC_KEYS.keys() - ACCEPTED.keys()
             self.check_settings(dict.fromkeys(unknown, ""))  # refuses their names
             if partitions is None:
-                return await self._alter(old, given, taken_back, {}, None)
+                return await self._alter(old, checked, taken_back, {}, None)
             self._check_count(partitions, len(old.partitions))
             for removal in self._steps.removals(name):  # of partitions that could not be added before
                 await self._steps.finish(removal)
@@ -190,7 +190,7 @@ class Topics:
             async with self._steps.making(Removal(name, old.id, here, whole=False)) as removal:
                 keys = [TopicPartition(name, partition) for partition in here]
                 await self._partitions.create(keys, old.id, self.settings(old).as_kafka())
-                return await self._alter(old, given, taken_back, placed, removal)
+                return await self._alter(old, checked, taken_back, placed, removal)
 
     async def _alter(
         self,
@@ -216,7 +216,7 @@ class Topics:
         if removal is not None:  # others may have placed the same partitions elsewhere in the meantime
             elsewhere = [p for p in removal.partitions if self._broker_id not in topic.partitions[p]]
             note = Removal(old.name, old.id, elsewhere, whole=False) if elsewhere else None
-            await self._steps.commit(Change(put=topic, done=removal, note=note))
+            await self._steps.commit(CatalogChange(put=topic, done=removal, note=note))
             self._steps.changed()
             self._steps.set_settings(old, topic)
         await self._steps.adopt(topic)
@@ -246,7 +246,7 @@ class Topics:
     def reload(self, config: Config) -> None:
         """Take new defaults, and send the writers the settings of their topics."""
         self._config = config
-        self._steps.defaults, self._steps.trash_ms = config.topics.defaults, config.topics.trash_ms
+        self._steps.defaults, self._steps.trash_ms = config.topic_defaults, config.topics.trash_ms
         self._steps.changed()
         for topic in list(self.catalog.topics.values()):
             self._partitions.set(self._steps.hosted(topic), self.settings(topic).as_kafka())

@@ -2,7 +2,8 @@
 
 Each step is a message with a token; the answer has the token, too (``processes/messages.py``).  A writer that dies
 takes unanswered steps with it and forgets what it was told.  So when one has started it is sent everything again: the
-transactions that are Ongoing in its partition, and the steps that are not answered.  All of these may be repeated.
+transactions that are Ongoing in its partition, and the steps that are not answered, as they are by now: the writer that
+died may have taken batches of transactions which have begun after the step.  All of these may be repeated.
 Before it is known here what is open, a writer waits, and has its clients wait.
 """
 
@@ -11,18 +12,26 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
-from ...errors import RequestTimedOut, StaleProducerEpoch, named
+from ...errors import ApplianceError, RequestTimedOut, StaleProducerEpoch, named
 from ...names import TopicPartition
 from ...transactions.transaction import Part, Producer
-from ..messages import OpenTransaction, ToSupervisor, TransactionsSent, TransactionStep, WriteMarker, WriterStarted
+from ..messages import (
+    AbortHanging,
+    OpenTransaction,
+    ToSupervisor,
+    TransactionsSent,
+    TransactionStep,
+    WriteMarker,
+    WriterStarted,
+)
 
 STEP_MS_MAX: Final = 15_000
 """How long an answer is waited for; whoever asks for a marker asks again."""
 
-Step = OpenTransaction | WriteMarker
+Step = OpenTransaction | WriteMarker | AbortHanging
 
 
 class TransactionWriters:
@@ -40,40 +49,57 @@ class TransactionWriters:
         known: Callable[[], bool],
     ) -> None:
         self._send, self._ongoing, self._known = send, ongoing, known
-        self._steps: dict[int, tuple[Step, asyncio.Future[str]]] = {}
-        """What is not answered yet, by token, in order."""
+        self._steps: dict[int, tuple[TopicPartition, Callable[[], Step], asyncio.Future[str]]] = {}
+        """What is not answered yet, by token, in order: the step is made when it is sent."""
         self._waiting: dict[TopicPartition, int] = {}
         """Writers that have started and have not been told yet."""
         # Tokens differ between incarnations: an answer to a step of a killed coordinator is dropped.
         self._tokens = itertools.count(os.getpid() << 32)
 
     async def open(self, part: Part, producer: Producer) -> None:
-        await self._carry_out(OpenTransaction(part.key, next(self._tokens), *producer))
+        await self._carry_out(part.key, lambda token: OpenTransaction(part.key, token, *producer))
 
-    async def mark(self, part: Part, producer: Producer, coordinator_epoch: int, committed: bool) -> None:
+    async def mark(
+        self, part: Part, producer: Producer, coordinator_epoch: int, committed: bool, decided_ms: int, inherited: bool
+    ) -> None:
+        def marker(token: int) -> WriteMarker:
+            return WriteMarker(part.key, token, *producer, coordinator_epoch, committed, decided_ms, inherited)
+
         try:
-            await self._carry_out(WriteMarker(part.key, next(self._tokens), *producer, coordinator_epoch, committed))
+            await self._carry_out(part.key, marker)
         except StaleProducerEpoch:
             pass  # a newer epoch has been there, so this transaction has ended before
 
-    async def _carry_out(self, step: Step) -> None:
+    async def abort_hanging(self, partition: TopicPartition, known: Callable[[], Collection[int]]) -> None:
+        """End what is open in a partition's log but for the transactions of producers that are ``known`` then.
+
+        ``known`` may raise an ApplianceError: then it is not done.
+
+        Raises:
+            Unavailable: not known whether it has been done; it is safe to ask again.
+            UnknownPartition: there is none.
+        """
+        await self._carry_out(partition, lambda token: AbortHanging(partition, token, sorted(known())))
+
+    async def _carry_out(self, partition: TopicPartition, make: Callable[[int], Step]) -> None:
         answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._steps[step.token] = step, answer
-        self._send(step)
+        token = next(self._tokens)
+        self._steps[token] = partition, lambda: make(token), answer
         try:
+            self._send(make(token))
             async with asyncio.timeout(STEP_MS_MAX / 1000):
                 error = await answer
         except TimeoutError:
-            raise RequestTimedOut(f"the writer of {step.partition} has not answered for {STEP_MS_MAX} ms") from None
+            raise RequestTimedOut(f"the writer of {partition} has not answered for {STEP_MS_MAX} ms") from None
         finally:
-            del self._steps[step.token]
+            del self._steps[token]
         if error:
-            raise named(error, f"{step.partition} takes no part in a transaction now")
+            raise named(error, f"{partition} takes no part in a transaction now")
 
     # ---- messages of the supervisor
 
     def on_step(self, message: TransactionStep) -> None:
-        _, answer = self._steps.get(message.token, (None, None))
+        *_, answer = self._steps.get(message.token, (None,))
         if answer is not None and not answer.done():
             answer.set_result(message.error)
 
@@ -89,8 +115,11 @@ class TransactionWriters:
         for partition, writer in self._waiting.items():
             for producer in ongoing.get(partition, ()):
                 self._send(OpenTransaction(partition, next(self._tokens), *producer))
-            for step, answer in list(self._steps.values()):
-                if step.partition == partition and not answer.done():
-                    self._send(step)
+            for of, make, answer in list(self._steps.values()):
+                if of == partition and not answer.done():
+                    try:
+                        self._send(make())
+                    except ApplianceError as error:  # of ``known``
+                        answer.set_exception(error)
             self._send(TransactionsSent(partition, writer))
         self._waiting.clear()

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from ...errors import InvalidTransactionState, UnknownTransactionalId, ZooKeeperAway
+from ...errors import InvalidTransactionState, UnknownPartition, UnknownTransactionalId, ZooKeeperAway
+from ...names import TopicPartition
 from ...security.acls import Access, Operation, ResourceType
 from ...transactions.transaction import Transaction
 from ...transactions.transaction_coordinator import TransactionCoordinator
 from ...wire.kafka.codes import Code
-from ...wire.native_admin import Nothing, OneTransaction
+from ...wire.native_admin import HangingIn, Nothing, OneTransaction
+from .hanging_transactions import HangingTransactions
 
 
 class TransactionsNativeApi:
-    def __init__(self, coordinator: TransactionCoordinator) -> None:
-        self._coordinator = coordinator
+    def __init__(self, coordinator: TransactionCoordinator, hanging: HangingTransactions) -> None:
+        self._coordinator, self._hanging = coordinator, hanging
         self.verbs: dict[str, Callable[[Any, Access], Awaitable[Any]]] = {
             "transactions": self.list,
             "transaction": self.describe,
             "abort_transaction": self.abort,
+            "hanging_transactions": self.hanging,
+            "abort_hanging": self.abort_hanging,
         }
 
     async def list(self, wanted: Nothing, access: Access) -> list[dict[str, Any]]:
@@ -51,6 +55,23 @@ class TransactionsNativeApi:
             raise InvalidTransactionState(f"transaction {wanted.id!r} cannot be aborted: it is {one.state.value}")
         if code:
             raise ZooKeeperAway(f"transaction {wanted.id!r} cannot be aborted now: try again")
+
+    async def hanging(self, wanted: HangingIn, access: Access) -> Sequence[dict[str, Any]]:
+        """Raises as :meth:`HangingTransactions.of`."""
+        return [
+            {"producer_id": one.id, "epoch": one.epoch, "first": one.open_from, "last_ms": one.timestamp_ms}
+            for one in await self._hanging.of(self._partition(wanted))
+        ]
+
+    async def abort_hanging(self, wanted: HangingIn, access: Access) -> None:
+        """Raises as :meth:`TransactionCoordinator.abort_hanging`."""
+        await self._coordinator.abort_hanging(self._partition(wanted))
+
+    def _partition(self, wanted: HangingIn) -> TopicPartition:
+        known = self._coordinator.store.topics().get(wanted.name)
+        if known is None or wanted.partition not in known.partitions:
+            raise UnknownPartition(f"there is no partition {wanted.name}-{wanted.partition}")
+        return TopicPartition(wanted.name, wanted.partition)
 
     def _find(self, transactional_id: str) -> Transaction:
         self._check()

@@ -30,7 +30,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from ...catalog import Change, Topic, TrashedTopic
+from ...catalog import CatalogChange, Topic, TrashedTopic
 from ...config import Config
 from ...errors import (
     ApplianceError,
@@ -69,7 +69,8 @@ log = logging.getLogger(__name__)
 class Trash:
     """The trash of this broker.
 
-    ``steady_ms``: a clock that nobody sets.  ``on_change`` gets the number of topics and bytes, for ``status``.
+    ``steady_ms``: a clock that nobody sets.  ``on_change`` gets the number of topics and bytes, for ``status``;
+    ``on_back`` each topic that has come back.
     """
 
     def __init__(
@@ -83,11 +84,13 @@ class Trash:
         clock: TrustedClock,
         steady_ms: Callable[[], int],
         on_change: Callable[[dict[str, int]], None],
+        on_back: Callable[[Topic], None],
     ) -> None:
         self._data_dir = data_dir
         self._topics, self._steps, self._partitions = topics, steps, partitions
         self._registry, self._brokers = registry, brokers
         self._clock, self._steady_ms = clock, steady_ms
+        self._on_back = on_back
         self._on_change, self._reported = on_change, dict.fromkeys(("topics", "bytes"), 0)
         self._looked: tuple[int, int] | None = None
         """The trusted and the steady time of the last look."""
@@ -177,8 +180,10 @@ class Trash:
         except ApplianceError as error:
             if not self._registry.enabled and target not in self._steps.catalog.topics:
                 raise  # nothing is changed
+            self._on_back(topic)
             log.warning("topic %s is back, but not wholly: %s", target, error)
             raise RequestTimedOut(f"topic {target!r} is back, what is missing is done by itself: {error}") from error
+        self._on_back(topic)
         log.info("topic %s is back from the trash%s", trashed.name, f" as {target}" if target != trashed.name else "")
         return {"name": target, "partitions": len(topic.partitions), "offsets": offsets}
 
@@ -196,16 +201,16 @@ class Trash:
         """
         async with self._steps.changing(name):
             catalog = self._steps.catalog
-            known = {topic.id for topic in catalog.topics.values()}
-            known |= {one.id for one in catalog.trash} | {removal.id for removal in catalog.removals}
-            if topic_id in known:
+            taken_ids = {topic.id for topic in catalog.topics.values()}
+            taken_ids |= {one.id for one in catalog.trash} | {removal.id for removal in catalog.removals}
+            if topic_id in taken_ids:
                 raise InvalidRequest(f"there is a topic with the id {topic_id}: choose a new one")
             own = self._topics.check_settings(settings)
             here = {number: [self._brokers.broker_id] for number in range(partitions)}
             trashed = TrashedTopic(name, topic_id, here, own, self._clock.judging_ms())
             self._check_name(trashed, name)
             await asyncio.to_thread(self._check_files, Topic(name, here, own, topic_id))
-            await self._steps.commit(Change(trash=trashed))
+            await self._steps.commit(CatalogChange(trash=trashed))
             return await self._undelete(topic_id, name)
 
     def _check_name(self, trashed: TrashedTopic, target: str) -> None:
@@ -283,24 +288,26 @@ class Trash:
             for one in self._steps.catalog.trash
         ]
         changed = [one for one, old in zip(stamped, self._steps.catalog.trash, strict=True) if one != old]
-        await asyncio.gather(*(self._steps.commit(Change(trash=one)) for one in changed))
+        await asyncio.gather(*(self._steps.commit(CatalogChange(trash=one)) for one in changed))
 
     async def _adopt_strays(self) -> None:
         """Compare the catalog with the directories: it may have been restored, or a process have died in between."""
         catalog = self._steps.catalog
-        known = {topic.id for topic in catalog.topics.values()}
-        known |= {one.id for one in catalog.trash} | {removal.id for removal in catalog.removals}
+        known_ids = {topic.id for topic in catalog.topics.values()}
+        known_ids |= {one.id for one in catalog.trash} | {removal.id for removal in catalog.removals}
         directories = await self._looking(partition_directory.in_trash)
         await self._forget_lost({topic_id for topic_id, _ in directories})
         strays: dict[str, list[Path]] = {}
         for topic_id, directory in directories:
-            if topic_id not in known:
+            if topic_id not in known_ids:
                 strays.setdefault(topic_id, []).append(directory)
-        for topic_id, found in strays.items():
-            log.warning("%s: nobody knows the deleted topic %s: it is kept under its id", found[0], topic_id)
-            numbers = [partition_directory.partition_in_trash(directory) for directory in found]
+        for topic_id, stray_directories in strays.items():
+            log.warning(
+                "%s: nobody knows the deleted topic %s: it is kept under its id", stray_directories[0], topic_id
+            )
+            numbers = [partition_directory.partition_in_trash(directory) for directory in stray_directories]
             partitions = {number: [self._brokers.broker_id] for number in range(max(numbers) + 1)}
-            await self._steps.commit(Change(trash=TrashedTopic(topic_id, topic_id, partitions)))
+            await self._steps.commit(CatalogChange(trash=TrashedTopic(topic_id, topic_id, partitions)))
 
     async def _forget_lost(self, kept: Set[str]) -> None:
         """Forget topics without files here: a backup has what the catalog says of the trash, and no files of it."""
@@ -309,7 +316,7 @@ class Trash:
             here = any(self._brokers.broker_id in brokers for brokers in one.partitions.values())
             if here and one.id not in kept and one.id not in pending:
                 log.warning("the deleted topic %s cannot be brought back: its files are not in the trash", one.name)
-                await self._steps.commit(Change(forget=one.id))
+                await self._steps.commit(CatalogChange(forget=one.id))
 
     async def empty(self, topic_ids: Iterable[str], why: str) -> None:
         """Let the files of topics in the trash be deleted.  A failure is logged, and the next look tries again."""

@@ -11,8 +11,8 @@ from typing import Protocol
 
 from ...addresses import Listener
 from ...connected_clients import CLIENTS_MAX, COUNTED_MS, ClientName, ClientRow, shown
-from .connection_state import ClientSession
 from .turn import Turn
+from .worker_connection import ClientSession
 
 Served = tuple[Listener, ClientSession]
 

@@ -16,6 +16,8 @@ Two requests of a connection may wait at a time: the reply that it sends, and th
 asks again only when it has been called.  A segment that retention unlinks meanwhile stays readable, since what was
 asked for keeps its file open.  A partition that is deleted meanwhile is looked up again by whoever is called.
 
+A file of which not even the names are in memory is a range of no bytes (:class:`.FileToOpen`), in the same queue.
+
 After a stretch a thread asks the kernel for AHEAD times as much of what follows, without waiting for it: most who need
 a stretch need the next one, and the disk reads that while the client takes this one.
 
@@ -28,10 +30,12 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable
+from functools import partial
 from typing import Final
 
-from ...log.page_cache import Brought, LogFile
+from ...log.page_cache import Brought, FileToOpen, LogFile
 from ...wire.requests import FileRange, OpenFile
+from ..connection import Lifetime
 
 THREADS_MAX: Final = 4
 """Threads of a worker that wait for disks."""
@@ -45,10 +49,12 @@ READ_BYTES_MIN: Final = 64 * 1024
 class Asked:
     """What one reader waits for: the ``ranges`` that are left of it, and whom to call ``then``."""
 
-    __slots__ = ("done", "ranges", "reader", "then")
+    __slots__ = ("connection", "done", "ranges", "reader", "then")
 
-    def __init__(self, reader: Hashable, ranges: deque[FileRange], then: Callable[[], None]) -> None:
-        self.reader, self.ranges, self.then = reader, ranges, then
+    def __init__(
+        self, reader: Hashable, connection: Lifetime, ranges: deque[FileRange], then: Callable[[], None]
+    ) -> None:
+        self.reader, self.connection, self.ranges, self.then = reader, connection, ranges, then
         self.done: list[tuple[LogFile, Brought]] = []
 
     def add(self, file: LogFile, brought: Brought) -> None:
@@ -76,13 +82,16 @@ class ColdReads:
         """How many readers wait."""
         return len(self._asked)
 
-    def bring(self, reader: Hashable, ranges: Iterable[FileRange], then: Callable[[], None]) -> None:
-        """Bring ranges into memory, and call ``then`` in the loop, unless the reader is forgotten before.
+    def bring(
+        self, reader: Hashable, connection: Lifetime, ranges: Iterable[FileRange], then: Callable[[], None]
+    ) -> None:
+        """Bring ranges into memory, and call ``then`` in the loop, unless the connection ends before.
 
         A reader asks again only when it has been called.
         """
         assert reader not in self._asked
-        asked = self._asked[reader] = Asked(reader, deque(map(_enough, ranges)), then)
+        asked = self._asked[reader] = Asked(reader, connection, deque(map(_enough, ranges)), then)
+        connection.own(asked, partial(self._forget, asked))
         with self._lock:
             self._queue[asked] = None
             if len(self._queue) > self._idle and self._threads < self._threads_max:
@@ -90,12 +99,12 @@ class ColdReads:
                 threading.Thread(target=self._run, name="cold reads", daemon=True).start()
             self._lock.notify()
 
-    def forget(self, reader: Hashable) -> None:
+    def _forget(self, asked: Asked) -> None:
         """Do not call anybody for this reader any more."""
-        if (asked := self._asked.pop(reader, None)) is not None:
-            with self._lock:
-                self._queue.pop(asked, None)
-                asked.ranges.clear()
+        del self._asked[asked.reader]
+        with self._lock:
+            self._queue.pop(asked, None)
+            asked.ranges.clear()
 
     def on_event(self) -> None:
         """Call those for whom all has been brought."""
@@ -105,6 +114,7 @@ class ColdReads:
             if self._asked.get(asked.reader) is not asked:
                 continue
             del self._asked[asked.reader]
+            asked.connection.disown(asked)
             for file, brought in asked.done:
                 if file.memory is not None:
                     file.memory.bring(file.fd, brought)
@@ -157,14 +167,18 @@ class ColdReads:
 
 
 def _enough(piece: FileRange) -> FileRange:
-    """A range of which reading is worth a turn of the disk."""
-    return piece if piece.count >= READ_BYTES_MIN else piece._replace(count=READ_BYTES_MIN)
+    """A range of which reading is worth a turn of the disk; nothing stays nothing: that file is to be opened."""
+    return piece if piece.count >= READ_BYTES_MIN or not piece.count else piece._replace(count=READ_BYTES_MIN)
 
 
 def read_stretch(piece: FileRange, buffer: memoryview) -> Brought:
-    """Read a range, as far as the file goes, and let the kernel begin to read what follows."""
-    fd, start, position, stop = piece.file.fd, piece.position, piece.position, piece.position + piece.count
+    """Read a range, as far as the file goes, and let the kernel begin to read what follows; or look up names."""
+    file, start, position, stop = piece.file, piece.position, piece.position, piece.position + piece.count
     try:
+        if isinstance(file, FileToOpen):
+            file.look_up()
+            return Brought(start, start, start, None)
+        fd = file.fd
         while position < stop:
             count = os.preadv(fd, [buffer[: stop - position]], position)
             if not count:  # the file ends here

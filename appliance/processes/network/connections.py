@@ -1,7 +1,7 @@
 """Serves the client connections of a network worker: receives, starts requests in order, sends replies, closes.
 
-:mod:`.connection_state` has the order of requests and replies, :mod:`.inbox` the memory for received bytes.  The other
-parts of the worker start each kind of request: its :data:`Handler`.
+:mod:`appliance.processes.connection` has what a connection is, :mod:`.inbox` the memory for received bytes.  The other
+parts of the worker start each kind of request: its :data:`.Starter`.
 
 A connection without memory for received bytes is *starved*: it waits, after those that wait longer, until there is
 room; administrators go before all others.  One whose request is *parked* waits until memory for all of it is free.
@@ -18,34 +18,25 @@ from __future__ import annotations
 
 import select
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from ...config import Network
 from ...connected_clients import shown
 from ...errors import ProtocolFault, TlsOnPlain
 from ...security.audit_log import Audit, Reason
-from ...shared.counters import Counters
-from ...wire.requests import FileRange, Local, Login, Produce, Request, decode_frames
+from ...wire.requests import FileRange, Local, Login, Produce, Request
+from ..connection import FileFault, Starter
 from .cold_reads import STRETCH_BYTES, ColdReads
-from .connection_state import Connection, FileFault, Pending
 from .inbox import Buffers, Inbox
 from .turn import Turn
+from .worker_connection import Pending, WorkerConnection
 
 REQUESTS_PER_TURN: Final = 100
 """Requests of one connection in a turn; joined produce requests count once."""
 
-Handler = Callable[[Connection, Any, int, memoryview], bool]
-"""Starts a request: (connection, request, position of its first frame in the arena, that frame).
-
-Returns:
-    False when the request has to wait; the handler resumes the connection later.
-
-Raises:
-    ProtocolFault: the connection is to be closed.
-"""
 WARM_MS_MAX: Final = 100
 """How long what was found in memory is believed to be there, for a client that takes it in pieces."""
 STARVED_MS_MAX: Final = 500
@@ -53,11 +44,11 @@ STARVED_MS_MAX: Final = 500
 
 
 class Starved:
-    """See the module's docstring.  ``read`` lets a connection receive as if no other had waited longer."""
+    """See the module's docstring.  ``feed`` lets a connection receive as if no other had waited longer."""
 
-    def __init__(self, turn: Turn, read: Callable[[Connection], None]) -> None:
-        self._turn, self._read = turn, read
-        self.waiting: OrderedDict[Connection, None] = OrderedDict()
+    def __init__(self, turn: Turn, feed: Callable[[WorkerConnection], None]) -> None:
+        self._turn, self._feed = turn, feed
+        self.waiting: OrderedDict[WorkerConnection, None] = OrderedDict()
         self._since_ms = 0
         """When the first of them began to wait, or one was last fed."""
 
@@ -66,33 +57,36 @@ class Starved:
         """When the wait is too long."""
         return self._since_ms + STARVED_MS_MAX
 
-    def add(self, connection: Connection) -> None:
+    def add(self, connection: WorkerConnection) -> None:
         """Let the connection wait until there is room for its bytes."""
         if not self.waiting:
             self._since_ms = self._turn.now_ms
         self.waiting.setdefault(connection)
+        connection.own(self, partial(self.discard, connection))
         if connection.session.administrator:
             self.waiting.move_to_end(connection, last=False)
 
-    def discard(self, connection: Connection) -> None:
+    def discard(self, connection: WorkerConnection) -> None:
+        """It waits no more."""
         self.waiting.pop(connection, None)
+        connection.disown(self)
 
     def feed(self) -> bool:
         """Let the connections try again, those that wait longest first; return whether they have waited too long."""
-        while self.waiting and self._feed(next(iter(self.waiting))):
+        while self.waiting and self._feed_one(next(iter(self.waiting))):
             pass
         if not self.waiting or self._turn.now_ms < self.due_ms:
             return False
         self._since_ms = self._turn.now_ms
         return True
 
-    def _feed(self, connection: Connection) -> bool:
+    def _feed_one(self, connection: WorkerConnection) -> bool:
         """Let a connection read; return whether it waits no more."""
         if not connection.closed:
-            self._read(connection)
+            self._feed(connection)
             if connection.inbox.starved:
                 return False
-        self.waiting.pop(connection, None)
+        self.discard(connection)
         self._since_ms = self._turn.now_ms
         return True
 
@@ -107,58 +101,46 @@ class Connections:
         buffers: Buffers,
         limits: Network,
         cold_reads: ColdReads,
-        counters: Counters | None = None,
+        handlers: dict[type[Request], Starter],
+        throttle: Callable[[Pending, list[bytes | FileRange]], list[bytes | FileRange]],
+        on_unreadable: Callable[[FileRange], None],
     ) -> None:
+        """
+        Args:
+            handlers: start each kind of request; the parts that do enter themselves before the first connection comes.
+            throttle: meters a reply to a client with a limit (:meth:`.Meters.throttle`).
+            on_unreadable: reports a part of a segment file that could not be sent.
+        """
         self._turn, self._epoll, self._buffers, self._limits = turn, epoll, buffers, limits
-        self._cold_reads = cold_reads
-        self._counters = counters or Counters()
-        self.handlers: dict[type[Request], Handler] = {}
-        self.by_fd: dict[int, Connection] = {}
-        self.touched: dict[Connection, None] = {}
+        self._cold_reads, self._throttle, self._on_unreadable = cold_reads, throttle, on_unreadable
+        self._handlers = handlers
+        handlers[Local] = self._answer_local
+        self._requests_left = 0
+        """How many more may start in this turn of the connection whose requests are started."""
+        self.by_fd: dict[int, WorkerConnection] = {}
+        self.touched: dict[WorkerConnection, None] = {}
         """Connections that may have something to send, or to start, at the end of this turn."""
-        self.resumed: dict[Connection, None] = {}
+        self.resumed: dict[WorkerConnection, None] = {}
         """Connections with requests that can start in the next turn."""
         self.starved = Starved(turn, self._feed)
-        self._parked: dict[Inbox, Connection] = {}
+        self._parked: dict[Inbox, WorkerConnection] = {}
         """The connections of the parked inboxes."""
         self._parked_since_ms = 0
         """When one of them was last admitted, or one was closed for them."""
-        self.unread: dict[Connection, None] = {}
+        self.unread: dict[WorkerConnection, None] = {}
         """Connections whose transport has received bytes that epoll does not report; they are read in the next turn."""
+        self.leaving: list[WorkerConnection] = []
+        """Those with nothing outstanding that are to be handed over at the end of this turn (``handoffs``)."""
+        self.wants_room = False
+        """Whether the first connection has starved, so that all writers are to flush: then they release the arena."""
 
-    def connect(
-        self,
-        handlers: Mapping[type[Request], Handler],
-        hand_over: Callable[[Connection], bool],
-        ask_for_room: Callable[[], None],
-        on_close: Callable[[Connection], None],
-        on_unreadable: Callable[[FileRange], None],
-        throttle: Callable[[Pending, list[bytes | FileRange]], list[bytes | FileRange]],
-    ) -> None:
-        """Connect the other parts of the worker, before the first connection comes.
-
-        Args:
-            handlers: start each kind of request.
-            hand_over: moves a connection with nothing outstanding to a writer, if possible.
-            ask_for_room: asks all writers to flush, so that they release the arena.
-            on_close: forgets the waiting requests of a connection.
-            on_unreadable: reports a part of a segment file that could not be sent.
-            throttle: meters a reply to a client with a limit (:mod:`.metering`).
-        """
-        self.handlers = {**handlers, Local: self._answer_local}
-        self._hand_over, self._ask_for_room, self._on_close = hand_over, ask_for_room, on_close
-        self._on_unreadable, self._throttle = on_unreadable, throttle
-
-    def add(self, connection: Connection) -> None:
+    def add(self, connection: WorkerConnection) -> None:
         """Add a new connection."""
         connection.active_ms, connection.read_ns = self._turn.now_ms, self._turn.now_ns
-        connection.counters = self._counters.of(connection.listener)
-        connection.events = select.EPOLLIN
-        fd = connection.sock.fileno()
-        self.by_fd[fd] = connection
-        self._epoll.register(fd, select.EPOLLIN)
+        self.by_fd[connection.sock.fileno()] = connection
+        connection.watch(self._epoll, select.EPOLLIN)
 
-    def take_in(self, connection: Connection) -> None:
+    def take_in(self, connection: WorkerConnection) -> None:
         """Add a connection that comes back from a writer, with its received and unsent bytes."""
         self.add(connection)
         connection.stalled = True  # its requests start at the end of this turn, when all its events have been handled
@@ -166,18 +148,15 @@ class Connections:
 
     # ---- receiving
 
-    def read(self, connection: Connection, first: bool = False) -> None:
+    def read(self, connection: WorkerConnection, first: bool = False) -> None:
         """Receive, and start whole requests; ``first``: no other connection has waited longer for the arena."""
         inbox = connection.inbox
         connection.active_ms, connection.read_ns = self._turn.now_ms, self._turn.now_ns
         inbox.starved = bool(self.starved.waiting) and not first and not inbox
         if not inbox.starved:
-            received = inbox.receive(connection.transport)
-            if received < 0:
+            if not connection.receive():
                 self._end(connection)
                 return
-            connection.counters.received(received)
-            connection.session.bytes_in += received
             if not self._take_frames(connection):
                 return
         if inbox.starved:
@@ -189,26 +168,16 @@ class Connections:
         """Read the connections whose transport has received bytes."""
         unread, self.unread = self.unread, {}
         for connection in unread:
-            if connection.events & select.EPOLLIN and not connection.closed:
+            if not connection.closed and (connection.events or 0) & select.EPOLLIN:
                 self.read(connection)
 
-    def _take_frames(self, connection: Connection) -> bool:
+    def _take_frames(self, connection: WorkerConnection) -> bool:
         """Start the whole requests that a connection has received, in order; False when it has been closed."""
-        inbox, codec, connection.stalled = connection.inbox, connection.codec, False
-        bytes_max = codec.first_bytes_max if connection.session.gated else self._limits.frame_bytes_max
-        left = REQUESTS_PER_TURN
+        inbox, first_bytes_max = connection.inbox, connection.codec.first_bytes_max
+        bytes_max = first_bytes_max if connection.session.gated else self._limits.frame_bytes_max
+        self._requests_left, connection.stalled = REQUESTS_PER_TURN, False
         try:
-            frames = inbox.frames(bytes_max, codec.first_bytes_max)
-            for request, start, frame in decode_frames(codec, self._buffers.memory, frames):
-                left -= 1
-                is_enough = not left or (left < REQUESTS_PER_TURN - 1 and self._turn.is_over())
-                if is_enough:
-                    self.resumed[connection] = None
-                if is_enough or not self._start(connection, request, start, frame):
-                    connection.stall(start, request.overlap)
-                    break
-                if connection.closed:
-                    return False
+            connection.start_requests(self._start, bytes_max, first_bytes_max)
         except ProtocolFault as error:
             if isinstance(error, TlsOnPlain):
                 self._turn.audit.refused(Reason.TLS_ON_PLAIN, "", connection.peer)
@@ -222,14 +191,18 @@ class Connections:
             self._park(connection)
         return True
 
-    def _start(self, connection: Connection, request: Request, start: int, frame: memoryview) -> bool:
+    def _start(self, connection: WorkerConnection, request: Request, start: int, frame: memoryview) -> bool:
         """Start a request; False when it has to wait, until the connection is resumed."""
+        self._requests_left = requests_left = self._requests_left - 1
+        if not requests_left or (requests_left < REQUESTS_PER_TURN - 1 and self._turn.is_over()):
+            self.resumed[connection] = None
+            return False
         limits = self._limits
         if (
             connection.closed
             or connection.close_when_sent
             or not connection.may_start(request.overlap)
-            or connection.unanswered > limits.requests_max
+            or connection.taken - connection.answered > limits.requests_max
             or connection.out_bytes > limits.send_bytes_max
         ):
             return False
@@ -242,9 +215,9 @@ class Connections:
         if kind is not Produce:
             connection.cancel_handoff()
             self.touched[connection] = None
-        return self.handlers[kind](connection, request, start, frame)
+        return self._handlers[kind](connection, request, start, frame)
 
-    def _answer_local(self, connection: Connection, request: Local, start: int, frame: memoryview) -> bool:
+    def _answer_local(self, connection: WorkerConnection, request: Local, start: int, frame: memoryview) -> bool:
         """Send a reply that the codec has made."""
         session = connection.session
         if not session.software and (software := shown(connection.codec.software(frame))):
@@ -255,7 +228,7 @@ class Connections:
         connection.close_when_sent = connection.close_when_sent or request.close
         return True
 
-    def awaits_announcement(self, connection: Connection, partitions: Sequence[object | None]) -> bool:
+    def awaits_announcement(self, connection: WorkerConnection, partitions: Sequence[object | None]) -> bool:
         """Whether a request that names an unknown partition has to start again in the next turn.
 
         That turn reads the supervisor's messages first: the supervisor may have announced the partition, and the client
@@ -266,7 +239,7 @@ class Connections:
             self.resumed[connection] = None
         return connection.announcements_read
 
-    def resume_next_turn(self, connection: Connection) -> None:
+    def resume_next_turn(self, connection: WorkerConnection) -> None:
         """Start the stalled request in the next turn."""
         self.resumed[connection] = None
 
@@ -277,17 +250,18 @@ class Connections:
 
     # ---- memory for received bytes
 
-    def _starve(self, connection: Connection) -> None:
+    def _starve(self, connection: WorkerConnection) -> None:
         """Let the connection wait until there is room for its bytes."""
         if not self.starved.waiting:
-            self._ask_for_room()
+            self.wants_room = True
         self.starved.add(connection)
 
-    def _park(self, connection: Connection) -> None:
+    def _park(self, connection: WorkerConnection) -> None:
         """Let the connection wait until there is room for the whole of its request."""
         if not self._parked:
             self._parked_since_ms = self._turn.now_ms
         self._parked[connection.inbox] = connection
+        connection.own(connection.inbox, partial(self._parked.pop, connection.inbox, None))
         self.watch(connection)
 
     @property
@@ -314,6 +288,7 @@ class Connections:
                 break
             self._parked_since_ms = now_ms
             connection = self._parked.pop(inbox)
+            connection.disown(inbox)
             self.read(connection)
             if not connection.closed:
                 self.watch(connection)
@@ -321,15 +296,17 @@ class Connections:
             self._parked_since_ms = now_ms
             self._close_one_behind()
 
-    def _feed(self, connection: Connection) -> None:
+    def _feed(self, connection: WorkerConnection) -> None:
         self.read(connection, first=True)
         if not connection.inbox.starved and not connection.closed:
             self.watch(connection)
 
     def _close_one_behind(self) -> None:
-        """Close the youngest connection whose unfinished request will not be complete in time, since others wait.
+        """Make room for those that wait.
 
-        First go those that are throttled and have sent requests all the same.
+        First all go that are throttled and have sent requests all the same.  When there is none, the connection goes
+        whose unfinished request has begun last, of those that will not be complete in time.  One that settles before
+        a handoff, and is not read for that, is read again instead.
         """
         if held := [one for one in self.by_fd.values() if one.session.muted_until_ms and one.inbox]:
             for connection in held:
@@ -354,17 +331,16 @@ class Connections:
     def answer(self, pending: Pending, reply: list[bytes | FileRange]) -> None:
         """Set the reply of a request, which has taken effect."""
         connection = pending.connection
-        pending.reply = reply if connection.session.meter is None else self._throttle(pending, reply)
+        connection.set_reply(pending, reply if connection.session.meter is None else self._throttle(pending, reply))
         connection.started -= 1
-        connection.counters.answered(pending.request.api, pending.count, pending.since_ns)
         self.touched[connection] = None
 
     def advance_touched(self) -> None:
-        """For each touched connection: send ready replies, start stalled requests, hand it over if due."""
+        """For each touched connection: send ready replies, start stalled requests, let it leave if that is due."""
         while self.touched:
             self._advance(self.touched.popitem()[0])
 
-    def _advance(self, connection: Connection) -> None:
+    def _advance(self, connection: WorkerConnection) -> None:
         if connection.closed:
             return
         connection.collect()
@@ -381,11 +357,12 @@ class Connections:
             and not self._take_frames(connection)
         ):
             return
-        if connection.hand_over_to is not None and connection.may_move and self._hand_over(connection):
+        if connection.hand_over_to is not None and connection.may_move:
+            self.leaving.append(connection)
             return
         self.watch(connection)
 
-    def _send(self, connection: Connection) -> bool:
+    def _send(self, connection: WorkerConnection) -> bool:
         """Send what the socket takes, and ask for what is next if it is not in memory; False: it had to be closed."""
         now_ms = self._turn.now_ms
         if now_ms - connection.warm_since_ms > WARM_MS_MAX:
@@ -399,20 +376,18 @@ class Connections:
             return False
         if sent:
             connection.active_ms = now_ms
-            connection.counters.sent(sent)
-            connection.session.bytes_out += sent
         if (cold := connection.cold) is not None:
             stretch = cold._replace(count=min(cold.count, STRETCH_BYTES))
-            self._cold_reads.bring(connection, [stretch], partial(self._on_brought, connection))
+            self._cold_reads.bring(connection, connection, [stretch], partial(self._on_brought, connection))
         return True
 
-    def _on_brought(self, connection: Connection) -> None:
+    def _on_brought(self, connection: WorkerConnection) -> None:
         """What is next is in memory now, or cannot be read: sending it tells."""
         connection.cold = None
         connection.active_ms = self._turn.now_ms
         self.touched[connection] = None
 
-    def watch(self, connection: Connection) -> None:
+    def watch(self, connection: WorkerConnection) -> None:
         """Let epoll report the events that this connection can handle now."""
         limits = self._limits
         events = select.EPOLLOUT if connection.out and connection.cold is None else 0
@@ -423,21 +398,20 @@ class Connections:
             and not connection.close_when_sent
             and not connection.session.held
             and not connection.settling
-            and connection.unanswered <= limits.requests_max
+            and connection.taken - connection.answered <= limits.requests_max
             and connection.out_bytes <= limits.send_bytes_max
         ):
             events |= select.EPOLLIN
             if connection.transport.pending:
                 self.unread[connection] = None
-        elif connection.unanswered > limits.requests_max:  # EOF is not read: it may come after requests
+        elif connection.taken - connection.answered > limits.requests_max:  # EOF is not read: it may be late
             events |= select.EPOLLRDHUP
         if events != connection.events:
-            connection.events = events
-            self._epoll.modify(connection.sock.fileno(), events)
+            connection.watch(self._epoll, events)
 
     # ---- closing
 
-    def disconnect(self, connection: Connection, reason: str) -> None:
+    def disconnect(self, connection: WorkerConnection, reason: str) -> None:
         """Close a connection for a reason that is logged, after the replies that are ready."""
         protocol = connection.listener.protocol
         self._turn.complain("%s listener: connection of %s closed: %s", protocol, connection.peer, reason)
@@ -447,27 +421,22 @@ class Connections:
                 connection.send()
         self.close(connection)
 
-    def _end(self, connection: Connection) -> None:
+    def _end(self, connection: WorkerConnection) -> None:
         """Close a connection whose stream has ended."""
         if connection.transport.fault:
             self._turn.audit.refused(Reason.TLS_HANDSHAKE, "", connection.peer, what=connection.transport.fault)
         self.close(connection)
 
-    def close(self, connection: Connection) -> None:
+    def close(self, connection: WorkerConnection) -> None:
         if connection.closed:
             return
         self.release(connection)
         self._turn.close_at_end(connection.transport.close)
 
-    def release(self, connection: Connection) -> None:
-        """Forget a connection; its transport stays open."""
-        fd = connection.sock.fileno()
-        del self.by_fd[fd]
-        self._epoll.unregister(fd)
-        self.starved.discard(connection)
-        self._parked.pop(connection.inbox, None)
-        self._cold_reads.forget(connection)
-        self._on_close(connection)
+    def release(self, connection: WorkerConnection) -> None:
+        """Forget a connection, and all that ends with it; its transport stays open."""
+        del self.by_fd[connection.sock.fileno()]
+        connection.unwatch(self._epoll)
         connection.close()
 
     def close_when_sent(self, unanswered: type[Request]) -> None:
@@ -494,13 +463,13 @@ class Connections:
         limits, now_ms = self._limits, self._turn.now_ms
         for connection in list(self.by_fd.values()):
             since_ms = connection.inbox.frame_since_ms
-            if since_ms and now_ms - since_ms > limits.frame_ms_max and connection.events & select.EPOLLIN:
+            if since_ms and now_ms - since_ms > limits.frame_ms_max and (connection.events or 0) & select.EPOLLIN:
                 self.disconnect(connection, "a frame was not completed within network.frame_ms_max")
             elif now_ms - connection.active_ms > limits.idle_ms and (connection.out or not connection.requests):
                 self.close(connection)
 
 
-def _refusal(connection: Connection, audit: Audit) -> ProtocolFault:
+def _refusal(connection: WorkerConnection, audit: Audit) -> ProtocolFault:
     """The error of a request that needs a login."""
     session = connection.session
     if session.ended:

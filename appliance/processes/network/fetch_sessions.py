@@ -13,23 +13,25 @@ longest has not been used for KEPT_MS, or a smaller one is older than that: then
 parts is bounded in the same way.  Unlike Kafka's, a session belongs to its connection and ends with it.  All
 known clients begin another one after they have reconnected.  It also ends when the rights of its client change, which
 only a fetch that names its parts asks about.
+
+A fetch without a session, and each step of one, is an :class:`OpenFetch` until it is answered.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final
 
-from ...broker.plan import NOT_LOOKED_AT
+from ...broker.plan import NOT_LOOKED_AT, FetchPlan
 from ...errors import InvalidSessionEpoch, MixedTopicIds, UnknownFetchSession
 from ...security.acls import Access
 from ...wire.requests import NEW_SESSION, WITHOUT_SESSION, Fetch, FetchPart, FetchResult, SessionReply
-from .connection_state import Connection
 from .known_partitions import KnownPartitions, Partition
-from .reading import Reading, Reply
 from .turn import Turn
-from .wait_lists import Awaited, WaitLists
+from .wait_lists import Awaited, PartitionWatch, WaitList, WaitLists
+from .worker_connection import WorkerConnection
 
 SESSIONS_MAX: Final = 1_000
 SESSION_PARTS_MAX: Final = 100_000
@@ -41,15 +43,107 @@ EPOCH_MAX: Final = (1 << 31) - 1
 GONE: Final = FetchPart("", -1, -1, 0)
 """In the place of a forgotten part, until another one takes it."""
 
-Key = tuple[str | bytes, int]
+PartKey = tuple[str | bytes, int]
 
 
-def key_of(part: FetchPart) -> Key:
+def key_of(part: FetchPart) -> PartKey:
     """What a part of a session is known by."""
     return part.topic_id or part.topic, part.partition
 
 
-class FetchSession(Reading):
+Reply = tuple[Iterable[int], list[FetchResult], SessionReply | None]
+"""The numbers of the parts that a reply names, their results, and its session."""
+
+
+class OpenFetch(PartitionWatch):
+    """A fetch, what each of its parts gets, and where it waits for more.
+
+    ``kept``: it belongs to a session, and watches on when it is answered.
+    """
+
+    __slots__ = ("_changes", "_numbers", "kept", "partitions", "plan", "request")
+
+    def __init__(
+        self, request: Fetch, partitions: list[Partition | None], is_over: Callable[[], bool], changes: int
+    ) -> None:
+        """``changes``: of :class:`.KnownPartitions`, when it looked for the ``partitions``."""
+        super().__init__()
+        self.request, self.partitions, self.kept = request, partitions, False
+        self._changes = changes
+        self.plan = FetchPlan(request, partitions, is_over)
+        self._numbers: dict[WaitList, dict[int, None]] = {}
+        """The numbers of the parts that read a partition."""
+
+    def to_await(self) -> Iterable[int]:
+        """The parts, at which it has looked, for which it does not wait yet."""
+        return range(len(self.partitions))
+
+    def awaited_by(self, parts: Iterable[int]) -> list[Awaited]:
+        """The high watermarks that it awaits for these parts, at which it has looked."""
+        awaited: list[Awaited] = []
+        for index in parts:
+            if (partition := self.partitions[index]) is None:
+                continue
+            part = self.request.parts[index]
+            if len(self.partitions) == 1:
+                end = part.offset + max(1, min(self.request.bytes_enough, part.bytes_max))
+            if len(self.partitions) > 1 or self.request.committed:  # the last stable offset grows with it
+                end = max(part.offset, self.plan.results[index].high_watermark) + 1
+            self._numbers.setdefault(partition.wait_list, {})[index] = None
+            awaited.append((partition.wait_list, end))
+        return awaited
+
+    def take_moved(self, partitions: KnownPartitions) -> list[int]:
+        """Look again at the parts whose partition has moved, or is another one now; their numbers."""
+        moved = [index for wait_list in self.moved for index in self._numbers.pop(wait_list)]
+        self.moved.clear()
+        for index in moved:
+            self.partitions[index] = partitions.partition_of(self.request.parts[index])
+        self.plan.look(moved)
+        return moved
+
+    def look_on(self, partitions: KnownPartitions) -> list[int]:
+        """Look at the parts that the turn before has left; or else at those for which something was brought.
+
+        Meanwhile topics may have been deleted, or made again: what was found of their partitions is looked up anew.
+
+        Returns:
+            The numbers of all these parts.
+        """
+        parts = dict.fromkeys(self.plan.left or sorted(self.plan.cold))
+        if self._changes != partitions.changes:
+            self._changes = partitions.changes
+            for index, seen in enumerate(self.partitions):
+                if seen is not None and (partition := partitions.partition_of(self.request.parts[index])) is not seen:
+                    self.partitions[index] = partition
+                    parts[index] = None
+        self.plan.look(parts)
+        return list(parts)
+
+    def look_once_more(self) -> None:
+        """Look at what has come without being awaited, since it is less than enough."""
+        if len(self.partitions) == 1:
+            self.plan.look((0,))
+
+    def unflushed(self, parts: Iterable[int]) -> list[Partition]:
+        """The partitions, of these parts, that have something above the fetched offset that is not readable yet."""
+        return [
+            partition
+            for index in parts
+            if (partition := self.partitions[index]) is not None
+            and max(self.request.parts[index].offset, partition.table.high_watermark) < partition.table.log_end_offset
+        ]
+
+    def reply(self) -> Reply:
+        """What the parts get, all of which it has looked at."""
+        return range(len(self.partitions)), self.plan.results, None
+
+    def finish(self, wait_lists: WaitLists) -> None:
+        """It is answered."""
+        wait_lists.release(self)
+
+
+class FetchSession(OpenFetch):
     """One session.  ``epoch``: of the request that continues it; ``access``: what its client might do at the begin."""
 
     __slots__ = (
@@ -60,13 +154,15 @@ class FetchSession(Reading):
     def __init__(
         self,
         session_id: int,
-        connection: Connection,
+        connection: WorkerConnection,
         access: Access,
         request: Fetch,
         partitions: list[Partition | None],
+        is_over: Callable[[], bool],
+        changes: int,
         now_ms: int,
     ) -> None:
-        super().__init__(request, partitions)
+        super().__init__(request, partitions, is_over, changes)
         self.id, self.connection, self.access = session_id, connection, access
         self.kept, self.epoch = True, 1
         self.created_ms = self.used_ms = self._swept_ms = now_ms
@@ -113,8 +209,9 @@ class FetchSession(Reading):
         for key in request.session.forgotten:
             if (index := self._by_key.pop(key, -1)) >= 0:
                 self._forget(index, lists)
+        self._changes = known.changes
         for index in self._dirty:
-            self.partitions[index] = None if index in mine.denied else known.at(mine.parts[index])
+            self.partitions[index] = None if index in mine.denied else known.partition_of(mine.parts[index])
 
     def look(self, now_ms: int) -> None:
         """Look at the parts of which more may be known."""
@@ -180,8 +277,8 @@ class FetchSession(Reading):
         self._fresh.update(dict.fromkeys(moved))
         return moved
 
-    def look_at_cold(self, partitions: KnownPartitions) -> list[int]:
-        parts = super().look_at_cold(partitions)
+    def look_on(self, partitions: KnownPartitions) -> list[int]:
+        parts = super().look_on(partitions)
         self._dirty.update(dict.fromkeys(parts))
         self._fresh.update(dict.fromkeys(parts))
         return parts
@@ -200,7 +297,7 @@ class FetchSession(Reading):
     # ---- the reply
 
     def reply(self) -> Reply:
-        results, numbers = self.plan.find(), list(self._fresh)
+        results, numbers = self.plan.results, list(self._fresh)
         named = None
         if not self._first:
             numbers = [index for index in numbers if self._is_news(index)]
@@ -241,7 +338,7 @@ class FetchSessions:
         turn: Turn,
         partitions: KnownPartitions,
         wait_lists: WaitLists,
-        access: Callable[[Connection], Access],
+        access: Callable[[WorkerConnection], Access],
         sessions_max: int = SESSIONS_MAX,
         parts_max: int = SESSION_PARTS_MAX,
     ) -> None:
@@ -249,14 +346,13 @@ class FetchSessions:
         self._sessions_max, self._parts_max = sessions_max, parts_max
         self._by_id: dict[int, FetchSession] = {}
         """The one that was used last comes last."""
-        self._by_connection: dict[Connection, dict[int, FetchSession]] = {}
         self.parts = 0
         """Those of all sessions."""
 
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def reading(self, connection: Connection, request: Fetch, partitions: list[Partition | None]) -> Reading:
+    def open_fetch(self, connection: WorkerConnection, request: Fetch, partitions: list[Partition | None]) -> OpenFetch:
         """Begin what a fetch asks for: a session, the next step of one, or a fetch without one.
 
         Raises:
@@ -264,7 +360,7 @@ class FetchSessions:
         """
         step = request.session
         if step is WITHOUT_SESSION:
-            return Reading(request, partitions)
+            return self._alone(request, partitions)
         mine = self._by_id.get(step.id) if step.id else None
         if mine is not None and mine.connection is not connection:
             mine = None
@@ -275,24 +371,25 @@ class FetchSessions:
         names_all = step.epoch == NEW_SESSION and request.parts and all(part.topic for part in request.parts)
         if names_all and len(set(map(key_of, request.parts))) == len(request.parts) and self._has_room(request):
             return self._begun(connection, request, partitions)
-        return Reading(request, partitions)
+        return self._alone(request, partitions)
 
-    def forget(self, connection: Connection) -> None:
-        """End the sessions of a closed connection."""
-        for session in list(self._by_connection.get(connection, {}).values()):
-            self._end(session)
+    def _alone(self, request: Fetch, partitions: list[Partition | None]) -> OpenFetch:
+        """A fetch without a session."""
+        return OpenFetch(request, partitions, self._turn.is_over, self._partitions.changes)
 
-    def _begun(self, connection: Connection, request: Fetch, partitions: list[Partition | None]) -> FetchSession:
+    def _begun(self, connection: WorkerConnection, request: Fetch, partitions: list[Partition | None]) -> FetchSession:
         session_id = 0
         while not session_id or session_id in self._by_id:
             session_id = secrets.randbelow(EPOCH_MAX) + 1
-        access = self._access(connection)
-        session = FetchSession(session_id, connection, access, request, partitions, self._turn.now_ms)
-        self._by_id[session_id] = self._by_connection.setdefault(connection, {})[session_id] = session
+        turn, access = self._turn, self._access(connection)
+        changes = self._partitions.changes
+        session = FetchSession(session_id, connection, access, request, partitions, turn.is_over, changes, turn.now_ms)
+        self._by_id[session_id] = session
+        connection.own(session, partial(self._end, session))
         self.parts += session.size
         return session
 
-    def _continued(self, session: FetchSession | None, request: Fetch, partitions: list[Partition | None]) -> Reading:
+    def _continued(self, session: FetchSession | None, request: Fetch, partitions: list[Partition | None]) -> OpenFetch:
         if session is None:
             raise UnknownFetchSession("the fetch session has ended, or is of another connection")
         if session.access is not self._access(session.connection) or not all(part.topic for part in request.parts):
@@ -307,7 +404,7 @@ class FetchSessions:
         self.parts += session.size
         if not session.size:
             self._end(session)
-            return Reading(request, partitions)
+            return self._alone(request, partitions)
         if self.parts > self._parts_max:
             self._end(session)
             raise UnknownFetchSession(f"more than {self._parts_max} parts of fetch sessions")
@@ -336,10 +433,7 @@ class FetchSessions:
     def _end(self, session: FetchSession) -> None:
         """End a session; a fetch of it that waits is answered as one without."""
         del self._by_id[session.id]
-        mine = self._by_connection[session.connection]
-        del mine[session.id]
-        if not mine:
-            del self._by_connection[session.connection]
+        session.connection.disown(session)
         self.parts -= session.size
         session.kept = False
         if session.delayed is None:

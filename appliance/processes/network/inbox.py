@@ -28,7 +28,6 @@ from typing import Final
 from ...errors import FrameTooLarge
 from ...shared.arena import BLOCK_BYTES, Arena, Extent
 from ...wire.frames import SIZE_BYTES, frame_bytes, split
-from ...wire.transport import Transport
 
 EXTENT_BYTES_MAX: Final = 1 << 20
 """The largest extent for a connection with large frames, so that one recv takes several."""
@@ -91,16 +90,16 @@ class Inbox:
     """
 
     __slots__ = (
-        *("_admitted", "_buffers", "_filled", "_parsed", "_private", "_reserved_bytes", "_wanted"),
-        *("extent", "frame_since_ms", "starved"),
+        *("_admitted", "_buffers", "_parsed", "_private", "_reserved_bytes", "_wanted"),
+        *("extent", "filled", "frame_since_ms", "memory", "starved"),
     )
 
     def __init__(self, buffers: Buffers, received: bytes = b"") -> None:
         """``received``: bytes that a writer has received and not parsed."""
-        self._buffers = buffers
+        self._buffers, self.memory = buffers, buffers.memory
         self.extent: Extent | None = None
         self._private: bytearray | None = None
-        self._parsed = self._filled = 0
+        self._parsed = self.filled = 0
         self._wanted = BLOCK_BYTES
         self.frame_since_ms = 0
         self.starved = self._admitted = False
@@ -110,36 +109,27 @@ class Inbox:
 
     def __len__(self) -> int:
         """The number of bytes that are not parsed yet."""
-        return self._filled - self._parsed
+        return self.filled - self._parsed
 
     @property
     def parked(self) -> bool:
         """Whether its frame waits to be admitted, and must not be read."""
         return self in self._buffers.parked
 
-    def receive(self, transport: Transport) -> int:
-        """Read once; return the number of bytes, -1 at the end of the stream.  With ``starved`` set it is 0."""
+    def room(self) -> memoryview | None:
+        """See :meth:`.ReceivedBytes.room`; for lack of memory it sets ``starved``."""
         private = self._private
         if private is not None:
-            if self._filled == len(private):
-                return 0  # whole, or without room: see frames()
-            target = memoryview(private)[self._filled :]
-        else:
-            extent = self.extent or self._allocate()
-            if extent is None:
-                self.starved = True
-                return 0
-            if self._filled == extent.stop:
-                return 0  # whole frames that wait
-            target = self._buffers.memory[self._filled : extent.stop]
-        try:
-            count = transport.receive_into(target)
-        except BlockingIOError:
-            return 0
-        except OSError:
-            return -1
-        self._filled += count
-        return count or -1
+            if self.filled == len(private):
+                return None  # whole, or without room: see frames()
+            return memoryview(private)[self.filled :]
+        extent = self.extent or self._allocate()
+        if extent is None:
+            self.starved = True
+            return None
+        if self.filled == extent.stop:
+            return None  # whole frames that wait
+        return self.memory[self.filled : extent.stop]
 
     def _allocate(self) -> Extent | None:
         buffers = self._buffers
@@ -148,7 +138,7 @@ class Inbox:
             extent = buffers.allocate(BLOCK_BYTES)
         self.extent = extent
         if extent is not None:
-            self._parsed = self._filled = extent.start
+            self._parsed = self.filled = extent.start
         return extent
 
     def frames(self, frame_bytes_max: int, first_bytes_max: int) -> list[tuple[int, int]]:
@@ -160,35 +150,35 @@ class Inbox:
         if self._private is not None and not self._come_back(first_bytes_max):
             return []
         memory = self._buffers.memory
-        frames, self._parsed = split(memory, self._parsed, self._filled, frame_bytes_max, first_bytes_max)
+        frames, self._parsed = split(memory, self._parsed, self.filled, frame_bytes_max, first_bytes_max)
         return frames
 
     def _come_back(self, frame_bytes_max: int) -> bool:
         """Move private bytes into the arena; False while they are no whole frame, or the arena is full."""
         private, buffers = self._private, self._buffers
         assert private is not None
-        need = frame_bytes(private, 0, self._filled)
+        need = frame_bytes(private, 0, self.filled)
         if need > SIZE_BYTES + frame_bytes_max:
             raise FrameTooLarge(need - SIZE_BYTES, frame_bytes_max)
-        if self._filled < need:
-            if self._filled == len(private):
+        if self.filled < need:
+            if self.filled == len(private):
                 self._grow(need)
             else:
                 self.starved = False
             return False
-        extent = buffers.allocate(max(self._filled, BLOCK_BYTES))
+        extent = buffers.allocate(max(self.filled, BLOCK_BYTES))
         self.starved = extent is None
         if extent is None:
             return False
-        buffers.memory[extent.start : extent.start + self._filled] = private[: self._filled]
+        buffers.memory[extent.start : extent.start + self.filled] = private[: self.filled]
         self._let_go()
         self.extent = extent
-        self._parsed, self._filled = extent.start, extent.start + self._filled
+        self._parsed, self.filled = extent.start, extent.start + self.filled
         return True
 
     def _hold(self, private: bytearray, filled: int) -> None:
         """Keep the unparsed bytes in private memory."""
-        self._private, self._parsed, self._filled = private, 0, filled
+        self._private, self._parsed, self.filled = private, 0, filled
         self._buffers.private_bytes += len(private)
         self._reserve(len(private))
 
@@ -236,7 +226,7 @@ class Inbox:
     def admit(self, now_ms: int) -> bool:
         """Admit the parked frame, if there is room for it; its client has its time from now on."""
         assert self._private is not None
-        if not self._admit(frame_bytes(self._private, 0, self._filled)):
+        if not self._admit(frame_bytes(self._private, 0, self.filled)):
             return False
         del self._buffers.parked[self]
         self.frame_since_ms = now_ms
@@ -248,7 +238,7 @@ class Inbox:
         if not self.frame_since_ms or self.starved or self.parked or waited_ms < BEHIND_MS_MIN:
             return False
         source = self._buffers.memory if self._private is None else self._private
-        return len(self) * frame_ms_max < frame_bytes(source, self._parsed, self._filled) * waited_ms
+        return len(self) * frame_ms_max < frame_bytes(source, self._parsed, self.filled) * waited_ms
 
     def rewind(self, start: int) -> None:
         """Let the frame at ``start``, and all after it, wait."""
@@ -261,7 +251,7 @@ class Inbox:
             stalled: whole frames are left, so no frame needs more room.
         """
         extent, buffers = self.extent, self._buffers
-        rest = self._filled - self._parsed
+        rest = self.filled - self._parsed
         if not rest or stalled:
             self.frame_since_ms = 0
         elif not self.frame_since_ms:
@@ -277,8 +267,8 @@ class Inbox:
 
     def _make_room(self, extent: Extent, rest: int) -> None:
         """Move an unfinished frame that does not fit its extent to a larger one, or to private memory."""
-        buffers, parsed, filled = self._buffers, self._parsed, self._filled
-        need = frame_bytes(buffers.memory, parsed, self._filled)
+        buffers, parsed, filled = self._buffers, self._parsed, self.filled
+        need = frame_bytes(buffers.memory, parsed, self.filled)
         if parsed + need <= extent.stop and filled < extent.stop:
             return
         self._wanted = min(max(need * 2, BLOCK_BYTES), EXTENT_BYTES_MAX)
@@ -288,7 +278,7 @@ class Inbox:
             return
         buffers.memory[larger.start : larger.start + rest] = buffers.memory[parsed:filled]
         self.extent = larger
-        self._parsed, self._filled = larger.start, larger.start + rest
+        self._parsed, self.filled = larger.start, larger.start + rest
         extent.drop()
 
     def make_private(self) -> None:
@@ -296,23 +286,23 @@ class Inbox:
         buffers, extent = self._buffers, self.extent
         assert extent is not None
         rest = len(self)
-        need = frame_bytes(buffers.memory, self._parsed, self._filled)
+        need = frame_bytes(buffers.memory, self._parsed, self.filled)
         private = bytearray(max(rest, min(need, PRIVATE_BYTES_MIN)))
-        private[:rest] = buffers.memory[self._parsed : self._filled]
+        private[:rest] = buffers.memory[self._parsed : self.filled]
         self._drop()
         self._hold(private, rest)
 
     def copy(self) -> bytes:
         """A copy of the unparsed bytes, for the writer."""
         source = self._buffers.memory if self._private is None else memoryview(self._private)
-        return bytes(source[self._parsed : self._filled])
+        return bytes(source[self._parsed : self.filled])
 
     def _drop(self) -> None:
         assert self.extent is not None
         self._buffers.holders.pop(self, None)
         self.extent.drop()
         self.extent = None
-        self._parsed = self._filled = 0
+        self._parsed = self.filled = 0
 
     def clear(self) -> None:
         """Release all memory."""
@@ -321,7 +311,7 @@ class Inbox:
             self._drop()
         if self._private is not None:
             self._let_go()
-        self._parsed = self._filled = 0
+        self._parsed = self.filled = 0
 
     @property
     def buffer_bytes(self) -> int:

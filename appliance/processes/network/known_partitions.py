@@ -86,14 +86,16 @@ class Partition:
 class KnownPartitions:
     """All partitions of one worker, by topic and number.
 
-    ``number``: the worker's.  ``arena_bytes``: the size of its arena; each writer may use a share of it.
-    ``suspect(key, start, stop)`` reports offsets that cannot be read.
+    ``number``: the worker's.  ``changes``: another number when a partition was added or is gone.  ``arena_bytes``: the
+    size of its arena; each writer may use a share of it.  ``suspect(key, start, stop)`` reports offsets that cannot be
+    read.
     """
 
     def __init__(self, data_dir: Path, number: int, arena_bytes: int, epoll: select.epoll, suspect: Suspect) -> None:
         self._data_dir, self.number, self._epoll, self._suspect = data_dir, number, epoll, suspect
         self._in_hand_bytes_max = arena_bytes // WRITER_SHARE
         self._by_key: dict[tuple[str, int], Partition] = {}  # requests look up with plain tuples
+        self.changes = 0
         self.open_files_max = open_files_max(OPEN_FILES_MAX)
         self.files = FileCache(self.open_files_max, waits=False)
         self.get = self._by_key.get
@@ -117,20 +119,22 @@ class KnownPartitions:
         self._put(key, table)
 
     def _put(self, key: TopicPartition, table: SegmentTable) -> None:
-        known = self._by_key.get(key)
-        if known is not None:  # it has its own table now: nobody waits at the one that it had before
-            known.table = known.wait_list.table = table
+        partition = self._by_key.get(key)
+        if partition is not None:  # it has its own table now: nobody waits at the one that it had before
+            partition.table = partition.wait_list.table = table
             return
         name = f"{key.topic}-{key.partition}"
         link = WriterLink(name, self._in_hand_bytes_max, self._epoll)
         directory = self._data_dir / name
         reader = LogReader(directory, self.files)
+        self.changes += 1
         self._by_key[key] = Partition(key, table, reader, link, self._suspect, directory)
 
     def remove(self, key: TopicPartition) -> Partition | None:
         """Forget a partition and its files: a new partition may get the same name."""
         partition = self._by_key.pop(key, None)
         if partition is not None:
+            self.changes += 1
             partition.reader.forget()
         return partition
 
@@ -143,30 +147,35 @@ class KnownPartitions:
         if partition is not None and start is not None:
             partition.suspect(start, start + piece.count)
 
-    def at(self, part: FetchPart) -> Partition | None:
+    def partition_of(self, part: FetchPart) -> Partition | None:
         """The partition of a part; None: unknown, or that of another topic of this name."""
         partition = self.get((part.topic, part.partition))
         if part.topic_id and partition is not None and partition.topic_id != part.topic_id:
             return None
         return partition
 
-    def of(self, request: Produce | Fetch | Offsets) -> list[Partition | None]:
+    def partitions_of(self, request: Produce | Fetch | Offsets) -> list[Partition | None]:
         """The partition of each part of a request; None: unknown, or not for this client.
 
         Equal parts follow each other.
         """
         if type(request) is Fetch and request.session.by_id:
-            return [None if index in request.denied else self.at(part) for index, part in enumerate(request.parts)]
+            return [
+                None if index in request.denied else self.partition_of(part) for index, part in enumerate(request.parts)
+            ]
         parts: Sequence[tuple[Any, ...]] = request.parts
+        topic_ids = request.topic_ids if type(request) is Produce else None
         get = self.get
-        found: list[Partition | None] = []
+        partitions: list[Partition | None] = []
         last: tuple[Any, ...] | None = None
         partition: Partition | None = None
         for part in parts:
             key = part[:2]
             if key != last:
                 last, partition = key, get(key)
-            found.append(partition)
+                if topic_ids is not None and partition is not None and partition.topic_id != topic_ids[key[0]]:
+                    partition = None  # that of another topic of this name
+            partitions.append(partition)
         for index in request.denied:
-            found[index] = None
-        return found
+            partitions[index] = None
+        return partitions

@@ -18,12 +18,12 @@ from typing import Final
 from ...broker import plan
 from ...wire.requests import EARLIEST, Offsets
 from .cold_reads import ColdReads
-from .connection_state import Connection, Pending
 from .connections import Connections
-from .fetching import FLUSH_WAIT_MS
+from .fetches import FLUSH_WAIT_MS
 from .known_partitions import KnownPartitions, Partition
 from .turn import Turn
-from .wait_lists import Awaited, DelayedRequest, WaitLists, Watch
+from .wait_lists import Awaited, DelayedRequest, PartitionWatch, WaitLists
+from .worker_connection import Pending, WorkerConnection
 
 SLICE_BYTES: Final = 64 * 1024
 """What is read for one request before the next has its turn: some 1 ms."""
@@ -52,13 +52,13 @@ class OffsetLookups:
         self._cold: dict[Pending, plan.Lookup] = {}
         """Those that wait for the disk."""
 
-    def start(self, connection: Connection, request: Offsets, start: int, frame: memoryview) -> bool:
+    def start(self, connection: WorkerConnection, request: Offsets, start: int, frame: memoryview) -> bool:
         """Wait for the flush of messages acknowledged with acks=1, then look up.
 
         Returns:
             False when the request has to start again in the next turn.
         """
-        partitions = self._partitions.of(request)
+        partitions = self._partitions.partitions_of(request)
         if self._connections.awaits_announcement(connection, partitions):
             return False
         pending = Pending(connection, request)
@@ -68,7 +68,7 @@ class OffsetLookups:
             for partition in partitions:
                 if partition is not None:
                     partition.ask_for_flush(now=True)
-            watch = Watch()
+            watch = PartitionWatch()
             self._wait_lists.await_at(watch, awaited)
             if watch.lists:
                 delayed = DelayedRequest(pending, self._turn.now_ms + FLUSH_WAIT_MS, self, watch)
@@ -77,21 +77,20 @@ class OffsetLookups:
         self._enqueue(pending, request, partitions)
         return True
 
-    def retry(self, delayed: DelayedRequest) -> int:
+    def retry(self, delayed: DelayedRequest) -> None:
         """Look up, or go on waiting for the flush of other partitions."""
-        moved = len(delayed.watch.moved)
         delayed.watch.moved.clear()
-        return moved if delayed.watch.lists else self.answer(delayed)
+        if not delayed.watch.lists:
+            self.answer_now(delayed)
 
-    def answer(self, delayed: DelayedRequest) -> int:
+    def answer_now(self, delayed: DelayedRequest) -> None:
         """Look up now, without waiting for flushes."""
         request = delayed.pending.request
         assert isinstance(request, Offsets)
         watch = delayed.watch
         self._wait_lists.end(delayed)
         self._wait_lists.release(watch)
-        self._enqueue(delayed.pending, request, self._partitions.of(request))
-        return len(request.parts)
+        self._enqueue(delayed.pending, request, self._partitions.partitions_of(request))
 
     def _enqueue(self, pending: Pending, request: Offsets, partitions: Sequence[Partition | None]) -> None:
         self.unfinished.append((pending, plan.Lookup(request, partitions)))
@@ -119,20 +118,17 @@ class OffsetLookups:
                 self._connections.answer(pending, [connection.codec.encode_offsets(lookup.request, lookup.results)])
             elif lookup.cold is not None:
                 self._cold[pending] = lookup
-                self._cold_reads.bring(pending, [lookup.cold], partial(self._on_brought, pending))
+                connection.own(lookup, partial(self._cold.pop, pending))
+                self._cold_reads.bring(pending, connection, [lookup.cold], partial(self._on_brought, pending))
             else:
                 self.unfinished.append((pending, lookup))
 
     def _on_brought(self, pending: Pending) -> None:
         """Look on: what was not in memory is, or cannot be read."""
-        self.unfinished.append((pending, self._cold.pop(pending)))
+        lookup = self._cold.pop(pending)
+        pending.connection.disown(lookup)
+        self.unfinished.append((pending, lookup))
         self._look_up()
-
-    def forget(self, connection: Connection) -> None:
-        """Forget the look-ups of a closed connection that wait for the disk."""
-        for pending in connection.requests:
-            if self._cold.pop(pending, None) is not None:
-                self._cold_reads.forget(pending)
 
     def on_deleted(self, partition: Partition) -> None:
         """Answer parts that were not looked up yet in a deleted partition as unknown."""

@@ -5,32 +5,32 @@ worker stores the lowest of these in its wait cell of the partition's table; the
 the high watermark reaches it, and marks the partition.  ``shared.doorbell`` argues that no wake-up is lost:
 :meth:`WaitLists.await_at` stores the cell, executes the fence, and reads the high watermark again.
 
-A :class:`Watch` is what waits at several partitions for one reader.  Where a high watermark has come, it waits no more:
-the partition is among those that have moved, until the reader has looked at it.  So a message costs nothing at all the
-other partitions that are watched.
+A :class:`PartitionWatch` is what waits at several partitions for one reader.  Where a high watermark has come, it waits
+no more: the partition is among those that have moved, until the reader has looked at it.  So a message costs nothing at
+all the other partitions that are watched.
 
 A fetch of one partition waits for ``bytes_enough``.  A fetch of several waits for anything new in one of them, and then
 counts whether that is enough.  A request for offsets waits until the high watermark reaches the log end offset.
 
 Cost: to begin and to end a wait takes O(log n) steps for n watches that wait at the partition.  Bounds: a connection
-has at most one delayed request, because the request after it does not start.  A turn of the loop retries PARTS_PER_TURN
-parts of delayed requests, and leaves the others to the next turn.
+has at most one delayed request, because the request after it does not start.  A turn of the loop retries and answers
+delayed requests, one at least, until it is over, and leaves the others to the next turn.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 from ...shared.doorbell import fence
 from ...shared.table import SegmentTable
 
 if TYPE_CHECKING:
-    from .connection_state import Connection, Pending
+    from .worker_connection import Pending
 
-PARTS_PER_TURN: Final = 5_000
 STALE_MAX: Final = 1_000
 """Answered requests left among the deadlines, or in a heap; beyond that (and half of all) they are removed."""
 
@@ -38,17 +38,17 @@ _sequence = itertools.count()
 """Orders equal entries of a heap: requests themselves cannot be compared."""
 
 
-class Owner(Protocol):
-    """Delays requests, and answers them later.  Both methods return how many parts they have looked at or answered."""
+class Answerer(Protocol):
+    """Delays requests, and answers them later."""
 
-    def retry(self, delayed: DelayedRequest) -> int:
+    def retry(self, delayed: DelayedRequest) -> None:
         """High watermarks have come (``delayed.watch.moved``): answer, or go on waiting."""
 
-    def answer(self, delayed: DelayedRequest) -> int:
+    def answer_now(self, delayed: DelayedRequest) -> None:
         """Answer now."""
 
 
-class Watch:
+class PartitionWatch:
     """The partitions that one reader watches.
 
     ``lists``: where it waits.  ``moved``: where it waits no more, because the high watermark has come or the partition
@@ -63,7 +63,7 @@ class Watch:
         self.moved: dict[WaitList, None] = {}
 
 
-NOTHING: Final = Watch()
+NOTHING: Final = PartitionWatch()
 """What a request watches that does not wait any more."""
 
 
@@ -72,7 +72,7 @@ class DelayedRequest:
 
     __slots__ = ("deadline_ms", "owner", "pending", "watch")
 
-    def __init__(self, pending: Pending, deadline_ms: int, owner: Owner, watch: Watch) -> None:
+    def __init__(self, pending: Pending, deadline_ms: int, owner: Answerer, watch: PartitionWatch) -> None:
         self.pending = pending
         self.deadline_ms = deadline_ms
         self.owner = owner
@@ -95,19 +95,19 @@ class WaitList:
     def __init__(self, table: SegmentTable, slot: int) -> None:
         self.table = table
         self.slot, self.listed = slot, False
-        self._entries: dict[Watch, tuple[int, int, Watch]] = {}
-        self._heap: list[tuple[int, int, Watch]] = []
+        self._entries: dict[PartitionWatch, tuple[int, int, PartitionWatch]] = {}
+        self._heap: list[tuple[int, int, PartitionWatch]] = []
 
     def __len__(self) -> int:
         """How many watches wait here."""
         return len(self._entries)
 
-    def add(self, watch: Watch, high_watermark: int) -> None:
+    def add(self, watch: PartitionWatch, high_watermark: int) -> None:
         """Add a watch that is not in this list."""
         entry = self._entries[watch] = (high_watermark, next(_sequence), watch)
         heapq.heappush(self._heap, entry)
 
-    def remove(self, watch: Watch) -> None:
+    def remove(self, watch: PartitionWatch) -> None:
         del self._entries[watch]
         if len(self._heap) > STALE_MAX + 2 * len(self._entries):
             self._heap = list(self._entries.values())
@@ -120,7 +120,7 @@ class WaitList:
             heapq.heappop(heap)
         return heap[0][0] if heap else 0
 
-    def take(self, high_watermark: int) -> list[Watch]:
+    def take(self, high_watermark: int) -> list[PartitionWatch]:
         """Remove and return the watches that await this high watermark or a lower one."""
         taken = []
         while self._heap and self._heap[0][0] <= high_watermark:
@@ -130,7 +130,7 @@ class WaitList:
                 taken.append(entry[2])
         return taken
 
-    def take_all(self) -> list[Watch]:
+    def take_all(self) -> list[PartitionWatch]:
         """Remove and return all watches."""
         taken = list(self._entries)
         self._entries.clear()
@@ -143,10 +143,10 @@ Awaited = tuple[WaitList, int]
 
 
 class WaitLists:
-    """The wait lists and the delayed requests of network worker ``number``."""
+    """The wait lists and the delayed requests of network worker ``number``.  ``is_over``: whether its turn is."""
 
-    def __init__(self, number: int) -> None:
-        self._number = number
+    def __init__(self, number: int, is_over: Callable[[], bool]) -> None:
+        self._number, self._is_over = number, is_over
         self._by_slot: dict[int, list[WaitList]] = {}
         """Those that anybody has waited at, until their partitions are gone."""
         self.waiting = 0
@@ -157,7 +157,7 @@ class WaitLists:
 
     # ---- what is watched
 
-    def await_at(self, watch: Watch, awaited: Iterable[Awaited]) -> None:
+    def await_at(self, watch: PartitionWatch, awaited: Iterable[Awaited]) -> None:
         """Wait at these partitions, too.  Those where the high watermark has come meanwhile go to ``watch.moved``.
 
         At a partition that is named several times it waits for the lowest of its high watermarks.
@@ -181,14 +181,14 @@ class WaitLists:
                 del watch.lists[wait_list]
                 watch.moved[wait_list] = None
 
-    def release(self, watch: Watch) -> None:
+    def release(self, watch: PartitionWatch) -> None:
         """Wait nowhere any more."""
         for wait_list in watch.lists:
             self._remove(watch, wait_list)
         watch.lists.clear()
         watch.moved.clear()
 
-    def leave(self, watch: Watch, wait_list: WaitList) -> None:
+    def leave(self, watch: PartitionWatch, wait_list: WaitList) -> None:
         """Wait at one partition no more, if it does."""
         watch.moved.pop(wait_list, None)
         if wait_list in watch.lists:
@@ -202,9 +202,9 @@ class WaitLists:
             self._by_slot[wait_list.slot].remove(wait_list)
         for watch in self._moved(wait_list, wait_list.take_all()):
             if watch.delayed is not None:
-                watch.delayed.owner.answer(watch.delayed)
+                watch.delayed.owner.answer_now(watch.delayed)
 
-    def _moved(self, wait_list: WaitList, taken: list[Watch]) -> list[Watch]:
+    def _moved(self, wait_list: WaitList, taken: list[PartitionWatch]) -> list[PartitionWatch]:
         for watch in taken:
             del watch.lists[wait_list]
             watch.moved[wait_list] = None
@@ -212,7 +212,7 @@ class WaitLists:
         wait_list.table.set_wait(self._number, wait_list.lowest())
         return taken
 
-    def _remove(self, watch: Watch, wait_list: WaitList) -> None:
+    def _remove(self, watch: PartitionWatch, wait_list: WaitList) -> None:
         self.waiting -= 1
         wait_list.remove(watch)
         wait_list.table.set_wait(self._number, wait_list.lowest())
@@ -222,26 +222,25 @@ class WaitLists:
     def begin(self, delayed: DelayedRequest) -> None:
         """Let a request wait for what it watches."""
         delayed.watch.delayed = delayed
-        delayed.pending.connection.delayed = delayed
+        delayed.pending.connection.own(delayed, partial(self._forget, delayed))
         heapq.heappush(self._deadlines, (delayed.deadline_ms, next(_sequence), delayed))
 
     def end(self, delayed: DelayedRequest) -> None:
         """End a request's wait; the caller answers it, and releases what it watched."""
         delayed.watch.delayed = None
         delayed.watch = NOTHING  # among the deadlines it stays for a while, without what it has read
-        delayed.pending.connection.delayed = None
+        delayed.pending.connection.disown(delayed)
         self._stale += 1
         if self._stale > max(STALE_MAX, len(self._deadlines) // 2):
             self._deadlines = [entry for entry in self._deadlines if entry[2].waits]
             heapq.heapify(self._deadlines)
             self._stale = 0
 
-    def forget(self, connection: Connection) -> None:
-        """Forget the delayed request of a closed connection."""
-        if (delayed := connection.delayed) is not None:
-            watch = delayed.watch
-            self.end(delayed)
-            self.release(watch)
+    def _forget(self, delayed: DelayedRequest) -> None:
+        """Forget the request of a closed connection."""
+        watch = delayed.watch
+        self.end(delayed)
+        self.release(watch)
 
     # ---- the end of a wait
 
@@ -256,12 +255,13 @@ class WaitLists:
 
     def retry_ready(self) -> None:
         """Retry the requests that earlier turns have left, too, as many as fit into a turn."""
-        parts = 0
-        while self._ready and parts < PARTS_PER_TURN:
+        while self._ready:
             delayed = next(iter(self._ready))
             del self._ready[delayed]
             if delayed.waits:  # else it has been answered meanwhile
-                parts += delayed.owner.retry(delayed)
+                delayed.owner.retry(delayed)
+                if self._is_over():
+                    return
 
     @property
     def unfinished(self) -> bool:
@@ -272,16 +272,15 @@ class WaitLists:
         """Answer the requests whose time is up, as many as fit into a turn."""
         if not self._deadlines or self._deadlines[0][0] > now_ms:
             return
-        parts = 0
         for delayed in self.expired(now_ms):
-            parts += delayed.owner.answer(delayed)
-            if parts >= PARTS_PER_TURN:
+            delayed.owner.answer_now(delayed)
+            if self._is_over():
                 return
 
     def answer_all(self) -> None:
         """Answer all requests: the worker stops."""
         for delayed in self.everything():
-            delayed.owner.answer(delayed)
+            delayed.owner.answer_now(delayed)
 
     def expired(self, now_ms: int) -> Iterator[DelayedRequest]:
         """The requests whose time is up."""

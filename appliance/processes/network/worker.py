@@ -7,22 +7,23 @@ blocks.
 The parts, each with its own state::
 
     client_counts      who is connected
-    accepting          listeners, refusals (places: connections by address and user)
-    admission          rights of clients (metering: their limits)
-    handshakes         connections of TLS listeners that are not connected yet
+    acceptor           listeners, handshakes of TLS, refusals (places: connections by address and user)
+    logins             messages of a login (provider_keys: those of tokens)
+    revocations        ends of the connections of users who may not be connected any more
+    admission          rights of clients, and their quotas (Meters)
     connections        receiving, order of requests, sending, closing
-                       (connection_state, inbox, transport: of one connection)
-    producing          append requests to the writers, their answers (writer_link: one writer)
-    handing_over       connections that writers serve themselves (relaying: those with TLS)
-    fetching           fetches, at once or delayed (wait_lists); each is a reading
+                       (processes/connection, worker_connection, inbox, transport: of one connection)
+    produce_requests   append requests to the writers, their answers (writer_link: one writer)
+    handoffs           connections that writers serve themselves (relays: those with TLS)
+    fetches            Fetch requests, at once or delayed (wait_lists)
     fetch_sessions     sessions of fetches
     offset_lookups     requests for offsets
     cold_reads         what of files is not in memory, for those who send it, fetch, or look up
-    forwarding         requests that the coordinator answers (snapshot_answers: those that the worker can)
+    forwarder          requests that the coordinator answers, and those that the worker can (SnapshotAnswers)
     known_partitions   partitions that the supervisor has announced
 
-A produce request goes from ``connections`` to ``producing`` to ``writer_link`` and back.  A fetch goes from
-``connections`` to ``fetching``, if need be to ``wait_lists``, and back.
+A produce request goes from ``connections`` to ``produce_requests`` to ``writer_link`` and back.  A fetch goes from
+``connections`` to ``fetches``, if need be to ``wait_lists``, and back.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from ...errors import BadValue
 from ...libc import give_back_memory
 from ...machine_limits import limit_of_map
 from ...names import TopicPartition
+from ...security.audit_log import Reason
 from ...security.authorizer import Authorizer
 from ...security.configuration import Tls
 from ...security.local_users import user_of
@@ -49,12 +51,13 @@ from ...shared import memory
 from ...shared.counters import Counters
 from ...shared.doorbell import MarkedDoorbell
 from ...shared.heartbeats import Heart, alone
-from ...wire.bounds import Limits
+from ...wire.bounds import WireLimits
 from ...wire.listener_codecs import codec_of
-from ...wire.requests import Fetch, Forwarded, Login, Offsets, Produce
+from ...wire.requests import Fetch, Forwarded, Login, Offsets, Produce, Request
 from ...wire.transport import PlainTransport, Transport
 from ..child import set_log_level
-from ..clock import now_ms
+from ..clock import now_ms, wall_ms
+from ..connection import Starter
 from ..control import Channel
 from ..messages import (
     TO_WORKER,
@@ -80,27 +83,25 @@ from ..messages import (
 )
 from ..snapshot import Snapshot, SnapshotChange
 from ..tls_files import TlsFiles
-from .accepting import Accepted, Accepting, Places
-from .admission import Admission
+from .acceptor import Accepted, Acceptor, Handshakes, Places
+from .admission import Admission, Meters
 from .client_counts import ClientCounts, connections_of
 from .cold_reads import ColdReads
-from .connection_state import ClientSession, Connection
 from .connections import Connections
 from .fetch_sessions import FetchSessions
-from .fetching import Fetching
-from .forwarding import Forwarding
-from .handing_over import HandingOver
-from .handshakes import Handshakes
+from .fetches import Fetches
+from .forwarder import Forwarder, SnapshotAnswers
+from .handoffs import Handoffs
 from .inbox import Buffers, Inbox
 from .known_partitions import KnownPartitions
-from .logging_in import LoggingIn
-from .metering import Metering
+from .logins import Logins
 from .offset_lookups import OffsetLookups
-from .producing import Producing
-from .relaying import Relaying
-from .snapshot_answers import SnapshotAnswers
+from .produce_requests import ProduceRequests
+from .relays import Relays
+from .revocations import Revocations
 from .turn import Turn
 from .wait_lists import WaitLists
+from .worker_connection import ClientSession, WorkerConnection
 
 CHECK_MS: Final = 1_000
 """How often time limits are checked while something happens."""
@@ -160,50 +161,49 @@ class NetworkWorker:
         arena = memoryview(memory.attach(arguments.arena_name))
         self._buffers = buffers = Buffers(arena, UPLOADS_PER_ARENA * len(arena))
         self._epoll, self._turn = epoll, turn = select.epoll(), Turn()
-        self._wait_lists = wait_lists = WaitLists(arguments.number)
+        self._wait_lists = wait_lists = WaitLists(arguments.number, turn.is_over)
         self._partitions = partitions = KnownPartitions(
             *(arguments.data_dir, arguments.number, len(arena), epoll),
             suspect=lambda key, start, stop: control.send(Suspect(key, start, stop)),
         )
-        self._accepting = Accepting(arguments.listeners, limits.connections_max, epoll, turn)
+        self._acceptor = Acceptor(arguments.listeners, limits.connections_max, epoll, turn)
         self._handshakes = Handshakes(turn, epoll, arguments.config.tls, self._add)
         self._counters = _counters(arguments.page_name)
         self._cold_reads = cold_reads = ColdReads()
-        self._connections = connections = Connections(turn, epoll, buffers, limits, cold_reads, self._counters)
+        self._meters = Meters(turn)
+        handlers: dict[type[Request], Starter] = {}
+        self._connections = connections = Connections(
+            *(turn, epoll, buffers, limits, cold_reads, handlers, self._meters.throttle, partitions.suspect_range)
+        )
         self._places = places = Places(turn, limits)
-        self._relaying = relaying = Relaying(turn, epoll)
-        self._handing_over = HandingOver(turn, connections, buffers, places, relaying, limits.handoff_bytes_max)
-        self._producing = Producing(
-            turn, connections, partitions, self._handing_over, buffers, lambda key: control.send(WriterNeeded(key))
+        self._relays = relays = Relays(turn, epoll)
+        self._handoffs = Handoffs(turn, connections, buffers, places, relays, limits.handoff_bytes_max)
+        self._produce_requests = ProduceRequests(
+            turn, connections, partitions, self._handoffs, buffers, lambda key: control.send(WriterNeeded(key))
         )
         self._lookups = OffsetLookups(turn, connections, partitions, wait_lists, cold_reads, limits.look_bytes_max)
         security = arguments.config.security
         authorizer = Authorizer(security.authorizer, security.super_users, security.allow_everyone_if_no_acl)
-        self._metering = Metering(turn, connections)
-        self._admission = asked = Admission(turn, connections, authorizer, self._metering, self._producing.recall)
-        snapshot = Snapshot(asked.on_security, self._metering.on_usage)
-        self._topic_names = snapshot.names
-        answers = SnapshotAnswers(snapshot, Limits.of(arguments.config).parts_max)
-        self._sessions = FetchSessions(turn, partitions, wait_lists, asked.access)
-        self._fetching = Fetching(turn, connections, partitions, wait_lists, self._sessions, cold_reads)
-        self._forwarding = Forwarding(turn, connections, answers, epoll, self._read_announcements, asked)
-        self._logging_in = LoggingIn(
-            turn, connections, places, epoll, snapshot, self._forwarding.read_snapshot, arguments.config
+        asked = Admission(turn, connections, authorizer, handlers, self._meters, self._produce_requests.recall)
+        self._revocations = Revocations(
+            turn, connections, self._handoffs.served, self._produce_requests.recall, wall_ms
         )
-        connections.connect(
-            handlers={Login: self._logging_in.start},
-            hand_over=self._handing_over.hand_over,
-            ask_for_room=self._producing.ask_for_room,
-            on_close=self._on_close,
-            on_unreadable=partitions.suspect_range,
-            throttle=self._metering.throttle,
+        snapshot = Snapshot([asked.on_security, self._revocations.on_security], self._meters.on_usage)
+        self._topic_names, self._identity = snapshot.names, snapshot.identity
+        answers = SnapshotAnswers(snapshot, WireLimits.from_config(arguments.config).parts_max)
+        sessions = FetchSessions(turn, partitions, wait_lists, asked.access)
+        self._fetches = Fetches(turn, connections, partitions, wait_lists, sessions, cold_reads)
+        self._forwarder = Forwarder(turn, connections, answers, epoll, self._read_announcements, asked)
+        self._logins = Logins(
+            *(turn, connections, places, epoll, snapshot, self._forwarder.read_snapshot, self._revocations.refusal),
+            arguments.config,
         )
-        producing, fetching, lookups = self._producing.start, self._fetching.start, self._lookups.start
-        asked.guard({Produce: producing, Fetch: fetching, Offsets: lookups, Forwarded: self._forwarding.start})
+        handlers[Login] = self._logins.start
+        asked.guard(self._guarded_handlers())
         self._control_fd = control.fileno()
         for fd in (self._control_fd, self._doorbell.fd, cold_reads.fd):
             epoll.register(fd, select.EPOLLIN)
-        self._accepting.count_descriptors()
+        self._acceptor.count_descriptors()
         self._client_counts = ClientCounts(turn, lambda rows, others: control.send(ClientsCounted(rows, others)))
         self._check_ms = self._stats_ms = self._memory_ms = turn.now_ms
         self._checks_every_ms, self._heap_used = REST_MS, False
@@ -212,6 +212,15 @@ class NetworkWorker:
             snapshot.take(change)
         for message in arguments.tables:
             self._on_announcement(message, [])
+
+    def _guarded_handlers(self) -> dict[type[Request], Starter]:
+        """What starts the requests whose rights and quotas are asked before."""
+        return {
+            Produce: self._produce_requests.start,
+            Fetch: self._fetches.start,
+            Offsets: self._lookups.start,
+            Forwarded: self._forwarder.start,
+        }
 
     # ---- the loop
 
@@ -226,15 +235,15 @@ class NetworkWorker:
         After STILL_MS only answers to produce requests are waited for, and only by clients that take them.  The
         supervisor limits the time that writers may take for them.
         """
-        self._accepting.close()
+        self._acceptor.close()
         self._handshakes.close()
         self._wait_lists.answer_all()
         self._connections.close_when_sent(unanswered=Forwarded)
-        self._producing.recall()
+        self._produce_requests.recall()
         self._finish_turn()
         begun_ms = self._turn.now_ms
-        while (self._connections.by_fd or self._handing_over.count) and not self._control.closed:
-            self.turn(0 if self._lookups.unfinished else 0.1)
+        while (self._connections.by_fd or self._handoffs.count) and not self._control.closed:
+            self.turn(0 if self._lookups.unfinished or self._fetches.unfinished else 0.1)
             if self._turn.now_ms - begun_ms >= STILL_MS:
                 self._connections.close_unmoved(STILL_MS)
                 self._turn.end()
@@ -245,7 +254,7 @@ class NetworkWorker:
         if events:
             self._checks_every_ms = CHECK_MS
         self._begin_turn()
-        connections, producing = self._connections, self._producing
+        connections, produce_requests = self._connections, self._produce_requests
         for fd, event in events:
             connection = connections.by_fd.get(fd)
             if connection is not None:
@@ -257,22 +266,23 @@ class NetworkWorker:
                     connections.touched[connection] = None
                 if event & select.EPOLLIN:
                     connections.read(connection)
-            elif fd in producing.by_fd:
-                producing.on_event(producing.by_fd[fd], event)
-            elif fd in self._relaying.by_fd:
-                self._relaying.on_event(fd, event)
+            elif fd in produce_requests.by_fd:
+                produce_requests.on_event(produce_requests.by_fd[fd], event)
+            elif fd in self._relays.by_fd:
+                self._relays.on_event(fd, event)
             elif fd == self._control_fd:
                 self._read_announcements()
             elif fd == self._doorbell.fd:
                 self._wait_lists.retry_reached(self._doorbell.take())
             elif fd in self._handshakes.by_fd:
                 self._handshakes.on_event(fd)
-            elif fd in self._accepting.by_fd:
+            elif fd in self._acceptor.by_fd:
                 self._accept(fd)
-            elif fd == self._forwarding.fd:
-                self._forwarding.on_event(event)
-            elif fd == self._logging_in.fd:
-                self._logging_in.on_event()
+            elif fd == self._forwarder.fd:
+                self._forwarder.on_event(event)
+                self._revocations.end_noted()  # before a request of theirs starts, which may have waited for this
+            elif fd == self._logins.fd:
+                self._logins.on_event()
             elif fd == self._cold_reads.fd:
                 self._cold_reads.on_event()
         self._finish_turn()
@@ -281,11 +291,14 @@ class NetworkWorker:
         """Continue the work that earlier turns have left."""
         self._heart.beat()
         self._turn.begin()
-        if self._accepting.resume_ms:
-            self._accepting.resume()
+        if self._acceptor.resume_ms:
+            self._acceptor.resume()
         self._lookups.begin_turn()
-        if self._metering.active and (taken := self._metering.begin_turn()):
-            self._forwarding.report(taken)
+        if self._meters.active:
+            unmuted, taken = self._meters.begin_turn()
+            self._connections.touched.update(dict.fromkeys(unmuted))
+            if taken:
+                self._forwarder.report(taken)
         self._handshakes.begin_turn()
         if self._connections.unread:
             self._connections.read_unread()
@@ -296,17 +309,25 @@ class NetworkWorker:
             self._connections.start_resumed()
         if self._wait_lists.unfinished:
             self._wait_lists.retry_ready()
+        if self._fetches.unfinished:
+            self._fetches.go_on()
 
     def _finish_turn(self) -> None:
         """Send the append requests and replies of this turn; each may lead to more of both."""
         self._wait_lists.answer_expired(self._turn.now_ms)
-        self._logging_in.answer_due()
-        while self._producing.to_send or self._connections.touched:
-            if self._producing.to_send:
-                self._producing.send_all()
+        self._logins.answer_due()
+        self._revocations.end_noted()
+        while self._produce_requests.to_send or self._connections.touched:
+            if self._produce_requests.to_send:
+                self._produce_requests.send_all()
             self._connections.advance_touched()
+            if self._connections.leaving:
+                self._handoffs.hand_over_leaving()
         if self._connections.waits_for_memory:
             self._connections.feed_waiting()
+        if self._connections.wants_room:
+            self._connections.wants_room = False
+            self._produce_requests.ask_for_room()
         if self._turn.now_ms - self._check_ms >= self._checks_every_ms:
             self._check_timeouts()
         self._cold_reads.end_turn()
@@ -319,24 +340,25 @@ class NetworkWorker:
             connections.resumed
             or connections.touched
             or connections.unread
-            or self._producing.to_send
+            or self._produce_requests.to_send
             or self._lookups.unfinished
             or self._wait_lists.unfinished
+            or self._fetches.unfinished
         ):
             return 0
         now = self._turn.now_ms
         next_ms = now + self._heart.beat_ms
         if connections.by_fd or self._handshakes.by_fd or len(self._partitions.files) or self._turn.audit.pending:
             next_ms = min(next_ms, self._check_ms + self._checks_every_ms)
-        for deadline_ms in (self._wait_lists.next_deadline_ms(), self._logging_in.due_ms, connections.memory_due_ms):
+        for deadline_ms in (self._wait_lists.next_deadline_ms(), self._logins.due_ms, connections.memory_due_ms):
             if deadline_ms is not None:
                 next_ms = min(next_ms, deadline_ms)
-        if self._metering.active:
-            next_ms = min(next_ms, self._metering.next_ms(now))
+        if self._meters.active:
+            next_ms = min(next_ms, self._meters.next_ms(now))
         if self._control.pending:
             next_ms = min(next_ms, now + CONTROL_RETRY_MS)
-        if self._accepting.resume_ms:
-            next_ms = min(next_ms, self._accepting.resume_ms)
+        if self._acceptor.resume_ms:
+            next_ms = min(next_ms, self._acceptor.resume_ms)
         return max(0, next_ms - now_ms()) / 1000
 
     # ---- messages of the supervisor
@@ -353,18 +375,18 @@ class NetworkWorker:
             case PartitionDropped(key):
                 self._drop_partition(key)
             case RangesDamaged(key, ranges):
-                if (known := self._partitions.get(key)) is not None:
-                    known.damaged = ranges
+                if (partition := self._partitions.get(key)) is not None:
+                    partition.damaged = ranges
             case FilesChanged(key):
-                if (known := self._partitions.get(key)) is not None:
-                    known.reader.forget()
+                if (partition := self._partitions.get(key)) is not None:
+                    partition.reader.forget()
             case WriterChannel(key):
-                self._producing.join_writer(key, socket.socket(fileno=fds[0]))
+                self._produce_requests.join_writer(key, socket.socket(fileno=fds[0]))
             case WriterRetires(key):
-                if (known := self._partitions.get(key)) is not None:
-                    self._producing.retire_writer(known)
+                if (partition := self._partitions.get(key)) is not None:
+                    self._produce_requests.retire_writer(partition)
             case CoordinatorStreamOpened():
-                self._forwarding.connect(fds[0])
+                self._forwarder.connect(fds[0])
             case Refused():  # no descriptor left for it: the supervisor sends it again
                 self._control.send(message)
             case TlsChanged(tls):
@@ -388,14 +410,14 @@ class NetworkWorker:
         partition = self._partitions.remove(key)
         if partition is None:
             return
-        self._producing.on_deleted(partition)
+        self._produce_requests.on_deleted(partition)
         self._lookups.on_deleted(partition)
         self._wait_lists.drop(partition.wait_list)
 
     # ---- clients come and go
 
     def _accept(self, fd: int) -> None:
-        accepted = self._accepting.accept(fd, self._connection_count, self._descriptors)
+        accepted = self._acceptor.accept(fd, self._connection_count, self._descriptors)
         if accepted is None:
             return
         if not self._places.admits_address(accepted.host, accepted.peer, self._handshakes.by_address[accepted.host]):
@@ -405,24 +427,35 @@ class NetworkWorker:
             assert self._tls is not None, "the supervisor loads the files if a listener has TLS"
             self._handshakes.begin(accepted, self._tls.context)
         else:
-            self._add(PlainTransport(accepted.sock), accepted)
+            user = user_of(accepted.uid) if accepted.listener.unix else ""
+            self._add(PlainTransport(accepted.sock), accepted, user)
 
-    def _add(self, transport: Transport, accepted: Accepted) -> None:
-        """Add a connection that can be used: one with TLS has completed its handshake."""
+    def _add(self, transport: Transport, accepted: Accepted, user: str) -> None:
+        """Add a connection that can be used: one with TLS has completed its handshake.
+
+        ``user``: who it is without a login; "": nobody knows.
+        """
         listener, peer = accepted.listener, accepted.peer
-        mechanisms = self._logging_in.mechanisms if listener.sasl else ()
+        mechanisms = self._logins.mechanisms if listener.sasl else ()
         login_by_ms = self._turn.now_ms + self._config.security.login_ms_max if listener.sasl else 0
-        codec = codec_of(listener.protocol, self._config, mechanisms=mechanisms, topic_names=self._topic_names)
+        names, identity = self._topic_names, self._identity
+        codec = codec_of(listener.protocol, self._config, False, mechanisms, topic_names=names, identity=identity)
         inbox = Inbox(self._buffers)
-        user = user_of(accepted.uid) if listener.unix else transport.subject
         principal = principal_of(user) if user else ANONYMOUS
         session = ClientSession(principal, login_by_ms, accepted.host, accepted.administrator, self._turn.now_ms)
-        if not self._places.admits(session, principal, peer):
+        refusal = "" if listener.sasl or accepted.administrator else self._revocations.refusal(principal)
+        if refusal:
+            self._turn.audit.refused(Reason.LOCKED, principal, peer, what=refusal)
+        if refusal or not self._places.admits(session, principal, peer):
             transport.close()
             return
-        self._places.enter(session)
-        connection = Connection(transport, listener, peer, codec, inbox, session)
+        counters = self._counters.listener_counters(listener)
+        connection = WorkerConnection(transport, listener, peer, codec, inbox, session, counters)
+        self._places.hold(connection)
         self._connections.add(connection)
+        if user and listener.tls:
+            where = f"{listener.protocol} {listener.security}"
+            self._turn.audit.logged_in(principal, peer, listener=where, mechanism="certificate")
         if transport.pending:
             self._connections.read(connection)
 
@@ -435,17 +468,6 @@ class NetworkWorker:
         except BadValue as error:
             logger.error("new connections get the old certificate: %s", error)
 
-    def _on_close(self, connection: Connection) -> None:
-        """Forget the waiting requests of a closed connection."""
-        self._lookups.forget(connection)
-        self._fetching.forget(connection)
-        self._sessions.forget(connection)
-        self._wait_lists.forget(connection)
-        self._forwarding.forget(connection)
-        self._producing.forget(connection)
-        self._admission.forget(connection)
-        self._places.leave(connection.session)
-
     def _check_timeouts(self) -> None:
         """Check time limits, and send numbers to the supervisor."""
         self._check_ms = now = self._turn.now_ms
@@ -457,11 +479,12 @@ class NetworkWorker:
             give_back_memory()
         self._connections.check_timeouts()
         self._handshakes.check_timeouts()
-        self._producing.check_timeouts()
-        self._producing.recall_expired()
-        self._logging_in.check_timeouts()
+        self._revocations.check_timeouts()
+        self._produce_requests.check_timeouts()
+        self._produce_requests.recall_expired()
+        self._logins.check_timeouts()
         count = self._connection_count
-        limits = self._accepting.limits(count, self._descriptors)
+        limits = self._acceptor.limits(count, self._descriptors)
         if limits != self._limits:
             self._limits = limits
             self._control.send(LimitsReached(limits))
@@ -469,16 +492,16 @@ class NetworkWorker:
         if refusals := self._turn.audit.take_counts():
             self._control.send(Refusals(refusals))
         self._client_counts.check(
-            chain(connections_of(self._connections.by_fd.values()), connections_of(self._handing_over.served))
+            chain(connections_of(self._connections.by_fd.values()), connections_of(self._handoffs.served))
         )
-        stats = (count, self._accepting.refused)
+        stats = (count, self._acceptor.refused)
         if stats != self._stats and now - self._stats_ms >= STATS_MS:
             self._stats, self._stats_ms = stats, now
             self._control.send(WorkerStats(*stats))
 
     @property
     def _connection_count(self) -> int:
-        return len(self._connections.by_fd) + self._handing_over.count
+        return len(self._connections.by_fd) + self._handoffs.count
 
     @property
     def _descriptors(self) -> int:
@@ -486,16 +509,16 @@ class NetworkWorker:
 
         A connection that a writer serves has none here, unless it is relayed: then it has two.
         """
-        elsewhere = 2 * self._relaying.count - self._handing_over.count
-        links, handshakes = len(self._producing.by_fd), len(self._handshakes.by_fd)
+        elsewhere = 2 * self._relays.count - self._handoffs.count
+        links, handshakes = len(self._produce_requests.by_fd), len(self._handshakes.by_fd)
         return self._partitions.open_files_max + links + handshakes + elsewhere
 
     def _gauges(self) -> list[int]:
         connections, buffers = self._connections, self._buffers
-        clients = [len(connections.by_fd), self._handing_over.count, len(self._handshakes.by_fd), self._metering.muted]
-        waiting = [len(connections.starved.waiting), self._wait_lists.waiting, self._producing.waiting]
+        clients = [len(connections.by_fd), self._handoffs.count, len(self._handshakes.by_fd), self._meters.muted]
+        waiting = [len(connections.starved.waiting), self._wait_lists.waiting, self._produce_requests.waiting]
         memory_bytes = [buffers.arena.used_bytes, buffers.arena.size_bytes, buffers.private_bytes]
-        return [*clients, *waiting, *memory_bytes, self._accepting.refused]
+        return [*clients, *waiting, *memory_bytes, self._acceptor.refused]
 
 
 def _counters(page_name: str) -> Counters:

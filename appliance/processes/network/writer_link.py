@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, assert_never
 
 from ...addresses import Listener
 from ...shared.arena import Extent
-from ...shared.counters import listener_number
+from ...shared.counters import ListenerCounters, listener_number
 from ...wire.requests import Codec
 from .. import handoff
 from ..answers import Answer
@@ -43,12 +43,12 @@ from ..messages import (
     Refused,
     Unsent,
 )
-from .connection_state import ClientSession
-from .relaying import Relay
+from .relays import Relay
 from .turn import Turn
+from .worker_connection import ClientSession
 
 if TYPE_CHECKING:
-    from .connection_state import Connection, Pending
+    from .worker_connection import Pending, WorkerConnection
 
 WRITER_WAIT_MS_MIN: Final = 1_000
 WRITER_WAIT_MS_MAX: Final = 30_000
@@ -59,7 +59,7 @@ APPEND_PARTS_MAX: Final = 2_048
 """Parts in one append request: each has two numbers of 5 bytes, and three of up to 9 bytes in the answer."""
 POSITIONS_MAX: Final = 2 * APPEND_PARTS_MAX
 
-Target = tuple["Connection", "Pending | None", int, int]
+Target = tuple["WorkerConnection", "Pending | None", int, int]
 """The connection, the request (None: acks=0, no reply), the index of its first part and how many parts follow it."""
 
 
@@ -107,6 +107,7 @@ class HandedOver:
     peer: str
     codec: Codec
     session: ClientSession
+    counters: ListenerCounters
     buffer_bytes: int
     relay: Relay | None = None
     """With TLS: what passes its bytes on to the writer."""
@@ -132,7 +133,7 @@ class WriterLink:
         self.retiring = False
         self.waiting: list[AppendRequest] = []
         """Closed append requests that were not sent yet."""
-        self.stalled: dict[Connection, None] = {}
+        self.waits_for_room: dict[WorkerConnection, None] = {}
         """Connections whose next request waits until the writer has released a part of the arena."""
         self._epoll = epoll
         self._open: dict[int, AppendRequest] = {}
@@ -295,7 +296,7 @@ class WriterLink:
         connected = channel is not None and not channel.closed and not self.retiring
         return connected and len(self._handed_over) < handoff.CONNECTIONS_MAX
 
-    def hand_over(self, connection: Connection, fd: int, buffer_bytes: int) -> HandedOver:
+    def hand_over(self, connection: WorkerConnection, fd: int, buffer_bytes: int) -> HandedOver:
         """Send a connection with nothing outstanding to the writer, as ``fd``, which the caller then closes.
 
         Raises:
@@ -310,7 +311,8 @@ class WriterLink:
         message = Handoff(self._token, listener.protocol, kind, acks, buffer_bytes, received)
         self._send(message, (fd,))
         handed_over = self._handed_over[self._token] = HandedOver(
-            connection.listener, connection.peer, connection.codec, connection.session, buffer_bytes
+            *(connection.listener, connection.peer, connection.codec, connection.session, connection.counters),
+            buffer_bytes,
         )
         return handed_over
 

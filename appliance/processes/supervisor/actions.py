@@ -81,7 +81,7 @@ class Action:
         """Run the action for ``key``, now or after a delay, and retry until the machine allows it."""
         self._wanted[key] = self._clock_ms() + delay_ms
         if not delay_ms:
-            self.run()
+            self.run_due()
 
     def drop(self, key: Hashable = "") -> None:
         """Forget ``key``."""
@@ -98,7 +98,7 @@ class Action:
         """Whether any key waits for an attempt."""
         return bool(self._wanted)
 
-    def run(self) -> None:
+    def run_due(self) -> None:
         """Run the action for the keys that are due, unless it is delayed."""
         now = self._clock_ms()
         if self._running or now < self._rests_until_ms:
@@ -153,7 +153,7 @@ class Action:
             self._changed()
 
     def next_ms(self) -> int | None:
-        """When to call :meth:`run` next; None when nothing is wanted."""
+        """When to call :meth:`run_due` next; None when nothing is wanted."""
         if not self._wanted:
             return None
         return max(min(self._wanted.values()), self._rests_until_ms)
@@ -190,10 +190,10 @@ class Actions:
         self._all.append(action)
         return action
 
-    def run(self) -> None:
+    def run_due(self) -> None:
         """Run all actions that are due."""
         for action in self._all:
-            action.run()
+            action.run_due()
 
     def next_ms(self) -> int | None:
         """When the next action is due; None when nothing is wanted."""
@@ -205,12 +205,12 @@ class Actions:
 
     def limits(self) -> dict[str, float]:
         """The limits of the machine that cause refusals, each with the time of the first refusal."""
-        found: dict[str, float] = {}
+        limits: dict[str, float] = {}
         for action in self._all:
             if (reached := action.limit()) is not None:
                 limit, since_s = reached
-                found[limit] = min(found.get(limit, since_s), since_s)
-        return found
+                limits[limit] = min(limits.get(limit, since_s), since_s)
+        return limits
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ from .outages import Outages
 from .removal import Removals
 from .scrubber import Scrubbing
 from .side_processes import SideProcesses
-from .status_report import Refusals
+from .status_report import RefusalCounts
 from .workers import Workers
 from .writers import Writers
 
@@ -58,7 +58,7 @@ class ChildEvents:
         sides: SideProcesses,
         inputs: Inputs,
         on_change: Callable[[], None],
-        refusals: Refusals,
+        refusals: RefusalCounts,
     ) -> None:
         self._hosted, self._children = hosted, children
         self._workers, self._coordinator, self._writers = workers, coordinator, writers
@@ -96,7 +96,7 @@ class ChildEvents:
                 self._writers.on_need(partition)
                 return
             case messages.Refusals(counts):
-                self._refusals.add(counts)
+                self._refusals.count_refused(counts)
             case messages.Suspect(partition, start, stop):
                 self._inspection.suspect(partition, start, stop)
                 return
@@ -208,7 +208,11 @@ class ChildEvents:
                 # Its writer is started for it; the coordinator repeats lost orders.
                 self._writers.want(partition)
                 self._writers.send(partition, message)
-            case messages.OpenTransaction(partition, token) | messages.WriteMarker(partition, token):
+            case (
+                messages.OpenTransaction(partition, token)
+                | messages.WriteMarker(partition, token)
+                | messages.AbortHanging(partition, token)
+            ):
                 error = self._writers.on_step(message)
                 if error:
                     self._coordinator.send(messages.TransactionStep(partition, token, error))
@@ -307,9 +311,9 @@ class ChildEvents:
 class Order:
     """One order; ``left`` are the partitions that are not done yet."""
 
-    def __init__(self, token: int, left: Iterable[TopicPartition]) -> None:
+    def __init__(self, token: int, partitions: Iterable[TopicPartition]) -> None:
         self.token = token
-        self.left = set(left)
+        self.left = set(partitions)
         self.outcomes: list[Outcome] = []
 
     def finish(self, partition: TopicPartition, error: str, message: str) -> None:
@@ -343,7 +347,7 @@ class Orders:
                 order.finish(partition, WriterGone.__name__, text)
             elif row is None:
                 try:
-                    self._opening.add(partition, topic_id, settings, new)
+                    self._opening.add_partition(partition, topic_id, settings, new)
                 except REFUSALS as error:
                     logger.warning("refused: making %s-%d: %s", *partition, reason_of(error))
                     order.finish(partition, OutOfResources.__name__, reason_of(error))
@@ -365,7 +369,7 @@ class Orders:
             self._compactions.drop(partition)
             self._writers.drop(partition)
             # Without a table too: files may be left of a removal that an earlier instance did not finish.
-            self._removals.add(partition, topic_id, trash)
+            self._removals.remove_partition(partition, topic_id, trash)
         self._answer_if_done(order)
 
     def _id_of(self, partition: TopicPartition) -> str:

@@ -118,8 +118,8 @@ class Restarts:
                 yield role, key, deaths
 
     def forget(self, role: str, key: Any) -> None:
-        for known in (self._counts, self._delays, self._recent):
-            known.pop((role, key), None)
+        for counts in (self._counts, self._delays, self._recent):
+            counts.pop((role, key), None)
 
 
 class Children:
@@ -271,13 +271,13 @@ class Children:
 
     def note_lack(self, child: Child, limit: str, what: Any) -> None:
         """Note that a child had no room for a message, which is sent again: in the log once, and in :meth:`limits`."""
-        known = self._lacks.get(child)
-        if known is None or known.limit != limit:
+        lack = self._lacks.get(child)
+        if lack is None or lack.limit != limit:
             text = "%s (pid %d) has no room for %s, and perhaps for others (%s: %s): they are sent again"
             logger.warning(text, _name(child), child.pid, what, limit, ADVICE[limit])
-            known = None
+            lack = None
             self._on_change()
-        self._lacks[child] = Lack(limit, known.since_s if known else wall_s(), now_ms() + LACK_MS)
+        self._lacks[child] = Lack(limit, lack.since_s if lack else wall_s(), now_ms() + LACK_MS)
         self._end_lacks.want(delay_ms=LACK_MS)
 
     def _forget_lacks(self) -> None:
@@ -401,13 +401,13 @@ class Children:
 
         What waits for a device ends later.  The lock of the data directory is held until then.
         """
-        left = list(self)
-        for child in left:
+        children = list(self)
+        for child in children:
             logger.warning("%s %s (pid %d) did not stop in time: killed", child.role, child.key, child.pid)
             with surviving("ending a process"):
                 child.kill()
         deadline_ms = now_ms() + END_MS_MAX
-        for child in left:
+        for child in children:
             with surviving("ending a process"):
                 if child.ends_within(max(0, deadline_ms - now_ms())):
                     child.reap()

@@ -198,16 +198,16 @@ class _WriterLink:
         raise WriterGone(f"{self._partition.topic}-{self._partition.partition}: its writer has not answered")
 
     def _receive(self, wait_ms: float) -> list[SegmentSwapped]:
-        found: list[SegmentSwapped] = []
+        swapped: list[SegmentSwapped] = []
         self._poll.poll(wait_ms)
         for message, _ in self._control.receive(TO_COMPACTOR):
             match message:
                 case SegmentSwapped():
-                    found.append(message)
+                    swapped.append(message)
                 case Stop():
                     raise _Stopped
                 case _:
                     assert_never(message)
         if self._control.closed:
             raise _Stopped
-        return found
+        return swapped

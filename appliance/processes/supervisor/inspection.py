@@ -204,16 +204,16 @@ class Inspection:
         row = self._hosted.get(partition)
         if row is None or row.topic_id != topic_id or row.offline or partition in self._hosted.opening:
             return
-        known = row.damaged
-        fresh = [place for place in places if place not in known]
+        ranges = row.damaged
+        fresh = [place for place in places if place not in ranges]
         for start, stop, file, position, reason in fresh:
             logger.error(
                 "%s-%d is damaged: %s:%d: %s: the offsets %d to %d are not served until `appliance log repair`",
                 *(*partition, file, position, reason, start, stop),
             )
-        if known and not places:
+        if ranges and not places:
             logger.info("%s-%d is sound again: all of it is served", *partition)
-        if fresh or len(known) != len(places):
+        if fresh or len(ranges) != len(places):
             row.damaged = list(places)
             self._workers.send_all(row.damage_message(partition))
             self.on_files(partition)
@@ -301,9 +301,9 @@ class Inspector:
         """How many looks have found a directory that is no partition's."""
         self._told_strays: list[str] = []
         self._look_s = clock_s()
-        known = _load(data_dir / FILE_NAME)
+        stored = _load(data_dir / FILE_NAME)
         for row in rows:
-            ranges = known.damaged.get(f"{row.topic_id}-{row.partition.partition}", ())
+            ranges = stored.damaged.get(f"{row.topic_id}-{row.partition.partition}", ())
             self._take(row, [DamagedRange(start, stop, "") for start, stop in ranges])
 
     def run(self) -> None:
@@ -329,9 +329,9 @@ class Inspector:
         for message, _ in self._control.receive(TO_INSPECTOR):
             match message:
                 case Inspect(row):
-                    known = self._partitions.get(row.partition)
-                    same = known is not None and known.row.topic_id == row.topic_id
-                    self._take(row, known.ranges if known is not None and same else [])
+                    previous = self._partitions.get(row.partition)
+                    same = previous is not None and previous.row.topic_id == row.topic_id
+                    self._take(row, previous.ranges if previous is not None and same else [])
                 case PartitionDropped(key):
                     self._drop(key)
                 case LeaveAlone(key):
@@ -370,11 +370,13 @@ class Inspector:
             self._find_strays(inodes)
         if not self._to_compare:
             self._to_compare.extend(self._partitions)
-        left = FILES_PER_LOOK
-        while self._to_compare and left > 0:
-            one = self._partitions.get(self._to_compare.popleft())
-            if one is not None and not one.away:
-                left -= self._compare_offline(one) if one.row.offline else self._compare_files(one)
+        files_left = FILES_PER_LOOK
+        while self._to_compare and files_left > 0:
+            candidate = self._partitions.get(self._to_compare.popleft())
+            if candidate is not None and not candidate.away:
+                files_left -= (
+                    self._compare_offline(candidate) if candidate.row.offline else self._compare_files(candidate)
+                )
         now_s = self._clock_s()
         for partition in self._partitions.values():
             if partition.ranges and not partition.away and not partition.row.offline and now_s >= partition.again_s:
@@ -420,13 +422,13 @@ class Inspector:
             if following > end or partition.away:  # recovery may remove what is behind the high watermark
                 break
             mark = _mark(log_path(directory, base))
-            known = partition.sealed.get(base)
-            if mark == known:
+            mark_before = partition.sealed.get(base)
+            if mark == mark_before:
                 continue
             if len(mark) == 1 and is_retired(directory, following):
                 continue
             partition.sealed[base] = mark
-            if known is not None or len(mark) == 1 or mark[4] != following - base:
+            if mark_before is not None or len(mark) == 1 or mark[4] != following - base:
                 self._want(partition.key, base, following)
                 changed = True
         for base in partition.sealed.keys() - set(bases):
@@ -470,9 +472,9 @@ class Inspector:
     def _find_strays(self, inodes: Iterable[str]) -> None:
         """Report directories of partitions that no topic has, once they have been there for STRAY_LOOKS."""
         hosted = {partition.name for partition in self._partitions.values()}
-        found = [name for name in inodes if name not in hosted and _PARTITION_NAME.fullmatch(name)]
+        unhosted = [name for name in inodes if name not in hosted and _PARTITION_NAME.fullmatch(name)]
         self._strays = {
-            name: self._strays.get(name, 0) + 1 for name in found if name in self._strays or self._is_log(name)
+            name: self._strays.get(name, 0) + 1 for name in unhosted if name in self._strays or self._is_log(name)
         }
         strays = sorted(name for name, looks in self._strays.items() if looks >= STRAY_LOOKS)[:STRAYS_MAX]
         if strays != self._told_strays:
@@ -481,7 +483,8 @@ class Inspector:
 
     def _is_log(self, name: str) -> bool:
         try:
-            return any(one == METADATA_NAME or one.endswith(LOG_SUFFIX) for one in os.listdir(self._data_dir / name))  # noqa: PTH208
+            files = os.listdir(self._data_dir / name)  # noqa: PTH208
+            return any(file == METADATA_NAME or file.endswith(LOG_SUFFIX) for file in files)
         except OSError:
             return False
 
@@ -533,25 +536,32 @@ class Inspector:
         seen = None if partition is None or partition.away else partition.snapshot()
         if partition is None or seen is None:
             raise WriterGone(f"{key.topic}-{key.partition} is not served now: try again")
-        around = [one for one in partition.ranges if one.start < stop and start < one.stop]
-        first, last = min([start, *(one.start for one in around)]), max([stop, *(one.stop for one in around)])
-        found = self._look(partition, [DamagedRange(first, last, "")])
-        if found:  # not while retention, or a repair, was at work
-            found = self._look(partition, found)
+        around = [damaged for damaged in partition.ranges if damaged.start < stop and start < damaged.stop]
+        first = min([start, *(damaged.start for damaged in around)])
+        last = max([stop, *(damaged.stop for damaged in around)])
+        damages = self._look(partition, [DamagedRange(first, last, "")])
+        if damages:  # not while retention, or a repair, was at work
+            damages = self._look(partition, damages)
         self._receive(0)
         if self._partitions.get(key) is not partition or partition.away:
             raise WriterGone(f"{key.topic}-{key.partition} is not served now: try again")
         seen = partition.snapshot() or seen
         first, end = seen.start, seen.high_watermark
-        kept = [one for one in partition.ranges if one not in around and first < one.stop and one.start < end]
-        ranges = joined([*kept, *found], RANGES_MAX)
-        if [one[:2] for one in ranges] != [one[:2] for one in partition.ranges]:
+        kept = [
+            damaged
+            for damaged in partition.ranges
+            if damaged not in around and first < damaged.stop and damaged.start < end
+        ]
+        ranges = joined([*kept, *damages], RANGES_MAX)
+        if [damaged[:2] for damaged in ranges] != [damaged[:2] for damaged in partition.ranges]:
             partition.delay_s = AGAIN_S_MIN
             partition.again_s = self._clock_s() + AGAIN_S_MIN
             partition.ranges = ranges
             self._save()
         partition.ranges = ranges
-        return [(one.start, one.stop, *place_of(seen.bases, one.start), one.reason) for one in ranges]
+        return [
+            (damaged.start, damaged.stop, *place_of(seen.bases, damaged.start), damaged.reason) for damaged in ranges
+        ]
 
     def _look(self, partition: _Partition, ranges: Sequence[DamagedRange]) -> list[DamagedRange]:
         seen = partition.snapshot()
@@ -574,9 +584,12 @@ class Inspector:
     # ---- the file
 
     def _save(self) -> None:
-        ranges = {one.id: [(start, stop) for start, stop, _ in one.ranges] for one in self._partitions.values()}
+        ranges = {
+            partition.id: [(start, stop) for start, stop, _ in partition.ranges]
+            for partition in self._partitions.values()
+        }
         try:
-            content = msgspec.json.encode(_Known({name: one for name, one in ranges.items() if one}))
+            content = msgspec.json.encode(_Known({name: spans for name, spans in ranges.items() if spans}))
             replace_data_file(self._data_dir / FILE_NAME, content)
         except ApplianceError as error:  # it is found again
             logger.warning("%s", error)
@@ -585,10 +598,10 @@ class Inspector:
 def _mark(path: Path) -> Mark:
     """What must not change of a file: inode, mode, user, group, size, time; or the number of an error."""
     try:
-        found = os.stat(path)  # noqa: PTH116 - faster
+        status = os.stat(path)  # noqa: PTH116 - faster
     except OSError as error:
         return (error.errno or 0,)
-    return (found.st_ino, found.st_mode, found.st_uid, found.st_gid, found.st_size, found.st_mtime_ns)
+    return (status.st_ino, status.st_mode, status.st_uid, status.st_gid, status.st_size, status.st_mtime_ns)
 
 
 def _load(path: Path) -> _Known:

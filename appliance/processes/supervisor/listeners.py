@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 import stat
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -28,7 +29,6 @@ from ...machine_limits import limit_of
 from ...proc_net import holder_of
 from ...security.configuration import faults_of, is_insecure
 from ...wire.sockets import LOCAL_SOCKET, short_path
-from .systemd import inherited_listeners
 
 logger = logging.getLogger(__name__)
 
@@ -41,51 +41,52 @@ PASSED: Final = {protocol: Listener(protocol, PLAINTEXT, "") for protocol in PRO
 }
 """What sockets are that systemd passes, by their names."""
 
-Bound = list[tuple[Listener, socket.socket]]
+BoundListeners = list[tuple[Listener, socket.socket]]
 
 
-def listen(config: Config, data_dir: Path) -> Bound:
+def listen(config: Config, data_dir: Path, passed: Mapping[str, Sequence[socket.socket]]) -> BoundListeners:
     """Bind all listeners, and a Unix socket in the data directory; sockets that systemd passes replace ``listen``.
+
+    ``passed``: those, by their names.
 
     Raises:
         AddressInUse: another process listens there.
-        BadValue: an address, or a socket that systemd passes, cannot be used; names the key.
+        BadValue: an address cannot be used; names the key.
         OSError: the machine has no descriptor or no memory left.
     """
-    passed = inherited_listeners(os.environ, tuple(PASSED))
-    bound: Bound = []
+    bound: BoundListeners = []
     for protocol, text in (("native", config.native.listen), ("kafka", config.kafka.listen)):
-        here = [(PASSED[name], sock) for name, sockets in passed.items() for sock in sockets]
-        found = [(_with_port(one, sock), sock) for one, sock in here if one.protocol == protocol]
-        if found and (used := listeners_text(one for one, _ in found)) != text:
+        here = [(PASSED[name], sock) for name, sockets in passed.items() if name in PASSED for sock in sockets]
+        kept = [(_with_port(address, sock), sock) for address, sock in here if address.protocol == protocol]
+        if kept and (used := listeners_text(address for address, _ in kept)) != text:
             logger.warning("%s.listen = %s is not used: systemd passes %s", protocol, text, used)
-        new = [] if found else [(one, bind(one)) for one in parse_listeners(protocol, text)]
-        bound += found + [(_with_port(one, sock), sock) for one, sock in new]
-    for fault in faults_of([one for one, _ in bound], [], config.tls, config.security):
+        new = [] if kept else [(address, bind(address)) for address in parse_listeners(protocol, text)]
+        bound += kept + [(_with_port(address, sock), sock) for address, sock in new]
+    for fault in faults_of([address for address, _ in bound], [], config.tls, config.security):
         raise BadValue(fault)
     for warned in insecure(bound, config):
         logger.warning("INSECURE: %s: whoever reaches this address may do everything (security.allow_insecure)", warned)
     return bound + _bind_local(data_dir)
 
 
-def texts(bound: Bound, data_dir: Path) -> dict[str, str]:
+def texts(bound: BoundListeners, data_dir: Path) -> dict[str, str]:
     """The listeners of each protocol as text; LOCAL for the one in the data directory."""
     local = local_listener(data_dir)
-    names = [(LOCAL if one == local else one.protocol, one) for one, _ in bound]
-    return {name: listeners_text(one for other, one in names if other == name) for name, _ in names}
+    names = [(LOCAL if address == local else address.protocol, address) for address, _ in bound]
+    return {name: listeners_text(address for other, address in names if other == name) for name, _ in names}
 
 
-def insecure(bound: Bound, config: Config) -> list[str]:
+def insecure(bound: BoundListeners, config: Config) -> list[str]:
     """The listeners that other hosts reach without TLS and authentication."""
-    return [f"{one.protocol} {one}" for one, _ in bound if is_insecure(one, config.tls)]
+    return [f"{address.protocol} {address}" for address, _ in bound if is_insecure(address, config.tls)]
 
 
-def remove_sockets(bound: Bound) -> None:
+def remove_sockets(bound: BoundListeners) -> None:
     """Remove the files of Unix sockets at the end."""
-    for one, _ in bound:
-        if one.unix:
+    for address, _ in bound:
+        if address.unix:
             with contextlib.suppress(OSError):
-                Path(unix_path(one.address)[0]).unlink()
+                Path(unix_path(address.address)[0]).unlink()
 
 
 def _with_port(listener: Listener, sock: socket.socket) -> Listener:
@@ -143,7 +144,7 @@ def local_listener(data_dir: Path) -> Listener:
     return Listener("native", PLAINTEXT, f"{UNIX}{data_dir.absolute() / LOCAL_SOCKET}")
 
 
-def _bind_local(data_dir: Path) -> Bound:
+def _bind_local(data_dir: Path) -> BoundListeners:
     """The Unix socket for commands on this host; none where the file system has no sockets."""
     listener = local_listener(data_dir)
     try:

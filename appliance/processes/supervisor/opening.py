@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from ...config import Config, TopicSettings
+from ...config import Config
 from ...errors import ApplianceError, OutOfResources, StorageFault, is_lack
 from ...log import Log, check_kept, partition_directory, peek
 from ...machine_limits import ADVICE, MAPS, limit_of, partitions_mappable
@@ -50,7 +50,7 @@ ROWS_PER_MESSAGE = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class OpenerBatch:
     """The partitions that one opener opens; ``number`` tells it from an earlier one for the same partitions."""
 
     number: int
@@ -90,7 +90,7 @@ class Opening:
         self._offline_table = ""
         self._to_open: list[TopicPartition] = []
         self._batches = 0
-        self._opened_by: dict[TopicPartition, Batch] = {}
+        self._opened_by: dict[TopicPartition, OpenerBatch] = {}
         """Which opener is to report a partition."""
         self._lacking: set[TopicPartition] = set()
         """Partitions that could not be opened for lack of disk space or descriptors."""
@@ -137,8 +137,8 @@ class Opening:
                 self._hosted[partition].table = self._make_table()
                 placed.append(partition)
         except REFUSALS as error:
-            left = len(self._unplaced) - len(placed)
-            raise OutOfResources(f"{left} partitions are offline: {reason_of(error)}") from error
+            unplaced = len(self._unplaced) - len(placed)
+            raise OutOfResources(f"{unplaced} partitions are offline: {reason_of(error)}") from error
         finally:
             self._unplaced -= set(placed)
             for partition in placed:
@@ -156,7 +156,7 @@ class Opening:
             row.table = self._offline_table
             self._send_all(PartitionTable(partition, row.table))
 
-    def add(self, partition: TopicPartition, topic_id: str, settings: dict[str, str], new: bool) -> None:
+    def add_partition(self, partition: TopicPartition, topic_id: str, settings: dict[str, str], new: bool) -> None:
         """Add a partition: give it a table, and let an opener open it, or make it if it is ``new``.
 
         Raises:
@@ -224,16 +224,16 @@ class Opening:
         count = min(os.cpu_count() or 1, len(partitions))
         for index in range(count):
             self._batches += 1
-            self.openers.start(Batch(self._batches, tuple(partitions[index::count])))
+            self.openers.start(OpenerBatch(self._batches, tuple(partitions[index::count])))
 
-    def _prepare_opener(self, batch: Batch) -> Process | None:
+    def _prepare_opener(self, batch: OpenerBatch) -> Process | None:
         jobs = []
         for partition in batch.partitions:
             row = self._hosted.get(partition)
             if row is not None and row.table:
                 self._opened_by[partition] = batch
                 new = partition in self._unmade
-                jobs.append(Job(*partition, row.topic_id, row.settings, row.table, new, row.offline))
+                jobs.append(OpeningJob(*partition, row.topic_id, row.settings, row.table, new, row.offline))
         for partition in set(batch.partitions) - self._hosted.keys():  # deleted while the machine refused the opener
             self._hosted.opening.pop(partition, None)
         run = partial(open_partitions, self._config, self._data_dir, jobs)
@@ -241,7 +241,7 @@ class Opening:
 
     def on_opened(self, outcomes: Sequence[Outcome]) -> list[Outcome]:
         """Take the outcomes of an opener; return them without those of partitions that were deleted meanwhile."""
-        known: list[Outcome] = []
+        hosted_outcomes: list[Outcome] = []
         for partition, error, reason in outcomes:
             self._hosted.opening.pop(partition, None)
             self._opened_by.pop(partition, None)
@@ -257,13 +257,13 @@ class Opening:
                 self._unshown.discard(partition)
                 self._workers.send_all(PartitionTable(partition, row.table))
             self._coordinator.send(PartitionTable(partition, row.table))
-            known.append((partition, error, reason))
+            hosted_outcomes.append((partition, error, reason))
         if not self._hosted.opening:
             self._report_lacking()
             if self._starting:
                 self._starting = False
                 self._coordinator.send_listeners()
-        return known
+        return hosted_outcomes
 
     def on_lacking(self, limit: str) -> None:
         """Note the limit of the machine that an opener has reached; its outcomes follow."""
@@ -275,11 +275,11 @@ class Opening:
         Returns the outcomes of partitions that have used ATTEMPTS_MAX attempts.
         """
         self.openers.on_end(child)
-        left = [partition for partition in child.key.partitions if self._opened_by.get(partition) == child.key]
-        again = [partition for partition in left if self._hosted.opening[partition] < ATTEMPTS_MAX]
+        partitions = [partition for partition in child.key.partitions if self._opened_by.get(partition) == child.key]
+        again = [partition for partition in partitions if self._hosted.opening[partition] < ATTEMPTS_MAX]
         given_up = [
             (partition, StorageFault.__name__, "opening it was interrupted")
-            for partition in left
+            for partition in partitions
             if partition not in again
         ]
         if again and not self._children.stopping:
@@ -301,7 +301,7 @@ class Opening:
             self._open_again.done()
 
 
-class Job(NamedTuple):
+class OpeningJob(NamedTuple):
     topic: str
     partition: int
     topic_id: str
@@ -313,7 +313,7 @@ class Job(NamedTuple):
     """Why it could not be opened before: is not logged again."""
 
 
-def open_partitions(config: Config, data_dir: Path, jobs: Sequence[Job], control: Channel) -> int:
+def open_partitions(config: Config, data_dir: Path, jobs: Sequence[OpeningJob], control: Channel) -> int:
     """Open every partition and report what has become of it.
 
     The error is OutOfResources when a later attempt may succeed, for example after a full disk.
@@ -338,7 +338,7 @@ def open_partitions(config: Config, data_dir: Path, jobs: Sequence[Job], control
     return 0
 
 
-def open_partition(config: Config, data_dir: Path, job: Job) -> None:
+def open_partition(config: Config, data_dir: Path, job: OpeningJob) -> None:
     """Publish one partition in its table; its state becomes ONLINE, or OFFLINE when its log cannot be opened.
 
     Raises:
@@ -354,7 +354,7 @@ def open_partition(config: Config, data_dir: Path, job: Job) -> None:
             partition_directory.claim(path, job.topic_id)
             summary = peek(path)
             if summary is None:
-                settings = TopicSettings.parse(job.settings, config.topics.defaults)
+                settings = config.topic_defaults.held_by(job.topic, job.settings)
                 log = Log.open(path, settings, wall_ms, SEGMENTS_MAX)
                 Producers(log, config.producers.ids_max)  # know which transactions are open
                 log.close(clean=True)

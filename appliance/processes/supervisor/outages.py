@@ -10,9 +10,9 @@ queue of the disk at most.  The states of a partition that is out of service::
     repairing  no process has the log open:   OFFLINE      served from what   none            opening
                a repairer is forked                        is readable
     opening    the repairer has ended,        from the     as at the start    none            online, or offline; an
-               however, or the writer has;    opener                                          order is answered
-               readers forget what they know
-               of the files
+               however, or the writer has;    opener                                          order is answered; ordered
+               readers forget what they know                                                  if an order came
+               of the files                                                                   meanwhile
 
 Causes::
 
@@ -35,7 +35,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from ...errors import ApplianceError, InvalidRequest, OutOfResources, StorageFault, UnknownPartition, disk_fault
+from ...errors import (
+    ApplianceError,
+    InvalidRequest,
+    OutOfResources,
+    StorageFault,
+    UnknownPartition,
+    WriterGone,
+    disk_fault,
+)
 from ...log import partition_directory
 from ...log.recovery import Point, loss_of
 from ...names import TopicPartition
@@ -78,6 +86,8 @@ class Outage:
         self.opens = False
         """No repairer is needed any more: the log is being opened."""
         self.error, self.message = (StorageFault.__name__, INTERRUPTED) if repairs else ("", "")
+        self.following: Outage | None = None
+        """An order that came while the log was being opened, which is not interrupted."""
         self.result: dict[str, Any] = {}
         """What the repairer has reported (:class:`~appliance.log.repair.Repaired`)."""
 
@@ -118,13 +128,18 @@ class Outages:
         name = f"{partition.topic}-{partition.partition}"
         if row is None or not row.table:
             self._answer(token, UnknownPartition.__name__, f"{name} is not stored on this broker", {})
-        elif partition in self._outages:
-            text = "repaired already" if self._outages[partition].repairs else "opened again"
-            self._answer(token, InvalidRequest.__name__, f"{name} is being {text}: try again", {})
-        else:
-            outage = Outage(True, token, cut, was_offline=bool(row.offline))
+            return
+        order = Outage(True, token, cut, was_offline=bool(row.offline))
+        outage = self._outages.get(partition)
+        if outage is None:
             logger.info("%s: out of service, to be repaired", name)
-            self._begin(partition, outage, REASON)
+            self._begin(partition, order, REASON)
+        elif outage.repairs or outage.following is not None:
+            self._answer(token, WriterGone.__name__, f"{name} is being repaired already: try again", {})
+        elif outage.opens:
+            outage.following = order
+        else:
+            self._begin(partition, order, REASON)
 
     def on_gone(self, partition: TopicPartition, topic_id: str, reason: str) -> None:
         """Open a partition again whose files are not those that were opened."""
@@ -233,6 +248,12 @@ class Outages:
             logger.info("%s-%d: repaired: %s", *partition, outage.message or outage.result)
             self._before_answer()
             self._answer(outage.token, outage.error, outage.message, outage.result)
+        if outage.following is None:
+            return
+        if partition in self._hosted:
+            self._begin(partition, outage.following, REASON)
+        else:
+            self._answer(outage.following.token, UnknownPartition.__name__, "the topic was deleted meanwhile", {})
 
     def _answer(self, token: int, error: str, message: str, result: dict[str, Any]) -> None:
         self._coordinator.send(RepairDone(token, error, message, result))
@@ -280,6 +301,7 @@ def _repair(path: Path, job: RepairJob, known_end: int) -> dict[str, Any]:
             repaired = Repaired([f"{path}: is sound, and opened again"], point.start or 0, point.flushed, 0, 0)
     for action in repaired.actions:
         logger.warning("repair: %s", action)
-    left = len(repaired.actions) - ACTIONS_MAX
-    shown = [*repaired.actions[:ACTIONS_MAX], *([f"and {left} more: see the journal"] if left > 0 else [])]
+    actions_left = len(repaired.actions) - ACTIONS_MAX
+    rest = [f"and {actions_left} more: see the journal"] if actions_left > 0 else []
+    shown = [*repaired.actions[:ACTIONS_MAX], *rest]
     return repaired._replace(actions=shown)._asdict()

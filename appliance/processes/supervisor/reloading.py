@@ -1,7 +1,7 @@
 """Compares configurations: what a reload changes while the appliance runs, and what waits for a restart.
 
-A reload takes all keys of RELOADED, and the inputs, from the new file.  Other keys stay as they were at the start, and
-are named as long as the file says something else.
+A reload takes all keys of RELOADED, the settings of patterns and the inputs from the new file.  Other keys stay as they
+were at the start, and are named as long as the file says something else.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class Reloads:
         does not take a key of which the reload has said that it needs a restart.
         """
         in_force = _merged(self._config, config)
-        wanted, now = config.flat(), in_force.flat()
+        new_values, now = config.flat(), in_force.flat()
         self.last = {
             "count": self.last["count"] + 1,
             "error": "",
             "changed": _differences(self._now, now),
-            "needs_restart": _differences(now, wanted),
+            "needs_restart": _differences(now, new_values),
         }
         self._now = now
         set_log_level(config.log.level)
@@ -63,17 +63,18 @@ class Reloads:
         return in_force
 
 
-def _merged(started: Config, wanted: Config) -> Config:
+def _merged(started: Config, reloaded: Config) -> Config:
     tables: dict[str, dict[str, Scalar]] = {}
     for name, key in KEYS.items():
         if name.startswith(RELOADED):
-            tables.setdefault(key.table, {})[key.attribute] = wanted.value(name)
+            tables.setdefault(key.table, {})[key.attribute] = reloaded.value(name)
     changed = {table: msgspec.structs.replace(getattr(started, table), **values) for table, values in tables.items()}
-    return msgspec.structs.replace(started, inputs=wanted.inputs, **changed)
+    return msgspec.structs.replace(started, topic_patterns=reloaded.topic_patterns, inputs=reloaded.inputs, **changed)
 
 
 def _differences(before: Mapping[str, Value], after: Mapping[str, Value]) -> list[list[Scalar]]:
-    """[key, value before, value after] of each key that differs; "" stands for that of an input that is not there."""
+    """[key, value before, value after] of each key that differs; "" stands for that of an input or a pattern
+    that is not there."""
     shown = [(key, before.get(key, ""), after.get(key, "")) for key in {**before, **after}]
     return [[key, _shown(key, old), _shown(key, new)] for key, old, new in shown if old != new]
 

@@ -84,7 +84,7 @@ class Removals:
 
     # ---- freeing names
 
-    def add(self, partition: TopicPartition, topic_id: str, trash: bool = False) -> None:
+    def remove_partition(self, partition: TopicPartition, topic_id: str, trash: bool = False) -> None:
         """Remove a partition once its writer has ended; its table has been dropped.  ``trash``: keep its files."""
         assert self._ids.get(partition, topic_id) == topic_id
         self._ids[partition] = topic_id

@@ -22,9 +22,10 @@ partitions that an opener opens, "" where there is one only.  Each key is in one
     coordinator   ""          at the start                    yes     the next one is told all that it was told
     inspector     ""          when messages are served        yes     reports that wait are answered by an error
     scrubber      ""          when the appliance is ready     yes     it goes on where it has stored to be
-    console,      ""          when messages are served        yes     clients wait at its socket
-    metrics
-    input         its name    when messages are served;       yes     senders wait at its sockets, files are read
+    console,      ""          when messages are served        yes     clients wait at its socket; what was told of
+    metrics,                                                          conditions is in a file, and not told again
+    alerts
+    input         its member  when messages are served;       yes     senders wait at its sockets, files are read
                               when its settings change                on from the ledger
     opener        a batch     when partitions are to be       no      another one opens those that are left, three
                               opened                                  times at most
@@ -32,9 +33,12 @@ partitions that an opener opens, "" where there is one only.  Each key is in one
     cleaner       ""          at the start, after removers    no      another one, a minute later
     repairer      partition   when no process has it open     no      the partition is opened, and the order fails
     compactor     partition   by an order                     no      the coordinator orders it again
+    writer        partition   when it is written to, if       yes     what it has not answered fails, connections
+                              there is room for one more              that it served end; the next one recovers the log
 
-Writers have a queue besides (:mod:`.writers`), and are forked by the nursery.  A child whose supervisor has died is
-killed by the kernel (:func:`~appliance.processes.child.become_child`), in whatever state.
+Writers have a queue besides, with states of its own (:mod:`.writers`), and are forked by the nursery: of them the
+table has what their death leaves, no more.  A child whose supervisor has died is killed by the kernel
+(:func:`~appliance.processes.child.become_child`), in whatever state.
 """
 
 from __future__ import annotations

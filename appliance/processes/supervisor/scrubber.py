@@ -3,8 +3,9 @@
 A round goes through the partitions by name.  It begins ``scrub.every_ms`` after the begin of the one before, or when
 that one has ended.  A partition in which anybody has found damage is read first: where one batch is damaged, more are.
 The rate is ``scrub.bytes_per_second`` over all partitions.  The scrubber has the lowest priority of processor and disk,
-and reads only below the high watermark.  It writes to nothing but index files of sealed segments that are wrong.  An
-index follows from its segment, so that is no damage, and its writer does not touch it any more.
+and reads only below the high watermark.  It writes to nothing but index files of sealed segments that are wrong, also
+those of aborted transactions.  An index follows from the batches, so that is no damage, and its writer does not touch
+it any more.
 
 The file ``scrub.json`` in the data directory keeps where it is: a scrubber that is started again goes on
 there.  :class:`Scrubbing` is the supervisor's side.
@@ -28,9 +29,11 @@ from ...config import Config
 from ...disk_settings import Scrub
 from ...durable_files import replace_data_file
 from ...errors import ApplianceError, StorageFault, WriterGone
+from ...log.aborted_check import AbortedIndexCheck, WrongAborted
 from ...log.index_check import IndexCheck, MendedIndex
 from ...log.scrub import scrub
 from ...names import TopicPartition
+from ...records.batch import BatchInfo
 from ...shared import memory
 from ...shared.heartbeats import Heart
 from ...shared.table import SegmentTable, TableSnapshot
@@ -177,14 +180,28 @@ class Scrubber:
         """Read a partition from ``start`` on, mend its indexes, and report what is damaged."""
         topic, _, partition = name.rpartition("-")
         directory, end = self._data_dir / name, seen.high_watermark
-        check = IndexCheck(directory, seen.bases, lambda: self._snapshot(name) is not None, self._pace)
+        may_write = lambda: self._snapshot(name) is not None  # noqa: E731
+        check = IndexCheck(directory, seen.bases, may_write, self._pace)
+        aborted = AbortedIndexCheck(directory, seen.bases, end, may_write)
+
+        def on_batch(start: int, info: BatchInfo) -> None:
+            check.on_batch(start, info)
+            aborted.on_batch(start, info)
+
         try:
-            for found in scrub(directory, seen.bases, end, start, end, pace, check.on_batch):
-                self._control.send(Suspect(TopicPartition(topic, int(partition)), found.start, found.stop))
+            for damaged in scrub(directory, seen.bases, end, start, end, pace, on_batch):
+                self._control.send(Suspect(TopicPartition(topic, int(partition)), damaged.start, damaged.stop))
             check.finish()
+            aborted.finish()
         except (StorageFault, OSError) as error:
             logger.error("%s cannot be scrubbed: %s", name, error)
-        self._tell_mended(name, check.mended)
+        self._tell_mended(name, [*check.mended, *aborted.mended])
+        if aborted.wrong is not None:
+            logger.error(
+                "%s: the index of its aborted transactions is wrong: %s; it is made anew when its segment is full, or"
+                " by `appliance log repair %s`",
+                *(name, aborted.wrong, name),
+            )
 
     def _read_soon(self) -> None:
         """Read the partitions that are to be read first, unless that is being done, or scrubbing is off."""
@@ -233,10 +250,10 @@ class Scrubber:
         if self._control.closed:
             raise _Stopped
 
-    def _tell_mended(self, name: str, mended: Sequence[MendedIndex]) -> None:
+    def _tell_mended(self, name: str, mended: Sequence[MendedIndex | WrongAborted]) -> None:
         """Readers forget what they remember of index files that were wrong."""
-        for one in mended:
-            logger.warning("%s: an index was wrong, and is made anew from its segment: %s", name, one)
+        for index in mended:
+            logger.warning("%s: an index was wrong, and is made anew from its segment: %s", name, index)
         if mended:
             topic, _, partition = name.rpartition("-")
             self._control.send(FilesChanged(TopicPartition(topic, int(partition))))

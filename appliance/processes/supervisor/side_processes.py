@@ -79,7 +79,7 @@ class SideProcesses:
     def insecure(self) -> list[str]:
         """The addresses that other hosts reach: there is no TLS."""
         bound = [Listener(role, PLAINTEXT, address) for role, address in self.listeners.items()]
-        return [f"{one.protocol} {one}" for one in bound if not is_loopback(one)]
+        return [f"{listener.protocol} {listener}" for listener in bound if not is_loopback(listener)]
 
     def prepare(self) -> None:
         """Bind the sockets.
@@ -96,8 +96,8 @@ class SideProcesses:
 
     def _turn_on(self) -> list[str]:
         """Note the roles that listen nowhere and are on; return those that were not."""
-        found = [role for role in self._roles if getattr(getattr(self._config, role), "on", False)]
-        new = [role for role in found if role not in self._sockets]
+        roles_on = [role for role in self._roles if getattr(getattr(self._config, role), "on", False)]
+        new = [role for role in roles_on if role not in self._sockets]
         self._sockets.update(dict.fromkeys(new))
         return new
 

@@ -39,7 +39,7 @@ FOREIGN_MS: Final = 2_000
 """How often to look whether partitions of other brokers are still here."""
 
 
-class Refusals:
+class RefusalCounts:
     """Counts what was refused to clients, by reason: since the start, and lately."""
 
     def __init__(self, clock_s: Callable[[], float] = wall_s) -> None:
@@ -49,7 +49,7 @@ class Refusals:
         """Of each reason, the beginnings of the last minutes with refusals, since 1970, and their numbers."""
         self._last_s: dict[str, float] = {}
 
-    def add(self, counts: Mapping[str, int]) -> None:
+    def count_refused(self, counts: Mapping[str, int]) -> None:
         now_s = self._clock_s()
         self.totals.update(counts)
         for reason, count in counts.items():
@@ -90,7 +90,7 @@ class StatusReport:
         certificates: Certificates,
         inspection: Inspection,
         inputs: Inputs,
-        refusals: Refusals,
+        refusals: RefusalCounts,
         compactions: Compactions,
     ) -> None:
         self.state = "starting"
@@ -180,15 +180,15 @@ class StatusReport:
 
     def _partitions(self) -> dict[str, dict[str, Any]]:
         """By partition: the name of the table, and what is wrong."""
-        found: dict[str, dict[str, Any]] = {"tables": {}, "offline": {}, "full": {}, "damaged": {}}
+        by_state: dict[str, dict[str, Any]] = {"tables": {}, "offline": {}, "full": {}, "damaged": {}}
         for (topic, number), row in self._hosted.items():
             name = f"{topic}-{number}"
             if row.table:
-                found["tables"][name] = row.table
+                by_state["tables"][name] = row.table
             for what, value in (("offline", row.offline), ("full", row.full), ("damaged", row.damaged)):
                 if value:
-                    found[what][name] = value
-        return found
+                    by_state[what][name] = value
+        return by_state
 
     def _limits(self) -> list[dict[str, Any]]:
         """The limits that are reached: those of the machine that cause refusals, and those of processes."""

@@ -86,9 +86,9 @@ from .children import LOCK, Children
 from .compactions import Compactions
 from .coordinator_child import CoordinatorChild
 from .hosted import Hosted, HostedPartition
-from .inputs import Inputs, RunInput
+from .inputs import PASSED_NAME, Inputs, RunInput
 from .inspection import Inspection
-from .listeners import LOCAL, insecure, listen, remove_sockets, texts
+from .listeners import LOCAL, PASSED, insecure, listen, remove_sockets, texts
 from .nodes import Nodes
 from .opening import Opening
 from .orphans import Orphans
@@ -97,8 +97,8 @@ from .reloading import Reloads
 from .removal import Removals
 from .scrubber import Scrubbing
 from .side_processes import Serve, SideProcesses
-from .status_report import Refusals, StatusReport
-from .systemd import Notifier
+from .status_report import RefusalCounts, StatusReport
+from .systemd import Notifier, inherited_listeners
 from .workers import Workers
 from .writers import Writers
 
@@ -297,7 +297,7 @@ class Supervisor:
         self._outages = Outages(*among, self._writers, self._opening, self._inspection, self._compactions)
         self._sides = SideProcesses(side_roles, config, data_dir, children, actions)
         self._inputs = Inputs(run_input, config, data_dir, children, actions)
-        refusals = Refusals()
+        refusals = RefusalCounts()
         self._child_events = ChildEvents(
             *(hosted, children, self._workers, self._coordinator, self._writers, self._opening, self._removals),
             *(self._outages, self._compactions, self._inspection, self._scrubbing, self._sides, self._inputs),
@@ -346,8 +346,10 @@ class Supervisor:
         if self._config.zookeeper.connect:
             login_of(self._config.zookeeper, self._data_dir)
         self._nodes.prepare()
-        self._listeners = listen(self._config, self._data_dir)
-        self._certificates.prepare(any(one.tls for one, _ in self._listeners))
+        passed = inherited_listeners(os.environ, tuple(PASSED), (PASSED_NAME,))
+        self._listeners = listen(self._config, self._data_dir, passed)
+        self._inputs.adopt(passed.get(PASSED_NAME, []))
+        self._certificates.prepare(any(listener.tls for listener, _ in self._listeners))
         self._sides.prepare()
         self._report.disk, self._report.low = self._config.disk, _low_limits(self._config, self._writers.count_max)
         self._report.listeners = texts(self._listeners, self._data_dir) | self._sides.listeners
@@ -420,7 +422,7 @@ class Supervisor:
         self._opening.start_openers()
         self._handle_events(self._timeout_s())
         self._opening.start_openers()
-        self._actions.run()
+        self._actions.run_due()
         if signal.SIGHUP in self._signals:
             self._signals.discard(signal.SIGHUP)
             self._reload_config()
@@ -524,7 +526,7 @@ class Supervisor:
         while not done() and (left_ms := deadline_ms - now_ms()) > 0:
             self._handle_events(min(self._timeout_s(), left_ms / 1000))
             self._opening.start_openers()
-            self._actions.run()
+            self._actions.run_due()
 
     def clean_up(self) -> None:
         """Remove processes and shared memory, however the run ended."""

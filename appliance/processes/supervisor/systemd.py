@@ -52,15 +52,19 @@ class Notifier:
             self._socket.close()
 
 
-def inherited_listeners(environment: Mapping[str, str], known: Sequence[str]) -> dict[str, list[socket.socket]]:
-    """Sockets that systemd has bound for us, by their FileDescriptorName, which is one of ``known``.
+def inherited_listeners(
+    environment: Mapping[str, str], allowed_names: Sequence[str], datagrams: Sequence[str] = ()
+) -> dict[str, list[socket.socket]]:
+    """Sockets that systemd has bound for us, by their FileDescriptorName, which is one of the ``allowed_names`` or of
+    the ``datagrams``.
 
-    That is a protocol, or a protocol with what secures it: ``kafka``, ``kafka.SASL_SSL``.
+    That is a protocol, or a protocol with what secures it (``kafka``, ``kafka.SASL_SSL``), or a name whose sockets may
+    be for datagrams, too.
 
     They are made non-blocking: several workers accept from one socket, and all but one of them find nothing there.
 
     Raises:
-        BadValue: a name is none of ours, or a descriptor is not a stream socket that listens on an IP address.
+        BadValue: a name is none of ours, or a descriptor is no socket that listens on an IP address.
     """
     if environment.get("LISTEN_PID") != str(os.getpid()):
         return {}
@@ -71,26 +75,28 @@ def inherited_listeners(environment: Mapping[str, str], known: Sequence[str]) ->
     if len(names) < int(count_text):
         raise BadValue(
             f"LISTEN_FDNAMES = {names_text!r}: must name all {count_text} sockets:"
-            f" set FileDescriptorName= to one of {', '.join(known)} in each .socket unit"
+            f" set FileDescriptorName= to one of {', '.join((*allowed_names, *datagrams))} in each .socket unit"
         )
     listeners: dict[str, list[socket.socket]] = {}
     for fd, name in enumerate(names[: int(count_text)], LISTEN_FDS_START):
-        if name not in known:
-            raise BadValue(f"FileDescriptorName={name}: must be one of {', '.join(known)}")
-        listeners.setdefault(name, []).append(_adopt(fd, name))
+        if name not in allowed_names and name not in datagrams:
+            raise BadValue(f"FileDescriptorName={name}: must be one of {', '.join((*allowed_names, *datagrams))}")
+        listeners.setdefault(name, []).append(_adopt(fd, name, may_be_datagrams=name in datagrams))
     return listeners
 
 
-def _adopt(fd: int, name: str) -> socket.socket:
+def _adopt(fd: int, name: str, *, may_be_datagrams: bool) -> socket.socket:
     try:
         sock = socket.socket(fileno=fd)
         listens = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
     except OSError as error:
         raise BadValue(f"descriptor {fd}, passed as {name}: {error.strerror}") from None
-    if sock.family not in (socket.AF_INET, socket.AF_INET6) or sock.type != socket.SOCK_STREAM or not listens:
+    is_right = bool(listens) if sock.type == socket.SOCK_STREAM else may_be_datagrams and sock.type == socket.SOCK_DGRAM
+    if sock.family not in (socket.AF_INET, socket.AF_INET6) or not is_right:
         sock.detach()
+        kinds = "a UDP socket (ListenDatagram=) or " if may_be_datagrams else ""
         raise BadValue(
-            f"descriptor {fd}, passed as {name}: must be a TCP socket that listens (ListenStream=, Accept=no)"
+            f"descriptor {fd}, passed as {name}: must be {kinds}a TCP socket that listens (ListenStream=, Accept=no)"
         )
     sock.setblocking(False)
     sock.set_inheritable(False)

@@ -192,8 +192,8 @@ class Workers:
     def _write_clients(self) -> None:
         """Raises OSError: the disk is full."""
         counted = self._clients.values()
-        rows = [row for one in counted for row in one.rows]
-        others = sum(one.others for one in counted)
+        rows = [row for told in counted for row in told.rows]
+        others = sum(told.others for told in counted)
         self._clients_file.replace(connected_clients.encode(rows, others, self._pid, now_ms(), wall_s()))
 
     def on_limits(self, index: int, reached: list[LimitReached]) -> None:

@@ -4,7 +4,7 @@ Many writers may be needed at once, when a client produces to a thousand idle pa
 open their logs at a time.  So the first ones have answered while others wait, and between two of them this process
 handles everything else.  At most so many run at a time as memory and descriptors allow (:attr:`Writers.count_max`): for
 one more, the one that is idle longest retires, after it has served somebody.  The queue is in the order of the needs,
-and a worker asks for few at a time (:mod:`appliance.processes.network.producing`), so everybody is served in turn.
+and a worker asks for few at a time (:mod:`appliance.processes.network.produce_requests`): everybody is served in turn.
 States of a partition::
 
     state       until                                                       then
@@ -14,6 +14,9 @@ States of a partition::
                 the nursery (:mod:`.nursery`), which forks them, runs
     opening     it has opened its log, lacks a resource, is offline, ends   open, or no writer
     open        it is idle, or idle longest while others are queued         retiring
+                it dies                                                     opening again (or queued): at once, but
+                                                                            later each time while it dies young,
+                                                                            whoever needs it meanwhile
     retiring    it has ended; what has come for it meanwhile needs another  no writer, or queued
 
 When a writer retires, the workers close their channels once it has answered them, so no message is on its way to it
@@ -36,6 +39,7 @@ from ...names import TopicPartition
 from ..clock import now_ms, wall_s
 from ..control import Channel
 from ..messages import (
+    AbortHanging,
     OpenTransaction,
     Reload,
     Retire,
@@ -112,8 +116,9 @@ class Writers:
         self._nursery.start()
 
     def want(self, partition: TopicPartition) -> None:
-        """Start a writer, if there is none and one can be started."""
-        self._start.want(partition)
+        """Start a writer, if there is none and one can be started; one that keeps dying, after its delay."""
+        if partition not in self._start:  # else it would start at once, as often as it dies
+            self._start.want(partition)
 
     def on_need(self, partition: TopicPartition) -> None:
         """Start a writer for a worker's append requests, if need be after the present one has ended."""
@@ -121,7 +126,7 @@ class Writers:
             self._needed.add(partition)
             self.want(partition)
 
-    def on_step(self, message: OpenTransaction | WriteMarker) -> str:
+    def on_step(self, message: OpenTransaction | WriteMarker | AbortHanging) -> str:
         """Send the writer a step of a transaction, and start it if need be; return why that cannot be, or ""."""
         partition = message.partition
         row = self._hosted.get(partition)
@@ -260,7 +265,7 @@ class Writers:
         self._on_opening_over(child)
 
     def on_offline(self, child: Child, reason: str) -> None:
-        """Note that the log cannot be trusted: the writer ends, and none is started until the appliance restarts."""
+        """Note that the log cannot be trusted: the writer ends; an opener tries again (:mod:`.outages`)."""
         child.stopping = True
         if child.key in self._hosted:
             self._hosted[child.key].offline = reason

@@ -37,7 +37,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from ...broker.sequences import NOT_OPEN, SNAPSHOT_NAME, Sequences, Snapshot
+from ...broker.sequences import NOT_OPEN, SNAPSHOT_NAME, ProducersSnapshot, Sequences
 from ...durable_files import SYSTEM, System, remove_file, replace_file, sync_directory
 from ...errors import StorageFault, disk_fault
 from ...log import FileCache, Log
@@ -67,22 +67,22 @@ class Producers:
         self._system = system
         self._stored_end = -1  # of the snapshot on the disk
         self._frozen_end = 0  # of the last one that was made
-        self._frozen: Snapshot | None = None
+        self._frozen: ProducersSnapshot | None = None
         self._restore()
 
     def _restore(self) -> None:
         log = self._log
-        found = load(log.path)
-        self.sequences, start, aborted = recovered(log.path, log.bases, log.end_offset, found, self._ids_max)
+        snapshot = load(log.path)
+        self.sequences, start, aborted = recovered(log.path, log.bases, log.end_offset, snapshot, self._ids_max)
         log.transactions = Transactions(self.sequences.open_transactions())
         try:
             log.aborted.restore(log.bases, log.end_offset, start, aborted)
         except OSError as error:
             raise disk_fault(error, log.path) from error
-        if found is not None and start == found.end:
+        if snapshot is not None and start == snapshot.end:
             self._stored_end = start
         self._frozen_end = start
-        if found is not None and found.end > log.end_offset:
+        if snapshot is not None and snapshot.end > log.end_offset:
             self._remove()
         if log.end_offset - start > SNAPSHOT_BYTES:
             self.store_all()
@@ -112,7 +112,7 @@ class Producers:
         self._frozen = self.sequences.snapshot(self._log.end_offset)
         self._frozen_end = self._frozen.end
 
-    def take(self) -> Snapshot | None:
+    def take(self) -> ProducersSnapshot | None:
         """Take the snapshot if it may be stored now.  Call it and :meth:`freeze` with the flusher's lock held."""
         frozen = self._frozen
         if frozen is None or frozen.end > self._log.flushed:
@@ -120,7 +120,7 @@ class Producers:
         self._frozen = None
         return frozen
 
-    def store(self, snapshot: Snapshot) -> None:
+    def store(self, snapshot: ProducersSnapshot) -> None:
         """Replace the snapshot on the disk; if that fails, the old one stays.
 
         Raises:
@@ -155,7 +155,7 @@ class Producers:
         return self._stored_end >= offset
 
 
-def load(directory: Path) -> Snapshot | None:
+def load(directory: Path) -> ProducersSnapshot | None:
     """The snapshot in a partition's directory; None without a valid one.
 
     Raises:
@@ -163,7 +163,7 @@ def load(directory: Path) -> Snapshot | None:
     """
     path = directory / SNAPSHOT_NAME
     try:
-        return Snapshot.decode(path.read_bytes())
+        return ProducersSnapshot.decode(path.read_bytes())
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -171,7 +171,7 @@ def load(directory: Path) -> Snapshot | None:
 
 
 def recovered(
-    directory: Path, bases: Sequence[int], end: int, snapshot: Snapshot | None, ids_max: int
+    directory: Path, bases: Sequence[int], end: int, snapshot: ProducersSnapshot | None, ids_max: int
 ) -> tuple[Sequences, int, list[Aborted]]:
     """The state that follows from a log and the snapshot beside it; the offset from which headers were read; and the
     transactions that were aborted from there on.
@@ -197,6 +197,6 @@ def recovered(
         elif producer_id >= 0:
             begins = stop - info.size if info.attributes & TRANSACTIONAL else NOT_OPEN
             sequences.record(producer_id, epoch, info.base_sequence, info.count, base, stop, info.max_timestamp, begins)
-            for one in sequences.commit():
-                transactions.begin(*one)
+            for producer in sequences.commit():
+                transactions.begin(*producer)
     return sequences, start, aborted

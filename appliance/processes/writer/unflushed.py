@@ -241,9 +241,9 @@ class Unflushed:
             with self.lock:
                 self._begin()
         self._flusher.stop()
-        self.check()
+        self.raise_fault()
 
-    def check(self) -> None:
+    def raise_fault(self) -> None:
         """Raises the error of a failed flush."""
         if self.fault is not None:
             raise self.fault
@@ -270,11 +270,11 @@ class Unflushed:
     def answer(self, ready: list[ReadyAnswer]) -> None:
         """Send the answers that need no flush, keep the others until it is done."""
         if self._log.settings.flush_messages:
-            waiting = [one for one in ready if one.acks == -1]
+            waiting = [answer for answer in ready if answer.acks == -1]
             if waiting:
                 self._answers += waiting
                 self.since_ms = self.since_ms or now_ms()
-                ready = [one for one in ready if one.acks != -1]
+                ready = [answer for answer in ready if answer.acks != -1]
         if ready:
             with self.lock:
                 send_answers(ready)
@@ -368,7 +368,7 @@ class Unflushed:
         with self.lock:
             self._begin()
         self._flusher.drain()
-        self.check()
+        self.raise_fault()
 
     def _begin(self) -> None:
         """Hand everything to the flusher.  Call with the lock held."""

@@ -20,7 +20,7 @@ append request adds three numbers for each of ``writer_link.APPEND_PARTS_MAX`` p
 APPEND_NUMBERS: Final = 8
 
 
-class Source(Protocol):
+class AppendSource(Protocol):
     """A sender of append requests: a network worker, or a handed-over connection."""
 
     arena: memoryview
@@ -32,7 +32,7 @@ class Source(Protocol):
 class ReadyAnswer(NamedTuple):
     """The answer to one append request."""
 
-    source: Source
+    source: AppendSource
     acks: int
     token: Any
     answer: Answer
@@ -44,15 +44,15 @@ def send_answers(ready: Sequence[ReadyAnswer]) -> None:
         ((source, _, token, answer),) = ready
         source.answer(((token, answer),))
         return
-    by_source: dict[Source, list[tuple[Any, Answer]]] = {}
+    by_source: dict[AppendSource, list[tuple[Any, Answer]]] = {}
     for source, _, token, answer in ready:
         by_source.setdefault(source, []).append((token, answer))
     for source, answers in by_source.items():
         source.answer(answers)
 
 
-class Link:
-    """The link to one network worker; a :class:`Source`."""
+class WorkerLink:
+    """The link to one network worker; a :class:`AppendSource`."""
 
     def __init__(self, channel: Channel, arena: memoryview, epoll: select.epoll) -> None:
         self.channel, self.arena = channel, arena

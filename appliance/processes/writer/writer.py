@@ -31,7 +31,7 @@ import select
 import socket
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, assert_never
 
@@ -83,6 +83,7 @@ from ..control import Channel
 from ..messages import (
     FROM_WORKER,
     TO_WRITER,
+    AbortHanging,
     Append,
     AppendRow,
     ChangeSettings,
@@ -115,7 +116,7 @@ from ..messages import (
 from .handed_over import CHECK_MS, HandedOverConnections
 from .producers import Producers
 from .unflushed import Unflushed
-from .worker_link import Link, ReadyAnswer, Source
+from .worker_link import AppendSource, ReadyAnswer, WorkerLink
 
 logger = logging.getLogger(__name__)
 
@@ -136,7 +137,7 @@ _new = tuple.__new__  # twice as fast as the constructor of a NamedTuple
 
 
 class Appender:
-    """Appends to one log.  Call :meth:`check`, then :meth:`append`; after an error of that, :meth:`refuse`."""
+    """Appends to one log.  Call :meth:`check_batches`, then :meth:`append`; after an error of that, :meth:`refuse`."""
 
     def __init__(self, log: Log, producers: Producers, table: SegmentTable, transactions: OpenTransactions) -> None:
         self._log, self._table, self._transactions = log, table, transactions
@@ -151,7 +152,7 @@ class Appender:
         """Whether the records of all batches of this turn are checked, and need keys."""
         self._future_ms = 0
 
-    def check(self, arrived: list[tuple[Source, AppendRow]]) -> list[ReadyAnswer]:
+    def check_batches(self, arrived: list[tuple[AppendSource, AppendRow]]) -> list[ReadyAnswer]:
         """Check and place all batches that have arrived; return the answers, valid after :meth:`append`."""
         group: list[tuple[memoryview, BatchInfo]] = []
         self._group = group
@@ -189,7 +190,7 @@ class Appender:
         return ready
 
     def append(self) -> tuple[int, int]:
-        """Append the batches that :meth:`check` has placed, and publish the log end offset.
+        """Append the batches that :meth:`check_batches` has placed, and publish the log end offset.
 
         Returns:
             The number of bytes and records that were appended.
@@ -213,7 +214,7 @@ class Appender:
         self._table.set_log_end_offset(self._log.end_offset)
         self._table.count_group(batches, size)
 
-    def append_marker(self, producer_id: int, epoch: int, marker: Marker) -> int:
+    def append_marker(self, producer_id: int, epoch: int, marker: Marker, decided_ms: int) -> int:
         """End the transaction of a producer in the log; return the marker's size, 0 if nothing of it is there.
 
         Raises:
@@ -227,7 +228,7 @@ class Appender:
                 f"producer {producer_id}: coordinator epoch {marker.coordinator_epoch} after {coordinator_epoch}"
             )
         log = self._log
-        batch, info = make_marker(producer_id, epoch, marker, wall_ms())
+        batch, info = make_marker(producer_id, epoch, marker, decided_ms)
         stop = log.end_offset + info.size
         aborted = log.transactions.aborted(producer_id, stop)
         if aborted is None:
@@ -247,20 +248,20 @@ class Appender:
         self._sequences.rollback()
         texts = {FOR_ALL: str(error)[:TEXT_CHARACTERS_MAX]}
         return [
-            one._replace(answer=Answer([error.code, -1, -1] * (len(one.answer.numbers) // 3), texts, -1))
-            for one in ready
+            refused._replace(answer=Answer([error.code, -1, -1] * (len(refused.answer.numbers) // 3), texts, -1))
+            for refused in ready
         ]
 
     def _admit(
         self, arena: memoryview, start: int, stop: int, position: int, group: list[tuple[memoryview, BatchInfo]]
     ) -> tuple[int, int, int]:
-        """Check one request's batches and add them to the group, all or none.
+        """Check the batches of one part and add them to the group, all or none.
 
         Returns:
             Offset of the first record, offset after the last, and the offset of the next batch.
 
         Raises:
-            ClientFault: the request is refused.
+            ClientFault: the part is refused.
             TransactionUnverified: it is to come again.
         """
         info = check(arena, start, stop, self._bytes_max)
@@ -274,7 +275,7 @@ class Appender:
         if producer_id >= 0:
             if sequence < 0:
                 raise InvalidRecord(f"producer {producer_id}: base sequence {sequence}")
-            repeat = self._sequences.check(producer_id, epoch, sequence, count)
+            repeat = self._sequences.check_sequence(producer_id, epoch, sequence, count)
             if repeat is not None:
                 self._table.count(COUNT_DUPLICATES, 1)
                 return *repeat, position
@@ -318,7 +319,7 @@ class Appender:
     def _admit_several(
         self, arena: memoryview, start: int, stop: int, position: int, group: list[tuple[memoryview, BatchInfo]]
     ) -> tuple[int, int, int]:
-        """As :meth:`_admit`, for a request with several batches, which an idempotent producer never sends."""
+        """As :meth:`_admit`, for a part with several batches, which an idempotent producer never sends."""
         admitted: list[tuple[memoryview, BatchInfo]] = []
         first_base, at = -1, start
         while at < stop:
@@ -348,7 +349,7 @@ def _unsettable(attributes: int) -> InvalidTimestamp | InvalidRecord:
 
 
 class Steps:
-    """The steps of transactions that are done: a :class:`~.worker_link.Source`, whose tokens are the messages."""
+    """The steps of transactions that are done: a :class:`~.worker_link.AppendSource`, whose tokens are the messages."""
 
     arena = memoryview(b"")
 
@@ -387,7 +388,7 @@ class WriterArguments(NamedTuple):
 
     @property
     def topic_settings(self) -> TopicSettings:
-        return TopicSettings.parse(self.settings, self.config.topics.defaults)
+        return self.config.topic_defaults.held_by(self.topic, self.settings)
 
 
 def run(arguments: WriterArguments, control: Channel) -> int:
@@ -427,7 +428,7 @@ class Writer:
         self._arguments = arguments
         self._control, self._heart = control, arguments.heart
         self._table = SegmentTable(memoryview(memory.attach(arguments.table_name)).cast("Q"))
-        self._links: dict[int, Link] = {}
+        self._links: dict[int, WorkerLink] = {}
         self._epoll = select.epoll()
         self._alarm = Doorbell()
         slot = slot_of(arguments.topic, arguments.partition)
@@ -439,6 +440,7 @@ class Writer:
             self._epoll,
             self._unflushed.lock,
             wake=self._alarm.ring,
+            directory=arguments.path,
         )
         self._steps = Steps(wake=self._alarm.ring)
         self._named_ms = 0  # when it has last seen that its file has its name
@@ -522,14 +524,14 @@ class Writer:
         if self._control.pending:
             self._control.flush()
         self._heart.beat()
-        arrived: list[tuple[Source, AppendRow]] = []
+        arrived: list[tuple[AppendSource, AppendRow]] = []
         for fd, event in events:
             if fd in handed_over:
                 arrived += handed_over.take(fd, began_ns)
             elif fd in self._links:
                 arrived += self._take(fd, event)
             else:
-                unflushed.check()
+                unflushed.raise_fault()
                 self._alarm.silence()
                 self._send_steps()
                 handed_over.give_back()
@@ -539,7 +541,7 @@ class Writer:
             self._write(arrived)
         self._now_ms = now = now_ms()
         unflushed.flush_if_due(now, bool(arrived))
-        handed_over.check(now)
+        handed_over.give_back_quiet(now)
         if self._full and now - self._room_checked_ms >= ROOM_CHECK_MS:
             self._look_for_room()
         if events or not idle:
@@ -557,9 +559,9 @@ class Writer:
             wait_ms = min(wait_ms, RETIRE_MS_MAX)
         return (min(wait_ms, CHECK_MS) if self._handed_over else wait_ms) / 1000
 
-    def _write(self, arrived: list[tuple[Source, AppendRow]]) -> None:
+    def _write(self, arrived: list[tuple[AppendSource, AppendRow]]) -> None:
         """Check, append and answer the append requests that have arrived."""
-        ready = self._appender.check(arrived)
+        ready = self._appender.check_batches(arrived)
         try:
             size, records = self._appender.append()
         except (DiskFull, OutOfResources, StorageFault) as error:
@@ -579,7 +581,7 @@ class Writer:
         Raises:
             StorageFault: it has not; these answers are never sent.
         """
-        unflushed_all = not self._log.settings.flush_messages and any(one.acks == -1 for one in ready)
+        unflushed_all = not self._log.settings.flush_messages and any(answer.acks == -1 for answer in ready)
         if unflushed_all or self._now_ms - self._named_ms >= NAMED_MS:
             self._named_ms = self._now_ms
             self._log.check_named()
@@ -608,7 +610,7 @@ class Writer:
 
     # ---- workers
 
-    def _take(self, fd: int, event: int) -> Iterable[tuple[Source, AppendRow]]:
+    def _take(self, fd: int, event: int) -> Iterable[tuple[AppendSource, AppendRow]]:
         """Take one message of a worker; return its append requests."""
         link = self._links[fd]
         if event & select.EPOLLOUT:
@@ -642,7 +644,7 @@ class Writer:
                 assert_never(message)
         return ()
 
-    def _on_worker_gone(self, fd: int, link: Link) -> None:
+    def _on_worker_gone(self, fd: int, link: WorkerLink) -> None:
         """Close the link to a worker that has closed its channel, or has died."""
         del self._links[fd]
         with self._unflushed.lock:
@@ -661,7 +663,7 @@ class Writer:
             channel.close()
             self._control.send(Refused(WorkerChannel(arena_name)))
             return
-        self._links[fd] = Link(channel, arena, self._epoll)
+        self._links[fd] = WorkerLink(channel, arena, self._epoll)
 
     # ---- the supervisor
 
@@ -686,7 +688,7 @@ class Writer:
                     with self._heart.working():
                         self._unflushed.flush_and_wait()
                         self._producers.store_all()
-                case OpenTransaction() | WriteMarker():
+                case OpenTransaction() | WriteMarker() | AbortHanging():
                     self._step(message)
                 case TransactionsSent():
                     self._transactions.sent = True
@@ -728,7 +730,7 @@ class Writer:
             done = swap_segment(self._log, self._producers, base, self._unflushed.flush_and_wait)
         self._control.send(SegmentSwapped(partition, base, done))
 
-    def _step(self, message: OpenTransaction | WriteMarker) -> None:
+    def _step(self, message: OpenTransaction | WriteMarker | AbortHanging) -> None:
         """Begin or end a transaction, and say so: that it has ended, when all of that is flushed and published.
 
         Raises:
@@ -736,8 +738,11 @@ class Writer:
         """
         step = TransactionStep(message.partition, message.token, "")
         try:
-            if isinstance(message, WriteMarker):
-                self._end_transaction(message)
+            if not isinstance(message, OpenTransaction):
+                if isinstance(message, WriteMarker):
+                    self._end_transaction(message)
+                else:
+                    self._abort_hanging(message.known)
                 self._unflushed.answer_flushed(ReadyAnswer(self._steps, -1, step, NO_NUMBERS))
                 return
             self._producers.sequences.check_epoch(message.producer_id, message.epoch)
@@ -748,12 +753,28 @@ class Writer:
 
     def _end_transaction(self, message: WriteMarker) -> None:
         """Raises StaleProducerEpoch, TransactionCoordinatorFenced, DiskFull, OutOfResources, StorageFault."""
-        self._transactions.check(message.producer_id, message.epoch)
-        marker = Marker(message.committed, message.coordinator_epoch)
-        size = self._appender.append_marker(message.producer_id, message.epoch, marker)
+        self._transactions.check_epoch(message.producer_id, message.epoch)
+        # ZooKeeper's state may be older than the log, in a backup: what is open here has begun after that end.
+        ended_ms = self._producers.sequences.ended_ms(message.producer_id)
+        is_later = message.inherited and ended_ms >= message.decided_ms
+        marker = Marker(message.committed and not is_later, message.coordinator_epoch)
+        decided_ms = max(ended_ms, message.decided_ms)
+        size = self._appender.append_marker(message.producer_id, message.epoch, marker, decided_ms)
         self._transactions.end(message.producer_id)
         if size:
             self._unflushed.on_appended(size, 1)
+
+    def _abort_hanging(self, known_producers: Collection[int]) -> None:
+        """Raises as :meth:`_end_transaction`; the producers before are done."""
+        for producer_id, epoch, coordinator_epoch in self._producers.sequences.producers_in_transactions():
+            if producer_id not in known_producers:
+                ended_ms = self._producers.sequences.ended_ms(producer_id)  # no coordinator's decision is before it
+                marker = Marker(False, coordinator_epoch)
+                size = self._appender.append_marker(producer_id, epoch, marker, ended_ms)
+                self._transactions.end(producer_id)
+                self._unflushed.on_appended(size, 1)
+                path = self._arguments.path
+                logger.warning("%s: the transaction of producer %d, which nobody knows, is aborted", path, producer_id)
 
     def _send_steps(self) -> None:
         """Say which transactions have ended."""
@@ -784,7 +805,7 @@ def swap_segment(log: Log, producers: Producers, base: int, flush: Callable[[], 
     headers of the messages that have gone are not there any more to derive the producers from.
     """
     bases = log.bases
-    following = next((one for one in bases if one > base), base)
+    following = next((later for later in bases if later > base), base)
     covered = producers.covers_to(following)
     if base in bases and (not covered or log.flushed < bases[-1]):
         flush()

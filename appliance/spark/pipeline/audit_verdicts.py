@@ -56,11 +56,9 @@ class Verdict(NamedTuple):
         return {name: getattr(self, name) for name in ("lost", "doubled", "balanced", "faulty", "pending")}
 
 
-def windows(table: pa.Table | None, now: datetime, grace_ms: int) -> list[Window]:
-    """Judge the table of totals, in order of time."""
-    rows: list[dict[str, Any]] = (
-        [] if table is None else table.sort_by([("start", "ascending"), ("topic", "ascending")]).to_pylist()
-    )
+def windows(table: pa.Table, now: datetime, grace_ms: int) -> list[Window]:
+    """Judge windows as :func:`~.audit_counts.read_windows` gives them, in order of time."""
+    rows: list[dict[str, Any]] = table.sort_by([("start", "ascending"), ("topic", "ascending")]).to_pylist()
     audited = {row["topic"] for row in rows if row["counted"]}
     due = now - timedelta(milliseconds=grace_ms)
     return [

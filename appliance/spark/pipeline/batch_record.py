@@ -1,24 +1,21 @@
-"""Describes what a micro-batch has read, and what its tables are.
+"""Describes what a micro-batch has read.
 
-A record is stored with the rows of its micro-batch in the same commit: in the manifest of Parquet tables, and in the
-``commitInfo`` of each Delta commit under the key :data:`COMMIT_KEY`.  As JSON::
+A record is stored with the rows of its micro-batch in the same commit: in its ``commitInfo``, under the key
+:data:`COMMIT_KEY`.  As JSON::
 
-    {"batch": 12, "run": "5f0c", "cores": 2,
-     "read": {"web": {"id": "9d31", "ranges": {"0": [100, 250], "1": [80, 80]}}},
-     "tables": {"events": {"columns": "…", "meaning": {…}}},
-     "dead": {"id": "77c0", "ranges": {"0": [40, 40]}}}
+    {"batch": 12, "run": "5f0c", "parsing": "77c0e1", "since": {"web": {"0": 0, "1": 80}},
+     "read": {"web": {"id": "9d31", "ranges": {"0": [100, 250], "1": [80, 80]}}}}
 
-``read`` has the range of offsets of every partition that the tables have ever read, also of those from which this
-micro-batch has read nothing: the last record alone says where to continue.  A *plan* is the record of a micro-batch
-that is not committed yet.  It is stored in :data:`PLAN` before the first task starts, so that a repetition after a
-crash reads the same ranges.
+``read`` has the range of offsets of every partition that the table has ever read, also of those from which this
+micro-batch has read nothing: the last record alone says where to continue.  Delta's log forgets commits after days; so
+a copy of the last record stands beside the table, which counts where its number is that of the table.
 """
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import pyarrow as pa
@@ -28,7 +25,7 @@ from ..stream_offsets import Positions
 from .output_files import OutputFiles
 
 COMMIT_KEY: Final = "appliance"
-PLAN: Final = "_plan.json"
+COPY: Final = "_record.json"
 BEGINNING: Final = -1
 """Number of the record that says where a pipeline begins.  Micro-batches count from 0."""
 
@@ -40,25 +37,18 @@ class TopicRead(msgspec.Struct, frozen=True):
     ranges: dict[int, tuple[int, int]]
 
 
-class TableDefinition(msgspec.Struct, frozen=True):
-    """The columns of a table (see :func:`encode_schema`), and the settings that its rows depend on."""
-
-    columns: str
-    meaning: dict[str, Any] = {}
-
-
 class BatchRecord(msgspec.Struct, frozen=True):
-    """See the module's docstring.  ``run``: the run that planned it, for tasks on so many ``cores``.
+    """See the module's docstring.  ``run``: the run that has read it.
 
-    ``dead``: see ``earlier_letters``; None without a topic of dead letters.
+    ``parsing``: a digest of all settings that decide what becomes of a line.  ``since``: the offset, by topic and
+    partition, from which on the table has had all lines.
     """
 
     batch: int
     run: str = ""
-    cores: int = 0
     read: dict[str, TopicRead] = {}
-    tables: dict[str, TableDefinition] = {}
-    dead: TopicRead | None = None
+    parsing: str = ""
+    since: dict[str, dict[int, int]] = {}
 
     @property
     def ends(self) -> Positions:
@@ -94,14 +84,14 @@ def topics_read(ids: Mapping[str, str], ranges: Mapping[TopicPartition, tuple[in
     return found
 
 
-def store_plan(files: OutputFiles, plan: BatchRecord) -> None:
-    """Keep a plan durably, in place of the last one.  The plan of a committed micro-batch stays until the next one."""
-    files.write(PLAN, plan.encode())
+def store_copy(files: OutputFiles, record: BatchRecord) -> None:
+    """Keep a copy of the last record, in place of the one before."""
+    files.write(COPY, record.encode())
 
 
-def load_plan(files: OutputFiles) -> BatchRecord | None:
-    """The last plan; None if there is none, or if it cannot be read: it is then planned again."""
-    found = files.read(PLAN)
+def load_copy(files: OutputFiles) -> BatchRecord | None:
+    """None if there is none, or if it cannot be read."""
+    found = files.read(COPY)
     try:
         return None if found is None else _decode(found)
     except msgspec.DecodeError:

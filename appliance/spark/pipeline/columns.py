@@ -60,6 +60,8 @@ LEVELS: Final = {
     **{"10": "debug", "20": "debug", "30": "info", "40": "warning", "50": "error", "60": "crit"},
 }
 MAP: Final = pa.map_(pa.string(), pa.string())
+UNKNOWN: Final = "unknown fields"
+"""Where a parser puts the map of fields that become columns: a name that no column can have."""
 PART_MAX: Final = 4096
 INT_MAX: Final = (1 << 63) - 1
 INTEGER_DIGITS_MAX: Final = 18
@@ -266,6 +268,11 @@ def as_mask(booleans_: pa.Array) -> np.ndarray:
 
 def _finite(numbers: pa.Array) -> pa.Array:
     return pc.if_else(pc.is_finite(numbers), numbers, None)
+
+
+def map_of_others(settings: Parser) -> str:
+    """The column for the map of all fields that have none; "" if there is no such map."""
+    return UNKNOWN if settings.unknown == "add" else settings.rest
 
 
 def own_columns(settings: Parser) -> dict[str, Column]:

@@ -6,61 +6,56 @@ file) times.  A partition to which nothing was added for ``settle_ms`` gets rid 
 more than half the target are left alone.
 
 Rows keep the order of their files, and are sorted by ``output.sort_by`` within row groups of :data:`GROUP_ROWS` rows.
-The memory needed is that of one row group and one file.  What is put together takes the place of its sources at one
-moment, in a way that each store knows (``swap``); nothing else is changed by it.
+The memory needed is that of one row group and one file.
+
+One transaction removes the sources and adds what was put together, marked as no change of data.  A reader of an older
+version keeps its files for ``output.keep_ms``, and at least :data:`KEEP_MIN_MS`; then ``VACUUM`` removes them, with
+those that failed attempts have left.
 """
 
 from __future__ import annotations
 
+import json
 import logging
-import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime
+from typing import Any, Final, NamedTuple
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+from deltalake.transaction import AddAction, RemoveAction
 
 from ...errors import ConfigFault
-from .output_files import OutputFiles, with_dictionaries
+from .file_statistics import file_statistics
+from .output_files import LOG, OutputFiles, with_dictionaries
+from .repeating import Repeating
 from .settings import Output
+from .table_files import EVENTS, file_of
 
 FILES_MIN: Final = 16
 GROUP_ROWS: Final = 131_072
 TIER_BYTES: Final = 4096
 VACUUM_EVERY_S: Final = 3600
+HOUR_MS: Final = 3_600_000
+KEEP_MIN_MS: Final = 6 * HOUR_MS
+"""``VACUUM`` cannot tell files of a micro-batch that is not committed yet from those that nobody needs, but by age."""
 JUMP_S: Final = 600
 """A wall clock that moves by more against the clock of the kernel has jumped."""
 log = logging.getLogger(__name__)
 
 
 class EventFile(NamedTuple):
-    """A committed file; ``path``: relative to the table.  ``partition``: the directory, or its values as text."""
+    """A committed file; ``path``: relative to the table.  ``partition``: its values as JSON."""
 
     partition: str
     path: str
     bytes: int
     changed_ms: int
-
-
-class Compactable(Protocol):
-    """A store whose events can be compacted."""
-
-    errors: tuple[type[Exception], ...]
-    """What it raises when another writer was faster."""
-
-    def event_files(self) -> list[EventFile]:
-        """All committed files."""
-        ...
-
-    def swap(self, sources: Sequence[EventFile]) -> int:
-        """Put these files of one partition together.  Returns the number of files afterwards."""
-        ...
-
-    def vacuum(self) -> int:
-        """Remove files that no reader of a kept version needs.  Returns their number."""
-        ...
 
 
 class Compacted(NamedTuple):
@@ -115,11 +110,11 @@ def write_together(
 
     Returns its size in bytes, and its footer.
     """
-    schema = pa.unify_schemas([files.open_table(path).schema_arrow for path in paths], promote_options="permissive")
+    schema = pa.unify_schemas([files.open_table(path).schema for path in paths], promote_options="permissive")
     waiting: list[pa.Table] = []
     chosen = {
         "compression": settings.compression,
-        "use_dictionary": with_dictionaries(files.open_table(paths[0]).metadata),
+        "use_dictionary": with_dictionaries(files.open_table(paths[0]).footer),
     }
     with files.create(target) as file, pq.ParquetWriter(file, schema, **chosen) as writer:
         for path in paths:
@@ -149,7 +144,72 @@ def _write_group(writer: pq.ParquetWriter, waiting: list[pa.Table], sort_by: Seq
         writer.write_table(rows, row_group_size=len(rows))
 
 
-def compact(store: Compactable, settings: Output, *, settled: bool = False, vacuum: bool = True) -> Compacted:
+class DeltaEvents:
+    """The committed files of events of an output."""
+
+    def __init__(self, settings: Output) -> None:
+        self._files = OutputFiles(settings)
+        self._settings = settings
+
+    def event_files(self) -> list[EventFile]:
+        """All committed files."""
+        return _files(self._open()) if self._files.exists(f"{EVENTS}/{LOG}") else []
+
+    def _open(self) -> DeltaTable:
+        return DeltaTable(self._files.uri(EVENTS), storage_options=self._files.options)
+
+    def swap(self, sources: Sequence[EventFile]) -> int:
+        """Put these files of one partition together.  Returns the number of files afterwards.
+
+        Raises:
+            DeltaError: another writer was faster.
+        """
+        table = self._open()
+        there = {each.path for each in _files(table)}
+        if not all(each.path in there for each in sources):
+            raise DeltaError("other files than those that were listed")
+        name = f"{uuid.uuid4().hex}.parquet"
+        paths = [f"{EVENTS}/{each.path}" for each in sources]
+        size, footer = write_together(self._files, paths, f"{EVENTS}/{name}", self._settings)
+        now_ms = int(time.time() * 1000)
+        partition: dict[str, str | None] = json.loads(sources[0].partition)
+        actions: list[Any] = [
+            RemoveAction(each.path, False, now_ms, each.bytes, partition_values=partition) for each in sources
+        ]
+        actions.append(AddAction(name, size, partition, now_ms, False, file_statistics(footer)))
+        columns = list(table.metadata().partition_columns)
+        # Without it the file is invisible, and goes with VACUUM.
+        table.create_write_transaction(actions, "append", table.schema(), columns)
+        return 1
+
+    def vacuum(self, waiting: Sequence[datetime] = ()) -> int:
+        """Remove files that no reader of a kept version needs.  Returns their number.
+
+        ``waiting``: when commits were made that somebody will read: what the table had then stays.
+        """
+        if not self._files.exists(f"{EVENTS}/{LOG}"):
+            return 0
+        waits_ms = time.time() * 1000 - min(waiting).timestamp() * 1000 + HOUR_MS if waiting else 0
+        hours = int(max(self._settings.keep_ms, KEEP_MIN_MS, waits_ms)) // HOUR_MS
+        return len(self._open().vacuum(hours, False, enforce_retention_duration=False, full=True))
+
+
+def _files(table: DeltaTable) -> list[EventFile]:
+    actions = pa.table(table.get_add_actions(flatten=True))
+    names = [name for name in actions.column_names if name.startswith("partition.")]
+    rows = actions.select(["path", "size_bytes", "modification_time", *names]).to_pylist()
+    return [
+        EventFile(
+            json.dumps({name.removeprefix("partition."): row[name] for name in names}),
+            file_of(row["path"]),
+            row["size_bytes"],
+            row["modification_time"],
+        )
+        for row in rows
+    ]
+
+
+def compact(store: DeltaEvents, settings: Output, *, settled: bool = False, vacuum: bool = True) -> Compacted:
     """One pass over all partitions.  ``settled``: all small files, as if nothing was added for long."""
     files = store.event_files()
     after = len(files)
@@ -159,47 +219,33 @@ def compact(store: Compactable, settings: Output, *, settled: bool = False, vacu
     return Compacted(len(files), after, store.vacuum() if vacuum else 0)
 
 
-def compactable(settings: Output) -> Compactable:
-    """The events of an output."""
-    if settings.format == "parquet":
-        from .parquet_compaction import ParquetEvents
-
-        return ParquetEvents(Path(settings.path), settings)
-    from .delta_compaction import DeltaEvents
-
-    return DeltaEvents(settings)
-
-
 class Compactor:
     """Compacts in a thread of its own, every ``output.compact_ms``, and with ``at_end`` once more when it is left.
 
     A failure is logged and does no harm: the next pass tries again.
     """
 
-    def __init__(self, settings: Output, *, at_end: bool = False) -> None:
-        self._store = compactable(settings)
+    def __init__(
+        self, settings: Output, *, at_end: bool = False, waiting: Callable[[], Sequence[datetime]] = lambda: ()
+    ) -> None:
+        """``waiting``: says when the commits were made of which dead letters are not sent yet."""
+        self._waiting = waiting
+        self._store = DeltaEvents(settings)
         self._settings = settings
         self._at_end = at_end
         self._vacuumed_s = float("-inf")
         self._ahead_s = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="compaction", daemon=True)
+        self._passes = Repeating("compaction", self._pass, settings.compact_ms / 1000)
 
     def __enter__(self) -> Compactor:
         if self._settings.compact_ms:
-            self._thread.start()
+            self._passes.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         """Waits for the pass that is under way."""
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._passes.stop()
         if self._at_end and self._settings.compact_ms:
-            self._pass()
-
-    def _run(self) -> None:
-        while not self._stop.wait(self._settings.compact_ms / 1000):
             self._pass()
 
     def _jumped(self) -> bool:
@@ -212,12 +258,17 @@ class Compactor:
             log.warning("the clock has jumped: old files stay for another %d s", VACUUM_EVERY_S)
             self._vacuumed_s = time.monotonic()
         vacuum = time.monotonic() - self._vacuumed_s >= VACUUM_EVERY_S
+        errors = (OSError, ValueError, pa.ArrowException, msgspec.MsgspecError, ConfigFault, DeltaError)
+        if vacuum:  # by itself: old files would fill the disk while compaction fails
+            try:
+                self._store.vacuum(self._waiting())
+                self._vacuumed_s = time.monotonic()
+            except errors as error:
+                log.warning("removal of old files: %s", error)
         try:
-            found = compact(self._store, self._settings, vacuum=vacuum)
-        except (OSError, pa.ArrowException, ConfigFault, *self._store.errors) as error:
+            found = compact(self._store, self._settings, vacuum=False)
+        except errors as error:
             log.warning("compaction: %s", error)
             return
-        if vacuum:
-            self._vacuumed_s = time.monotonic()
         if found.files_before != found.files_after:
             log.info("compaction: %d files of events are %d now", found.files_before, found.files_after)

@@ -1,36 +1,42 @@
-"""Converts a batch of records to events, with the parsers of its topic, and to dead letters.
+"""Converts a batch of records to rows of the table ``events``, with the parsers of its topic, and to dead letters.
 
-Events have these columns, in this order, the same for every topic, so that they fit one table:
+Each line is one row, so the table is the record of what was read.  Its columns, in this order, are the same for every
+topic:
 
 1. provenance: ``topic partition offset received parser``;
-2. ``date`` and ``hour``, of the line's time, or of the record's when the line has none;
-3. the common columns of the parsers, and all columns of all parsers of the pipeline;
-4. when asked for: ``line``, ``column_errors`` (why columns are null whose fields were given), and, with multiline
-   sources, ``lines`` (how many lines the event has);
-5. the columns of lookups.
+2. ``rejected``: why no parser took the line, null if one did, ``raw`` and ``raw_key``: the bytes of a line that was
+   rejected, and its key;
+   ``column_errors``: why columns of an event are null whose fields were given;
+3. ``date`` and ``hour``, of the line's time, or of the record's when the line has none;
+4. the common columns of the parsers, and all columns of all parsers of the pipeline;
+5. when asked for: ``line``, and, with multiline sources, ``lines`` (how many lines the event has) and, with an audit,
+   ``arrivals`` (when they arrived, if there are several);
+6. the columns of lookups, and, with rules that warn, ``unexpected`` (see ``quality``).
 
-What a source redacts is replaced before anything else happens.  A line that no parser takes becomes a dead letter with
-a reason.  No I/O, except for reading the lookup files in the constructor.
+What a source redacts is replaced before anything else happens.  A line that no parser takes is a row without what
+parsers, defaults and lookups give, at the time of its record; it becomes a dead letter, too.  No I/O, except for
+reading the lookup files in the constructor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from datetime import date, datetime, timedelta
-from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv
 
 from ...errors import BadValue
-from .columns import COMMON, LineParser
-from .multiline import LINES
+from .columns import COMMON, UNKNOWN, LineParser
+from .lookups import ColumnLookup, build_lookup
+from .multiline import ARRIVALS, LINES
 from .parsers import build
-from .settings import Lookup, Settings, Source
-from .table_files import directory
+from .quality import UNEXPECTED, Rules, is_dropped
+from .schema_changes import conform
+from .settings import Settings, Source
 from .times import EPOCH, MICROS, MICROS_MAX, within
 from .value_patterns import replaced
 
@@ -41,29 +47,54 @@ PROVENANCE: Final = {
     "received": MICROS,
     "parser": pa.string(),
 }
+REJECTED: Final = "rejected"
+RAW: Final = "raw"
+COLUMN_ERRORS: Final = "column_errors"
+RAW_KEY: Final = "raw_key"
+REJECTION: Final = {REJECTED: pa.string(), RAW: pa.binary(), RAW_KEY: pa.binary(), COLUMN_ERRORS: pa.string()}
 CALENDAR: Final = {"date": pa.string(), "hour": pa.int32()}
+GROUPS_MAX: Final = 64
 DAY_US: Final = 86_400_000_000
 HOUR_US: Final = 3_600_000_000
-NAME_BYTES_MAX: Final = 255
-"""Of a file, on the file systems of Linux."""
 REASON_CHARACTERS_MAX: Final = 200
-COLUMN_ERRORS: Final = "column_errors"
-ASKED_FOR: Final = {"line": pa.string(), COLUMN_ERRORS: pa.string(), LINES: pa.int32()}
+ASKED_FOR: Final = {"line": pa.string(), LINES: pa.int32(), ARRIVALS: pa.list_(MICROS)}
 BOM: Final = "\ufeff"
 Faults = list[tuple[str, np.ndarray]]
 """Reasons why columns of lines are null, with the indices of the lines."""
 
 
-class Outcome(NamedTuple):
-    """Events and dead letters.
+_Parsed = tuple[dict[str, pa.Array], pa.Array, pa.Array, Faults]
 
-    ``dead``: the records as they were (but redacted), with a column ``reason``.  ``nulled``: a row for each field of
-    an event that did not fit its column, with the columns topic, received, parser, reason.
+
+class Outcome(NamedTuple):
+    """What became of the lines of a batch.
+
+    ``rows``: a row of the table for each line, in the order of the lines.  ``dead``: the records of those that were
+    rejected and not dropped, as they were (but redacted), with a column ``reason``.  ``unknown``: of each line, the map
+    of fields that are to become columns (see ``unknown_fields``); None if no parser has such.
     """
 
-    events: pa.Table
+    rows: pa.Table
     dead: pa.Table
-    nulled: pa.Table
+    unknown: pa.Array | None = None
+
+    @property
+    def events(self) -> pa.Table:
+        """The rows of the lines that a parser took."""
+        return parsed(self.rows)
+
+
+def rejected(dead: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Rows of the table for records that are no lines of a source, with a column ``reason``."""
+    columns = {name: dead.column(name) for name in ("topic", "partition", "offset")}
+    columns |= {REJECTED: dead.column("reason"), RAW: dead.column("value"), RAW_KEY: dead.column("key")}
+    columns |= dict.fromkeys(("time", "received"), dead.column("timestamp"))
+    return conform(pa.table(columns | calendar(dead.column("timestamp"))), schema)
+
+
+def parsed(rows: pa.Table) -> pa.Table:
+    """Those rows of the table that were not rejected."""
+    return rows.filter(pc.is_null(rows.column(REJECTED)))
 
 
 class Lines(NamedTuple):
@@ -95,58 +126,104 @@ class Transform:
             for parser in parsers:
                 _unite(own, parser.fields, parser.name)
             self._sources |= dict.fromkeys(source.topics, (source, parsers))
-        columns = PROVENANCE | CALENDAR | COMMON | own | _asked_for(settings)
+        named = {name: kind for name, kind in own.items() if name != UNKNOWN}
+        columns = PROVENANCE | REJECTION | CALENDAR | COMMON | named | _asked_for(settings)
         self._redactions = {source: _Redaction(source) for source, _ in self._sources.values() if source.redact}
         self._parsed = {**COMMON, **own}
-        self._lookups: list[_Lookup] = []
+        self._lookups: list[ColumnLookup] = []
+        self._looked_up: list[str] = []
         for lookup in settings.lookup:
-            self._lookups.append(_Lookup(lookup, columns))
+            self._lookups.append(build_lookup(lookup, columns))
+            _check_own(self._lookups[-1].columns, f"lookup {lookup.file}")
+            self._looked_up += self._lookups[-1].columns
             columns = columns | dict.fromkeys(self._lookups[-1].columns, pa.string())
+        judged = {name: kind for name, kind in columns.items() if name not in REJECTION}
+        self._rules = Rules(settings.quality, judged) if settings.quality else None
+        if any(rule.on_failure == "warn" for rule in settings.quality):
+            columns = columns | {UNEXPECTED: pa.string()}
         self.schema = pa.schema(list(columns.items()))
         _check_columns(settings, self.schema)
-        # A file system's; an object store and the log of a Delta table name no directories.
-        self._directories = settings.output.partition_by if settings.output.format == "parquet" else ()
 
     def run(self, batch: pa.RecordBatch) -> Outcome:
         """Convert records of one topic, with the columns key, value, topic, partition, offset, timestamp."""
         lines = self.parse(batch)
+        if self._rules is not None:
+            lines = _judged(self._rules, lines)
+        columns = lines.columns
         dead = pa.Table.from_batches([lines.batch]).append_column("reason", lines.reasons)
-        complete = pc.all(lines.good).as_py()
-        dead = dead.slice(0, 0) if complete else dead.filter(pc.invert(lines.good))
-        events = pa.table([lines.columns[name] for name in self.schema.names], schema=self.schema)
-        return Outcome(events if complete else events.filter(lines.good), dead, _nulled(lines.faults, lines.columns))
+        if pc.all(lines.good).as_py():
+            dead = dead.slice(0, 0)
+            columns |= {name: pa.nulls(len(lines.good), REJECTION[name]) for name in (REJECTED, RAW, RAW_KEY)}
+        else:
+            dead = dead.filter(pc.and_not(pc.invert(lines.good), is_dropped(lines.reasons)))
+            self._reject(lines)
+        rows = pa.table([columns[name] for name in self.schema.names], schema=self.schema)
+        return Outcome(rows, dead, columns.get(UNKNOWN))
+
+    def _reject(self, lines: Lines) -> None:
+        """Add the columns of the rejection, and take from rejected lines what they have only as parsed ones."""
+        columns, good = lines.columns, lines.good
+        for name in (*self._parsed, *self._looked_up, "parser", COLUMN_ERRORS):
+            columns[name] = pc.if_else(good, columns[name], pa.scalar(None, columns[name].type))
+        columns["time"] = pc.if_else(good, columns["time"], columns["received"])
+        columns |= calendar(columns["time"])
+        columns[REJECTED] = pc.if_else(good, None, lines.reasons).cast(pa.string())
+        dropped = is_dropped(columns[REJECTED])
+        columns["line"] = pc.if_else(dropped, pa.scalar(None, pa.string()), columns["line"])
+        without = pc.or_(good, dropped)
+        columns[RAW] = pc.if_else(without, None, lines.batch.column("value")).cast(pa.binary())
+        columns[RAW_KEY] = pc.if_else(without, None, lines.batch.column("key")).cast(pa.binary())
 
     def parse(self, batch: pa.RecordBatch) -> Lines:
         """Parse records as :meth:`run` does, and keep those that no parser takes."""
         source, parsers = self._sources[batch.column("topic")[0].as_py()]
+        if source.encoding != "utf-8":
+            batch = _in_utf8(batch, source.encoding)
         if redaction := self._redactions.get(source):
             batch = redaction.apply(batch)
         lines, unreadable = _texts(batch.column("value"))
         received = batch.column("timestamp").cast(MICROS)
-        # Not the latest: one timestamp from the future would change the year of lines that have none.
         micros = received.cast(pa.int64()).to_numpy(zero_copy_only=False)
-        about = EPOCH + timedelta(microseconds=int(np.median(micros)))
-        columns, names, reasons, faults = self._parse(parsers, lines, unreadable, about)
+        columns, names, reasons, faults = self._parse(parsers, lines, unreadable, micros)
         columns["parser"] = names
         columns["received"] = received
         for name in ("topic", "partition", "offset"):
             columns[name] = batch.column(name).cast(PROVENANCE[name])
         columns["line"] = lines
-        if LINES in self.schema.names:
-            columns[LINES] = batch.column(LINES)
-        if COLUMN_ERRORS in self.schema.names:
-            columns[COLUMN_ERRORS] = _column_errors(faults, len(lines))
+        for name in (LINES, ARRIVALS):
+            if name in self.schema.names:
+                columns[name] = batch.column(name)
+        columns[COLUMN_ERRORS] = _column_errors(faults, len(lines))
         self._finish(columns, source)
         good = pc.is_valid(names)
-        for name in self._directories:
-            if (long := _too_long(name, columns[name])) is not None:
-                reasons = pc.if_else(long, f"{name} is too long for the name of a directory", reasons)
-                good = pc.and_not(good, long)
         return Lines(batch, columns, good, reasons, faults)
 
     def _parse(
+        self, parsers: list[LineParser], lines: pa.Array, unreadable: pa.Array | None, micros: np.ndarray
+    ) -> _Parsed:
+        """Parse lines that arrived at these times: a time without a year, or a day, is near that of its own record."""
+        groups = near(micros)
+        parts = []
+        for rows in groups:
+            about = EPOCH + timedelta(microseconds=int(micros[rows].max()) if len(rows) else 0)
+            if len(groups) == 1:
+                return self._parse_together(parsers, lines, unreadable, about)
+            place = pa.array(rows)
+            missing = None if unreadable is None else unreadable.take(place)
+            parts.append(self._parse_together(parsers, lines.take(place), missing, about))
+        back = pa.array(np.argsort(np.concatenate(groups), kind="stable"))
+
+        def whole(pieces: Iterable[pa.Array]) -> pa.Array:
+            return pa.concat_arrays(list(pieces)).take(back)
+
+        columns = {name: whole(part[0][name] for part in parts) for name in self._parsed}
+        names, reasons = (whole(part[place] for part in parts) for place in (1, 2))
+        faults = [(why, rows[wrong]) for rows, part in zip(groups, parts, strict=True) for why, wrong in part[3]]
+        return columns, names, reasons, faults
+
+    def _parse_together(
         self, parsers: list[LineParser], lines: pa.Array, unreadable: pa.Array | None, received: datetime
-    ) -> tuple[dict[str, pa.Array], pa.Array, pa.Array, Faults]:
+    ) -> _Parsed:
         """Columns, the name of the parser that took each line or the reason why none did, and columns in error."""
         count = len(lines)
         faults: Faults = []
@@ -192,19 +269,38 @@ class Transform:
             if default := getattr(source, name):
                 columns[name] = pc.coalesce(columns[name], pa.scalar(default))
         columns["time"] = pc.coalesce(columns["time"], columns["received"])
-        micros = columns["time"].cast(pa.int64()).to_numpy(zero_copy_only=False)
-        columns["date"] = dates(micros)
-        columns["hour"] = pa.array(((micros % DAY_US) // HOUR_US).astype(np.int32))
+        columns |= calendar(columns["time"])
         for lookup in self._lookups:
             lookup.add(columns)
 
 
+def _judged(rules: Rules, lines: Lines) -> Lines:
+    """The lines, of which those are not good any more that a rule drops or rejects."""
+    judgement = rules.judge(lines.columns, lines.good)
+    good = pc.and_(lines.good, pc.is_null(judgement.reasons))
+    columns = lines.columns | {UNEXPECTED: judgement.unexpected}
+    return lines._replace(columns=columns, good=good, reasons=pc.coalesce(judgement.reasons, lines.reasons))
+
+
+def near(micros: np.ndarray) -> list[np.ndarray]:
+    """The indices of times that are of one hour, or of a longer time if there were more than :data:`GROUPS_MAX`."""
+    if not len(micros) or micros.max() // HOUR_US == micros.min() // HOUR_US:
+        return [np.arange(len(micros))]
+    for unit_us in (HOUR_US, DAY_US, 30 * DAY_US):
+        units, index = np.unique(micros // unit_us, return_inverse=True)
+        if len(units) <= GROUPS_MAX:
+            return [np.flatnonzero(index == number) for number in range(len(units))]
+    return [np.arange(len(micros))]
+
+
+def calendar(times: pa.Array | pa.ChunkedArray) -> dict[str, pa.Array]:
+    micros = times.cast(pa.int64()).to_numpy(zero_copy_only=False)
+    return {"date": dates(micros), "hour": pa.array(((micros % DAY_US) // HOUR_US).astype(np.int32))}
+
+
 def _asked_for(settings: Settings) -> dict[str, pa.DataType]:
-    wanted = {
-        "line": settings.output.raw,
-        COLUMN_ERRORS: settings.output.column_errors,
-        LINES: any(source.multiline for source in settings.source),
-    }
+    joins = any(source.multiline for source in settings.source)
+    wanted = {"line": settings.output.raw, LINES: joins, ARRIVALS: joins and bool(settings.audit.topic)}
     return {name: ASKED_FOR[name] for name in ASKED_FOR if wanted[name]}
 
 
@@ -228,38 +324,28 @@ class _Redaction:
 
 def _column_errors(faults: Faults, count: int) -> pa.Array:
     """For each line why columns are null, or null."""
+    if not faults:
+        return pa.nulls(count, pa.string())
     texts: dict[int, str] = {}
     for reason, lines in faults:
         for line in lines.tolist():
             texts[line] = f"{texts[line]}; {reason}" if line in texts else reason
-    return pa.array([texts.get(line) for line in range(count)] if texts else pa.nulls(count), pa.string())
-
-
-def _nulled(faults: Faults, columns: Mapping[str, pa.Array]) -> pa.Table:
-    lines = np.concatenate([lines for _, lines in faults]) if faults else np.zeros(0, np.int64)
-    reasons = [reason for reason, lines in faults for _ in lines]
-    rows = {name: columns[name].take(pa.array(lines)) for name in ("topic", "received", "parser")}
-    return pa.table({**rows, "reason": pa.array(reasons, pa.string())})
-
-
-def _too_long(name: str, column: pa.Array) -> pa.Array | None:
-    """Whether no directory can be named by a value; None if each can."""
-    longest = pc.max(pc.binary_length(column)).as_py() or 0
-    if 3 * longest + len(name) + 1 <= NAME_BYTES_MAX:  # each byte takes three at most
-        return None
-    encoded = column.cast(pa.string()).dictionary_encode()
-    names = [directory({name: value}) for value in encoded.dictionary.to_pylist()]
-    return pc.fill_null(
-        pa.array([len(each) > NAME_BYTES_MAX for each in names], pa.bool_()).take(encoded.indices), False
-    )
+    found = np.full(count, None, object)
+    found[list(texts)] = list(texts.values())
+    return pa.array(found, pa.string())
 
 
 def _unite(known: dict[str, pa.DataType], fields: Mapping[str, pa.DataType], who: str) -> None:
+    _check_own(fields, f"parser {who}")
     for name, kind in fields.items():
-        if name in PROVENANCE or name in CALENDAR or name in ASKED_FOR:
-            raise BadValue(f"parser {who}: column {name!r} is the pipeline's own; choose another name")
         if known.setdefault(name, kind) != kind:
             raise BadValue(f"parser {who}: column {name!r} is {kind}, but {known[name]} in another parser")
+
+
+def _check_own(names: Iterable[str], who: str) -> None:
+    for name in names:
+        if name in {*PROVENANCE, *REJECTION, *CALENDAR, *ASKED_FOR, UNEXPECTED}:
+            raise BadValue(f"{who}: column {name!r} is the pipeline's own; choose another name")
 
 
 def _check_columns(settings: Settings, schema: pa.Schema) -> None:
@@ -282,22 +368,12 @@ def _check_columns(settings: Settings, schema: pa.Schema) -> None:
             raise BadValue(f"output.sort_by: {name!r} is in partition_by: a file has one value of it")
     for name in settings.output.partition_by:
         check(name, "output.partition_by")
+        if name == REJECTED:
+            raise BadValue(f"output.partition_by: {name!r} is any text: directories are named by few different ones")
         if not pa.types.is_string(schema.field(name).type):
             raise BadValue(
                 f"output.partition_by: {name!r} is {schema.field(name).type}: directories are named by texts"
             )
-    for aggregate in settings.aggregate:
-        where = f"aggregate {aggregate.name}"
-        for name in (*aggregate.by, *filter(None, [aggregate.of])):
-            check(name, where)
-        if aggregate.kind == "percentiles" and not _is_number(schema.field(aggregate.of).type):
-            raise BadValue(
-                f"{where}: {aggregate.of!r} is {schema.field(aggregate.of).type}: percentiles are of numbers"
-            )
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
 def _places(count: int, left: np.ndarray, chosen: np.ndarray) -> pa.Array:
@@ -305,6 +381,26 @@ def _places(count: int, left: np.ndarray, chosen: np.ndarray) -> pa.Array:
     index = np.full(count, -1, np.int64)
     index[left[chosen]] = np.flatnonzero(chosen)
     return pa.array(index, mask=index < 0)
+
+
+def _in_utf8(batch: pa.RecordBatch, encoding: str) -> pa.RecordBatch:
+    """The records with values in UTF-8; one that is no text in the encoding either stays as it is.
+
+    What is UTF-8 stays, too: such lines come among the others, and what is parsed again is UTF-8 already.
+    """
+    values = batch.column("value")
+    with suppress(pa.ArrowInvalid):
+        values.cast(pa.string())
+        return batch
+
+    def converted(value: bytes | None) -> bytes | None:
+        if value is None or _text(value) is not None:
+            return value
+        text = _text(value, encoding)
+        return value if text is None else text.encode()
+
+    at = batch.schema.get_field_index("value")
+    return batch.set_column(at, "value", pa.array(map(converted, values.to_pylist()), pa.binary()))
 
 
 def _texts(values: pa.Array) -> tuple[pa.Array, pa.Array | None]:
@@ -327,9 +423,9 @@ def _texts(values: pa.Array) -> tuple[pa.Array, pa.Array | None]:
     return texts, wrong
 
 
-def _text(value: bytes | None) -> str | None:
+def _text(value: bytes | None, encoding: str = "utf-8") -> str | None:
     try:
-        return None if value is None else value.decode()
+        return None if value is None else value.decode(encoding)
     except UnicodeDecodeError:
         return None
 
@@ -339,38 +435,6 @@ def dates(micros: np.ndarray) -> pa.Array:
     days, index = np.unique(micros // DAY_US, return_inverse=True)
     names = [str(date(1970, 1, 1) + timedelta(days=int(day))) for day in days]
     return pa.array(names, pa.string()).take(pa.array(index))
-
-
-class _Lookup:
-    """Adds columns from a small file, looked up by a column of the event."""
-
-    def __init__(self, settings: Lookup, events: Mapping[str, pa.DataType]) -> None:
-        where = f"lookup {settings.file}"
-        try:
-            file = pyarrow.csv.read_csv(
-                Path(settings.file),
-                convert_options=pyarrow.csv.ConvertOptions(column_types=None, strings_can_be_null=True),
-            )
-        except (OSError, pa.ArrowInvalid) as error:
-            raise BadValue(f"{where}: {error}") from None
-        if settings.key not in file.column_names or settings.key not in events:
-            raise BadValue(f"{where}: key {settings.key!r} must be a column of the file and of the events")
-        self.columns = settings.columns or tuple(name for name in file.column_names if name != settings.key)
-        for name in self.columns:
-            if name not in file.column_names:
-                raise BadValue(f"{where}: the file has no column {name!r}: it has {', '.join(file.column_names)}")
-            if name in events:
-                raise BadValue(f"{where}: events have a column {name!r} already: rename the file's")
-        keys = file.column(settings.key).cast(pa.string()).combine_chunks()
-        if pc.count_distinct(keys).as_py() != len(keys):
-            raise BadValue(f"{where}: key {settings.key!r} is not unique")
-        self._key = settings.key
-        self._keys = keys
-        self._values = {name: file.column(name).cast(pa.string()).combine_chunks() for name in self.columns}
-
-    def add(self, columns: dict[str, pa.Array]) -> None:
-        place = pc.index_in(columns[self._key].cast(pa.string()), self._keys, skip_nulls=True)
-        columns.update({name: values.take(place) for name, values in self._values.items()})
 
 
 def by_topic(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

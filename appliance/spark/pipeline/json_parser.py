@@ -18,7 +18,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .columns import MAP, TYPES, Faults, Parsed, from_values, in_parts, levels, own_columns, sources, text_of
+from .columns import (
+    MAP,
+    TYPES,
+    Faults,
+    Parsed,
+    from_values,
+    in_parts,
+    levels,
+    map_of_others,
+    own_columns,
+    sources,
+    text_of,
+)
 from .settings import Column, Parser
 from .times import Times
 
@@ -35,6 +47,8 @@ JOURNALD: Final = Parser(
     message="MESSAGE",
 )
 """The output of ``journalctl -o json``."""
+DOCKER: Final = Parser(kind="json", columns={"stream": Column()}, message="log", time_formats=("iso",))
+"""What Docker's json-file driver writes to /var/lib/docker/containers."""
 Row = Any
 """A struct with the wanted members of a line, None where there is none."""
 
@@ -44,13 +58,16 @@ class Json:
     name: str
     settings: Parser
     times: Times
+    needs: str = ""
+    """A field without which an object is not one of this format; "" for none."""
 
     def __post_init__(self) -> None:
         self._columns = own_columns(self.settings)
         self._common = {name: path for name, path in sources(self.settings).items() if name not in self._columns}
         self.fields: Mapping[str, pa.DataType] = {name: TYPES[each.type] for name, each in self._columns.items()}
-        if self.settings.rest:
-            self.fields = {**self.fields, self.settings.rest: MAP}
+        self._others = map_of_others(self.settings)
+        if self._others:
+            self.fields = {**self.fields, self._others: MAP}
         wanted = [*self._common.values(), *(each.field for each in self._columns.values())]
         keys = dict.fromkeys(key for path in wanted for key in (path, path.partition(".")[0]))
         self._attributes = {key: f"f{number}" for number, key in enumerate(keys)}
@@ -70,7 +87,7 @@ class Json:
 
         def get(row: Row) -> Any:
             literal = whole(row)  # a member may have dots in its name, as ECS has
-            return _walk(top(row), rest) if literal is None else literal
+            return value_at(top(row), rest) if literal is None else literal
 
         return lambda rows: list(map(get, rows))
 
@@ -86,6 +103,10 @@ class Json:
             rows = self._rows(chunk, first, reasons)
             for path, get in self._getters.items():
                 values[path] += get(rows)
+        if self.needs:
+            missing = (number for number, value in enumerate(values[self.needs]) if value is None)
+            for number in missing:
+                reasons.setdefault(number, f"{self.name}: there is no {self.needs}")
         faults, columns = Faults(self.name, len(texts)), {}
         for name, path in self._common.items():
             columns[name] = self._common_column(name, path, values[path], received, faults)
@@ -93,8 +114,10 @@ class Json:
             made = from_values(values[column.field], column.type)
             columns[name] = made.column
             faults.add(f"{name} is not of its type ({column.type})", made.wrong, column.on_error == "dead_letter")
-        if self.settings.rest:
-            columns[self.settings.rest] = self._rest(texts, reasons)
+        if self._others:
+            columns[self._others] = self._rest(texts, reasons)
+        if self.settings.unknown == "fail":
+            self._refuse(texts, reasons)
         if not reasons:
             return faults.parsed(np.ones(len(texts), bool), columns)
         why = pa.array([reasons.get(number) for number in range(len(texts))], pa.string())
@@ -131,6 +154,8 @@ class Json:
         if name == "message":
             values = [_octets(value) if type(value) is list else value for value in values]
         texts = from_values(values, "string").column
+        if name == "message" and pc.any(pc.ends_with(texts, "\n")).as_py():  # as Docker keeps that of the line
+            texts = pc.replace_substring_regex(texts, r"\r?\n\z", "")
         if name == "level":
             return levels(texts, self.settings.levels)
         if name != "time":
@@ -140,6 +165,13 @@ class Json:
             wrong = pc.and_(pc.is_null(column), pc.is_valid(texts)).to_numpy(zero_copy_only=False)
             faults.add(f"{path} is not a time", wrong, self.settings.time_on_error == "dead_letter")
         return column
+
+    def _refuse(self, texts: Sequence[str | None], reasons: dict[int, str]) -> None:
+        """Add a reason for each line with a field that no column takes, whole or in parts."""
+        for number, text in enumerate(texts):
+            given = None if number in reasons else _lenient(text or "")
+            if unknown := next((key for key in given or () if key not in self._attributes), None):
+                reasons[number] = f"{self.name}: {text_of(unknown)!r} is no column"
 
     def _rest(self, texts: Sequence[str | None], reasons: Mapping[int, str]) -> pa.Array:
         """All fields that no column takes as a whole."""
@@ -168,7 +200,8 @@ def _lenient(text: str) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _walk(value: Any, path: Sequence[str]) -> Any:
+def value_at(value: Any, path: Sequence[str]) -> Any:
+    """What stands at names and numbers of objects and lists, one in the other; None without it."""
     for step in path:
         if isinstance(value, dict):
             value = value.get(step)

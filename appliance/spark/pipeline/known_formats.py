@@ -7,6 +7,8 @@
     postgresql          what PostgreSQL writes with its own log_line_prefix, or Debian's
     java                Log4j, Logback, Spring Boot, Tomcat, Kafka in their usual patterns: thread, logger, exception
     dpkg, alternatives  what Debian's tools write to /var/log: action, state, package, version, ...
+    cri                 what Kubernetes' container runtimes write to /var/log/pods: stream, partial
+    iis                 W3C's extended format with the fields that IIS writes: client, method, path, status, ...
 
 The groups of the two hot formats are cut out at computed positions (``text_slices``); a test compares them with the
 regular expressions, which say what the formats are.
@@ -98,6 +100,15 @@ _DPKG = (
     r" (?P<package>\S+) (?P<version>\S+)(?: (?P<new>\S+))?|conffile \S+ \S+)$"
 )
 _ALTERNATIVES = r"^(?P<service>update-alternatives) (?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d): (?P<message>.*)$"
+_CRI = r"^(?P<time>\d{4}-\d\d-\d\dT\S+) (?P<stream>stdout|stderr) (?P<tags>[PF](?::\S*)?)(?: (?P<message>(?s:.*)))?$"
+"""The kubelet's *CRI logging format*: tag P if the line goes on in the next one, F if it ends here."""
+_IIS = (
+    r"^(?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?P<server>\S+) (?P<method>\S+) (?P<path>\S+) (?P<query>\S+) "
+    r"(?P<port>\d{1,5}) (?P<user>\S+) (?P<client>\S+) (?P<agent>\S+)(?: (?P<referer>\S+))? (?P<status>\d{3}) "
+    r"(?P<substatus>\d{1,5}) (?P<win32_status>\d{1,10})(?: (?P<taken_ms>\d{1,15}))?$|"
+    r"^(?P<directive>#[A-Z][A-Za-z-]*: .*)$"
+)
+"""Fields as IIS 6 to 10 write them when nobody has chosen others; and the lines about the file that begin with #."""
 
 
 # ---- groups of the hot formats
@@ -200,13 +211,19 @@ def _requests(columns: Groups) -> Groups:
     return columns
 
 
-def _of_access(columns: Groups) -> Groups:
-    """Sets the level from the status and the message to the request line."""
-    status, request = columns["status"], columns["request"]
+def _with_status(columns: Groups) -> Groups:
+    """Sets the level from the status."""
+    status = columns["status"]
     level = pc.if_else(
         pc.greater_equal(status, 500), "error", pc.if_else(pc.greater_equal(status, 400), "warning", "info")
     )
-    return _requests(columns) | {"level": level, "message": request}
+    return columns | {"level": level}
+
+
+def _of_access(columns: Groups) -> Groups:
+    """Sets the level from the status and the message to the request line."""
+    request = columns["request"]
+    return _requests(_with_status(columns)) | {"message": request}
 
 
 def _constant(text: str, like: pa.Array) -> pa.Array:
@@ -257,6 +274,29 @@ def _dpkg(columns: Groups) -> Groups:
     action = pc.coalesce(columns["action"], columns.pop("status"))
     service = _constant("dpkg", columns["time"])
     return columns | {"action": action, "service": service, "version_new": columns.pop("new")}
+
+
+def _cri(columns: Groups) -> Groups:
+    """A line that goes on is partial."""
+    return columns | {"partial": pc.starts_with(columns.pop("tags"), "P")}
+
+
+def _iis(columns: Groups) -> Groups:
+    """The level follows from the status, as in access logs; blanks of an agent are written as plus signs."""
+    directive = columns.pop("directive")
+    request = pc.binary_join_element_wise(columns["method"], columns["path"], " ")
+    return _with_status(columns) | {
+        "agent": pc.replace_substring(columns["agent"], "+", " "),
+        "service": pc.if_else(pc.is_valid(columns["method"]), "iis", pa.scalar(None, pa.string())),
+        "message": pc.coalesce(request, directive),
+    }
+
+
+def _extract_iis(lines: pa.Array) -> tuple[pa.Array, Groups]:
+    """As the pattern.  Its times are in UTC, whatever the zone of the source."""
+    matched, groups = extract_groups(lines, _IIS)
+    time = groups["time"]
+    return matched, groups | {"time": pc.if_else(pc.equal(time, ""), "", pc.binary_join_element_wise(time, "Z", ""))}
 
 
 class Format(NamedTuple):
@@ -338,4 +378,13 @@ FORMATS: Final[dict[str, Format]] = {
         after=_dpkg,
     ),
     "alternatives": Format(partial(extract_groups, pattern=_ALTERNATIVES), _ISO),
+    "cri": Format(partial(extract_groups, pattern=_CRI), _ISO, _texts("stream") | {"partial": pa.bool_()}, after=_cri),
+    "iis": Format(
+        _extract_iis,
+        _ISO,
+        _texts("server", "client", "user", "method", "path", "query", "agent", "referer")
+        | dict.fromkeys(("port", "status", "substatus", "win32_status", "taken_ms"), pa.int64()),
+        dict.fromkeys(("port", "status", "substatus", "win32_status", "taken_ms"), integers),
+        _iis,
+    ),
 }

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .columns import MAP, TYPES, Faults, Parsed, from_texts, in_parts, levels, own_columns, sources
+from .columns import MAP, TYPES, Faults, Parsed, from_texts, in_parts, levels, map_of_others, own_columns, sources
 from .settings import Parser
 from .text_slices import Lines
 from .times import Times
@@ -52,8 +52,9 @@ class Logfmt:
         self._columns = own_columns(self.settings)
         self._common = {name: key for name, key in sources(self.settings).items() if name not in self._columns}
         self.fields: Mapping[str, pa.DataType] = {name: TYPES[each.type] for name, each in self._columns.items()}
-        if self.settings.rest:
-            self.fields = {**self.fields, self.settings.rest: MAP}
+        self._others = map_of_others(self.settings)
+        if self._others:
+            self.fields = {**self.fields, self._others: MAP}
         wanted = [*self._common.values(), *(each.field for each in self._columns.values())]
         self._wanted = pa.array(dict.fromkeys(wanted), pa.string())
 
@@ -77,11 +78,23 @@ class Logfmt:
             made = from_texts(values[column.field], column.type)
             columns[name] = made.column
             faults.add(f"{name} is not of its type ({column.type})", made.wrong, column.on_error == "dead_letter")
-        if self.settings.rest:
-            columns[self.settings.rest] = _rest(count, pairs, numbers < 0)
+        if self._others:
+            columns[self._others] = _rest(count, pairs, numbers < 0)
         matched = np.bincount(pairs.lines, minlength=count) > 0
-        none = pc.if_else(pa.array(matched), pa.scalar(None, pa.string()), f"{self.name}: no key=value")
-        return faults.parsed(matched, columns, None if matched.all() else none)
+        why = pc.if_else(pa.array(matched), pa.scalar(None, pa.string()), f"{self.name}: no key=value")
+        if self.settings.unknown == "fail":
+            unknown = self._unknown(count, pairs, numbers < 0)
+            matched, why = matched & pc.is_null(unknown).to_numpy(zero_copy_only=False), pc.coalesce(why, unknown)
+        return faults.parsed(matched, columns, None if matched.all() else why)
+
+    def _unknown(self, count: int, pairs: Pairs, chosen: np.ndarray) -> pa.Array:
+        """For each line why it is refused: one of these fields; or null."""
+        place = np.full(count, -1, np.int64)
+        place[pairs.lines[chosen]] = np.flatnonzero(chosen)
+        names = pairs.keys.take(pa.array(place, mask=place < 0)).to_pylist()
+        return pa.array(
+            [None if name is None else f"{self.name}: {name!r} is no column" for name in names], pa.string()
+        )
 
     def _column(self, count: int, pairs: Pairs, chosen: np.ndarray) -> pa.Array:
         place = np.full(count, -1, np.int64)

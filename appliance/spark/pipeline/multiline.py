@@ -1,7 +1,8 @@
 """Joins the lines of events that have several, such as stack traces.
 
 A pattern matches the first line of an event; the lines up to the next first line belong to it.  They are joined with
-line breaks into one record, which has offset, time and key of the first one and, in the column ``lines``, their number.
+line breaks into one record, which has offset, time and key of the first one, in the column ``lines`` their number, and
+in ``arrivals`` their times, if there are several.
 
 Lines are joined within a partition and a task of a micro-batch, in the order of their offsets, whatever their keys.  A
 task reads a partition as a whole, but an event does not continue in the next micro-batch: its remaining lines make an
@@ -22,10 +23,11 @@ from .settings import Multiline, Settings
 from .value_patterns import matching
 
 LINES = "lines"
+ARRIVALS = "arrivals"
 
 
 class Joiner:
-    """Joins lines of the topics for which this is configured, and adds the column ``lines`` to all batches.
+    """Joins lines of the topics for which this is configured; all batches get the columns ``lines`` and ``arrivals``.
 
     Raises:
         BadValue: an invalid pattern.
@@ -117,5 +119,7 @@ def _joined(rows: pa.Table, firsts: np.ndarray, end: int) -> pa.RecordBatch:
         first_values = chosen.column("value").combine_chunks()
         joined = pc.if_else(pa.array(counts > 1), whole, first_values)
         chosen = chosen.set_column(chosen.column_names.index("value"), "value", joined)
-    chosen = chosen.append_column(LINES, pa.array(counts, pa.int32()))
+    times = pa.ListArray.from_arrays(pa.array(bounds, pa.int32()), rows.column("timestamp").combine_chunks())
+    several = pc.if_else(pa.array(counts > 1), times, pa.scalar(None, times.type))
+    chosen = chosen.append_column(LINES, pa.array(counts, pa.int32())).append_column(ARRIVALS, several)
     return chosen.combine_chunks().to_batches()[0]

@@ -1,7 +1,7 @@
 """Reads and writes the files of an output, by names relative to its path: on a file system, or in an object store.
 
 An object store (``s3://``, and what pyarrow has file systems for: ``gs://``, ``abfs://``) replaces an object as a
-whole, and cannot rename.  So only Delta tables can be there.  Keys of access come from the environment, the host's role
+whole, and cannot rename, which Delta tables do without.  Keys of access come from the environment, the host's role
 or its files, as for every tool of the store; ``output.storage`` has the rest, under the names that delta-rs knows::
 
     AWS_ENDPOINT_URL    address of a server that is not Amazon's, as ``http://127.0.0.1:9000``
@@ -13,7 +13,7 @@ or its files, as for every tool of the store; ``output.storage`` has the rest, u
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -72,11 +72,6 @@ class OutputFiles:
     def exists(self, name: str) -> bool:
         return bool(self._fs.get_file_info(name).type != fs.FileType.NotFound)
 
-    def tables(self) -> list[str]:
-        """The names of the Delta tables, in order."""
-        found = self._fs.get_file_info(fs.FileSelector("", allow_not_found=True))
-        return sorted(each.base_name for each in found if self.exists(f"{each.base_name}/{LOG}"))
-
     def write_table(self, name: str, rows: pa.Table) -> tuple[int, pq.FileMetaData]:
         """Write a Parquet file, durably.  Returns its size in bytes, and its footer."""
         with self.create(name) as file:
@@ -96,11 +91,41 @@ class OutputFiles:
                 os.fsync(file.fileno())
         return int(self._fs.get_file_info(name).size), pq.read_metadata(name, filesystem=self._fs)
 
-    def open_table(self, name: str) -> pq.ParquetFile:
-        return pq.ParquetFile(name, filesystem=self._fs)
+    def open_table(self, name: str) -> TableFile:
+        return TableFile(pq.ParquetFile(name, filesystem=self._fs))
 
     def remove(self, name: str) -> None:
         self._fs.delete_file(name)
+
+
+class TableFile:
+    """A Parquet file, of which texts and bytes are plain ones of Arrow, whoever has written it.
+
+    delta-rs writes rows that it has filtered, as those that a delete leaves, as Arrow's views.  They are no other
+    type in Parquet, but few functions of Arrow take them, and files with and without them do not fit together.
+    """
+
+    def __init__(self, opened: pq.ParquetFile) -> None:
+        self._opened = opened
+        self.schema = _without_views(opened.schema_arrow)
+
+    @property
+    def footer(self) -> pq.FileMetaData:
+        return self._opened.metadata
+
+    def read(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """These columns, or all."""
+        rows = self._opened.read(columns)
+        return rows.cast(_without_views(rows.schema))
+
+    def iter_batches(self, batch_rows: int) -> Iterator[pa.RecordBatch]:
+        for batch in self._opened.iter_batches(batch_rows):
+            yield batch.cast(self.schema)
+
+
+def _without_views(schema: pa.Schema) -> pa.Schema:
+    plain = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
+    return pa.schema([field.with_type(plain.get(field.type, field.type)) for field in schema])
 
 
 def repetitive(rows: pa.Table) -> list[str]:
@@ -110,7 +135,9 @@ def repetitive(rows: pa.Table) -> list[str]:
     for field in sample.schema:
         if pa.types.is_map(field.type):
             found += (f"{field.name}.key_value.{leaf}" for leaf in ("key", "value"))
-        elif 2 * pc.count_distinct(sample.column(field.name)).as_py() <= len(sample):
+        elif not pa.types.is_nested(field.type) and 2 * pc.count_distinct(sample.column(field.name)).as_py() <= len(
+            sample
+        ):
             found.append(field.name)
     return found
 

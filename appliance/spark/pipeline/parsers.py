@@ -4,7 +4,8 @@ Every event has the common columns ``time host service level message``; a parser
 that a parser does not take is not matched, and may get a reason.  No line raises an error::
 
     syslog, access, java, ...   formats that are known by name: ``known_formats``
-    json, logfmt        fields as configured: ``json_parser``, ``logfmt_parser``; journald is JSON
+    json, logfmt        fields as configured: ``json_parser``, ``logfmt_parser``; journald and docker are JSON
+    cef                 what security devices send: ``cef_parser``
     regex               named groups: ``regex_parser``
     plain               any line, as its message
 """
@@ -19,8 +20,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import BadValue
+from .cef_parser import TIME_FORMATS, Cef
 from .columns import COMMON, LineParser, Parsed
-from .json_parser import JOURNALD, Json
+from .json_parser import DOCKER, JOURNALD, Json
 from .known_formats import FORMATS
 from .logfmt_parser import Logfmt
 from .regex_parser import OwnRegex
@@ -50,7 +52,9 @@ def build(name: str, source: Source, own: Mapping[str, Parser]) -> LineParser:
     if name in FORMATS and name not in own:
         known = FORMATS[name]
         return known.parser(name, _times(name, known.formats, source))
-    presets = {"journald": JOURNALD, "json": Parser(kind="json"), "logfmt": Parser(kind="logfmt")}
+    if name == "cef" and name not in own:
+        return Cef(_times(name, TIME_FORMATS, source))
+    presets = {"journald": JOURNALD, "docker": DOCKER, "json": Parser(kind="json"), "logfmt": Parser(kind="logfmt")}
     settings = own[name] if name in own else presets[name]
     if clash := set(settings.columns) & set(COMMON):
         raise BadValue(
@@ -58,8 +62,15 @@ def build(name: str, source: Source, own: Mapping[str, Parser]) -> LineParser:
         )
     if settings.rest and (settings.rest in COMMON or settings.rest in settings.columns or settings.kind == "regex"):
         raise BadValue(f"parser.{name}: rest = {settings.rest!r}: name a new column, of a parser for json or logfmt")
+    if settings.unknown != "rescue" and (settings.kind == "regex" or settings.rest):
+        raise BadValue(
+            f"parser.{name}: unknown = {settings.unknown!r} is for json and logfmt, and leaves nothing for rest"
+        )
     kinds: dict[str, Callable[[str, Parser, Times], LineParser]] = {"json": Json, "logfmt": Logfmt, "regex": OwnRegex}
-    return kinds[settings.kind](name, settings, _times(name, settings.time_formats or ANY, source))
+    times = _times(name, settings.time_formats or ANY, source)
+    if settings is DOCKER:
+        return Json(name, settings, times, needs=DOCKER.message)
+    return kinds[settings.kind](name, settings, times)
 
 
 def _times(name: str, formats: Sequence[str], source: Source) -> Times:

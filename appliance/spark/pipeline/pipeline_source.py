@@ -1,8 +1,8 @@
 """Plans the micro-batches of a pipeline and does their tasks: the source of its query.
 
-It reads as the data source "appliance" does, but it continues from the tables and not from Spark's checkpoint.  Its
-offset, as Spark has it, is the whole plan of a micro-batch (``batch_record``): the end of one is the start of the next.
-Before the first task of a micro-batch starts, its plan is stored beside the tables.  The sink commits it with them.
+It reads as the data source "appliance" does, but it continues from the table and not from Spark's checkpoint.  Its
+offset, as Spark has it, is the record of a micro-batch (``batch_record``): the end of one is the start of the next.
+The first task of a micro-batch hands its record on to the sink, which commits it with the rows.
 
 A task reads its ranges and does all of the work on them (``task_work``) in the same process.  Its only row is the
 result, so no line goes through the JVM.  As rows, lines went from a Python process to the JVM and from there to another
@@ -31,12 +31,13 @@ from ...names import TopicPartition
 from ..options import source_options
 from ..source import HEADS_AGE_S_MAX, LogPartition, Planner, bytes_of
 from ..stream_offsets import Positions, ranges, to_json
-from .batch_record import BatchRecord, store_plan
-from .output_files import OutputFiles
-from .resume import TopicLog, decide, next_plan
+from .batch_record import BatchRecord, encode_schema
+from .resume import TopicLog, decide, next_batch
 from .settings import Settings, decode
 from .startup import ACCEPT, Beginning, decode_beginning, read_logs
+from .tables import open_store
 from .task_work import Job
+from .unknown_fields import adds_columns
 
 SOURCE: Final = "appliance-pipeline-source"
 RECORD: Final = ("key", "value", "topic", "partition", "offset", "timestamp")
@@ -46,11 +47,15 @@ WORK: Final = StructType([StructField("work", BinaryType()), StructField("record
 
 @dataclass
 class PlannedTask(InputPartition):
-    """The task with this number of a micro-batch."""
+    """The task with this number of a micro-batch.
 
-    batch: int
+    ``part``: what it reads, None where the lines are gone; ``columns``: those of the table, as in :class:`Beginning`.
+    """
+
+    record: BatchRecord
     number: int
-    part: LogPartition
+    part: LogPartition | None
+    columns: str
 
 
 class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -90,56 +95,53 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         last = _from_json(start)
-        replay = self._beginning.replay
-        if replay is not None and replay.batch == last.batch + 1:
-            return _to_json(replay)
-        present = self._present()
-        logs = {topic: log for topic, log in present.items() if topic in self._settings.topics}
+        logs = self._present()
         heads = _heads(logs)
         if self._target is not None:
             heads = {key: min(head, self._target.get(key, 0)) for key, head in heads.items()}
-        resumption = decide(last, None, None, logs, False)
+        resumption = decide(last, logs, False)
         if resumption.conflicts and self._settings.input.fail_on_data_loss:
             raise OffsetOutOfRange(f"{resumption.conflicts[0]}. To continue in spite of it: `{ACCEPT}`, then run again")
-        plan = next_plan(resumption.begun, heads, bytes_of(limit), self._beginning.run)
-        if plan is None:
-            return start
-        letters, dead = self._beginning.letters, None
-        if letters is not None and self._settings.dead_letters.topic in present:
-            dead = letters.of_plan(last.ends, present[self._settings.dead_letters.topic])
-        return _to_json(msgspec.structs.replace(plan, cores=self._cores, dead=dead))
+        found = next_batch(resumption.begun, heads, bytes_of(limit), self._beginning.run)
+        return start if found is None else _to_json(found)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         return to_json(self._heads())
 
     def _heads(self) -> Positions:
-        present = self._present()
-        return _heads({topic: log for topic, log in present.items() if topic in self._settings.topics})
+        return _heads(self._present())
 
     def _present(self) -> dict[str, TopicLog]:
-        """The topics of the sources, and that of dead letters."""
+        """The topics of the sources."""
         seen_s, logs = self._logs
         if time.monotonic() - seen_s > HEADS_AGE_S_MAX:
-            letters = self._settings.dead_letters.topic
-            logs = read_logs(self._planner.access, [*self._settings.topics, *([letters] if letters else [])])
+            logs = read_logs(self._planner.access, self._settings.topics)
             self._logs = time.monotonic(), logs
         return logs
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[PlannedTask]:
-        plan = _from_json(end)
-        store_plan(OutputFiles(self._settings.output), plan)
+        record = _from_json(end)
+        if record.batch == _from_json(start).batch:
+            return []  # Spark has a first micro-batch in every run, also where nothing is new
         logs = self._present()
-        wanted = {key: bounds for key, bounds in plan.ranges() if bounds[0] < bounds[1]}
+        wanted = {key: bounds for key, bounds in record.ranges() if bounds[0] < bounds[1]}
         there = {key: logs[key[0]].bounds[key[1]] for key in wanted if key[0] in logs and key[1] in logs[key[0]].bounds}
         first, last = ({key: bounds[side] for key, bounds in wanted.items()} for side in (0, 1))
         earliest, latest = ({key: bounds[side] for key, bounds in there.items()} for side in (0, 1))
-        # A repetition has the same tasks, also where the cluster has other cores now: dead letters are known by them.
-        wanted_now = ranges(first, last, earliest, latest, self._settings.input.fail_on_data_loss)
-        parts = self._planner.tasks(wanted_now, plan.cores)
-        return [PlannedTask(plan.batch, number, part) for number, part in enumerate(parts)]
+        there_now = ranges(first, last, earliest, latest, self._settings.input.fail_on_data_loss)
+        parts = self._planner.tasks(there_now, self._cores)
+        columns = self._columns()
+        return [PlannedTask(record, number, part, columns) for number, part in enumerate([*parts] or [None])]
+
+    def _columns(self) -> str:
+        """The columns of the table: earlier micro-batches of this run may have added some."""
+        if not adds_columns(self._settings):
+            return self._beginning.columns
+        stored = open_store(self._settings, self._beginning.identity).stored_schema
+        return self._beginning.columns if stored is None else encode_schema(stored)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Does nothing: the sink has committed the plan."""
+        """Does nothing: the sink has committed the record."""
 
     def stop(self) -> None:
         self._planner.access.close()
@@ -149,8 +151,11 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, PlannedTask):
             return  # pyspark 4.3 makes one of its own where there is nothing to do
-        job = Job(self._settings, self._beginning, partition.batch, partition.number)
-        work = job.run(batch.select(RECORD) for batch in self._planner.read(partition.part))
+        beginning = msgspec.structs.replace(self._beginning, columns=partition.columns)
+        job = Job(self._settings, beginning, partition.record.batch, partition.number)
+        read = () if partition.part is None else self._planner.read(partition.part)
+        record = partition.record if partition.number == 0 else None
+        work = job.run((batch.select(RECORD) for batch in read), record)
         row = [pickle.dumps(work)], [work.records]
         yield pa.record_batch([pa.array(value) for value in row], WORK.fieldNames())
 
@@ -160,8 +165,8 @@ def _heads(logs: Mapping[str, TopicLog]) -> Positions:
 
 
 def _to_json(record: BatchRecord) -> dict[str, Any]:
-    """A record as Spark keeps it, without the tables."""
-    found: dict[str, Any] = msgspec.json.decode(msgspec.structs.replace(record, tables={}).encode())
+    """A record as Spark keeps it."""
+    found: dict[str, Any] = msgspec.json.decode(record.encode())
     return found
 
 

@@ -1,43 +1,57 @@
-"""Reads a pipeline's results and lag from its files and from the appliance, without Spark."""
+"""Says what a pipeline's table has, and how far it is behind the topics, without Spark.
+
+What became of the lines is counted once for each file of the table (``line_counts``); the audit is asked of the latest
+version of ``events`` (``event_questions``).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from datetime import UTC, datetime
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
-
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from ...client.admin import Admin
 from ...errors import ApplianceError, ConfigFault
 from ...names import TopicPartition
 from ..stream_offsets import Positions
+from .audit_counts import read_windows
 from .audit_verdicts import Verdict, verdict, windows
 from .batch_record import BEGINNING, BatchRecord
+from .event_questions import questions
+from .expiry import expired
+from .letters import Letters
+from .line_counts import line_counts
+from .output_files import OutputFiles
+from .quality import DROPS
 from .resume import TopicLog
 from .settings import Settings
-from .space_saving import Ranking, heaviest_of_all
 from .startup import examine, output_lock, raise_refused, topic_logs
 from .state_directory import State
 from .table_files import EVENTS
 from .tables import open_store, owner_of
+from .view_alerts import ViewAlerts
+from .view_states import views_of
 
 RATES_OVER: Final = 10
 """Number of micro-batches from which rates are computed."""
 ASK_MS: Final = 5_000
+LETTERS_LATE: Final = timedelta(minutes=1)
+"""A run sends dead letters within seconds of their commit, and tries for so long, or longer, if it cannot."""
 
 
 class Summary(NamedTuple):
-    """Counts of the rows in the output."""
+    """Counts of lines in the table of events."""
 
     parsed: dict[str, int]
-    """Rows by parser."""
+    """By parser."""
     dead: dict[str, int]
-    """Dead letters by reason."""
+    """Those that no parser took, or that a rule rejects, by reason."""
+    dropped: dict[str, int]
+    """Those that a rule has dropped, by rule."""
+    unexpected: dict[str, int]
+    """Parsed lines that fail a rule which only warns, by rule."""
     nulled: dict[str, int]
-    """Columns of parsed lines that are null because their fields did not fit, by reason."""
-    bytes: int
+    """Parsed lines with columns that are null because their fields did not fit, by reason."""
     audit: Verdict | None
     events: str
 
@@ -46,46 +60,35 @@ class Summary(NamedTuple):
         return {
             "parsed": sum(self.parsed.values()),
             "dead_letters": sum(self.dead.values()),
-            "bytes": self.bytes,
             "by_parser": self.parsed,
             "by_reason": self.dead,
+            "dropped": self.dropped,
+            "unexpected": self.unexpected,
             "columns_nulled": self.nulled,
             "audit": audit,
             "events": self.events,
         }
 
 
-EMPTY: Final = Summary({}, {}, {}, 0, None, "")
-
-
-def read_total(settings: Settings, name: str) -> pa.Table | None:
-    """All rows of a table of totals; None when there are none."""
-    return open_store(settings).read(name)
+EMPTY: Final = Summary({}, {}, {}, {}, {}, None, "")
 
 
 def summary(settings: Settings, now: datetime | None = None) -> Summary:
-    ledger = read_total(settings, "ledger")
-    parsed: dict[str, int] = {}
-    dead: dict[str, int] = {}
-    nulled: dict[str, int] = {}
-    size = 0
-    if ledger is not None:
-        found = ledger.group_by(["parser", "reason"]).aggregate([("rows", "sum")])
-        for row in found.sort_by([("rows_sum", "descending")]).to_pylist():
-            counts = parsed if not row["reason"] else nulled if row["parser"] else dead
-            counts[row["reason"] or row["parser"]] = row["rows_sum"]
-        size = pc.sum(ledger.column("bytes")).as_py() or 0
-    audit = None
+    found = EMPTY._replace(events=f"{settings.output.path}/{EVENTS}")
+    counts = line_counts(settings)
+    drops = {rule: lines for rule, lines in counts.rejected.items() if rule.startswith(DROPS)}
+    found = found._replace(
+        parsed=counts.parsed_by(settings.audit.topic),
+        dead={reason: lines for reason, lines in counts.rejected.items() if reason not in drops},
+        dropped={rule.removeprefix(DROPS): lines for rule, lines in drops.items()},
+        nulled=counts.column_errors,
+        unexpected=counts.unexpected,
+    )
     if settings.audit.topic:
-        audit = verdict(windows(read_total(settings, "audit"), now or datetime.now(UTC), settings.audit.grace_ms))
-    return Summary(parsed, dead, nulled, size, audit, f"{settings.output.path}/{EVENTS}")
-
-
-def heaviest(settings: Settings, name: str, most: int) -> Ranking:
-    """See :func:`~.space_saving.heaviest_of_all`."""
-    table = read_total(settings, name)
-    by = next(list(each.by) for each in settings.aggregate if each.name == name)
-    return Ranking([], 0) if table is None else heaviest_of_all(table, by, most)
+        counted = read_windows(questions(settings), settings.audit, expired(OutputFiles(settings.output)))
+        judged = verdict(windows(counted, now or datetime.now(UTC), settings.audit.grace_ms))
+        found = found._replace(audit=judged)
+    return found
 
 
 class Position(NamedTuple):
@@ -147,6 +150,11 @@ def status(settings: Settings) -> Status:
         remarks.append(remark)
     if running is None and state.failure.exists():
         remarks.append(f"the last run failed: the whole report is in {state.failure}")
+    if record is not None and settings.dead_letters.topic:
+        now = datetime.now(UTC)
+        remarks += of_letters(Letters(settings), now - LETTERS_LATE if running is not None else now)
+    if stop == "":
+        remarks += of_alerts(settings)
     recent = state.history()[-RATES_OVER:]
     seconds = sum(each.seconds for each in recent) or 1.0
     return Status(
@@ -159,6 +167,26 @@ def status(settings: Settings) -> Status:
         remarks=[*([stop] if stop else []), *remarks],
         summary=summary(settings) if record is not None else EMPTY,
     )
+
+
+def of_letters(letters: Letters, due: datetime) -> Iterator[str]:
+    """What to tell of dead letters, where those of commits before ``due`` should have been sent."""
+    late = [stamp for stamp in letters.waiting() if stamp <= due]
+    if late:
+        since = f"{min(late):%Y-%m-%d %H:%M:%S} UTC"
+        yield f"dead letters of {len(late)} versions of {EVENTS} are not sent yet, since {since}"
+    if letters.left_out:
+        yield letters.left_out
+
+
+def of_alerts(settings: Settings) -> Iterator[str]:
+    """What to tell of windows of views that have met the conditions of alerts lately."""
+    for view in views_of(settings):
+        for alert, met, waiting in ViewAlerts(settings, view).standing():
+            if met:
+                of = f"{len(met)} windows" if len(met) > 1 else "a window"
+                told = f"; nobody is told of {waiting} of them yet" if waiting else ""
+                yield f"alert: {view.name}: {of} with {alert.when}, last {met[-1]:%Y-%m-%d %H:%M:%S} UTC{told}"
 
 
 def _state(running: int | None, stop: str, record: BatchRecord | None, state: State) -> str:

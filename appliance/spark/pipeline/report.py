@@ -1,37 +1,50 @@
-"""Draws the pipeline's tables: one PNG, and one HTML page with the same pictures and numbers.
+"""Writes the page of a pipeline: one HTML file with what is asked daily, each panel with its question.
 
-``report_panels`` chooses the panels, ``charts`` paints them.  The page is self-contained, so it can be mailed.  Texts
-from messages are shown and never interpreted: they are escaped, and the page forbids scripts and all that is not in it.
+``report_panels`` asks and ``svg_charts`` draws.  The page is self-contained, so it can be mailed.  Texts from messages
+are shown and never interpreted: they are escaped, and the page forbids scripts and all that is not in it.
 """
 
 from __future__ import annotations
 
-import base64
 import html
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, tzinfo
 from pathlib import Path
 from typing import Any, Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from ...errors import BadValue
-from .audit_verdicts import windows
-from .charts import Panel, draw, stack
-from .pipeline_status import Summary, heaviest, read_total, summary
-from .report_panels import bound, panels, title_of
+from .audit_counts import read_windows
+from .audit_verdicts import verdict, windows
+from .event_questions import Questions, questions
+from .expiry import expired
+from .output_files import OutputFiles
+from .report_panels import RANKED, Asked, Bounds, Panel, audit_panel, history_panels, panels, view_panel
 from .settings import Settings
 from .state_directory import State
+from .svg_charts import duration, number
+from .view_states import views_of
+from .view_table import ViewTable
 
-ROWS_MAX: Final = 50
-POLICY: Final = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+VIEW_ROWS_MAX: Final = 1000
+"""So many of the newest rows of a view are drawn."""
+POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
 STYLE: Final = """\
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 60em; padding: 0 1em; color: #222 }
-nav a { margin-right: 1em; white-space: nowrap } figure { margin: 0 0 1em } figcaption { color: #555; font-size: 90% }
-table { border-collapse: collapse; margin: 1em 0; max-width: 100% }
-th, td { padding: .2em .8em; text-align: left } td { overflow-wrap: anywhere } th, .n { white-space: nowrap }
-tr:nth-child(even) { background: #f4f4f4 } .n { text-align: right; font-variant-numeric: tabular-nums }
-img { max-width: 100% } .bad { color: #b00020 } .good { color: #1b7f3b }"""
-Row = dict[str, Any]
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 62em; padding: 0 1em; color: #222 }
+h2 { font-size: 105%; margin: 1.6em 0 0 } nav a { margin-right: 1em; white-space: nowrap }
+.caption { color: #555; margin: 0 } .now { display: flex; flex-wrap: wrap; gap: .6em }
+.now div { border: 1px solid #ddd; border-radius: 6px; padding: .3em .9em }
+.now b { display: block; font-size: 130%; font-variant-numeric: tabular-nums }
+svg { width: 100%; font-size: 11px } svg text { fill: #555 } .grid { stroke: #e6e6e6 } .tick { stroke: #999 }
+.curve { fill: none; stroke-width: 1.5 }
+.legend { list-style: none; padding: 0; margin: 0; display: flex; flex-wrap: wrap; gap: .2em 1.2em; font-size: 90% }
+.legend b { display: inline-block; width: .8em; height: .8em; margin-right: .4em }
+.rank { display: flex; align-items: center; gap: .6em } .rank span { width: 40%; overflow-wrap: anywhere }
+.rank b { background: #2563a8; height: .8em; min-width: 1px } .rank i { font-style: normal }
+table { border-collapse: collapse; margin: .5em 0; font-size: 90% } th, td { padding: .1em .7em; text-align: left }
+td { overflow-wrap: anywhere } tr:nth-child(even) { background: #f4f4f4 } .n { text-align: right; white-space: nowrap }
+pre { background: #f4f4f4; padding: .6em; overflow-x: auto; font-size: 85% } summary { color: #555; font-size: 85% }
+.bad { color: #b00020 } .good { color: #1b7f3b } .unknown { color: #777 }"""
 
 
 def zone_of(name: str) -> tzinfo:
@@ -42,98 +55,107 @@ def zone_of(name: str) -> tzinfo:
         raise BadValue(f"there is no time zone {name!r}: as in UTC, Europe/Berlin") from None
 
 
-def write(settings: Settings, directory: Path, now: datetime | None = None, zone: tzinfo = UTC) -> tuple[Path, Path]:
-    """Write the page and the picture to ``directory``, with times in this zone.  Returns their paths."""
+def write(
+    settings: Settings,
+    directory: Path,
+    now: datetime | None = None,
+    zone: tzinfo = UTC,
+    bounds: Bounds = (None, None),
+) -> Path:
+    """Write the page to ``directory``, with times in this zone.  Returns its path."""
     directory.mkdir(parents=True, exist_ok=True)
-    now = now or datetime.now(UTC)
-    picture = directory / f"{settings.pipeline.name}.png"
-    page = directory / f"{settings.pipeline.name}.html"
-    judged = windows(read_total(settings, "audit"), now, settings.audit.grace_ms)
-    found = panels(settings, State(settings.state_dir).history(), judged, zone)
-    pictures = draw(found)
-    picture.write_bytes(stack(found, pictures))
-    summed = summary(settings, now)
-    tables = dict(_tables(settings, summed, [each._asdict() for each in judged], zone))
-    page.write_text(_page(settings, summed, list(zip(found, pictures, strict=True)), tables, now.astimezone(zone)))
-    return page, picture
+    path = directory / f"{settings.pipeline.name}.html"
+    path.write_text("\n".join(_page(settings, now or datetime.now(UTC), zone, bounds)))
+    return path
 
 
-def _tables(settings: Settings, found: Summary, judged: Sequence[Row], zone: tzinfo) -> Iterator[tuple[str, str]]:
-    """Titles and tables."""
-    yield "Parsed", _table([{"parser": name, "lines": count} for name, count in found.parsed.items()], zone)
-    yield "Dead letters", _table([{"reason": name, "lines": count} for name, count in found.dead.items()], zone)
-    for each in settings.aggregate:
-        if each.kind == "top":
-            ranking = heaviest(settings, each.name, each.k)
-            note = f"<p>summed over all windows; {html.escape(bound(ranking))}</p>" if ranking.rows else ""
-            yield title_of(each), note + _table(ranking.rows, zone)
-    faulty = [each for each in judged if each["verdict"] != "balanced"]
-    yield "Windows that do not balance", _table(faulty, zone)
-
-
-def _page(
-    settings: Settings, found: Summary, shown: Sequence[tuple[Panel, bytes]], tables: dict[str, str], now: datetime
-) -> str:
-    name = html.escape(settings.pipeline.name)
-    tables = {title: table for title, table in tables.items() if table}
-    numbers = {title: f"numbers-{index}" for index, title in enumerate(tables)}
-    parts = [
-        "<!doctype html><html lang=en><head><meta charset=utf-8>",
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
-        f"<meta name=viewport content='width=device-width'><title>{name}</title><style>{STYLE}</style></head><body>",
-        f"<h1 id=top>{name}</h1><p>{now:%Y-%m-%d %H:%M:%S %Z}; all times in {html.escape(now.tzname() or '')}; "
-        f"topics {html.escape(', '.join(settings.topics))}; events in <code>{html.escape(found.events)}</code></p>",
-        f"<p>{sum(found.parsed.values()):,} lines parsed, {sum(found.dead.values()):,} dead letters</p>",
-    ]
-    if found.audit is not None:
-        kind = "bad" if found.audit.faulty else "good" if found.audit.audited else "unknown"
-        parts.append(f"<p class={kind}>audit: {html.escape(str(found.audit))}</p>")
-    links = [(f"panel-{index}", panel.title) for index, (panel, _) in enumerate(shown)]
-    links += [(anchor, f"{title} (numbers)") for title, anchor in numbers.items()]
-    parts.append(f"<nav>{' '.join(_link(*each) for each in links)}</nav>")
-    for index, (panel, picture) in enumerate(shown):
-        title = html.escape(panel.title)
-        more = [_link("top", "top")]
-        more += [_link(numbers[panel.title], "numbers")] if panel.title in numbers else []
-        parts.append(
-            f'<section id=panel-{index}><h2>{title}</h2><figure><img alt="{title}" src="{_url(picture)}">'
-            f"<figcaption>{html.escape(panel.caption)}. {' '.join(more)}</figcaption></figure></section>"
-        )
-    panel_of = {panel.title: f"panel-{index}" for index, (panel, _) in enumerate(shown)}
-    for title, table in tables.items():
-        back = _link(panel_of[title], "picture") if title in panel_of else ""
-        parts.append(f"<section id={numbers[title]}><h2>{html.escape(title)}</h2>{back}{table}</section>")
-    return "\n".join(parts) + "</body></html>\n"
-
-
-def _url(picture: bytes) -> str:
-    return f"data:image/png;base64,{base64.b64encode(picture).decode()}"
-
-
-def _link(anchor: str, text: str) -> str:
-    return f'<a href="#{anchor}">{html.escape(text)}</a>'
-
-
-def _table(rows: Sequence[Row], zone: tzinfo) -> str:
-    if not rows:
-        return ""
-    kinds = [" class=n" if isinstance(value, int | float) else "" for value in rows[0].values()]
-    head = "".join(
-        f"<th{kind}>{html.escape(str(name).replace('_', ' '))}</th>" for name, kind in zip(rows[0], kinds, strict=True)
+def _page(settings: Settings, now: datetime, zone: tzinfo, bounds: Bounds) -> Iterator[str]:
+    name, history = html.escape(settings.pipeline.name), State(settings.state_dir).history()
+    asked = questions(settings)
+    found: list[Panel] = []
+    about = "there is no table of events yet"
+    tiles: list[tuple[str, str, str]] = []
+    if asked is not None:
+        chosen = Asked(asked, settings, bounds, zone)
+        found += panels(chosen)
+        if chosen.span is None:
+            about = "no lines yet"
+        else:
+            outside = f"; {chosen.outside:,} lines are outside of this time" if chosen.outside else ""
+            about = f"lines of {chosen.said}{outside}; version {asked.version} of events"
+            tiles += _tiles(asked, now)
+    found += history_panels(history, zone)
+    counted = read_windows(asked, settings.audit, expired(OutputFiles(settings.output)))
+    judged = windows(counted, now, settings.audit.grace_ms)
+    if settings.audit.topic:
+        said = verdict(judged)
+        kind = "bad" if said.faulty else "good" if said.audited else "unknown"
+        tiles.append(("audit", str(said), kind))
+        found += [audit_panel(judged, settings.audit.window_ms, zone)] if judged else []
+    found += _views(settings, zone)
+    yield (
+        '<!doctype html><html lang=en><head><meta charset=utf-8><meta name=viewport content="width=device-width">'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"><title>{name}</title>'
+        f"<style>{STYLE}</style></head><body><h1>{name}</h1>"
     )
-    body = "".join(f"<tr>{''.join(_cells(row.values(), zone))}</tr>" for row in rows[:ROWS_MAX])
-    rest = f"<p>and {len(rows) - ROWS_MAX:,} more</p>" if len(rows) > ROWS_MAX else ""
-    return f"<table><tr>{head}</tr>{body}</table>{rest}"
+    topics = html.escape(", ".join(settings.topics))
+    yield f"<p>{now.astimezone(zone):%Y-%m-%d %H:%M:%S %Z}; topics {topics}; {about}</p>"
+    shown = (f'<div class="{kind}">{title}<b>{html.escape(value)}</b></div>' for title, value, kind in tiles)
+    yield f"<div class=now>{''.join(shown)}</div>"
+    links = (f'<a href="#p{place}">{html.escape(each.title)}</a>' for place, each in enumerate(found))
+    yield f"<nav>{' '.join(links)}</nav>"
+    for place, panel in enumerate(found):
+        yield from _section(f"p{place}", panel, zone)
+    yield "</body></html>\n"
 
 
-def _cells(values: Iterable[Any], zone: tzinfo) -> Iterator[str]:
-    for value in values:
-        match value:
-            case bool() | None | str():
-                yield f"<td>{html.escape('none' if value is None else str(value))}</td>"
-            case int() | float():
-                yield f"<td class=n>{value:,}</td>"
-            case datetime():
-                yield f"<td>{value.astimezone(zone):%Y-%m-%d %H:%M:%S %Z}</td>"
-            case _:
-                yield f"<td>{html.escape(str(value))}</td>"
+def _tiles(asked: Questions, now: datetime) -> Iterator[tuple[str, str, str]]:
+    """What is said at the top: title, value, class."""
+    (row,) = asked.rows(
+        f"select sum({asked.lines}) as lines, sum({asked.lines}) filter (where rejected is not null) as rejected, "
+        "max(received) as newest from events"
+    )
+    yield "lines in the table", number(row["lines"]), ""
+    yield "rejected", number(row["rejected"] or 0), "bad" if row["rejected"] else ""
+    age_s = max(0, int((now - row["newest"]).total_seconds()))
+    yield "the newest line came", f"{duration(age_s)} ago", ""
+
+
+def _views(settings: Settings, zone: tzinfo) -> Iterator[Panel]:
+    for view in views_of(settings):
+        table = ViewTable(settings.output, view.name)
+        if not table.exists:
+            yield Panel(f"View {view.name}", f"{view.about} It has no table yet.", "", (), view.sql)
+            continue
+        rows = table.newest(VIEW_ROWS_MAX)
+        basis = table.basis()
+        about = f"{view.about} As of version {basis.version} of events." if basis is not None else view.about
+        yield view_panel(view.name, about, view.sql, rows, zone)
+
+
+def _section(anchor: str, panel: Panel, zone: tzinfo) -> Iterator[str]:
+    yield f"<section id={anchor}><h2>{html.escape(panel.title)}</h2><p class=caption>{html.escape(panel.caption)}</p>"
+    yield panel.chart
+    if panel.rows and "class=rank" not in panel.chart:
+        yield _table(panel.rows, zone)
+    if panel.sql:
+        yield f"<details><summary>its SQL</summary><pre>{html.escape(panel.sql)}</pre></details>"
+    yield "</section>"
+
+
+def _table(rows: Sequence[Mapping[str, Any]], zone: tzinfo) -> str:
+    head = "".join(f"<th>{html.escape(str(each).replace('_', ' '))}</th>" for each in rows[0])
+    body = "".join(f"<tr>{''.join(_cell(value, zone) for value in row.values())}</tr>" for row in rows[:RANKED])
+    more = f"<p>and {len(rows) - RANKED:,} more</p>" if len(rows) > RANKED else ""
+    return f"<table><tr>{head}</tr>{body}</table>{more}"
+
+
+def _cell(value: Any, zone: tzinfo) -> str:
+    match value:
+        case bool() | None | str():
+            return f"<td>{html.escape('none' if value is None else str(value))}</td>"
+        case int() | float():
+            return f"<td class=n>{value:,}</td>"
+        case datetime():
+            return f"<td>{value.astimezone(zone):%Y-%m-%d %H:%M:%S}</td>"
+    return f"<td>{html.escape(str(value))}</td>"

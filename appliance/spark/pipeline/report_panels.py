@@ -1,235 +1,333 @@
-"""Chooses what a report shows: panels for volume, dead letters, throughput and lag, each aggregate, and the audit.
+"""Chooses what the page of a pipeline shows: what is asked daily, at a glance.
 
-Each panel's caption says over which time its numbers are, and what was summed.
+Each panel is a question in SQL to the latest version of ``events``, which the page shows, too.  Its time goes from the
+first to the last line, but leaves out those few that are far from the others: one line with a wrong year does not make
+an hour a dot.  How many are left out is said.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime, tzinfo
-from functools import partial
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime, tzinfo
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from . import charts
 from .audit_verdicts import Window
-from .charts import Curve, Panel, duration, label_of, span
-from .events import HOUR_US
-from .pipeline_status import heaviest, read_total
-from .settings import Aggregate, Settings
-from .sketches import percentile_names
-from .space_saving import Ranking
+from .columns import COMMON, ERRORS
+from .event_questions import Questions, micros, text
+from .events import CALENDAR, COLUMN_ERRORS, PROVENANCE
+from .line_counts import PLAIN_REASON
+from .quality import UNEXPECTED
+from .settings import Settings
 from .state_directory import Progress
+from .svg_charts import Series, Span, curves, duration, label_of, moment, number, ranking, stacks, step_for
 from .times import EPOCH
-from .totals import micros_of
-from .watermarks import NEWEST
 
-CURVES_MAX: Final = 8
-"""Most curves in one panel: those of the groups with the most lines."""
-POINTS_MAX: Final = 1500
-"""Most points of a curve: more windows are summed into longer ones, or the last ones are shown."""
-
-
-def panels(settings: Settings, history: Sequence[Progress], judged: Sequence[Window], zone: tzinfo) -> list[Panel]:
-    found = [*_ledger_panels(settings, zone), *_history_panels(history, zone)]
-    for each in settings.aggregate:
-        table = read_total(settings, each.name)
-        if table is not None and len(table):
-            panel = _aggregate_panel(settings, each, table, zone)
-            found.append(panel._replace(caption=panel.caption + _finality(settings, each, zone)))
-    if judged:
-        found.append(_audit_panel(settings, judged, zone))
-    return found
+STEPS_MAX: Final = 120
+SERIES_MAX: Final = 7
+"""Most series of a panel: those with the most lines; the others are one more."""
+RANKED: Final = 10
+NUMBERS_MAX: Final = 4
+"""So many columns of numbers have a panel of percentiles: those with the most values."""
+GAP_S: Final = 1800
+"""Silence of this length ends a session."""
+OWNERS: Final = ("client", "user", "host")
+"""Columns whose values have sessions: the first that has any."""
+FAR: Final = 1.0
+"""Lines are far from the others if they are further away than the middle 90 % of all are long."""
+PERCENTILES: Final = (0.5, 0.9, 0.99)
+Bounds = tuple[int | None, int | None]
+"""The times from which and before which lines are shown, in microseconds since 1970; None: as the lines are."""
 
 
-def title_of(aggregate: Aggregate) -> str:
-    of = f" of {aggregate.of}" if aggregate.of else ""
-    return f"{aggregate.name}: {aggregate.kind}{of}" + (f" by {', '.join(aggregate.by)}" if aggregate.by else "")
+class Panel(NamedTuple):
+    """``chart``: HTML.  ``rows``: a table of numbers.  ``sql``: the question; "" where it is none to events."""
+
+    title: str
+    caption: str
+    chart: str
+    rows: Sequence[Mapping[str, Any]] = ()
+    sql: str = ""
 
 
-def ranking_caption(aggregate: Aggregate, table: pa.Table, ranking: Ranking, zone: tzinfo) -> str:
-    starts = micros_of(table.column("start"))
-    windows = len(np.unique(starts))
-    return (
-        f"lines, summed over {windows:,} windows of {duration(aggregate.window_ms / 1000)}, "
-        f"{_span_of(table, zone)}; {bound(ranking)}"
-    )
+class Asked:
+    """Asks about the lines of a span of time."""
+
+    def __init__(
+        self, asked: Questions, settings: Settings, bounds: tuple[int | None, int | None], zone: tzinfo
+    ) -> None:
+        self.questions = asked
+        self.zone = zone
+        self._lines = f"topic <> {text(settings.audit.topic)}" if settings.audit.topic else "true"
+        self.span, self.outside = self._chosen(bounds)
+
+    def _chosen(self, bounds: Bounds) -> tuple[Span | None, int]:
+        at = micros("time")
+        (row,) = self.questions.rows(
+            f"select approx_percentile_cont({at}, 0.05) as low, approx_percentile_cont({at}, 0.95) as high "
+            f"from events where {self._lines}"
+        )
+        if row["low"] is None:
+            return None, 0
+        far = FAR * max(row["high"] - row["low"], 60_000_000)
+        near = f"{at} between {int(row['low'] - far)} and {int(row['high'] + far)}"
+        (row,) = self.questions.rows(f"select min({at}) as first, max({at}) as last from events where {near}")
+        own = row["first"], row["last"] + 1
+        first, end = (wanted if wanted is not None else other for wanted, other in zip(bounds, own, strict=True))
+        end = max(end, first + 1)
+        step_us = step_for(end - first, STEPS_MAX)
+        span = Span(first // step_us * step_us, -(-end // step_us) * step_us, step_us)
+        (count,) = self.questions.rows(f"select count(*) as n from events where {self._lines} and not ({within(span)})")
+        return span, count["n"]
+
+    @property
+    def whole(self) -> Span:
+        assert self.span is not None, "there are lines"
+        return self.span
+
+    @property
+    def where(self) -> str:
+        return f"{self._lines} and {within(self.whole)}"
+
+    @property
+    def step(self) -> str:
+        """The beginning of the step of time that a line is in, in SQL."""
+        return f"{micros('time')} / {self.whole.step_us} * {self.whole.step_us}"
+
+    @property
+    def said(self) -> str:
+        """The span in words."""
+        first, end = (
+            f"{moment(each, self.zone):%Y-%m-%d %H:%M:%S}" for each in (self.whole.first_us, self.whole.end_us)
+        )
+        return f"{first} to {end} {moment(self.whole.end_us, self.zone):%Z}"
+
+    @property
+    def steps(self) -> str:
+        return duration(self.whole.step_us / 1e6)
 
 
-def bound(ranking: Ranking) -> str:
-    """The error of a ranking in words."""
-    most = max((row["count_error"] for row in ranking.rows), default=0)
-    counts = f"counts are at most {most:,} too high" if most else "counts are exact"
-    return f"{counts}; no value that is not listed has more than {ranking.omitted_max:,}"
+def within(span: Span) -> str:
+    """Whether a line is of this time, in SQL."""
+    first, end = (f"{moment(each, UTC):%Y-%m-%dT%H:%M:%S.%fZ}" for each in (span.first_us, span.end_us))
+    return f"time >= '{first}' and time < '{end}'"
 
 
-def _span_of(table: pa.Table, zone: tzinfo) -> str:
-    return span(micros_of(table.column("start")).min(), micros_of(table.column("end")).max(), zone)
-
-
-# ---- the pipeline itself
-
-
-def _ledger_panels(settings: Settings, zone: tzinfo) -> Iterator[Panel]:
-    ledger = read_total(settings, "ledger")
-    if ledger is None or not len(ledger):
+def panels(asked: Asked) -> Iterator[Panel]:
+    """Those that events have lines for."""
+    if asked.span is None:
         return
-    parsed, told = (pc.not_equal(ledger.column(name), "") for name in ("parser", "reason"))
-    kinds = (
-        ("Volume: parsed lines by topic", ["topic"], pc.invert(told)),
-        ("Dead letters by reason", ["reason"], pc.invert(parsed)),
-        ("Columns that are null, by reason", ["reason"], pc.and_(parsed, told)),
+    for make in (_volume, _errors, _rejected, _unexpected, _nulls, _heaviest, _percentiles, _sessions, _freshness):
+        yield from make(asked)
+
+
+def _volume(asked: Asked) -> Iterator[Panel]:
+    lines = asked.questions.lines
+    sql = (
+        f"select {asked.step} as at, topic, sum({lines}) as lines, sum({lines}) filter (where rejected is not null) "
+        f"as rejected\nfrom events\nwhere {asked.where}\ngroup by 1, 2\norder by 1"
     )
-    for title, by, chosen in kinds:
-        rows = ledger.filter(chosen)
-        if len(rows):
-            total = pc.sum(rows.column("rows")).as_py()
-            found, step_us = _summed_curves(rows, by, "rows", HOUR_US)
-            caption = f"{total:,} lines by the time of arrival, {_span_of(rows, zone)}; each bar: {_step(step_us)}"
-            yield Panel(title, caption, partial(_paint, charts.stacks, found, "lines", zone, step_us))
+    rows = asked.questions.rows(sql)
+    total, rejected = (sum(row[name] or 0 for row in rows) for name in ("lines", "rejected"))
+    caption = f"{total:,} lines, {rejected:,} of them rejected, {asked.said}; each bar: {asked.steps}"
+    yield Panel("Volume", caption, stacks(_grouped(rows, "topic", "lines"), asked.whole, asked.zone, "lines"), sql=sql)
 
 
-def _history_panels(history: Sequence[Progress], zone: tzinfo) -> Iterator[Panel]:
+def _errors(asked: Asked) -> Iterator[Panel]:
+    levels = ", ".join(map(text, ERRORS.to_pylist()))
+    sql = (
+        f"select {asked.step} as at, count(*) as lines, count(*) filter (where level in ({levels})) as errors\n"
+        f"from events\nwhere {asked.where} and rejected is null\ngroup by 1\norder by 1"
+    )
+    rows = asked.questions.rows(sql)
+    lines, errors = (sum(row[name] for row in rows) for name in ("lines", "errors"))
+    if lines:
+        share = Series("", [row["at"] for row in rows], [100 * row["errors"] / row["lines"] for row in rows])
+        caption = f"{errors:,} of {lines:,} parsed lines have an error level ({100 * errors / lines:.3g} %)"
+        yield Panel("Errors", caption, curves([share], asked.whole, asked.zone, "% of lines"), sql=sql)
+
+
+def _rejected(asked: Asked) -> Iterator[Panel]:
+    sql = (
+        f"select {PLAIN_REASON} as reason, sum({asked.questions.lines}) as lines\n"
+        f"from events\nwhere {asked.where} and rejected is not null\n"
+        "group by 1\norder by 2 desc, 1"
+    )
+    yield from _by_reason(asked, "Rejected lines", "lines that no parser took, or no rule let pass, by reason", sql)
+
+
+def _nulls(asked: Asked) -> Iterator[Panel]:
+    yield from _of_texts(
+        asked, COLUMN_ERRORS, "Fields that are null", "parsed lines with fields that did not fit their columns"
+    )
+
+
+def _unexpected(asked: Asked) -> Iterator[Panel]:
+    yield from _of_texts(asked, UNEXPECTED, "Not as expected", "parsed lines that a rule warns of, by rule")
+
+
+def _of_texts(asked: Asked, column: str, title: str, what: str) -> Iterator[Panel]:
+    if column not in asked.questions.columns:
+        return
+    sql = (
+        f"select {column} as reason, count(*) as lines\nfrom events\n"
+        f"where {asked.where} and {column} is not null\ngroup by 1\norder by 2 desc, 1"
+    )
+    yield from _by_reason(asked, title, what, sql)
+
+
+def _by_reason(asked: Asked, title: str, what: str, sql: str) -> Iterator[Panel]:
+    if rows := asked.questions.rows(sql):
+        yield Panel(title, f"{sum(row['lines'] for row in rows):,} {what}", _ranked(rows, "reason"), rows, sql)
+
+
+def _heaviest(asked: Asked) -> Iterator[Panel]:
+    for name in ("service", "host", "client"):
+        if name not in asked.questions.columns:
+            continue
+        sql = (
+            f"select {name}, count(*) as lines\nfrom events\nwhere {asked.where} and {name} is not null\n"
+            f"group by 1\norder by 2 desc, 1\nlimit {RANKED}"
+        )
+        if rows := asked.questions.rows(sql):
+            yield Panel(f"Heaviest: {name}", f"those with the most lines, {asked.said}", _ranked(rows, name), rows, sql)
+
+
+def _percentiles(asked: Asked) -> Iterator[Panel]:
+    own = {*PROVENANCE, *CALENDAR, *COMMON, "lines"}
+    kinds = asked.questions.columns.items()
+    names = [name for name, kind in kinds if name not in own and kind in (pa.int64(), pa.float64(), pa.int32())]
+    if not names:
+        return
+    counts = ", ".join(f'count("{name}") as "{name}"' for name in names)
+    (found,) = asked.questions.rows(f"select {counts} from events where {asked.where}")
+    for name in sorted((each for each in names if found[each]), key=lambda each: -found[each])[:NUMBERS_MAX]:
+        yield _of_column(asked, f'"{name}"', f"Percentiles of {name}", f"of {found[name]:,} values of {name}", name)
+
+
+def _freshness(asked: Asked) -> Iterator[Panel]:
+    late = f"({micros('received')} - {micros('time')}) / 1e6"
+    yield _of_column(asked, late, "Freshness", "how long after its own time a line arrived in the log", "seconds")
+
+
+def _of_column(asked: Asked, value: str, title: str, about: str, unit: str) -> Panel:
+    chosen = ", ".join(f"approx_percentile_cont({value}, {each}) as p{each * 100:g}" for each in PERCENTILES)
+    sql = (
+        f"select {asked.step} as at, {chosen}\nfrom events\n"
+        f"where {asked.where} and rejected is null and {value} is not null\ngroup by 1\norder by 1"
+    )
+    rows = asked.questions.rows(sql)
+    names = [f"p{each * 100:g}" for each in PERCENTILES]
+    series = [Series(name, [row["at"] for row in rows], [max(0.0, float(row[name])) for row in rows]) for name in names]
+    caption = f"{about}; each point: {asked.steps}, estimated (t-digest)"
+    return Panel(title, caption, curves(series, asked.whole, asked.zone, unit), sql=sql)
+
+
+def _sessions(asked: Asked) -> Iterator[Panel]:
+    for owner in OWNERS:
+        if asked.questions.columns.get(owner) != pa.string():
+            continue
+        at, gap = micros("time"), GAP_S * 1_000_000
+        sql = (
+            f"select begun / {asked.whole.step_us} * {asked.whole.step_us} as at, count(*) as sessions, "
+            f"approx_percentile_cont(lasted, 0.5) / 1e6 as median_s\nfrom (\n"
+            f"    select min(at) as begun, max(at) - min(at) as lasted\n    from (\n"
+            f"        select {owner}, at, sum(fresh) over (partition by {owner} order by at) as number\n"
+            f"        from (\n"
+            f"            select {owner}, {at} as at, case when {at} - lag({at}) over "
+            f"(partition by {owner} order by {at}) <= {gap} then 0 else 1 end as fresh\n"
+            f"            from events\n            where {asked.where} and {owner} is not null\n        )\n    )\n"
+            f"    group by {owner}, number\n)\ngroup by 1\norder by 1"
+        )
+        if rows := asked.questions.rows(sql):
+            sessions = sum(row["sessions"] for row in rows)
+            caption = f"{sessions:,} sessions of {owner}, by their beginning; a silence of {duration(GAP_S)} ends one"
+            series = Series("", [row["at"] for row in rows], [row["sessions"] for row in rows])
+            yield Panel("Sessions", caption, stacks([series], asked.whole, asked.zone, "sessions"), sql=sql)
+            return
+
+
+def _ranked(rows: Sequence[Mapping[str, Any]], name: str) -> str:
+    return ranking([(label_of([row[name]]), row["lines"]) for row in rows[:RANKED]])
+
+
+def _grouped(rows: Sequence[Mapping[str, Any]], by: str, measure: str) -> list[Series]:
+    """A series for each of the largest groups, and one for all others."""
+    totals: dict[Any, float] = {}
+    for row in rows:
+        totals[row[by]] = totals.get(row[by], 0) + row[measure]
+    largest = sorted(totals, key=lambda each: (-totals[each], str(each)))[:SERIES_MAX]
+    values: dict[str, dict[int, float]] = {}
+    for row in rows:
+        label = label_of([row[by]]) if row[by] in largest else "others"
+        of = values.setdefault(label, {})
+        of[row["at"]] = of.get(row["at"], 0) + row[measure]
+    order = [label for label in (*(label_of([each]) for each in largest), "others") if label in values]
+    return [
+        Series(label, sorted(values[label]), [values[label][at] for at in sorted(values[label])]) for label in order
+    ]
+
+
+# ---- what is not asked of events
+
+
+def history_panels(history: Sequence[Progress], zone: tzinfo) -> Iterator[Panel]:
+    """Throughput and lag, of the last micro-batches."""
     if not history:
         return
-    micros = np.array([_micros(datetime.fromisoformat(each.ended)) for each in history], np.int64)
-    order = np.argsort(micros, kind="stable")
-    micros, ordered = micros[order], [history[place] for place in order]
-    between = np.diff(micros)
+    ordered = sorted(history, key=lambda each: each.ended)
+    at = [micros_of(datetime.fromisoformat(each.ended)) for each in ordered]
+    between = np.diff(at)
     step_us = int(3 * np.median(between)) + 1_000_000 if len(between) else 1_000_000
-    when = f"each of the last {len(history):,} micro-batches, {span(micros[0], micros[-1], zone)}"
-    rates = Curve("", micros, np.array([each.rows_per_s for each in ordered]))
-    yield Panel(
-        "Throughput",
-        f"lines per second while it worked, {when}; a gap: the pipeline did not run, or had nothing to read",
-        partial(_paint, charts.curves, [rates], "lines/s", zone, step_us),
-    )
-    lags = Curve("", micros, np.array([each.lag_bytes for each in ordered], float))
-    yield Panel(
-        "Lag",
-        f"unread bytes behind {when}",
-        partial(_paint, charts.curves, [lags], "bytes", zone, step_us),
-    )
+    span = Span(at[0], at[-1] + 1_000_000, step_us)
+    said = f"each of the last {len(ordered):,} micro-batches; a gap: it did not run, or had nothing to read"
+    for title, unit, of in (("Throughput", "lines/s", rate_of), ("Lag", "bytes that were not read", lag_of)):
+        series = Series("", at, [of(each) for each in ordered])
+        yield Panel(title, f"{unit}, {said}; now {number(of(ordered[-1]))}", curves([series], span, zone, unit))
 
 
-def _paint(draw: Callable[..., None], found: Sequence[Curve], unit: str, zone: tzinfo, step_us: int, axis: Any) -> None:
-    draw(axis, found, unit, zone, step_us)
+def rate_of(progress: Progress) -> float:
+    return progress.rows_per_s
 
 
-def _audit_panel(settings: Settings, judged: Sequence[Window], zone: tzinfo) -> Panel:
-    found = []
-    for topic in sorted({each.topic for each in judged})[: CURVES_MAX // 2]:
+def lag_of(progress: Progress) -> float:
+    return float(progress.lag_bytes)
+
+
+def audit_panel(judged: Sequence[Window], window_ms: int, zone: tzinfo) -> Panel:
+    """Of windows in order of time."""
+    series = []
+    for topic in sorted({each.topic for each in judged})[: SERIES_MAX // 2]:
         own = [each for each in judged if each.topic == topic]
-        micros = np.array([_micros(each.start) for each in own], np.int64)
-        for name in ("counted", "arrived"):
-            values = np.array([getattr(each, name) for each in own], float)
-            found.append(Curve(label_of([f"{topic}: {'sent' if name == 'counted' else name}"]), micros, values))
-    step_us = settings.audit.window_ms * 1000
-    first, last = _micros(judged[0].start), _micros(judged[-1].start) + step_us
-    caption = f"messages in each window of {_step(step_us)}, {span(first, last, zone)}"
-    return Panel("Audit: sent and arrived", caption, partial(_paint, charts.curves, found, "messages", zone, step_us))
+        at = [micros_of(each.start) for each in own]
+        series.append(Series(label_of([f"{topic}: sent"]), at, [each.counted for each in own]))
+        series.append(Series(label_of([f"{topic}: arrived"]), at, [each.arrived for each in own]))
+    step_us = window_ms * 1000
+    span = Span(micros_of(judged[0].start), micros_of(judged[-1].start) + step_us, step_us)
+    faulty = [each._asdict() for each in judged if each.verdict != "balanced"]
+    caption = f"messages in each window of {duration(window_ms / 1000)}; below: those that do not balance"
+    return Panel("Audit: sent and arrived", caption, curves(series, span, zone, "messages"), faulty)
 
 
-def _finality(settings: Settings, aggregate: Aggregate, zone: tzinfo) -> str:
-    """Up to when windows are final, and how many lines came too late for theirs; "" without a watermark."""
-    newest = read_total(settings, NEWEST) if aggregate.watermark_ms else None
-    if newest is None:
-        return ""
-    (row,) = newest.filter(pc.equal(newest.column("aggregate"), aggregate.name)).to_pylist() or [None]
-    if row is None:
-        return ""
-    until = _micros(row["end"]) - aggregate.watermark_ms * 1000
-    return f"; final up to {charts.moment(until, zone):%Y-%m-%d %H:%M:%S %Z}, {row['late']:,} lines came too late"
-
-
-def _micros(when: datetime) -> int:
+def micros_of(when: datetime) -> int:
     return round((when - EPOCH).total_seconds() * 1_000_000)
 
 
-# ---- aggregates
-
-
-def _aggregate_panel(settings: Settings, aggregate: Aggregate, table: pa.Table, zone: tzinfo) -> Panel:
-    title, by = title_of(aggregate), list(aggregate.by)
-    match aggregate.kind:
-        case "top":
-            ranking = heaviest(settings, aggregate.name, aggregate.k)
-            labels = [label_of([row[name] for name in by]) for row in ranking.rows]
-            counts, errors = ([row[name] for row in ranking.rows] for name in ("count", "count_error"))
-            caption = ranking_caption(aggregate, table, ranking, zone)
-            return Panel(title, caption, lambda axis: charts.bars(axis, labels, counts, errors, "lines"))
-        case "sessions":
-            seconds = np.asarray(table.column("seconds").to_numpy())
-            caption = (
-                f"{len(seconds):,} sessions, {_span_of(table, zone)}; {(seconds == 0).sum():,} of a single moment "
-                f"are not drawn; a silence of {duration(aggregate.gap_ms / 1000)} ends one"
-            )
-            return Panel(title, caption, lambda axis: charts.histogram(axis, seconds))
-        case "count" | "errors":
-            measures = ["count"] if aggregate.kind == "count" else ["errors", "count"]
-            found, step_us = _summed_curves(table, by, measures[0], aggregate.window_ms * 1000, measures[1:])
-            unit = "lines" if aggregate.kind == "count" else "errors, %"
-        case _:
-            found, step_us, unit = _sketch_curves(aggregate, table)
-    shown = f"the {len(found)} groups with the most lines, " if by and len(found) == CURVES_MAX else ""
-    first, last = (choose(int(each.micros[place]) for each in found) for choose, place in ((min, 0), (max, -1)))
-    caption = f"{shown}each point: a window of {_step(step_us)}, {span(first, last + step_us, zone)}"
-    return Panel(title, caption, partial(_paint, charts.curves, found, unit, zone, step_us))
-
-
-def _groups(table: pa.Table, by: Sequence[str], measure: str) -> Iterator[tuple[str, pa.Table]]:
-    """The rows of the groups with the most lines."""
-    if not by:
-        yield label_of([]), table
-        return
-    totals = table.group_by(list(by)).aggregate([(measure, "sum")]).sort_by([(f"{measure}_sum", "descending")])
-    for group in totals.slice(0, CURVES_MAX).to_pylist():
-        rows = table
-        for name in by:
-            column = rows.column(name)
-            rows = rows.filter(pc.is_null(column) if group[name] is None else pc.equal(column, group[name]))
-        yield label_of([group[name] for name in by]), rows
-
-
-def _summed_curves(
-    table: pa.Table, by: Sequence[str], measure: str, window_us: int, over: Sequence[str] = ()
-) -> tuple[list[Curve], int]:
-    """Curves of a measure, or of its percentage of another one; and the length of the windows, perhaps of several."""
-    starts = micros_of(table.column("start"))
-    windows = (int(starts.max()) - int(starts.min())) // window_us + 1
-    step_us = window_us * -(-windows // POINTS_MAX)
-    found = []
-    for label, rows in _groups(table, by, over[0] if over else measure):
-        places, index = np.unique(micros_of(rows.column("start")) // step_us * step_us, return_inverse=True)
-        sums = [np.bincount(index, micros_of(rows.column(name))) for name in (measure, *over)]
-        found.append(Curve(label, places, sums[0] / sums[1] * 100 if over else sums[0]))
-    return found, step_us
-
-
-def _sketch_curves(aggregate: Aggregate, table: pa.Table) -> tuple[list[Curve], int, str]:
-    """Distinct counts by group; the percentiles of all lines, or the highest one by group."""
-    window_us = aggregate.window_ms * 1000
-    names = ["distinct"] if aggregate.kind == "distinct" else percentile_names(aggregate.percentiles)
-    if aggregate.by:
-        names = names[-1:]
-    found = []
-    for label, rows in _groups(table, aggregate.by, "count"):
-        rows = rows.sort_by("start")
-        rows = rows.slice(max(0, len(rows) - POINTS_MAX))
-        for name in names:
-            values, low, high = (
-                np.asarray(rows.column(f"{name}{end}").cast(pa.float64()).to_numpy()) for end in ("", "_low", "_high")
-            )
-            shown = label if aggregate.by else name
-            found.append(Curve(shown, micros_of(rows.column("start")), values, low, high))
-    unit = (
-        "values" if aggregate.kind == "distinct" else f"{aggregate.of}, {names[0] if aggregate.by else 'percentiles'}"
-    )
-    return found, window_us, unit
-
-
-def _step(step_us: int) -> str:
-    return duration(step_us / 1e6)
+def view_panel(name: str, about: str, sql: str, rows: Sequence[Mapping[str, Any]], zone: tzinfo) -> Panel:
+    """The newest rows of a view, in order of time: its first number, by its first column of texts."""
+    first = rows[0] if rows else {}
+    measure = next((key for key, value in first.items() if isinstance(value, int | float)), None)
+    by = next((key for key, value in first.items() if isinstance(value, str) and key != "date"), None)
+    chart = ""
+    if measure is not None:
+        starts = sorted({micros_of(row["start"]) for row in rows})
+        points = [
+            {"at": micros_of(row["start"]), "by": row[by] if by else "", "value": row[measure] or 0} for row in rows
+        ]
+        step_us = min(np.diff(starts).tolist(), default=1_000_000)
+        span = Span(starts[0], starts[-1] + step_us, step_us)
+        chart = curves(_grouped(points, "by", "value"), span, zone, measure)
+    shown = f"{measure} by {by}" if by else f"{measure}"
+    return Panel(f"View {name}", f"{about} ({shown})" if measure else about, chart, rows[::-1][:RANKED], sql)

@@ -1,6 +1,6 @@
 """Decides where a pipeline continues.  Pure: no files, no sockets, no clock.
 
-The tables are the truth: their last record says which offsets their rows come from.  Spark's checkpoint is not read at
+The table is the truth: its last record says which offsets its rows come from.  Spark's checkpoint is not read at
 all, every run begins with a new one.  So a checkpoint that was lost, deleted or restored changes nothing.
 
 :func:`decide` compares the record with the topics as the appliance has them now.  For each partition: ``s`` is the
@@ -20,14 +20,6 @@ offset up to which the tables have read it, ``a`` the start and ``b`` the end of
     ==========================  =================  =====================================================
 
 A topic that was never given an id has "", which equals every id.
-
-A plan, the micro-batch that a crash has interrupted, is repeated with the same ranges if it follows the record: it has
-the next number, and if each range that it reads continues where the tables end (of a partition that they lack: lies in
-its log), has the same id, lies within the log, and is of a topic that is a source now.  Any other plan is dropped.
-
-Delta commits the tables one after another, ``events`` last.  If a totals table has the micro-batch already and
-``events`` has not, the micro-batch is *unfinished*, and its plan comes from the record of the totals.  If that cannot
-be repeated, it is a conflict that nothing resolves but restoring the tables.
 
 "Accepted": what ``appliance pipeline accept`` records, and a run with ``input.fail_on_data_loss = false``.
 """
@@ -52,14 +44,14 @@ class TopicLog(NamedTuple):
 
 
 class Conflict(NamedTuple):
-    """A partition whose log does not continue what the tables have.  ``resumed``: the accepted offset, or None."""
+    """A partition whose log does not continue what the table has.  ``resumed``: the accepted offset."""
 
     topic: str
     partition: int
     stored: int
     log: tuple[int, int]
     what: str
-    resumed: int | None
+    resumed: int
 
     def __str__(self) -> str:
         start, end = self.log
@@ -72,23 +64,16 @@ class Conflict(NamedTuple):
 class Resumption(NamedTuple):
     """``begun``: where the next micro-batch starts; with conflicts: after these are accepted.
 
-    ``replay``: the plan to repeat.  ``first``: nothing was ever read.
+    ``first``: nothing was ever read.
     """
 
     begun: BatchRecord
-    replay: BatchRecord | None
     first: bool
     conflicts: tuple[Conflict, ...]
-
-    @property
-    def acceptable(self) -> bool:
-        return all(each.resumed is not None for each in self.conflicts)
 
 
 def decide(
     record: BatchRecord | None,
-    plan: BatchRecord | None,
-    unfinished: BatchRecord | None,
     logs: Mapping[str, TopicLog],
     latest: bool,
 ) -> Resumption:
@@ -97,6 +82,8 @@ def decide(
     ids: dict[str, str] = {}
     ranges: dict[TopicPartition, tuple[int, int]] = {}
     conflicts: list[Conflict] = []
+    since = dict(record.since) if record is not None else {}
+    since |= {topic: {} for topic in logs}
     for topic, log in logs.items():
         read = known.get(topic)
         ids[topic] = log.id or (read.id if read is not None else "")
@@ -104,25 +91,24 @@ def decide(
         for partition in sorted({*log.bounds, *was_read}):
             bounds = log.bounds.get(partition, NO_LOG)
             at = bounds[1] if record is None and latest else bounds[0]
+            begun_at = None
             if read is not None and partition in read.ranges:
                 conflict = _conflict(topic, partition, read, log)
                 conflicts += [conflict] if conflict is not None else []
-                at = read.ranges[partition][1] if conflict is None else conflict.resumed or 0
+                at = read.ranges[partition][1] if conflict is None else conflict.resumed
+                if record is not None and _same(read.id, log.id):
+                    begun_at = record.since.get(topic, {}).get(partition)
             ranges[TopicPartition(topic, partition)] = (at, at)
+            since.setdefault(topic, {})[partition] = at if begun_at is None else begun_at
     kept = {topic: _continued(read) for topic, read in known.items() if topic not in logs}
     begun = BatchRecord(
         record.batch if record is not None else BEGINNING,
         record.run if record is not None else "",
-        record.cores if record is not None else 0,
         {**kept, **topics_read(ids, ranges)},
-        record.tables if record is not None else {},
-        record.dead if record is not None else None,
+        record.parsing if record is not None else "",
+        since,
     )
-    found = unfinished or plan
-    replay = _repeated(found, record, begun, logs) if found is not None and record is not None else None
-    if unfinished is not None and replay is None:
-        conflicts += _not_repeatable(unfinished, logs)
-    return Resumption(begun, replay, record is None, tuple(conflicts))
+    return Resumption(begun, record is None, tuple(conflicts))
 
 
 def _same(known: str, now: str) -> bool:
@@ -148,43 +134,7 @@ def _continued(read: TopicRead) -> TopicRead:
     return TopicRead(read.id, {partition: (end, end) for partition, (_, end) in read.ranges.items()})
 
 
-def _repeated(
-    plan: BatchRecord, record: BatchRecord, begun: BatchRecord, logs: Mapping[str, TopicLog]
-) -> BatchRecord | None:
-    """The plan, with the present ranges of what it does not read; None if it cannot be repeated."""
-    if plan.batch != record.batch + 1:
-        return None
-    known, ends = record.ends, begun.ends
-    ranges = dict(begun.ranges())
-    for key, (first, end) in plan.ranges():
-        if first == end:
-            continue
-        log = logs.get(key[0])
-        start, stop = log.bounds.get(key[1], NO_LOG) if log is not None else NO_LOG
-        if log is None or not _same(plan.read[key[0]].id, log.id) or not start <= first <= end <= stop:
-            return None
-        if key in known and first != ends[key]:
-            return None
-        ranges[key] = (first, end)
-    ids = {topic: read.id for topic, read in begun.read.items()}
-    return BatchRecord(plan.batch, plan.run, plan.cores, topics_read(ids, ranges), dead=plan.dead)
-
-
-def _not_repeatable(unfinished: BatchRecord, logs: Mapping[str, TopicLog]) -> list[Conflict]:
-    what = (
-        f"micro-batch {unfinished.batch} is in some of the Delta tables and not in events, and its lines are gone: "
-        f"restore all tables to their versions before it, or begin another output"
-    )
-    return [
-        Conflict(
-            topic, partition, end, logs[topic].bounds.get(partition, NO_LOG) if topic in logs else NO_LOG, what, None
-        )
-        for (topic, partition), (first, end) in unfinished.ranges()
-        if first < end
-    ]
-
-
-def next_plan(last: BatchRecord, heads: Positions, bytes_max: int, run: str) -> BatchRecord | None:
+def next_batch(last: BatchRecord, heads: Positions, bytes_max: int, run: str) -> BatchRecord | None:
     """The next micro-batch: at most ``bytes_max`` bytes (0: no limit) up to ``heads``.  None: there is nothing to read.
 
     ``last``: what :func:`decide` returns as ``begun``, so it has every partition of ``heads``.
@@ -194,4 +144,5 @@ def next_plan(last: BatchRecord, heads: Positions, bytes_max: int, run: str) -> 
     if reached == starts:
         return None
     ids = {topic: read.id for topic, read in last.read.items()}
-    return BatchRecord(last.batch + 1, run, 0, topics_read(ids, {key: (starts[key], reached[key]) for key in starts}))
+    ranges = {key: (starts[key], reached[key]) for key in starts}
+    return BatchRecord(last.batch + 1, run, topics_read(ids, ranges), since=last.since)

@@ -28,15 +28,19 @@ from .. import parallelism
 from ..spark_session import build_session
 from ..stream_offsets import Positions
 from .compaction import Compactor
+from .iceberg_table import IcebergKeeper
+from .letters import LetterKeeper
 from .pipeline_sink import FORMAT, PipelineSink
 from .pipeline_source import SOURCE, PipelineSource
 from .pipeline_status import Summary, publish, summary
 from .settings import Settings
 from .startup import Beginning, begin, output_lock
 from .state_directory import LINES, READ, Progress, State, progress_of
+from .view_keeper import ViewKeeper
+from .view_states import views_of
 
 LIGHT_JVM: Final = "-XX:TieredStopAtLevel=1"
-"""No line goes through the JVM, and its second compiler takes more CPU than the first one's code."""
+"""Without views no line goes through the JVM, and its second compiler takes more CPU than the first one's code."""
 POLL_S: Final = 0.2  # Spark takes fractions, whatever it declares
 CAUSE_CHARACTERS_MAX: Final = 300
 _NO_ROOM: Final = re.compile(r"No space left on device(?:: '([^']+)')?")
@@ -45,7 +49,10 @@ OnProgress = Callable[[Progress], None]
 
 
 class Result(NamedTuple):
-    """The result of this run; ``summary`` covers all runs.  ``remark``: why offsets were not published, or ""."""
+    """The result of this run; ``summary`` covers all runs.
+
+    ``remark``: why offsets were not published, views not refreshed, or dead letters not sent; or "".
+    """
 
     batches: int
     rows: int
@@ -75,15 +82,25 @@ def run(
     """
     state = State(settings.state_dir)
     with state.lock, output_lock(settings):
+        views_of(settings)  # a wrong definition is refused before anything begins
         beginning = begin(settings)
         state.begin()
         own = session is None
         spark = session or build_session(
-            f"pipeline {settings.pipeline.name}", settings.spark, scratch=state.path / "spark", jvm=LIGHT_JVM
+            f"pipeline {settings.pipeline.name}",
+            settings.spark,
+            scratch=state.path / "spark",
+            jvm="" if settings.views.path else LIGHT_JVM,
         )
         try:
-            with Compactor(settings.output, at_end=once):
-                return _Run(settings, state, on_progress).follow(start(spark, settings, state, beginning, once))
+            keeper, letters = ViewKeeper(spark, settings, at_end=once), LetterKeeper(settings)
+            iceberg = IcebergKeeper(settings, beginning.identity)
+            compactor = Compactor(settings.output, at_end=once, waiting=letters.waiting)
+            with iceberg, compactor, keeper, letters:  # left in the other order: after the last compaction
+                running = _Run(settings, state, on_progress, beginning.committed.batch)
+                result = running.follow(start(spark, settings, state, beginning, once))
+            remarks = [result.remark, keeper.remark, letters.remark, iceberg.remark]
+            return result._replace(remark="; ".join(filter(None, remarks)))
         finally:
             if own:
                 spark.stop()
@@ -111,11 +128,13 @@ def start(spark: SparkSession, settings: Settings, state: State, beginning: Begi
 class _Run:
     """Follows a query to its end, or until a signal comes."""
 
-    def __init__(self, settings: Settings, state: State, on_progress: OnProgress) -> None:
+    def __init__(self, settings: Settings, state: State, on_progress: OnProgress, committed: int) -> None:
+        """``committed``: the number of the last micro-batch before this run."""
         self._settings = settings
         self._state = state
         self._on_progress = on_progress
         self._seen = -1
+        self._committed = committed
         self._batches = self._rows = self._bytes = 0
         self._remark = ""
         self._stop = False
@@ -164,6 +183,9 @@ class _Run:
                 self._take(*progress_of(found))
 
     def _take(self, progress: Progress, ends: Positions) -> None:
+        if progress.batch == self._committed:  # Spark's first one in every run, also where nothing is new
+            self._remark = publish(self._settings, ends)
+            return
         self._batches += 1
         self._rows += progress.rows
         self._bytes += progress.bytes

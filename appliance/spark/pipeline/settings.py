@@ -4,11 +4,14 @@
     [input]               start, size and interval of micro-batches
     [[source]]            topics, and the parsers of their lines
     [parser.NAME]         a parser of one's own: json, logfmt or regex
-    [[lookup]]            columns added from a CSV file
-    [output]              path and format of the tables
-    [[aggregate]]         counts, error rates, heaviest values, sessions
+    [[lookup]]            columns added from a table or a GeoIP database
+    [[quality]]           conditions that lines should meet, and what becomes of others
+    [output]              path of the tables, how they are divided and kept
+    [iceberg]             catalogue in which the table is one of Iceberg, too
     [dead_letters]        topic of the lines that no parser takes
     [audit]               counts that producers publish
+    [views]               directory of queries whose answers are kept as tables
+    [[alert]]             a view and a condition of its rows: windows of which a webhook is told
     [spark]               settings passed to Spark unchanged
 
 ``example.toml`` beside this module shows most of them.  A key's unit is in its name: ``_bytes`` also takes "64MiB",
@@ -28,6 +31,7 @@ from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, 
 import msgspec
 from msgspec import Meta, Struct
 
+from ...alert_settings import fault_of_webhook
 from ...config_keys import DURATIONS_MS, GIB, MIB, SIZES, parse_units, read_toml
 from ...errors import BadValue, UnknownKey
 
@@ -37,9 +41,10 @@ FieldType = Literal["string", "int", "float", "bool"]
 OnError = Literal["null", "dead_letter"]
 BUILT_IN: Final = (
     *("syslog", "syslog5424", "journald", "access", "nginx_error", "apache_error", "postgresql", "java"),
-    *("dpkg", "alternatives", "json", "logfmt", "plain"),
+    *("dpkg", "alternatives", "cri", "docker", "iis", "cef", "json", "logfmt", "plain"),
 )
-OWN_TABLES: Final = ("events", "ledger", "audit", "newest")
+DROPPED: Final = "dropped"
+"""What the reason of a line that a rule has dropped begins with, where those of others have the name of a parser."""
 
 
 class Pipeline(Struct, frozen=True, forbid_unknown_fields=True):
@@ -83,6 +88,8 @@ class Source(Struct, frozen=True, forbid_unknown_fields=True):
     """In this order; the first that takes a line wins."""
     zone: str = "UTC"
     """Time zone of timestamps without one."""
+    encoding: Literal["utf-8", "latin-1", "iso-8859-15", "windows-1252"] = "utf-8"
+    """Of lines that are no UTF-8.  UTF-16 has line ends of its own: an input for files converts it (its `encoding`)."""
     host: str = ""
     """Host of lines without one."""
     service: str = ""
@@ -122,19 +129,31 @@ class Parser(Struct, frozen=True, forbid_unknown_fields=True):
     """Further spellings of levels, as "30" = "warning" for Python's numbers."""
     rest: str = ""
     """json and logfmt: a column that maps the names of all other fields to their texts."""
+    unknown: Literal["rescue", "add", "fail"] = "rescue"
+    """json and logfmt, of other fields: they go to ``rest``, if there is one; or each becomes a column, as text (see
+    ``unknown_fields.py``); or the line is a dead letter."""
 
 
 class Lookup(Struct, frozen=True, forbid_unknown_fields=True):
     file: str
+    """A CSV or Parquet file, the directory of a Delta table, or a GeoIP database: see ``lookups.py``."""
     key: str
-    """Column of the events and of the file."""
-    columns: tuple[str, ...] = ()
-    """Columns of the file to add; by default all but the key."""
+    """Column of the events and of the file; with a database of networks: that of the addresses."""
+    columns: tuple[str, ...] | dict[str, str] = ()
+    """Columns of the file to add; by default all but the key.  With other names: { name = "column of the file" }."""
+    sql: str = ""
+    """A query over the table ``file``, whose answer takes its place."""
+
+
+class Quality(Struct, frozen=True, forbid_unknown_fields=True):
+    expect: Annotated[str, Meta(min_length=1, max_length=150, pattern=r"^[^;]+$")]
+    """A condition in SQL over the columns of a line: see ``quality.py``."""
+    on_failure: Literal["warn", "drop", "reject"] = "warn"
+    """Of lines for which it is false; where it is null, they pass."""
 
 
 class Output(Struct, frozen=True, forbid_unknown_fields=True):
     path: str
-    format: Literal["parquet", "delta"] = "parquet"
     partition_by: tuple[str, ...] = ("topic", "date")
     compression: Literal["zstd", "snappy", "lz4", "gzip", "none"] = "zstd"
     storage: dict[str, str] = {}
@@ -150,38 +169,18 @@ class Output(Struct, frozen=True, forbid_unknown_fields=True):
     settle_ms: Milliseconds = 3_600_000
     """A partition to which nothing was added for so long gets rid of all of its small files."""
     keep_ms: Annotated[int, Meta(ge=0, le=3660 * 86_400_000)] = 7 * 86_400_000
-    """Delta: how long files stay that were put together, for readers of older versions; whole hours."""
-    column_errors: bool = False
-    """Add the column ``column_errors``: why columns of an event are null although their fields were given."""
+    """How long files stay that were put together, for readers of older versions; whole hours, and at least 6, so that
+    files of a micro-batch that is not committed yet stay."""
     buffer_bytes: Annotated[int, Meta(ge=MIB, le=4 * GIB)] = 64 * MIB
     """Events that a task keeps in memory before it writes files."""
 
 
-class Aggregate(Struct, frozen=True, forbid_unknown_fields=True):
-    name: Name
-    kind: Literal["count", "errors", "top", "sessions", "distinct", "percentiles"]
-    by: tuple[str, ...] = ()
-    """Columns to group by; for "top" the counted values, for "sessions" the owner of a session."""
-    window_ms: Milliseconds = 60_000
-    k: Annotated[int, Meta(ge=1, le=10_000)] = 10
-    """top: how many values of a window are reported."""
-    keep: Annotated[int, Meta(ge=1, le=1_000_000)] = 1000
-    """top: how many values of a window are kept.  With more, counts are too high, at most by lines / keep."""
-    of: str = ""
-    """distinct, percentiles: the column whose values are counted, or ranked."""
-    percentiles: Annotated[tuple[Annotated[float, Meta(ge=0, le=100)], ...], Meta(min_length=1, max_length=20)] = (
-        50,
-        90,
-        99,
-    )
-    gap_ms: Milliseconds = 1_800_000
-    """sessions: silence of this length ends one."""
-    session_ms: Milliseconds = 7 * 86_400_000
-    """sessions: longest session.  All sessions end at its multiples, counted from 1970-01-01 UTC."""
-    watermark_ms: Annotated[int, Meta(ge=0, le=366 * 86_400_000)] = 0
-    """A window is final when a line so much newer than its end has come; later ones are left out.  0: never."""
-    topic: str = ""
-    """Also publish every change, as JSON, to this topic."""
+class Iceberg(Struct, frozen=True, forbid_unknown_fields=True):
+    catalogue: str = ""
+    """A file of SQLite, the catalogue of a table of Iceberg with the files of events (see ``iceberg_table.py``);
+    "" = none."""
+    table: Annotated[str, Meta(pattern=r"^([A-Za-z0-9_-]+\.[A-Za-z0-9_.-]+)?$")] = ""
+    """Its name there, with that of a namespace before it; by default ``NAME.events``."""
 
 
 class DeadLetters(Struct, frozen=True, forbid_unknown_fields=True):
@@ -198,6 +197,21 @@ class Audit(Struct, frozen=True, forbid_unknown_fields=True):
     """A window is judged when its end is this old."""
 
 
+class Views(Struct, frozen=True, forbid_unknown_fields=True):
+    path: str = ""
+    """Directory of the definitions, NAME.sql (see ``view_definitions.py``); "" = no views."""
+
+
+class Alert(Struct, frozen=True, forbid_unknown_fields=True):
+    view: str
+    when: Annotated[str, Meta(min_length=1, max_length=500)]
+    """A condition in SQL over the columns of the view, as ``error_rate > 0.05 and lines > 100``."""
+    webhook: Annotated[str, Meta(min_length=1)]
+    """URL that gets a POST of JSON (see ``view_alerts.py``), or the path of a file (0600) with it, for a secret one."""
+    within_ms: Milliseconds = 3_600_000
+    """Nothing is told of windows that have ended before."""
+
+
 class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     pipeline: Pipeline
     source: Annotated[tuple[Source, ...], Meta(min_length=1)]
@@ -205,9 +219,12 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     input: Input = Input()
     parser: dict[str, Parser] = {}
     lookup: tuple[Lookup, ...] = ()
-    aggregate: tuple[Aggregate, ...] = ()
+    quality: tuple[Quality, ...] = ()
+    iceberg: Iceberg = Iceberg()
     dead_letters: DeadLetters = DeadLetters()
     audit: Audit = Audit()
+    views: Views = Views()
+    alert: tuple[Alert, ...] = ()
     spark: dict[str, str] = {}
 
     @property
@@ -230,7 +247,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def is_url(path: str) -> bool:
-    """Whether the path of an output is in an object store."""
+    """Whether a path is a URL: that of an output in an object store."""
     return "://" in path
 
 
@@ -334,30 +351,23 @@ def _check(settings: Settings, where: str) -> None:
         if topic in (settings.audit.topic, settings.dead_letters.topic):
             raise BadValue(f"{where}: topic {topic!r} is a source, and audit or dead_letters: it would feed itself")
     for name, parser in settings.parser.items():
+        if name == DROPPED:
+            raise BadValue(f"{where}: parser.{name}: rules of [[quality]] say that: choose another name")
         if (parser.kind == "regex") != bool(parser.pattern):
             raise BadValue(f"{where}: parser.{name}: a pattern is for kind regex, and needed there")
-    if is_url(settings.output.path) and settings.output.format == "parquet":
-        raise BadValue(f'{where}: output.format = "parquet" needs a file system, which renames files: use "delta"')
     if settings.output.storage and not is_url(settings.output.path):
         raise BadValue(f"{where}: output.storage is for a URL in output.path, as s3://bucket/tables")
-    names = [each.name for each in settings.aggregate]
-    for aggregate in settings.aggregate:
-        if names.count(aggregate.name) > 1 or aggregate.name in OWN_TABLES:
-            raise BadValue(f"{where}: aggregate {aggregate.name!r}: the name is taken, also by {', '.join(OWN_TABLES)}")
-        if aggregate.kind in ("top", "sessions") and not aggregate.by:
-            raise BadValue(f"{where}: aggregate {aggregate.name!r}: say by which columns")
-        if (aggregate.kind in ("distinct", "percentiles")) != bool(aggregate.of):
-            raise BadValue(f"{where}: aggregate {aggregate.name!r}: `of` is for distinct and percentiles, needed there")
-        if aggregate.kind == "sessions" and aggregate.gap_ms > aggregate.session_ms:
-            raise BadValue(
-                f"{where}: aggregate {aggregate.name!r}: gap_ms is {aggregate.gap_ms} and session_ms "
-                f"{aggregate.session_ms}: a session cannot be shorter than the silence that ends it. Raise session_ms"
-            )
+    if settings.views.path and is_url(settings.output.path):
+        raise BadValue(f"{where}: views.path needs an output.path on a file system")
+    for alert in settings.alert:
+        if is_url(alert.webhook) and (fault := fault_of_webhook(alert.webhook, allow_insecure=False)):
+            raise BadValue(f"{where}: alert.webhook {fault}")
 
 
 def _completed(settings: Settings, base: Path) -> Settings:
     replace = msgspec.structs.replace
     pipeline = settings.pipeline
+    iceberg, table = settings.iceberg, settings.iceberg.table or f"{pipeline.name.replace('.', '_')}.events"
     state = base / (pipeline.state or f"{pipeline.name}.state")
     return replace(
         settings,
@@ -365,5 +375,10 @@ def _completed(settings: Settings, base: Path) -> Settings:
         output=settings.output
         if is_url(settings.output.path)
         else replace(settings.output, path=str(base / settings.output.path)),
+        iceberg=replace(iceberg, catalogue=iceberg.catalogue and str(base / iceberg.catalogue), table=table),
+        views=replace(settings.views, path=str(base / settings.views.path) if settings.views.path else ""),
         lookup=tuple(replace(each, file=str(base / each.file)) for each in settings.lookup),
+        alert=tuple(
+            each if is_url(each.webhook) else replace(each, webhook=str(base / each.webhook)) for each in settings.alert
+        ),
     )

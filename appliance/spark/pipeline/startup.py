@@ -1,4 +1,4 @@
-"""Compares tables, plan and topics at the start of a run, and makes the tables ready for it.
+"""Compares table and topics at the start of a run, and makes the table ready for it.
 
 :func:`examine` changes nothing: ``appliance pipeline check`` shows what it finds.  :func:`begin` refuses what it
 cannot resolve, adds columns, and returns what source and sink of the query need.  :func:`accept` records what a person
@@ -7,7 +7,7 @@ has accepted: lost offsets, topics that were created again, and wider types::
     finding     effect
     ==========  =========================================================
     ok          as before
-    changes     the run does it: new columns, tables, topics, a repetition
+    changes     the run does it: new columns, topics
     accept      refused until ``appliance pipeline accept``
     refused     refused until somebody changes the configuration or files
 """
@@ -18,7 +18,7 @@ import hashlib
 import uuid
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -29,23 +29,24 @@ from ...errors import BadValue, UnknownPartition
 from ...names import TopicPartition
 from ...wire.requests import EARLIEST, LATEST
 from ..access import Access
-from .aggregates import build
-from .batch_record import BatchRecord, TableDefinition, decode_schema, encode_schema, load_plan
-from .earlier_letters import Earlier, LetterTopic, fits, look
+from .batch_record import BatchRecord, decode_schema, encode_schema
+from .delta_store import DeltaStore
 from .events import Transform
+from .iceberg_table import fault_of_iceberg
+from .letters import Letters
 from .output_files import OutputFiles
 from .resume import Resumption, TopicLog, decide
 from .schema_changes import SchemaChange, compare
 from .settings import Settings
 from .state_directory import PidLock
 from .table_files import EVENTS
-from .tables import LOCK, Store, claim, open_store, owner_of
+from .tables import LOCK, claim, open_store, owner_of
+from .unknown_fields import adds_columns
+from .view_alerts import fault_of
+from .view_states import views_of
+from .view_table import ViewTable
 
 ACCEPT: Final = "appliance pipeline accept"
-PARSING: Final = "parsing"
-"""Of what the rows of events depend on: a digest of all that decides what becomes of a line."""
-NOT_MEANING: Final = ("name", "topic", "k", "keep")
-"""Keys of an aggregate that may change: its rows do not depend on them."""
 
 
 class Finding(NamedTuple):
@@ -59,24 +60,17 @@ class Finding(NamedTuple):
 class Beginning(msgspec.Struct, frozen=True):
     """What source and sink of a query need.  ``committed``: the record behind which the first micro-batch comes.
 
-    ``columns``: those of events; ``run``: the id of this run; ``replay``: the plan to repeat first; ``letters``: the
-    dead letters that are there already, None without a topic of dead letters.
+    ``columns``: those of events; ``run``: the id of this run.
     """
 
     identity: str
     committed: BatchRecord
-    replay: BatchRecord | None
     columns: str
     run: str
-    letters: Earlier | None = None
 
     @property
     def schema(self) -> pa.Schema:
         return decode_schema(self.columns)
-
-    def run_of(self, batch: int) -> str:
-        """The run that planned a micro-batch."""
-        return self.replay.run if self.replay is not None and batch == self.replay.batch else self.run
 
     def encode(self) -> str:
         return msgspec.json.encode(self).decode()
@@ -87,12 +81,12 @@ def decode_beginning(text: str) -> Beginning:
 
 
 class Examination(NamedTuple):
-    """``schema``: the columns of events afterwards; ``widened``: tables to rewrite, with their columns afterwards."""
+    """``schema``: the columns of events afterwards; ``widened``: whether its files are rewritten for them."""
 
     findings: tuple[Finding, ...]
     resumption: Resumption
     schema: pa.Schema
-    widened: Mapping[str, pa.Schema]
+    widened: bool
 
     def with_effect(self, effect: str) -> list[Finding]:
         return [each for each in self.findings if each.effect == effect]
@@ -126,37 +120,28 @@ def read_logs(access: Access, topics: list[str]) -> dict[str, TopicLog]:
     return {name: TopicLog(topic.id, bounds[name]) for name, topic in found.items()}
 
 
-def examine(settings: Settings, store: Store, logs: Mapping[str, TopicLog]) -> Examination:
+def examine(settings: Settings, store: DeltaStore, logs: Mapping[str, TopicLog]) -> Examination:
     """Compare everything; see the module's docstring.
 
     Raises:
         BadValue: the tables contradict each other.
     """
-    store.check()
     record = store.recorded()
     wanted = Transform(settings).schema
-    stored = store.schema(EVENTS)
+    stored = store.stored_schema
     change = compare(stored, wanted) if stored is not None else SchemaChange(wanted, (), (), (), ())
     there = {topic: logs.get(topic, TopicLog("", {})) for topic in settings.topics}
-    resumption = decide(
-        record, load_plan(OutputFiles(settings.output)), store.unfinished(), there, settings.input.starting == "latest"
-    )
-    findings = [*_of_topics(settings, resumption, record, logs), *_of_columns(EVENTS, change)]
-    widened = {EVENTS: change.schema} if change.widened else {}
+    resumption = decide(record, there, settings.input.starting == "latest")
+    findings = [
+        *_of_topics(settings, resumption, record, logs),
+        *_of_columns(change, adds_columns(settings)),
+        *_of_alerts(settings),
+    ]
+    if fault := fault_of_iceberg(settings):
+        findings.append(Finding("iceberg", "refused", fault))
     if record is not None:
-        findings += [*_of_partitioning(settings, record), *_of_parsing(settings, record)]
-    for name, total in build(settings, change.schema).items():
-        known = store.schema(name)
-        if known is None:
-            if record is not None and name not in record.tables:
-                findings.append(Finding(name, "changes", "a new table: lines that were read before are not in it"))
-            continue
-        meant = record.tables[name].meaning if record is not None and name in record.tables else None
-        of_total = compare(known, total.schema)
-        findings += _of_total(settings, name, meant, of_total)
-        if of_total.widened:
-            widened[name] = of_total.schema
-    return Examination(tuple(findings), resumption, change.schema, widened)
+        findings += [*_of_partitioning(settings, store.partitioned_by), *_of_parsing(settings, record)]
+    return Examination(tuple(findings), resumption, change.schema, bool(change.widened))
 
 
 def _of_topics(
@@ -165,9 +150,7 @@ def _of_topics(
     findings = []
     for each in resumption.conflicts:
         subject = f"{each.topic}-{each.partition}"
-        if each.resumed is None:
-            findings.append(Finding(subject, "refused", str(each)))
-        elif settings.input.fail_on_data_loss:
+        if settings.input.fail_on_data_loss:
             findings.append(Finding(subject, "accept", f"{each}; accepted, it continues at {each.resumed}"))
         else:
             findings.append(Finding(subject, "changes", f"{each}; it continues at {each.resumed}"))
@@ -181,9 +164,6 @@ def _of_topics(
             findings.append(
                 Finding(topic, "changes", f"{new}it is read from {_beginning(resumption, logs[topic], topic)}")
             )
-    if resumption.replay is not None:
-        text = f"micro-batch {resumption.replay.batch}, which was interrupted, is repeated with the same offsets"
-        findings.append(Finding("plan", "changes", text))
     return findings
 
 
@@ -195,19 +175,19 @@ def _beginning(resumption: Resumption, log: TopicLog, topic: str) -> str:
     return f"its start on: {units.size(left)} in {len(log.bounds)} partitions"
 
 
-def _of_columns(table: str, change: SchemaChange) -> list[Finding]:
-    findings = [Finding(table, "changes", f"column {name!r} is added, null until now") for name in change.added]
-    findings += [Finding(table, "ok", f"column {name!r} is kept, null from now on") for name in change.dropped]
-    findings += [Finding(table, "accept", f"{each}; accepted, the table is rewritten") for each in change.widened]
+def _of_columns(change: SchemaChange, adds: bool) -> list[Finding]:
+    findings = [Finding(EVENTS, "changes", f"column {name!r} is added, null until now") for name in change.added]
+    later = "has unknown fields of its name from now on" if adds else "is kept, null from now on"
+    findings += [Finding(EVENTS, "ok", f"column {name!r} {later}") for name in change.dropped]
+    findings += [Finding(EVENTS, "accept", f"{each}; accepted, the table is rewritten") for each in change.widened]
     advice = "give it another name, or use another output.path"
-    findings += [Finding(table, "refused", f"{each}: {advice}") for each in change.refused]
+    findings += [Finding(EVENTS, "refused", f"{each}: {advice}") for each in change.refused]
     return findings
 
 
-def _of_partitioning(settings: Settings, record: BatchRecord) -> list[Finding]:
-    known = record.tables.get(EVENTS)
-    was, now = known.meaning.get("partition_by") if known else None, list(settings.output.partition_by)
-    if was is None or was == now:
+def _of_partitioning(settings: Settings, was: tuple[str, ...]) -> list[Finding]:
+    now = settings.output.partition_by
+    if was == now:
         return []
     text = (
         f"the table is partitioned by {', '.join(was) or 'nothing'}, output.partition_by is {', '.join(now) or 'none'}"
@@ -216,49 +196,34 @@ def _of_partitioning(settings: Settings, record: BatchRecord) -> list[Finding]:
 
 
 def _of_parsing(settings: Settings, record: BatchRecord) -> list[Finding]:
-    known = record.tables.get(EVENTS)
-    was = known.meaning.get(PARSING) if known else None
-    if was is None or was == _meaning(settings, EVENTS)[PARSING]:
+    if record.parsing in ("", parsing_of(settings)):
         return []
-    text = "its parsers have changed: lines that were read before stay as they are, dead letters too"
+    text = "its parsers or rules have changed: lines that were read before stay as they are, until"
+    text += " `appliance pipeline reparse CONFIG.toml`"
     return [Finding(EVENTS, "changes", text)]
 
 
-def _of_total(settings: Settings, name: str, meant: Mapping[str, Any] | None, change: SchemaChange) -> list[Finding]:
-    begin_anew = f"give the aggregate another name, or delete {Path(settings.output.path) / name} to begin it anew"
-    changed = [key for key, value in _meaning(settings, name).items() if meant is not None and meant.get(key) != value]
-    if changed:
-        return [
-            Finding(name, "refused", f"{', '.join(changed)} changed, and totals cannot be computed again: {begin_anew}")
-        ]
-    if change.added or change.dropped or change.refused:
-        different = ", ".join([*change.added, *change.dropped, *(each.name for each in change.refused)])
-        return [Finding(name, "refused", f"the table has other columns ({different}): {begin_anew}")]
-    return [Finding(name, "accept", f"{each}; accepted, the table is rewritten") for each in change.widened]
+def _of_alerts(settings: Settings) -> list[Finding]:
+    """Alerts of views that there are not, or whose columns do not have the condition."""
+    findings = []
+    views = {view.name: view for view in views_of(settings)} if settings.alert else {}
+    for alert in settings.alert:
+        text = ""
+        if alert.view not in views:
+            text = f"there is no view {alert.view!r}: there are {', '.join(views) or 'none: views.path names them'}"
+        else:
+            table = ViewTable(settings.output, alert.view)
+            if (basis := table.basis()) is not None and basis.meaning == views[alert.view].meaning:
+                text = fault_of(table, alert)
+        if text:
+            findings.append(Finding(f"alert {alert.when}", "refused", text))
+    return findings
 
 
-def _meaning(settings: Settings, table: str) -> dict[str, Any]:
-    """The settings that the rows of a table depend on, as JSON has them."""
-    if table == EVENTS:
-        parsing = msgspec.json.encode((settings.source, settings.parser, settings.lookup))
-        digest = hashlib.blake2b(parsing, digest_size=8).hexdigest()
-        return {"partition_by": list(settings.output.partition_by), PARSING: digest}
-    if table == "audit":
-        return {"window_ms": settings.audit.window_ms}
-    for aggregate in settings.aggregate:
-        if aggregate.name == table:
-            keys = msgspec.json.decode(msgspec.json.encode(aggregate))
-            return {key: value for key, value in keys.items() if key not in NOT_MEANING}
-    return {}
-
-
-def definitions(
-    settings: Settings, schema: pa.Schema, before: Mapping[str, TableDefinition]
-) -> dict[str, TableDefinition]:
-    """The tables of a pipeline whose events have this schema; ``before``: also those that it wrote once."""
-    schemas = {EVENTS: schema} | {name: total.schema for name, total in build(settings, schema).items()}
-    now = {name: TableDefinition(encode_schema(each), _meaning(settings, name)) for name, each in schemas.items()}
-    return {**before, **now}
+def parsing_of(settings: Settings) -> str:
+    """A digest of all settings that decide what becomes of a line."""
+    parsing = msgspec.json.encode((settings.source, settings.parser, settings.lookup, settings.quality))
+    return hashlib.blake2b(parsing, digest_size=8).hexdigest()
 
 
 def begin(settings: Settings) -> Beginning:
@@ -270,14 +235,10 @@ def begin(settings: Settings) -> Beginning:
     """
     identity = claim(settings)
     store = open_store(settings, identity)
-    store.prepare()
     record = store.recorded()
     lost = record.read if record is not None and settings.input.fail_on_data_loss else ()
     ensure_topics(settings, lost)
-    logs, letters = topic_logs(settings), settings.dead_letters.topic
-    if not letters:
-        return begin_from(settings, identity, logs)
-    return begin_from(settings, identity, logs, LetterTopic(settings), topic_logs(settings, only=[letters])[letters])
+    return begin_from(settings, identity, topic_logs(settings))
 
 
 def ensure_topics(settings: Settings, read: Collection[str]) -> None:
@@ -285,7 +246,7 @@ def ensure_topics(settings: Settings, read: Collection[str]) -> None:
 
     A topic that was read and is gone has lost its messages: that must be accepted first.
     """
-    wanted = [*settings.topics, settings.dead_letters.topic, *(each.topic for each in settings.aggregate)]
+    wanted = [*settings.topics, settings.dead_letters.topic]
     with Admin(settings.pipeline.bootstrap, client_name="pipeline") as admin:
         there = {topic["name"] for topic in admin.topics()}
         for name in dict.fromkeys(filter(None, wanted)):
@@ -296,44 +257,20 @@ def ensure_topics(settings: Settings, read: Collection[str]) -> None:
                     raise UnknownPartition(f"there is no topic {name!r}: `appliance topics create {name}`") from error
 
 
-def begin_from(
-    settings: Settings,
-    identity: str,
-    logs: Mapping[str, TopicLog],
-    letters: LetterTopic | None = None,
-    letters_log: TopicLog | None = None,
-) -> Beginning:
+def begin_from(settings: Settings, identity: str, logs: Mapping[str, TopicLog]) -> Beginning:
     """As :func:`begin`, with the topics that were found."""
     found = examine(settings, open_store(settings, identity), logs)
     raise_refused(found)
     store = open_store(settings, identity, found.schema)
-    store.extend(EVENTS, found.schema)
-    recorded = found.resumption.begun
-    begun = msgspec.structs.replace(recorded, tables=definitions(settings, found.schema, recorded.tables))
-    earlier, replay, run = None, found.resumption.replay, run_id(settings)
-    if letters is not None and letters_log is not None:
-        earlier = look(letters, begun, letters_log)
-        begun = msgspec.structs.replace(begun, dead=earlier.ranges)
-        if replay is not None and not (
-            same_settings(replay.run, run) and fits(replay.dead, letters_log) and not earlier.ahead_of(replay.ends)
-        ):
-            # Other dead letters, or later ones, may have been sent since: its producers cannot go on.
-            replay = msgspec.structs.replace(replay, run=run, dead=earlier.ranges)
+    store.extend(found.schema)
+    Letters(settings).begin()
+    recorded, run = found.resumption.begun, uuid.uuid4().hex
+    begun = msgspec.structs.replace(recorded, parsing=parsing_of(settings))
     if found.resumption.first:
         store.commit(begun, [])
-    elif found.resumption.conflicts or begun.tables != recorded.tables:
-        store.amend(begun, {})
-    return Beginning(identity, begun, replay, encode_schema(found.schema), run, earlier)
-
-
-def run_id(settings: Settings) -> str:
-    """The id of a new run.  It shows with which settings the run was made."""
-    digest = hashlib.blake2b(settings.encode().encode(), digest_size=8).hexdigest()
-    return f"{uuid.uuid4().hex}.{digest}"
-
-
-def same_settings(run: str, other: str) -> bool:
-    return run.rpartition(".")[2] == other.rpartition(".")[2]
+    elif found.resumption.conflicts or begun.parsing != recorded.parsing:
+        store.amend(begun)
+    return Beginning(identity, begun, encode_schema(found.schema), run)
 
 
 def raise_refused(found: Examination) -> None:
@@ -368,7 +305,6 @@ def accept(settings: Settings) -> list[Finding]:
     """
     with output_lock(settings):
         identity = claim(settings)
-        open_store(settings, identity).prepare()
         ensure_topics(settings, ())
         return accept_from(settings, identity, topic_logs(settings))
 
@@ -381,10 +317,10 @@ def accept_from(settings: Settings, identity: str, logs: Mapping[str, TopicLog])
     if accepted:
         store = open_store(settings, identity, found.schema)
         begun = found.resumption.begun
-        record = msgspec.structs.replace(begun, tables=definitions(settings, found.schema, begun.tables))
+        record = msgspec.structs.replace(begun, parsing=parsing_of(settings))
         try:
-            store.amend(record, found.widened)
+            store.amend(record, found.schema if found.widened else None)
         except pa.ArrowInvalid as error:
             raise BadValue(f"the table cannot be rewritten, and is as it was: {error}") from None
-        store.extend(EVENTS, found.schema)
+        store.extend(found.schema)
     return accepted

@@ -5,9 +5,10 @@
     spark/          temporary files of Spark
     failure.txt     the whole report of Spark on the last failure
     history.jsonl   the last micro-batches: rows, rates, lag
+    counts.json     what became of the lines of each file of the table (see ``line_counts``)
 
 Nothing here says where a pipeline continues: that is recorded with its tables (``resume``).  Any process may read, also
-while the pipeline runs.  Only the holder of the lock writes.
+while the pipeline runs.  Only the holder of the lock writes, but for ``counts.json``, which whoever counts replaces.
 """
 
 from __future__ import annotations
@@ -53,8 +54,9 @@ class Progress(msgspec.Struct, frozen=True):
 class PidLock:
     """A file that at most one process holds, with its pid.  A process that ends gives it back."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, doing: str = "runs the pipeline of") -> None:
         self._path = path
+        self._doing = doing
         self._file: int | None = None
 
     def __enter__(self) -> PidLock:
@@ -69,7 +71,7 @@ class PidLock:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self.__exit__()
-            raise AlreadyRunning(f"process {self.holder()} runs the pipeline of {self._path.parent}") from None
+            raise AlreadyRunning(f"process {self.holder()} {self._doing} {self._path.parent}") from None
         os.ftruncate(self._file, 0)
         os.pwrite(self._file, b"%d" % os.getpid(), 0)
         return self
@@ -126,16 +128,16 @@ class State:
 def progress_of(report: dict[str, Any]) -> tuple[Progress, Positions]:
     """Converts Spark's progress report of a pipeline's query.  Also the offsets at the end of the micro-batch."""
     source = report["sources"][0]
-    plan = msgspec.convert(source["endOffset"], BatchRecord, strict=False)
+    record = msgspec.convert(source["endOffset"], BatchRecord, strict=False)
     latest = from_json(source["latestOffset"] or {})[0]
     seconds = report["durationMs"].get("triggerExecution", 0) / 1000
     begun = datetime.fromisoformat(report["timestamp"])
-    ends = plan.ends
+    ends = record.ends
     progress = Progress(
-        batch=plan.batch,
+        batch=record.batch,
         ended=(begun + timedelta(seconds=seconds)).isoformat(timespec="milliseconds"),
         rows=(report.get("observedMetrics", {}).get(READ) or {}).get(LINES) or 0,
-        bytes=plan.bytes,
+        bytes=record.bytes,
         seconds=seconds,
         lag_bytes=sum(max(0, offset - ends.get(key, 0)) for key, offset in latest.items()),
     )

@@ -1,62 +1,30 @@
-"""Writes the files of tables: splits rows by their partition, names directories, and makes files durable."""
+"""Describes the files of tables, and splits rows by their partition."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Final
-from urllib.parse import quote
+from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
-
-from ...durable_files import sync_directory
 
 EVENTS: Final = "events"
 Partition = Mapping[str, str | None]
-NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 
 
 @dataclass(frozen=True)
 class NewFile:
-    """A file of events that is not committed yet; ``staged`` and ``final`` are relative to the output's path."""
+    """A file of events that is not committed yet; ``path``: relative to the output's."""
 
-    staged: str
-    final: str
+    path: str
     partition: tuple[tuple[str, str | None], ...]
     rows: int
     bytes: int
-    statistics: str = ""
-    """Of its columns, as Delta has them; "" for Parquet, whose files have their own."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """A file of totals (see ``total_parts``); ``path``: relative to the table.
-
-    ``first``: the lowest ``start`` of its rows, ``last``: the highest ``end``, in microseconds; -1 without rows.
-    """
-
-    date: str
-    path: str
-    rows: int
-    first: int
-    last: int
-
-
-@dataclass(frozen=True)
-class Change:
-    """New content of parts of a table of totals with this schema.
-
-    ``contents``: rows of one date, and the part that they replace, or None for a new part.
-    """
-
-    contents: tuple[tuple[Part | None, pa.Table], ...]
-    schema: pa.Schema
+    statistics: str
+    """Of its columns, as Delta has them."""
 
 
 def split(table: pa.Table, by: Sequence[str]) -> Iterator[tuple[dict[str, str | None], pa.Table]]:
@@ -75,20 +43,9 @@ def split(table: pa.Table, by: Sequence[str]) -> Iterator[tuple[dict[str, str | 
         yield {name: table.column(name)[row].as_py() for name in by}, rest.slice(start, stop - start)
 
 
-def write_file(path: Path, table: pa.Table, compression: str) -> None:
-    """Write a table to a file, durably.  Replaces an existing file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("wb") as file:
-        pq.write_table(table, file, compression=compression)
-        file.flush()
-        os.fsync(file.fileno())
+def file_of(path: str) -> str:
+    """The file that an entry of Delta's log names, relative to the table: entries are quoted, as URLs.
 
-
-def directory(partition: Mapping[str, str | None]) -> str:
-    """``topic=web/date=2026-11-20``, in Hive's form."""
-    return "/".join(f"{name}={NULL if value is None else quote(value, safe='')}" for name, value in partition.items())
-
-
-def sync_directories(directories: set[Path]) -> None:
-    for each in directories:
-        sync_directory(each)
+    New entries are given this name, too: delta-rs quotes it.
+    """
+    return unquote(path)

@@ -12,7 +12,10 @@ from ...security.acls import CLUSTER_NAME, UNRESTRICTED, Access, Operation, Reso
 from ...security.principals import Origin
 from .codes import Code
 
-Row = TypeVar("Row")
+T = TypeVar("T")
+
+ReplyRow = dict[str, Any]
+"""A part of a reply, in the names of Kafka's fields."""
 
 
 class Call(NamedTuple):
@@ -35,7 +38,7 @@ class Call(NamedTuple):
         return self.origin.listener
 
     def may(self, operation: Operation, resource: ResourceType, name: str = CLUSTER_NAME) -> bool:
-        """Whether the client may do this; ``security/api_rights.py`` lists what each API has to ask."""
+        """Whether the client may do this; the API's row (``apis.py``) says what it has to ask."""
         return self.access.may(operation, resource, name)
 
     @property
@@ -48,10 +51,12 @@ class Encoded(NamedTuple):
     """A reply frame that its handler has encoded itself, where speed matters.
 
     ``rows``: names and error codes in it, for the audit log and for counting; those without an error may be missing.
+    ``served``: how many of what it is about it tells something of, or refuses no more than by their names.
     """
 
     frame: bytes
     rows: list[dict[str, Any]]
+    served: int
 
 
 Answer = Mapping[str, Any] | Encoded
@@ -61,13 +66,13 @@ Handler = Callable[[Call], Awaitable[Answer]]
 
 
 def by_topic(
-    rows: Mapping[TopicPartition, Row], fields: Callable[[Row], Mapping[str, Any]], partitions: str = "partitions"
+    rows: Mapping[TopicPartition, T], fields: Callable[[T], Mapping[str, Any]], partitions: str = "partitions"
 ) -> list[dict[str, Any]]:
     """Rows of an answer, in the order of ``rows``: [{name: topic, <partitions>: [{partition_index, …fields(row)}]}]."""
     topics: dict[str, list[dict[str, Any]]] = {}
     for (topic, number), row in rows.items():
         topics.setdefault(topic, []).append({"partition_index": number, **fields(row)})
-    return [{"name": topic, partitions: found} for topic, found in topics.items()]
+    return [{"name": topic, partitions: rows_of_topic} for topic, rows_of_topic in topics.items()]
 
 
 def error_row(code: int) -> dict[str, int]:

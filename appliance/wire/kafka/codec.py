@@ -5,7 +5,12 @@ version is answered in the layout of version 0, with error 35 and our table, so 
 
     i16 error  [api { i16 key  i16 version min  i16 version max }]  i32 throttle ms = 0 (1+)
 
-(from 3 on with a compact count, and tagged fields at the ``}`` and at the end).
+(from 3 on with a compact count, and tagged fields at the ``}`` and at the end).  The request::
+
+    client software name (3+)  version (3+)  cluster id or null (5+)  i32 node id or -1 (5+)
+
+A client that means another cluster or broker, since an address has been given to somebody else, gets
+REBOOTSTRAP_REQUIRED and looks for its brokers anew (KIP-1242); one that gives only one of the two is refused.
 
 A connection that has to log in begins with a :class:`KafkaLoginCodec`.
 """
@@ -14,13 +19,12 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Final, TypeAlias
 
-from ...errors import FrameTooLarge, ProtocolFault, UnsupportedVersion
+from ...errors import FrameTooLarge, InvalidRequest, ProtocolFault, UnsupportedVersion
 from ...records.varints import unsigned
-from ..bounds import Limits
+from ..bounds import WireLimits
 from ..requests import (
     Fetch,
     FetchResult,
@@ -48,26 +52,37 @@ from .apis import (
     SASL_AUTHENTICATE,
     SASL_HANDSHAKE,
 )
-from .primitives import read_varint, skip_tags
+from .primitives import NO_NAMES, read_varint, skip_tags
 from .throttle import with_throttle
 
 LOGIN_FRAME_BYTES_MAX: Final = 2 * sasl.MESSAGE_BYTES_MAX
 COMMITS: Final = "commit"
 """OffsetCommits of one connection overlap: the coordinator keeps those of one partition in order."""
-NO_NAMES: Final[Mapping[bytes, str]] = MappingProxyType({})
 _SOFTWARE: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
+IDENTITY_FROM: Final = 5
+"""Version of ApiVersions in which a client says which broker of which cluster it means."""
+REBOOTSTRAP_REQUIRED: Final = 129
+NO_NODE: Final = -1
+Identity: TypeAlias = Callable[[], tuple[str, int]]
+NOBODY: Final[Identity] = lambda: ("", NO_NODE)  # noqa: E731
 _HEADER = struct.Struct(">hhih")
 _REPLY_HEAD = struct.Struct(">Ii")
 assert _HEADER.size == 10
 
 
 class KafkaCodec:
-    """Implements :class:`appliance.wire.requests.Codec`.  Has no state.  ``topic_names``: by topic id, 16 bytes."""
+    """Implements :class:`appliance.wire.requests.Codec`.  Has no state.
 
-    __slots__ = ("_forwarded_bytes_max", "_parts_max", "_topic_names", "first_bytes_max")
+    ``topic_names``: by topic id, 16 bytes; ``identity``: the ids of the cluster, "" while it is not known, and of this
+    broker, for clients that say whom they mean.
+    """
 
-    def __init__(self, limits: Limits, topic_names: Mapping[bytes, str] = NO_NAMES) -> None:
-        self._topic_names = topic_names
+    __slots__ = ("_forwarded_bytes_max", "_identity", "_parts_max", "_topic_names", "first_bytes_max")
+
+    def __init__(
+        self, limits: WireLimits, topic_names: Mapping[bytes, str] = NO_NAMES, identity: Identity = NOBODY
+    ) -> None:
+        self._topic_names, self._identity = topic_names, identity
         self.first_bytes_max, self._forwarded_bytes_max, self._parts_max = limits
 
     advertised: Final[dict[int, tuple[int, int]]] = ADVERTISED
@@ -82,8 +97,11 @@ class KafkaCodec:
                     position = _HEADER.size + client_id_size if client_id_size > 0 else _HEADER.size
                     return produce.decode_one(frame, position, correlation_id, version, parts_max)
                 position = _body(frame, client_id_size, version >= produce.FLEXIBLE_FROM)
-                if produce.FLEXIBLE_FROM <= version <= produce.VERSION_SERVED_MAX:
+                if produce.FLEXIBLE_FROM <= version < produce.IDS_FROM:
                     return produce.decode_one_flexible(frame, position, correlation_id, version, parts_max)
+                if version == produce.IDS_FROM:
+                    names = self._topic_names
+                    return produce.decode_one_by_id(frame, position, correlation_id, version, parts_max, names)
                 return produce.decode(frame, position, correlation_id, version, parts_max)
             if key == FETCH:
                 position = _body(frame, client_id_size, version >= fetch.FLEXIBLE_FROM)
@@ -101,9 +119,31 @@ class KafkaCodec:
             return Forwarded((key, version), COMMITS if key == OFFSET_COMMIT else "", key)
         if key == API_VERSIONS:
             reply = _API_VERSIONS.get(version, _API_VERSIONS_UNKNOWN)
+            if version == IDENTITY_FROM:
+                code = self._misrouted(frame, client_id_size)
+                reply = _api_versions_reply(version, code, {}) if code else reply
         else:
             raise ProtocolFault(f"Kafka API {key} version {version} is not served: see ApiVersions")
         return Local(_REPLY_HEAD.pack(4 + len(reply), correlation_id) + reply, free=True)
+
+    def _misrouted(self, frame: memoryview, client_id_size: int) -> int:
+        """The error if the client means another broker or cluster (KIP-1242); 0 also if it does not say whom."""
+        try:
+            position = _body(frame, client_id_size, True)
+            for _ in range(2):  # its software
+                size, position = read_varint(frame, position)
+                position += max(size - 1, 0)
+            size, position = read_varint(frame, position)
+            stop = position + max(size - 1, 0)
+            (node_id,) = struct.unpack_from(">i", frame, stop)
+        except (struct.error, IndexError) as error:
+            raise ProtocolFault(f"malformed Kafka request: {error}") from error
+        if (size == 0) != (node_id == NO_NODE):
+            return InvalidRequest.code
+        own_cluster, own_node = self._identity()
+        meant = bytes(frame[position:stop]), node_id
+        says_whom = size > 0 and own_cluster != ""
+        return REBOOTSTRAP_REQUIRED if says_whom and meant != (own_cluster.encode(), own_node) else 0
 
     def join(self, request: Produce, first: memoryview, frame: memoryview, shift: int) -> bool:
         try:
@@ -163,8 +203,10 @@ class KafkaLoginCodec(KafkaCodec):
 
     __slots__ = ("_limits", "_raw")
 
-    def __init__(self, limits: Limits, topic_names: Mapping[bytes, str] = NO_NAMES) -> None:
-        super().__init__(limits, topic_names)
+    def __init__(
+        self, limits: WireLimits, topic_names: Mapping[bytes, str] = NO_NAMES, identity: Identity = NOBODY
+    ) -> None:
+        super().__init__(limits, topic_names, identity)
         self._limits = limits
         self.first_bytes_max = min(self.first_bytes_max, LOGIN_FRAME_BYTES_MAX)
         self._raw = False
@@ -173,7 +215,7 @@ class KafkaLoginCodec(KafkaCodec):
         return Login(None, None, bytes(frame)) if self._raw else super().decode(frame)
 
     def logged_in(self) -> KafkaCodec:
-        return KafkaCodec(self._limits, self._topic_names)
+        return KafkaCodec(self._limits, self._topic_names, self._identity)
 
     def encode_login(self, request: Login, reply: LoginReply) -> bytes:
         if request.context is None:
@@ -200,8 +242,8 @@ def _compact_text(frame: memoryview, position: int) -> tuple[str, int]:
     return text if _SOFTWARE.fullmatch(text) else "", stop
 
 
-def _api_versions_reply(version: int, error: int) -> bytes:
-    ranges = [struct.pack(">hhh", key, *window) for key, window in sorted(ADVERTISED.items())]
+def _api_versions_reply(version: int, error: int, table: Mapping[int, tuple[int, int]] = ADVERTISED) -> bytes:
+    ranges = [struct.pack(">hhh", key, *window) for key, window in sorted(table.items())]
     code = struct.pack(">h", error)
     if version >= APIS[API_VERSIONS].flexible_from:
         return b"".join((code, unsigned(len(ranges) + 1), *(row + b"\0" for row in ranges), b"\0\0\0\0", b"\0"))

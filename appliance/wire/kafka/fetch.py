@@ -1,4 +1,4 @@
-"""Decodes and encodes Fetch (API 1), versions 4 to 17.
+"""Decodes and encodes Fetch (API 1), versions 4 to 18.
 
 Request (``[…]`` arrays; from 12 on compact lengths, and tagged fields at each ``}`` and at the end)::
 
@@ -56,7 +56,7 @@ from .primitives import (
     NO_EPOCH,
     NO_TOPIC,
     SIZE,
-    Group,
+    TopicPrefix,
     epoch_refusal,
     read_count,
     read_rows,
@@ -65,7 +65,7 @@ from .primitives import (
     skip_tags,
 )
 
-_, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM = APIS[FETCH]
+VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM = APIS[FETCH][2:5]
 ANY_EPOCH: Final = (NO_EPOCH, LEADER_EPOCH)
 
 IDS_FROM: Final = 13
@@ -79,7 +79,7 @@ _ROW_V4 = struct.Struct(">iqi")
 _ROW_V5 = struct.Struct(">iq8xi")
 _ROW_V9 = struct.Struct(">iiq8xi")
 _ROW_V12 = struct.Struct(">iiq4x8xix")
-_ROWS: Final = [_ROW_V4] * 5 + [_ROW_V5] * 4 + [_ROW_V9] * 3 + [_ROW_V12] * 6
+_ROWS: Final = [_ROW_V4] * 5 + [_ROW_V5] * 4 + [_ROW_V9] * 3 + [_ROW_V12] * 7
 """The row of a partition, by version: index, leader epoch (9+), offset and bytes max.
 
 The last byte from version 12 on counts the tagged fields.
@@ -96,7 +96,7 @@ _NO_REPLICA: Final = b"\xff\xff\xff\xff"
 _NULL: Final = b"\xff\xff\xff\xff"
 
 
-Context = tuple[int, int, bytes, list[Group]]
+FetchContext = tuple[int, int, bytes, list[TopicPrefix]]
 """The values needed for the reply:
 
 - correlation id and version,
@@ -129,7 +129,7 @@ def decode(
     if by_id or session_id or session_epoch != NO_SESSION:
         forgotten = _read_forgotten(frame, position, version, parts_max)
         session = SessionStep(session_id, session_epoch, forgotten, by_id)
-    context: Context = (correlation_id, version, topics, groups)
+    context: FetchContext = (correlation_id, version, topics, groups)
     return Fetch(
         context,
         wait_ms if wait_ms > 0 else 0,
@@ -144,13 +144,13 @@ def decode(
 
 def _read_parts(
     frame: memoryview, position: int, version: int, parts_max: int, topic_names: Mapping[bytes, str]
-) -> tuple[list[FetchPart], bytes, list[Group], dict[int, int], int]:
+) -> tuple[list[FetchPart], bytes, list[TopicPrefix], dict[int, int], int]:
     flexible = version >= FLEXIBLE_FROM
     row = _ROWS[version]
     count, start = read_count(frame, position, flexible, 3, parts_max)
     topics = bytes(frame[position:start])
     parts: list[FetchPart] = []
-    groups: list[Group] = []
+    groups: list[TopicPrefix] = []
     refused: dict[int, int] = {}
     position = start
     for _ in range(count):
@@ -196,7 +196,7 @@ def _read_forgotten(frame: memoryview, position: int, version: int, parts_max: i
 
 def refuse(request: Fetch, code: int) -> bytes:
     """The reply to a fetch that has an error as a whole."""
-    context: Context = request.context
+    context: FetchContext = request.context
     return _refuse(*context[:2], code)
 
 
@@ -211,7 +211,7 @@ def _refuse(correlation_id: int, version: int, code: int) -> bytes:
 
 def _grouped(
     parts: list[FetchPart], results: list[FetchResult], flexible: bool
-) -> tuple[list[FetchPart], list[FetchResult], bytes, list[Group]]:
+) -> tuple[list[FetchPart], list[FetchResult], bytes, list[TopicPrefix]]:
     """Parts and results by topic, with the count and the prefixes of the topics."""
     topics: dict[str | bytes, list[tuple[FetchPart, FetchResult]]] = {}
     for part, result in zip(parts, results, strict=True):
@@ -235,17 +235,17 @@ def _tail(version: int, aborted: Sequence[tuple[int, int]] | None, size: int) ->
     """The fields of a partition behind the offsets, up to its record batches; None: a list that is null."""
     if version >= FLEXIBLE_FROM:
         if aborted:
-            rows = b"".join([_ABORTED_V12.pack(*one) for one in aborted])
+            rows = b"".join([_ABORTED_V12.pack(*transaction) for transaction in aborted])
             return unsigned(len(aborted) + 1) + rows + _NO_REPLICA + unsigned(size + 1)
         return (b"\0" if aborted is None else b"\1") + _NO_REPLICA + (unsigned(size + 1) if size else b"\1")
     listed = _NULL if aborted is None else I32.pack(len(aborted))
-    listed += b"".join([_ABORTED_V4.pack(*one) for one in aborted or ()])
+    listed += b"".join([_ABORTED_V4.pack(*transaction) for transaction in aborted or ()])
     return listed + (_NO_REPLICA if version == 11 else b"") + I32.pack(size)
 
 
 def encode(request: Fetch, results: list[FetchResult], session: SessionReply | None) -> list[bytes | FileRange]:
     """The reply frame in pieces, size prefix first."""
-    context: Context = request.context
+    context: FetchContext = request.context
     correlation_id, version, topics, groups = context
     flexible = version >= FLEXIBLE_FROM
     parts, session_id = request.parts, 0

@@ -28,7 +28,7 @@ from . import definitions
 from .apis import APIS, SERVED_BY_WORKERS
 from .protocol_package import admin, consumer, metadata, producer
 from .reply import MESSAGE_CHARACTERS_MAX
-from .walk import Plan, Walk, plan_of
+from .walk import Walk, WalkPlan, plan_of
 
 ELEMENTS_PER_PARTITION: Final = 4
 """Array elements for one partition in a request: its topic, itself, and the numbers of its brokers."""
@@ -53,9 +53,9 @@ class Header(NamedTuple):
 
 def _message(name: str) -> Any:
     for package in _PACKAGES:
-        found = getattr(package, name, None)
-        if found is not None:
-            return found
+        message = getattr(package, name, None)
+        if message is not None:
+            return message
     raise AssertionError(f"kafka-python has no {name}; it is pinned, so the table in apis.py is wrong")
 
 
@@ -179,6 +179,6 @@ def _layout(definition: Any, version: int) -> _Layout:
 
 
 @lru_cache(maxsize=256)
-def _plan(api_key: int, version: int) -> Plan:
+def _plan(api_key: int, version: int) -> WalkPlan:
     """How to walk over a request; there is one plan for each API and advertised version."""
     return plan_of(_REQUESTS[api_key]._struct, api_key, version, version >= APIS[api_key].flexible_from)

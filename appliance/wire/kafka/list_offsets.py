@@ -35,9 +35,9 @@ from ...catalog import LEADER_EPOCH
 from ...errors import ProtocolFault, UnsupportedVersion
 from ..requests import EARLIEST, LATEST, MAX_TIMESTAMP, Local, Offsets, OffsetsPart, OffsetsResult
 from .apis import APIS, LIST_OFFSETS
-from .primitives import NO_EPOCH, SIZE, Group, epoch_refusal, read_count, read_rows, read_topic, skip_tags
+from .primitives import NO_EPOCH, SIZE, TopicPrefix, epoch_refusal, read_count, read_rows, read_topic, skip_tags
 
-_, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM = APIS[LIST_OFFSETS]
+VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM = APIS[LIST_OFFSETS][2:5]
 EARLIEST_LOCAL: Final = -4
 LATEST_TIERED: Final = -5
 EARLIEST_NOT_TIERED: Final = -6
@@ -58,7 +58,7 @@ _REFUSED: Final = OffsetsResult(UnsupportedVersion.code, -1, -1, 0)
 _NONE: Final = OffsetsResult(0, -1, -1, 0)
 
 
-Context = tuple[int, int, dict[int, OffsetsResult], bytes, list[Group]]
+OffsetsContext = tuple[int, int, dict[int, OffsetsResult], bytes, list[TopicPrefix]]
 """The values needed for the reply:
 
 - correlation id and version,
@@ -76,7 +76,7 @@ def decode(frame: memoryview, position: int, correlation_id: int, version: int, 
     count, start = read_count(frame, position, flexible, 3, parts_max)
     topics = bytes(frame[position:start])
     parts: list[OffsetsPart] = []
-    groups: list[Group] = []
+    groups: list[TopicPrefix] = []
     answers: dict[int, OffsetsResult] = {}
     position = start
     for _ in range(count):
@@ -119,7 +119,7 @@ def _special(timestamp: int, version: int) -> tuple[int, OffsetsResult | None]:
 def encode(request: Offsets, results: list[OffsetsResult]) -> bytes:
     """Encode the reply frame, with its size prefix."""
     assert len(results) == len(request.parts)
-    context: Context = request.context
+    context: OffsetsContext = request.context
     correlation_id, version, answers, topics, groups = context
     if answers:
         results = [result if result.error else answers.get(i, result) for i, result in enumerate(results)]

@@ -5,7 +5,7 @@ Metadata (API 3), versions 0 to 13 (``n+`` from version n on; from 9 on compact 
     [topic { uuid id (10+)  name (10+: nullable)  T }]       null (0: empty) for all topics
     bool may create (4+)   bool cluster operations (8 to 10)   bool topic operations (8+)   T
 
-FindCoordinator (API 10), versions 0 to 4 (from 3 on compact, and T)::
+FindCoordinator (API 10), versions 0 to 6 (from 3 on compact, and T)::
 
     request    string key (up to 3)   i8 key type (1+)   [string key] (4+)   T
     reply      i32 throttle ms = 0 (1+)
@@ -100,11 +100,11 @@ def _metadata(
         topics, position = None, position + (1 if flexible else 4)
     else:
         count, position = read_count(frame, position, flexible, _PLACE_BYTES_MIN, topics_max)
-        found = []
+        requested = []
         for _ in range(count):
             topic, position = _topic(frame, position, version, flexible)
-            found.append(topic)
-        topics = found
+            requested.append(topic)
+        topics = requested
         if version == 0 and not topics:
             topics = None
     flags = [True, False, False]
@@ -144,8 +144,8 @@ def _find_coordinator(
             group, position = _string(frame, position, flexible)
             groups.append(group)
     _end(frame, position, flexible)
-    known = key_type == GROUP_KEY and all(0 < len(group) <= GROUP_CHARACTERS_MAX for group in groups)
-    return CoordinatorQuestion(version, correlation_id, groups) if known else None
+    answerable = key_type == GROUP_KEY and all(0 < len(group) <= GROUP_CHARACTERS_MAX for group in groups)
+    return CoordinatorQuestion(version, correlation_id, groups) if answerable else None
 
 
 def _init_producer(

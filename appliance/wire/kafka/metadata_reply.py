@@ -43,7 +43,7 @@ _I16 = struct.Struct(">h")
 _I32 = struct.Struct(">i")
 _PARTITION = struct.Struct(">hi")
 
-Row = tuple[str | UUID | None, Topic | int]
+MetadataRow = tuple[str | UUID | None, Topic | int]
 """The name or id in the request (kafka-python reads an id of zero as None), and the topic, or an error."""
 
 
@@ -112,7 +112,7 @@ class MetadataEncoder:
         parts.append(p.tags)
         return p.frame(correlation_id, parts)
 
-    def topics(self, version: int, rows: Sequence[Row], operations: Operations | None = None) -> bytes:
+    def topics(self, version: int, rows: Sequence[MetadataRow], operations: Operations | None = None) -> bytes:
         """Encode the array of topics of a reply."""
         p = Reply(version >= FLEXIBLE_FROM)
         nameless = None if version >= 12 else ""
@@ -135,8 +135,8 @@ class MetadataEncoder:
                 error, rest = places[place]
                 parts += [_PARTITION.pack(error, partition), rest]
             if version >= 8:
-                known = operations is not None and not isinstance(topic, int)
-                parts.append(_bits(operations(topic.name) if known else None))  # type: ignore[union-attr, misc]
+                has_operations = operations is not None and not isinstance(topic, int)
+                parts.append(_bits(operations(topic.name) if has_operations else None))  # type: ignore[union-attr, misc]
             parts.append(p.tags)
         return b"".join(parts)
 
@@ -153,7 +153,7 @@ class MetadataEncoder:
         """
         kept = self._all.get((version, operations is not None))
         if kept is None or kept[0] != revision:
-            rows: list[Row] = [(topic.name, topic) for topic in list_topics()]
+            rows: list[MetadataRow] = [(topic.name, topic) for topic in list_topics()]
             kept = self._all[version, operations is not None] = revision, self.topics(version, rows, operations)
         return kept[1]
 

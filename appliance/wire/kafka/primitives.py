@@ -12,7 +12,8 @@ Python does not check the bounds of slices, so lengths are checked here.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Final
 
 from ...catalog import LEADER_EPOCH
@@ -69,16 +70,18 @@ def skip_tags(frame: memoryview, position: int) -> int:
     return position
 
 
-Group = tuple[bytes, int]
+TopicPrefix = tuple[bytes, int]
 """A topic of a request: its prefix (size, name and partition count, as received) and the number of its partitions.
 
 The topic in the reply begins with the same prefix."""
 
 TOPIC_ID_BYTES: Final = 16
+NO_NAMES: Final[Mapping[bytes, str]] = MappingProxyType({})
+"""Names by topic id, where none is known."""
 NO_TOPIC: Final = ""
 """Replaces an illegal name.  No topic has this name."""
 TOPICS_KNOWN_MAX: Final = 4096
-topics_known: dict[tuple[bytes, bool], tuple[str, Group]] = {}
+topics_known: dict[tuple[bytes, bool], tuple[str, TopicPrefix]] = {}
 """Topics of earlier requests, by prefix and by whether it is flexible.  A look-up takes a third of the time of reading.
 
 Only legal names are kept, so an entry takes less than 1 KiB.  Internal topics are not kept, so a topic found here is
@@ -105,7 +108,9 @@ def read_count(
     return count, position
 
 
-def read_topic(frame: memoryview, position: int, flexible: bool, partition_bytes_min: int) -> tuple[str, Group, int]:
+def read_topic(
+    frame: memoryview, position: int, flexible: bool, partition_bytes_min: int
+) -> tuple[str, TopicPrefix, int]:
     """Name (or NO_TOPIC) and group of the topic at ``position``, and the position of its first partition."""
     if flexible:
         size, start = read_varint(frame, position)
@@ -120,25 +125,25 @@ def read_topic(frame: memoryview, position: int, flexible: bool, partition_bytes
     if flexible:
         after = stop + 1 if frame[stop] < 0x80 else read_varint(frame, stop)[1]
     prefix = bytes(frame[position:after])
-    known = topics_known.get((prefix, flexible))
-    if known is None:
+    cached = topics_known.get((prefix, flexible))
+    if cached is None:
         count, _ = read_count(frame, stop, flexible, partition_bytes_min)
         name = frame[start:stop]
         if not is_topic(name):
             return NO_TOPIC, (prefix, count), after
-        known = str(name, "ascii"), (prefix, count)
-        if known[0] in INTERNAL_TOPICS:
-            return *known, after
+        cached = str(name, "ascii"), (prefix, count)
+        if cached[0] in INTERNAL_TOPICS:
+            return *cached, after
         if len(topics_known) >= TOPICS_KNOWN_MAX:
             topics_known.clear()
-        topics_known[prefix, flexible] = known
-    topic, group = known
+        topics_known[prefix, flexible] = cached
+    topic, group = cached
     if group[1] * partition_bytes_min > len(frame) - after:
         raise ProtocolFault(f"{group[1]} partitions at byte {after} of a frame of {len(frame)}")
     return topic, group, after
 
 
-def read_topic_id(frame: memoryview, position: int, partition_bytes_min: int) -> tuple[bytes, Group, int]:
+def read_topic_id(frame: memoryview, position: int, partition_bytes_min: int) -> tuple[bytes, TopicPrefix, int]:
     """Id and group of the topic at ``position`` in a flexible version, and the position of its first partition."""
     stop = position + TOPIC_ID_BYTES
     count, after = read_count(frame, stop, True, partition_bytes_min)

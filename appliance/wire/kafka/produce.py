@@ -1,20 +1,22 @@
-"""Decodes and encodes Produce (API 0), versions 0 to 12.
+"""Decodes and encodes Produce (API 0), versions 0 to 13.
 
 Request (``[…]`` arrays; from 9 on compact lengths, and tagged fields at each ``}`` and at the end)::
 
     transactional id (3+)  i16 acks  i32 timeout ms
-    [topic { name  [partition { i32 index  i32 size, record batches }] }]
+    [topic { name (-12) or id (13+)  [partition { i32 index  i32 size, record batches }] }]
 
 Reply::
 
-    [topic { name  [partition { i32 index  i16 error  i64 base offset  i64 append time (2+)
+    [topic { name (-12) or id (13+)
+             [partition { i32 index  i16 error  i64 base offset  i64 append time (2+)
                                 i64 log start (5+)  [record errors] = none (8+)  error message (8+) }] }]
     i32 throttle ms = 0 (1+)
 
 The record batches of a part are not copied: ``frame[start:stop]``.  Versions 0 to 2 hold the old message sets, which
 are not stored: each partition gets UNSUPPORTED_VERSION.  Versions 10 to 12 are as 9: the new leader that a reply may
 name in its tagged fields (10, KIP-951) is never named, and 12 adds partitions to a transaction only where brokers have
-decided on ``transaction.version`` 2 (KIP-890), of which these say nothing.  With acks=0 there is no reply.  A refused
+decided on ``transaction.version`` 2 (KIP-890), of which these say nothing.  A topic whose id (13+, KIP-516) is not
+known gets UNKNOWN_TOPIC_ID.  With acks=0 there is no reply.  A refused
 request with acks=0 closes the connection, so that the client notices, as in Kafka.
 
 Only Kafka's own tools, with the client id ADMIN_CLIENT_ID, may produce to internal topics.  Other clients get
@@ -25,7 +27,7 @@ missing.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Final
 
@@ -35,6 +37,7 @@ from ...errors import (
     InvalidTopic,
     OutOfOrderSequence,
     ProtocolFault,
+    UnknownTopicId,
     UnsupportedVersion,
 )
 from ...names import INTERNAL_TOPICS
@@ -44,10 +47,14 @@ from .apis import APIS, PRODUCE
 from .primitives import (
     I16,
     I32,
+    NO_NAMES,
+    NO_TOPIC,
     SIZE,
-    Group,
+    TOPIC_ID_BYTES,
+    TopicPrefix,
     read_count,
     read_topic,
+    read_topic_id,
     read_varint,
     skip_tags,
     topics_known,
@@ -56,6 +63,8 @@ from .reply import MESSAGE_CHARACTERS_MAX
 
 VERSION_SERVED_MIN: Final = 3
 VERSION_SERVED_MAX, FLEXIBLE_FROM = APIS[PRODUCE].version_max, APIS[PRODUCE].flexible_from
+IDS_FROM: Final = 13
+"""First version that names topics by their ids."""
 INVALID_REQUIRED_ACKS: Final = 21
 PARTITION_BYTES_MIN: Final = 6
 HEAD_AT: Final = 8
@@ -72,6 +81,7 @@ assert PRODUCE == 0
 _HEAD = struct.Struct(">hi")
 _HEAD_ONE = struct.Struct(">hhiih")
 _HEAD_ONE_FLEXIBLE = struct.Struct(">BhiBB")
+_HEAD_ONE_BY_ID = struct.Struct(">BhiB")
 _ONE_TOPIC: Final = b"\0\0\0\1"
 _ONE_TOPIC_FLEXIBLE: Final = b"\2"
 _PARTITION = struct.Struct(">ii")
@@ -79,7 +89,7 @@ _REPLY_HEAD = struct.Struct(">Ii")
 _REPLY_HEAD_FLEXIBLE = struct.Struct(">Iix")
 
 
-Context = tuple[list[int], int, bytes, list[Group], bytes, frozenset[int]]
+ProduceContext = tuple[list[int], int, bytes, list[TopicPrefix], bytes, frozenset[int]]
 """The values needed for the reply, and for :func:`join`:
 
 - correlation ids (one, unless requests have been joined) and version,
@@ -88,7 +98,15 @@ Context = tuple[list[int], int, bytes, list[Group], bytes, frozenset[int]]
 - the numbers of refused parts, which are of internal topics."""
 
 
-def decode(frame: memoryview, position: int, correlation_id: int, version: int, parts_max: int) -> Produce | Local:
+def decode(
+    frame: memoryview,
+    position: int,
+    correlation_id: int,
+    version: int,
+    parts_max: int,
+    topic_names: Mapping[bytes, str] = NO_NAMES,
+) -> Produce | Local:
+    """``topic_names``: by topic id, for the versions that have ids."""
     if version > VERSION_SERVED_MAX:
         raise ProtocolFault(f"Produce version {version} is not served: see ApiVersions")
     flexible = version >= FLEXIBLE_FROM
@@ -98,11 +116,17 @@ def decode(frame: memoryview, position: int, correlation_id: int, version: int, 
     count, start = read_count(frame, position, flexible, 3, parts_max)
     topics = bytes(frame[position:start])
     parts: list[ProducePart] = []
-    groups: list[Group] = []
+    groups: list[TopicPrefix] = []
     internal: set[int] = set()
     position = start
+    topic_ids: dict[str, bytes] | None = {} if version >= IDS_FROM else None
     for _ in range(count):
-        topic, group, position = read_topic(frame, position, flexible, PARTITION_BYTES_MIN)
+        if topic_ids is None:
+            topic, group, position = read_topic(frame, position, flexible, PARTITION_BYTES_MIN)
+        else:
+            topic_id, group, position = read_topic_id(frame, position, PARTITION_BYTES_MIN)
+            topic = topic_names.get(topic_id, NO_TOPIC)
+            topic_ids[topic] = topic_id
         groups.append(group)
         if topic in INTERNAL_TOPICS and not _is_admin(frame):
             internal.update(range(len(parts), len(parts) + group[1]))
@@ -114,8 +138,8 @@ def decode(frame: memoryview, position: int, correlation_id: int, version: int, 
             raise ProtocolFault(f"more than {parts_max} partitions in one request")
     for index in internal:
         parts[index] = parts[index]._replace(stop=parts[index].start)
-    context: Context = ([correlation_id], version, topics, groups, b"", frozenset(internal))
-    request = Produce(context, acks, timeout_ms, parts, transactional_id=transactional_id)
+    context: ProduceContext = ([correlation_id], version, topics, groups, b"", frozenset(internal))
+    request = Produce(context, acks, timeout_ms, parts, transactional_id=transactional_id, topic_ids=topic_ids)
     if not -1 <= acks <= 1 or version < VERSION_SERVED_MIN:
         return _refuse(request)
     return request
@@ -130,10 +154,10 @@ def decode_one(frame: memoryview, position: int, correlation_id: int, version: i
         return decode(frame, position, correlation_id, version, parts_max)
     after = position + 18 + size
     prefix = bytes(frame[position + 12 : after])
-    known = topics_known.get((prefix, False))
-    if known is None or known[1][1] != 1:
+    cached = topics_known.get((prefix, False))
+    if cached is None or cached[1][1] != 1:
         return decode(frame, position, correlation_id, version, parts_max)
-    topic, group = known
+    topic, group = cached
     (index,) = I32.unpack_from(frame, after)
     head = after + I32.size
     start, stop = _records(frame, head)
@@ -152,10 +176,10 @@ def decode_one_flexible(
         return decode(frame, position, correlation_id, version, parts_max)
     no_transaction, acks, timeout_ms, count, size = _HEAD_ONE_FLEXIBLE.unpack_from(frame, position)
     after = position + _HEAD_ONE_FLEXIBLE.size + size
-    known = topics_known.get((bytes(frame[position + 8 : after]), True))
-    if no_transaction != 0 or count != 2 or not -1 <= acks <= 1 or known is None or known[1][1] != 1:
+    cached = topics_known.get((bytes(frame[position + 8 : after]), True))
+    if no_transaction != 0 or count != 2 or not -1 <= acks <= 1 or cached is None or cached[1][1] != 1:
         return decode(frame, position, correlation_id, version, parts_max)
-    topic, group = known
+    topic, group = cached
     (index,) = I32.unpack_from(frame, after)
     head = after + I32.size
     start, stop = _records_flexible(frame, head)
@@ -168,9 +192,45 @@ def decode_one_flexible(
     )
 
 
+def decode_one_by_id(
+    frame: memoryview,
+    position: int,
+    correlation_id: int,
+    version: int,
+    parts_max: int,
+    topic_names: Mapping[bytes, str],
+) -> Produce | Local:
+    """:func:`decode_one` for version 13."""
+    named = position + _HEAD_ONE_BY_ID.size
+    after = named + TOPIC_ID_BYTES
+    if len(frame) <= after:
+        return decode(frame, position, correlation_id, version, parts_max, topic_names)
+    no_transaction, acks, timeout_ms, count = _HEAD_ONE_BY_ID.unpack_from(frame, position)
+    topic_id = bytes(frame[named:after])
+    topic = topic_names.get(topic_id)
+    usual = no_transaction == 0 and count == 2 and frame[after] == 2 and -1 <= acks <= 1
+    if not usual or topic is None or topic in INTERNAL_TOPICS:
+        return decode(frame, position, correlation_id, version, parts_max, topic_names)
+    (index,) = I32.unpack_from(frame, after + 1)
+    head = after + 1 + I32.size
+    start, stop = _records_flexible(frame, head)
+    if stop < 0:
+        return decode(frame, position, correlation_id, version, parts_max, topic_names)
+    part: ProducePart = _new(ProducePart, (topic, index, start, stop))
+    context: ProduceContext = (
+        [correlation_id],
+        version,
+        _ONE_TOPIC_FLEXIBLE,
+        [(topic_id + b"\2", 1)],
+        bytes(frame[HEAD_AT:head]),
+        _NONE_INTERNAL,
+    )
+    return Produce(context, acks, timeout_ms, [part], topic_ids={topic: topic_id})
+
+
 def join(request: Produce, frame: memoryview, shift: int) -> bool:
-    """See :meth:`appliance.wire.requests.Codec.join`.  Joins requests that the two fast decoders can decode."""
-    context: Context = request.context
+    """See :meth:`appliance.wire.requests.Codec.join`.  Joins requests that the fast decoders can decode."""
+    context: ProduceContext = request.context
     correlations, version, _, _, shared, _ = context
     head = HEAD_AT + len(shared)
     if not shared or len(frame) < head + I32.size:
@@ -278,15 +338,20 @@ def _refuse_internal(result: ProduceResult) -> ProduceResult:
     return ProduceResult(InvalidTopic.code, -1, -1, -1, "internal topics take no messages of clients")
 
 
+_UNKNOWN_ID: Final = ProduceResult(UnknownTopicId.code, -1, -1, -1, "no topic has this id: ask for metadata")
+
+
 def encode(request: Produce, results: list[ProduceResult]) -> bytes:
     """Encode the reply frames, one for each request, with their size prefixes; nothing for acks=0."""
     if request.acks == 0:
         return b""
     assert len(results) == len(request.parts)
-    context: Context = request.context
+    context: ProduceContext = request.context
     correlations, version, topics, groups, _, internal = context
     if internal:
         results = [_refuse_internal(result) if i in internal else result for i, result in enumerate(results)]
+    if request.topic_ids is not None and NO_TOPIC in request.topic_ids:
+        results = [result if part.topic else _UNKNOWN_ID for part, result in zip(request.parts, results, strict=True)]
     flexible = version >= FLEXIBLE_FROM
     encode_part = _ENCODERS[min(version, FLEXIBLE_FROM)]
     head = _REPLY_HEAD_FLEXIBLE if flexible else _REPLY_HEAD

@@ -54,19 +54,19 @@ class _Step(NamedTuple):
     length_bytes: int = 0
     """2 or 4; 0 = a varint of length + 1; PRESENCE = one byte: 0xff for none, else one."""
     length_max: int = 2**31 - 1
-    element: Plan | None = None
+    element: WalkPlan | None = None
     bound: tuple[int, type[ClientFault]] | None = None
 
 
-class Plan(NamedTuple):
+class WalkPlan(NamedTuple):
     steps: tuple[_Step, ...]
     flexible: bool
 
 
-def plan_of(definition: Any, api_key: int, version: int, flexible: bool) -> Plan:
+def plan_of(definition: Any, api_key: int, version: int, flexible: bool) -> WalkPlan:
     """Make the plan of a walk over kafka-python's ``definition`` in one version."""
     steps = [_field_step(field, api_key, version, flexible) for field in definition.untagged_fields(version)]
-    return Plan(tuple(steps), flexible)
+    return WalkPlan(tuple(steps), flexible)
 
 
 def _field_step(field: Any, api_key: int, version: int, flexible: bool) -> _Step:
@@ -77,7 +77,7 @@ def _field_step(field: Any, api_key: int, version: int, flexible: bool) -> _Step
         return _Step(field.name, nullable, 0, length_bytes, element=element)
     if field.is_array():
         step = _field_step(field.array_of, api_key, version, flexible)._replace(nullable=False)
-        return _Step(field.name, nullable, 0, length_bytes, element=Plan((step,), flexible=False))
+        return _Step(field.name, nullable, 0, length_bytes, element=WalkPlan((step,), flexible=False))
     if field.is_struct():
         assert nullable, "no served request has a struct outside an array that is always there"
         return _Step(field.name, nullable, 0, PRESENCE, element=plan_of(field, api_key, version, flexible))
@@ -103,7 +103,7 @@ class Walk:
         if self._fault is not None:
             raise self._fault
 
-    def skip_struct(self, plan: Plan, position: int) -> int:
+    def skip_struct(self, plan: WalkPlan, position: int) -> int:
         for step in plan.steps:
             if step.size:
                 position += step.size

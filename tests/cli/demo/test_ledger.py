@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.cli.demo.ledger import ENTRY, Ledger, Spool, line_bytes
+from appliance.cli.demo.ledger import ENTRY, DemoLedger, Spool, line_bytes
 
 LINES = [line_bytes(b"a.log", number, b"text %d" % number) for number in range(1, 6)]
 
 
-def filled() -> Ledger:
-    ledger = Ledger()
+def filled() -> DemoLedger:
+    ledger = DemoLedger()
     for line in LINES:
         ledger.sent((0, 1), line, 7)
     return ledger

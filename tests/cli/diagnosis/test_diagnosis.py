@@ -17,7 +17,7 @@ from appliance.cli.diagnosis import machine_checks
 from appliance.cli.diagnosis.activity import Sample, activity
 from appliance.config import load
 from appliance.health.findings import Finding, Groups, judge
-from appliance.health.host import Host, Process, Room
+from appliance.health.host import DiskRoom, Host, HostProcess
 from appliance.metrics.looks import of_other_host, seen
 from appliance.status import NOTHING
 
@@ -33,7 +33,7 @@ def partition(topic: str, end: int = 0, state: str = "online", **more: Any) -> d
     return {"topic": topic, "partition": 0, **sizes, "state": state} | more
 
 
-PROCESSES = {8: Process("S", 0.0), 10: Process("S", 0.0)}
+PROCESSES = {8: HostProcess("S", 0.0), 10: HostProcess("S", 0.0)}
 
 
 def sample(at_s: float = 0.0, **changes: Any) -> Sample:
@@ -45,7 +45,7 @@ def sample(at_s: float = 0.0, **changes: Any) -> Sample:
         **{"zookeeper": {"connect": "a:1", "state": "connected"}, "partitions": [partition("web")]},
     }
     groups, peers = changes.pop("groups", ()), changes.pop("peers", {})
-    machine = Host(Room(100 * GIB, 50 * GIB), Room(GIB, GIB), PROCESSES)
+    machine = Host(DiskRoom(100 * GIB, 50 * GIB), DiskRoom(GIB, GIB), PROCESSES)
     names = {
         "room": "disk",
         "host_processes": "processes",
@@ -91,8 +91,8 @@ LIMIT = {"limit": "descriptors", "process": "network 0", "value": 100, "in_use":
 NODE = {"role": "zookeeper", "pid": 11, "started": 0.0, "restarts": 0}
 RANGE = {"start": 5, "stop": 9, "file": "0.log", "position": 5, "reason": "CRC32C"}
 REFUSED = {"certificate": {"count": 3, "last": NOW_S - 20}}
-BUSY = PROCESSES | {10: Process("S", 0.99)}
-STOPPED = PROCESSES | {10: Process("T", 0.0)}
+BUSY = PROCESSES | {10: HostProcess("S", 0.99)}
+STOPPED = PROCESSES | {10: HostProcess("T", 0.0)}
 
 
 @pytest.mark.parametrize(
@@ -114,10 +114,10 @@ STOPPED = PROCESSES | {10: Process("T", 0.0)}
         ({"groups": [GROUP]}, "GroupLags", "group reports lags by 50,000 messages, 90 s", 0),
         ({"groups": [LOSER]}, "GroupLost", "2.0 KiB of web were removed before group re ports had read them", 0),
         ({"peers": Counter({"10.0.0.9": 900, "10.0.0.1": 1})}, "Flood", "10.0.0.9 floods", 0),
-        ({"room": Room(100 * GIB, GIB)}, "DiskFillsUp", "the disk is full soon", 0),
-        ({"room": Room(100 * GIB, 0)}, "DiskFull", "the disk is full", 75),
-        ({"room": Room(100 * GIB, 9 * GIB), "disk": {"free_bytes_warn": 10 * GIB}}, "DiskLow", "10.0 GiB", 75),
-        ({"shm": Room(GIB, 4096)}, "SharedMemoryFull", "/dev/shm is full", 75),
+        ({"room": DiskRoom(100 * GIB, GIB)}, "DiskFillsUp", "the disk is full soon", 0),
+        ({"room": DiskRoom(100 * GIB, 0)}, "DiskFull", "the disk is full", 75),
+        ({"room": DiskRoom(100 * GIB, 9 * GIB), "disk": {"free_bytes_warn": 10 * GIB}}, "DiskLow", "10.0 GiB", 75),
+        ({"shm": DiskRoom(GIB, 4096)}, "SharedMemoryFull", "/dev/shm is full", 75),
         ({"synchronised": False}, "ClockNotSynchronised", "not synchronised", 0),
         ({"partitions": [partition("web", end=100 << 20)]}, "DiskFillsUp", "the disk is full in 9 min", 0),
     ],
@@ -130,7 +130,7 @@ def test_each_rule(changes: dict[str, Any], condition: str, says: str, status: i
 
 def test_deleted_topics_are_room_on_the_disk() -> None:
     """They go before any log, so nobody is told to trim one while they are enough."""
-    little: dict[str, Any] = {"room": Room(100 * GIB, GIB)}
+    little: dict[str, Any] = {"room": DiskRoom(100 * GIB, GIB)}
     assert judged(sample(), sample(1.0, **little, trash={"topics": 1, "bytes": 5 * GIB})) == []
     found = only(sample(), sample(1.0, **little, trash={"topics": 1, "bytes": 2 * GIB}))
     assert found.condition.name == "DiskFillsUp"
@@ -158,7 +158,7 @@ def test_refusals_are_over_when_none_comes_any_more() -> None:
 def test_nodes_that_stand_still_are_named() -> None:
     rows = sample().look.state["processes"]
     changes = {"zookeeper": {"connect": "a:1", "state": "lost"}, "processes": [*rows, NODE, NODE | {"pid": 12}]}
-    nodes = PROCESSES | {11: Process("S", 0.0), 12: Process("T", 0.0)}
+    nodes = PROCESSES | {11: HostProcess("S", 0.0), 12: HostProcess("T", 0.0)}
     found = only(sample(), sample(1.0, host_processes=nodes, **changes))
     assert "1 of 2 local nodes run, stopped are 12" in found.why and found.todo == "`kill -CONT 12`"
 
@@ -175,7 +175,7 @@ def test_groups_that_lag_are_one_finding() -> None:
 def test_activity_is_the_difference_of_two_samples() -> None:
     group = GROUP | {"partitions": [GROUP["partitions"][0] | {"lag_messages": 50_200}]}  # type: ignore[index]
     before = sample(groups=[GROUP], partitions=[partition("web", 1_000), partition("app", 0)])
-    spent = PROCESSES | {10: Process("S", 0.5)}
+    spent = PROCESSES | {10: HostProcess("S", 0.5)}
     two = [partition("web", 5_000), partition("app", 0)]
     now = sample(2.0, groups=[group], partitions=two, host_processes=spent)
     found = activity(before, now)

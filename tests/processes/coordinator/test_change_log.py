@@ -25,13 +25,15 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from appliance.addresses import PLAINTEXT, Listener
 from appliance.errors import UnknownUser, ZooKeeperAway
-from appliance.processes.coordinator.change_log import KAFKA_CHANGES, NATIVE_CHANGES, ChangeLog
+from appliance.processes.coordinator.change_log import KAFKA_CHANGES, ChangeLog
+from appliance.processes.coordinator.native_changes import NATIVE_CHANGES
 from appliance.records.encode import encode_values
 from appliance.security.acls import Operation
-from appliance.security.api_rights import KAFKA_RIGHTS, NATIVE_RIGHTS
 from appliance.security.audit_log import Audit
 from appliance.security.principals import Origin
 from appliance.wire import native
+from appliance.wire.kafka.apis import APIS, Api
+from appliance.wire.native_admin import VERBS, Verb
 
 from ...support.kafka_peer import KafkaPeer
 from ...support.native_peer import Peer
@@ -199,14 +201,13 @@ CHANGING = {Operation.CREATE, Operation.DELETE, Operation.ALTER, Operation.ALTER
 WITHOUT_EFFECT = {"ElectLeaders", "AlterPartitionReassignments"}
 
 
-def test_whatever_needs_a_right_to_change_something_has_lines() -> None:
-    """Method: the table of rights says what changes something."""
-    for rights, changes_of, without in (
-        (KAFKA_RIGHTS, KAFKA_CHANGES, WITHOUT_EFFECT),
-        (NATIVE_RIGHTS, NATIVE_CHANGES, set()),
-    ):
-        changing = {name for name, row in rights.items() if CHANGING & {right.operation for right in row}}
-        assert changing - without <= changes_of.keys()
+def test_whatever_changes_something_has_lines() -> None:
+    """Method: its row says so, and so does whatever needs a right to change something."""
+    rows: list[Api | Verb] = [*APIS.values(), *VERBS.values()]
+    changing = {row.name for row in rows if row.changes}
+    assert changing == KAFKA_CHANGES.keys() | NATIVE_CHANGES.keys()
+    needed = {row.name for row in rows if CHANGING & {right.operation for right in row.rights}}
+    assert needed - WITHOUT_EFFECT <= changing
 
 
 @pytest.mark.parametrize(
@@ -218,11 +219,18 @@ def test_whatever_needs_a_right_to_change_something_has_lines() -> None:
             {"actions": [], "start": 0, "end": 5, "hole_bytes": 6, "cut_bytes": 7},
             ["topic=web partition=1 cut=yes end=5 hole_bytes=6 cut_bytes=7"],
         ),
+        ("abort_hanging", {"name": "web", "partition": 1}, None, ["topic=web partition=1"]),
         (
             "commit",
             {"group": "g", "offsets": [["web", 0, 5], ["web", 1, 6]]},
             None,
             ["group=g topic=web partition=0 offset=5", "group=g topic=web partition=1 offset=6"],
+        ),
+        (
+            "alter_group",
+            {"group": "g", "settings": {"consumer.session.timeout.ms": "60s", "consumer.heartbeat.interval.ms": None}},
+            None,
+            ['group=g settings="consumer.session.timeout.ms=60s consumer.heartbeat.interval.ms=default"'],
         ),
         ("delete_offsets", {"group": "g"}, None, ["group=g partitions=all"]),
         ("delete_offsets", {"group": "g", "partitions": [["web", 0]]}, None, ["group=g topic=web partition=0"]),
@@ -232,11 +240,30 @@ def test_whatever_needs_a_right_to_change_something_has_lines() -> None:
             None,
             ["user=u set=SCRAM-SHA-512 new=yes"],
         ),
+        ("alter_user", {"name": "u", "locked": True}, None, ["user=u locked=yes"]),
+        (
+            "alter_user",
+            {"name": "u", "locked": False, "expires_ms": 5, "kick": True},
+            None,
+            ["user=u expires_ms=5 kick=yes locked=no"],
+        ),
         ("delete_user", {"name": "u"}, None, ["user=u"]),
+        (
+            "put_quota",
+            {"user": "u", "client_id": "", "limits": {"request_rate": 5.0, "producer_byte_rate": None}},
+            None,
+            ['user=u client-id="<default>" request_rate=5.0 producer_byte_rate=none'],
+        ),
+        ("create_role", {"name": "r"}, None, ["role=r"]),
+        (
+            "alter_role",
+            {"name": "r", "grant": ["u", "v"], "revoke": ["w"]},
+            None,
+            ["role=r granted=u", "role=r granted=v", "role=r revoked=w"],
+        ),
+        ("delete_role", {"name": "r"}, {"users": ["u"], "rules": []}, ["role=r", "role=r revoked=u"]),
         ("undelete_topic", {"name": "t"}, {"name": "t", "partitions": 2}, ["topic=t as=t partitions=2"]),
         ("undelete_topic", {"name": "t", "new_name": "n"}, None, ["topic=t as=n"]),
-        ("zookeeper_login", {}, {"user": "x", "password": "y"}, [""]),
-        ("zookeeper_login", {}, {"local": "/x"}, []),
     ],
 )
 def test_the_lines_of_verbs(

@@ -10,11 +10,19 @@ from typing import Any, TypeVar
 
 import pytest
 
-from appliance.errors import ApplianceError, NotCoordinator, OffsetsFull, RequestTimedOut, ZooKeeperAway
+from appliance.errors import (
+    ApplianceError,
+    InvalidRequest,
+    NotCoordinator,
+    OffsetsFull,
+    OutOfResources,
+    RequestTimedOut,
+    ZooKeeperAway,
+)
 from appliance.names import TopicPartition
 from appliance.processes.coordinator import committed_offsets
-from appliance.processes.coordinator.committed_offsets import UNIT_BYTES, CommittedOffsets, State
-from appliance.zookeeper import claims
+from appliance.processes.coordinator.committed_offsets import UNIT_BYTES, ClaimState, CommittedOffsets
+from appliance.zookeeper import claims, deletion
 from appliance.zookeeper.claims import Claimant, GroupInfo
 from appliance.zookeeper.group_registry import GroupRegistry
 from appliance.zookeeper.operations import Operation, ask, create, delete
@@ -28,7 +36,7 @@ PART, OTHER = TopicPartition("logs", 0), TopicPartition("logs", 1)
 
 class SlowZooKeeper:
     """A session on a tree: every operation takes a turn of the loop, or as long as ``held_up``; ``away``: it fails;
-    ``mute``: it is carried out and fails.
+    ``mute``: it is carried out up to its first write, whose answer never comes.
     """
 
     enabled = True
@@ -38,12 +46,13 @@ class SlowZooKeeper:
         self.groups = GroupRegistry()
         self.leased, self.away, self.mute = True, False, False
         self.held_up: asyncio.Event | None = None
-        self.running = self.running_max = self.writes = 0
+        self.running = self.running_max = self.writes = self.asked = 0
 
     async def ask(self, operation: Operation[T], *, session_id: int | None = None) -> T:
         self.running += 1
+        self.asked += 1
         self.running_max = max(self.running, self.running_max)
-        self.writes += operation.__name__ == "write"
+        self.writes += operation.__name__ in ("write", "write_together")
         try:
             await asyncio.sleep(0)
             if self.held_up is not None:
@@ -51,12 +60,23 @@ class SlowZooKeeper:
             if self.away or session_id not in (None, self.session_id):
                 operation.close()
                 raise ZooKeeperAway("away")
-            result: T = self.tree.run(operation, self.session_id)
             if self.mute:
+                self._without_an_answer(operation)
                 raise ZooKeeperAway("done, but the answer is lost")
+            result: T = self.tree.run(operation, self.session_id)
             return result
         finally:
             self.running -= 1
+
+    def _without_an_answer(self, operation: Operation[Any]) -> None:
+        with contextlib.suppress(StopIteration):
+            requests = next(operation)
+            while True:
+                replies = [self.tree.answer(request, self.session_id) for request in requests]
+                if any(request.verb in ("multi", "create", "set", "delete") for request in requests):
+                    break
+                requests = operation.send(replies)
+        operation.close()
 
 
 class Broker:
@@ -77,16 +97,18 @@ class Broker:
             coordinates=lambda group: group not in self.elsewhere,
             new_epoch=lambda: f"{broker_id}-{next(epochs)}",
             clock_ms=lambda: 1_000,
+            members=self,
         )
-        self.offsets.claims.has_members = self.members.__contains__
-        self.offsets.claims.on_lost = self.dissolve
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         self.tasks.append(asyncio.get_running_loop().create_task(work))
 
-    def dissolve(self, name: str) -> None:
-        self.members.discard(name)
-        self.lost.append(name)
+    def has_members(self, group: str) -> bool:
+        return group in self.members
+
+    def lose(self, group: str) -> None:
+        self.members.discard(group)
+        self.lost.append(group)
 
     async def commit(self, to: int | None, part: TopicPartition = PART, **more: Any) -> Mapping[Any, ApplianceError]:
         change = None if to is None else CommittedOffset(to)
@@ -176,25 +198,165 @@ def test_a_reader_sees_what_was_committed_before_it_asked() -> None:
     run(scenario())
 
 
+def test_a_reader_sees_a_commit_whose_write_is_on_its_way() -> None:
+    async def scenario() -> None:
+        broker = Broker(Tree())
+        await broker.commit(1)
+        broker.members.add("g")
+        assert await broker.stored() == {PART: 1}
+        broker.zookeeper.held_up = asyncio.Event()
+        commit = asyncio.ensure_future(broker.commit(2))
+        await asyncio.sleep(0.01)
+        read = asyncio.ensure_future(broker.stored())
+        await asyncio.sleep(0.01)
+        broker.zookeeper.held_up.set()
+        assert await commit == {} and await read == {PART: 2}
+
+    run(scenario())
+
+
+def test_a_claimed_group_is_read_from_memory() -> None:
+    """Goal: what a claim makes certain is asked once; what it does not is never answered from memory."""
+
+    async def scenario() -> None:
+        tree = Tree()
+        broker = Broker(tree)
+        await broker.commit(1)
+        await broker.stored()  # the nodes above the offset are new since the claim was made
+        asked = broker.zookeeper.asked
+        assert await broker.stored() == {PART: 1} and broker.zookeeper.asked == asked
+        await broker.commit(2)
+        await broker.commit(3, OTHER)
+        await broker.commit(None)
+        assert await broker.stored() == {OTHER: 3} and broker.zookeeper.asked == asked + 3, "one for each write"
+        assert await broker.offsets.read("g", [PART]) == {}
+        for revision, questions in ((1, 5), (2, 6), (2, 6)):
+            assert await broker.offsets.read("g", None, revision) == {OTHER: CommittedOffset(3)}
+            assert broker.zookeeper.asked == asked + questions, "topics have changed: a look; then the commits' nodes"
+
+    run(scenario())
+
+
+def test_the_end_of_a_topic_and_its_return_change_what_is_in_memory() -> None:
+    """Goal: positions that a deletion has taken away are gone, and those that came back with their topic are there."""
+
+    async def scenario() -> None:
+        tree = Tree()
+        broker = Broker(tree)
+        id = "b" * 32
+        change = {PART: CommittedOffset(5, topic_id=id), TopicPartition("other", 0): CommittedOffset(6)}
+        assert await broker.offsets.commit("g", change) == {}
+
+        async def stored(revision: int, anew: bool = False) -> dict[str, int]:
+            found = await broker.offsets.read("g", None, revision, anew=anew)
+            return {part.topic: at.offset for part, at in found.items()}
+
+        both = {"logs": 5, "other": 6}
+        assert await stored(1) == both
+        tree.run(deletion.retire_topic("logs", id, trash=True))
+        assert await stored(1, anew=True) == await stored(2) == {"other": 6}
+        tree.run(deletion.put_offsets_back(id, "logs"))
+        assert await stored(3) == await stored(3) == both
+        asked = broker.zookeeper.asked
+        assert await stored(3) == both and broker.zookeeper.asked == asked
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("how", ["read in between", "claim in between", "first attempt timed out", "late commit"])
+def test_offsets_that_come_back_while_somebody_reads(how: str) -> None:
+    """Goal: what a group has in memory is what is stored, however far the topic's return had come at the last look."""
+
+    async def scenario() -> None:
+        tree = Tree()
+        broker = Broker(tree)
+        id, parts = "b" * 32, [TopicPartition("logs", number) for number in range(4)]
+        assert await broker.offsets.commit("g", {part: CommittedOffset(100, topic_id=id) for part in parts}) == {}
+        assert await broker.offsets.commit("g", {TopicPartition("other", 0): CommittedOffset(6)}) == {}
+        tree.run(deletion.retire_topic("logs", id, trash=True))
+        if how == "late commit":  # accepted before the deletion
+            assert await broker.offsets.commit("g", {parts[0]: CommittedOffset(200, topic_id=id)}) == {}
+        assert len(await broker.offsets.read("g", None, 2)) == 1 + (how == "late commit")
+        back = deletion.put_offsets_back(id, "logs")
+        requests = next(back)
+        while offset("g", parts[1]) not in tree.nodes:
+            replies = []
+            for request in requests:  # ZooKeeper answers reads between any two requests
+                replies.append(tree.answer(request))
+                if request.path == offset("g", parts[1]) and replies[-1] == 0:
+                    if how == "claim in between":
+                        broker.offsets.claims.unclaim(broker.offsets.claims.entry("g"))
+                        await broker.offsets.claim("g")
+                    await broker.offsets.read("g", None, 2)
+            requests = back.send(replies)
+        if how == "first attempt timed out":
+            back.close()
+            tree.run(deletion.put_offsets_back(id, "logs"))
+        else:
+            with contextlib.suppress(StopIteration):
+                while True:
+                    requests = back.send([tree.answer(request) for request in requests])
+        stored = tree.run(claims.read("g", None))
+        assert len(stored) == 5 and await broker.offsets.read("g", None, 3) == stored
+        assert stored[parts[0]].offset == (200 if how == "late commit" else 100), "no position goes back"
+
+    run(scenario())
+
+
+def test_a_topic_of_many_partitions_comes_back_in_few_round_trips() -> None:
+    async def scenario() -> None:
+        tree = Tree()
+        broker = Broker(tree, offsets_max=10_000)
+        id, parts = "b" * 32, [TopicPartition("logs", number) for number in range(500)]
+        for name in ("g", "h"):
+            await broker.offsets.commit(name, {part: CommittedOffset(100, topic_id=id) for part in parts})
+        tree.run(deletion.retire_topic("logs", id, trash=True))
+        back, trips = deletion.put_offsets_back(id, "logs"), 0
+        requests = next(back)
+        try:
+            while True:
+                trips += 1
+                requests = back.send([tree.answer(request) for request in requests])
+        except StopIteration as finished:
+            assert finished.value == {"g": 500, "h": 500}
+        assert trips < 30
+
+    run(scenario())
+
+
+def test_what_may_have_been_stored_is_read_anew() -> None:
+    async def scenario() -> None:
+        broker = Broker(Tree())
+        await broker.commit(1)
+        broker.members.add("g")
+        broker.zookeeper.mute = True
+        with pytest.raises(RequestTimedOut):
+            await broker.commit(2)
+        broker.zookeeper.mute = False
+        assert await broker.stored() == {PART: 2}
+
+    run(scenario())
+
+
 def test_the_states_of_a_claim() -> None:
     """Goal: every line of the table.  Method: two brokers on one tree, sessions and leases that end by hand."""
 
     async def scenario() -> None:
         tree = Tree()
         one, two = Broker(tree, 1), Broker(tree, 2)
-        assert one.offsets.claims.state("g") is State.UNCLAIMED
+        assert one.offsets.claims.state("g") is ClaimState.UNCLAIMED
         one.zookeeper.held_up = asyncio.Event()
         claiming = asyncio.ensure_future(one.offsets.claim("g"))
         await asyncio.sleep(0.01)
-        assert one.offsets.claims.state("g") is State.CLAIMING
+        assert one.offsets.claims.state("g") is ClaimState.CLAIMING
         one.zookeeper.held_up.set()
         await claiming
         one.members.add("g")
-        assert one.offsets.claims.state("g") is State.HELD
+        assert one.offsets.claims.state("g") is ClaimState.HELD
         # CLAIMING -> UNCLAIMED: another has it
         with pytest.raises(ZooKeeperAway, match="broker 1 still"):
             await two.offsets.claim("g")
-        assert two.offsets.claims.state("g") is State.UNCLAIMED
+        assert two.offsets.claims.state("g") is ClaimState.UNCLAIMED
         # HELD -> HELD: the lease was over, but the session lives
         one.zookeeper.leased = False
         assert not one.offsets.claims.leads
@@ -212,30 +374,30 @@ def test_the_states_of_a_claim() -> None:
         assert await two.commit(1_000) == {}
         one.zookeeper.session_id, one.zookeeper.leased = 3, True
         one.offsets.claims.new_session()
-        assert one.lost == ["g"] and one.offsets.claims.state("g") is State.UNCLAIMED
+        assert one.lost == ["g"] and one.offsets.claims.state("g") is ClaimState.UNCLAIMED
         with pytest.raises(RequestTimedOut):
             await one.commit(3, protocol_type="consumer")
         assert await two.stored() == {PART: 1_000}
         # HELD -> UNCLAIMED: another broker is to coordinate it
         two.elsewhere.add("g")
         await two.offsets.claims.review()
-        assert two.lost == ["g"] and two.offsets.claims.state("g") is State.UNCLAIMED
+        assert two.lost == ["g"] and two.offsets.claims.state("g") is ClaimState.UNCLAIMED
         with pytest.raises(NotCoordinator):
             await two.commit(4)
         await one.offsets.claim("g")
         # HELD -> UNCLAIMED: idle
         one.members.clear()
         await one.offsets.claims.tidy()
-        assert one.offsets.claims.state("g") is State.HELD
+        assert one.offsets.claims.state("g") is ClaimState.HELD
         one.offsets.claims._groups["g"].used -= committed_offsets.CLAIM_IDLE_S
         await one.offsets.claims.tidy()
-        assert one.offsets.claims.state("g") is State.UNCLAIMED and not one.offsets.claims._groups
+        assert one.offsets.claims.state("g") is ClaimState.UNCLAIMED and not one.offsets.claims._groups
         # HELD -> UNCLAIMED: nobody in it, and no positions
         two.elsewhere.clear()
         await two.offsets.claim("g")
         await two.commit(None)
         await two.offsets.left("g")
-        assert two.offsets.claims.state("g") is State.UNCLAIMED and group("g") not in tree.nodes
+        assert two.offsets.claims.state("g") is ClaimState.UNCLAIMED and group("g") not in tree.nodes
 
     run(scenario())
 
@@ -255,14 +417,14 @@ def test_a_pump_that_ends_late_forgets_no_claim_that_was_made_meanwhile(monkeypa
         broker.zookeeper.away = False
         await broker.offsets.claim("g")
         await asyncio.gather(*broker.tasks)
-        assert broker.offsets.claims.state("g") is State.HELD
+        assert broker.offsets.claims.state("g") is ClaimState.HELD
 
     run(scenario())
 
 
 async def taken(broker: Broker) -> None:
     """The group's next coordinator has it, after some attempts."""
-    while broker.offsets.claims.state("g") is not State.HELD:
+    while broker.offsets.claims.state("g") is not ClaimState.HELD:
         with contextlib.suppress(ZooKeeperAway):
             await broker.offsets.claim("g")
         await asyncio.sleep(0.001)
@@ -300,7 +462,7 @@ def test_a_claim_that_nobody_knows_was_made_keeps_no_other_out() -> None:
         two.zookeeper.mute = False
         await taken(one)
         await asyncio.gather(*two.tasks)
-        assert not two.offsets.claims._groups and one.offsets.claims.state("g") is State.HELD
+        assert not two.offsets.claims._groups and one.offsets.claims.state("g") is ClaimState.HELD
 
     run(scenario())
 
@@ -363,6 +525,67 @@ def test_a_deposed_coordinator_dissolves_its_group_at_the_first_write_and_stores
         assert one.lost == ["g"] and await two.stored() == {PART: 1_000}
         tree.expire(2)
         assert await one.commit(3) == {}, "who is no member commits with the next claim"
+
+    run(scenario())
+
+
+def test_a_commit_of_a_dissolved_group_is_not_stored_under_the_next_claim(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: what another broker has stored meanwhile stays.
+
+    Method: the commit waits behind other transactions when the session ends; then the group comes back to its broker.
+    """
+    monkeypatch.setattr(committed_offsets, "COMMIT_MS_MAX", 5_000)
+    monkeypatch.setattr(claims, "PARTS_MAX", 3)  # one group in a transaction: as many with 100 offsets each
+
+    async def scenario() -> None:
+        one, two = Broker(tree := Tree(), 1), Broker(tree, 2)
+        groups = [*(f"busy-{number}" for number in range(20)), "g"]
+
+        async def commit(broker: Broker, name: str, to: int) -> Mapping[Any, ApplianceError]:
+            return await broker.offsets.commit(name, {PART: CommittedOffset(to)}, "consumer")
+
+        for name in groups:
+            assert await commit(one, name, 100) == {}
+        one.members.add("g")
+        one.zookeeper.held_up = asyncio.Event()
+        waiting = [asyncio.ensure_future(commit(one, name, 200)) for name in groups]
+        await asyncio.sleep(0.01)
+        tree.expire(1)
+        assert await commit(two, "g", 300) == {}
+        one.zookeeper.session_id = 3
+        one.zookeeper.held_up.set()
+        for _ in range(6):
+            await asyncio.sleep(0)
+        one.offsets.claims.new_session()
+        assert "g" in one.lost
+        two.elsewhere.add("g")
+        await two.offsets.claims.review()
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+        assert isinstance(results[-1], NotCoordinator) and await one.stored() == {PART: 300}
+
+    run(scenario())
+
+
+def test_a_commit_that_was_refused_with_its_group_is_not_stored_with_the_next_one() -> None:
+    async def scenario() -> None:
+        broker = Broker(tree := Tree())
+        for part in (PART, OTHER):
+            await broker.commit(1, part, protocol_type="consumer")
+        broker.members.add("g")
+        held = broker.offsets.claims.entry("g").held
+        assert held is not None
+        tree.run(ask([delete(held.path)]))
+        broker.zookeeper.held_up = asyncio.Event()
+        refused = asyncio.ensure_future(broker.commit(100, protocol_type="consumer"))
+        await asyncio.sleep(0.01)
+        saving = asyncio.ensure_future(broker.offsets.save("g", b"members"))  # it keeps what is known of the group
+        await asyncio.sleep(0.01)
+        broker.zookeeper.held_up.set()
+        with pytest.raises(NotCoordinator):
+            await refused
+        await saving
+        await broker.commit(7, OTHER, protocol_type="consumer")
+        assert await broker.stored() == {PART: 1, OTHER: 7}
 
     run(scenario())
 
@@ -496,15 +719,110 @@ def test_positions_expire_unless_they_change_or_somebody_is_there() -> None:
         broker = Broker(tree)
         await broker.offsets.commit("g", {PART: CommittedOffset(1), OTHER: CommittedOffset(1)}, "consumer")
         assert claims.decode_info(tree.nodes[group("g")].value) == GroupInfo("consumer", 1_000)
-        seen = tree.run(claims.look("g"))
+        seen = tree.run(claims.look(["g"]))["g"]
         await broker.commit(2)
         broker.members.add("g")
         assert await broker.offsets.expire("g", seen.nodes) == 0
         broker.members.clear()
         assert await broker.offsets.expire("g", seen.nodes) == 1
         assert await broker.stored() == {PART: 2}
-        seen = tree.run(claims.look("g"))
+        seen = tree.run(claims.look(["g"]))["g"]
         assert await broker.offsets.expire("g", seen.nodes) == 1
         assert not any(path.startswith("/consumers/") for path in tree.nodes)
 
     run(scenario())
+
+
+def test_what_is_stored_of_members_goes_with_the_group_to_its_next_coordinator() -> None:
+    """Whatever the one that had it does afterwards; and it is given once under each claim."""
+
+    async def scenario() -> None:
+        tree = Tree()
+        first, second = Broker(tree), Broker(tree, 2)
+        assert await first.offsets.claim("g") == b""
+        await first.offsets.save("g", b"one")
+        await first.offsets.save("g", b"two")
+        first.elsewhere.add("g")
+        await first.offsets.claims.review()
+        assert await second.offsets.claim("g") == b"two"
+        assert await second.offsets.claim("g") == b""
+        await second.offsets.save("g", b"three")
+        await first.offsets.left("g")
+        second.elsewhere.add("g")
+        await second.offsets.claims.review()
+        first.elsewhere.clear()
+        assert await first.offsets.claim("g", make=False) == b"three"
+        await first.offsets.save("g", None)
+        await first.offsets.left("g")
+        assert await second.zookeeper.ask(GroupRegistry().groups()) == []
+
+    run(scenario())
+
+
+def test_a_group_whose_members_have_not_been_asked_for_is_not_empty() -> None:
+    async def scenario() -> None:
+        tree = Tree()
+        first, second = Broker(tree), Broker(tree, 2)
+        await first.offsets.claim("g")
+        await first.offsets.save("g", b"members")
+        first.elsewhere.add("g")
+        await first.offsets.claims.review()
+        await second.commit(1)
+        with pytest.raises(InvalidRequest, match="may have live members"):
+            await second.offsets.remove("g")
+        await second.offsets.left("g")
+        assert await second.offsets.claim("g") == b"members"
+
+    run(scenario())
+
+
+def test_members_that_come_while_their_group_is_removed_are_told() -> None:
+    async def scenario() -> None:
+        broker = Broker(Tree())
+        await broker.commit(1)
+        removing = asyncio.ensure_future(broker.offsets.remove("g"))
+        await asyncio.sleep(0)
+        broker.members.add("g")
+        assert await removing
+        assert broker.lost == ["g"]
+
+    run(scenario())
+
+
+def test_what_is_too_large_is_not_stored_and_nothing_old_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        broker = Broker(Tree())
+        own = broker.offsets.claims
+        await broker.offsets.claim("g")
+        await broker.offsets.save("g", b"old")
+        with pytest.raises(InvalidRequest, match="more members than ZooKeeper takes"):
+            await broker.offsets.save("g", bytes(claims.SNAPSHOT_BYTES_MAX + 1))
+        assert own.snapshot_bytes == 0
+        monkeypatch.setattr(committed_offsets, "SNAPSHOTS_BYTES_MAX", 10)
+        await broker.offsets.claim("h")
+        await broker.offsets.save("g", b"12345")
+        with pytest.raises(OutOfResources):
+            await broker.offsets.save("h", b"123456")
+        await broker.offsets.save("h", b"12345")
+        assert own.snapshot_bytes == 10
+        broker.elsewhere |= {"g", "h"}
+        await own.review()
+        assert own.snapshot_bytes == 0
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_snapshot_is_one_request_whatever_is_known_of_the_last_one(is_there: bool) -> None:
+    """A second request could come behind that of a later call, when this one was given up."""
+    tree = Tree()
+    held = tree.run(claims.take("g", Claimant(1, "1"), "1", make=True)).held
+    for known in (is_there, not is_there):
+        step = claims.save("g", held, b"new", is_there=known)
+        requests = next(step)
+        assert len(requests) == 1
+    assert tree.run(claims.save("g", held, b"one", is_there=is_there)) is not is_there
+    tree.run(claims.save("g", held, b"one", is_there=False))
+    assert tree.run(claims.save("g", held, b"two", is_there=True))
+    assert tree.run(claims.save("g", held, None, is_there=is_there))
+    assert tree.run(claims.save("g", held, None, is_there=is_there))

@@ -7,14 +7,14 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgpack
 import pytest
 
 from appliance import config as configs
 from appliance.addresses import PLAINTEXT, Listener
-from appliance.catalog import Catalog, Change, Removal, new_id
+from appliance.catalog import Catalog, CatalogChange, Removal, new_id
 from appliance.errors import (
     BadValue,
     InvalidRequest,
@@ -39,7 +39,7 @@ from appliance.zookeeper.session import Session
 from ...support.coordinator_fixture import LISTENER, Rig, pump
 from ...support.ready import writable
 from ...support.server import stopped
-from ...support.zookeeper_fixture import ACCESS_KEYS, LOGIN, fresh_connect, running, share_login
+from ...support.zookeeper_fixture import ACCESS_KEYS, LOGIN, fresh_connect, result_of, running, share_login
 
 T = TypeVar("T")
 LOCAL = ["zookeeper.nodes=0"]
@@ -81,7 +81,7 @@ def test_what_a_killed_coordinator_had_begun_is_finished(tmp_path: Path) -> None
         catalog = Catalog.load(tmp_path)
         catalog.topics["made"].partitions[1] = [0]
         gone = catalog.topics["gone"]
-        catalog.change(Change(drop="gone", note=Removal("gone", gone.id, [0])))
+        catalog.change(CatalogChange(drop="gone", note=Removal("gone", gone.id, [0])))
         rig.fork()
         rig.until(lambda: not Catalog.load(tmp_path).removals and ("made", 1) in rig.tables)
         assert sorted(rig.tables) == [("made", 0), ("made", 1)]
@@ -229,7 +229,7 @@ def ask_zookeeper(connect: str, operation: Operation[T]) -> T:
     session = Session(connect, 6_000, login=LOGIN)
     session.start()
     try:
-        return session.call(operation, timeout_ms=20_000)
+        return result_of(session, operation, timeout_ms=20_000)
     finally:
         session.close()
 
@@ -276,7 +276,18 @@ def test_a_topic_is_spread_over_the_brokers_and_known_to_all(tmp_path: Path, con
 
         two.admin("delete_topic", name="logs")
         pump([one, two], lambda: not one.tables and not two.tables)
+
+        session = "consumer.session.timeout.ms"
+        for setter, reader, value in ((one, two, 60_000), (two, one, 70_000)):
+            setter.admin("alter_group", group="later", settings={session: value})
+            pump([one, two], lambda reader=reader, value=value: setting(reader, "later", session) == value)
         assert one.metadata()["topics"] == two.metadata()["topics"] == []
+
+
+def setting(reader: Rig, group: str, key: str) -> Any:
+    """None while the broker does not know the group."""
+    code, _, result = reader.native(native.ADMIN, "group", {"group": group})
+    return result["settings"][key] if code == 0 else None
 
 
 def test_a_broker_that_was_away_learns_what_happened(tmp_path: Path, connect: str) -> None:
@@ -294,9 +305,9 @@ def test_a_broker_that_was_away_learns_what_happened(tmp_path: Path, connect: st
         other.admin("create_topic", name="again", partitions=3)
         other.admin("create_topic", name="new", partitions=1)
         away.fork()
-        pump([away, other], lambda: len(away.metadata()["topics"]) == 3 and len(away.tables) == 1)
+        names = lambda: [row["name"] for row in away.metadata()["topics"]]  # noqa: E731
+        pump([away, other], lambda: names() == ["again", "new", "stays"] and len(away.tables) == 1)
         assert sorted(name for name, _ in away.deleted) == ["again", "gone"]
-        assert [row["name"] for row in away.metadata()["topics"]] == ["again", "new", "stays"]
 
 
 def test_partitions_that_no_topic_was_stored_for_go_with_their_topic(tmp_path: Path, connect: str) -> None:

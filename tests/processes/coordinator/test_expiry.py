@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from appliance.processes.coordinator.expiry import CHECK_MS, Expiry
+from appliance.processes.coordinator.expiry import CHECK_MS, PAGE_GROUPS, Expiry
 from appliance.processes.coordinator.trusted_clock import Now, TrustedClock
 from appliance.zookeeper.group_registry import GroupRegistry
 from appliance.zookeeper.operations import Operation, ask, create
 from appliance.zookeeper.paths import CommittedOffset, Subscription, group, offset
 
-from ...support.zookeeper_fixture import Tree
+from ...support.zookeeper_fixture import Tree, register_member
 from .test_committed_offsets import OTHER, PART, Broker
 
 RETENTION_MS = 800_000
@@ -33,7 +33,11 @@ class Bench(Broker):
         clocks = lambda: Now(tree.clock_ms, tree.clock_ms, "b")  # noqa: E731
         self.clock = TrustedClock(Path("/nonexistent"), lambda report: None, clocks)
         self.clock.begin(0, HOLD_MS)
-        self.expiry = Expiry(self.zookeeper, self.offsets, coordinates, self.clock)
+        self.loaded: list[str] = []
+        self.expiry = Expiry(self.zookeeper, self.offsets, coordinates, self.clock, self.has_members, self.load)
+
+    async def load(self, group: str) -> None:
+        self.loaded.append(group)
 
     async def look(self) -> None:
         await self.expiry.look(RETENTION_MS)
@@ -48,6 +52,37 @@ class Bench(Broker):
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:
     asyncio.run(scenario)
+
+
+def test_members_that_a_coordinator_has_left_are_loaded_and_nothing_of_theirs_goes() -> None:
+    async def scenario() -> None:
+        bench = Bench(Tree())
+        await bench.offsets.claim("g")
+        await bench.offsets.save("g", b"members")
+        bench.later(5 * RETENTION_MS)
+        await bench.look()
+        assert bench.loaded == ["g"] and await bench.groups() == ["g"]
+        await bench.offsets.save("g", None)
+        await bench.look()
+        assert bench.loaded == ["g"] and await bench.groups() == []
+
+    run(scenario())
+
+
+def test_a_check_asks_for_some_groups_at_a_time() -> None:
+    """Goal: 10,000 groups at rest are some hundred questions every ten minutes, not 50,000."""
+
+    async def scenario() -> None:
+        bench = Bench(Tree())
+        count = 2 * PAGE_GROUPS + 1
+        for number in range(count):
+            await bench.offsets.commit(f"g{number}", {PART: CommittedOffset(number)})
+        asked = bench.zookeeper.asked
+        await bench.look()
+        assert bench.zookeeper.asked - asked == 1 + 3
+        assert bench.offsets.count.total == count and len(bench.offsets.topics()) == count
+
+    run(scenario())
 
 
 def test_a_groups_time_counts_from_when_it_became_empty() -> None:
@@ -123,7 +158,7 @@ def test_members_of_the_native_listener_keep_their_groups_positions() -> None:
     async def scenario() -> None:
         bench = Bench(Tree())
         await bench.commit(1)
-        bench.tree.run(GroupRegistry().join("g", "c-1", Subscription({"logs": 1}), 9), 9)
+        bench.tree.run(register_member("g", "c-1", Subscription({"logs": 1})), 9)
         for _ in range(30):
             bench.later(RETENTION_MS // 10)
             await bench.look()

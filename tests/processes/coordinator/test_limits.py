@@ -21,7 +21,7 @@ from appliance.zookeeper.session import Session
 from ...support.coordinator_fixture import Rig
 from ...support.kafka_messages import decode_response, fill, message, request_frame
 from ...support.measures import cpu_s
-from ...support.zookeeper_fixture import ACCESS_KEYS, LOGIN, fresh_connect
+from ...support.zookeeper_fixture import ACCESS_KEYS, LOGIN, fresh_connect, result_of
 
 KEY = {api.name: key for key, api in APIS.items()}
 KAFKA = "127.0.0.1:9092"
@@ -106,7 +106,7 @@ def groups_in_zookeeper(connect: str) -> list[str]:
     session = Session(connect, 6_000, login=LOGIN)
     session.start()
     try:
-        return session.call(listed(), timeout_ms=60_000)
+        return result_of(session, listed(), timeout_ms=60_000)
     finally:
         session.close()
 

@@ -46,7 +46,7 @@ from ...support.coordinator_fixture import Rig
 from ...support.log_batches import batch, filled
 from ...support.ready import readable
 from ...support.server import secret_in
-from ...support.zookeeper_fixture import ACCESS_KEYS, LOGIN, fresh_connect
+from ...support.zookeeper_fixture import ACCESS_KEYS, LOGIN, fresh_connect, result_of
 
 SMALL_SEGMENTS = TopicSettings(segment_bytes=1024)
 
@@ -78,7 +78,7 @@ def meddle(rig: Rig, operation: Operation[Any]) -> None:
     session = Session(rig.config.zookeeper.connect, 6_000, login=LOGIN)
     session.start()
     try:
-        session.call(operation, timeout_ms=60_000)
+        result_of(session, operation, timeout_ms=60_000)
     finally:
         session.close()
 
@@ -112,6 +112,8 @@ def test_topics_are_described_with_what_is_in_them(alone: Rig) -> None:
     starts = write(alone, "logs", [batch(values)] * 4)
     (topic,) = alone.admin("topics", names=["logs"])
     assert topic["own"] == {"segment.bytes": "1024"} and topic["settings"]["segment.bytes"] == "1024"
+    assert topic["sources"].keys() == topic["settings"].keys()
+    assert {name for name, source in topic["sources"].items() if source == "topic"} == {"segment.bytes"}
     (row,) = topic["partitions"]
     assert row == {
         "partition": 0,
@@ -220,6 +222,32 @@ def test_offsets_are_committed_listed_and_deleted(grouped: Rig) -> None:
     assert grouped.admin("groups") == [] and grouped.admin("offsets", group="readers") == []
     assert grouped.refusal("delete_offsets", group="readers")[0] == UnknownGroup.code
     assert grouped.refusal("group", group="readers")[0] == UnknownGroup.code
+
+
+def test_a_group_has_settings_before_and_after_it_exists(grouped: Rig) -> None:
+    session, heartbeat = "consumer.session.timeout.ms", "consumer.heartbeat.interval.ms"
+    altered = grouped.admin("alter_group", group="later", settings={session: "2m"})
+    assert altered == {
+        "group": "later",
+        "settings": {session: 120_000, heartbeat: 5_000},
+        "sources": {session: "group", heartbeat: "default"},
+    }
+    described = grouped.admin("group", group="later")
+    assert described == altered | {"protocol": "", "state": "configured", "members": [], "partitions": []}
+    assert grouped.admin("groups") == [], "it is no group yet"
+    grouped.admin("create_topic", name="logs")
+    grouped.admin("commit", group="later", offsets=[["logs", 0, 0]])
+    described = grouped.admin("group", group="later")
+    assert (described["state"], described["settings"][session]) == ("empty", 120_000)
+    grouped.admin("delete_offsets", group="later")
+    grouped.kill()
+    grouped.fork()
+    grouped.until(lambda: grouped.native(native.ADMIN, "group", {"group": "later"})[0] == 0)
+    assert grouped.admin("group", group="later")["settings"][session] == 120_000
+    for settings in ({session: 1}, {session: "5s"}, {session: "soon"}, {"retention.ms": 1}):
+        assert grouped.refusal("alter_group", group="later", settings=settings)[0] == InvalidSetting.code
+    grouped.admin("alter_group", group="later", settings={session: None, heartbeat: None})
+    assert grouped.refusal("group", group="later")[0] == UnknownGroup.code
 
 
 def test_what_other_brokers_store_is_asked_from_them(grouped: Rig) -> None:

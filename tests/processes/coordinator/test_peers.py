@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from appliance.addresses import unix_path
 from appliance.client import Admin
-from appliance.errors import BadCredentials, BrokerAway, ClusterNotPermitted, GroupNotPermitted, NotPermitted
+from appliance.errors import BadCredentials, BrokerAway, GroupNotPermitted, InvalidRequest, NotPermitted
 from appliance.processes.coordinator.peers import Identity, ask_admin, ask_offsets
 from appliance.security.configuration import Tls
 from appliance.security.login_exchange import BROKERS
@@ -26,7 +26,7 @@ from appliance.zookeeper.ensemble import Ensemble
 from ...support.command_line import succeeding
 from ...support.native_peer import Peer
 from ...support.server import Server, secret_in, wait_for
-from ...support.zookeeper_fixture import ACCESS, fresh_connect
+from ...support.zookeeper_fixture import ACCESS, LOGIN, fresh_connect
 
 SASL = "SASL_PLAINTEXT"
 
@@ -90,6 +90,16 @@ def test_offsets_and_commits_go_between_brokers_that_check_rights(pair: Pair) ->
     assert logged_in and f"mechanism={BROKERS}" in logged_in[0]
 
 
+def test_a_role_reaches_every_broker(pair: Pair) -> None:
+    with pair.local(0) as one, pair.local(1) as two:
+        one.create_role("readers")
+        one.alter_role("readers", grant=["alice"])
+        readers = {"name": "readers", "users": ["alice"], "rules": []}
+        wait_for(lambda: two.roles() == [readers], "the other knows the role")
+        two.delete_role("readers")
+        wait_for(lambda: one.roles() == [], "and the one that it has gone")
+
+
 def identity(secret: bytes) -> Identity:
     return Identity(7, secret, Tls())
 
@@ -104,7 +114,7 @@ def test_only_who_has_the_secret_is_a_broker(pair: Pair, number: int) -> None:
         asyncio.run(ask_admin(address, identity(b""), "delete_offsets", {"group": "g"}))
 
 
-@pytest.mark.parametrize("verb", ["users", "acls", "status", "zookeeper_login", "create_topic"])
+@pytest.mark.parametrize("verb", ["users", "acls", "status", "create_topic"])
 def test_a_broker_has_the_rights_that_it_needs_and_no_others(pair: Pair, verb: str) -> None:
     arguments = {"name": "x"} if verb == "create_topic" else {}
     with pytest.raises(NotPermitted):
@@ -133,19 +143,16 @@ def test_users_are_not_taken_for_brokers(pair: Pair) -> None:
             assert login(peer, mechanism, "alice", b"correct horse") != 0
 
 
-def test_the_password_of_the_ensemble_is_not_for_whoever_asks(
+def test_the_password_of_the_ensemble_is_for_nobody(
     pair: Pair, make_appliance: Callable[..., Server], standalone: Ensemble
 ) -> None:
-    """Over TCP it is refused, or the client is sent to the Unix socket; there the kernel says who asks."""
+    """Neither over TCP nor through the Unix socket; a client of an earlier version learns what to do."""
     with Peer(pair.addresses[0]) as peer:
-        assert peer.call([native.ADMIN, 1, "zookeeper_login", {}])[0][1] == ClusterNotPermitted.code
+        assert peer.call([native.ADMIN, 1, "zookeeper_login", {}])[0][1] == InvalidRequest.code
     plain = make_appliance(
         **ACCESS | {"zookeeper.connect": fresh_connect(standalone), "security.super_users": "User:ANONYMOUS;User:x"}
     )
-    with Peer(plain.native) as peer:
-        assert peer.admin("zookeeper_login") == {"local": str(plain.data_dir / "native.sock")}
-    local = plain.state["listeners"]["local"]
-    assert unix_path(local)[0] == str(plain.data_dir / "native.sock")
-    with Admin(local) as admin:
-        given = admin._ask("zookeeper_login")
-    assert given["user"] == ACCESS["zookeeper.user"] and given["password"]
+    with Admin(plain.state["listeners"]["local"]) as admin:
+        with pytest.raises(InvalidRequest, match="install the client of this version"):
+            admin._ask("zookeeper_login")
+        assert LOGIN.password not in json.dumps([admin.status(), admin._ask("clients")])

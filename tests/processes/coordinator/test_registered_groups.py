@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from appliance.errors import InvalidRequest, UnknownPartition, ZooKeeperAway
-from appliance.groups.store import Commit, RegisteredMember
+from appliance.errors import InvalidRequest, RequestTimedOut, UnknownPartition, ZooKeeperAway
+from appliance.groups.store import Commit, ListedGroup, RegisteredMember
 from appliance.names import TopicPartition as Part
 from appliance.processes.coordinator import member_registration
-from appliance.zookeeper.paths import consumer, owner
+from appliance.processes.coordinator.registered_groups import PAGE_GROUPS
+from appliance.zookeeper import operations
+from appliance.zookeeper.operations import Operation, Request
+from appliance.zookeeper.paths import Subscription, consumer, owner
 
 from ...support.coordinator_bench import Bench
+from ...support.zookeeper_fixture import register_member
 
 
 @pytest.fixture
@@ -42,7 +49,7 @@ def test_members_of_kafka_groups_are_registered_moved_and_taken_away(bench: Benc
     group = bench.run(bench.groups.group("g"))
     assert group is not None and not group.native
     assert group.members == (member("a", ("logs", 0), ("logs", 1)), member("b"))
-    assert [row.name for row in bench.run(bench.groups.groups())] == ["g"]
+    assert bench.run(bench.groups.groups(lambda _: True)) == [ListedGroup("g", False, 2)]
 
     register(bench, "g", member("b", ("logs", 1)))
     bench.run(nothing())
@@ -53,6 +60,35 @@ def test_members_of_kafka_groups_are_registered_moved_and_taken_away(bench: Benc
     bench.run(nothing())
     assert bench.run(bench.groups.group("g")) is None, "who leaves without a commit leaves nothing"
     assert not any(path.startswith("/consumers/") for path in nodes)
+
+
+def test_a_list_costs_two_questions_for_each_page_and_what_is_not_wanted_nothing(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = 3 * PAGE_GROUPS
+    for number in range(count):
+        bench.run(bench.groups.commit(f"g{number:04d}", {Part("logs", 0): Commit(1)}, "consumer"))
+    register(bench, "g0001", member("a"), member("b"))
+    bench.run(nothing())
+    native = Subscription({"logs": 1}, protocol="native")
+    bench.registry.tree.run(register_member("g0002", "n", native), 7)
+    requests: list[list[Request]] = []
+    ask = operations.ask
+
+    def counted(some: Sequence[Request]) -> Operation[list[Any]]:
+        requests.append(list(some))
+        return (yield from ask(some))
+
+    monkeypatch.setattr(operations, "ask", counted)
+    listed = bench.run(bench.groups.groups(lambda _: True))
+    assert listed[:3] == [
+        ListedGroup("g0000", False, 0, "consumer"),
+        ListedGroup("g0001", False, 2, "consumer"),
+        ListedGroup("g0002", True, 1, "consumer"),
+    ]
+    assert len(listed) == count and sum(map(len, requests)) == 2 * count + 2
+    requests.clear()
+    assert bench.run(bench.groups.groups("g0002".__eq__)) == [listed[2]] and sum(map(len, requests)) == 3
 
 
 def test_what_could_not_be_registered_while_zookeeper_was_away_is_registered_later(bench: Bench) -> None:
@@ -76,19 +112,19 @@ def test_a_group_that_is_left_while_zookeeper_goes_away_is_tidied_up_later(
     nodes = bench.registry.tree.nodes
     register(bench, "g", member("a"))
     bench.run(nothing())
-    tidy_up = bench.groups._members._emptied
+    tidy_up = bench.groups._registration._emptied
 
     async def away(group: str) -> None:
-        monkeypatch.setattr(bench.groups._members, "_emptied", tidy_up)
+        monkeypatch.setattr(bench.groups._registration, "_emptied", tidy_up)
         raise ZooKeeperAway("away")
 
-    monkeypatch.setattr(bench.groups._members, "_emptied", away)
+    monkeypatch.setattr(bench.groups._registration, "_emptied", away)
     register(bench, "g")
     bench.run(nothing())
     assert consumer("g", "a") not in nodes
     bench.run(bench.groups.reconnected())
     bench.run(nothing())
-    assert not any(path.startswith("/consumers/") for path in nodes) and not bench.groups._members._members
+    assert not any(path.startswith("/consumers/") for path in nodes) and not bench.groups._registration._members
 
 
 def test_in_a_new_session_everything_is_registered_again(bench: Bench) -> None:
@@ -159,6 +195,76 @@ def test_commits_name_the_partitions_that_do_not_exist(bench: Bench) -> None:
     }
     assert bench.run(bench.groups.committed("g", None)) == {Part("logs", 0): Commit(7, "note")}
     assert bench.run(bench.groups.committed("g", [Part("logs", 1)])) == {}
+
+
+def test_a_group_is_forgotten_whose_members_have_just_left(bench: Bench) -> None:
+    """They are taken out of the registry in the background; the group was refused as one with live members."""
+    register(bench, "g", member("a"), member("b"))
+    bench.run(bench.groups.commit("g", {Part("logs", 0): Commit(5, "")}))
+    assert consumer("g", "a") in bench.registry.tree.nodes
+    register(bench, "g")
+    bench.run(bench.groups.forget("g"))
+    assert not any(path.startswith("/consumers/g") for path in bench.registry.tree.nodes)
+
+
+def test_members_are_taken_away_whose_registration_was_never_answered(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They stayed registered for as long as the session, and their group could not be deleted."""
+    ask = bench.registry.ask
+
+    async def mute(operation: Any, **arguments: Any) -> Any:
+        await ask(operation, **arguments)
+        raise ZooKeeperAway("no answer")
+
+    monkeypatch.setattr(bench.registry, "ask", mute)
+    register(bench, "g", member("a", ("logs", 0)))
+    bench.run(nothing())
+    monkeypatch.undo()
+    assert consumer("g", "a") in bench.registry.tree.nodes
+    register(bench, "g")
+    bench.run(nothing())
+    assert not any(path.startswith("/consumers/g") for path in bench.registry.tree.nodes)
+
+
+def test_a_group_whose_members_cannot_be_taken_away_is_forgotten_later(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(member_registration, "SETTLED_S_MAX", 0.01)
+    register(bench, "g", member("a"))
+    bench.run(nothing())
+    bench.registry.away = True
+    register(bench, "g")
+    with pytest.raises(RequestTimedOut):
+        bench.run(bench.groups.forget("g"))
+
+
+@pytest.mark.parametrize("settled_s", [0.01, 5.0])
+def test_a_group_is_forgotten_after_a_question_without_an_answer_in_a_session_that_goes_on(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, settled_s: float
+) -> None:
+    """Whoever asks next starts it, or it is tried again after a pause."""
+    monkeypatch.setattr(member_registration, "SETTLED_S_MAX", settled_s)
+    monkeypatch.setattr(member_registration, "RETRY_S", 0.05 if settled_s > 1 else 60)
+
+    async def unanswered() -> None:
+        bench.registry.away = True
+        register(bench, "g")
+        await asyncio.sleep(0.01)
+        if settled_s > 1:
+            asyncio.get_running_loop().call_later(0.02, setattr, bench.registry, "away", False)
+        else:
+            with pytest.raises(RequestTimedOut):
+                await bench.groups.forget("g")
+            bench.registry.away = False
+            monkeypatch.setattr(member_registration, "SETTLED_S_MAX", 5.0)
+        await bench.groups.forget("g")
+
+    register(bench, "g", member("a"))
+    bench.run(bench.groups.commit("g", {Part("logs", 0): Commit(5, "")}))
+    assert consumer("g", "a") in bench.registry.tree.nodes
+    bench.run(unanswered())
+    assert not any(path.startswith("/consumers/g") for path in bench.registry.tree.nodes)
 
 
 def test_a_group_with_live_members_is_not_forgotten(bench: Bench) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +35,11 @@ class Registry:
         return self.tree.run(operation)
 
 
-def registry_in(data_dir: Path, registry: Registry) -> SecurityRegistry:
+def registry_in(data_dir: Path, registry: Registry, on_change: Callable[[], None] = lambda: None) -> SecurityRegistry:
     def spawn(work: Coroutine[Any, Any, None]) -> None:
         asyncio.get_running_loop().create_task(work)
 
-    return SecurityRegistry(data_dir, registry, spawn)  # type: ignore[arg-type]
+    return SecurityRegistry(data_dir, registry, spawn, on_change)  # type: ignore[arg-type]
 
 
 def add(user: str) -> Any:
@@ -48,9 +48,8 @@ def add(user: str) -> Any:
 
 def test_without_zookeeper_the_file_is_the_registry(tmp_path: Path) -> None:
     async def scenario() -> None:
-        first = registry_in(tmp_path, Registry())
         changes: list[int] = []
-        first.on_change = lambda: changes.append(first.revision)
+        first = registry_in(tmp_path, Registry(), lambda: changes.append(first.revision))
         await first.alter(add("alice"))
         assert changes == [1] and first.state.users == {"alice": ALICE}
         again = registry_in(tmp_path, Registry())

@@ -11,7 +11,7 @@ from appliance.catalog import Topic
 from appliance.errors import ApplianceError, ZooKeeperAway
 from appliance.names import TopicPartition
 from appliance.processes.coordinator.stored_transactions import StoredTransactions
-from appliance.transactions.transaction import Part, PendingOffset, Producer, State, Transaction, encode
+from appliance.transactions.transaction import Part, PendingOffset, Producer, Transaction, TransactionState, encode
 from appliance.zookeeper import transaction_nodes as nodes
 from appliance.zookeeper.claims import Claimant
 
@@ -89,7 +89,7 @@ async def test_a_write_whose_answer_is_lost_does_not_stop_the_next(tree: Tree) -
 
 
 def prepared(offset: int, topic_id: str = TOPIC_ID) -> Transaction:
-    one = Transaction(7, 0, state=State.ONGOING, groups=("g",), changed_ms=1)
+    one = Transaction(7, 0, state=TransactionState.ONGOING, groups=("g",), changed_ms=1)
     pending = PendingOffset("g", Part("logs", topic_id, 0), offset, "note")
     added = one.add_offsets(Producer(7, 0), "g", [pending], 2)
     assert isinstance(added, Transaction)
@@ -127,6 +127,22 @@ async def test_an_end_whose_answer_is_lost_does_not_undo_a_later_commit(tree: Tr
     await one.broker.commit(9)
     await one.store.complete("x", before, before.complete(4))
     assert await one.broker.stored() == {PART: 9}
+
+
+@scenario
+async def test_a_group_with_members_reads_the_offsets_of_an_end_whose_answer_is_lost(tree: Tree) -> None:
+    one = Coordinator(tree)
+    await one.store.load()
+    before = prepared(5)
+    await one.store.put("x", before)
+    await one.broker.commit(1)
+    one.broker.members.add("g")
+    assert await one.broker.stored() == {PART: 1}
+    one.zookeeper.mute = True
+    with pytest.raises(ZooKeeperAway):
+        await one.store.complete("x", before, before.complete(4))
+    one.zookeeper.mute = False
+    assert await one.broker.stored() == {PART: 5}
 
 
 @scenario

@@ -13,6 +13,7 @@ from appliance.names import TopicPartition
 from appliance.processes.coordinator import transaction_writers
 from appliance.processes.coordinator.transaction_writers import TransactionWriters
 from appliance.processes.messages import (
+    AbortHanging,
     OpenTransaction,
     TransactionsSent,
     TransactionStep,
@@ -62,8 +63,8 @@ async def test_a_step_is_done_when_it_is_answered(supervisor: Supervisor) -> Non
     assert not opening.done()
     supervisor.answer()
     await opening
-    marking = await started(supervisor.writers.mark(A, P, 3, committed=True))
-    assert supervisor.sent[-1] == WriteMarker(A.key, message.token + 1, 7, 1, 3, True)
+    marking = await started(supervisor.writers.mark(A, P, 3, True, 1_000, inherited=False))
+    assert supervisor.sent[-1] == WriteMarker(A.key, message.token + 1, 7, 1, 3, True, 1_000, False)
     supervisor.answer()
     await marking
 
@@ -74,7 +75,7 @@ async def test_errors_have_the_name_of_their_class(supervisor: Supervisor) -> No
     supervisor.answer("UnknownPartition")
     with pytest.raises(UnknownPartition):
         await opening
-    marking = await started(supervisor.writers.mark(A, P, 3, committed=False))
+    marking = await started(supervisor.writers.mark(A, P, 3, False, 1_000, inherited=False))
     supervisor.answer("StaleProducerEpoch")
     await marking  # a newer epoch was there: this transaction is over
 
@@ -82,8 +83,8 @@ async def test_errors_have_the_name_of_their_class(supervisor: Supervisor) -> No
 @scenario
 async def test_a_writer_that_starts_is_told_what_is_open_and_not_answered(supervisor: Supervisor) -> None:
     supervisor.ongoing = [(A, Producer(8, 0)), (B, Producer(9, 0))]
-    marking = await started(supervisor.writers.mark(A, P, 3, committed=True))
-    other = await started(supervisor.writers.mark(B, P, 3, committed=True))
+    marking = await started(supervisor.writers.mark(A, P, 3, True, 1_000, inherited=False))
+    other = await started(supervisor.writers.mark(B, P, 3, True, 1_000, inherited=False))
     marker = supervisor.sent[0]
     supervisor.sent.clear()
     supervisor.writers.on_writer_started(WriterStarted(A.key, 555))
@@ -94,6 +95,21 @@ async def test_a_writer_that_starts_is_told_what_is_open_and_not_answered(superv
     await marking
     assert not other.done()
     other.cancel()
+
+
+@scenario
+async def test_what_has_begun_meanwhile_is_not_aborted_by_a_step_that_is_sent_again(supervisor: Supervisor) -> None:
+    """The writer may have carried out the first one, and taken batches of another transaction, before it died."""
+    known = {7}
+    aborting = await started(supervisor.writers.abort_hanging(A.key, lambda: known))
+    first = supervisor.sent[-1]
+    assert first == AbortHanging(A.key, first.token, [7])
+    known.add(8)
+    supervisor.writers.on_writer_started(WriterStarted(A.key, 555))
+    supervisor.writers.tell_waiting()
+    assert supervisor.sent[-2] == AbortHanging(A.key, first.token, [7, 8])
+    supervisor.writers.on_step(TransactionStep(A.key, first.token, ""))
+    await aborting
 
 
 @scenario

@@ -41,12 +41,12 @@ from appliance.processes.coordinator.trash import Trash
 from appliance.processes.coordinator.trusted_clock import TrustedClock
 from appliance.processes.messages import CleanUp, CreatePartitions, DeletePartitions, OrderDone, Outcome, ToSupervisor
 from appliance.shared.table import ROWS, SegmentTable
-from appliance.zookeeper import cluster_identity, deletion
-from appliance.zookeeper.offset_registry import OffsetRegistry, read_offsets
+from appliance.zookeeper import claims, cluster_identity, deletion
 from appliance.zookeeper.operations import Operation
 from appliance.zookeeper.paths import CommittedOffset, TopicInfo
 
 from ...support.coordinator_bench import DictionaryRegistry
+from ...support.zookeeper_fixture import write_offsets
 from .test_trusted_clock import DAY, HOLD, HOUR, START, Machine
 
 T = TypeVar("T")
@@ -111,8 +111,9 @@ class Life:
         self.clock, self.machine = clock, machine
         registered: Any = registry
         self.steps = steps = TopicSteps(
-            *(0, catalog, self.partitions, registered, config.topics.defaults, config.topics.trash_ms),
+            *(0, catalog, self.partitions, registered, config.topic_defaults, config.topics.trash_ms),
             deletion_ms=clock.judging_ms,
+            on_change=lambda: None,
         )
         self.sync = TopicSync(0, steps, self.partitions, registered, self._spawn, clock.judging_ms)
         self.topics = Topics(config, steps, self.partitions, registered, self.sync.synchronise_one)
@@ -121,6 +122,7 @@ class Life:
             *(data_dir, self.topics, steps, self.partitions, registered, brokers, clock),
             steady_ms=lambda: machine.boot_ms,
             on_change=lambda _: None,
+            on_back=lambda _: None,
         )
         for topic in catalog.topics.values():  # as the supervisor does at a start
             for key in steps.hosted(topic):
@@ -192,7 +194,7 @@ class Life:
             (partition_directory.directory_of(self.data_dir, name, number) / "0.log").write_text(topic.id)
         if self.registry.enabled:
             offsets = {TopicPartition(name, number): CommittedOffset(7 + number, "", topic.id) for number in PARTS}
-            self.run(self.registry.ask(OffsetRegistry().commit(GROUP, offsets)))
+            self.run(self.registry.ask(write_offsets(GROUP, offsets)))
         return topic.id
 
     def is_whole(self, name: str, topic_id: str) -> bool:
@@ -209,7 +211,7 @@ class Life:
             registered = self.run(self.registry.ask(self.registry.topics.topics([name])))
             assert registered[name].id == topic_id
             parts = [TopicPartition(name, number) for number in PARTS]
-            found = self.run(self.registry.ask(read_offsets(GROUP, parts)))
+            found = self.run(self.registry.ask(claims.read(GROUP, None)))
             assert [found[part].offset for part in parts] == [7, 8]
         return True
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from appliance.addresses import PLAINTEXT, Listener
 from appliance.connected_clients import CLIENTS_MAX, COUNTED_MS, ClientRow
 from appliance.processes.network.client_counts import ClientCounts
-from appliance.processes.network.connection_state import ClientSession
 from appliance.processes.network.turn import Turn
+from appliance.processes.network.worker_connection import ClientSession
 
 LISTENER = Listener("kafka", PLAINTEXT, "127.0.0.1:9092")
 

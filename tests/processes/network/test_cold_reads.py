@@ -9,20 +9,22 @@ import select
 import ssl
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from appliance.config import Network
-from appliance.log.page_cache import Brought, LogFile
+from appliance.log.page_cache import Brought, FileToOpen, LogFile
+from appliance.processes.connection import JOINED_BYTES_MAX, Lifetime
 from appliance.processes.network import cold_reads
 from appliance.processes.network import turn as turns
 from appliance.processes.network.cold_reads import READ_BYTES_MIN, STRETCH_BYTES, Asked, ColdReads, read_stretch
-from appliance.processes.network.connection_state import JOINED_BYTES_MAX, Connection
 from appliance.processes.network.connections import Connections
 from appliance.processes.network.inbox import Buffers
 from appliance.processes.network.turn import Turn
+from appliance.processes.network.worker_connection import WorkerConnection
 from appliance.records.batch import walk
 from appliance.records.encode import encode_values
 from appliance.wire import native
@@ -67,6 +69,7 @@ class Play:
     def __init__(self, file: LogFile) -> None:
         self.reads = ColdReads(threads_max=0)
         self._file = file
+        self._connections = {"a": Lifetime(), "b": Lifetime()}
         self._reading: list[tuple[Asked, FileRange]] = []
         self.asked: Counter[str] = Counter()
         self.called: Counter[str] = Counter()
@@ -90,11 +93,11 @@ class Play:
     def ask(self, reader: str) -> None:
         self.asked[reader] += 1
         stretches = [FileRange(self._file, 0, STRETCH_BYTES * (1 if reader == "a" else 2))]
-        self.reads.bring(reader, stretches, lambda: self.called.update(reader))
+        self.reads.bring(reader, self._connections[reader], stretches, lambda: self.called.update(reader))
 
     def forget(self, reader: str) -> None:
         self.forgotten.add(reader)
-        self.reads.forget(reader)
+        self._connections[reader].end()
 
     def take(self) -> None:
         asked, stretch = self.reads.take()
@@ -149,7 +152,7 @@ def test_in_every_order_a_reader_is_called_once_unless_it_is_forgotten(path: Pat
 def test_threads_read_what_is_asked_and_begin_what_follows(path: Path) -> None:
     file, reads, called = cold(path), ColdReads(), []
     assert file.memory is not None
-    reads.bring("a", [FileRange(file, 100, 61)], lambda: called.append(file.in_memory(100, SIZE)))
+    reads.bring("a", Lifetime(), [FileRange(file, 100, 61)], lambda: called.append(file.in_memory(100, SIZE)))
     assert select.select([reads.fd], [], [], 60)[0]
     reads.on_event()
     assert called == [READ_BYTES_MIN] and not reads.waiting
@@ -187,11 +190,14 @@ class Sender:
             self.pair.connect()
         self.epoll, self.turn, self.reads = select.epoll(), Turn(), ColdReads(threads_max=0)
         buffers = Buffers(memoryview(bytearray(1 << 16)), 1 << 16)
-        self.connections = Connections(self.turn, self.epoll, buffers, Network(), self.reads)
         self.unreadable: list[FileRange] = []
-        none: Any = lambda *_: None  # noqa: E731
-        self.connections.connect({}, none, none, none, self.unreadable.append, lambda _, reply: reply)
-        self.connection: Connection = connection(self.pair.transport)
+        self.connections = Connections(
+            *(self.turn, self.epoll, buffers, Network(), self.reads),
+            handlers={},
+            throttle=lambda _, reply: reply,
+            on_unreadable=self.unreadable.append,
+        )
+        self.connection: WorkerConnection = connection(self.pair.transport)
         self.connections.add(self.connection)
         self.file, self.got = file, b""
 
@@ -332,6 +338,19 @@ def test_a_segment_that_is_removed_meanwhile_is_sent(sender: Sender, path: Path)
         sender.step()
     sender.drain()
     assert sender.got == DATA[:STRETCH_BYTES]
+
+
+def test_the_names_of_a_file_are_looked_up_by_a_thread(tmp_path: Path) -> None:
+    """Goal: a reader whose file is not open is called when it can be opened, or when it cannot."""
+    there, missing = FileToOpen(tmp_path / "there"), FileToOpen(tmp_path / "missing")
+    (tmp_path / "there").touch()
+    reads, connection, called = ColdReads(), Lifetime(), list[FileToOpen]()
+    for to_open in (there, missing):
+        reads.bring(to_open, connection, [FileRange(to_open, 0, 0)], partial(called.append, to_open))
+    while len(called) < 2:
+        assert select.select([reads.fd], [], [], 60)[0]
+        reads.on_event()
+    assert there.tried and missing.tried and not reads.waiting
 
 
 def test_a_file_that_is_too_short_ends_the_connection(sender: Sender) -> None:

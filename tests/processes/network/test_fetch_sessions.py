@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
+from appliance.broker import plan
 from appliance.broker.plan import FetchPlan
 from appliance.processes.network.fetch_sessions import EPOCH_MAX, FEW, KEPT_MS, SWEEP_MS
 from appliance.security.acls import UNRESTRICTED, Access
@@ -242,12 +243,16 @@ class Sessions(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.worker = Worker([Log(0) for _ in range(20)], sessions_max=1)
+        self.worker.busy = True
+        self._patch = pytest.MonkeyPatch()
         self.consumers = [Consumer(self.worker), Consumer(self.worker)]
         self.moved: set[int] = set()
         self.silent = False  # whether something has changed that rings no doorbell
 
-    @initialize(parts=st.sampled_from([1, 3, FEW, 20]), both=st.booleans())
-    def begin(self, parts: int, both: bool) -> None:
+    @initialize(parts=st.sampled_from([1, 3, FEW, 20]), both=st.booleans(), at_once=st.sampled_from([1, 20]))
+    def begin(self, parts: int, both: bool, at_once: int) -> None:
+        """``at_once``: the parts that a turn looks at."""
+        self._patch.setattr(plan, "PARTS_AT_ONCE", at_once)
         for consumer in self.consumers[: 1 + both]:
             consumer.offsets = dict.fromkeys(range(parts), 0)
 
@@ -262,6 +267,7 @@ class Sessions(RuleBasedStateMachine):
     @rule()
     def ring(self) -> None:
         self.worker.ring(*(self.moved & self.worker.logs.keys()))
+        self.worker.finish()
         self.moved.clear()
 
     @rule(number=NUMBERS)
@@ -275,6 +281,7 @@ class Sessions(RuleBasedStateMachine):
     def delete(self, number: int) -> None:
         if number in self.worker.logs:
             self.worker.drop(number)
+            self.worker.finish()
 
     @rule(number=NUMBERS, size=st.integers(0, 50))
     def create(self, number: int, size: int) -> None:
@@ -300,6 +307,7 @@ class Sessions(RuleBasedStateMachine):
     def fetch(self, who: int, lost: bool, reads: bool) -> None:
         self._let_it_know()
         self.consumers[who].ask()
+        self.worker.finish()
         self._answered(who, lost, reads)
 
     def _let_it_know(self) -> None:
@@ -314,10 +322,12 @@ class Sessions(RuleBasedStateMachine):
         self._let_it_know()
         consumer = self.consumers[who]
         consumer.ask(500, bytes_min)
+        self.worker.finish()
         if size and not consumer.answers:
             self.grow(number, size)
             self.ring()
         self.worker.expire(consumer)
+        self.worker.finish()
         self._answered(who, False, True)
 
     def _answered(self, who: int, lost: bool, reads: bool) -> None:
@@ -342,7 +352,8 @@ class Sessions(RuleBasedStateMachine):
     @rule(who=st.integers(0, 1))
     def connect_again(self, who: int) -> None:
         consumer = self.consumers[who]
-        self.worker.sessions.forget(consumer)  # type: ignore[arg-type]
+        consumer.end()
+        consumer.closed = False
         if consumer.epoch != NEW_SESSION:
             consumer.begin_anew()
 
@@ -353,7 +364,9 @@ class Sessions(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Nothing is left of sessions whose clients have gone."""
         for consumer in self.consumers:
-            self.worker.sessions.forget(consumer)  # type: ignore[arg-type]
+            consumer.end()
+        self.worker.finish()
+        self._patch.undo()
         assert len(self.worker.sessions) == self.worker.sessions.parts == self.worker.wait_lists.waiting == 0
 
 

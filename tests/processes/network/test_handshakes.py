@@ -1,4 +1,4 @@
-"""appliance.processes.network.handshakes, and all of TLS, with real clients: librdkafka and OpenSSL."""
+"""handshakes of appliance.processes.network.acceptor, and all of TLS, with real clients: librdkafka and OpenSSL."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import signal
 import socket
 import ssl
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from appliance.processes.coordinator.peers import Identity, ask_offsets
 from appliance.security.configuration import Tls
 from appliance.wire.requests import LATEST, OffsetsPart
 
-from ...support.certificates import make_certificates
+from ...support.certificates import NO_TEXT, make_certificates, sign_client
 from ...support.command_line import succeeding
 from ...support.server import Server, wait_for
 
@@ -121,6 +121,32 @@ def served(server: Server, files: Path, certificate: str = "") -> bool:
                 return versions(sock) == (7).to_bytes(4, "big")
         except (ssl.SSLError, ConnectionError):
             return False
+
+
+def test_alternative_names_become_users_by_rules(
+    files: Path, tmp_path: Path, make_appliance: Callable[..., Server]
+) -> None:
+    """Method: certificates with and without a URI, one without a subject at all; rights belong to the mapped user."""
+    for name, extension in (("spiffe", "URI:spiffe://example/Web"), ("bare", "DNS:bare.example")):
+        sign_client(files, tmp_path, name, extension)
+    (tmp_path / "ca.pem").write_bytes((files / "ca.pem").read_bytes())
+    config = tmp_path / "appliance.toml"
+    rules = 'principal_from = "uri"\nprincipal_rules = "RULE:^spiffe:\\\\/\\\\/example\\\\/(.*)$/$1/L"\n'
+    config.write_text(configuration(files, "required").replace("[tls]\n", f"[tls]\n{rules}"))
+    listening = {"kafka.listen": "SSL://127.0.0.1:0", "network.workers": 1, "zookeeper.nodes": 0}
+    server = make_appliance(config_file=config, **listening)
+    assert served(server, tmp_path, "spiffe")
+    assert not served(server, tmp_path, "bare")
+    wait_for(lambda: "the certificate has no uri" in server.log(), "the reason in the audit log")
+    assert "who=User:web" in server.log() and "User:ANONYMOUS" not in server.log()
+    at = ("--data", str(server.data_dir))
+    succeeding("users", "lock", "web", "--without-password", *at)
+    before = server.log().count("logged in: who=User:web")
+    assert before and not served(server, tmp_path, "spiffe")
+    wait_for(lambda: "reason=locked who=User:web" in server.log(), "the reason in the audit log")
+    assert server.log().count("logged in: who=User:web") == before
+    succeeding("users", "unlock", "web", *at)
+    assert served(server, tmp_path, "spiffe")
 
 
 def refusals(server: Server) -> dict[str, int]:
@@ -256,6 +282,17 @@ def test_a_certificate_that_is_not_valid_is_refused_with_its_reason(
     assert "logged in: who=User:CN=web-1" in server.log()
     wait_for(lambda: refusals(server).get("certificate", 0) > before, "it is counted")
     wait_for(lambda: why in server.log(), "the line with its reason")
+
+
+def test_a_certificate_with_names_that_are_not_text_is_refused(server: Server, files: Path, tmp_path: Path) -> None:
+    """And the worker goes on."""
+    sign_client(files, tmp_path, "odd", NO_TEXT)
+    (tmp_path / "ca.pem").write_bytes((files / "ca.pem").read_bytes())
+    before = refusals(server).get("certificate", 0)
+    assert not served(server, tmp_path, "odd")
+    wait_for(lambda: refusals(server).get("certificate", 0) > before, "it is counted")
+    assert "the certificate cannot be read" in server.log() and "Traceback" not in server.log()
+    assert served(server, files, "web-1")
 
 
 def test_librdkafka_is_told_that_its_certificate_is_refused(server: Server, files: Path) -> None:

@@ -10,11 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from appliance.addresses import PLAINTEXT, Listener
+from appliance.config import Config
 from appliance.errors import FrameTooLarge
+from appliance.processes.connection import Connection, PendingReply, Traffic
 from appliance.processes.network.inbox import Buffers, Inbox
 from appliance.processes.tls_files import TlsFiles
 from appliance.security.configuration import Tls
 from appliance.shared.arena import BLOCK_BYTES, Extent
+from appliance.shared.counters import Counters
+from appliance.wire.listener_codecs import codec_of
 from appliance.wire.transport import PlainTransport, TlsTransport, Transport
 
 from ...support.certificates import make_certificates
@@ -33,9 +38,14 @@ class Client:
         self.far.setblocking(False)
         self.transport: Transport = PlainTransport(self.near)
         self.inbox = Inbox(buffers, received)
+        self.connection = self.connected()
         self.unsent = b"".join(len(frame).to_bytes(4, "big") + frame for frame in frames)[len(received) :]
         self.taken: list[bytes] = []
         self.waits = False
+
+    def connected(self) -> Connection[Inbox, PendingReply]:
+        codec, counters = codec_of("native", Config()), Counters().listener_counters(Listener("native", PLAINTEXT, ""))
+        return Connection(self.transport, codec, self.inbox, counters, Traffic())
 
     def send(self, count: int) -> None:
         if self.unsent:
@@ -50,7 +60,7 @@ class Client:
         inbox.starved = False
         if inbox.parked and (next(iter(buffers.parked)) is not inbox or not inbox.admit(now_ms)):
             return
-        assert inbox.receive(self.transport) >= 0
+        assert self.connection.receive()
         stalled = False
         if not inbox.starved:
             for number, (start, stop) in enumerate(inbox.frames(FRAME_BYTES_MAX, FRAME_BYTES_MAX)):
@@ -79,6 +89,7 @@ class TlsClient(Client):
         super().__init__(buffers, frames)
         near, far = TlsTransport(self.near, contexts[0]), TlsTransport(self.far, contexts[1], "localhost")
         self.transport, self.sending = near, far
+        self.connection = self.connected()
         connected = greeted = False
         while not (connected and greeted):
             greeted = greeted or far.handshake()

@@ -34,11 +34,11 @@ def test_a_partition_is_found_by_the_id_of_its_topic_only(tmp_path: Path) -> Non
             memory.unlink(name)
         parts = [FetchPart("t", 0, 0, 1, bytes.fromhex(topic_id)) for topic_id in (mine, earlier)]
         request = Fetch(None, 0, 0, 0, [*parts, parts[0]], frozenset({2}), session=SessionStep(0, -1, [], True))
-        assert known.of(request) == [None] * 3, "it has no directory yet"
+        assert known.partitions_of(request) == [None] * 3, "it has no directory yet"
         claim(directory_of(tmp_path, "t", 0), mine)
-        assert known.of(request) == [known.get(KEY), None, None]
-        assert [known.at(part) for part in parts] == [known.get(KEY), None]
-        assert known.at(FetchPart("t", 0, 0, 1)) is known.get(KEY)
+        assert known.partitions_of(request) == [known.get(KEY), None, None]
+        assert [known.partition_of(part) for part in parts] == [known.get(KEY), None]
+        assert known.partition_of(FetchPart("t", 0, 0, 1)) is known.get(KEY)
         mapped.close()
 
 

@@ -20,7 +20,7 @@ from appliance.errors import (
     UnknownPartition,
     UnsupportedVersion,
 )
-from appliance.processes.network.fetching import FLUSH_WAIT_MS
+from appliance.processes.network.fetches import FLUSH_WAIT_MS
 from appliance.records.decode import decode_batch
 from appliance.records.encode import encode_batch, encode_values
 from appliance.wire import native

@@ -73,7 +73,9 @@ class Model:
                 self._ask([native.OFFSETS, number, [[name, 0, -1, -1]]])
                 self._expect(lambda reply, _: reply[2][0][:2] == ([UNKNOWN, -1] if end is None else [0, end]))
             case "fetch":
-                self._ask([native.FETCH, number, 0, 1, 1 << 20, [[name, 0, 0, 1 << 20]]])
+                # One that does not wait gets what can be read, which may not be yet what was written before it.
+                wait_ms = 10_000 if end else 0
+                self._ask([native.FETCH, number, wait_ms, end or 1, 1 << 20, [[name, 0, 0, 1 << 20]]])
                 self._expect(
                     lambda reply, data: (
                         reply[2][0][0] == (0 if end is not None else UNKNOWN) and len(data) == (end or 0)

@@ -1,4 +1,4 @@
-"""appliance.processes.network.accepting: no client takes all connections, and nobody those of the administrator."""
+"""appliance.processes.network.acceptor: no client takes all connections, and nobody those of the administrator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""appliance.processes.network.logging_in: passwords are compared in a thread that leaves the loop its core."""
+"""appliance.processes.network.logins: passwords are compared in a thread that leaves the loop its core."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import select
 import threading
 
-from appliance.processes.network.logging_in import NICENESS, WAITING_MAX, PlainChecks
+from appliance.processes.network.logins import NICENESS, WAITING_MAX, PlainChecks
 from appliance.security.login_exchange import PlainCheck
 from appliance.security.scram import ITERATIONS_MIN, make_verifier
 

@@ -1,4 +1,4 @@
-"""appliance.processes.network.connection_state: replies leave whole and in order, whatever the socket takes."""
+"""appliance.processes.connection: replies leave whole and in order, whatever the socket takes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from hypothesis import strategies as st
 from appliance.addresses import PLAINTEXT, Listener
 from appliance.config import Config, Network
 from appliance.log.page_cache import LogFile
-from appliance.processes.network import connection_state
+from appliance.processes import connection as shared_connection
+from appliance.processes.connection import JOINED_BYTES_MAX, FileFault
 from appliance.processes.network.cold_reads import ColdReads
-from appliance.processes.network.connection_state import JOINED_BYTES_MAX, ClientSession, Connection, FileFault, Pending
 from appliance.processes.network.connections import Connections
 from appliance.processes.network.inbox import Buffers, Inbox
 from appliance.processes.network.turn import Turn
+from appliance.processes.network.worker_connection import ClientSession, Pending, WorkerConnection
+from appliance.shared.counters import Counters
 from appliance.wire.listener_codecs import codec_of
 from appliance.wire.requests import Fetch, FileRange, Produce
 from appliance.wire.transport import PlainTransport, Transport
@@ -86,9 +88,17 @@ def segment(tmp_path_factory: pytest.TempPathFactory) -> tuple[LogFile, bytes]:
     return file, data
 
 
-def connection(transport: Transport) -> Connection:
+def connection(transport: Transport) -> WorkerConnection:
     listener, inbox = Listener("native", PLAINTEXT, ""), Inbox(Buffers(memoryview(bytearray(1 << 16)), 1 << 16))
-    return Connection(transport, listener, "", codec_of("native", Config()), inbox, ClientSession())
+    return WorkerConnection(
+        transport,
+        listener,
+        "",
+        codec_of("native", Config()),
+        inbox,
+        ClientSession(),
+        Counters().listener_counters(listener),
+    )
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "TLS"])
@@ -174,15 +184,20 @@ def test_nothing_is_read_for_a_socket_that_is_full(
 ) -> None:
     """Goal: a client that asks and does not read costs no reading of files with each thing that it asks."""
     reads: list[FileRange] = []
-    read = connection_state._read
+    read = shared_connection._read
 
     def counted(piece: FileRange) -> bytes:
         reads.append(piece)
         return read(piece)
 
-    monkeypatch.setattr(connection_state, "_read", counted)
+    monkeypatch.setattr(shared_connection, "_read", counted)
     turn, epoll, pair = Turn(), select.epoll(), Plain()
-    connections = Connections(turn, epoll, Buffers(memoryview(bytearray(1 << 16)), 1 << 16), Network(), ColdReads())
+    connections = Connections(
+        *(turn, epoll, Buffers(memoryview(bytearray(1 << 16)), 1 << 16), Network(), ColdReads()),
+        handlers={},
+        throttle=lambda _, reply: reply,
+        on_unreadable=lambda piece: None,
+    )
     sender = connection(pair.transport)
     connections.add(sender)
     for _ in range(10):
@@ -234,7 +249,7 @@ def test_an_acknowledgement_is_owed_until_its_last_byte_is_sent(steps: list[tupl
                 assert sender.owes_acknowledgement == (step is Produce or any(stream[sent:]))
                 pending.reply = [bytes(first), bytes(second)]
                 stream += [step is Produce] * (first + second)
-                sender.unanswered += 1
+                sender.taken += 1
                 sender.collect()
             sent += sender.send()
             assert sender.owes_acknowledgement == any(stream[sent:])

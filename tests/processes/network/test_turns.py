@@ -15,12 +15,13 @@ from appliance.broker import plan
 from appliance.config import Config, Network
 from appliance.processes.network import turn as turns
 from appliance.processes.network.cold_reads import ColdReads
-from appliance.processes.network.connection_state import ClientSession, Connection, Pending
 from appliance.processes.network.connections import REQUESTS_PER_TURN, Connections
 from appliance.processes.network.inbox import Buffers, Inbox
 from appliance.processes.network.offset_lookups import OffsetLookups
 from appliance.processes.network.turn import TURN_MS_MAX, Turn
 from appliance.processes.network.wait_lists import WaitLists
+from appliance.processes.network.worker_connection import ClientSession, Pending, WorkerConnection
+from appliance.shared.counters import Counters
 from appliance.wire import native
 from appliance.wire.listener_codecs import codec_of
 from appliance.wire.requests import Fetch, Offsets, OffsetsPart
@@ -53,20 +54,22 @@ class Loop:
         self._clock, self.turn, self.epoll = clock, Turn(), select.epoll()
         self.buffers = Buffers(memoryview(bytearray(1 << 20)), 1 << 20)
         self.cold_reads = ColdReads(threads_max=0)
-        self.connections = Connections(self.turn, self.epoll, self.buffers, Network(), self.cold_reads)
         none: Any = lambda *_: None  # noqa: E731
-        self.connections.connect({Fetch: self._fetch}, none, none, none, none, none)
-        self.cost_ms: dict[Connection, float] = {}
+        self.connections = Connections(
+            *(self.turn, self.epoll, self.buffers, Network(), self.cold_reads),
+            handlers={Fetch: self._fetch},
+            throttle=none,
+            on_unreadable=none,
+        )
+        self.cost_ms: dict[WorkerConnection, float] = {}
         self.peers: list[socket.socket] = []
 
     def client(self, cost_ms: float) -> socket.socket:
         near, far = socket.socketpair()
         near.setblocking(False)
-        session = ClientSession()
-        codec = codec_of("native", Config())
-        one = Connection(
-            PlainTransport(near), Listener("native", PLAINTEXT, ""), "", codec, Inbox(self.buffers), session
-        )
+        listener, codec, inbox = Listener("native", PLAINTEXT, ""), codec_of("native", Config()), Inbox(self.buffers)
+        counters = Counters().listener_counters(listener)
+        one = WorkerConnection(PlainTransport(near), listener, "", codec, inbox, ClientSession(), counters)
         self.cost_ms[one] = cost_ms
         self.connections.add(one)
         self.peers += near, far
@@ -75,7 +78,7 @@ class Loop:
         far.recv(1 << 10)
         return far
 
-    def _fetch(self, connection: Connection, request: Any, start: int, frame: memoryview) -> bool:
+    def _fetch(self, connection: WorkerConnection, request: Any, start: int, frame: memoryview) -> bool:
         pending = Pending(connection, request)
         connection.begin(pending)
         self._clock.work(self.cost_ms[connection])
@@ -149,7 +152,7 @@ def test_look_ups_go_on_in_the_next_turn(clock: Clock, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(plan, "offsets", look)
     turn = Turn()
-    wait_lists = WaitLists(0)
+    wait_lists = WaitLists(0, turn.is_over)
     lookups = OffsetLookups(turn, connections, cast(Any, None), wait_lists, cast(Any, None), 100 << 20)
 
     def ask(name: str, count: int) -> None:

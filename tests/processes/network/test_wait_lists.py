@@ -5,16 +5,16 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import cast
 
-from appliance.processes.network.connection_state import Connection, Pending
+from appliance.processes.connection import Lifetime
 from appliance.processes.network.wait_lists import (
-    PARTS_PER_TURN,
     STALE_MAX,
     Awaited,
     DelayedRequest,
+    PartitionWatch,
     WaitList,
     WaitLists,
-    Watch,
 )
+from appliance.processes.network.worker_connection import Pending, WorkerConnection
 from appliance.shared.table import ROWS, WAITS, SegmentTable
 from appliance.wire.requests import Fetch
 
@@ -31,27 +31,32 @@ class Cells(list[int]):
         return self[WAITS + WORKER]
 
 
-class Answers:
-    """Owner of delayed requests: what it was told to do with them.  ``parts``: those of each."""
+class Client(Lifetime):
+    """A connection."""
 
-    def __init__(self, lists: WaitLists, parts: int = 1) -> None:
-        self._lists, self._parts = lists, parts
+    read_ns = 0
+
+
+class Answers:
+    """Owner of delayed requests: what it was told to do with them."""
+
+    def __init__(self, lists: WaitLists) -> None:
+        self._lists = lists
         self.retried: list[DelayedRequest] = []
         self.answered: list[DelayedRequest] = []
 
-    def retry(self, one: DelayedRequest) -> int:
+    def retry(self, one: DelayedRequest) -> None:
         self.retried.append(one)
-        return self._end(one)
+        self._end(one)
 
-    def answer(self, one: DelayedRequest) -> int:
+    def answer_now(self, one: DelayedRequest) -> None:
         self.answered.append(one)
-        return self._end(one)
+        self._end(one)
 
-    def _end(self, one: DelayedRequest) -> int:
+    def _end(self, one: DelayedRequest) -> None:
         watch = one.watch
         self._lists.end(one)
         self._lists.release(watch)
-        return self._parts
 
 
 def partition(high_watermark: int = 0, slot: int = 0) -> tuple[WaitList, Cells, SegmentTable]:
@@ -65,19 +70,19 @@ def delayed(
     lists: WaitLists, awaited: list[Awaited], deadline_ms: int = 500, owner: Answers | None = None
 ) -> DelayedRequest:
     """A request that waits at these partitions."""
-    pending = Pending(cast(Connection, SimpleNamespace(delayed=None, read_ns=0)), Fetch(None, 500, 1, 1 << 20, []))
-    one = DelayedRequest(pending, deadline_ms, owner or Answers(lists), Watch())
+    pending = Pending(cast(WorkerConnection, Client()), Fetch(None, 500, 1, 1 << 20, []))
+    one = DelayedRequest(pending, deadline_ms, owner or Answers(lists), PartitionWatch())
     lists.await_at(one.watch, awaited)
     lists.begin(one)
     return one
 
 
 def answer(one: DelayedRequest) -> None:
-    one.owner.answer(one)
+    one.owner.answer_now(one)
 
 
 def test_the_lowest_high_watermark_that_anybody_awaits_is_asked_for() -> None:
-    lists, (wait_list, cells, table) = WaitLists(WORKER), partition(100)
+    lists, (wait_list, cells, table) = WaitLists(WORKER, lambda: False), partition(100)
     owner = Answers(lists)
     patient, eager = (delayed(lists, [(wait_list, end)], owner=owner) for end in (150, 101))
     assert cells.wait == 101
@@ -90,15 +95,15 @@ def test_the_lowest_high_watermark_that_anybody_awaits_is_asked_for() -> None:
 
 
 def test_a_high_watermark_that_has_come_meanwhile_is_not_awaited() -> None:
-    lists, (one, one_cells, _), (two, two_cells, _) = WaitLists(WORKER), partition(100), partition(100)
-    watch = Watch()
+    lists, (one, one_cells, _), (two, two_cells, _) = WaitLists(WORKER, lambda: False), partition(100), partition(100)
+    watch = PartitionWatch()
     lists.await_at(watch, [(one, 100), (two, 101)])
     assert (list(watch.moved), list(watch.lists)) == ([one], [two])
     assert (one_cells.wait, two_cells.wait) == (0, 101)
 
 
 def test_where_it_has_moved_a_request_waits_no_more_and_everywhere_else_it_does() -> None:
-    lists = WaitLists(WORKER)
+    lists = WaitLists(WORKER, lambda: False)
     (one, one_cells, _), (two, two_cells, table) = partition(10), partition(20)
     both = delayed(lists, [(one, 11), (two, 21)])
     both.owner = cast(Answers, SimpleNamespace(retry=lambda _: 1))
@@ -113,7 +118,7 @@ def test_where_it_has_moved_a_request_waits_no_more_and_everywhere_else_it_does(
 
 def test_a_ring_looks_at_the_partitions_that_are_marked() -> None:
     """Goal: a message costs nothing at the other partitions, whose high watermarks are not even read."""
-    lists = WaitLists(WORKER)
+    lists = WaitLists(WORKER, lambda: False)
     places = [partition(10, slot) for slot in range(50)]
     one = delayed(lists, [(wait_list, 11) for wait_list, _, _ in places])
     for wait_list, _, _ in places[1:]:
@@ -125,7 +130,7 @@ def test_a_ring_looks_at_the_partitions_that_are_marked() -> None:
 
 
 def test_a_partition_that_shares_a_slot_is_looked_at_and_waits_on() -> None:
-    lists, (one, _, table), (two, cells, _) = WaitLists(WORKER), partition(10, 5), partition(10, 5)
+    lists, (one, _, table), (two, cells, _) = WaitLists(WORKER, lambda: False), partition(10, 5), partition(10, 5)
     owner = Answers(lists)
     first, second = (delayed(lists, [(wait_list, 11)], owner=owner) for wait_list in (one, two))
     table.publish_high_watermark(11, 0)
@@ -134,10 +139,10 @@ def test_a_partition_that_shares_a_slot_is_looked_at_and_waits_on() -> None:
 
 
 def test_requests_at_a_partition_that_is_gone_are_answered() -> None:
-    lists, (gone, cells, _), (left, left_cells, _) = WaitLists(WORKER), partition(10), partition(10)
+    lists, (gone, cells, _), (left, left_cells, _) = WaitLists(WORKER, lambda: False), partition(10), partition(10)
     owner = Answers(lists)
     one = delayed(lists, [(gone, 11), (left, 11)], owner=owner)
-    idle = Watch()
+    idle = PartitionWatch()
     lists.await_at(idle, [(gone, 11)])
     lists.drop(gone)
     assert owner.answered == [one] and list(idle.moved) == [gone]
@@ -145,7 +150,7 @@ def test_requests_at_a_partition_that_is_gone_are_answered() -> None:
 
 
 def test_time_runs_out_in_order_of_deadlines() -> None:
-    lists, (wait_list, _, _) = WaitLists(WORKER), partition()
+    lists, (wait_list, _, _) = WaitLists(WORKER, lambda: False), partition()
     late, early, answered = (delayed(lists, [(wait_list, 1)], deadline_ms) for deadline_ms in (300, 100, 50))
     answer(answered)
     assert lists.next_deadline_ms() == 100
@@ -153,31 +158,32 @@ def test_time_runs_out_in_order_of_deadlines() -> None:
     assert list(lists.expired(300)) == [early, late]
 
 
-def test_a_turn_looks_at_a_bounded_number_of_parts() -> None:
-    """Goal: who is left over comes in the next turn.  Method: five requests of half of a turn's parts each."""
-    lists, (wait_list, _, table) = WaitLists(WORKER), partition(10)
-    owner = Answers(lists, PARTS_PER_TURN // 2)
-    waiting = [delayed(lists, [(wait_list, 11)], 500, owner) for _ in range(5)]
+def test_requests_for_which_a_turn_has_no_time_come_in_the_next() -> None:
+    """Goal: one at least comes in each.  Method: a turn is over when two have come since it was asked last."""
+    seen = iter([False, True] * 5)
+    lists, (wait_list, _, table) = WaitLists(WORKER, lambda: next(seen)), partition(10)
+    owner = Answers(lists)
+    waiting = [delayed(lists, [(wait_list, 11)], 500, owner) for _ in range(6)]
     table.publish_high_watermark(11, 0)
     lists.retry_reached(ALL)
     assert len(owner.retried) == 2 and lists.unfinished
     lists.answer_expired(500)
     assert len(owner.answered) == 2
     lists.retry_ready()
-    assert len(owner.retried) == 3 and not lists.unfinished
-    assert {*owner.retried, *owner.answered} == {*waiting}
+    assert len(owner.retried) == 4
+    lists.retry_ready()
+    assert not lists.unfinished and {*owner.retried, *owner.answered} == {*waiting}
 
 
 def test_a_closed_connection_waits_no_more() -> None:
-    lists, (wait_list, cells, _) = WaitLists(WORKER), partition(10)
+    lists, (wait_list, cells, _) = WaitLists(WORKER, lambda: False), partition(10)
     one = delayed(lists, [(wait_list, 11)])
-    assert one.pending.connection.delayed is one
-    lists.forget(one.pending.connection)
-    assert one.pending.connection.delayed is None and cells.wait == 0 and lists.everything() == []
+    one.pending.connection.end()
+    assert not one.waits and cells.wait == 0 and lists.everything() == []
 
 
 def test_answered_fetches_behind_one_that_waits_long_are_not_kept() -> None:
-    lists, (wait_list, _, _) = WaitLists(WORKER), partition()
+    lists, (wait_list, _, _) = WaitLists(WORKER, lambda: False), partition()
     delayed(lists, [(wait_list, 1)], 1)
     for _ in range(10 * STALE_MAX):
         answer(delayed(lists, [(wait_list, 1)], 300_000))
@@ -186,7 +192,7 @@ def test_answered_fetches_behind_one_that_waits_long_are_not_kept() -> None:
 
 
 def test_a_partition_that_is_named_often_is_waited_at_once_for_the_lowest_high_watermark() -> None:
-    lists, (wait_list, cells, table) = WaitLists(WORKER), partition(10)
+    lists, (wait_list, cells, table) = WaitLists(WORKER, lambda: False), partition(10)
     owner = Answers(lists)
     first, second = (delayed(lists, [(wait_list, end) for end in range(4_000, 20, -1)], owner=owner) for _ in range(2))
     assert cells.wait == 21 and len(wait_list) == 2 and len(wait_list._heap) == 2
@@ -214,7 +220,7 @@ class Counted(int):
 
 def wake_and_wait_again(consumers: int, partitions: int) -> float:
     """Comparisons per consumer and partition when all wait at all partitions, and a message comes to the first one."""
-    lists, places = WaitLists(WORKER), [partition(4, slot) for slot in range(partitions)]
+    lists, places = WaitLists(WORKER, lambda: False), [partition(4, slot) for slot in range(partitions)]
     awaited: list[Awaited] = [(wait_list, Counted(5)) for wait_list, _, _ in places]
     owner = Answers(lists)
     Counted.comparisons = 0
@@ -225,7 +231,7 @@ def wake_and_wait_again(consumers: int, partitions: int) -> float:
     awaited[0] = (places[0][0], Counted(6))
     waiting = [delayed(lists, awaited, owner=owner) for _ in range(consumers)]
     for one in waiting[: consumers // 10]:
-        lists.forget(one.pending.connection)
+        one.pending.connection.end()
     return Counted.comparisons / (consumers * partitions)
 
 

@@ -53,7 +53,7 @@ class Machine:
         if when is None:
             return False
         self.now_ms = max(self.now_ms, when)
-        self.actions.run()
+        self.actions.run_due()
         return True
 
 

@@ -29,9 +29,9 @@ def test_an_address_that_is_taken_or_not_ours_is_named(tmp_path: Path) -> None:
         socket.create_server(("127.0.0.1", 0)) as taken,
         pytest.raises(AddressInUse, match=r"native\.listen = 127\.0\.0\.1:\d+"),
     ):
-        listen(listening_on(f"127.0.0.1:{taken.getsockname()[1]}"), tmp_path)
+        listen(listening_on(f"127.0.0.1:{taken.getsockname()[1]}"), tmp_path, {})
     with pytest.raises(BadValue, match="choose another address"):
-        listen(listening_on("192.0.2.1:9091"), tmp_path)
+        listen(listening_on("192.0.2.1:9091"), tmp_path, {})
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
@@ -45,7 +45,7 @@ def test_a_machine_that_gives_no_socket_is_no_wrong_address(
 
     monkeypatch.setattr(socket, "socket", refuse)
     with pytest.raises(OSError) as caught:
-        listen(listening_on("127.0.0.1:0"), tmp_path)
+        listen(listening_on("127.0.0.1:0"), tmp_path, {})
     assert caught.value.errno == number
 
 
@@ -55,18 +55,18 @@ def test_unix_sockets_with_their_modes_and_paths_of_any_length(tmp_path: Path) -
     data.mkdir(parents=True)
     shared = tmp_path / "shared.sock"
     for _ in range(2):  # the second time both files are there, and nobody listens
-        bound = listen(listening_on(f"127.0.0.1:0,unix:{shared}?mode=0660"), data)
+        bound = listen(listening_on(f"127.0.0.1:0,unix:{shared}?mode=0660"), data, {})
         found = texts(bound, data)
         assert found["local"] == f"unix:{data}/native.sock" and found["native"].endswith(f",unix:{shared}?mode=0660")
         assert stat.S_IMODE(shared.stat().st_mode) == 0o660
         assert stat.S_IMODE((data / "native.sock").stat().st_mode) == 0o600
         with pytest.raises(AddressInUse, match=r"unix:/.*choose another path"):
-            listen(listening_on(f"unix:{shared}"), tmp_path)
+            listen(listening_on(f"unix:{shared}"), tmp_path, {})
         for _, sock in bound:
             sock.close()
     remove_sockets(bound)
     assert not shared.exists() and not (data / "native.sock").exists()
     shared.write_text("a file of somebody")
     with pytest.raises(BadValue, match="no socket"):
-        listen(listening_on(f"unix:{shared}"), data)
+        listen(listening_on(f"unix:{shared}"), data, {})
     assert shared.exists()

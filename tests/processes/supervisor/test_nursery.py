@@ -122,7 +122,7 @@ class Hatchery:
         def turned() -> bool:
             for fd, event in self._epoll.poll(0):
                 self.ended += (child for child, what in self.children.on_event(fd, event) if isinstance(what, Ended))
-            self._actions.run()
+            self._actions.run_due()
             return condition()
 
         wait_for(turned, "the condition")

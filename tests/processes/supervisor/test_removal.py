@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from appliance.catalog import Catalog, Change, Removal
+from appliance.catalog import Catalog, CatalogChange, Removal
 from appliance.errors import DiskFull, RequestTimedOut, StorageFault, WriterGone
 from appliance.log import partition_directory
 from appliance.names import TopicPartition
@@ -195,7 +195,7 @@ def test_whatever_a_power_loss_leaves_of_a_deletion_the_next_start_finishes(tmp_
         make(peer)
     catalog = Catalog.load(server.data_dir)
     topic_id = catalog.topics["x"].id
-    catalog.change(Change(drop="x", note=Removal("x", topic_id, [0])))
+    catalog.change(CatalogChange(drop="x", note=Removal("x", topic_id, [0])))
     if left != "old name":
         partition_directory.set_aside(server.data_dir, "x", 0, topic_id)
     if left == "half deleted":
@@ -361,10 +361,10 @@ def test_a_deletion_ordered_before_the_remover_has_ended_waits_for_the_next_one(
     children = Forked()
     removals = Removals(tmp_path, Hosted(), children, Actions(lambda: None), set())  # type: ignore[arg-type]
     first, second = TopicPartition("a", 0), TopicPartition("b", 0)
-    removals.add(first, "a" * 32)
+    removals.remove_partition(first, "a" * 32)
     removals.start_remover()
     removals.on_removed([(first, "", "")])
-    removals.add(second, "b" * 32)
+    removals.remove_partition(second, "b" * 32)
     removals.start_remover()
     assert children.keys == [(first,)]
     assert removals.on_remover_end(children.last) == []

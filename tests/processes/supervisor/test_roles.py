@@ -40,6 +40,8 @@ class NotedChild:
 class NotedChildren:
     """Stands for the supervisor's children: forks nothing."""
 
+    stopping = False
+
     def __init__(self) -> None:
         self.refuses = False
 
@@ -124,11 +126,11 @@ def test_each_state_is_left_as_the_table_says(stays: bool, steps: list[str]) -> 
             case "need" | "need not":
                 needed = step == "need"
         now += 10_000 if step == "wait" else 0
-        actions.run()
+        actions.run_due()
         model.may_fork(now, not children.refuses, needed)
         if role.state("k") is STARTING and model.state in (RUNNING, GONE):  # what was refused is tried again later
             now += 10_000
-            actions.run()
+            actions.run_due()
         assert role.state("k") is model.state, steps
         assert role.all_gone == (model.state is GONE)
         assert ("k" in role) == (model.state in (RUNNING, RETIRING))
@@ -175,7 +177,7 @@ class Rig:
                 for child, what in self._children.on_event(fd, event):
                     assert isinstance(what, Ended)
                     self.role.on_end(child)
-            self._actions.run()
+            self._actions.run_due()
             return condition()
 
         wait_for(turned, what)

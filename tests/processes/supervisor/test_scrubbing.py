@@ -12,6 +12,7 @@ import pytest
 
 from appliance.errors import StorageFault
 from appliance.log.files import index_path, log_path
+from appliance.log.transactions import aborted_path
 from appliance.processes.supervisor.scrubber import FILE_NAME
 from appliance.records.encode import encode_values
 from appliance.wire import native
@@ -19,6 +20,8 @@ from appliance.wire import native
 from ...support.command_line import run, succeeding
 from ...support.native_peer import Peer
 from ...support.server import Server, wait_for
+from ...support.transactional_copier import read_all
+from ...support.transactions import COMMITTED, give
 
 LINES = [b"line %d\n" % number for number in range(100)]
 
@@ -123,6 +126,36 @@ def test_a_wrong_index_is_mended_and_readers_look_again(tmp_path: Path) -> None:
         wait_for(lambda: f"an index was wrong, and is made anew from its segment: {path}:" in server.log(), "a round")
         assert path.read_bytes() == right
         wait_for(lambda: asked() == last_ms, "the worker looks again")
+        assert run("status", "--data", str(server.data_dir)).status == 0, "it is no damage"
+
+
+def test_an_index_of_aborted_transactions_that_is_gone_is_made_anew(tmp_path: Path) -> None:
+    """Goal: what was aborted is seen by no reader of committed messages for longer than a round of the scrubber.
+
+    Method: the index is removed while nothing runs, so nobody knows that there ever was one.
+    """
+    config = tmp_path / "a.toml"
+    config.write_text("[scrub]\nevery_ms = 3_600_000\n")
+    with Server(tmp_path / "data", config) as server:
+        with Peer(server.native) as peer:
+            peer.create("web", segment_bytes=1024)
+        assert server.stop() == 0
+        (tmp_path / "rig").mkdir()
+        give(server, "web", tmp_path / "rig")
+        with Peer(server.native) as peer:
+            assert peer.produce("web", encode_values([b"x" * 900], 1_000), acks=-1)[0] == 0
+        path = aborted_path(server.data_dir / "web-0", 0)
+        right = path.read_bytes()
+        assert [value for _, value in read_all(server, "web", 1)] == COMMITTED
+        assert server.stop() == 0
+        path.unlink()
+        server.start()
+        assert b"aborted" in [value for _, value in read_all(server, "web", 1)], "the gap that the scrubber closes"
+        config.write_text("[scrub]\nevery_ms = 100\n")
+        succeeding("reload", "--data", str(server.data_dir))
+        wait_for(lambda: f"an index was wrong, and is made anew from its segment: {path}:" in server.log(), "a round")
+        assert path.read_bytes() == right
+        wait_for(lambda: [value for _, value in read_all(server, "web", 1)] == COMMITTED, "the workers look again")
         assert run("status", "--data", str(server.data_dir)).status == 0, "it is no damage"
 
 

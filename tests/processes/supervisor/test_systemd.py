@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from ...support.certificates import make_certificates
+from ...support.command_line import succeeding
 from ...support.native_peer import Peer
-from ...support.server import NotServing, Server
+from ...support.server import NotServing, Server, wait_for
 
 
 def activated(tmp_path: Path, sockets: list[socket.socket], names: str) -> Server:
@@ -134,3 +135,54 @@ def test_sockets_for_another_process_are_not_ours(tmp_path: Path) -> None:
     script = f"import os; from {module} import inherited_listeners; print(inherited_listeners(os.environ, ()))"
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "{}"
+
+
+def test_passed_sockets_beyond_one_for_each_process_are_read_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """systemd keeps them open, so the kernel goes on dividing the senders among all of them."""
+    sockets: list[socket.socket] = []
+    for _ in range(4):
+        sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sock.bind(sockets[0].getsockname() if sockets else ("127.0.0.1", 0))
+        sockets.append(sock)
+    at = sockets[0].getsockname()
+    server = activated(tmp_path, sockets, "inputs:inputs:inputs:inputs")
+    server.settings |= {"inputs.net.type": "syslog", "inputs.net.topic": "net", "inputs.net.processes": "2"}
+    server.settings |= {"inputs.net.listen": f"udp://127.0.0.1:{at[1]}"}
+    start(server, sockets, monkeypatch)
+    for _ in range(100):
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+            sender.sendto(b"<13>of a port of its own", at)
+    wait_for(lambda: server.state["inputs"]["net"]["messages"] == 100, "each message")
+    row = server.state["inputs"]["net"]
+    assert (len(row["addresses"]), row["further"]) == (1, 2)
+    config = tmp_path / "appliance.toml"
+    config.write_text(
+        f'[inputs.net]\ntype = "syslog"\ntopic = "net"\nprocesses = 2\nlisten = ["udp://127.0.0.1:{at[1]}"]\n'
+    )
+    said = succeeding("inputs", "check", "--json", "--config", str(config), "--data", str(server.data_dir)).json
+    assert [row["what"] for row in said if "systemd passes 2 sockets more" in row["what"]]
+    assert server.stop() == 0
+    for sock in sockets:
+        sock.close()
+
+
+def test_passed_sockets_are_those_of_inputs_at_their_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What came before the start is read; what no input listens at is told."""
+    sockets = [datagrams(), listening(), datagrams()]
+    udp, tcp, other = (sock.getsockname() for sock in sockets)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        sender.sendto(b"<13>before the start", udp)
+    server = activated(tmp_path, sockets, "inputs:inputs:inputs")
+    listen = f"udp://127.0.0.1:{udp[1]},tcp://127.0.0.1:{tcp[1]}"
+    server.settings |= {"inputs.net.type": "syslog", "inputs.net.topic": "net", "inputs.net.listen": listen}
+    start(server, sockets, monkeypatch)
+    with socket.create_connection(tcp) as sender:
+        sender.sendall(b"<13>by TCP\n")
+    wait_for(lambda: server.state["inputs"]["net"]["messages"] == 2, "both messages")
+    assert f"systemd passes 127.0.0.1:{other[1]}, which is in listen of no input" in server.log()
+    assert server.stop() == 0
+    for sock in sockets:
+        sock.close()

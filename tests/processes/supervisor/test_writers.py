@@ -9,6 +9,7 @@ import fcntl
 import os
 import signal
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ import confluent_kafka
 from appliance.client import Admin, Producer
 from appliance.config import WRITER_BYTES, WRITERS_MIN, WRITERS_SHARE, Config, load
 from appliance.log.recovery import MARKER_NAME
+from appliance.processes.supervisor.children import DELAY_MS_FIRST
 from appliance.processes.supervisor.liveness import state_of
 from appliance.processes.supervisor.writers import OPENING_MAX
 from appliance.records.encode import encode_values
@@ -113,6 +115,25 @@ def test_so_many_open_at_a_time_and_the_others_follow(make_appliance: Callable[.
         producer.flush(START_S_MAX)
         assert producer.delivered == count
     assert len(writers(server)) == count
+
+
+def test_a_writer_that_keeps_dying_is_slowed_down_although_a_producer_needs_it(
+    make_appliance: Callable[..., Server],
+) -> None:
+    """The producer asks for one as soon as it is told that the last one is gone; one that died once is back at once."""
+    server = make_appliance(**{"network.workers": 1})
+    took_s = []
+    with Peer(server.native) as peer:
+        peer.create("t")
+        assert peer.produce("t", BATCH)[0] == 0
+        for _ in range(5):
+            (pid,) = writers(server)
+            began_s = time.monotonic()
+            os.kill(pid, signal.SIGKILL)
+            wait_for(lambda: peer.produce("t", BATCH)[0] == 0, "another writer")
+            took_s.append(time.monotonic() - began_s)
+    assert took_s[4] >= 8 * DELAY_MS_FIRST / 1000, took_s
+    assert took_s[3] >= 4 * DELAY_MS_FIRST / 1000, took_s
 
 
 # ---- more partitions than writers may run

@@ -44,7 +44,7 @@ class Partition:
         arena = Arena()
         data = b"".join(raws)
         arena.arena[: len(data)] = data
-        (ready,) = self.appender.check([(arena, (1, -1, [0, len(data)]))])
+        (ready,) = self.appender.check_batches([(arena, (1, -1, [0, len(data)]))])
         self.appender.append()
         return ready.answer.numbers[0]
 
@@ -53,7 +53,7 @@ class Partition:
 
     def found(self, timestamp: int) -> int | None:
         """The time of the first batch with at least this one."""
-        found = LogReader(self.log.path, FileCache()).by_time([0], self.log.end_offset, timestamp)
+        found = LogReader(self.log.path, FileCache()).find_time([0], self.log.end_offset, timestamp)
         return None if found is None else found.timestamp
 
 

@@ -8,21 +8,27 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from uuid import UUID, uuid4
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.config import Config, Network
+from appliance.log.partition_directory import claim
 from appliance.names import TopicPartition
 from appliance.processes.answers import Answer
 from appliance.processes.control import Channel
 from appliance.processes.messages import FROM_WRITER, AppendRow, Carried, GivenBack, Handoff, Received, Unsent
 from appliance.processes.writer.handed_over import CHECK_MS, TURNS_TO_KEEP, HandedOverConnections
-from appliance.processes.writer.worker_link import Link, Source
+from appliance.processes.writer.worker_link import AppendSource, WorkerLink
 from appliance.shared.counters import LISTENERS
 from appliance.shared.table import TABLE_BYTES, SegmentTable
 from appliance.wire import native
 from appliance.wire.frames import split
+from appliance.wire.kafka.apis import PRODUCE
+
+from ...support.kafka_messages import request_frame
 
 BUFFER_BYTES = 2_048
 TOKEN = 7
@@ -32,40 +38,42 @@ REQUESTS_MAX = 5
 class Desk:
     """A writer that has taken over one connection, and both other ends: the client's, and the worker's channel."""
 
-    def __init__(self, already: bytes = b"", acks: int = 1) -> None:
+    def __init__(
+        self, already: bytes = b"", acks: int = 1, protocol: str = "native", directory: Path = Path("none")
+    ) -> None:
         """``already``: what the worker had received."""
         self.epoll = select.epoll()
         self.woken = 0
         ours, self.worker = Channel.pair()
-        self.link = Link(ours, memoryview(b""), self.epoll)
+        self.link = WorkerLink(ours, memoryview(b""), self.epoll)
         table = SegmentTable(memoryview(bytearray(TABLE_BYTES)).cast("Q"))
         config = Config(network=Network(requests_max=REQUESTS_MAX))
         self.handoffs = HandedOverConnections(
-            TopicPartition("t", 0), config, table, self.epoll, threading.Lock(), self._wake
+            TopicPartition("t", 0), config, table, self.epoll, threading.Lock(), self._wake, directory
         )
         self.client, self.server = socket.socketpair()
         self.client.setblocking(False)
         self.server.setblocking(False)
         self.fd = os.dup(self.server.fileno())
-        handoff = Handoff(TOKEN, "native", LISTENERS.index("native"), acks, BUFFER_BYTES, already)
+        handoff = Handoff(TOKEN, protocol, LISTENERS.index(protocol), acks, BUFFER_BYTES, already)
         self.handoffs.accept(self.link, handoff, self.fd, now_ms=0)
 
     def _wake(self) -> None:
         self.woken += 1
 
-    def turns(self) -> list[tuple[Source, AppendRow]]:
+    def turns(self) -> list[tuple[AppendSource, AppendRow]]:
         """What the writer takes until there is nothing more to be read."""
         taken = []
         while any(fd == self.fd for fd, _ in self.epoll.poll(0)):
             taken += self.handoffs.take(self.fd, 0)
         return taken
 
-    def answer(self, taken: list[tuple[Source, AppendRow]]) -> None:
+    def answer(self, taken: list[tuple[AppendSource, AppendRow]]) -> None:
         with self.handoffs.lock:
             for source, (token, _, _) in taken:
-                source.answer([(token, Answer([0, 1, 2] * token[0].count, {}, -1))])
+                source.answer([(token, Answer([0, 1, 2] * token.count, {}, -1))])
 
-    def batches(self, taken: list[tuple[Source, AppendRow]]) -> list[bytes]:
+    def batches(self, taken: list[tuple[AppendSource, AppendRow]]) -> list[bytes]:
         return [
             bytes(source.arena[start:stop])
             for source, (_, _, positions) in taken
@@ -96,8 +104,10 @@ class Desk:
 
 
 @contextmanager
-def desk(already: bytes = b"", acks: int = 1) -> Iterator[Desk]:
-    made = Desk(already, acks)
+def desk(
+    already: bytes = b"", acks: int = 1, protocol: str = "native", directory: Path = Path("none")
+) -> Iterator[Desk]:
+    made = Desk(already, acks, protocol, directory)
     try:
         yield made
     finally:
@@ -170,7 +180,7 @@ def test_the_worker_is_told_how_many_bytes_a_connection_moves() -> None:
         for number, frame in enumerate((produce(b"one"), produce(b"and two"))):
             made.client.send(frame)
             made.answer(made.turns())
-            made.handoffs.check(number * CHECK_MS + CHECK_MS)
+            made.handoffs.give_back_quiet(number * CHECK_MS + CHECK_MS)
             told += [row for message, _ in made.worker.receive(FROM_WRITER) for row in getattr(message, "rows", ())]
         replied = len(received(made.client))
         assert [row[:2] for row in told] == [(TOKEN, len(produce(b"one"))), (TOKEN, len(produce(b"and two")))]
@@ -234,7 +244,7 @@ def test_the_end_of_the_stream_and_silence_give_it_back() -> None:
             for _ in range(turns):
                 made.client.send(produce(b"one"))
                 made.answer(made.turns())
-            made.handoffs.check(sweep * CHECK_MS)
+            made.handoffs.give_back_quiet(sweep * CHECK_MS)
         made.handoffs.give_back()
         assert made.given_back() == (b"", b"")
 
@@ -248,3 +258,23 @@ def test_the_answers_of_a_lost_worker_go_nowhere() -> None:
         made.answer(taken)
         made.handoffs.give_back()
         assert not made.handoffs and made.worker.receive(FROM_WRITER) == []
+
+
+def test_a_request_that_names_the_topic_by_its_id_is_taken(tmp_path: Path) -> None:
+    """One that names another id brings the connection back: the topic may have been deleted and made again."""
+    own, other = uuid4(), uuid4()
+    claim(tmp_path / "t-0", own.hex)
+
+    def request(topic_id: UUID) -> bytes:
+        topic = {"topic_id": topic_id, "partition_data": [{"index": 0, "records": b"batch"}]}
+        values = {"transactional_id": None, "acks": 1, "timeout_ms": 1_000, "topic_data": [topic]}
+        frame = request_frame(PRODUCE, 13, values)
+        return len(frame).to_bytes(4, "big") + frame
+
+    with desk(protocol="kafka", directory=tmp_path / "t-0") as made:
+        made.client.sendall(request(own) + request(own) + request(other))
+        taken = made.turns()
+        assert made.batches(taken) == [b"batch", b"batch"]
+        made.answer(taken)
+        made.handoffs.give_back()
+        assert made.given_back() == (b"", request(other))

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from appliance.broker.sequences import SNAPSHOT_NAME, Snapshot
+from appliance.broker.sequences import SNAPSHOT_NAME, ProducersSnapshot
 from appliance.durable_files import SYSTEM, System
 from appliance.errors import OutOfOrderSequence, StorageFault
 from appliance.log.repair import repair
@@ -40,8 +40,8 @@ def known(partition: Partition) -> dict[int, tuple[int, int]]:
     return {producer: (entry[1], entry[2]) for producer, entry in snapshot.entries}
 
 
-def stored(partition: Partition) -> Snapshot | None:
-    return Snapshot.decode((partition.log.path / SNAPSHOT_NAME).read_bytes())
+def stored(partition: Partition) -> ProducersSnapshot | None:
+    return ProducersSnapshot.decode((partition.log.path / SNAPSHOT_NAME).read_bytes())
 
 
 def killed(partition: Partition) -> Partition:
@@ -110,11 +110,11 @@ def test_without_a_snapshot_and_without_the_beginning_of_the_log_producers_are_f
     again = killed(partition)
     assert list(known(again)) == [2]
     sequences = again.producers.sequences
-    assert sequences.check(1, 0, sequence, 1) is None
+    assert sequences.check_sequence(1, 0, sequence, 1) is None
     assert again.append(1)
     earlier = sequence - count_of(1, 0)
     with pytest.raises(OutOfOrderSequence):
-        sequences.check(1, 0, earlier, 1)
+        sequences.check_sequence(1, 0, earlier, 1)
 
 
 def test_retention_takes_a_producers_batches_and_it_goes_on(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_retention_takes_a_producers_batches_and_it_goes_on(tmp_path: Path) -> N
     partition.delete_before(partition.log.end_offset)
     again = killed(partition)
     sequences = again.producers.sequences
-    assert sequences.check(1, 0, last.sequence, last.count) == (last.end - last.count, last.end)
+    assert sequences.check_sequence(1, 0, last.sequence, last.count) == (last.end - last.count, last.end)
     assert again.append(1)
 
 
@@ -151,7 +151,7 @@ def test_a_snapshot_beyond_the_log_that_cannot_be_removed_keeps_the_partition_cl
     partition = opened(tmp_path)
     partition.append(1)
     partition.close()
-    (partition.log.path / SNAPSHOT_NAME).write_bytes(Snapshot(10_000, ()).encode())
+    (partition.log.path / SNAPSHOT_NAME).write_bytes(ProducersSnapshot(10_000, ()).encode())
 
     def fail(_: object) -> None:
         raise OSError(5, "Input/output error")
@@ -175,7 +175,7 @@ def test_a_snapshot_from_before_what_retention_took_is_not_believed(tmp_path: Pa
     (partition.log.path / SNAPSHOT_NAME).write_bytes(old)
     again = killed(partition)
     assert known(again) == {}
-    assert again.producers.sequences.check(1, 0, sequence, 1) is None
+    assert again.producers.sequences.check_sequence(1, 0, sequence, 1) is None
 
 
 def test_no_room_for_a_snapshot_stops_neither_retention_nor_producers(tmp_path: Path) -> None:

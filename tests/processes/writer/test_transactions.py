@@ -103,6 +103,42 @@ def test_steps_are_done_again_and_those_of_others_are_refused(tmp_path: Path) ->
         assert coordinator.end(7, 4, coordinator_epoch=5) == ""
 
 
+def test_a_commit_of_an_earlier_coordinator_ends_no_later_transaction(tmp_path: Path) -> None:
+    """A backup has ZooKeeper's state of a moment before its logs: there the next transaction has begun."""
+    with Rig(tmp_path, serves=False) as rig:
+        coordinator = Coordinator(rig)
+        for sequence in (0, 1):
+            assert coordinator.open(7, 3) == ""
+            assert produce(rig, transactional([b"x"], sequence=sequence)) == 0
+            assert coordinator.end(7, 3, decided_ms=1_000, inherited=bool(sequence)) == ""
+        assert stable(rig)[0] == stable(rig)[1]
+        assert [entry.producer_id for entry in read_aborted(aborted_path(tmp_path / "t-0", 0))] == [7]
+        for decided_ms, inherited in ((1_001, True), (900, False)):  # what this coordinator decides is always the last
+            assert coordinator.open(7, 3) == ""
+            assert produce(rig, transactional([b"x"], sequence=(sequence := sequence + 1))) == 0
+            assert coordinator.end(7, 3, decided_ms=decided_ms, inherited=inherited) == ""
+        assert len(read_aborted(aborted_path(tmp_path / "t-0", 0))) == 1
+
+
+def test_what_nobody_will_end_is_aborted_and_the_rest_stays_open(tmp_path: Path) -> None:
+    with Rig(tmp_path, serves=False) as rig:
+        coordinator = Coordinator(rig)
+        ends = []
+        for producer_id in (7, 8):
+            assert coordinator.open(producer_id, 3) == ""
+            assert produce(rig, transactional([b"x"], producer_id)) == 0
+            ends.append(stable(rig)[1])
+    with Rig(tmp_path, serves=False) as rig:  # what it was told is forgotten, what is in the log is open
+        coordinator = Coordinator(rig)
+        assert coordinator.abort_hanging([8]) == ""
+        assert stable(rig) == (ends[0], ends[1] + MARKER_BYTES)
+        assert produce(rig, transactional([b"y"], 8, 3, 1)) == 0, "that of a known one goes on"
+        assert produce(rig, transactional([b"y"], 7, 3, 1)) == UNVERIFIED
+        assert coordinator.abort_hanging([]) == coordinator.abort_hanging([]) == ""
+        assert stable(rig)[0] == stable(rig)[1]
+        assert [entry.producer_id for entry in read_aborted(aborted_path(tmp_path / "t-0", 0))] == [7, 8]
+
+
 def test_a_writer_that_is_started_again_knows_what_is_open_in_the_log(tmp_path: Path) -> None:
     with Rig(tmp_path, serves=False) as rig:
         coordinator = Coordinator(rig)
@@ -144,6 +180,7 @@ def test_a_wrong_index_of_aborted_transactions_is_found_and_written_again(tmp_pa
             [*entries, entries[1]],
             [entries[0], entries[1]._replace(first=entries[0].first)],
             [entries[0], entries[1]._replace(producer_id=8)],
+            [entries[0]._replace(stable=1 << 40), entries[1]],
         ):
             path.write_bytes(b"".join(entry.pack() for entry in wrong))
             assert [problem.path for problem in verify(directory, opened.log.derived).problems] == [path]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import struct
 from contextlib import suppress
@@ -12,9 +11,9 @@ import pytest
 
 from appliance.config import Config
 from appliance.errors import ProtocolFault
-from appliance.wire.bounds import Limits
+from appliance.wire.bounds import WireLimits
 from appliance.wire.kafka.apis import ADVERTISED, APIS, PRODUCE, SERVED_BY_WORKERS
-from appliance.wire.kafka.codec import KafkaCodec
+from appliance.wire.kafka.codec import KafkaCodec, KafkaLoginCodec
 from appliance.wire.requests import Fetch, Forwarded, Local, Login, Offsets, Produce
 from tests.support.kafka_messages import (
     decode_response,
@@ -25,8 +24,10 @@ from tests.support.kafka_messages import (
     request_frame,
 )
 
-CODEC = KafkaCodec(Limits.of(Config()))
-MUTATIONS = int(os.environ.get("FUZZ_MUTATIONS", "4000"))
+from ...support.long import chosen_size
+
+CODEC = KafkaCodec(WireLimits.from_config(Config()))
+MUTATIONS = chosen_size("FUZZ_MUTATIONS", 4_000)
 WORKER_VERSIONS = [
     (key, version)
     for key in sorted(SERVED_BY_WORKERS)
@@ -60,7 +61,39 @@ def test_the_software_of_a_client(name: str, version: str, said: str) -> None:
             assert CODEC.software(memoryview(frame)[:size]) in (said, name, "")
 
 
-@pytest.mark.parametrize("version", [5, 99, -1, 32767])
+@pytest.mark.parametrize(
+    ("cluster", "node", "own_cluster", "error"),
+    [
+        (None, -1, "here", 0),
+        ("here", 3, "here", 0),
+        ("here", 4, "here", 129),
+        ("there", 3, "here", 129),
+        ("", 3, "here", 129),
+        ("there", 4, "", 0),
+        (None, 3, "here", 42),
+        ("here", -1, "here", 42),
+    ],
+)
+@pytest.mark.parametrize("kind", [KafkaCodec, KafkaLoginCodec])
+def test_who_means_another_broker_or_cluster_is_told(
+    kind: type[KafkaCodec], cluster: str | None, node: int, own_cluster: str, error: int
+) -> None:
+    codec = kind(WireLimits.from_config(Config()), identity=lambda: (own_cluster, 3))
+    text = b"\0" if cluster is None else bytes([len(cluster) + 1]) + cluster.encode()
+    software = b"\x05java\x06" + b"4.4.0"
+    frame = struct.pack(">hhih", 18, 5, 77, 2) + b"me\0" + software + text + struct.pack(">i", node) + b"\0"
+    assert codec.software(memoryview(frame)) == "java 4.4.0"
+    reply = codec.decode(memoryview(frame))
+    assert isinstance(reply, Local) and not reply.close
+    response = decode_response(18, 5, reply.reply)
+    assert (response.header.correlation_id, response.error_code) == (77, error)
+    assert len(response.api_keys) == (0 if error else len(ADVERTISED))
+    for size in range(len(frame) - 1):
+        with suppress(ProtocolFault):
+            codec.decode(memoryview(frame)[:size])
+
+
+@pytest.mark.parametrize("version", [6, 99, -1, 32767])
 def test_an_unknown_version_of_api_versions_gets_the_table_in_version_0(version: int) -> None:
     reply = CODEC.decode(memoryview(struct.pack(">hhih", 18, version, 77, -1) + b"whatever"))
     assert isinstance(reply, Local)

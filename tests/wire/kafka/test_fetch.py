@@ -11,7 +11,7 @@ import pytest
 
 from appliance.config import Config
 from appliance.errors import ProtocolFault
-from appliance.wire.bounds import FETCH_BYTES_MAX, Limits
+from appliance.wire.bounds import FETCH_BYTES_MAX, WireLimits
 from appliance.wire.kafka.apis import FETCH
 from appliance.wire.kafka.codec import KafkaCodec
 from appliance.wire.requests import Fetch, FetchPart, FetchResult, FileRange, Local, SessionReply
@@ -28,9 +28,9 @@ from tests.support.kafka_messages import (
 )
 
 NAMES = {bytes([number]) * 16: f"topic-{number}" for number in range(1, 4)}
-CODEC = KafkaCodec(Limits.of(Config()), NAMES)
-VERSIONS = range(4, 18)
-SESSION_VERSIONS = range(7, 18)
+CODEC = KafkaCodec(WireLimits.from_config(Config()), NAMES)
+VERSIONS = range(4, 19)
+SESSION_VERSIONS = range(7, 19)
 IDS_FROM = 13
 
 
@@ -263,7 +263,7 @@ def test_tagged_fields_are_skipped() -> None:
 
 
 def test_a_version_above_ours_gets_a_code_and_one_below_is_a_fault() -> None:
-    reply = CODEC.decode(memoryview(struct.pack(">hhih", FETCH, 18, 42, -1) + bytes(60)))
+    reply = CODEC.decode(memoryview(struct.pack(">hhih", FETCH, 19, 42, -1) + bytes(60)))
     assert isinstance(reply, Local)
     assert decode_response(FETCH, 18, reply.reply).error_code == 35
     with pytest.raises(ProtocolFault, match="Fetch version 3"):

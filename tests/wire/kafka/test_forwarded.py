@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import struct
 import subprocess
@@ -18,10 +17,10 @@ from appliance.names import CLIENT_ID_CHARACTERS_MAX
 from appliance.records.varints import unsigned
 from appliance.wire.kafka import forwarded
 from appliance.wire.kafka.apis import (
+    API_KEYS,
     APIS,
     CONSUMER_GROUP_HEARTBEAT,
     JOIN_GROUP,
-    LIST_GROUPS,
     METADATA,
     OFFSET_COMMIT,
     SERVED_BY_WORKERS,
@@ -40,6 +39,9 @@ from tests.support.kafka_messages import (
     request_frame,
 )
 
+from ...support.long import chosen_size
+
+LIST_GROUPS = API_KEYS["ListGroups"]
 VERSIONS = [
     (key, version)
     for key, api in APIS.items()
@@ -47,7 +49,7 @@ VERSIONS = [
     for version in range(api.version_min, api.version_max + 1)
 ]
 NAMES = [f"{APIS[key].name}-{version}" for key, version in VERSIONS]
-MUTATIONS = int(os.environ.get("FUZZ_MUTATIONS", "4000"))
+MUTATIONS = chosen_size("FUZZ_MUTATIONS", 4_000)
 
 
 def test_the_clients_of_the_package_are_not_imported() -> None:
@@ -102,11 +104,11 @@ def test_fields_of_other_versions_are_left_out_and_unknown_ones_are_refused() ->
 
 
 def test_a_version_that_is_not_served_is_answered_where_a_code_exists() -> None:
-    for version in (99, 8):
+    for version in (99, 9):
         frame = struct.pack(">hhih", JOIN_GROUP, version, 11, -1)
         with pytest.raises(UnsupportedVersion, match="JoinGroup version"):
             forwarded.decode(frame)
-        reply = decode_response(JOIN_GROUP, 7, forwarded.encode_refusal(frame, 35))
+        reply = decode_response(JOIN_GROUP, 8, forwarded.encode_refusal(frame, 35))
         assert (reply.header.correlation_id, reply.error_code) == (11, 35)
     with pytest.raises(ProtocolFault, match="no error code"):
         forwarded.encode_refusal(struct.pack(">hhih", OFFSET_COMMIT, 99, 11, -1), 35)

@@ -10,7 +10,7 @@ import pytest
 
 from appliance.config import Config
 from appliance.errors import ProtocolFault
-from appliance.wire.bounds import Limits
+from appliance.wire.bounds import WireLimits
 from appliance.wire.kafka.apis import LIST_OFFSETS
 from appliance.wire.kafka.codec import KafkaCodec
 from appliance.wire.requests import EARLIEST, LATEST, MAX_TIMESTAMP, Local, Offsets, OffsetsResult
@@ -26,7 +26,7 @@ from tests.support.kafka_messages import (
     response_frame,
 )
 
-CODEC = KafkaCodec(Limits.of(Config()))
+CODEC = KafkaCodec(WireLimits.from_config(Config()))
 VERSIONS = range(1, 12)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from appliance.catalog import Topic
 from appliance.wire.kafka.apis import APIS, METADATA
-from appliance.wire.kafka.metadata_reply import VERSION_MAX, Broker, MetadataEncoder, Row
+from appliance.wire.kafka.metadata_reply import VERSION_MAX, Broker, MetadataEncoder, MetadataRow
 
 from ...support.kafka_messages import decode_response, kio_response_again
 
@@ -33,7 +33,7 @@ def test_it_covers_what_is_advertised() -> None:
 @pytest.mark.parametrize("cluster_id", ["", "cluster"])
 def test_every_version_is_what_kio_would_write(version: int, cluster_id: str) -> None:
     encode = encoder()
-    rows: list[Row] = [(topic.name, topic) for topic in TOPICS]
+    rows: list[MetadataRow] = [(topic.name, topic) for topic in TOPICS]
     rows.append(("error", 17))
     rows.append((UUID(int=9), 100))
     topics = encode.topics(version, rows, lambda name: {3} if name == rows[0][0] else set())
@@ -56,7 +56,7 @@ def test_every_version_is_what_kio_would_write(version: int, cluster_id: str) ->
 def test_thousands_of_topics_take_milliseconds() -> None:
     """5,000 topics take 10 ms on the development machine; the bound leaves room for a busy one."""
     encode = encoder()
-    rows: list[Row] = [(f"topic-{n}", Topic(f"topic-{n}", {0: [0]}, id=f"{n:032x}")) for n in range(5_000)]
+    rows: list[MetadataRow] = [(f"topic-{n}", Topic(f"topic-{n}", {0: [0]}, id=f"{n:032x}")) for n in range(5_000)]
     best_s = 60.0
     for _ in range(5):
         begun_s = time.process_time()

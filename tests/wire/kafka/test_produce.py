@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import random
 import struct
 from typing import Any
+from uuid import NAMESPACE_DNS, UUID, uuid5
 
 import pytest
 
 from appliance.config import Config
-from appliance.errors import InvalidRecord, ProtocolFault, UnknownPartition
-from appliance.wire.bounds import Limits
+from appliance.errors import InvalidRecord, ProtocolFault, UnknownPartition, UnknownTopicId
+from appliance.wire.bounds import WireLimits
+from appliance.wire.kafka import produce
 from appliance.wire.kafka.apis import PRODUCE
 from appliance.wire.kafka.codec import KafkaCodec
 from appliance.wire.requests import Local, Produce, ProduceResult
@@ -27,10 +28,15 @@ from tests.support.kafka_messages import (
     response_frame,
 )
 
-CODEC = KafkaCodec(Limits.of(Config()))
-VERSIONS = range(3, 13)
+from ...support.long import chosen_size
+
+NAMES: dict[bytes, str] = {}
+"""The topics of all requests here that name them by their ids, but for those whose id is to be unknown."""
+CODEC = KafkaCodec(WireLimits.from_config(Config()), NAMES)
+VERSIONS = range(3, 14)
+IDS_FROM = 13
 INTERNAL = "__consumer_offsets"
-MUTATIONS = int(os.environ.get("FUZZ_MUTATIONS", "4000"))
+MUTATIONS = chosen_size("FUZZ_MUTATIONS", 4_000)
 
 
 def one(records: bytes | None = b"records", **changed: Any) -> dict[str, Any]:
@@ -40,8 +46,41 @@ def one(records: bytes | None = b"records", **changed: Any) -> dict[str, Any]:
     return {"transactional_id": None, **values, **changed}
 
 
+def by_id(version: int, values: dict[str, Any]) -> dict[str, Any]:
+    """The same request as this version says it: topics that have a name get an id."""
+    if version < IDS_FROM:
+        return values
+    topics = [topic | {"topic_id": id_of(topic["name"])} for topic in values["topic_data"] if "name" in topic]
+    for topic in topics:
+        del topic["name"]
+    return values | {"topic_data": topics or values["topic_data"]}
+
+
+def id_of(name: str) -> UUID:
+    topic_id = uuid5(NAMESPACE_DNS, name)
+    NAMES[topic_id.bytes] = name
+    return topic_id
+
+
+def random_request(version: int, rng: random.Random) -> dict[str, Any]:
+    """From version 13 on, every other topic id is known."""
+    values = random_values(message(PRODUCE, "Request")._struct, version, rng)
+    if version >= IDS_FROM:
+        NAMES.update((topic["topic_id"].bytes, f"t{topic['topic_id'].hex}") for topic in values["topic_data"][::2])
+    return values
+
+
+def topic_read(topic: dict[str, Any]) -> str:
+    """What the decoder makes of a topic's name or id."""
+    return NAMES.get(topic["topic_id"].bytes, "") if "topic_id" in topic else name_read(topic["name"])
+
+
+def frame_of(version: int, values: dict[str, Any], *args: Any, **header: Any) -> bytes:
+    return request_frame(PRODUCE, version, by_id(version, values), *args, **header)
+
+
 def decoded(version: int, values: dict[str, Any]) -> tuple[memoryview, Produce]:
-    frame = memoryview(request_frame(PRODUCE, version, values, correlation_id=42))
+    frame = memoryview(frame_of(version, values, correlation_id=42))
     request = CODEC.decode(frame)
     assert isinstance(request, Produce)
     return frame, request
@@ -49,7 +88,7 @@ def decoded(version: int, values: dict[str, Any]) -> tuple[memoryview, Produce]:
 
 def flat(values: dict[str, Any]) -> list[tuple[str, int, bytes]]:
     return [
-        (name_read(topic["name"]), part["index"], part["records"] or b"")
+        (topic_read(topic), part["index"], part["records"] or b"")
         for topic in values["topic_data"]
         for part in topic["partition_data"]
     ]
@@ -58,9 +97,9 @@ def flat(values: dict[str, Any]) -> list[tuple[str, int, bytes]]:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_requests_of_other_codecs(version: int) -> None:
     for seed in SEEDS:
-        values = random_values(message(PRODUCE, "Request")._struct, version, random.Random(seed))
+        values = random_request(version, random.Random(seed))
         values.update(transactional_id=None, acks=seed % 3 - 1)
-        frame = memoryview(request_frame(PRODUCE, version, values, correlation_id=seed))
+        frame = memoryview(frame_of(version, values, correlation_id=seed))
         assert kio_request_again(PRODUCE, version, bytes(frame)) == frame
         request = CODEC.decode(frame)
         assert isinstance(request, Produce)
@@ -83,7 +122,7 @@ def test_internal_topics_take_messages_of_kafkas_tools_only(version: int) -> Non
         unknown = ProduceResult(UnknownPartition.code, -1, -1, -1)
         reply = decode_response(PRODUCE, version, CODEC.encode_produce(request, [written, unknown]))
         assert [topic.partition_responses[0].error_code for topic in reply.responses] == [0, 3]
-        frame = memoryview(request_frame(PRODUCE, version, values, client_id="__admin_client"))
+        frame = memoryview(frame_of(version, values, client_id="__admin_client"))
         request = CODEC.decode(frame)
         assert isinstance(request, Produce) and [part.stop - part.start for part in request.parts] == [4, 4]
 
@@ -107,7 +146,7 @@ def test_the_usual_request_twice(version: int, size: int) -> None:
 def test_replies_are_byte_for_byte_those_of_kafka_python(version: int) -> None:
     for seed in SEEDS:
         rng = random.Random(seed)
-        values = random_values(message(PRODUCE, "Request")._struct, version, rng)
+        values = random_request(version, rng)
         values.update(transactional_id=None, acks=1)
         _, request = decoded(version, values)
         results = [
@@ -121,12 +160,17 @@ def test_replies_are_byte_for_byte_those_of_kafka_python(version: int) -> None:
             )
             for _ in request.parts
         ]
-        row = iter(results)
+        unknown = ProduceResult(UnknownTopicId.code, -1, -1, -1, "no topic has this id: ask for metadata")
+        by_ids = request.topic_ids is not None
+        row = iter(
+            unknown if by_ids and not part.topic else result
+            for part, result in zip(request.parts, results, strict=True)
+        )
         expected = {
             "throttle_time_ms": 0,
             "responses": [
                 {
-                    "name": topic["name"],
+                    **{key: topic[key] for key in ("name", "topic_id") if key in topic},
                     "partition_responses": [part_reply(part["index"], next(row)) for part in topic["partition_data"]],
                 }
                 for topic in values["topic_data"]
@@ -160,7 +204,7 @@ def joined(version: int, one_frame: bytes, other: bytes) -> tuple[memoryview, Pr
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("sizes", [(1, 1), (7, 300_000), (300_000, 126)])
 def test_requests_alike_become_one_and_are_answered_as_each_by_itself(version: int, sizes: tuple[int, int]) -> None:
-    frames = [request_frame(PRODUCE, version, one(bytes([n]) * size), n) for n, size in enumerate(sizes, 41)]
+    frames = [frame_of(version, one(bytes([n]) * size), n) for n, size in enumerate(sizes, 41)]
     memory, request, done = joined(version, *frames)
     assert done and request.count == len(request.parts) == 2
     assert [bytes(memory[p.start : p.stop]) for p in request.parts] == [b")" * sizes[0], b"*" * sizes[1]]
@@ -188,17 +232,17 @@ def test_requests_alike_become_one_and_are_answered_as_each_by_itself(version: i
     ],
 )
 def test_requests_that_differ_stay_by_themselves(version: int, changed: dict[str, Any]) -> None:
-    frames = request_frame(PRODUCE, version, one()), request_frame(PRODUCE, version, one(**changed))
+    frames = frame_of(version, one()), frame_of(version, one(**changed))
     _, request, done = joined(version, *frames)
     assert not done and request.count == len(request.parts) == 1
-    assert not joined(version, frames[0], request_frame(PRODUCE, version, one(), client_id="tess"))[2]
+    assert not joined(version, frames[0], frame_of(version, one(), client_id="tess"))[2]
     another = VERSIONS[version % len(VERSIONS)]
-    assert not joined(version, frames[0], request_frame(PRODUCE, another, one()))[2]
+    assert not joined(version, frames[0], frame_of(another, one()))[2]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_what_is_cut_off_or_followed_by_tags_is_left_to_the_decoder(version: int) -> None:
-    frame = request_frame(PRODUCE, version, one())
+    frame = frame_of(version, one())
     for stop in range(len(frame) - (version >= 9)):  # the request's own tags are nobody's business
         assert not joined(version, frame, frame[:stop])[2]
     if version >= 9:
@@ -211,7 +255,7 @@ def test_whatever_joins_is_what_the_decoder_reads() -> None:
     count = 0
     for turn in range(MUTATIONS):
         version = VERSIONS[turn % len(VERSIONS)]
-        first = request_frame(PRODUCE, version, one())
+        first = frame_of(version, one())
         frame = mutated(first, rng)
         _, request, done = joined(version, first, frame)
         if done:
@@ -231,6 +275,17 @@ def test_nothing_is_copied_and_the_records_may_be_null() -> None:
         assert request.parts[0].start == request.parts[0].stop
 
 
+def test_the_usual_request_by_id_is_decoded_as_by_the_general_way() -> None:
+    """Only that what joins others is known of it."""
+    frame, fast = decoded(IDS_FROM, one(b"records"))
+    body = struct.calcsize(">hhih") + len(b"test") + len(b"\0")  # behind the header, with the client id and no tags
+    general = produce.decode(frame, body, 42, IDS_FROM, 100, NAMES)
+    assert isinstance(general, Produce) and fast.topic_ids == general.topic_ids == {"logs": id_of("logs").bytes}
+    assert fast.context[4] and not general.context[4]
+    general.context = (*general.context[:4], fast.context[4], general.context[5])
+    assert fast == general
+
+
 def test_acks_0_has_no_reply() -> None:
     _, request = decoded(7, one(acks=0))
     assert CODEC.encode_produce(request, [ProduceResult(0, 1, 2, 0)]) == b""
@@ -244,7 +299,7 @@ def test_acks_0_has_no_reply() -> None:
 def test_what_is_refused_is_answered_for_each_partition(
     version: int, changed: dict[str, Any], code: int, why: str
 ) -> None:
-    reply = CODEC.decode(memoryview(request_frame(PRODUCE, version, one(**changed), correlation_id=42)))
+    reply = CODEC.decode(memoryview(frame_of(version, one(**changed), correlation_id=42)))
     assert isinstance(reply, Local) and not reply.close
     part = decode_response(PRODUCE, version, reply.reply).responses[0].partition_responses[0]
     assert (part.index, part.error_code, part.base_offset) == (5, code, -1)
@@ -254,11 +309,11 @@ def test_what_is_refused_is_answered_for_each_partition(
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_transactional_id_is_read(version: int) -> None:
-    frame = request_frame(PRODUCE, version, one(transactional_id="täx"))
+    frame = frame_of(version, one(transactional_id="täx"))
     request = CODEC.decode(memoryview(frame))
     assert isinstance(request, Produce) and request.transactional_id == "täx"
     assert [part.partition for part in request.parts] == [5]
-    other = CODEC.decode(memoryview(request_frame(PRODUCE, version, one())))
+    other = CODEC.decode(memoryview(frame_of(version, one())))
     assert isinstance(other, Produce) and other.transactional_id is None
     with pytest.raises(ProtocolFault):
         CODEC.decode(memoryview(frame[:-40]))
@@ -277,8 +332,8 @@ def test_old_message_sets_are_refused_in_the_layout_of_their_version(version: in
 
 
 def test_a_version_above_ours_ends_the_connection() -> None:
-    with pytest.raises(ProtocolFault, match="Produce version 13"):
-        CODEC.decode(memoryview(struct.pack(">hhih", PRODUCE, 13, 1, -1) + bytes(50)))
+    with pytest.raises(ProtocolFault, match="Produce version 14"):
+        CODEC.decode(memoryview(struct.pack(">hhih", PRODUCE, 14, 1, -1) + bytes(50)))
 
 
 def test_a_refused_request_without_reply_closes_the_connection() -> None:

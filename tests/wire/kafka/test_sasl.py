@@ -8,7 +8,7 @@ import pytest
 
 from appliance.config import Config
 from appliance.errors import ProtocolFault
-from appliance.wire.bounds import Limits
+from appliance.wire.bounds import WireLimits
 from appliance.wire.kafka.apis import APIS, SASL_AUTHENTICATE, SASL_HANDSHAKE
 from appliance.wire.kafka.codec import KafkaCodec, KafkaLoginCodec
 from appliance.wire.kafka.sasl import MESSAGE_BYTES_MAX
@@ -16,7 +16,7 @@ from appliance.wire.requests import Forwarded, Local, Login, LoginReply
 
 from ...support.kafka_messages import decode_response, kio_response_again, request_frame
 
-LIMITS = Limits.of(Config())
+LIMITS = WireLimits.from_config(Config())
 VERSIONS = {key: range(APIS[key].version_max + 1) for key in (SASL_HANDSHAKE, SASL_AUTHENTICATE)}
 
 

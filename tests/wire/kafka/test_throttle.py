@@ -7,14 +7,15 @@ import random
 import pytest
 
 from appliance.wire.kafka.apis import API_VERSIONS, APIS, SASL_AUTHENTICATE, SASL_HANDSHAKE
-from appliance.wire.kafka.throttle import WITHOUT, with_throttle
+from appliance.wire.kafka.throttle import with_throttle
 
 from ...support.kafka_messages import decode_response, message, random_values, response_frame
 
+BEFORE_QUOTAS = {API_VERSIONS, SASL_HANDSHAKE, SASL_AUTHENTICATE}
 REPLIES = [
     (key, version)
     for key, api in APIS.items()
-    if key not in WITHOUT
+    if key not in BEFORE_QUOTAS
     for version in range(api.version_min, api.version_max + 1)
 ]
 

@@ -1,0 +1,179 @@
+"""``appliance pipeline reparse``, ``forget``, ``expire``, ``verify``: repair, remove and compare events."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from . import output
+from .asking import DryRun, Yes, confirm
+from .pipeline_file import Config, load
+from .pipeline_view_commands import moment_us
+from .target import Connect, Data, Json
+
+
+def reparse(
+    config: Config,
+    every: Annotated[
+        bool, typer.Option("--all", help="Also lines that were parsed; needs output.raw = true since then.")
+    ] = False,
+    since: Annotated[
+        str, typer.Option("--since", metavar="-2d|TIME", help="Only lines that arrived in the log from then on.")
+    ] = "",
+    until: Annotated[str, typer.Option("--until", metavar="-2d|TIME", help="Only those that arrived before.")] = "",
+    as_json: Json = False,
+) -> None:
+    """Parse lines of the table again after parsers have changed: those that were rejected, or all.
+
+    Lines that the parsers take now become events, in one transaction; a killed one has changed nothing. Views follow
+    with their next refresh. Dead letters that were sent stay as they are. The pipeline must not be running.
+
+    [b]Examples[/b]
+
+        appliance pipeline reparse web.toml
+
+        appliance pipeline reparse web.toml --all --since -2d
+    """
+    bounds = {name: moment_us(f"--{name}", text) for name, text in (("since", since), ("until", until)) if text}
+    settings = load(config, None, None)
+    from ..spark.pipeline.iceberg_table import follow_iceberg
+    from ..spark.pipeline.reparse import reparse as parse_again
+
+    found = parse_again(settings, every=every, **{f"{name}_us": micros for name, micros in bounds.items()})
+    follow_iceberg(settings)
+    if as_json:
+        output.print_json(found._asdict())
+        return
+    output.say(f"{found.lines:,} lines were parsed again: {found.taken:,} that were rejected are events now")
+    if found.lost:
+        output.remark(f"{found.lost:,} lines that were events are rejected now: a parser is stricter than it was")
+    if found.without:
+        output.remark(f"{found.without:,} lines stay as they are: the table does not have their bytes (output.raw)")
+
+
+def forget(
+    config: Config,
+    where: Annotated[str, typer.Option("--where", metavar="SQL", help="Which rows of events: client = '10.0.0.1'.")],
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """Remove a person's rows from events, views, and the files of earlier versions; say what else has their lines.
+
+    Messages of topics stay until retention removes them, which is listed. Name a person in
+    every column that may have them, also in rejected lines: arrow_cast(raw, 'Utf8') like '%ann%'. The pipeline must not
+    be running. A command that was killed is repeated.
+
+    [b]Examples[/b]
+
+        appliance pipeline forget web.toml --where "client = '10.0.0.1'" --dry-run
+
+        appliance pipeline forget web.toml --where "client = '10.0.0.1'" --yes
+    """
+    settings = load(config, None, None)
+    from ..spark.pipeline.forget import find, remaining, remove_old_files, remove_rows, send_letters
+    from ..spark.pipeline.iceberg_table import follow_iceberg
+    from ..spark.pipeline.view_states import views_of
+
+    places = find(settings, where)
+    remains = remaining(settings, places)
+    rows = sum(place.rows for place in places)
+    effects = [
+        f"{place.rows:,} rows of {place.topic}-{place.partition}, offsets {place.first} to {place.last}"
+        for place in places
+    ]
+    removed = files = 0
+    remarks: list[str] = []
+    if not dry_run:
+        confirm(effects or ["no rows; files of earlier versions"], "Remove them for good?", yes=yes)
+        send_letters(settings)
+        removed = remove_rows(settings, where)
+        if views := views_of(settings):  # also where nothing was removed: an earlier call may have been killed here
+            from ..spark.pipeline.view_refresh import refresher
+
+            with refresher(settings) as refreshing:
+                remarks = [refreshing.refresh(view).remark for view in views]
+        follow_iceberg(settings)
+        files = remove_old_files(settings)
+        for remark in filter(None, remarks):
+            output.remark(remark)
+    if as_json:
+        kept = [each._asdict() for each in remains]
+        found = [place._asdict() for place in places]
+        output.print_json({"rows": rows, "removed": removed, "files": files, "places": found, "remains": kept})
+        return
+    done = f"{removed:,} rows were removed, with {files:,} files of earlier versions"
+    output.say(f"{rows:,} rows would be removed" if dry_run else done)
+    for effect in effects:
+        output.remark(effect)
+    output.print_rows([each._asdict() for each in remains], ["where", "until"], title="What remains elsewhere")
+
+
+def expire(
+    config: Config,
+    before: Annotated[
+        str, typer.Option("--before", metavar="-90d|TIME", help="Rows whose time is earlier: -90d, 2026-08-01.")
+    ],
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """Remove old rows from events: those whose time is before the one that is given.
+
+    Their files stay for `output.keep_ms`, for readers of earlier versions. Views follow with their next refresh, so
+    they lose these windows, too. The pipeline must not be running. A killed command has removed all of them or none.
+
+    [b]Examples[/b]
+
+        appliance pipeline expire web.toml --before -90d --dry-run
+
+        appliance pipeline expire web.toml --before -90d --yes
+    """
+    micros = moment_us("--before", before)
+    settings = load(config, None, None)
+    from ..spark.pipeline.forget import expire_rows, find, older_than
+    from ..spark.pipeline.iceberg_table import follow_iceberg
+
+    predicate = older_than(micros)
+    places = find(settings, predicate)
+    rows = sum(place.rows for place in places)
+    removed = 0
+    if not dry_run:
+        if places:
+            confirm([f"{rows:,} rows with {predicate}"], "Remove them for good?", yes=yes)
+        removed = expire_rows(settings, micros)
+        follow_iceberg(settings)
+    if as_json:
+        output.print_json({"rows": rows, "removed": removed, "places": [each._asdict() for each in places]})
+        return
+    output.say(f"{rows:,} rows would be removed" if dry_run else f"{removed:,} rows were removed")
+    for place in places:
+        output.remark(f"{place.rows:,} rows of {place.topic}-{place.partition}, up to offset {place.last}")
+
+
+def verify(config: Config, data: Data = None, connect: Connect = None, as_json: Json = False) -> None:
+    """Compare events with the topics they were read from: which messages have no row, and which have two.
+
+    From the start of each log, or where reading began, to where the table says it has read. Rows that were deleted on
+    purpose are missing, too; unknown are rows without a message, of a log that was restored. Partitions of which
+    nothing can be compared are left out, with the reason. Takes as long as reading the topics.
+
+    Exit status 0: equal.  1: something is missing, or twice.
+
+    [b]Example[/b]
+
+        appliance pipeline verify web.toml
+    """
+    settings = load(config, data, connect)
+    from ..spark.pipeline.verify import verify as compare
+
+    found = list(compare(settings))
+    rows: list[dict[str, Any]] = [each._asdict() for each in found]
+    columns = ["topic", "partition", "first", "end", "messages", "rows", "missing", "twice", "unknown", "left_out"]
+    output.print_rows(rows, columns, title="Events and topics", as_json=as_json)
+    if not all(each.equal for each in found):
+        raise typer.Exit(1)
+
+
+COMMANDS = (reparse, forget, expire, verify)

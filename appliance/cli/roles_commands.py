@@ -1,0 +1,158 @@
+"""``appliance roles``: names for sets of access rules, which users are given and lose together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..security.principals import principal_of_role
+from . import output
+from .acl_commands import COLUMNS
+from .asking import DryRun, Yes, confirm
+from .live_names import complete_roles, complete_users
+from .target import Connect, Data, Json, cluster
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="""List, create, delete, grant and revoke roles: sets of access rules under a name.
+
+    The rules of a role are those for Role:NAME: `appliance acl add --principal Role:NAME`, `acl list`, `acl delete`.
+    They hold for all users who have the role, beside their own.""",
+)
+
+Role = Annotated[str, typer.Argument(metavar="ROLE", autocompletion=complete_roles, help="Name of the role.")]
+Users = Annotated[
+    list[str],
+    typer.Argument(metavar="USER...", autocompletion=complete_users, help="Users, without the `User:` before them."),
+]
+
+
+@app.command(name="list")
+def list_(data: Data = None, connect: Connect = None, as_json: Json = False) -> None:
+    """List roles, with their users and the number of their rules; with --json the rules themselves.
+
+    [b]Examples[/b]
+
+        appliance roles list --data /tmp/box
+
+        appliance acl list --principal Role:shippers
+    """
+    with cluster(data, connect) as asked:
+        roles = asked.admin("roles", {})
+    if not as_json:
+        roles = [{"name": role["name"], "users": role["users"], "rules": len(role["rules"])} for role in roles]
+    output.print_rows(roles, ["name", "users", "rules"], as_json=as_json)
+
+
+@app.command()
+def create(role: Role, data: Data = None, connect: Connect = None, as_json: Json = False) -> None:
+    """Create a role, without rules and users.
+
+    [b]Example[/b]
+
+        appliance roles create shippers --data /tmp/box
+
+        appliance acl add --principal Role:shippers --operation Write --topic web- --prefixed --data /tmp/box
+
+        appliance roles grant shippers web1 web2 --data /tmp/box
+    """
+    with cluster(data, connect) as asked:
+        asked.admin("create_role", {"name": role})
+    _report({"role": role}, f"created {role}", as_json)
+
+
+@app.command()
+def grant(
+    role: Role,
+    users: Users,
+    without_password: Annotated[
+        bool,
+        typer.Option(
+            "--without-password",
+            help="Also to a user without a password here: the subject of a certificate, or the claim of a token.",
+        ),
+    ] = False,
+    data: Data = None,
+    connect: Connect = None,
+    as_json: Json = False,
+) -> None:
+    """Give a role to users.  It holds at once, on open connections, too.
+
+    [b]Examples[/b]
+
+        appliance roles grant shippers web1 web2 --data /tmp/box
+
+        appliance roles grant shippers "CN=web,O=example" --without-password
+    """
+    change = {"name": role, "grant": users, "without_password": without_password}
+    _alter(change, {"role": role, "granted": users}, f"gave {role} to", users, data, connect, as_json)
+
+
+@app.command()
+def revoke(role: Role, users: Users, data: Data = None, connect: Connect = None, as_json: Json = False) -> None:
+    """Take a role from users.  Their own rules, and those of their other roles, stay.
+
+    [b]Example[/b]
+
+        appliance roles revoke shippers web2 --data /tmp/box
+    """
+    change = {"name": role, "revoke": users}
+    _alter(change, {"role": role, "revoked": users}, f"took {role} from", users, data, connect, as_json)
+
+
+@app.command()
+def delete(
+    role: Role,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    data: Data = None,
+    connect: Connect = None,
+    as_json: Json = False,
+) -> None:
+    """Delete a role with its rules.  Users lose what they may through it, and are denied what it denies no more.
+
+    [b]Examples[/b]
+
+        appliance roles delete shippers --dry-run --data /tmp/box
+
+        appliance roles delete shippers --yes --data /tmp/box
+    """
+    with cluster(data, connect) as asked:
+        had = asked.admin("delete_role", {"name": role, "dry_run": True})
+        if not dry_run:
+            effects = [f"taken from {user}" for user in had["users"]]
+            effects += [" ".join(str(rule[column]) for column in COLUMNS) for rule in had["rules"]]
+            confirm(effects, f"Delete {principal_of_role(role)} with {len(had['rules'])} rules?", yes=yes)
+            had = asked.admin("delete_role", {"name": role})
+    if as_json:
+        output.print_json({"role": role, **had})
+        return
+    output.say(f"{'would delete' if dry_run else 'deleted'} {role}, which {len(had['users'])} users had")
+    output.print_rows(had["rules"], COLUMNS)
+
+
+def _alter(
+    change: dict[str, Any],
+    done: dict[str, Any],
+    said: str,
+    users: list[str],
+    data: Path | None,
+    connect: str | None,
+    as_json: bool,
+) -> None:
+    with cluster(data, connect) as asked:
+        asked.admin("alter_role", change)
+    _report(done, f"{said} {', '.join(users)}", as_json)
+
+
+def _report(done: dict[str, Any], said: str, as_json: bool) -> None:
+    if as_json:
+        output.print_json(done)
+    else:
+        output.say(said)
+
+
+def register(root: typer.Typer) -> None:
+    root.add_typer(app, name="roles", rich_help_panel="Who may do what")

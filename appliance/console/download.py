@@ -1,0 +1,115 @@
+"""Makes a file of what a search finds: lines of JSON, as ``appliance consume --json`` writes them, or CSV.
+
+A file has the messages that are found first, in the order of the search, up to MESSAGES_MAX, BYTES_MAX of file, or
+what is found in SEARCH_MS_MAX; ``cursor`` says where the search goes on, "" when it has all.  It is made in memory, and
+one at a time, so the page is told of its end with its beginning.
+
+In CSV a text that a spreadsheet would take for a formula gets a ``'`` before it.  Lines of JSON have exactly what the
+messages have.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable
+from typing import Any, Final, Literal, NamedTuple
+
+import msgspec
+
+from ..client.message_rows import json_row
+from ..errors import InvalidRequest
+from .message_search import Log, Query, Search, moved_back
+from .value_decoding import MessageView
+
+MESSAGES_MAX: Final = 10_000
+BYTES_MAX: Final = 8 * 1024 * 1024
+"""Of a file; the last message may go beyond it."""
+SEARCH_MS_MAX: Final = 20_000
+STEP_MESSAGES: Final = 500
+MEDIA_TYPES: Final = {"csv": "text/csv; charset=utf-8", "jsonl": "application/jsonl"}
+COLUMNS: Final = ("topic", "partition", "offset", "timestamp", "key", "value", "headers")
+FORMULAS: Final = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+"""What texts begin with that spreadsheets compute (OWASP, *CSV Injection*); the last are wide forms of the first."""
+
+
+class Download(Query, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A search, and what is made of it.  ``limit`` does not count."""
+
+    format: Literal["csv", "jsonl"] = "jsonl"
+
+
+class File(NamedTuple):
+    content: bytes
+    messages: int
+    cursor: str
+
+
+def make_file(wanted: Download, log: Log, clock: Callable[[], float], view: MessageView) -> File:
+    """Search until the file is full, or all is found.
+
+    Raises:
+        InvalidRequest: nobody can download what is still to come; or see :meth:`.message_search.Search.step`.
+        UnknownPartition: there is no such topic or partition.
+    """
+    if wanted.follow:
+        raise InvalidRequest("what arrives is not downloaded: begin at the newest, the oldest, a time or an offset")
+    writer = _Csv() if wanted.format == "csv" else _JsonLines()
+    until_s = clock() + SEARCH_MS_MAX / 1000
+    query: Query = wanted
+    count = 0
+    while True:
+        limit = min(STEP_MESSAGES, MESSAGES_MAX - count)
+        found = Search(msgspec.structs.replace(query, limit=limit), log, clock, view).step()
+        for place, message in enumerate(found.messages):
+            writer.add(json_row(message))
+            count += 1
+            if writer.size >= BYTES_MAX and place + 1 < len(found.messages):
+                left = found.messages[place + 1 :]
+                return File(writer.content, count, moved_back(found.cursor, left, newest=query.order == "newest"))
+        if not found.cursor or count >= MESSAGES_MAX or writer.size >= BYTES_MAX or clock() >= until_s:
+            return File(writer.content, count, found.cursor)
+        query = msgspec.structs.replace(query, cursor=found.cursor)
+
+
+class _JsonLines:
+    def __init__(self) -> None:
+        self._file = bytearray()
+
+    def add(self, row: dict[str, Any]) -> None:
+        self._file += msgspec.json.encode(row) + b"\n"
+
+    @property
+    def size(self) -> int:
+        return len(self._file)
+
+    @property
+    def content(self) -> bytes:
+        return bytes(self._file)
+
+
+class _Csv:
+    def __init__(self) -> None:
+        self._file = io.StringIO(newline="")
+        self._writer = csv.writer(self._file)
+        self._writer.writerow(COLUMNS)
+
+    def add(self, row: dict[str, Any]) -> None:
+        headers = msgspec.json.encode(row["headers"]).decode() if "headers" in row else ""
+        texts = [_cell(row.get(name, row.get(f"{name}_base64"))) for name in ("key", "value")]
+        numbers = [row[name] for name in ("partition", "offset", "timestamp")]
+        self._writer.writerow([_cell(row["topic"]), *numbers, *texts, headers])
+
+    @property
+    def size(self) -> int:
+        return self._file.tell()
+
+    @property
+    def content(self) -> bytes:
+        return self._file.getvalue().encode("utf-8", "surrogatepass")
+
+
+def _cell(text: str | None) -> str:
+    if text is None:
+        return ""
+    return f"'{text}" if text.startswith(FORMULAS) else text

@@ -1,0 +1,83 @@
+"""Answers the transactions of a RELP connection in their order, each once its message is flushed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from .intake import Message
+from .relp import SERVER_CLOSE, TAKEN, Answer, Syslog, rsp
+from .sender_streams import Stream
+from .syslog_delivery import Flow, Messages, Refusals
+from .syslog_format import Frames
+
+ANSWERS_MAX: Final = 16
+"""Reads of a RELP connection whose messages are not answered yet."""
+
+
+class _Sent(NamedTuple):
+    """Messages of one topic on their way; ``numbers``: their transactions."""
+
+    refusals: asyncio.Task[Refusals]
+    numbers: list[bytes]
+
+
+class Unanswered(NamedTuple):
+    """What one read brought: messages on their way, and the answers to be sent once all are flushed.
+
+    ``answers``: frames for other commands, and the numbers of transactions, in their order.
+    """
+
+    sent: list[_Sent]
+    answers: list[Answer | bytes]
+
+
+async def send_events(events: Sequence[Syslog | Answer], flow: Flow, host: str, messages: Messages) -> Unanswered:
+    unanswered = Unanswered([], [])
+    for event in events:
+        if isinstance(event, Answer):
+            unanswered.answers.append(event)
+        elif event.is_last:
+            unanswered.answers.append(event.number)
+    by_topic: dict[str, tuple[list[Message], list[bytes]]] = {}
+    whole = [event for event in events if not isinstance(event, Answer) and event.value and not event.part]
+    if len(whole) == len(events):  # nearly always
+        parsed = messages.of(Frames([event.value for event in whole]))
+        if len(parsed) == 1:
+            ((topic, rows),) = parsed.items()
+            by_topic[topic] = rows, [event.number for event in whole]
+    if not by_topic:
+        _add_one_by_one(events, messages, by_topic)
+    for topic, (rows, numbers) in by_topic.items():
+        unanswered.sent.append(_Sent(await flow.send_topic(host, topic, rows), numbers))
+    return unanswered
+
+
+def _add_one_by_one(
+    events: Sequence[Syslog | Answer], messages: Messages, by_topic: dict[str, tuple[list[Message], list[bytes]]]
+) -> None:
+    for event in events:
+        if not isinstance(event, Answer) and event.value:
+            ((topic, (message,)),) = messages.of(Frames([event.value], event.part)).items()
+            rows, numbers = by_topic.setdefault(topic, ([], []))
+            rows.append(message)
+            numbers.append(event.number)
+
+
+async def answer(stream: Stream, queue: asyncio.Queue[Unanswered | None]) -> None:
+    """Answer transactions in their order, each when it is flushed."""
+    refused: dict[bytes, str] = {}
+    while (unanswered := await queue.get()) is not None:
+        for sent in unanswered.sent:
+            refused |= {sent.numbers[index]: reason for index, reason in (await sent.refusals).items()}
+        frames: list[bytes] = []
+        for one in unanswered.answers:
+            if isinstance(one, Answer):
+                frames.append(one.frame)
+            elif refused and one in refused:
+                frames.append(rsp(one, f"500 {refused.pop(one)}".encode()))
+            else:
+                frames.append(one + TAKEN)
+        await stream.write(b"".join(frames))
+    await stream.write(SERVER_CLOSE)

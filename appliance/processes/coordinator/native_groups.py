@@ -1,0 +1,469 @@
+"""Groups of the native listener.  Their members rebalance by themselves, as in the paper; the coordinator keeps for
+them what the paper keeps in ZooKeeper, so that nobody else talks to ZooKeeper.
+
+What is kept, where, and who changes it::
+
+    what                     in memory here        in ZooKeeper (ephemeral)      changed by
+    a member, what it reads  NativeGroup.members   /consumers/<group>/ids/…      its join and leave; its session's end
+    who owns a partition     NativeGroup.owners    /consumers/<group>/owners/…   its owner's claim and release, and the
+                                                                                 end of its owner
+    a committed offset       -                     /consumers/<group>/offsets/…  its owner's commit (and administrators)
+    whose group it is        the claim             /consumers/<group>/claim-…    the brokers (:mod:`.committed_offsets`)
+
+A member is *unknown* before it joins, *joined* while its session lives, and *unknown* again after leave, after its
+session's end, and under every new coordinator.  There it counts as *restored*, if its node is still there: it keeps
+what it owns until it joins again, or as long as its session can have lasted.  What it owns then it has owned all the
+time, since nobody else claims in its name: its streams go on, however long nobody has answered.
+
+======================  ================================================================  ===========================
+message                 what happens                                                      refused
+======================  ================================================================  ===========================
+join                    node, then member; renews; answers the epoch, and what it owns    Kafka's members are there
+registry                answers members and topics                                        unknown member
+claim                   owner, then node: a partition has one owner, whatever arrives     others own some: nothing done
+commit                  stored under the claim, of partitions that the member owns        of others: named in the answer
+release                 node, then owner                                                  -
+await change            renews; answers when the revision is another one                  unknown member
+leave, session's end    as release of everything; then the member's node                  -
+======================  ================================================================  ===========================
+
+A member proves who it is by its secret: its id ends with the beginning of the secret's SHA-256, so every coordinator
+can check it, and nothing has to be stored.  Requests may be lost, repeated and late.  So each carries a ``sequence``
+that grows, and the ``epoch`` that the join has answered, which no other coordinator accepts.  A join, claim, release or
+leave that comes behind a newer one is refused.  A commit that comes behind a newer one, or behind the claim of its
+partition, is not stored.  Requests of one member that change something are carried out one by one.
+
+Each answer has ``lease_ms``: for so long after it was *asked for* the member's nodes are certain to stay: no longer
+than its session here, and than the lease of our session with ZooKeeper.  After that the member hands out nothing.
+So when a coordinator dies, its successor finds the nodes of all who still read, or nobody reads any more.  For the same
+reason a coordinator that is stopped leaves its session with ZooKeeper to its end (:meth:`NativeGroups.keeps`).
+
+What a dead member had in a group that has moved to another broker stays until somebody joins there, or until the end
+of the session of the broker before.
+
+Kafka's members and native ones are never in one group: both are added in one step with the look at the others, by the
+one process that has the claim.
+
+Bounds: GROUPS_MAX groups, MEMBERS_MAX members of one, ALL_MEMBERS_MAX of all, of which each waits with one request at
+most; NODES_BYTES_MAX for their nodes, which the ensemble's heap allows for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final, Protocol, TypeVar
+
+from ...catalog import Topic
+from ...errors import (
+    ApplianceError,
+    GroupNotPermitted,
+    IllegalGeneration,
+    InvalidRequest,
+    NotCoordinator,
+    OutOfResources,
+    Unavailable,
+    UnknownMember,
+    ZooKeeperAway,
+    from_code,
+)
+from ...groups.consumer_protocol import TYPE
+from ...groups.store import Commit
+from ...names import TopicPartition, member_suffix
+from ...wire.kafka.codes import Code
+from ...zookeeper import native_nodes, paths
+from ...zookeeper.operations import Operation
+from ...zookeeper.paths import Subscription
+from .committed_offsets import CommittedOffsets, GroupQueue
+from .native_group import Member, NativeGroup
+
+GROUPS_MAX: Final = 10_000
+MEMBERS_MAX: Final = 1_000
+ALL_MEMBERS_MAX: Final = 4_096
+"""Half of the requests of one worker that may wait for an answer."""
+SESSION_MS_MIN: Final = 100
+SESSION_MS_MAX: Final = 30 * 60_000
+NODES_BYTES_MAX: Final = 32 << 20
+RETRY_MS: Final = 1_000
+LATE_MS: Final = 1_000
+"""An alarm that is later than this shows that the process has slept, and its members' requests with it."""
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+class KafkaGroups(Protocol):
+    """The groups of the Kafka listener: :class:`appliance.groups.group_coordinator.GroupCoordinator`."""
+
+    async def load(self, group: str, *, make: bool = False) -> Code: ...
+
+    def has_members(self, group: str) -> bool: ...
+
+
+class Registry(Protocol):
+    """The part of :class:`.registry_session.RegistrySession` that is needed here."""
+
+    enabled: bool
+
+    @property
+    def lease_left_ms(self) -> int: ...
+
+
+class NativeGroups:
+    """
+    Args:
+        commit: stores offsets of members under the claim; the result names those that were refused.
+        committed: reads them, without those in earlier topics of the same names.
+        topics: those that exist now.
+        restored_ms: for how long after a coordinator's end its members may go on reading.
+        clock_ms: steady.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        offsets: CommittedOffsets,
+        commit: Callable[
+            [str, Mapping[TopicPartition, Commit | None], str],
+            Coroutine[Any, Any, Mapping[TopicPartition, ApplianceError]],
+        ],
+        committed: Callable[
+            [str, Sequence[TopicPartition] | None], Coroutine[Any, Any, Mapping[TopicPartition, Commit]]
+        ],
+        topics: Callable[[], Mapping[str, Topic]],
+        kafka: KafkaGroups,
+        *,
+        restored_ms: int,
+        clock_ms: Callable[[], int],
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        new_epoch: Callable[[], str],
+    ) -> None:
+        self._registry, self._claims, self._offsets = registry, offsets.claims, offsets
+        self._commit, self._committed = commit, committed
+        self._topics, self._kafka = topics, kafka
+        self._restored_ms, self._clock_ms, self._spawn, self._new_epoch = restored_ms, clock_ms, spawn, new_epoch
+        self._groups: dict[str, NativeGroup] = {}
+        self._loading: dict[str, asyncio.Lock] = {}
+        self._bytes = 0
+
+    # ---- events
+
+    @property
+    def keeps(self) -> bool:
+        """Whether there are members, whose nodes have to outlive this process: they go on reading for a while."""
+        return bool(self._groups)
+
+    def has_members(self, group: str) -> bool:
+        return group in self._groups
+
+    def lose(self, group: str) -> None:
+        """The claim on the group is over.  Its members find its next coordinator; their nodes stay as they are."""
+        found = self._groups.pop(group, None)
+        if found is not None:
+            self._bytes -= sum(member.bytes for member in found.members.values())
+            found.close()
+
+    def on_topics(self) -> None:
+        """Topics have changed."""
+        topics = self._topics() if self._groups else {}
+        for group in self._groups.values():
+            group.look_at(topics)
+
+    def on_brokers(self) -> None:
+        """The live brokers have changed: as in the paper, all members look again."""
+        for group in self._groups.values():
+            group.changed()
+
+    # ---- requests
+
+    async def join(
+        self, group: str, member: str, secret: str, sequence: int, subscription: Subscription, session_ms: int
+    ) -> dict[str, Any]:
+        check_secret(group, member, secret)
+        if not SESSION_MS_MIN <= session_ms <= SESSION_MS_MAX:
+            raise InvalidRequest(f"a session of {session_ms} ms: give {SESSION_MS_MIN} to {SESSION_MS_MAX}")
+        found = await self._load(group)
+        if self._kafka.has_members(group):
+            raise InvalidRequest(f"group {group!r} has members of the Kafka listener: choose another group name")
+        one = found.members.get(member) or self._add(found, member, session_ms)
+        one.session_ms = session_ms
+        one.renew(self._clock_ms())
+        self._set_alarm(found)
+        async with self._changing(found, one, sequence):
+            if not one.joined or one.subscription != subscription:
+                nodes = {found.member_node(one): paths.encode_subscription(subscription)}
+                await self._put(found, one, nodes)
+                one.subscription, one.joined = subscription, True
+                found.look_at(self._topics())
+                found.changed()
+            kept = [list(part) for part in found.owned_by(member)]
+        return self._lease(found, one) | {"epoch": found.epoch, "kept": kept}
+
+    async def registry(self, group: str, member: str, secret: str, epoch: str) -> dict[str, Any]:
+        found, one = self._known(group, member, secret, epoch)
+        own = one.subscription or Subscription()
+        rows = [
+            [each.id, each.subscription.topics, *each.subscription[1:4]]
+            for each in found.members.values()
+            if each.subscription is not None
+        ]
+        topics = {
+            name: [topic.id, len(topic.partitions)] for name, topic in self._topics().items() if own.streams_of(name)
+        }
+        return self._lease(found, one) | {"revision": found.revision, "members": rows, "topics": topics}
+
+    async def claim(
+        self, group: str, member: str, secret: str, epoch: str, sequence: int, streams: Mapping[TopicPartition, int]
+    ) -> dict[str, Any]:
+        found, one = self._known(group, member, secret, epoch)
+        async with self._changing(found, one, sequence):
+            topics = self._topics()
+            gone = [part for part in streams if not _exists(part, topics)]
+            refused = gone or found.in_the_way(member, streams)
+            if refused:
+                return self._lease(found, one) | {"refused": [list(part) for part in refused], "offsets": []}
+            found.claim(member, streams, sequence)  # now nobody else gets them
+            await self._put(found, one, found.owner_nodes(member, streams))
+            stored = await self._committed(group, list(streams))
+        rows = [[*part, at.offset] for part, at in sorted(stored.items()) if at.offset >= 0]
+        return self._lease(found, one) | {"refused": [], "offsets": rows}
+
+    async def commit(
+        self,
+        group: str,
+        member: str,
+        secret: str,
+        epoch: str,
+        sequence: int,
+        offsets: Mapping[TopicPartition, tuple[int, str]],
+    ) -> dict[str, Any]:
+        """``offsets``: each with the id of its topic."""
+        found, one = self._known(group, member, secret, epoch)
+        async with one.lock:
+            self._check_joined(found, one)
+            topics = self._topics()
+            refused, stored, owners = [], {}, []
+            for part, (offset, topic_id) in offsets.items():
+                owner = found.owners.get(part)
+                if owner is None or owner.member != member or not _exists(part, topics, topic_id):
+                    refused.append(list(part))
+                elif owner.sequence < sequence:
+                    stored[part] = Commit(offset)
+                    owners.append(owner)
+            if stored:
+                for error in (await self._commit(group, stored, TYPE)).values():
+                    raise error
+            for owner in owners:  # not before: a request that failed is repeated
+                owner.sequence = sequence
+        return self._lease(found, one) | {"refused": refused}
+
+    async def release(
+        self, group: str, member: str, secret: str, epoch: str, sequence: int, parts: Sequence[TopicPartition]
+    ) -> dict[str, Any]:
+        found, one = self._known(group, member, secret, epoch)
+        async with self._changing(found, one, sequence):
+            owned = [part for part in parts if part in found.owners and found.owners[part].member == member]
+            await self._release(found, one, owned)
+        return self._lease(found, one)
+
+    async def await_change(
+        self, group: str, member: str, secret: str, epoch: str, revision: int, wait_ms: int
+    ) -> dict[str, Any]:
+        found, one = self._known(group, member, secret, epoch)
+        if found.revision == revision and wait_ms:
+            if one.waiting is not None and not one.waiting.done():
+                one.waiting.set_result(None)  # its client does not wait for that answer any more
+            one.waiting = asyncio.get_running_loop().create_future()
+            await asyncio.wait([one.waiting], timeout=wait_ms / 1000)
+            found, one = self._known(group, member, secret, epoch)
+        return self._lease(found, one) | {"revision": found.revision}
+
+    async def leave(self, group: str, member: str, secret: str, epoch: str, sequence: int) -> None:
+        found, one = self._known(group, member, secret, epoch)
+        async with self._changing(found, one, sequence):
+            await self._end(found, one)
+
+    # ---- groups
+
+    async def _load(self, name: str) -> NativeGroup:
+        """The group, with what the coordinator before has left of it; after that nothing is awaited."""
+        if not self._registry.enabled:
+            raise InvalidRequest("this appliance runs without ZooKeeper (zookeeper.nodes = 0): it has no groups")
+        lock = self._loading.setdefault(name, asyncio.Lock())
+        try:
+            async with lock:
+                code = await self._kafka.load(name, make=True)
+                if code:
+                    raise from_code(code, about=f"group {name!r}")
+                entry = self._held(name)
+                if name in self._groups:
+                    return self._groups[name]
+                if len(self._groups) >= GROUPS_MAX:
+                    raise OutOfResources(f"this broker keeps {GROUPS_MAX} native groups already")
+                assert entry.held is not None
+                claim = entry.held.path
+                left = await self._claims.carry_out(entry, native_nodes.read(name))
+                if entry.held is None or entry.held.path != claim or self._claims.get(name) is not entry:
+                    raise NotCoordinator(f"the claim on group {name!r} was lost: try again")
+                self._held(name)
+                group = NativeGroup(name, claim, self._new_epoch())
+                self._restore(group, left)
+        finally:
+            if not lock.locked():
+                self._loading.pop(name, None)
+        return group
+
+    def _restore(self, group: NativeGroup, left: native_nodes.Registered) -> None:
+        now_ms = self._clock_ms()
+        for part, (id, stream) in left.owners.items():
+            group.claim(id, {part: stream}, 0)
+        for id, subscription in left.members.items():
+            one = group.add(id, subscription, 0, now_ms + self._restored_ms)
+            self._count(one, group.bytes_of(one))
+        if left.members:
+            log.info("group %r: %d native members restored", group.name, len(left.members))
+            self._groups[group.name] = group
+            self._set_alarm(group)
+
+    def _held(self, name: str) -> GroupQueue:
+        entry = self._claims.get(name)
+        if entry is None or entry.held is None:
+            raise NotCoordinator(f"this broker does not coordinate group {name!r} now: try again")
+        if not self._claims.is_held(entry):
+            raise ZooKeeperAway("the lease of the ZooKeeper session is over: try again")
+        return entry
+
+    # ---- members
+
+    def _add(self, group: NativeGroup, member: str, session_ms: int) -> Member:
+        everybody = sum(len(each.members) for each in self._groups.values())
+        if len(group.members) >= MEMBERS_MAX or everybody >= ALL_MEMBERS_MAX:
+            raise OutOfResources(f"a group has at most {MEMBERS_MAX} native members, all of them {ALL_MEMBERS_MAX}")
+        self._groups[group.name] = group
+        return group.add(member, None, session_ms, self._clock_ms() + session_ms)
+
+    def _known(self, name: str, member: str, secret: str, epoch: str) -> tuple[NativeGroup, Member]:
+        """A member that has joined; its session begins anew, also while ZooKeeper is away."""
+        check_secret(name, member, secret)
+        group = self._groups.get(name)
+        one = group.members.get(member) if group is not None else None
+        if group is None or one is None or one.ends or group.epoch != epoch:
+            raise UnknownMember(f"{member} is no member of group {name!r} here: join it again")
+        one.renew(self._clock_ms())
+        self._held(name)
+        return group, one
+
+    def _check_joined(self, group: NativeGroup, one: Member) -> None:
+        if self._groups.get(group.name) is not group or group.members.get(one.id) is not one:
+            raise UnknownMember(f"{one.id} is no member of group {group.name!r} any more: join it again")
+
+    @asynccontextmanager
+    async def _changing(self, group: NativeGroup, one: Member, sequence: int) -> AsyncIterator[None]:
+        """Carry out a request that changes something of a member, if no newer one has come before."""
+        async with one.lock:
+            self._check_joined(group, one)
+            if sequence <= one.sequence:
+                raise IllegalGeneration("this request comes behind a newer one of its member: it is not carried out")
+            one.sequence = sequence
+            yield
+
+    def _lease(self, group: NativeGroup, one: Member) -> dict[str, Any]:
+        self._check_joined(group, one)
+        return {"lease_ms": min(one.session_ms, self._registry.lease_left_ms)}
+
+    async def _end(self, group: NativeGroup, one: Member) -> None:
+        """Remove a member with all that it owns."""
+        nodes = [paths.owner(group.name, part) for part in group.owned_by(one.id)]
+        await self._carry_out(group, native_nodes.remove(group.claim_path, [*nodes, group.member_node(one)]))
+        self._check_joined(group, one)
+        group.remove(one.id)
+        self._count(one, 0)
+        if not group.members:
+            self.lose(group.name)
+            self._spawn(self._offsets.left(group.name))
+
+    async def _release(self, group: NativeGroup, one: Member, parts: Sequence[TopicPartition]) -> None:
+        nodes = [paths.owner(group.name, part) for part in parts]
+        await self._carry_out(group, native_nodes.remove(group.claim_path, nodes))
+        self._check_joined(group, one)
+        group.release(parts)
+        self._count(one, group.bytes_of(one))
+
+    async def _put(self, group: NativeGroup, one: Member, nodes: Mapping[str, bytes]) -> None:
+        self._count(one, group.bytes_of(one))
+        if self._bytes > NODES_BYTES_MAX:
+            raise OutOfResources(f"native groups take {NODES_BYTES_MAX >> 20} MiB in ZooKeeper already")
+        entry = self._held(group.name)
+        await self._carry_out(group, native_nodes.put(group.claim_path, nodes, entry.session_id))
+        self._check_joined(group, one)
+
+    def _count(self, one: Member, size: int) -> None:
+        """What the nodes of a member take now, also those that may not be written yet."""
+        self._bytes += size - one.bytes
+        one.bytes = size
+
+    async def _carry_out(self, group: NativeGroup, operation: Operation[None]) -> None:
+        await self._claims.carry_out(self._held(group.name), operation)
+
+    # ---- sessions
+
+    def _set_alarm(self, group: NativeGroup) -> None:
+        deadline_ms = group.deadline_ms()
+        if deadline_ms is None or self._groups.get(group.name) is not group:
+            return
+        if group.alarm is not None:
+            if group.alarm_ms <= deadline_ms:
+                return
+            group.alarm.cancel()
+        self._call_at(group, deadline_ms)
+
+    def _call_at(self, group: NativeGroup, at_ms: int) -> None:
+        delay_s = max(0, at_ms + 1 - self._clock_ms()) / 1000
+        group.alarm_ms = at_ms
+        group.alarm = asyncio.get_running_loop().call_later(delay_s, self._look_at_sessions, group)
+
+    def _look_at_sessions(self, group: NativeGroup) -> None:
+        group.alarm = None
+        now_ms = self._clock_ms()
+        if self._groups.get(group.name) is not group:
+            return
+        if now_ms - group.alarm_ms > LATE_MS:
+            group.prolong(now_ms)
+        expired = group.expired(now_ms)
+        for member in expired:
+            self._spawn(self._expire(group, member))
+        if expired:  # some may not be gone at once
+            self._call_at(group, now_ms + RETRY_MS)
+        else:
+            self._set_alarm(group)
+
+    async def _expire(self, group: NativeGroup, member: Member) -> None:
+        async with member.lock:
+            gone = self._groups.get(group.name) is not group or group.members.get(member.id) is not member
+            if gone or member.deadline_ms > self._clock_ms():
+                return
+            log.info("group %r: the session of %s is over", group.name, member.id)
+            member.ends = True
+            try:
+                await self._end(group, member)
+            except (Unavailable, UnknownMember) as error:  # the next look tries again
+                member.ends = False
+                log.info("group %r: %s is not removed yet: %s", group.name, member.id, error)
+
+
+def _exists(part: TopicPartition, topics: Mapping[str, Topic], topic_id: str | None = None) -> bool:
+    topic = topics.get(part.topic)
+    return topic is not None and part.partition in topic.partitions and topic_id in (None, topic.id)
+
+
+def check_secret(group: str, member: str, secret: str) -> None:
+    """
+    Raises:
+        GroupNotPermitted: whoever asks is not this member.
+    """
+    named, suffix = member.startswith(f"{group}_"), member_suffix(secret)
+    if not named or not hmac.compare_digest(member[-len(suffix) :].encode(), suffix.encode()):
+        raise GroupNotPermitted(f"not permitted: {member!r} is another member of group {group!r}", group)

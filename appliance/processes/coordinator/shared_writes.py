@@ -1,0 +1,120 @@
+"""Stores the committed offsets of several groups in one transaction of ZooKeeper.
+
+A transaction costs ZooKeeper one write to its disk, and the coordinator one request, however many offsets it has.  So
+while one is on its way, the next one waits and takes what all groups have to store by then, up to the bounds of
+:func:`claims.fits`.  One that has reached them does not wait, as long as fewer than IN_FLIGHT_MAX are on their way.
+Writes of one group are never in two of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
+
+from ...errors import ApplianceError, Unavailable
+from ...zookeeper import claims
+from ...zookeeper.claims import GroupWrite
+from ...zookeeper.operations import Operation
+
+IN_FLIGHT_MAX: Final = 4
+
+T = TypeVar("T")
+
+
+class Asker(Protocol):
+    """The part of the registry that is needed here."""
+
+    async def ask(self, operation: Operation[T], *, session_id: int | None = None) -> T: ...
+
+
+class _Waiting(NamedTuple):
+    write: GroupWrite
+    session_id: int
+    done: asyncio.Future[None]
+    parts: int
+    size: int
+
+
+class SharedWrites:
+    """Bound: one write for each group, whose lock its caller holds."""
+
+    def __init__(self, registry: Asker, spawn: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+        self._registry, self._spawn = registry, spawn
+        self._queue: deque[_Waiting] = deque()
+        self._parts = self._size = 0
+        """Of all that wait."""
+        self._groups: list[set[str]] = []
+        """Of each transaction that is on its way."""
+        self._starting = False
+
+    async def store(self, write: GroupWrite, session_id: int) -> None:
+        """Store one group's offsets, in the session of its claim.  Raises as :func:`claims.write`."""
+        one = _Waiting(write, session_id, asyncio.get_running_loop().create_future(), write.part_count, write.size)
+        self._queue.append(one)
+        self._note(one, 1)
+        if not self._starting:
+            self._starting = True
+            self._spawn(self._start())
+        await one.done
+
+    def _note(self, one: _Waiting, sign: int) -> None:
+        self._parts += sign * one.parts
+        self._size += sign * one.size
+
+    async def _start(self) -> None:
+        """In a task of its own, so that what others store in the same turn of the loop goes together."""
+        self._starting = False
+        self._start_some()
+
+    def _start_some(self) -> None:
+        while not self._groups or (len(self._groups) < IN_FLIGHT_MAX and not claims.fits(self._parts, self._size)):
+            some = self._take()
+            if not some:
+                return
+            self._groups.append({one.write.group for one in some})
+            self._spawn(self._carry_out(some, self._groups[-1]))
+
+    def _take(self) -> list[_Waiting]:
+        """What can be stored together, in order of arrival."""
+        some: list[_Waiting] = []
+        groups = set().union(*self._groups)
+        parts = size = 0
+        for one in self._queue:
+            if one.write.group in groups or (some and one.session_id != some[0].session_id):
+                continue
+            parts, size = parts + one.parts, size + one.size
+            if some and not claims.fits(parts, size):
+                break
+            some.append(one)
+            groups.add(one.write.group)
+        for one in some:
+            self._queue.remove(one)
+            self._note(one, -1)
+        return some
+
+    async def _carry_out(self, some: Sequence[_Waiting], groups: set[str]) -> None:
+        try:
+            await self._store_some(some)
+        finally:
+            self._groups = [others for others in self._groups if others is not groups]
+            self._start_some()
+
+    async def _store_some(self, some: Sequence[_Waiting]) -> None:
+        try:
+            writes = [one.write for one in some]
+            outcomes = await self._registry.ask(claims.write_together(writes), session_id=some[0].session_id)
+        except ApplianceError as error:
+            if len(some) > 1 and not isinstance(error, Unavailable):  # of one of them: the others are not at fault
+                for one in some:
+                    await self._store_some([one])
+                return
+            outcomes = [error] * len(some)
+        for one, outcome in zip(some, outcomes, strict=True):
+            if one.done.done():
+                continue  # its caller was cancelled
+            if outcome is None:
+                one.done.set_result(None)
+            else:
+                one.done.set_exception(outcome)

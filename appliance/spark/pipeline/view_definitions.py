@@ -1,0 +1,142 @@
+"""Reads the definitions of views: files of SQL, each with a comment at its head.
+
+A view is a question to the table ``events`` whose answer is kept as a table.  Users read these files, change them and
+add some of their own; ``example_views`` beside this module has some to begin with::
+
+    -- Errors of each topic and hour, and their share.
+    --
+    -- window: 1h
+    -- keys: topic
+    -- cadence: 1m
+    select start, topic, count(*) as lines, count_if(level in ('error', 'crit')) as errors
+    from events
+    where rejected is null
+    group by start, topic
+
+========  ===============================================================================================
+window    Lines of one window decide its rows, and no other lines.  ``events`` has the column ``start``, the
+          beginning of the window of each line (of multiples since 1970-01-01 UTC), and so has the answer.
+keys      The columns that, with ``start``, tell rows apart.  May be left out: one row for each window.
+cadence   How often a running pipeline refreshes the view, at most; by default a minute.
+topic     Rows that a refresh has computed are also sent to this topic, as JSON; by default to none.
+========  ===============================================================================================
+
+The file's name is that of the view.  The first paragraph of the comment says what it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ...config_keys import DURATIONS_MS, parse_units
+from ...errors import BadValue, UnknownKey
+
+SUFFIX: Final = ".sql"
+CADENCE_MS: Final = 60_000
+WINDOW_MS_MAX: Final = 366 * 86_400_000
+NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}")
+COLUMN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+TAKEN: Final = ("events", "live")
+"""Names that `appliance sql` knows: see ``sql/pipeline_tables.py``."""
+KEYS_OF_HEAD: Final = ("window", "keys", "cadence", "topic")
+_ENTRY: Final = re.compile(r"([a-z]+)\s*:\s*(.*)")
+
+
+@dataclass(frozen=True)
+class View:
+    """A definition; ``about``: what it is, in one paragraph."""
+
+    name: str
+    about: str
+    window_us: int
+    keys: tuple[str, ...]
+    cadence_ms: int
+    sql: str
+    topic: str = ""
+
+    @property
+    def meaning(self) -> str:
+        """A digest of what its rows depend on."""
+        parts = "\0".join([str(self.window_us), *self.keys, "", self.sql])
+        return hashlib.blake2b(parts.encode(), digest_size=8).hexdigest()
+
+
+def load_views(directory: Path) -> list[View]:
+    """The views of a directory, in the order of their names.
+
+    Raises:
+        BadValue, UnknownKey: there is no such directory, or a file is wrong or cannot be read.
+    """
+    if not directory.is_dir():
+        raise BadValue(
+            f"views.path: there is no directory {directory}: `appliance pipeline example --views DIR` makes one"
+        )
+    found = [parse_view(path.stem, _text_of(path), str(path)) for path in sorted(directory.glob(f"*{SUFFIX}"))]
+    lower: dict[str, str] = {}
+    for view in found:
+        if (other := lower.setdefault(view.name.lower(), view.name)) != view.name:
+            raise BadValue(f"views {other} and {view.name} differ by case only: rename one of their files")
+    return found
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise BadValue(f"{path}: byte {error.start} is not UTF-8: save the file in that encoding") from None
+    except OSError as error:
+        raise BadValue(f"{path}: it cannot be read: {error.strerror}") from None
+
+
+def parse_view(name: str, text: str, where: str) -> View:
+    """The view of a file's content; ``where`` is named in errors."""
+    if not NAME.fullmatch(name):
+        raise BadValue(f"{where}: {name!r} is no name of a view: letters, digits and _, with a letter first")
+    if name.lower() in TAKEN:
+        raise BadValue(f"{where}: {name!r} is a table of the pipeline itself: give the file another name")
+    about, entries, sql = _split(text, where)
+    if "window" not in entries:
+        raise BadValue(f"{where}: its head says no window: add a line as `-- window: 1h`")
+    window_ms = _duration("window", entries["window"], where)
+    keys = tuple(each.strip() for each in entries.get("keys", "").split(",") if each.strip())
+    for key in keys:
+        if not COLUMN.fullmatch(key) or key == "start":
+            raise BadValue(f"{where}: keys: {key!r}: name columns of the answer other than start, with commas between")
+    if not sql:
+        raise BadValue(f"{where}: there is no query below its head")
+    cadence = entries.get("cadence")
+    cadence_ms = CADENCE_MS if cadence is None else _duration("cadence", cadence, where)
+    return View(name, about, window_ms * 1000, keys, cadence_ms, sql, entries.get("topic", ""))
+
+
+def _split(text: str, where: str) -> tuple[str, dict[str, str], str]:
+    """The first paragraph of the head, its entries, and the query."""
+    lines = text.lstrip().splitlines()
+    count = next((at for at, line in enumerate(lines) if not line.startswith("--")), len(lines))
+    head = [line.removeprefix("--").strip() for line in lines[:count]]
+    entries: dict[str, str] = {}
+    about: list[str] = []
+    ended = False
+    for line in head:
+        entry = _ENTRY.fullmatch(line)
+        if entry is not None and entry[1] in entries:
+            raise BadValue(f"{where}: its head says {entry[1]} twice")
+        if entry is not None and entry[1] in KEYS_OF_HEAD:
+            entries[entry[1]] = entry[2].strip()
+        elif entry is not None and not about:
+            raise UnknownKey(f"{where}: unknown key {entry[1]!r} in its head: known: {', '.join(KEYS_OF_HEAD)}")
+        ended = ended or entry is not None or (bool(about) and not line)
+        if not ended:
+            about.append(line)
+    return " ".join(filter(None, about)), entries, "\n".join(lines[count:]).strip().rstrip(";").rstrip()
+
+
+def _duration(key: str, text: str, where: str) -> int:
+    found = parse_units(text, DURATIONS_MS)
+    if found is None or not 0 < found <= WINDOW_MS_MAX:
+        raise BadValue(f"{where}: {key}: {text!r}: a duration up to 366 days, as 30s, 1m, 1h or 7d")
+    return found

@@ -1,0 +1,293 @@
+"""Refreshes views: computes the windows that have changed and replaces their rows (``view_states`` says which).
+
+Spark runs the query; it writes the answer to a directory beside the tables, from where it is streamed into the table.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.dataset
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import ArrayType, StringType, StructField, StructType
+
+from ...errors import ApplianceError, BadValue
+from ..spark_session import build_session
+from .event_versions import EventVersions, RowFile
+from .settings import Settings
+from .table_files import EVENTS
+from .view_alerts import ViewAlerts
+from .view_definitions import View
+from .view_messages import ViewMessages
+from .view_states import ViewState, state_of, views_lock
+from .view_table import Basis, Ranges, ViewTable
+
+STAGING: Final = "_views"
+FILE: Final = "_file"
+"""A column of names of files, which no parser has."""
+RANGES_MAX: Final = 100
+WINDOWS_MAX: Final = 10_000
+"""So many windows are told apart; more are taken together to longer ones."""
+SPARK: Final = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS", "spark.sql.session.timeZone": "UTC"}
+CAUSE_CHARACTERS_MAX: Final = 500
+
+
+class Refreshed(NamedTuple):
+    """What a refresh did.
+
+    ``ranges``: the times whose rows were replaced, None for all; ``rows``: those of them; ``remark``: why nobody is
+    told of an alert, or "".
+    """
+
+    name: str
+    state: str
+    version: int
+    ranges: Ranges | None
+    rows: int
+    seconds: float
+    remark: str
+
+
+class Refresher:
+    """Refreshes views, in a Spark session.  Whoever makes one holds :func:`views_lock`."""
+
+    def __init__(self, spark: SparkSession, settings: Settings) -> None:
+        self._spark = spark.newSession()
+        for key, value in SPARK.items():
+            self._spark.conf.set(key, value)
+        self._settings = settings
+        self._staging = Path(settings.output.path) / STAGING
+        shutil.rmtree(self._staging, ignore_errors=True)  # what one that was killed has left
+
+    def refresh(self, view: View) -> Refreshed:
+        """Make a view current.
+
+        Raises:
+            BadValue: its query is wrong, or there are no events yet.
+            ApplianceError: it is current, and its rows cannot be sent to its topic.
+        """
+        return self._refresh(view, since_us=None, whole=False)
+
+    def rebuild(self, view: View, since_us: int | None = None) -> Refreshed:
+        """Compute all windows again, or those from a time on; the rows before stay, if it is known what they come from.
+
+        Raises:
+            BadValue: as :meth:`refresh`; or the answer has other columns now, and earlier rows are to stay.
+        """
+        return self._refresh(view, since_us, whole=True)
+
+    def _refresh(self, view: View, since_us: int | None, whole: bool) -> Refreshed:
+        begun = time.monotonic()
+        events = EventVersions(self._settings.output)
+        state, table = state_of(self._settings, view, events), ViewTable(self._settings.output, view.name)
+        ranges = self._ranges(view, state, events, since_us, whole)
+        entry = events.entry(events.latest)
+        assert entry is not None, "the log has the latest version"
+        basis = Basis(events.latest, entry, view.meaning)
+        rows = 0
+        if ranges != [] or not table.exists:
+            staged = self._staging / f"{view.name}-{uuid.uuid4().hex}"
+            try:
+                rows = self._replace(view, table, events, ranges, basis, staged, keeps=since_us is not None)
+            finally:
+                shutil.rmtree(staged, ignore_errors=True)
+        elif state.state != "current":
+            table.replace(pa.RecordBatchReader.from_batches(pa.schema([]), []), [], basis)
+        try:
+            ViewMessages(self._settings, view).send()  # before tidying, which may remove files of this version
+            ViewTable(self._settings.output, view.name).tidy()
+        finally:
+            remark = self._tell(view)
+        return Refreshed(view.name, state.state, events.latest, ranges, rows, time.monotonic() - begun, remark)
+
+    def _tell(self, view: View) -> str:
+        """A webhook that is away keeps neither other views from being refreshed nor a person from being forgotten."""
+        try:
+            ViewAlerts(self._settings, view).tell(datetime.now(UTC))
+        except ApplianceError as error:
+            return str(error)
+        return ""
+
+    def _ranges(
+        self, view: View, state: ViewState, events: EventVersions, since_us: int | None, whole: bool
+    ) -> Ranges | None:
+        """The times whose rows are to be computed; None for all."""
+        known = state.state in ("current", "behind") and state.basis is not None
+        if whole and since_us is not None:
+            since = [(since_us // view.window_us * view.window_us, events.end_us(view.window_us))]
+            if state.state in ("new", "unknown") or state.basis is None:
+                return None  # earlier rows would count as current, whatever they are
+            changed = self._changed(view, events, state.basis.version) if known else []
+            return None if changed is None else compressed([*changed, *since])
+        if whole or not known or state.basis is None:
+            return None
+        return self._changed(view, events, state.basis.version)
+
+    def _changed(self, view: View, events: EventVersions, since: int) -> Ranges | None:
+        """The windows with rows that have come or gone; None if that is not known."""
+        files = events.changed(since)
+        if not files:
+            return None if files is None else []
+        times = self._rows(files, events.schema, events.partitioned_by).select(f.expr("unix_micros(time)").alias("t"))
+        unit_us = view.window_us
+        while True:
+            found = times.select(f.expr(f"t div {unit_us}").alias("w")).distinct().limit(WINDOWS_MAX + 1).collect()
+            if len(found) <= WINDOWS_MAX:
+                return compressed([(row.w * unit_us, (row.w + 1) * unit_us) for row in found])
+            unit_us *= 100
+
+    def _rows(self, files: Sequence[RowFile], schema: pa.Schema, partitioned_by: Sequence[str]) -> DataFrame:
+        """The rows of files, with the values of their partitions, which only the log has."""
+        fields = from_arrow_schema(schema)
+        if not files:
+            return self._given([], fields)
+        inside = from_arrow_schema(pa.schema([field for field in schema if field.name not in partitioned_by]))
+        rows = self._spark.read.schema(inside).parquet(*[file.path for file in files])
+        if not partitioned_by:
+            return rows
+        places = [{FILE: Path(file.path).name, **dict(file.partition)} for file in files]
+        names = StructType([StructField(name, StringType()) for name in (FILE, *partitioned_by)])
+        of_files = f.broadcast(self._given(places, names))
+        joined = rows.withColumn(FILE, f.col("_metadata.file_name")).join(of_files, FILE)
+        return joined.select(*(f"`{name}`" for name in schema.names))
+
+    def _given(self, rows: Sequence[dict[str, Any]], fields: StructType) -> DataFrame:
+        """Rows of the driver.  ``createDataFrame`` would make this the active session of the caller's thread."""
+        text = f.lit(json.dumps(rows))
+        return self._spark.range(1).select(f.inline(f.from_json(text, ArrayType(fields))))
+
+    def _events(self, view: View, events: EventVersions, ranges: Ranges | None) -> DataFrame:
+        files = [file for file in events.files() if ranges is None or file.overlaps(ranges)]
+        rows = self._rows(files, events.schema, events.partitioned_by)
+        if ranges is not None:
+            rows = rows.where(f.expr(" or ".join(_within("unix_micros(time)", each) for each in ranges)))
+        start = f"timestamp_micros(unix_micros(time) div {view.window_us} * {view.window_us})"
+        return rows.withColumn("start", f.expr(start))
+
+    def _replace(
+        self,
+        view: View,
+        table: ViewTable,
+        events: EventVersions,
+        ranges: Ranges | None,
+        basis: Basis,
+        staged: Path,
+        keeps: bool,
+    ) -> int:
+        """Compute rows and put them into the table.  ``keeps``: the rows of other times must stay."""
+        try:
+            self._events(view, events, ranges).createOrReplaceTempView(EVENTS)
+            answer = self._spark.sql(view.sql)
+            _check_columns(view, answer)
+            day = f.date_format("start", "yyyy-MM-dd").alias("date")
+            answer.select(day, *(f"`{name}`" for name in answer.columns)).write.parquet(str(staged))
+            stored = self._spark.read.parquet(str(staged))
+            _check_rows(view, stored, ranges)
+        except PySparkException as error:
+            raise BadValue(f"view {view.name}: {_sentence(error)}") from None
+        found = pa.dataset.dataset(staged, format="parquet", exclude_invalid_files=False)
+        schema = _schema_of(found.schema)
+        if ranges is not None and table.exists and not table.fits(schema):
+            if keeps:
+                raise BadValue(
+                    f"view {view.name}: its query gives other columns now than the rows that are to stay have: "
+                    "rebuild it without --since, or give the file another name"
+                )
+            return self._replace(view, table, events, None, basis, staged.with_name(f"{staged.name}-all"), False)
+        rows = int(found.count_rows())
+        table.replace(pa.RecordBatchReader.from_batches(schema, _batches(found, schema)), ranges, basis)
+        return rows
+
+
+@contextmanager
+def refresher(settings: Settings, session: SparkSession | None = None) -> Iterator[Refresher]:
+    """One that refreshes views while nobody else does.  ``session``: the Spark session to use, which stays open.
+
+    Raises:
+        AlreadyRunning: another process refreshes views of this output.
+    """
+    with views_lock(settings):
+        spark = session or build_session(
+            f"views of {settings.pipeline.name}", settings.spark, scratch=settings.state_dir / "spark-views"
+        )
+        try:
+            yield Refresher(spark, settings)
+        finally:
+            if session is None:
+                spark.stop()
+
+
+def compressed(ranges: Sequence[tuple[int, int]]) -> Ranges:
+    """The ranges in order and without overlap; the smallest gaps are filled until there are :data:`RANGES_MAX`."""
+    joined: list[tuple[int, int]] = []
+    for first, end in sorted(ranges):
+        if joined and first <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(end, joined[-1][1])
+        else:
+            joined.append((first, end))
+    gaps = sorted(range(1, len(joined)), key=lambda at: joined[at - 1][1] - joined[at][0])  # the largest first
+    begins = [0, *sorted(gaps[: RANGES_MAX - 1])] if joined else []
+    ends = [*begins[1:], len(joined)] if joined else []
+    return [(joined[begin][0], joined[end - 1][1]) for begin, end in zip(begins, ends, strict=True)]
+
+
+def _within(micros: str, bounds: tuple[int, int]) -> str:
+    return f"({micros} >= {bounds[0]} and {micros} < {bounds[1]})"
+
+
+def _check_columns(view: View, answer: DataFrame) -> None:
+    """Raises BadValue if the answer is no table of a view."""
+    kinds = dict(answer.dtypes)
+    if kinds.get("start") != "timestamp":
+        raise BadValue(f"view {view.name}: its query must give the column start, as events have it: select start, …")
+    if "date" in (name.lower() for name in kinds):
+        raise BadValue(f"view {view.name}: date is the day of start, which its table has already: leave it out")
+    if lost := [key for key in view.keys if key not in kinds]:
+        raise BadValue(f"view {view.name}: keys: its query gives no column {lost[0]!r}: {', '.join(kinds)}")
+
+
+def _check_rows(view: View, stored: DataFrame, ranges: Ranges | None) -> None:
+    """Raises BadValue if a row is of no window of these, or if keys are not those of one row."""
+    micros = "unix_micros(start)"
+    outside = f"start is null or {micros} % {view.window_us} <> 0"
+    if ranges is not None:
+        outside += f" or not ({' or '.join(_within(micros, each) for each in ranges)})"
+    keys = ["start", *(f"`{key}`" for key in view.keys)]
+    counted = (
+        stored.withColumn("at", f.col("start").cast("string"))
+        .groupBy("at", *keys)
+        .agg(f.count("*").alias("n"), f.max(f.expr(outside)).alias("outside"))
+    )
+    wrong = counted.where("n > 1 or outside").limit(1).collect()
+    if wrong and wrong[0].outside:
+        raise BadValue(f"view {view.name}: a row has the start {wrong[0]['at']}: leave start as events have it")
+    if wrong:
+        of = ", ".join([f"start = {wrong[0]['at']}", *(f"{key} = {wrong[0][key]!r}" for key in view.keys)])
+        raise BadValue(f"view {view.name}: keys: {wrong[0].n} rows have {of}: name all columns of `group by`")
+
+
+def _sentence(error: PySparkException) -> str:
+    text = " ".join(str(error).split(";\n")[0].split())
+    return text[:CAUSE_CHARACTERS_MAX]
+
+
+def _schema_of(given: pa.Schema) -> pa.Schema:
+    """As a Delta table gives the columns back."""
+    return pa.schema([pa.field(field.name, field.type) for field in given])
+
+
+def _batches(found: Any, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    for batch in found.to_batches():
+        yield batch.cast(schema)

@@ -1,0 +1,73 @@
+"""appliance.processes.network.forwarder: no frame is replayed for ever."""
+
+from __future__ import annotations
+
+import socket
+from types import SimpleNamespace
+from typing import Any
+
+import msgpack
+
+from appliance.addresses import PLAINTEXT, Listener
+from appliance.processes.network.forwarder import CoordinatorLink
+from appliance.processes.network.worker_connection import ClientSession
+from appliance.security.principals import Origin
+
+
+class Coordinators:
+    """One after the other at the far end of a worker's link; each is read by the test."""
+
+    def __init__(self) -> None:
+        self.link = CoordinatorLink(lambda message: None)
+
+    def start(self) -> list[Any]:
+        ours, self.socket = socket.socketpair()
+        return self.link.connect(ours)
+
+    def frames(self) -> list[bytes]:
+        """What this one has been sent."""
+        unpacker = msgpack.Unpacker()
+        self.socket.setblocking(False)
+        try:
+            while True:
+                unpacker.feed(self.socket.recv(1 << 20))
+        except BlockingIOError:
+            return [message[2] for message in unpacker if len(message) > 1]
+
+    def answer(self, token: int) -> None:
+        self.socket.sendall(msgpack.packb([token, b"reply"]))
+
+    def die(self) -> None:
+        self.socket.close()
+        assert self.link.receive() is None, "an end of the stream is seen"
+        self.link.disconnect().close()
+
+
+def request() -> Any:
+    origin = Origin(Listener("kafka", PLAINTEXT, "l:1"), "p:1", "User:a")
+    return SimpleNamespace(connection=SimpleNamespace(origin=origin, session=ClientSession()))
+
+
+def test_a_frame_that_two_coordinators_have_died_of_is_not_sent_to_a_third() -> None:
+    """Method: a poisonous frame, one that comes while nobody is there, and one before each death."""
+    coordinators = Coordinators()
+    link = coordinators.link
+    assert coordinators.start() == []
+    poison, honest, late = request(), request(), request()
+    link.forward(poison, memoryview(b"poison"))
+    link.forward(honest, memoryview(b"honest"))
+    assert coordinators.frames() == [b"poison", b"honest"]
+    coordinators.answer(2)
+    coordinators.socket.shutdown(socket.SHUT_WR)
+    assert link.receive() == [(honest, b"reply")]
+    coordinators.die()
+    link.forward(late, memoryview(b"late"))
+    assert coordinators.start() == [] and coordinators.frames() == [b"poison", b"late"]
+    coordinators.die()
+    assert coordinators.start() == [poison] and coordinators.frames() == [b"late"]
+    coordinators.die()
+    assert coordinators.start() == [late] and coordinators.frames() == []
+    assert link._frames_bytes == 0
+    coordinators.socket.close()
+    assert link.sock is not None
+    link.sock.close()

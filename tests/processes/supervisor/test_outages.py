@@ -1,0 +1,139 @@
+"""appliance.processes.supervisor.outages: orders to repair, in each state of a partition, with anyone dying in it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from appliance.errors import StorageFault
+from appliance.names import TopicPartition
+from appliance.processes.messages import RepairDone
+from appliance.processes.supervisor.actions import Actions
+from appliance.processes.supervisor.hosted import Hosted, HostedPartition
+from appliance.processes.supervisor.outages import AGAIN_MS_MAX, Outages
+
+from .test_roles import NotedChildren
+
+WEB = TopicPartition("web", 0)
+STEPS = ["order", "gone", "offline", "wait", "writer ends", "opens", "does not open", "repaired", "repairer killed"]
+
+
+class Deaf:
+    """Stands for a part of the supervisor that is told something and has no answer."""
+
+    def __getattr__(self, _: str) -> Callable[..., None]:
+        return lambda *_: None
+
+
+class NotedWriters(set[TopicPartition]):
+    def drop(self, _: TopicPartition) -> None:
+        """The writer is asked to end; when it does is a step."""
+
+
+class NotedOpening(Deaf):
+    def __init__(self, hosted: Hosted) -> None:
+        self._hosted = hosted
+
+    def open_all(self, partitions: list[TopicPartition]) -> None:
+        self._hosted.opening.update(dict.fromkeys(partitions, 1))
+
+
+class NotedCoordinator:
+    def __init__(self) -> None:
+        self.sent: list[RepairDone] = []
+
+    def send(self, message: RepairDone) -> None:
+        self.sent.append(message)
+
+
+class Rig:
+    """One partition.  What the supervisor's other parts would do is a step of the test."""
+
+    def __init__(self) -> None:
+        self.hosted, self.now = Hosted(), 0
+        row = self.hosted[WEB] = HostedPartition("id", {})
+        row.table = "table"
+        self.coordinator = NotedCoordinator()
+        writers: Any = NotedWriters([WEB])
+        self.writers: set[TopicPartition] = writers
+        self.actions = Actions(lambda: None, lambda: self.now)
+        deaf: Any = Deaf()
+        children: Any = NotedChildren()
+        coordinator: Any = self.coordinator
+        opening: Any = NotedOpening(self.hosted)
+        self.outages = Outages(
+            Path("/nowhere"),
+            self.hosted,
+            children,
+            self.actions,
+            deaf,
+            coordinator,
+            lambda: None,
+            writers,
+            opening,
+            deaf,
+            deaf,
+        )
+
+    def take(self, step: str, token: int) -> None:
+        outages, repairer = self.outages, self.outages.repairers.child(WEB)
+        match step:
+            case "order":
+                outages.repair(token, WEB, False)
+            case "gone":
+                outages.on_gone(WEB, "id", "its file is missing")
+            case "offline" if WEB in self.hosted and not self.hosted.opening:
+                self.hosted[WEB].offline = "EIO"
+                outages.on_offline(WEB)
+            case "wait":
+                self.now += AGAIN_MS_MAX
+            case "writer ends":
+                self.writers.discard(WEB)
+            case "opens" | "does not open" if WEB in self.hosted.opening:
+                error = "" if step == "opens" else StorageFault.__name__
+                del self.hosted.opening[WEB]
+                if WEB in self.hosted:
+                    self.hosted[WEB].offline = error
+                    outages.on_opened([(WEB, error, error)])
+            case "repaired" | "repairer killed" if repairer is not None:
+                if step == "repaired":
+                    outages.on_repaired(WEB, "", "", {})
+                outages.on_repairer_end(repairer)
+            case "deleted":
+                self.hosted.pop(WEB, None)
+        self.actions.run_due()
+        outages.start()
+        self.actions.run_due()
+
+
+@given(st.lists(st.sampled_from([*STEPS, "deleted"]), max_size=20))
+def test_every_order_is_answered_once_and_the_partition_comes_back(steps: list[str]) -> None:
+    rig = Rig()
+    for token, step in enumerate(steps):
+        rig.take(step, token)
+        assert rig.outages.repairers.child(WEB) is None or WEB not in rig.writers | rig.hosted.opening.keys()
+    for _ in range(3):  # an order may follow an opener, which follows a writer
+        for step in ("wait", "writer ends", "opens", "repaired", "opens"):
+            rig.take(step, -1)
+    orders = Counter(token for token, step in enumerate(steps) if step == "order")
+    assert Counter(answer.token for answer in rig.coordinator.sent) == orders, steps
+    assert rig.outages.repairers.all_gone and not rig.hosted.opening
+    if WEB in rig.hosted:
+        assert rig.hosted[WEB].offline == "", steps
+
+
+def test_an_order_waits_for_the_opener_that_tries_an_offline_partition_again() -> None:
+    """`log repair` is what the doctor advises, and it is typed at any moment."""
+    rig = Rig()
+    for step in ("offline", "writer ends", "wait", "order", "does not open"):
+        rig.take(step, 7)
+    assert not rig.coordinator.sent and rig.outages.repairers.child(WEB) is not None
+    for step in ("repaired", "opens"):
+        rig.take(step, 0)
+    (answer,) = rig.coordinator.sent
+    assert answer.token == 7 and answer.error == "" and rig.hosted[WEB].offline == ""
