@@ -496,8 +496,11 @@ def test_many_groups_are_listed(server: Server, admin: Admin, topic: str, count:
     zookeeper.start(TIMEOUT_S)
     try:
         zookeeper.ensure_path("/consumers")
-        for name in names:
-            zookeeper.create_async(f"/consumers/{name}/offsets/{topic}/0", b"5", makepath=True)
+        made = [zookeeper.create_async(f"/consumers/{name}/offsets/{topic}/0", b"5", makepath=True) for name in names]
+        for (
+            node
+        ) in made:  # a group is listed before its last node is there, which then stands in the way of its deletion
+            node.get(timeout=TIMEOUT_S)
         assert until(lambda: names <= {row["group"] for row in admin.groups()}, "all are listed")
         kafka = AdminClient({"bootstrap.servers": server.kafka})
         listed = kafka.list_consumer_groups(request_timeout=TIMEOUT_S).result(TIMEOUT_S)
