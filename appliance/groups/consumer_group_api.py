@@ -10,6 +10,7 @@ from ..errors import ApplianceError
 from ..security.acls import Operation, ResourceType
 from ..wire.kafka.call import Answer, Call, Handler, retriable
 from ..wire.kafka.codes import Code
+from ..wire.kafka.metadata_reply import asked_id
 from .assignors import ASSIGNORS, Part
 from .consumer_group import JOIN, Beat, Beaten, ConsumerGroup, View
 from .consumer_member import LEFT, ConsumerMember, Matching
@@ -214,7 +215,7 @@ def _described_member(group: ConsumerGroup, member: ConsumerMember) -> dict[str,
 
 
 def _parts(topics: Iterable[Any]) -> frozenset[Part]:
-    return frozenset((topic.topic_id.hex, number) for topic in topics for number in topic.partitions)
+    return frozenset((asked_id(topic.topic_id).hex, number) for topic in topics for number in topic.partitions)
 
 
 def _by_topic(parts: Collection[Part], names: Mapping[str, str] | None = None) -> list[dict[str, Any]]:

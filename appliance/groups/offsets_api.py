@@ -11,7 +11,7 @@ from ..names import NOTE_BYTES_MAX, TopicPartition
 from ..security.acls import Operation, ResourceType
 from ..wire.kafka.call import Answer, Call, Handler, by_topic, error_row, retriable
 from ..wire.kafka.codes import Code
-from ..wire.kafka.metadata_reply import topic_id
+from ..wire.kafka.metadata_reply import asked_id, topic_id
 from . import consumer_protocol
 from .group_coordinator import GroupCoordinator
 from .store import Commit, GroupStore
@@ -107,7 +107,7 @@ class OffsetsApi:
         if self._names_revision != self._store.revision:
             self._names_revision = self._store.revision
             self._names = {topic.id: name for name, topic in self._store.topics().items()}
-        return [_Asked(self._names.get(topic.topic_id.hex), topic) for topic in topics]
+        return [_Asked(self._names.get(asked_id(topic.topic_id).hex), topic) for topic in topics]
 
     def _refusal(self, call: Call) -> Code:
         """Why a commit is refused.  STALE_MEMBER_EPOCH: ask for each partition."""

@@ -30,7 +30,7 @@ from ..names import INTERNAL_TOPICS, check_topic, is_reserved, is_topic
 from ..security.acls import Operation, ResourceType
 from ..wire.kafka.call import Answer, Call, Encoded, Handler
 from ..wire.kafka.codes import Code
-from ..wire.kafka.metadata_reply import NO_ID, NO_LEADER, operation_bits, topic_id
+from ..wire.kafka.metadata_reply import NO_LEADER, asked_id, operation_bits, topic_id
 from ..wire.kafka.primitives import epoch_refusal
 from ..wire.kafka.reply import Reply
 from .appliance import Appliance, ProducerInLog
@@ -69,7 +69,7 @@ class ClusterApi:
         errors: dict[str, int] = {}
         made: dict[str, int] = {}
         if request.topics is not None and (call.version > 0 or request.topics):
-            names_or_ids = [topic.topic_id or NO_ID if topic.name is None else topic.name for topic in request.topics]
+            names_or_ids = [asked_id(topic.topic_id) if topic.name is None else topic.name for topic in request.topics]
             if self._appliance.auto_create and (call.version < 4 or request.allow_auto_topic_creation):
                 errors, made = await self._create_missing(call, names_or_ids)
         rows = [{"name": name, "error_code": code} for name, code in errors.items() if code]

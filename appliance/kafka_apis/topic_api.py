@@ -25,7 +25,7 @@ from ..errors import (
 from ..security.acls import Operation, ResourceType
 from ..wire.kafka.call import Answer, Call, Encoded, Handler
 from ..wire.kafka.codes import Code
-from ..wire.kafka.metadata_reply import NO_ID, topic_id
+from ..wire.kafka.metadata_reply import NO_ID, asked_id, topic_id
 from .appliance import Appliance
 from .settings_reply import HIDDEN, Created, encode_created, encode_new_topic
 
@@ -151,7 +151,7 @@ class TopicApi:
         names: list[str | UUID] = list(call.request.topic_names or ())
         twofold = set()
         if call.version >= 6:
-            names = [topic.topic_id if topic.name is None else topic.name for topic in call.request.topics]
+            names = [asked_id(topic.topic_id) if topic.name is None else topic.name for topic in call.request.topics]
             twofold = {topic.name for topic in call.request.topics if topic.name is not None and topic.topic_id}
         counts = Counter(names)
         by_id: dict[UUID, str] = {}

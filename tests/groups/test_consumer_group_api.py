@@ -427,3 +427,16 @@ def test_without_a_lease_nobody_loses_a_place() -> None:
         assert (await beat(client, 1)).error_code == 0
 
     run(scenario())
+
+
+@pytest.mark.parametrize("id", [UUID(int=0), UUID(int=1)])
+def test_a_member_that_says_it_has_a_topic_that_there_is_not_goes_on(id: UUID) -> None:
+    """kafka-python, which decodes requests, makes None of an id of zeros."""
+
+    async def scenario() -> None:
+        _, client = two_topics()
+        epoch = (await join(client)).member_epoch
+        reply = await beat(client, epoch, topic_partitions=[{"topic_id": id, "partitions": [0]}])
+        assert (reply.error_code, reply.member_epoch) == (0, epoch)
+
+    run(scenario())

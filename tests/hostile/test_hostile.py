@@ -16,7 +16,7 @@ STALL_MS_MAX = 10_000
 def test_hostile_clients_harm_nobody(tmp_path: Path) -> None:
     outcome = Box(tmp_path / "data").attack(REQUESTS, SEED, warm_up=REQUESTS // 2)
     assert outcome.pids_after == outcome.pids_before and outcome.restarts == 0
-    assert not outcome.tracebacks
+    assert not outcome.tracebacks, outcome.tracebacks[0]
     assert outcome.sent >= REQUESTS and outcome.replied_bytes > 0
     assert not outcome.honest["faults"], outcome.honest
     assert max(outcome.honest["worst_ms"].values()) < STALL_MS_MAX, outcome.honest

@@ -25,7 +25,7 @@ from appliance.wire.kafka.call import Answer, Call, Encoded
 from appliance.wire.kafka.codes import Code
 
 from ..support.kafka_apis_fixture import ORIGIN, Client, FakeCluster, run
-from ..support.kafka_messages import decode_response, message, random_values, request_frame
+from ..support.kafka_messages import EDGES, Edge, decode_response, message, random_values, request_frame
 
 COLD = [
     (key, version)
@@ -39,14 +39,14 @@ COLD = [
 def test_random_requests_are_answered_in_kind(key: int, version: int) -> None:
     """Goal: no valid frame of any API goes without an answer that its client can read.
 
-    Method: random values in all fields; those that would wait (members of one group) have a short session, so
-    that each join or sync is answered by the clock at the latest.
+    Method: random values in all fields, then the same edge of each field's kind in all of them; those that would wait
+    (members of one group) have a short session, so that each join or sync is answered by the clock at the latest.
     """
 
     async def scenario() -> None:
         client = Client(FakeCluster(), session_ms_min=0, session_ms_max=0, rebalance_ms_max=1, id_wait_ms=1)
-        for seed in range(6):
-            values = random_values(message(key, "Request")._struct, version, random.Random(seed))
+        for rng in (*map(random.Random, range(6)), *map(Edge, EDGES)):
+            values = random_values(message(key, "Request")._struct, version, rng)
             frame = await client.apis.answer(request_frame(key, version, values, 5), ORIGIN)
             reply = decode_response(key, version, frame)
             assert reply.header.correlation_id == 5

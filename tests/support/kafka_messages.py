@@ -15,11 +15,13 @@ from kio.serial import entity_reader, entity_writer
 from appliance.names import is_topic
 from appliance.wire.kafka import definitions
 from appliance.wire.kafka.apis import APIS
+from appliance.wire.kafka.metadata_reply import NO_ID
 from appliance.wire.kafka.primitives import NO_TOPIC
 
 from . import newer_messages
 
 SEEDS = range(8)
+EDGES = range(7)
 ERROR_CODES = (0, 0, 3, 15, 25, 36)
 
 
@@ -33,6 +35,17 @@ def message(api_key: int, kind: str) -> Any:
 def name_read(name: str) -> str:
     """What our decoders make of a topic's name."""
     return name if is_topic(name) else NO_TOPIC
+
+
+class Edge(random.Random):
+    """Chooses the same of the values at hand in each field: zeros, empty ones, the greatest, one past a length."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self._number = number
+
+    def choice(self, seq: Any) -> Any:
+        return seq[self._number % len(seq)]
 
 
 def random_values(definition: Any, version: int, rng: random.Random) -> dict[str, Any]:
@@ -67,7 +80,7 @@ def _simple(field: Any, rng: random.Random) -> Any:
     if kind == "float64":
         return rng.choice((0.0, -1.5, 1e300))
     if kind == "uuid":
-        return uuid.UUID(int=rng.getrandbits(128))
+        return rng.choice((NO_ID, uuid.UUID(int=rng.getrandbits(128))))
     if kind == "bitfield":
         return None
     bits = int(kind.removeprefix("u").removeprefix("int")) - 1
@@ -83,7 +96,7 @@ def build(definition: Any, version: int, values: dict[str, Any], cls: Any) -> An
             value = [build(field.array_of, version, item, field.data_class) for item in value]
         if value is not None and field.is_struct():
             value = build(field, version, value, field.data_class)
-        fields[field.name] = value
+        fields[field.name] = None if value == NO_ID else value  # as kafka-python reads zeros
     return cls(version=version, **fields)
 
 

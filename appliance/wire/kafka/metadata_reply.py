@@ -71,6 +71,11 @@ def _bits(operations: Set[int] | None) -> bytes:
     return _I32.pack(NO_OPERATIONS if operations is None else operation_bits(operations))
 
 
+def asked_id(id: UUID | None) -> UUID:
+    """The topic id of a request as kafka-python decodes it: None where the client sent zeros."""
+    return NO_ID if id is None else id
+
+
 def topic_id(topic: Topic) -> UUID:
     """The id of a topic, as clients see it."""
     return UUID(topic.id)
