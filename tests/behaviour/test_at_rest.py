@@ -132,14 +132,20 @@ def beyond(watched: Callable[[], dict[int, str]], bounds: dict[str, float]) -> l
 
 
 def calls_beyond(bed: Bed, bounds: dict[str, float]) -> list[str]:
-    """Who makes more system calls than so many wake-ups need."""
+    """Who makes more system calls than so many wake-ups need, in each of some windows: what goes on, no burst."""
     if shutil.which("strace") is None:
         return []
-    counts = system_calls(bed.watched(), WINDOW_S)
-    rates: Counter[str] = Counter()
-    for pid, role in bed.watched().items():
-        rates[role] = max(rates[role], round(counts[pid] / WINDOW_S))
-    return [f"{role}: {rate} calls a second" for role, rate in rates.items() if rate > CALLS_PER_WAKE_UP * bounds[role]]
+    busy: list[str] = []
+    for _ in range(WINDOWS_MAX):
+        counts = system_calls(bed.watched(), WINDOW_S)
+        rates: Counter[str] = Counter()
+        for pid, role in bed.watched().items():
+            rates[role] = max(rates[role], round(counts[pid] / WINDOW_S))
+        may = {role: CALLS_PER_WAKE_UP * bounds[role] for role in rates}
+        busy = [f"{role}: {rate} calls a second" for role, rate in rates.items() if rate > may[role]]
+        if not busy:
+            break
+    return busy
 
 
 def test_every_role_that_runs_is_stated_and_at_rest(bed: Bed) -> None:

@@ -400,6 +400,7 @@ def test_a_full_disk_is_one_finding_whose_remedy_makes_room(small: tuple[SmallMa
     """Method: a topic of one file in each partition, as most are; nobody produces while there is room again."""
     _, server = small
     succeeding("topics", "create", "a", "--partitions", "4", *at(server))
+    server.wait_for_tables("a", 4)
     fill_the_topic(server, "a")
     row = wait_for(lambda: found(server, "DiskFull"), "the full disk to be found")
     assert {one["condition"] for one in doctor(server)} & {"DiskLow", "DiskFillsUp", "LimitReached"} == set()
@@ -417,6 +418,7 @@ def test_a_full_disk_is_one_finding_whose_remedy_makes_room(small: tuple[SmallMa
 def test_of_a_log_with_many_files_only_what_is_lacking_goes(small: tuple[SmallMachine, Server]) -> None:
     _, server = small
     succeeding("topics", "create", "b", "--partitions", "1", "--setting", "segment.bytes=2MiB", *at(server))
+    server.wait_for_tables("b")
     fill_the_topic(server, "b")
     row = wait_for(lambda: found(server, "DiskFull"), "the full disk to be found")
     trim, _ = commands_in(row["todo"])
@@ -458,10 +460,11 @@ def test_a_full_dev_shm_is_found(small: tuple[SmallMachine, Server]) -> None:
 
 def fill_the_topic(server: Server, topic: str, rounds: int = 1_000) -> None:
     """Produce to all partitions until each is refused for lack of room, or for some rounds."""
+    partitions = {name for name in server.state["tables"] if name.rpartition("-")[0] == topic}
     end_s = time.monotonic() + 60
     with Producer(server.native, acks="1", delivery_timeout_ms=2_000) as producer:
         for _ in range(rounds):
-            if server.state["full"] or time.monotonic() > end_s:
+            if partitions <= set(server.state["full"]) or time.monotonic() > end_s:
                 break
             for one in [producer.send(topic, os.urandom(200_000)) for _ in range(8)]:
                 with suppress(Exception):
