@@ -87,13 +87,13 @@ class FetchPlan:
     parts are None.
 
     ``results``: of every part.  ``size``: bytes of all together.  ``cold``: what has to be brought into memory before
-    these parts can be looked at again; until then they get nothing.  ``left``: the parts that are still to be looked
-    at, since meanwhile the turn of the loop was over, as ``is_over`` says.  There is no reply before that.
+    these parts can be looked at again; until then they get nothing.  ``unlooked``: the parts that are not looked at
+    yet, because the turn of the loop was over meanwhile, as ``is_over`` says.  There is no reply before that.
     """
 
     __slots__ = (
-        *("_failed", "_given", "_is_over", "_let_go", "_wanted"),
-        *("cold", "left", "partitions", "request", "results", "size"),
+        *("_failed", "_with_data", "_is_over", "_let_go", "_allowed_bytes"),
+        *("cold", "unlooked", "partitions", "request", "results", "size"),
     )
 
     def __init__(
@@ -103,11 +103,11 @@ class FetchPlan:
         self.results = [NOT_LOOKED_AT] * len(partitions)
         self.size = 0
         self.cold: dict[int, FileRange] = {}
-        self.left: dict[int, None] = {}
-        self._given: set[int] = set()
+        self.unlooked: dict[int, None] = {}
+        self._with_data: set[int] = set()
         self._failed: set[int] = set()
         self._let_go = False
-        self._wanted = -1
+        self._allowed_bytes = -1
         """What the parts may get if there is room; -1: not asked for yet."""
         self.look(range(len(partitions)))
 
@@ -117,13 +117,13 @@ class FetchPlan:
         numbers = iter(parts)
         for looked, index in enumerate(numbers):
             if looked and not looked % PARTS_AT_ONCE and self._is_over():
-                self.left[index] = None
-                self.left.update(dict.fromkeys(numbers))
+                self.unlooked[index] = None
+                self.unlooked.update(dict.fromkeys(numbers))
                 return
-            if results[index] is not NOT_LOOKED_AT or self.left:
+            if results[index] is not NOT_LOOKED_AT or self.unlooked:
                 self.forget(index)
             part = request.parts[index]
-            bytes_left = request.bytes_max - self.size if len(self._given) + len(self.cold) < PARTS_GIVEN_MAX else 0
+            bytes_left = request.bytes_max - self.size if len(self._with_data) + len(self.cold) < PARTS_GIVEN_MAX else 0
             partition, is_first = self.partitions[index], self.size == 0
             try:
                 result = _fetch_part(part, partition, bytes_left, is_first, request.committed)
@@ -132,7 +132,7 @@ class FetchPlan:
                 result = _fetch_part(part, partition, 0, False, request.committed)
             results[index] = result
             if result.size:
-                self._given.add(index)
+                self._with_data.add(index)
                 self.size += result.size
             elif result.error:
                 self._failed.add(index)
@@ -147,17 +147,17 @@ class FetchPlan:
         self.results[index] = NOT_LOOKED_AT
         self._failed.discard(index)
         self.cold.pop(index, None)
-        self.left.pop(index, None)
-        if index in self._given:
-            self._given.remove(index)
+        self.unlooked.pop(index, None)
+        if index in self._with_data:
+            self._with_data.remove(index)
             self.size -= result.size
 
     def replace(self, index: int, part: FetchPart) -> None:
         """Put another part in the place of one."""
         self.forget(index)
         parts = self.request.parts
-        if self._wanted >= 0:
-            self._wanted += max(part.bytes_max, 0) - max(parts[index].bytes_max, 0)
+        if self._allowed_bytes >= 0:
+            self._allowed_bytes += max(part.bytes_max, 0) - max(parts[index].bytes_max, 0)
         parts[index] = part
 
     @property
@@ -172,12 +172,12 @@ class FetchPlan:
         if self._failed or self.size >= enough:
             return True
         parts = self.request.parts
-        if not self._given:
+        if not self._with_data:
             return not parts
-        if self._wanted < 0:
-            self._wanted = sum(max(part.bytes_max, 0) for part in parts)
-        available = sum(self._available(index) for index in self._given)
-        return available >= min(enough, self._wanted)
+        if self._allowed_bytes < 0:
+            self._allowed_bytes = sum(max(part.bytes_max, 0) for part in parts)
+        available = sum(self._available(index) for index in self._with_data)
+        return available >= min(enough, self._allowed_bytes)
 
     def _available(self, index: int) -> int:
         """The bytes that count as available for a part with data: as in Kafka, whether or not batches end there."""
@@ -191,15 +191,15 @@ class FetchPlan:
 
     def let_go(self) -> None:
         """Hold no files while the fetch waits: retention may remove them, and there may be many."""
-        self._let_go = bool(self._given)
-        for index in self._given:
+        self._let_go = bool(self._with_data)
+        for index in self._with_data:
             self.results[index] = self.results[index]._replace(pieces=())
 
     def take_back(self) -> None:
         """Look again at the parts whose files it has let go of, as a reply needs them."""
         if self._let_go:
             self._let_go = False
-            self.look(sorted(index for index in self._given if not self.results[index].pieces))
+            self.look(sorted(index for index in self._with_data if not self.results[index].pieces))
 
 
 def _without_data(error: int) -> FetchResult:

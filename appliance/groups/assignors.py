@@ -113,12 +113,12 @@ class _Loads:
 
 def subscribers_of(members: Members, topics: Topics) -> dict[str, list[str]]:
     """The ids of the subscribers of each topic, in no order."""
-    found: dict[str, list[str]] = {name: [] for name in topics}
+    subscribers: dict[str, list[str]] = {name: [] for name in topics}
     for member_id, member in members.items():
         for name in member.topics:
-            if name in found:
-                found[name].append(member_id)
-    return found
+            if name in subscribers:
+                subscribers[name].append(member_id)
+    return subscribers
 
 
 def by_range(members: Members, topics: Topics) -> Targets:

@@ -341,7 +341,7 @@ class ConsumerGroup:
     def _update(self, member: ConsumerMember, beat: Beat) -> bool:
         """Take what the member says of itself; whether its subscription has changed."""
         said = beat.topics, beat.matching, beat.assignor, beat.rack
-        if beat.rebalance_ms < 0 and all(each is None for each in said):
+        if beat.rebalance_ms < 0 and all(field is None for field in said):
             return False
         before, assignor = member.subscription, member.assignor
         said_before = member.said
@@ -404,11 +404,11 @@ class ConsumerGroup:
         """Make a new target, if anything has changed that it depends on, and the last one is long enough ago."""
         if changed or view.revision != self._revision:
             self._revision = view.revision
-            found = {name: _parts_of(view.topics[name]) for name in self._subscribed if name in view.topics}
-            if changed or found != self._topics:
+            topics = {name: _parts_of(view.topics[name]) for name in self._subscribed if name in view.topics}
+            if changed or topics != self._topics:
                 self.epoch += 1
-            self._topics = found
-            self._parts_count = sum(len(topic.numbers) for topic in found.values())
+            self._topics = topics
+            self._parts_count = sum(len(topic.numbers) for topic in topics.values())
         if self.epoch == self.assignment_epoch or now_ms < self._next_target_ms:
             return
         self._next_target_ms = now_ms + (self._parts_count + len(self.members)) // ASSIGNED_PER_MS

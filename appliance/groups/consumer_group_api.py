@@ -110,8 +110,8 @@ class ConsumerGroupApi:
         if fault:
             return Beaten(Code.INVALID_REQUEST, fault)
         if request.server_assignor and request.server_assignor not in ASSIGNORS:
-            known = ", ".join(ASSIGNORS)
-            return Beaten(Code.UNSUPPORTED_ASSIGNOR, f"there is no assignor {request.server_assignor!r}: {known} are")
+            offered = ", ".join(ASSIGNORS)
+            return Beaten(Code.UNSUPPORTED_ASSIGNOR, f"there is no assignor {request.server_assignor!r}: {offered} are")
         hidden = [topic for topic in names or () if not call.access.describable[topic]]
         if hidden:
             return Beaten(Code.TOPIC_AUTHORIZATION_FAILED, f"not permitted on topic {hidden[0]!r}")
@@ -150,10 +150,10 @@ class ConsumerGroupApi:
         of = view.revision, call.access.rights
         if member is not None and member.matching.pattern == pattern and member.matching.of == of:
             return None
-        found = self._patterns.topics(pattern, view)
+        matched = self._patterns.topics(pattern, view)
         if not call.access.unrestricted:
-            found = frozenset(name for name in found if call.access.describable[name])
-        return Matching(pattern, found, of)
+            matched = frozenset(name for name in matched if call.access.describable[name])
+        return Matching(pattern, matched, of)
 
     def _answer(self, group: str, beaten: Beaten) -> Answer:
         assignment = None
@@ -182,7 +182,7 @@ class ConsumerGroupApi:
         if error or group is None:
             message = None if error else f"group {name!r} has no members of the consumer protocol"
             return nothing | {"error_code": error or Code.GROUP_ID_NOT_FOUND, "error_message": message}
-        wanted = call.request.include_authorized_operations
+        with_operations = call.request.include_authorized_operations
         may = call.access.describable
         if not all(may[topic] for member in group.members.values() for topic in member.subscription):
             message = "it has topics that you may not describe"
@@ -194,7 +194,7 @@ class ConsumerGroupApi:
             "assignment_epoch": group.assignment_epoch,
             "assignor_name": group.assignor,
             "members": [_described_member(group, member) for member in group.members.values()],
-            "authorized_operations": call.access.operations(ResourceType.GROUP, name) if wanted else None,
+            "authorized_operations": call.access.operations(ResourceType.GROUP, name) if with_operations else None,
         }
 
 

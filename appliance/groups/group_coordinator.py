@@ -246,7 +246,7 @@ class GroupCoordinator:
         for name in self.membership.take_changed() | self.consumers.take_changed():
             self._store.register(name, functools.partial(self.registration, name))
         deadlines = (self.membership.next_deadline_ms(), self.consumers.next_deadline_ms())
-        deadline_ms = min((each for each in deadlines if each is not None), default=None)
+        deadline_ms = min((deadline for deadline in deadlines if deadline is not None), default=None)
         loop = asyncio.get_running_loop()
         if self._alarm is not None and (deadline_ms is None or self._alarm.when() * 1000 > deadline_ms + 1):
             self._alarm.cancel()

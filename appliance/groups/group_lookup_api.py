@@ -44,8 +44,8 @@ class GroupLookupApi:
     async def _describe_one(self, name: str, call: Call) -> dict[str, Any]:
         if not call.may(Operation.DESCRIBE, ResourceType.GROUP, name):
             return {"error_code": Code.GROUP_AUTHORIZATION_FAILED, "group_state": ""}
-        wanted = call.request.include_authorized_operations
-        operations = call.access.operations(ResourceType.GROUP, name) if wanted else None
+        with_operations = call.request.include_authorized_operations
+        operations = call.access.operations(ResourceType.GROUP, name) if with_operations else None
         return {"authorized_operations": operations} | await self._found_group(name, call)
 
     async def _found_group(self, name: str, call: Call) -> dict[str, Any]:
@@ -84,7 +84,7 @@ class GroupLookupApi:
             if self._coordinator.coordinates(name, brokers):
                 rows[name] = consumer_protocol.TYPE, self._coordinator.state(name)
         emptied = self._coordinator.emptied()
-        resting = {name: (one.protocol_type, State.EMPTY.value) for name, one in emptied.items()}
+        resting = {name: (group.protocol_type, State.EMPTY.value) for name, group in emptied.items()}
         error: int = Code.NONE
         try:
             for registered in await self._store.groups(
@@ -128,12 +128,12 @@ class GroupLookupApi:
             registered = await self._store.group(name)
             if registered is not None and registered.native and registered.members:
                 return Code.NON_EMPTY_GROUP
-            known = self._coordinator.delete(name)
-            if known is Code.NON_EMPTY_GROUP or registered is None:
-                return known
+            outcome = self._coordinator.delete(name)
+            if outcome is Code.NON_EMPTY_GROUP or registered is None:
+                return outcome
             await self._store.forget(name)
         except UnknownGroup:  # its last offset was deleted meanwhile
-            return known
+            return outcome
         except ApplianceError as fault:
             return retriable(fault, Code.COORDINATOR_LOAD_IN_PROGRESS)
         return Code.NONE

@@ -85,7 +85,9 @@ class MemberApi:
             generation=request.generation_id,
             protocol_type=request.protocol_type,
             protocol=request.protocol_name,
-            assignments=tuple((each.member_id, bytes(each.assignment)) for each in request.assignments),
+            assignments=tuple(
+                (assignment.member_id, bytes(assignment.assignment)) for assignment in request.assignments
+            ),
         )
         if self._consumers.get(request.group_id) is not None:
             synced = self._consumers.sync(request.group_id, sync, self._coordinator.now_ms())

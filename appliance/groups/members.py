@@ -74,8 +74,8 @@ class Members:
     @property
     def size(self) -> int:
         """Bytes kept for all members."""
-        given = sum(MEMBER_BYTES + len(member_id) for member_id in self.expected)
-        return given + sum(member.size for member in self.by_id.values())
+        expected_bytes = sum(MEMBER_BYTES + len(member_id) for member_id in self.expected)
+        return expected_bytes + sum(member.size for member in self.by_id.values())
 
     @property
     def rebalance_ms(self) -> int:
@@ -84,7 +84,7 @@ class Members:
 
     def deadlines_ms(self) -> list[int]:
         """The deadlines of given ids, and of the sessions of members without a waiting request."""
-        return [*self.expected.values(), *(one.expires_ms for one in self.by_id.values() if not one.waits)]
+        return [*self.expected.values(), *(member.expires_ms for member in self.by_id.values() if not member.waits)]
 
     def late(self, now_ms: int) -> set[str]:
         """Forget given ids whose time is over; return the members whose sessions have ended."""

@@ -77,28 +77,28 @@ class OffsetsApi:
         for topic_name, topic in asked:
             if topic_name is None:
                 continue
-            for each in topic.partitions:
-                key = TopicPartition(topic_name, each.partition_index)
-                note = each.committed_metadata or ""
-                known = topics.get(topic_name)
+            for part in topic.partitions:
+                key = TopicPartition(topic_name, part.partition_index)
+                note = part.committed_metadata or ""
+                described = topics.get(topic_name)
                 codes[key] = error
-                if error in OUTDATED and known is not None and self._consumers.get(name) is not None:
+                if error in OUTDATED and described is not None and self._consumers.get(name) is not None:
                     codes[key] = self._consumers.commit_code(
                         name,
                         request.member_id,
                         request.generation_id_or_member_epoch,
-                        (known.id, each.partition_index),
+                        (described.id, part.partition_index),
                     )
                 if codes[key]:
                     continue
-                codes[key] = refuse_offset(call, key, known, note)
+                codes[key] = refuse_offset(call, key, described, note)
                 if not codes[key]:
-                    changes[key] = Commit(each.committed_offset, note, max(-1, each.committed_leader_epoch))
+                    changes[key] = Commit(part.committed_offset, note, max(-1, part.committed_leader_epoch))
         if changes:
             codes |= await self._write(name, changes)
         if call.version < IDS_FROM:
             return {"topics": by_topic(codes, error_row)}
-        return {"topics": [_by_id(one, "partitions", codes, Code.UNKNOWN_TOPIC_ID, error_row) for one in asked]}
+        return {"topics": [_by_id(topic, "partitions", codes, Code.UNKNOWN_TOPIC_ID, error_row) for topic in asked]}
 
     def _named(self, topics: Iterable[Any], version: int) -> list[_Asked]:
         """Topics of a request, by names or by ids, each with its name; None: no topic has this id."""
@@ -158,23 +158,23 @@ class OffsetsApi:
 
     async def _fetch_one(self, name: str, topics: Any, call: Call, asks: Any = None) -> dict[str, Any]:
         """The answer about one group.  ``asks``: who asks, from version 9 on, if it is a member."""
-        wanted = asked = None
+        keys = asked = None
         if topics is not None:
             asked = self._named(topics, call.version)
-            wanted = [
+            keys = [
                 TopicPartition(topic_name, number)
                 for topic_name, topic in asked
                 if topic_name is not None
                 for number in topic.partition_indexes
             ]
         if not call.may(Operation.DESCRIBE, ResourceType.GROUP, name):
-            return self._refused(wanted or (), Code.GROUP_AUTHORIZATION_FAILED, call.version)
+            return self._refused(keys or (), Code.GROUP_AUTHORIZATION_FAILED, call.version)
         unready = Code.COORDINATOR_LOAD_IN_PROGRESS  # Java's consumer takes COORDINATOR_NOT_AVAILABLE for fatal here
         error: int = self._coordinator.refuse(name, call.listener, nameless=True, without_lease=unready)
         if not error and asks is not None and asks.member_id is not None and asks.member_epoch >= 0:
             error = await self._coordinator.load(name, unavailable=unready)
-            error = error or self._of_member(name, asks.member_id, asks.member_epoch, wanted or ())
-        found: Mapping[TopicPartition, Commit] = {}
+            error = error or self._of_member(name, asks.member_id, asks.member_epoch, keys or ())
+        committed: Mapping[TopicPartition, Commit] = {}
         unstable: Collection[TopicPartition] = ()
         if not error and call.request.require_stable:  # before the reading: what is committed meanwhile may be read
             pending = self._pending(name)
@@ -184,21 +184,21 @@ class OffsetsApi:
                 unstable = set(pending)
         if not error:
             try:
-                found = await self._store.committed(name, None if wanted is None else self._existing(wanted))
+                committed = await self._store.committed(name, None if keys is None else self._existing(keys))
             except ApplianceError as fault:
                 error = retriable(fault, Code.COORDINATOR_LOAD_IN_PROGRESS)
         if error:
-            return self._refused(wanted or (), error, call.version)
+            return self._refused(keys or (), error, call.version)
         may = call.access.describable
-        if wanted is None:
-            wanted = [key for key in {**found, **dict.fromkeys(unstable)} if may[key[0]]]
+        if keys is None:
+            keys = [key for key in {**committed, **dict.fromkeys(unstable)} if may[key[0]]]
         rows = {
             key: _row(None, Code.TOPIC_AUTHORIZATION_FAILED)
             if not may[key[0]]
             else _row(None, Code.UNSTABLE_OFFSET_COMMIT)
             if key in unstable
-            else _row(found.get(key))
-            for key in wanted
+            else _row(committed.get(key))
+            for key in keys
         }
         fields: dict[str, Any] = {"topics": by_topic(rows, dict) if call.version < IDS_FROM else self._ids(asked, rows)}
         return fields | {"error_code": Code.NONE} if call.version >= 2 else fields
@@ -207,12 +207,12 @@ class OffsetsApi:
         """``rows`` by the ids of topics: of those that were asked for, else of all that there are."""
         if asked is not None:
             unknown = _row(None, Code.UNKNOWN_TOPIC_ID)
-            return [_by_id(one, "partition_indexes", rows, unknown, dict) for one in asked]
+            return [_by_id(topic, "partition_indexes", rows, unknown, dict) for topic in asked]
         topics = self._store.topics()
         there = {key: row for key, row in rows.items() if key[0] in topics}
         return [topic | {"topic_id": topic_id(topics[topic["name"]])} for topic in by_topic(there, dict)]
 
-    def _of_member(self, name: str, member_id: str, epoch: int, wanted: Iterable[TopicPartition]) -> Code:
+    def _of_member(self, name: str, member_id: str, epoch: int, keys: Iterable[TopicPartition]) -> Code:
         """Whether this is a member of its group; of a group that is not here nobody is, so that it joins again.
 
         As for commits, an older epoch is good for partitions that have been the member's since then.
@@ -222,7 +222,7 @@ class OffsetsApi:
         code = self._consumers.commit_code(name, member_id, epoch)
         if code is Code.STALE_MEMBER_EPOCH:
             topics = self._store.topics()
-            parts = [(topics[key.topic].id, key.partition) for key in wanted if key.topic in topics]
+            parts = [(topics[key.topic].id, key.partition) for key in keys if key.topic in topics]
             codes = {self._consumers.commit_code(name, member_id, epoch, part) for part in parts}
             return Code.NONE if codes == {Code.NONE} else code
         return code
@@ -242,9 +242,9 @@ class OffsetsApi:
     async def _delete(self, call: Call) -> Answer:
         name = call.request.group_id
         keys = [
-            TopicPartition(topic.name, each.partition_index)
+            TopicPartition(topic.name, part.partition_index)
             for topic in call.request.topics
-            for each in topic.partitions
+            for part in topic.partitions
         ]
         error: int = self._coordinator.refuse(name, call.listener) or await self._coordinator.load(
             name, unavailable=Code.COORDINATOR_LOAD_IN_PROGRESS
@@ -262,10 +262,10 @@ class OffsetsApi:
         consumers = self._consumers.get(name)
         if consumers is not None:
             subscribed.update(key.topic for key in keys if consumers.subscribes(key.topic))
-        known = self._coordinator.has_members(name)
+        has_members = self._coordinator.has_members(name)
         try:
             registered = await self._store.group(name)
-            if registered is None and not known and name not in self._coordinator.emptied():
+            if registered is None and not has_members and name not in self._coordinator.emptied():
                 return {"error_code": Code.GROUP_ID_NOT_FOUND}
             if registered is not None and registered.native:
                 subscribed.update(topic for member in registered.members for topic in member.topics)
@@ -300,12 +300,12 @@ def _by_id(
     fields: Callable[[T], Mapping[str, Any]],
 ) -> dict[str, Any]:
     """The rows of a topic that was asked for by its id, in the order of its ``partitions``."""
-    found = []
-    for each in getattr(asked.topic, partitions):
-        number = each if isinstance(each, int) else each.partition_index
+    partition_rows = []
+    for requested in getattr(asked.topic, partitions):
+        number = requested if isinstance(requested, int) else requested.partition_index
         row = unknown if asked.name is None else rows[TopicPartition(asked.name, number)]
-        found.append({"partition_index": number, **fields(row)})
-    return {"topic_id": asked.topic.topic_id, "partitions": found}
+        partition_rows.append({"partition_index": number, **fields(row)})
+    return {"topic_id": asked.topic.topic_id, "partitions": partition_rows}
 
 
 def _row(commit: Commit | None, error: int = Code.NONE) -> dict[str, Any]:

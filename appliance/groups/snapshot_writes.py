@@ -131,8 +131,8 @@ class SnapshotWrites:
 
     def _release(self, write: _Write, number: int, *, is_lost: bool) -> None:
         """Give the answers that wait for this write, and earlier ones."""
-        held, write.held = write.held, [one for one in write.held if one[0] > number]
-        waiting, write.waiting = write.waiting, [one for one in write.waiting if one[0] > number]
+        held, write.held = write.held, [entry for entry in write.held if entry[0] > number]
+        waiting, write.waiting = write.waiting, [entry for entry in write.waiting if entry[0] > number]
         for needed, token, reply in held:
             if needed <= number:
                 self._answer(token, _refused(reply) if is_lost else reply)

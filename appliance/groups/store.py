@@ -110,8 +110,8 @@ class GroupStore(Protocol):
     async def forget(self, group: str) -> None:
         """Delete the whole group from the registry."""
 
-    async def groups(self, wanted: Callable[[str], bool]) -> Sequence[ListedGroup]:
-        """The groups in the registry, of either listener, whose names are ``wanted``; others cost next to nothing."""
+    async def groups(self, selects: Callable[[str], bool]) -> Sequence[ListedGroup]:
+        """The registered groups of either listener that ``selects`` chooses by name; others cost next to nothing."""
 
     async def group(self, name: str) -> RegisteredGroup | None:
         """One group of the registry with its members; None when there is no such group."""

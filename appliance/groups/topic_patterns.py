@@ -25,7 +25,7 @@ class TopicPatterns:
     """Patterns and what they match."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[str, tuple[int, frozenset[str]]] = OrderedDict()
+        self._matched: OrderedDict[str, tuple[int, frozenset[str]]] = OrderedDict()
 
     def topics(self, pattern: str, view: View) -> frozenset[str]:
         """The names that the whole pattern matches; none for "".
@@ -35,14 +35,14 @@ class TopicPatterns:
         """
         if not pattern:
             return frozenset()
-        revision, found = self._known.get(pattern, (-1, frozenset[str]()))
+        revision, matched = self._matched.get(pattern, (-1, frozenset[str]()))
         if revision != view.revision:
-            found = self._match(pattern, view)
-            self._known[pattern] = view.revision, found
-            if len(self._known) > PATTERNS_MAX:
-                self._known.popitem(last=False)
-        self._known.move_to_end(pattern)
-        return found
+            matched = self._match(pattern, view)
+            self._matched[pattern] = view.revision, matched
+            if len(self._matched) > PATTERNS_MAX:
+                self._matched.popitem(last=False)
+        self._matched.move_to_end(pattern)
+        return matched
 
     def _match(self, pattern: str, view: View) -> frozenset[str]:
         matches = compiled(pattern)

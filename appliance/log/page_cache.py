@@ -193,7 +193,7 @@ class Memory:
     goes on whatever the kernel drops, or does not say.
     """
 
-    __slots__ = ("_ahead", "_counts", "_fault", "_found", "brought")
+    __slots__ = ("_ahead", "_counts", "_fault", "_hits", "brought")
 
     def __init__(self) -> None:
         self.brought = 0, 0
@@ -201,7 +201,7 @@ class Memory:
         """Positions [start, stop) that may be on their way; the last asked for is last."""
         self._counts = True
         """Whether the kernel counts the pages of this file."""
-        self._found = 0
+        self._hits = 0
         """How many reads in a row have found all in memory, up to TRUSTED: then the next one tries without counting."""
         self._fault: tuple[int, OSError] | None = None
 
@@ -249,7 +249,7 @@ class Memory:
         Raises:
             OSError: as :meth:`has`.
         """
-        if self._found == TRUSTED:
+        if self._hits == TRUSTED:
             data = bytearray(count)
             try:
                 size = os.preadv(fd, [data], position, os.RWF_NOWAIT)
@@ -261,9 +261,9 @@ class Memory:
         if size <= 0:
             return b""
         if not self.has(fd, position, size):
-            self._found = 0
+            self._hits = 0
             return None
-        self._found = min(TRUSTED, self._found + 1)
+        self._hits = min(TRUSTED, self._hits + 1)
         return os.pread(fd, size, position)
 
     def _raise_fault(self, position: int, count: int) -> None:

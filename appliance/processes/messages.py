@@ -298,7 +298,7 @@ class WriteMarker(Message):
 class AbortHanging(Message):
     partition: TopicPartition
     token: int
-    known: list[int]
+    known_producers: list[int]
     """The producers whose transactions there somebody will end: they stay open."""
 
 

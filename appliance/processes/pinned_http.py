@@ -71,13 +71,13 @@ class PinnedConnection(http.client.HTTPConnection):
         return answer.status, text
 
     def connect(self) -> None:
-        for left, address in zip(range(len(self._addresses), 0, -1), self._addresses, strict=True):
-            share_s = self._left_s() / left
+        for addresses_left, address in zip(range(len(self._addresses), 0, -1), self._addresses, strict=True):
+            share_s = self._left_s() / addresses_left
             try:
                 self._open = self.sock = socket.create_connection((address, self.port), share_s)
                 break
             except OSError:
-                if left == 1:
+                if addresses_left == 1:
                     raise
         self.sock.settimeout(self._left_s())
         if self._tls:
@@ -117,12 +117,12 @@ def addresses_of(host: str, port: int) -> Sequence[str]:
         AddressRefused: it has none, or one that nobody may be told to ask.
     """
     try:
-        found = socket.getaddrinfo(host, port, socket.AF_UNSPEC, socket.SOCK_STREAM)
+        infos = socket.getaddrinfo(host, port, socket.AF_UNSPEC, socket.SOCK_STREAM)
     except (socket.gaierror, UnicodeError):
         raise AddressRefused("its name cannot be resolved") from None
-    for *_, (address, *_) in found:
-        one = ipaddress.ip_address(str(address).partition("%")[0])
-        one = getattr(one, "ipv4_mapped", None) or one
-        if one.is_link_local or one.is_multicast or one.is_unspecified:
+    for *_, (address, *_) in infos:
+        parsed = ipaddress.ip_address(str(address).partition("%")[0])
+        parsed = getattr(parsed, "ipv4_mapped", None) or parsed
+        if parsed.is_link_local or parsed.is_multicast or parsed.is_unspecified:
             raise AddressRefused("its address is one of the link, of a group, or of nobody: refused")
-    return [str(one[4][0]) for one in found]
+    return [str(info[4][0]) for info in infos]

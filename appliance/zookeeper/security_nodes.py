@@ -335,8 +335,8 @@ def alter_state(change: Callable[[SecurityState], SecurityState]) -> Operation[S
         new = [part for part in parts if part.verb == "create"] + ([create(REVISION)] if tree.revision is None else [])
         yield from ask([create(parent) for parent in sorted({part.path.rpartition("/")[0] for part in new})])
         stamp = uuid4().hex.encode()
-        known = tree.revision
-        parts.append(create(REVISION, stamp) if known is None else set_value(REVISION, stamp, known))
+        revision = tree.revision
+        parts.append(create(REVISION, stamp) if revision is None else set_value(REVISION, stamp, revision))
         (reply,) = yield [multi(parts)]
         if not isinstance(reply, Failed | Refused):
             return after

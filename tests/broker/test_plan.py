@@ -139,10 +139,10 @@ def test_a_plan_that_takes_several_turns_gives_what_one_of_a_turn_gives(
     plan = FetchPlan(request, [plain] * count, lambda: next(ends, False))
 
     def finish() -> None:
-        while plan.left:
-            before = len(plan.left)
-            plan.look(list(plan.left))
-            assert len(plan.left) <= before - min(before, PARTS_AT_ONCE)
+        while plan.unlooked:
+            before = len(plan.unlooked)
+            plan.look(list(plan.unlooked))
+            assert len(plan.unlooked) <= before - min(before, PARTS_AT_ONCE)
 
     finish()
     if given_back:

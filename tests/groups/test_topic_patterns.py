@@ -45,4 +45,4 @@ def test_a_pattern_is_matched_again_when_topics_have_changed(monkeypatch: pytest
     assert patterns.topics("a+", view(2, "a", "aa")) == {"a", "aa"}
     for other in ("b", "c", "a+"):
         patterns.topics(other, view(2, "a"))
-    assert len(patterns._known) == 2
+    assert len(patterns._matched) == 2

@@ -217,13 +217,13 @@ class FakeCluster:
             raise UnknownGroup(group)
         del self.positions[group]
 
-    async def groups(self, wanted: Callable[[str], bool]) -> Sequence[ListedGroup]:
+    async def groups(self, selects: Callable[[str], bool]) -> Sequence[ListedGroup]:
         self._reach()
         registered = [self._resting(name) for name in self.positions] + list(self.native.values())
         return [
             ListedGroup(one.name, one.native, len(one.members), one.protocol_type)
             for one in registered
-            if wanted(one.name)
+            if selects(one.name)
         ]
 
     async def group(self, name: str) -> RegisteredGroup | None:

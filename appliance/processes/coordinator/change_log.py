@@ -102,23 +102,25 @@ def _write_markers(request: Any, answer: Mapping[str, Any]) -> Iterator[Change]:
 
 def _alter_configs(request: Any, answer: Mapping[str, Any]) -> Iterator[Change]:
     """All settings of a resource are replaced by those that are named."""
-    asked = {(each.resource_type, each.resource_name): each for each in request.resources}
+    asked = {(resource.resource_type, resource.resource_name): resource for resource in request.resources}
     for row in answer["responses"]:
         resource = asked[row["resource_type"], row["resource_name"]]
-        settings = settings_field((each.name, each.value) for each in resource.configs)
+        settings = settings_field((setting.name, setting.value) for setting in resource.configs)
         yield row["error_code"], {**_resource(row), **(settings or {"settings": "none"}), "others": "default"}
 
 
 def _alter_some_configs(request: Any, answer: Mapping[str, Any]) -> Iterator[Change]:
-    asked = {(each.resource_type, each.resource_name): each for each in request.resources}
+    asked = {(resource.resource_type, resource.resource_name): resource for resource in request.resources}
     for row in answer["responses"]:
         resource = asked[row["resource_type"], row["resource_name"]]
         settings = [
             (
-                each.name,
-                {SET: each.value, APPEND: f"+{each.value}", SUBTRACT: f"-{each.value}"}.get(each.config_operation),
+                setting.name,
+                {SET: setting.value, APPEND: f"+{setting.value}", SUBTRACT: f"-{setting.value}"}.get(
+                    setting.config_operation
+                ),
             )
-            for each in resource.configs
+            for setting in resource.configs
         ]
         yield row["error_code"], {**_resource(row), **settings_field(settings)}
 
@@ -137,13 +139,16 @@ def _delete_group_offsets(request: Any, answer: Mapping[str, Any]) -> Iterator[C
 
 def _alter_credentials(request: Any, answer: Mapping[str, Any]) -> Iterator[Change]:
     for row in answer["results"]:
-        for each in request.deletions:
-            if each.name == row["user"]:
-                yield row["error_code"], {"user": each.name, "deleted": MECHANISMS.get(each.mechanism, each.mechanism)}
-        for each in request.upsertions:
-            if each.name == row["user"]:
-                mechanism = MECHANISMS.get(each.mechanism, each.mechanism)
-                yield row["error_code"], {"user": each.name, "set": mechanism, "iterations": each.iterations}
+        for deletion in request.deletions:
+            if deletion.name == row["user"]:
+                yield (
+                    row["error_code"],
+                    {"user": deletion.name, "deleted": MECHANISMS.get(deletion.mechanism, deletion.mechanism)},
+                )
+        for upsertion in request.upsertions:
+            if upsertion.name == row["user"]:
+                mechanism = MECHANISMS.get(upsertion.mechanism, upsertion.mechanism)
+                yield row["error_code"], {"user": upsertion.name, "set": mechanism, "iterations": upsertion.iterations}
 
 
 def _create_acls(request: Any, answer: Mapping[str, Any]) -> Iterator[Change]:
@@ -153,8 +158,8 @@ def _create_acls(request: Any, answer: Mapping[str, Any]) -> Iterator[Change]:
 
 
 def _delete_acls(request: Any, answer: Mapping[str, Any]) -> Iterator[Change]:
-    for one in answer["filter_results"]:
-        for rule in one.get("matching_acls", ()):
+    for result in answer["filter_results"]:
+        for rule in result.get("matching_acls", ()):
             fields = (
                 rule["permission_type"],
                 rule["principal"],
@@ -162,13 +167,16 @@ def _delete_acls(request: Any, answer: Mapping[str, Any]) -> Iterator[Change]:
                 rule["operation"],
                 rule["resource_type"],
             )
-            yield one["error_code"] or rule["error_code"], _rule(*fields, rule["pattern_type"], rule["resource_name"])
+            yield (
+                result["error_code"] or rule["error_code"],
+                _rule(*fields, rule["pattern_type"], rule["resource_name"]),
+            )
 
 
 def _alter_quotas(request: Any, answer: Mapping[str, Any]) -> Iterator[Change]:
     for row, entry in zip_longest(answer["entries"], request.entries):
         entity = {part.entity_type: part.entity_name or DEFAULT_ENTITY for part in entry.entity}
-        limits = {each.key: "none" if each.remove else each.value for each in entry.ops}
+        limits = {operation.key: "none" if operation.remove else operation.value for operation in entry.ops}
         yield row["error_code"], {**entity, **limits}
 
 

@@ -618,8 +618,8 @@ class CommittedOffsets:
                 assert held is not None
                 values = {part: paths.encode_offset(to) for part, to in sorted(changes[group].items())}
                 offsets.append(GroupOffsets(group, held, values))
-            for each in offsets:  # once all claims are held
-                stack.enter_context(self._counted(each.group, each.held, each.values))
+            for group_offsets in offsets:  # once all claims are held
+                stack.enter_context(self._counted(group_offsets.group, group_offsets.held, group_offsets.values))
             try:
                 result = await self._registry.ask(store(offsets), session_id=self._registry.session_id)
             except BaseException:  # what was written may be stored, or not
@@ -707,7 +707,7 @@ class CommittedOffsets:
 
     # ---- events
 
-    async def left(self, group: str) -> None:
+    async def note_emptied(self, group: str) -> None:
         """The last member has left the group: note the time, or, if it has no offsets, remove the group."""
         async with self.claims.locked(group) as entry:
             if self._members.has_members(group) or entry.commits or entry.snapshot:
@@ -746,8 +746,8 @@ class CommittedOffsets:
     def topics(self) -> dict[str, set[str]]:
         """The groups that have committed offsets, with their topics, as far as this broker knows."""
         held = {group: {part.topic for part in claim.values} for group, claim in self.claims.held()}
-        known = {group: topics for group, topics in self._topics.items() if group in self.count}
-        return {group: topics for group, topics in (known | held).items() if topics}
+        checked = {group: topics for group, topics in self._topics.items() if group in self.count}
+        return {group: topics for group, topics in (checked | held).items() if topics}
 
     # ---- writing
 

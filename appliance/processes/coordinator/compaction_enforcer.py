@@ -96,10 +96,10 @@ class Turns:
 
     def choose(self, due: Sequence[Due]) -> CompactLog:
         orders: dict[TopicPartition, tuple[int, int]] = {}
-        for one in due:
-            ended_ms, count = self._orders.get(one.order.partition, (0, 0))
-            orders[one.order.partition] = one.ended_ms, count if ended_ms == one.ended_ms else 0
-        chosen = min(due, key=lambda one: (orders[one.order.partition][1], -one.ratio))
+        for candidate in due:
+            ended_ms, count = self._orders.get(candidate.order.partition, (0, 0))
+            orders[candidate.order.partition] = candidate.ended_ms, count if ended_ms == candidate.ended_ms else 0
+        chosen = min(due, key=lambda candidate: (orders[candidate.order.partition][1], -candidate.ratio))
         ended_ms, count = orders[chosen.order.partition]
         orders[chosen.order.partition] = ended_ms, count + 1
         self._orders = orders

@@ -564,7 +564,11 @@ class Coordinator:
         """Bring the snapshots of the workers up to date; congested workers are skipped, except ``due``."""
         self._publishing = False
         state, topics, security = self._broker.state, self._catalog.topics, self._security.state
-        behind = [one for one in self._workers.values() if one.published != state and (one is due or not one.congested)]
+        behind = [
+            stream
+            for stream in self._workers.values()
+            if stream.published != state and (stream is due or not stream.congested)
+        ]
         if behind:
             facts = self._broker.facts
             for stream in behind:

@@ -102,7 +102,7 @@ class Expiry:
             await self._load(group)
             return
         if not seen.nodes:
-            await self._offsets.left(group)
+            await self._offsets.note_emptied(group)
             return
         since_ms = {
             part: max(seen.info.active_ms, self._clock.written_ms(node.modified_ms))

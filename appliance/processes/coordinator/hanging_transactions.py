@@ -47,11 +47,11 @@ class HangingTransactions:
         self._partitions, self._coordinator, self._producers = partitions, coordinator, producers
         self._stable: dict[TopicPartition, int] = {}
         """The last stable offsets that were not the end of what is readable, when they were looked at last."""
-        self._found: dict[TopicPartition, set[int]] = {}
+        self._hanging: dict[TopicPartition, set[int]] = {}
         """The producers whose transactions hang, where the last stable offset stands still for them."""
         self._looked = TopicPartition("", 0)
 
-    async def of(self, partition: TopicPartition) -> list[ProducerInLog]:
+    async def find(self, partition: TopicPartition) -> list[ProducerInLog]:
         """The producers whose transactions hang in a partition.
 
         Raises:
@@ -60,17 +60,21 @@ class HangingTransactions:
         before = await self._open(partition)
         if not before:
             return []
-        known = self._coordinator.known_at(partition)
-        after = {(one.id, one.open_from) for one in await self._open(partition)}
+        known_producers = self._coordinator.known_at(partition)
+        after = {(producer.id, producer.open_from) for producer in await self._open(partition)}
         # Whoever is open before and after, and was not known between: nobody has begun or ended it meanwhile.
-        return [one for one in before if one.id not in known and (one.id, one.open_from) in after]
+        return [
+            producer
+            for producer in before
+            if producer.id not in known_producers and (producer.id, producer.open_from) in after
+        ]
 
     async def _open(self, partition: TopicPartition) -> list[ProducerInLog]:
-        return [one for one in await self._producers(*partition) if one.open_from >= 0]
+        return [producer for producer in await self._producers(*partition) if producer.open_from >= 0]
 
     def report(self) -> dict[str, Any]:
         """What ``status.py`` shows: in how many partitions a transaction hangs, and in which."""
-        names = [f"{topic}-{number}" for topic, number in sorted(self._found)]
+        names = [f"{topic}-{number}" for topic, number in sorted(self._hanging)]
         return {"hanging": len(names), "hanging_in": names[:NAMED_MAX]}
 
     async def look(self) -> None:
@@ -87,7 +91,7 @@ class HangingTransactions:
             await asyncio.sleep(0)  # there may be thousands
         standing = sorted(key for key, offset in stable.items() if self._stable.get(key) == offset)
         self._stable = stable
-        self._found = {key: left for key in standing if (left := self._unknown(key))}
+        self._hanging = {key: hanging for key in standing if (hanging := self._unknown(key))}
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LOOK_S):
                 for partition in sorted(standing, key=lambda key: (key <= self._looked, key)):
@@ -96,17 +100,17 @@ class HangingTransactions:
 
     def _unknown(self, partition: TopicPartition) -> set[int]:
         """Those that were found, and are not known by now, as when what ZooKeeper had was restored."""
-        found = self._found.get(partition, set())
+        hanging = self._hanging.get(partition, set())
         with contextlib.suppress(ZooKeeperAway):
-            return found - self._coordinator.known_at(partition)
-        return found
+            return hanging - self._coordinator.known_at(partition)
+        return hanging
 
     async def _look_at(self, partition: TopicPartition) -> None:
-        if partition in self._found:
+        if partition in self._hanging:
             return
         try:
-            if hanging := {one.id for one in await self.of(partition)}:
-                self._found[partition] = hanging
+            if hanging := {producer.id for producer in await self.find(partition)}:
+                self._hanging[partition] = hanging
                 log.warning("%s-%d: nobody will end the transactions of producers %s", *partition, sorted(hanging))
         except ApplianceError as error:
             log.info("%s-%d: it is not known whether a transaction hangs: %s", *partition, error)
@@ -122,8 +126,8 @@ class HangingTransactions:
             await asyncio.sleep(RETRY_S)
 
     async def _ended(self, topic: Topic, number: int) -> bool:
-        known = self._coordinator.store.topics().get(topic.name)
-        if known is None or known.id != topic.id or not self._coordinator.store.serves:
+        current = self._coordinator.store.topics().get(topic.name)
+        if current is None or current.id != topic.id or not self._coordinator.store.serves:
             return True
         partition = TopicPartition(topic.name, number)
         try:
@@ -134,7 +138,7 @@ class HangingTransactions:
             if view.stable < view.high_watermark:
                 await self._coordinator.abort_hanging(partition)
         except UnknownPartition:
-            return partition not in self._partitions and number not in known.partitions
+            return partition not in self._partitions and number not in current.partitions
         except ApplianceError as error:
             log.info("%s: transactions that nobody will end are still open: %s", partition, error)
             return False

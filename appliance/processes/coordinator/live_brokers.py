@@ -77,7 +77,7 @@ class LiveBrokers:
         """Another broker's native listener, as text; "" when it has none, or is not known."""
         peer = self._registry.brokers.get(broker_id)
         listeners = parse_listeners("native", peer.native) if peer is not None else []
-        return next((str(one) for one in sorted(listeners, key=lambda one: one.tls)), "")
+        return next((str(listener) for listener in sorted(listeners, key=lambda listener: listener.tls)), "")
 
     @property
     def identity(self) -> Identity:
@@ -109,10 +109,10 @@ class LiveBrokers:
         """The listeners for others, one of each security: the advertised one, else its own address."""
         advertised = parse_listeners(protocol, self.advertised[protocol])
         listening = parse_listeners(protocol, self.listening.get(protocol, ""))
-        by_security = {one.security: one for one in advertised}
-        for one in listening:
-            if not one.unix and one.security not in by_security:
-                bound, port = parse_addresses(one.address)[0]
+        by_security = {listener.security: listener for listener in advertised}
+        for listener in listening:
+            if not listener.unix and listener.security not in by_security:
+                bound, port = parse_addresses(listener.address)[0]
                 reached = address_text((host if bound in WILDCARDS else bound, port))
-                by_security[one.security] = one._replace(address=reached)
+                by_security[listener.security] = listener._replace(address=reached)
         return listeners_text(by_security.values())

@@ -184,9 +184,9 @@ class NativeApi:
 
     # ---- admin
 
-    async def _admin(self, verb: str, given: msgspec.Raw, access: Access, origin: Origin) -> tuple[int, str, Any]:
+    async def _admin(self, verb: str, encoded: msgspec.Raw, access: Access, origin: Origin) -> tuple[int, str, Any]:
         try:
-            arguments = native_admin.decode_arguments(verb, given)
+            arguments = native_admin.decode_arguments(verb, encoded)
             check_rights(verb, native_admin.VERBS[verb].rights, arguments, access, self._broker.topics())
             return 0, "", await self._verbs[verb](arguments, access)
         except ApplianceError as error:
@@ -194,34 +194,34 @@ class NativeApi:
                 self._on_refused(origin, f"{verb} {error.name}")
             return error.code, str(error), None
 
-    async def _create_topic(self, wanted: CreateTopic, access: Access) -> dict[str, Any]:
-        return _brief(await self._topics.create(wanted.name, wanted.partitions, wanted.settings))
+    async def _create_topic(self, request: CreateTopic, access: Access) -> dict[str, Any]:
+        return _brief(await self._topics.create(request.name, request.partitions, request.settings))
 
-    async def _ensure_topic(self, wanted: OneTopic, access: Access) -> dict[str, Any]:
-        topic, created = await self._topics.ensure(wanted.name)
+    async def _ensure_topic(self, request: OneTopic, access: Access) -> dict[str, Any]:
+        topic, created = await self._topics.ensure(request.name)
         return {**_brief(topic), "created": created}
 
-    async def _alter_topic(self, wanted: AlterTopic, access: Access) -> dict[str, Any]:
-        return _brief(await self._topics.alter(wanted.name, wanted.settings, wanted.partitions))
+    async def _alter_topic(self, request: AlterTopic, access: Access) -> dict[str, Any]:
+        return _brief(await self._topics.alter(request.name, request.settings, request.partitions))
 
-    async def _delete_topic(self, wanted: OneTopic, access: Access) -> dict[str, int]:
-        await self._broker.delete_topic(wanted.name)
+    async def _delete_topic(self, request: OneTopic, access: Access) -> dict[str, int]:
+        await self._broker.delete_topic(request.name)
         return {"trash_ms": self._broker.config.topics.trash_ms}
 
-    async def _list_trash(self, wanted: Nothing, access: Access) -> list[dict[str, Any]]:
+    async def _list_trash(self, request: Nothing, access: Access) -> list[dict[str, Any]]:
         return await self._trash.rows()
 
-    async def _undelete_topic(self, wanted: UndeleteTopic, access: Access) -> dict[str, Any]:
-        return await self._trash.undelete(wanted.name, wanted.new_name)
+    async def _undelete_topic(self, request: UndeleteTopic, access: Access) -> dict[str, Any]:
+        return await self._trash.undelete(request.name, request.new_name)
 
-    async def _restore_topic(self, wanted: RestoreTopic, access: Access) -> dict[str, Any]:
-        return await self._trash.restore(wanted.name, wanted.id, wanted.partitions, wanted.settings)
+    async def _restore_topic(self, request: RestoreTopic, access: Access) -> dict[str, Any]:
+        return await self._trash.restore(request.name, request.id, request.partitions, request.settings)
 
-    async def _delete_records(self, wanted: DeleteRecords, access: Access) -> None:
-        await self._broker.delete_records(wanted.name, wanted.partition, wanted.offset)
+    async def _delete_records(self, request: DeleteRecords, access: Access) -> None:
+        await self._broker.delete_records(request.name, request.partition, request.offset)
 
-    async def _list_topics(self, wanted: ManyTopics, access: Access) -> list[dict[str, Any]]:
-        names = wanted.names
+    async def _list_topics(self, request: ManyTopics, access: Access) -> list[dict[str, Any]]:
+        names = request.names
         if names is None:
             names = [name for name in sorted(self._broker.topics()) if access.describable[name]]
         topics = [self._topics.get(name) for name in names]
@@ -230,13 +230,13 @@ class NativeApi:
         )
         return [self._describe(topic, measured) for topic in topics]
 
-    async def _repair(self, wanted: RepairPartition, access: Access) -> dict[str, Any]:
-        return await self._partitions.repair(wanted.name, wanted.partition, wanted.cut)
+    async def _repair(self, request: RepairPartition, access: Access) -> dict[str, Any]:
+        return await self._partitions.repair(request.name, request.partition, request.cut)
 
-    async def _report_damage(self, wanted: ReportDamage, access: Access) -> list[dict[str, Any]]:
-        if not 0 <= wanted.start < wanted.stop:
-            raise InvalidRequest(f"offsets {wanted.start} to {wanted.stop}: must be ascending, and 0 or more")
-        rows = await self._partitions.report(wanted.name, wanted.partition, wanted.start, wanted.stop)
+    async def _report_damage(self, request: ReportDamage, access: Access) -> list[dict[str, Any]]:
+        if not 0 <= request.start < request.stop:
+            raise InvalidRequest(f"offsets {request.start} to {request.stop}: must be ascending, and 0 or more")
+        rows = await self._partitions.report(request.name, request.partition, request.start, request.stop)
         return damage_rows(rows)
 
     def _describe(self, topic: Topic, measured: Mapping[TopicPartition, Measured]) -> dict[str, Any]:
@@ -259,23 +259,23 @@ class NativeApi:
             **{"own": topic.settings, "partitions": rows},
         }
 
-    async def _init_producer(self, wanted: Nothing, access: Access) -> dict[str, int]:
+    async def _init_producer(self, request: Nothing, access: Access) -> dict[str, int]:
         return {"producer_id": new_producer_id(), "epoch": 0}
 
-    async def _status(self, wanted: Nothing, access: Access) -> dict[str, Any]:
+    async def _status(self, request: Nothing, access: Access) -> dict[str, Any]:
         return await asyncio.to_thread(_status_of, Path(self._broker.data_dir))
 
-    async def _clients(self, wanted: Nothing, access: Access) -> dict[str, Any]:
+    async def _clients(self, request: Nothing, access: Access) -> dict[str, Any]:
         return await asyncio.to_thread(status.read_clients, Path(self._broker.data_dir))
 
-    async def _accept_clock(self, wanted: Nothing, access: Access) -> dict[str, int]:
+    async def _accept_clock(self, request: Nothing, access: Access) -> dict[str, int]:
         if not self._clock.begun:
             raise RequestTimedOut("the clock has not been looked at yet: try again")
         return {"jump_ms": self._clock.believe(self._broker.config.disk.clock_jump_hold_ms)}
 
     # ---- groups
 
-    async def _list_groups(self, wanted: Nothing, access: Access) -> list[dict[str, Any]]:
+    async def _list_groups(self, request: Nothing, access: Access) -> list[dict[str, Any]]:
         every = access.may(Operation.DESCRIBE, ResourceType.CLUSTER)
         kafka = self._kafka_groups
         listed = await self._groups.groups(lambda name: not kafka.has_members(name))
@@ -291,20 +291,20 @@ class NativeApi:
             if every or access.may(Operation.DESCRIBE, ResourceType.GROUP, name)
         ]
 
-    async def _group_names(self, wanted: Nothing, access: Access) -> list[str]:
+    async def _group_names(self, request: Nothing, access: Access) -> list[str]:
         every = access.may(Operation.DESCRIBE, ResourceType.CLUSTER)
         names = await self._groups.names()
         return [name for name in names if every or access.may(Operation.DESCRIBE, ResourceType.GROUP, name)]
 
-    async def _group(self, wanted: OneGroup, access: Access) -> dict[str, Any]:
-        registered = await self._groups.group(wanted.group)
-        if registered is None and not self._is_kept(wanted.group):
-            if wanted.group not in self._broker.group_settings:
-                raise UnknownGroup(f"there is no group {wanted.group!r}")
+    async def _group(self, request: OneGroup, access: Access) -> dict[str, Any]:
+        registered = await self._groups.group(request.group)
+        if registered is None and not self._is_kept(request.group):
+            if request.group not in self._broker.group_settings:
+                raise UnknownGroup(f"there is no group {request.group!r}")
             nothing = {"protocol": "", "state": CONFIGURED, "members": [], "partitions": []}
-            return nothing | self._settings_of(wanted.group)
-        group = self._of_both(wanted.group, registered)
-        committed = await self._committed(wanted.group)
+            return nothing | self._settings_of(request.group)
+        group = self._of_both(request.group, registered)
+        committed = await self._committed(request.group)
         owners = {part: member.id for member in group.members for part in member.partitions}
         members = [
             {"id": member.id, "client": member.client_id, "host": member.host, "partitions": member.partitions}
@@ -321,10 +321,10 @@ class NativeApi:
         standing = self._standing(group.name, group.native, len(members))
         return {**standing, "members": members, "partitions": rows, **self._settings_of(group.name)}
 
-    async def _alter_group(self, wanted: AlterGroup, access: Access) -> dict[str, Any]:
-        check_group(wanted.group)
-        await self._broker.alter_group(wanted.group, wanted.settings)
-        return self._settings_of(wanted.group)
+    async def _alter_group(self, request: AlterGroup, access: Access) -> dict[str, Any]:
+        check_group(request.group)
+        await self._broker.alter_group(request.group, request.settings)
+        return self._settings_of(request.group)
 
     def _settings_of(self, group: str) -> dict[str, Any]:
         own, limits = self._broker.group_settings.get(group, {}), self._broker.group_limits
@@ -362,12 +362,12 @@ class NativeApi:
             protocol, state = "native" if native else "kafka", State.STABLE.value
         return {"protocol": protocol, "state": STATES[state], "members": members}
 
-    async def _offsets(self, wanted: GroupOffsets, access: Access) -> list[list[Any]]:
-        if wanted.stable is not None:
-            self._check_stable(wanted.group, [TopicPartition(*key) for key in wanted.stable])
-        committed = await self._committed(wanted.group)
-        if wanted.stable is not None:
-            committed = {key: commit for key, commit in committed.items() if key in set(wanted.stable)}
+    async def _offsets(self, request: GroupOffsets, access: Access) -> list[list[Any]]:
+        if request.stable is not None:
+            self._check_stable(request.group, [TopicPartition(*key) for key in request.stable])
+        committed = await self._committed(request.group)
+        if request.stable is not None:
+            committed = {key: commit for key, commit in committed.items() if key in set(request.stable)}
         may = access.describable
         return [[*key, commit.offset] for key, commit in sorted(committed.items()) if may[key.topic]]
 
@@ -390,31 +390,31 @@ class NativeApi:
         committed = await self._groups.committed(group, None)
         return {key: commit for key, commit in committed.items() if commit.offset >= 0}
 
-    async def _commit(self, wanted: CommitOffsets, access: Access) -> None:
+    async def _commit(self, request: CommitOffsets, access: Access) -> None:
         offsets: dict[TopicPartition, Commit | None] = {}
-        for topic, partition, offset in wanted.offsets:
+        for topic, partition, offset in request.offsets:
             if offset < 0:
                 raise InvalidRequest(f"offset {offset} of {topic}-{partition}: must be 0 or more")
             offsets[TopicPartition(topic, partition)] = Commit(offset)
-        arguments = {"group": wanted.group, "offsets": wanted.offsets}
-        if not await self._groups.carried_out_elsewhere(wanted.group, "commit", arguments, wanted.forwarded):
-            for error in (await self._groups.commit(wanted.group, offsets)).values():
+        arguments = {"group": request.group, "offsets": request.offsets}
+        if not await self._groups.carried_out_elsewhere(request.group, "commit", arguments, request.forwarded):
+            for error in (await self._groups.commit(request.group, offsets)).values():
                 raise error
 
-    async def _delete_offsets(self, wanted: DeleteOffsets, access: Access) -> None:
-        arguments = {"group": wanted.group, "partitions": wanted.partitions}
-        if await self._groups.carried_out_elsewhere(wanted.group, "delete_offsets", arguments, wanted.forwarded):
+    async def _delete_offsets(self, request: DeleteOffsets, access: Access) -> None:
+        arguments = {"group": request.group, "partitions": request.partitions}
+        if await self._groups.carried_out_elsewhere(request.group, "delete_offsets", arguments, request.forwarded):
             return
-        if wanted.partitions is None:
-            was_lost = self._known_groups.forget(wanted.group)
+        if request.partitions is None:
+            was_lost = self._known_groups.forget(request.group)
             try:
-                await self._delete_group(wanted.group)
+                await self._delete_group(request.group)
             except UnknownGroup:
                 if not was_lost:
                     raise
         else:
-            dropped = [TopicPartition(*key) for key in wanted.partitions]
-            await self._groups.commit(wanted.group, dict.fromkeys(dropped))
+            dropped = [TopicPartition(*key) for key in request.partitions]
+            await self._groups.commit(request.group, dict.fromkeys(dropped))
 
     async def _delete_group(self, name: str) -> None:
         """Delete a group with all its offsets.

@@ -62,7 +62,7 @@ class NativeGroup:
         self.alarm: asyncio.TimerHandle | None = None
         self.alarm_ms = 0
         """When the alarm should go off."""
-        self._wanted: set[TopicPartition] = set()
+        self._awaited: set[TopicPartition] = set()
         """Partitions that a member could not claim: it waits for their release."""
         self._seen: Seen = {}
 
@@ -96,9 +96,9 @@ class NativeGroup:
 
     def in_the_way(self, id: str, parts: Iterable[TopicPartition]) -> list[TopicPartition]:
         """Those of these partitions that others own; the next release of one is a change."""
-        found = [part for part in parts if part in self.owners and self.owners[part].member != id]
-        self._wanted.update(found)
-        return found
+        taken = [part for part in parts if part in self.owners and self.owners[part].member != id]
+        self._awaited.update(taken)
+        return taken
 
     def claim(self, id: str, streams: Mapping[TopicPartition, int], sequence: int) -> None:
         for part, stream in streams.items():
@@ -107,8 +107,8 @@ class NativeGroup:
     def release(self, parts: Sequence[TopicPartition]) -> None:
         for part in parts:
             self.owners.pop(part, None)
-        if not self._wanted.isdisjoint(parts):
-            self._wanted.difference_update(parts)
+        if not self._awaited.isdisjoint(parts):
+            self._awaited.difference_update(parts)
             self.changed()
 
     # ---- changes

@@ -159,12 +159,12 @@ class NativeGroups:
     def has_members(self, group: str) -> bool:
         return group in self._groups
 
-    def lose(self, group: str) -> None:
+    def lose(self, name: str) -> None:
         """The claim on the group is over.  Its members find its next coordinator; their nodes stay as they are."""
-        found = self._groups.pop(group, None)
-        if found is not None:
-            self._bytes -= sum(member.bytes for member in found.members.values())
-            found.close()
+        lost = self._groups.pop(name, None)
+        if lost is not None:
+            self._bytes -= sum(member.bytes for member in lost.members.values())
+            lost.close()
 
     def on_topics(self) -> None:
         """Topics have changed."""
@@ -180,111 +180,111 @@ class NativeGroups:
     # ---- requests
 
     async def join(
-        self, group: str, member: str, secret: str, sequence: int, subscription: Subscription, session_ms: int
+        self, name: str, member_id: str, secret: str, sequence: int, subscription: Subscription, session_ms: int
     ) -> dict[str, Any]:
-        check_secret(group, member, secret)
+        check_secret(name, member_id, secret)
         if not SESSION_MS_MIN <= session_ms <= SESSION_MS_MAX:
             raise InvalidRequest(f"a session of {session_ms} ms: give {SESSION_MS_MIN} to {SESSION_MS_MAX}")
-        found = await self._load(group)
-        if self._kafka.has_members(group):
-            raise InvalidRequest(f"group {group!r} has members of the Kafka listener: choose another group name")
-        one = found.members.get(member) or self._add(found, member, session_ms)
-        one.session_ms = session_ms
-        one.renew(self._clock_ms())
-        self._set_alarm(found)
-        async with self._changing(found, one, sequence):
-            if not one.joined or one.subscription != subscription:
-                nodes = {found.member_node(one): paths.encode_subscription(subscription)}
-                await self._put(found, one, nodes)
-                one.subscription, one.joined = subscription, True
-                found.look_at(self._topics())
-                found.changed()
-            kept = [list(part) for part in found.owned_by(member)]
-        return self._lease(found, one) | {"epoch": found.epoch, "kept": kept}
+        group = await self._load(name)
+        if self._kafka.has_members(name):
+            raise InvalidRequest(f"group {name!r} has members of the Kafka listener: choose another group name")
+        member = group.members.get(member_id) or self._add(group, member_id, session_ms)
+        member.session_ms = session_ms
+        member.renew(self._clock_ms())
+        self._set_alarm(group)
+        async with self._changing(group, member, sequence):
+            if not member.joined or member.subscription != subscription:
+                nodes = {group.member_node(member): paths.encode_subscription(subscription)}
+                await self._put(group, member, nodes)
+                member.subscription, member.joined = subscription, True
+                group.look_at(self._topics())
+                group.changed()
+            kept = [list(part) for part in group.owned_by(member_id)]
+        return self._lease(group, member) | {"epoch": group.epoch, "kept": kept}
 
-    async def registry(self, group: str, member: str, secret: str, epoch: str) -> dict[str, Any]:
-        found, one = self._known(group, member, secret, epoch)
-        own = one.subscription or Subscription()
+    async def registry(self, name: str, member_id: str, secret: str, epoch: str) -> dict[str, Any]:
+        group, member = self._renew(name, member_id, secret, epoch)
+        own = member.subscription or Subscription()
         rows = [
-            [each.id, each.subscription.topics, *each.subscription[1:4]]
-            for each in found.members.values()
-            if each.subscription is not None
+            [subscriber.id, subscriber.subscription.topics, *subscriber.subscription[1:4]]
+            for subscriber in group.members.values()
+            if subscriber.subscription is not None
         ]
         topics = {
             name: [topic.id, len(topic.partitions)] for name, topic in self._topics().items() if own.streams_of(name)
         }
-        return self._lease(found, one) | {"revision": found.revision, "members": rows, "topics": topics}
+        return self._lease(group, member) | {"revision": group.revision, "members": rows, "topics": topics}
 
     async def claim(
-        self, group: str, member: str, secret: str, epoch: str, sequence: int, streams: Mapping[TopicPartition, int]
+        self, name: str, member_id: str, secret: str, epoch: str, sequence: int, streams: Mapping[TopicPartition, int]
     ) -> dict[str, Any]:
-        found, one = self._known(group, member, secret, epoch)
-        async with self._changing(found, one, sequence):
+        group, member = self._renew(name, member_id, secret, epoch)
+        async with self._changing(group, member, sequence):
             topics = self._topics()
             gone = [part for part in streams if not _exists(part, topics)]
-            refused = gone or found.in_the_way(member, streams)
+            refused = gone or group.in_the_way(member_id, streams)
             if refused:
-                return self._lease(found, one) | {"refused": [list(part) for part in refused], "offsets": []}
-            found.claim(member, streams, sequence)  # now nobody else gets them
-            await self._put(found, one, found.owner_nodes(member, streams))
-            stored = await self._committed(group, list(streams))
+                return self._lease(group, member) | {"refused": [list(part) for part in refused], "offsets": []}
+            group.claim(member_id, streams, sequence)  # now nobody else gets them
+            await self._put(group, member, group.owner_nodes(member_id, streams))
+            stored = await self._committed(name, list(streams))
         rows = [[*part, at.offset] for part, at in sorted(stored.items()) if at.offset >= 0]
-        return self._lease(found, one) | {"refused": [], "offsets": rows}
+        return self._lease(group, member) | {"refused": [], "offsets": rows}
 
     async def commit(
         self,
-        group: str,
-        member: str,
+        name: str,
+        member_id: str,
         secret: str,
         epoch: str,
         sequence: int,
         offsets: Mapping[TopicPartition, tuple[int, str]],
     ) -> dict[str, Any]:
         """``offsets``: each with the id of its topic."""
-        found, one = self._known(group, member, secret, epoch)
-        async with one.lock:
-            self._check_joined(found, one)
+        group, member = self._renew(name, member_id, secret, epoch)
+        async with member.lock:
+            self._check_joined(group, member)
             topics = self._topics()
             refused, stored, owners = [], {}, []
             for part, (offset, topic_id) in offsets.items():
-                owner = found.owners.get(part)
-                if owner is None or owner.member != member or not _exists(part, topics, topic_id):
+                owner = group.owners.get(part)
+                if owner is None or owner.member != member_id or not _exists(part, topics, topic_id):
                     refused.append(list(part))
                 elif owner.sequence < sequence:
                     stored[part] = Commit(offset)
                     owners.append(owner)
             if stored:
-                for error in (await self._commit(group, stored, TYPE)).values():
+                for error in (await self._commit(name, stored, TYPE)).values():
                     raise error
             for owner in owners:  # not before: a request that failed is repeated
                 owner.sequence = sequence
-        return self._lease(found, one) | {"refused": refused}
+        return self._lease(group, member) | {"refused": refused}
 
     async def release(
-        self, group: str, member: str, secret: str, epoch: str, sequence: int, parts: Sequence[TopicPartition]
+        self, name: str, member_id: str, secret: str, epoch: str, sequence: int, parts: Sequence[TopicPartition]
     ) -> dict[str, Any]:
-        found, one = self._known(group, member, secret, epoch)
-        async with self._changing(found, one, sequence):
-            owned = [part for part in parts if part in found.owners and found.owners[part].member == member]
-            await self._release(found, one, owned)
-        return self._lease(found, one)
+        group, member = self._renew(name, member_id, secret, epoch)
+        async with self._changing(group, member, sequence):
+            owned = [part for part in parts if part in group.owners and group.owners[part].member == member_id]
+            await self._release(group, member, owned)
+        return self._lease(group, member)
 
     async def await_change(
-        self, group: str, member: str, secret: str, epoch: str, revision: int, wait_ms: int
+        self, name: str, member_id: str, secret: str, epoch: str, revision: int, wait_ms: int
     ) -> dict[str, Any]:
-        found, one = self._known(group, member, secret, epoch)
-        if found.revision == revision and wait_ms:
-            if one.waiting is not None and not one.waiting.done():
-                one.waiting.set_result(None)  # its client does not wait for that answer any more
-            one.waiting = asyncio.get_running_loop().create_future()
-            await asyncio.wait([one.waiting], timeout=wait_ms / 1000)
-            found, one = self._known(group, member, secret, epoch)
-        return self._lease(found, one) | {"revision": found.revision}
+        group, member = self._renew(name, member_id, secret, epoch)
+        if group.revision == revision and wait_ms:
+            if member.waiting is not None and not member.waiting.done():
+                member.waiting.set_result(None)  # its client does not wait for that answer any more
+            member.waiting = asyncio.get_running_loop().create_future()
+            await asyncio.wait([member.waiting], timeout=wait_ms / 1000)
+            group, member = self._renew(name, member_id, secret, epoch)
+        return self._lease(group, member) | {"revision": group.revision}
 
-    async def leave(self, group: str, member: str, secret: str, epoch: str, sequence: int) -> None:
-        found, one = self._known(group, member, secret, epoch)
-        async with self._changing(found, one, sequence):
-            await self._end(found, one)
+    async def leave(self, name: str, member_id: str, secret: str, epoch: str, sequence: int) -> None:
+        group, member = self._renew(name, member_id, secret, epoch)
+        async with self._changing(group, member, sequence):
+            await self._end(group, member)
 
     # ---- groups
 
@@ -305,26 +305,26 @@ class NativeGroups:
                     raise OutOfResources(f"this broker keeps {GROUPS_MAX} native groups already")
                 assert entry.held is not None
                 claim = entry.held.path
-                left = await self._claims.carry_out(entry, native_nodes.read(name))
+                stored = await self._claims.carry_out(entry, native_nodes.read(name))
                 if entry.held is None or entry.held.path != claim or self._claims.get(name) is not entry:
                     raise NotCoordinator(f"the claim on group {name!r} was lost: try again")
                 self._held(name)
                 group = NativeGroup(name, claim, self._new_epoch())
-                self._restore(group, left)
+                self._restore(group, stored)
         finally:
             if not lock.locked():
                 self._loading.pop(name, None)
         return group
 
-    def _restore(self, group: NativeGroup, left: native_nodes.Registered) -> None:
+    def _restore(self, group: NativeGroup, stored: native_nodes.Registered) -> None:
         now_ms = self._clock_ms()
-        for part, (id, stream) in left.owners.items():
+        for part, (id, stream) in stored.owners.items():
             group.claim(id, {part: stream}, 0)
-        for id, subscription in left.members.items():
-            one = group.add(id, subscription, 0, now_ms + self._restored_ms)
-            self._count(one, group.bytes_of(one))
-        if left.members:
-            log.info("group %r: %d native members restored", group.name, len(left.members))
+        for id, subscription in stored.members.items():
+            member = group.add(id, subscription, 0, now_ms + self._restored_ms)
+            self._count(member, group.bytes_of(member))
+        if stored.members:
+            log.info("group %r: %d native members restored", group.name, len(stored.members))
             self._groups[group.name] = group
             self._set_alarm(group)
 
@@ -339,71 +339,71 @@ class NativeGroups:
     # ---- members
 
     def _add(self, group: NativeGroup, member: str, session_ms: int) -> Member:
-        everybody = sum(len(each.members) for each in self._groups.values())
+        everybody = sum(len(native.members) for native in self._groups.values())
         if len(group.members) >= MEMBERS_MAX or everybody >= ALL_MEMBERS_MAX:
             raise OutOfResources(f"a group has at most {MEMBERS_MAX} native members, all of them {ALL_MEMBERS_MAX}")
         self._groups[group.name] = group
         return group.add(member, None, session_ms, self._clock_ms() + session_ms)
 
-    def _known(self, name: str, member: str, secret: str, epoch: str) -> tuple[NativeGroup, Member]:
-        """A member that has joined; its session begins anew, also while ZooKeeper is away."""
-        check_secret(name, member, secret)
+    def _renew(self, name: str, member_id: str, secret: str, epoch: str) -> tuple[NativeGroup, Member]:
+        """Find a member that has joined, and begin its session anew, also while ZooKeeper is away."""
+        check_secret(name, member_id, secret)
         group = self._groups.get(name)
-        one = group.members.get(member) if group is not None else None
-        if group is None or one is None or one.ends or group.epoch != epoch:
-            raise UnknownMember(f"{member} is no member of group {name!r} here: join it again")
-        one.renew(self._clock_ms())
+        member = group.members.get(member_id) if group is not None else None
+        if group is None or member is None or member.ends or group.epoch != epoch:
+            raise UnknownMember(f"{member_id} is no member of group {name!r} here: join it again")
+        member.renew(self._clock_ms())
         self._held(name)
-        return group, one
+        return group, member
 
-    def _check_joined(self, group: NativeGroup, one: Member) -> None:
-        if self._groups.get(group.name) is not group or group.members.get(one.id) is not one:
-            raise UnknownMember(f"{one.id} is no member of group {group.name!r} any more: join it again")
+    def _check_joined(self, group: NativeGroup, member: Member) -> None:
+        if self._groups.get(group.name) is not group or group.members.get(member.id) is not member:
+            raise UnknownMember(f"{member.id} is no member of group {group.name!r} any more: join it again")
 
     @asynccontextmanager
-    async def _changing(self, group: NativeGroup, one: Member, sequence: int) -> AsyncIterator[None]:
+    async def _changing(self, group: NativeGroup, member: Member, sequence: int) -> AsyncIterator[None]:
         """Carry out a request that changes something of a member, if no newer one has come before."""
-        async with one.lock:
-            self._check_joined(group, one)
-            if sequence <= one.sequence:
+        async with member.lock:
+            self._check_joined(group, member)
+            if sequence <= member.sequence:
                 raise IllegalGeneration("this request comes behind a newer one of its member: it is not carried out")
-            one.sequence = sequence
+            member.sequence = sequence
             yield
 
-    def _lease(self, group: NativeGroup, one: Member) -> dict[str, Any]:
-        self._check_joined(group, one)
-        return {"lease_ms": min(one.session_ms, self._registry.lease_left_ms)}
+    def _lease(self, group: NativeGroup, member: Member) -> dict[str, Any]:
+        self._check_joined(group, member)
+        return {"lease_ms": min(member.session_ms, self._registry.lease_left_ms)}
 
-    async def _end(self, group: NativeGroup, one: Member) -> None:
+    async def _end(self, group: NativeGroup, member: Member) -> None:
         """Remove a member with all that it owns."""
-        nodes = [paths.owner(group.name, part) for part in group.owned_by(one.id)]
-        await self._carry_out(group, native_nodes.remove(group.claim_path, [*nodes, group.member_node(one)]))
-        self._check_joined(group, one)
-        group.remove(one.id)
-        self._count(one, 0)
+        nodes = [paths.owner(group.name, part) for part in group.owned_by(member.id)]
+        await self._carry_out(group, native_nodes.remove(group.claim_path, [*nodes, group.member_node(member)]))
+        self._check_joined(group, member)
+        group.remove(member.id)
+        self._count(member, 0)
         if not group.members:
             self.lose(group.name)
-            self._spawn(self._offsets.left(group.name))
+            self._spawn(self._offsets.note_emptied(group.name))
 
-    async def _release(self, group: NativeGroup, one: Member, parts: Sequence[TopicPartition]) -> None:
+    async def _release(self, group: NativeGroup, member: Member, parts: Sequence[TopicPartition]) -> None:
         nodes = [paths.owner(group.name, part) for part in parts]
         await self._carry_out(group, native_nodes.remove(group.claim_path, nodes))
-        self._check_joined(group, one)
+        self._check_joined(group, member)
         group.release(parts)
-        self._count(one, group.bytes_of(one))
+        self._count(member, group.bytes_of(member))
 
-    async def _put(self, group: NativeGroup, one: Member, nodes: Mapping[str, bytes]) -> None:
-        self._count(one, group.bytes_of(one))
+    async def _put(self, group: NativeGroup, member: Member, nodes: Mapping[str, bytes]) -> None:
+        self._count(member, group.bytes_of(member))
         if self._bytes > NODES_BYTES_MAX:
             raise OutOfResources(f"native groups take {NODES_BYTES_MAX >> 20} MiB in ZooKeeper already")
         entry = self._held(group.name)
         await self._carry_out(group, native_nodes.put(group.claim_path, nodes, entry.session_id))
-        self._check_joined(group, one)
+        self._check_joined(group, member)
 
-    def _count(self, one: Member, size: int) -> None:
+    def _count(self, member: Member, size: int) -> None:
         """What the nodes of a member take now, also those that may not be written yet."""
-        self._bytes += size - one.bytes
-        one.bytes = size
+        self._bytes += size - member.bytes
+        member.bytes = size
 
     async def _carry_out(self, group: NativeGroup, operation: Operation[None]) -> None:
         await self._claims.carry_out(self._held(group.name), operation)

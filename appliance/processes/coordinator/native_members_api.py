@@ -40,52 +40,52 @@ class NativeMembersApi:
             "leave_group": self.leave,
         }
 
-    async def coordinator(self, wanted: OneGroup, access: Access) -> int:
+    async def coordinator(self, request: OneGroup, access: Access) -> int:
         if not self._enabled:
             raise ZooKeeperAway("this appliance runs without ZooKeeper, which groups need: set zookeeper.nodes")
-        return self._coordinator(wanted.group)
+        return self._coordinator(request.group)
 
-    async def join(self, wanted: JoinGroup, access: Access) -> dict[str, Any]:
-        if bool(wanted.topics) == bool(wanted.pattern):
+    async def join(self, request: JoinGroup, access: Access) -> dict[str, Any]:
+        if bool(request.topics) == bool(request.pattern):
             raise InvalidRequest("a member subscribes to topics or to a pattern: give one of the two")
         try:
-            patterns.parse(wanted.pattern)
+            patterns.parse(request.pattern)
         except BadValue as error:
             raise InvalidRequest(str(error)) from None
-        streams = wanted.streams if wanted.pattern else 1
-        subscription = Subscription(wanted.topics, wanted.pattern, streams, wanted.exclude and bool(wanted.pattern))
+        streams = request.streams if request.pattern else 1
+        subscription = Subscription(request.topics, request.pattern, streams, request.exclude and bool(request.pattern))
         return await self._groups.join(
-            *(wanted.group, wanted.member, wanted.secret, wanted.sequence), subscription, wanted.session_ms
+            *(request.group, request.member, request.secret, request.sequence), subscription, request.session_ms
         )
 
-    async def registry(self, wanted: KnownMember, access: Access) -> dict[str, Any]:
+    async def registry(self, request: KnownMember, access: Access) -> dict[str, Any]:
         """Without the topics that the member may not read: others would wait for what it claims."""
-        found = await self._groups.registry(wanted.group, wanted.member, wanted.secret, wanted.epoch)
-        topics = found["topics"]
-        return found | {"topics": {name: topics[name] for name in topics if access.readable[name]}}
+        registry = await self._groups.registry(request.group, request.member, request.secret, request.epoch)
+        topics = registry["topics"]
+        return registry | {"topics": {name: topics[name] for name in topics if access.readable[name]}}
 
-    async def claim(self, wanted: ClaimPartitions, access: Access) -> dict[str, Any]:
-        streams = {TopicPartition(topic, partition): stream for topic, partition, stream in wanted.partitions}
-        return await self._groups.claim(*_of(wanted), wanted.sequence, streams)
+    async def claim(self, request: ClaimPartitions, access: Access) -> dict[str, Any]:
+        streams = {TopicPartition(topic, partition): stream for topic, partition, stream in request.partitions}
+        return await self._groups.claim(*_identity(request), request.sequence, streams)
 
-    async def release(self, wanted: ReleasePartitions, access: Access) -> dict[str, Any]:
-        parts = [TopicPartition(*part) for part in wanted.partitions]
-        return await self._groups.release(*_of(wanted), wanted.sequence, parts)
+    async def release(self, request: ReleasePartitions, access: Access) -> dict[str, Any]:
+        parts = [TopicPartition(*part) for part in request.partitions]
+        return await self._groups.release(*_identity(request), request.sequence, parts)
 
-    async def commit(self, wanted: CommitOwned, access: Access) -> dict[str, Any]:
+    async def commit(self, request: CommitOwned, access: Access) -> dict[str, Any]:
         offsets = {}
-        for topic, partition, offset, topic_id in wanted.offsets:
+        for topic, partition, offset, topic_id in request.offsets:
             if offset < 0:
                 raise InvalidRequest(f"offset {offset} of {topic}-{partition}: must be 0 or more")
             offsets[TopicPartition(topic, partition)] = offset, topic_id
-        return await self._groups.commit(*_of(wanted), wanted.sequence, offsets)
+        return await self._groups.commit(*_identity(request), request.sequence, offsets)
 
-    async def await_change(self, wanted: AwaitChange, access: Access) -> dict[str, Any]:
-        return await self._groups.await_change(*_of(wanted), wanted.revision, wanted.wait_ms)
+    async def await_change(self, request: AwaitChange, access: Access) -> dict[str, Any]:
+        return await self._groups.await_change(*_identity(request), request.revision, request.wait_ms)
 
-    async def leave(self, wanted: KnownMember, access: Access) -> None:
-        await self._groups.leave(*_of(wanted), wanted.sequence)
+    async def leave(self, request: KnownMember, access: Access) -> None:
+        await self._groups.leave(*_identity(request), request.sequence)
 
 
-def _of(wanted: KnownMember) -> tuple[str, str, str, str]:
-    return wanted.group, wanted.member, wanted.secret, wanted.epoch
+def _identity(request: KnownMember) -> tuple[str, str, str, str]:
+    return request.group, request.member, request.secret, request.epoch

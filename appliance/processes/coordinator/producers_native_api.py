@@ -62,57 +62,57 @@ class ProducersNativeApi:
             "end_transaction": self.end,
         }
 
-    async def initialise(self, wanted: InitTransactions, access: Access) -> dict[str, int]:
-        claimed = Producer(wanted.producer_id, wanted.epoch)
+    async def initialise(self, request: InitTransactions, access: Access) -> dict[str, int]:
+        claimed = Producer(request.producer_id, request.epoch)
         if (claimed.id == NO_ID) != (claimed.epoch == NO_EPOCH) or min(claimed) < NO_ID:
             raise InvalidRequest(f"producer {claimed.id} with epoch {claimed.epoch}: give both, or none")
         longest_ms = self._timeout_ms_max()
-        if not 0 < wanted.timeout_ms <= longest_ms:
-            raise InvalidRequest(f"a time-out of {wanted.timeout_ms} ms: give 1 to {longest_ms}")
+        if not 0 < request.timeout_ms <= longest_ms:
+            raise InvalidRequest(f"a time-out of {request.timeout_ms} ms: give 1 to {longest_ms}")
         outcome = await self._coordinator.initialise(
-            wanted.id, wanted.timeout_ms, None if claimed == NOBODY else claimed
+            request.id, request.timeout_ms, None if claimed == NOBODY else claimed
         )
         if isinstance(outcome, Code):
-            raise _refusal(wanted.id, outcome)
+            raise _refusal(request.id, outcome)
         return {"producer_id": outcome.producer_id, "epoch": outcome.epoch}
 
-    async def add(self, wanted: AddPartitions, access: Access) -> None:
-        parts = [self._part(topic, partition) for topic, partition in wanted.partitions]
-        _check(wanted.id, await self._coordinator.add_partitions(wanted.id, _producer(wanted), parts))
+    async def add(self, request: AddPartitions, access: Access) -> None:
+        parts = [self._part(topic, partition) for topic, partition in request.partitions]
+        _check(request.id, await self._coordinator.add_partitions(request.id, _producer(request), parts))
 
-    async def add_offsets(self, wanted: AddOffsets, access: Access) -> None:
-        check_secret(wanted.group, wanted.member, wanted.secret)
+    async def add_offsets(self, request: AddOffsets, access: Access) -> None:
+        check_secret(request.group, request.member, request.secret)
         offsets = [
-            PendingOffset(wanted.group, self._part(topic, partition), offset)
-            for topic, partition, offset in wanted.offsets
+            PendingOffset(request.group, self._part(topic, partition), offset)
+            for topic, partition, offset in request.offsets
         ]
-        for each in offsets:
-            if each.offset < 0:
+        for pending in offsets:
+            if pending.offset < 0:
                 raise InvalidRequest(
-                    f"offset {each.offset} of {each.part.topic}-{each.part.partition}: must be 0 or more"
+                    f"offset {pending.offset} of {pending.part.topic}-{pending.part.partition}: must be 0 or more"
                 )
 
         async def owns() -> Code:
-            owned = await self._owned(wanted.group, wanted.member)
-            return Code.NONE if {each.part.key for each in offsets} <= set(owned) else Code.ILLEGAL_GENERATION
+            owned = await self._owned(request.group, request.member)
+            return Code.NONE if {pending.part.key for pending in offsets} <= set(owned) else Code.ILLEGAL_GENERATION
 
-        producer = _producer(wanted)
-        _check(wanted.id, await self._coordinator.add_group(wanted.id, producer, wanted.group))
-        code = await self._coordinator.add_offsets(wanted.id, producer, wanted.group, offsets, check=owns)
-        _check(wanted.id, code)
+        producer = _producer(request)
+        _check(request.id, await self._coordinator.add_group(request.id, producer, request.group))
+        code = await self._coordinator.add_offsets(request.id, producer, request.group, offsets, check=owns)
+        _check(request.id, code)
 
-    async def end(self, wanted: EndTransaction, access: Access) -> None:
-        _check(wanted.id, await self._coordinator.end(wanted.id, _producer(wanted), wanted.committed))
+    async def end(self, request: EndTransaction, access: Access) -> None:
+        _check(request.id, await self._coordinator.end(request.id, _producer(request), request.committed))
 
     def _part(self, topic: str, partition: int) -> Part:
-        known = self._coordinator.store.topics().get(topic)
-        if known is None or partition not in known.partitions:
+        described = self._coordinator.store.topics().get(topic)
+        if described is None or partition not in described.partitions:
             raise UnknownPartition(f"there is no partition {topic}-{partition}")
-        return Part(topic, known.id, partition)
+        return Part(topic, described.id, partition)
 
 
-def _producer(wanted: AddPartitions | AddOffsets | EndTransaction) -> Producer:
-    return Producer(wanted.producer_id, wanted.epoch)
+def _producer(request: AddPartitions | AddOffsets | EndTransaction) -> Producer:
+    return Producer(request.producer_id, request.epoch)
 
 
 def _check(transactional_id: str, code: Code) -> None:

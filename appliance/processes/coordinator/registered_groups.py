@@ -80,7 +80,7 @@ class RegisteredGroups:
         )
         self._registry = registry
         self._brokers = brokers
-        self._registration = MemberRegistration(registry, topics, spawn, self.offsets.left)
+        self._registration = MemberRegistration(registry, topics, spawn, self.offsets.note_emptied)
 
     @property
     def broker_id(self) -> int:
@@ -139,18 +139,18 @@ class RegisteredGroups:
         self, group: str, offsets: Mapping[TopicPartition, Commit | None], protocol_type: str = ""
     ) -> Mapping[TopicPartition, ApplianceError]:
         """Store offsets, or (None) delete them; the result names those that were refused, and why."""
-        known: dict[TopicPartition, CommittedOffset | None] = {}
+        accepted: dict[TopicPartition, CommittedOffset | None] = {}
         refused: dict[TopicPartition, ApplianceError] = {}
         for key, commit in offsets.items():
             described = self.topics().get(key.topic)
             if commit is None:
-                known[key] = None
+                accepted[key] = None
             elif described is not None and key.partition in described.partitions:
-                known[key] = CommittedOffset(commit.offset, commit.metadata, described.id, commit.leader_epoch)
+                accepted[key] = CommittedOffset(commit.offset, commit.metadata, described.id, commit.leader_epoch)
             else:
                 refused[key] = UnknownPartition(f"there is no partition {key.topic}-{key.partition}")
-        if known:
-            refused |= await self.offsets.commit(group, known, protocol_type)
+        if accepted:
+            refused |= await self.offsets.commit(group, accepted, protocol_type)
         return refused
 
     async def committed(
@@ -187,25 +187,25 @@ class RegisteredGroups:
         if not await self.offsets.remove(group):
             raise UnknownGroup(f"there is no group {group!r}")
 
-    async def groups(self, wanted: Callable[[str], bool]) -> Sequence[ListedGroup]:
-        """The groups in the registry whose names are ``wanted``.
+    async def groups(self, selects: Callable[[str], bool]) -> Sequence[ListedGroup]:
+        """The groups in the registry that ``selects`` chooses by name.
 
         They are asked for in pages, each within the time for one question, and the loop serves others in between.
         """
-        found: list[ListedGroup] = []
-        names = [name for name in await self._registry.ask(self._registry.groups.groups()) if wanted(name)]
+        listed: list[ListedGroup] = []
+        names = [name for name in await self._registry.ask(self._registry.groups.groups()) if selects(name)]
         for start in range(0, len(names), PAGE_GROUPS):
-            found += await self._registry.ask(_overview(names[start : start + PAGE_GROUPS]))
-        return found
+            listed += await self._registry.ask(_overview(names[start : start + PAGE_GROUPS]))
+        return listed
 
     async def names(self) -> Sequence[str]:
         """The names of all groups in the registry, sorted; those that no reply can carry are left out."""
-        found = []
+        encodable = []
         for name in await self._registry.ask(self._registry.groups.groups()):
             with suppress(UnicodeError):
                 name.encode()
-                found.append(name)
-        return found
+                encodable.append(name)
+        return encodable
 
     async def group(self, name: str) -> RegisteredGroup | None:
         """One group with its members and what they own; None when there is no such group."""
@@ -234,7 +234,7 @@ def _owners(groups: GroupRegistry, group: str) -> operations.Operation[dict[Topi
 
 def _overview(groups: Sequence[str]) -> operations.Operation[list[ListedGroup]]:
     """These groups, of which some may be gone, in two round trips."""
-    found = yield from operations.ask(
+    answers = yield from operations.ask(
         [
             request
             for group in groups
@@ -243,13 +243,13 @@ def _overview(groups: Sequence[str]) -> operations.Operation[list[ListedGroup]]:
     )
     members = {
         group: paths.decode_names(listed)
-        for group, node, listed in zip(groups, found[::2], found[1::2], strict=True)
+        for group, node, listed in zip(groups, answers[::2], answers[1::2], strict=True)
         if isinstance(node, operations.Node) and not isinstance(listed, operations.Refused)
     }
     natives = yield from _native([(group, ids[0]) for group, ids in members.items() if ids])
     return [
         ListedGroup(group, group in natives, len(members.get(group, ())), decode_info(node.value).protocol_type)
-        for group, node in zip(groups, found[::2], strict=True)
+        for group, node in zip(groups, answers[::2], strict=True)
         if isinstance(node, operations.Node)
     ]
 
@@ -257,13 +257,13 @@ def _overview(groups: Sequence[str]) -> operations.Operation[list[ListedGroup]]:
 def _native(members: Sequence[tuple[str, str]]) -> operations.Operation[set[str]]:
     """The groups of those of these members, one of each, that use the native listener: all of its group do."""
     nodes = yield from operations.ask([operations.get(paths.consumer(*member)) for member in members])
-    found = set()
+    natives = set()
     for (group, member), node in zip(members, nodes, strict=True):
         if isinstance(node, operations.Node):
             with suppress(BadValue):
                 if paths.decode_subscription(paths.consumer(group, member), node.value).protocol == "native":
-                    found.add(group)
-    return found
+                    natives.add(group)
+    return natives
 
 
 def _group(

@@ -73,7 +73,9 @@ class RegisteredTransactions:
         """What ``status.py`` shows; ``late_ms``: the transactions that have been open for longer are late."""
         opened = self.coordinator.open()
         before_ms = self._clock_ms() - late_ms
-        late = sorted((one.started_ms, name) for name, one in opened.items() if one.started_ms < before_ms)
+        late = sorted(
+            (transaction.started_ms, name) for name, transaction in opened.items() if transaction.started_ms < before_ms
+        )
         oldest = None
         if late:
             started_ms, name = late[0]

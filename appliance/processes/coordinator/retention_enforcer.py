@@ -79,7 +79,7 @@ class RetentionEnforcer:
         self._watch_disk(disk.free_bytes_warn)
         uses = await self._uses()
         sizes = await self._trash.disk_bytes()
-        trash = [TrashUse(one.id, sizes.get(one.id, 0)) for one in self._trash.topics()]
+        trash = [TrashUse(trashed.id, sizes.get(trashed.id, 0)) for trashed in self._trash.topics()]
         lacking = disk.free_bytes_min - _free_bytes(self._data_dir) if disk.free_bytes_min else 0
         if lacking > 0:
             lacking -= await asyncio.to_thread(partition_directory.leaving_bytes, self._data_dir)

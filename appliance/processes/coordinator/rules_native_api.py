@@ -35,19 +35,19 @@ class RulesNativeApi:
             "delete_role": self.delete_role,
         }
 
-    async def list_rules(self, wanted: SelectAcls, access: Access) -> list[dict[str, str]]:
-        return effective_words(self._broker.security, filter_from_words(wanted))
+    async def list_rules(self, request: SelectAcls, access: Access) -> list[dict[str, str]]:
+        return effective_words(self._broker.security, filter_from_words(request))
 
-    async def add(self, wanted: AddAcls, access: Access) -> None:
+    async def add(self, request: AddAcls, access: Access) -> None:
         self._check_authorizer()
-        new = [from_words(row) for row in wanted.acls]
+        new = [from_words(row) for row in request.acls]
         await self._broker.alter_security(lambda state: added(state, new))
 
-    async def delete(self, wanted: DeleteAcls, access: Access) -> list[dict[str, str]]:
+    async def delete(self, request: DeleteAcls, access: Access) -> list[dict[str, str]]:
         """Raises InvalidRequest: what would be deleted holds through a role, and so stays."""
-        chosen = filter_from_words(wanted)
+        chosen = filter_from_words(request)
         deletion = RuleDeletion([chosen])
-        if wanted.dry_run:
+        if request.dry_run:
             deletion(self._broker.security)
         else:
             self._check_authorizer()
@@ -56,7 +56,7 @@ class RulesNativeApi:
             raise InvalidRequest(message)
         return [words(acl) for acl in deletion.deleted]
 
-    async def list_roles(self, wanted: Nothing, access: Access) -> list[dict[str, Any]]:
+    async def list_roles(self, request: Nothing, access: Access) -> list[dict[str, Any]]:
         state = self._broker.security
         rules: dict[str, list[dict[str, str]]] = {principal_of_role(name): [] for name in state.roles}
         for acl in state.acls:
@@ -67,18 +67,18 @@ class RulesNativeApi:
             for name, users in sorted(state.roles.items())
         ]
 
-    async def create_role(self, wanted: OneRole, access: Access) -> None:
+    async def create_role(self, request: OneRole, access: Access) -> None:
         self._check_authorizer()
-        await self._broker.alter_security(created(wanted.name))
+        await self._broker.alter_security(created(request.name))
 
-    async def alter_role(self, wanted: AlterRole, access: Access) -> None:
+    async def alter_role(self, request: AlterRole, access: Access) -> None:
         self._check_authorizer()
-        change = regranted(wanted.name, wanted.grant, wanted.revoke, without_password=wanted.without_password)
+        change = regranted(request.name, request.grant, request.revoke, without_password=request.without_password)
         await self._broker.alter_security(change)
 
-    async def delete_role(self, wanted: DeleteRole, access: Access) -> dict[str, Any]:
-        deletion = RoleDeletion(wanted.name)
-        if wanted.dry_run:
+    async def delete_role(self, request: DeleteRole, access: Access) -> dict[str, Any]:
+        deletion = RoleDeletion(request.name)
+        if request.dry_run:
             deletion(self._broker.security)
         else:
             self._check_authorizer()

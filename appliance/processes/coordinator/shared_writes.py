@@ -51,17 +51,17 @@ class SharedWrites:
 
     async def store(self, write: GroupWrite, session_id: int) -> None:
         """Store one group's offsets, in the session of its claim.  Raises as :func:`claims.write`."""
-        one = _Waiting(write, session_id, asyncio.get_running_loop().create_future(), write.part_count, write.size)
-        self._queue.append(one)
-        self._note(one, 1)
+        waiting = _Waiting(write, session_id, asyncio.get_running_loop().create_future(), write.part_count, write.size)
+        self._queue.append(waiting)
+        self._note(waiting, 1)
         if not self._starting:
             self._starting = True
             self._spawn(self._start())
-        await one.done
+        await waiting.done
 
-    def _note(self, one: _Waiting, sign: int) -> None:
-        self._parts += sign * one.parts
-        self._size += sign * one.size
+    def _note(self, waiting: _Waiting, sign: int) -> None:
+        self._parts += sign * waiting.parts
+        self._size += sign * waiting.size
 
     async def _start(self) -> None:
         """In a task of its own, so that what others store in the same turn of the loop goes together."""
@@ -70,51 +70,51 @@ class SharedWrites:
 
     def _start_some(self) -> None:
         while not self._groups or (len(self._groups) < IN_FLIGHT_MAX and not claims.fits(self._parts, self._size)):
-            some = self._take()
-            if not some:
+            batch = self._take()
+            if not batch:
                 return
-            self._groups.append({one.write.group for one in some})
-            self._spawn(self._carry_out(some, self._groups[-1]))
+            self._groups.append({waiting.write.group for waiting in batch})
+            self._spawn(self._carry_out(batch, self._groups[-1]))
 
     def _take(self) -> list[_Waiting]:
         """What can be stored together, in order of arrival."""
-        some: list[_Waiting] = []
+        batch: list[_Waiting] = []
         groups = set().union(*self._groups)
         parts = size = 0
-        for one in self._queue:
-            if one.write.group in groups or (some and one.session_id != some[0].session_id):
+        for waiting in self._queue:
+            if waiting.write.group in groups or (batch and waiting.session_id != batch[0].session_id):
                 continue
-            parts, size = parts + one.parts, size + one.size
-            if some and not claims.fits(parts, size):
+            parts, size = parts + waiting.parts, size + waiting.size
+            if batch and not claims.fits(parts, size):
                 break
-            some.append(one)
-            groups.add(one.write.group)
-        for one in some:
-            self._queue.remove(one)
-            self._note(one, -1)
-        return some
+            batch.append(waiting)
+            groups.add(waiting.write.group)
+        for waiting in batch:
+            self._queue.remove(waiting)
+            self._note(waiting, -1)
+        return batch
 
-    async def _carry_out(self, some: Sequence[_Waiting], groups: set[str]) -> None:
+    async def _carry_out(self, batch: Sequence[_Waiting], groups: set[str]) -> None:
         try:
-            await self._store_some(some)
+            await self._store_some(batch)
         finally:
             self._groups = [others for others in self._groups if others is not groups]
             self._start_some()
 
-    async def _store_some(self, some: Sequence[_Waiting]) -> None:
+    async def _store_some(self, batch: Sequence[_Waiting]) -> None:
         try:
-            writes = [one.write for one in some]
-            outcomes = await self._registry.ask(claims.write_together(writes), session_id=some[0].session_id)
+            writes = [waiting.write for waiting in batch]
+            outcomes = await self._registry.ask(claims.write_together(writes), session_id=batch[0].session_id)
         except ApplianceError as error:
-            if len(some) > 1 and not isinstance(error, Unavailable):  # of one of them: the others are not at fault
-                for one in some:
-                    await self._store_some([one])
+            if len(batch) > 1 and not isinstance(error, Unavailable):  # of one of them: the others are not at fault
+                for waiting in batch:
+                    await self._store_some([waiting])
                 return
-            outcomes = [error] * len(some)
-        for one, outcome in zip(some, outcomes, strict=True):
-            if one.done.done():
+            outcomes = [error] * len(batch)
+        for waiting, outcome in zip(batch, outcomes, strict=True):
+            if waiting.done.done():
                 continue  # its caller was cancelled
             if outcome is None:
-                one.done.set_result(None)
+                waiting.done.set_result(None)
             else:
-                one.done.set_exception(outcome)
+                waiting.done.set_exception(outcome)

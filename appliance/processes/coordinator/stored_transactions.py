@@ -96,17 +96,17 @@ class StoredTransactions:
         """
         session_id = self._registry.session_id
         self._claims, self._versions, self._session_id = {}, {}, 0
-        found: dict[str, Transaction] = {}
+        loaded: dict[str, Transaction] = {}
         for slot in await self._registry.ask(nodes.used(), session_id=session_id):
             await self._claim(slot, session_id)
             for name, node in (await self._registry.ask(nodes.read(slot), session_id=session_id)).items():
                 self._versions[name] = node.version
                 try:
-                    found[name] = decode(node.value)
+                    loaded[name] = decode(node.value)
                 except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                     log.error("ZooKeeper node %s cannot be read and is left out: %s", nodes.id_path(name), error)
         self._session_id = session_id
-        return found
+        return loaded
 
     async def _claim(self, slot: int, session_id: int) -> Claimed:
         async with self._claiming:
@@ -135,9 +135,9 @@ class StoredTransactions:
             while self._queue:
                 taken, self._queue = self._queue, []
                 slots: dict[int, list[_Waiting]] = defaultdict(list)
-                for each in taken:
-                    if not each.done.done():  # done: it was given up
-                        slots[nodes.slot_of(each.transactional_id)].append(each)
+                for write in taken:
+                    if not write.done.done():  # done: it was given up
+                        slots[nodes.slot_of(write.transactional_id)].append(write)
                 await asyncio.gather(*(self._write(slot, waiting) for slot, waiting in slots.items()))
         finally:
             self._writing = False
@@ -151,14 +151,14 @@ class StoredTransactions:
             versions = await self._registry.ask(nodes.write(claim, changes), session_id=self._session_id)
         except ApplianceError as error:
             self._note_loss(error)
-            for each in waiting:
-                if not each.done.done():
-                    each.done.set_exception(error)
+            for write in waiting:
+                if not write.done.done():
+                    write.done.set_exception(error)
             return
-        for each, version in zip(waiting, versions, strict=True):
-            self._note(each.transactional_id, version)
-            if not each.done.done():
-                each.done.set_result(None)
+        for write, version in zip(waiting, versions, strict=True):
+            self._note(write.transactional_id, version)
+            if not write.done.done():
+                write.done.set_result(None)
 
     def _note(self, transactional_id: str, version: int) -> None:
         if version == ABSENT:
@@ -176,11 +176,13 @@ class StoredTransactions:
     async def complete(self, transactional_id: str, before: Transaction, after: Transaction) -> None:
         groups: dict[str, dict[TopicPartition, CommittedOffset]] = defaultdict(dict)
         topics = self.topics()
-        for each in before.offsets:
-            known = topics.get(each.part.topic)
-            if known is not None and known.id == each.part.topic_id:
-                committed = CommittedOffset(each.offset, each.metadata, each.part.topic_id, each.leader_epoch)
-                groups[each.group][each.part.key] = committed
+        for pending in before.offsets:
+            topic = topics.get(pending.part.topic)
+            if topic is not None and topic.id == pending.part.topic_id:
+                committed = CommittedOffset(
+                    pending.offset, pending.metadata, pending.part.topic_id, pending.leader_epoch
+                )
+                groups[pending.group][pending.part.key] = committed
         if not groups:
             await self.put(transactional_id, after)
             return

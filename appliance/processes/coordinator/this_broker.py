@@ -252,9 +252,9 @@ class ThisBroker:
         assert stored is not None
         return [
             ProducerInLog(
-                id, epoch, (following - 1) & SEQUENCE_MASK if known else -1, time_ms, coordinator_epoch, first
+                id, epoch, (following - 1) & SEQUENCE_MASK if has_sequence else -1, time_ms, coordinator_epoch, first
             )
-            for id, (epoch, following, known, _, time_ms, _, first, coordinator_epoch, _) in stored.entries
+            for id, (epoch, following, has_sequence, _, time_ms, _, first, coordinator_epoch, _) in stored.entries
         ]
 
     async def delete_records(self, topic: str, partition: int, offset: int) -> int:

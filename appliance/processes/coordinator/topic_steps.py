@@ -93,7 +93,7 @@ class TopicSteps:
 
     def trashed(self, topic_id: str) -> TrashedTopic | None:
         """The topic with this id, if it is in the trash."""
-        return next((one for one in self.catalog.trash if one.id == topic_id), None)
+        return next((trashed for trashed in self.catalog.trash if trashed.id == topic_id), None)
 
     @asynccontextmanager
     async def changing(self, name: str) -> AsyncIterator[None]:
@@ -218,13 +218,13 @@ class TopicSteps:
         Raises:
             ApplianceError: one stays noted; try again.
         """
-        for removal in [one for one in self.catalog.removals if one.id == topic_id]:
+        for removal in [removal for removal in self.catalog.removals if removal.id == topic_id]:
             await self.finish(removal)
 
     async def leave_trash(self, trashed: TrashedTopic) -> None:
         """Let a topic leave the trash for good; a removal that goes on keeps nothing of it."""
         going = [removal for removal in self.catalog.removals if removal.id == trashed.id and removal.trash]
-        final = [CatalogChange(done=one, note=msgspec.structs.replace(one, trash=False)) for one in going]
+        final = [CatalogChange(done=removal, note=msgspec.structs.replace(removal, trash=False)) for removal in going]
         await asyncio.gather(*(self.commit(change) for change in (*final, CatalogChange(forget=trashed.id))))
 
     # ---- the catalog

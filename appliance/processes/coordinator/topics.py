@@ -113,20 +113,20 @@ class Topics:
         if any(removal.whole for removal in self._steps.removals(name)):
             raise WriterGone(f"the earlier topic {name!r} is still being deleted: try again")
 
-    def check_settings(self, given: Mapping[str, str | int]) -> dict[str, str]:
+    def check_settings(self, settings: Mapping[str, str | int]) -> dict[str, str]:
         """The settings as canonical text.
 
         Raises:
             InvalidSetting: see the message.
         """
-        parsed = TopicSettings.parse(given, self.defaults.of_all)
+        parsed = TopicSettings.parse(settings, self.defaults.of_all)
         room = self._config.network.frame_bytes_max - 4 * KIB
-        if "max.message.bytes" in given and parsed.max_message_bytes > room:
+        if "max.message.bytes" in settings and parsed.max_message_bytes > room:
             raise InvalidSetting(
                 f"max.message.bytes = {parsed.max_message_bytes}: requests carry at most {room}"
                 " (network.frame_bytes_max)"
             )
-        return TopicSettings.texts(given, self.defaults.of_all)
+        return TopicSettings.texts(settings, self.defaults.of_all)
 
     async def create(
         self, name: str, partitions: int | None = None, settings: Mapping[str, str | int] | None = None
@@ -195,7 +195,7 @@ class Topics:
     async def _alter(
         self,
         old: Topic,
-        given: Mapping[str, str],
+        settings: Mapping[str, str],
         taken_back: Set[str],
         placed: Mapping[int, list[int]],
         removal: Removal | None,
@@ -206,7 +206,7 @@ class Topics:
             if info.id != old.id:
                 raise UnknownPartition(f"the topic {old.name!r} was deleted and made again: ask again")
             kept = {key: value for key, value in info.settings.items() if key not in taken_back}
-            return TopicInfo(dict(placed) | info.partitions, kept | dict(given), info.id)
+            return TopicInfo(dict(placed) | info.partitions, kept | dict(settings), info.id)
 
         if self._registry.enabled:
             info = await self._registry.ask(self._registry.topics.alter_topic(old.name, change))

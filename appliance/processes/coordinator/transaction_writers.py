@@ -39,16 +39,16 @@ class TransactionWriters:
 
     Args:
         ongoing: who is in a transaction in each partition.
-        known: whether ``ongoing`` can be asked.
+        is_loaded: whether ``ongoing`` can be asked.
     """
 
     def __init__(
         self,
         send: Callable[[ToSupervisor], None],
         ongoing: Callable[[], Mapping[TopicPartition, Sequence[Producer]]],
-        known: Callable[[], bool],
+        is_loaded: Callable[[], bool],
     ) -> None:
-        self._send, self._ongoing, self._known = send, ongoing, known
+        self._send, self._ongoing, self._is_loaded = send, ongoing, is_loaded
         self._steps: dict[int, tuple[TopicPartition, Callable[[], Step], asyncio.Future[str]]] = {}
         """What is not answered yet, by token, in order: the step is made when it is sent."""
         self._waiting: dict[TopicPartition, int] = {}
@@ -70,16 +70,16 @@ class TransactionWriters:
         except StaleProducerEpoch:
             pass  # a newer epoch has been there, so this transaction has ended before
 
-    async def abort_hanging(self, partition: TopicPartition, known: Callable[[], Collection[int]]) -> None:
-        """End what is open in a partition's log but for the transactions of producers that are ``known`` then.
+    async def abort_hanging(self, partition: TopicPartition, known_producers: Callable[[], Collection[int]]) -> None:
+        """End what is open in a partition's log but for the transactions of ``known_producers`` at that time.
 
-        ``known`` may raise an ApplianceError: then it is not done.
+        ``known_producers`` may raise an ApplianceError: then nothing is aborted.
 
         Raises:
             Unavailable: not known whether it has been done; it is safe to ask again.
             UnknownPartition: there is none.
         """
-        await self._carry_out(partition, lambda token: AbortHanging(partition, token, sorted(known())))
+        await self._carry_out(partition, lambda token: AbortHanging(partition, token, sorted(known_producers())))
 
     async def _carry_out(self, partition: TopicPartition, make: Callable[[int], Step]) -> None:
         answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -109,7 +109,7 @@ class TransactionWriters:
 
     def tell_waiting(self) -> None:
         """Tell the writers that have started what is open in their partitions, if that is known by now."""
-        if not self._waiting or not self._known():
+        if not self._waiting or not self._is_loaded():
             return
         ongoing = self._ongoing()
         for partition, writer in self._waiting.items():

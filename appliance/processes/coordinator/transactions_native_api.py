@@ -26,22 +26,26 @@ class TransactionsNativeApi:
             "abort_hanging": self.abort_hanging,
         }
 
-    async def list(self, wanted: Nothing, access: Access) -> list[dict[str, Any]]:
+    async def list(self, request: Nothing, access: Access) -> list[dict[str, Any]]:
         self._check()
         return [
-            self._row(name, one)
-            for name, one in sorted(self._coordinator.all().items())
+            self._row(name, transaction)
+            for name, transaction in sorted(self._coordinator.all().items())
             if access.may(Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, name)
         ]
 
-    async def describe(self, wanted: OneTransaction, access: Access) -> dict[str, Any]:
-        one = self._find(wanted.id)
+    async def describe(self, request: OneTransaction, access: Access) -> dict[str, Any]:
+        transaction = self._find(request.id)
         shown = access.describable
-        parts = [part.key for part in one.parts if shown[part.topic]]
-        offsets = [(each.group, *each.part.key, each.offset) for each in one.offsets if shown[each.part.topic]]
-        return self._row(wanted.id, one) | {"parts": parts, "offsets": offsets}
+        parts = [part.key for part in transaction.parts if shown[part.topic]]
+        offsets = [
+            (pending.group, *pending.part.key, pending.offset)
+            for pending in transaction.offsets
+            if shown[pending.part.topic]
+        ]
+        return self._row(request.id, transaction) | {"parts": parts, "offsets": offsets}
 
-    async def abort(self, wanted: OneTransaction, access: Access) -> None:
+    async def abort(self, request: OneTransaction, access: Access) -> None:
         """Abort it as if its time was up.
 
         Raises:
@@ -49,49 +53,56 @@ class TransactionsNativeApi:
             InvalidTransactionState: it is not Ongoing.
             ZooKeeperAway: try again.
         """
-        one = self._find(wanted.id)
-        code = await self._coordinator.abort(wanted.id)
+        transaction = self._find(request.id)
+        code = await self._coordinator.abort(request.id)
         if code is Code.INVALID_TXN_STATE:
-            raise InvalidTransactionState(f"transaction {wanted.id!r} cannot be aborted: it is {one.state.value}")
+            raise InvalidTransactionState(
+                f"transaction {request.id!r} cannot be aborted: it is {transaction.state.value}"
+            )
         if code:
-            raise ZooKeeperAway(f"transaction {wanted.id!r} cannot be aborted now: try again")
+            raise ZooKeeperAway(f"transaction {request.id!r} cannot be aborted now: try again")
 
-    async def hanging(self, wanted: HangingIn, access: Access) -> Sequence[dict[str, Any]]:
-        """Raises as :meth:`HangingTransactions.of`."""
+    async def hanging(self, request: HangingIn, access: Access) -> Sequence[dict[str, Any]]:
+        """Raises as :meth:`HangingTransactions.find`."""
         return [
-            {"producer_id": one.id, "epoch": one.epoch, "first": one.open_from, "last_ms": one.timestamp_ms}
-            for one in await self._hanging.of(self._partition(wanted))
+            {
+                "producer_id": producer.id,
+                "epoch": producer.epoch,
+                "first": producer.open_from,
+                "last_ms": producer.timestamp_ms,
+            }
+            for producer in await self._hanging.find(self._partition(request))
         ]
 
-    async def abort_hanging(self, wanted: HangingIn, access: Access) -> None:
+    async def abort_hanging(self, request: HangingIn, access: Access) -> None:
         """Raises as :meth:`TransactionCoordinator.abort_hanging`."""
-        await self._coordinator.abort_hanging(self._partition(wanted))
+        await self._coordinator.abort_hanging(self._partition(request))
 
-    def _partition(self, wanted: HangingIn) -> TopicPartition:
-        known = self._coordinator.store.topics().get(wanted.name)
-        if known is None or wanted.partition not in known.partitions:
-            raise UnknownPartition(f"there is no partition {wanted.name}-{wanted.partition}")
-        return TopicPartition(wanted.name, wanted.partition)
+    def _partition(self, request: HangingIn) -> TopicPartition:
+        described = self._coordinator.store.topics().get(request.name)
+        if described is None or request.partition not in described.partitions:
+            raise UnknownPartition(f"there is no partition {request.name}-{request.partition}")
+        return TopicPartition(request.name, request.partition)
 
     def _find(self, transactional_id: str) -> Transaction:
         self._check()
-        one = self._coordinator.get(transactional_id)
-        if one is None:
+        transaction = self._coordinator.get(transactional_id)
+        if transaction is None:
             raise UnknownTransactionalId(f"there is no transactional id {transactional_id!r}")
-        return one
+        return transaction
 
     def _check(self) -> None:
         if self._coordinator.unknown():
             raise ZooKeeperAway("it is not known yet which transactions there are: try again")
 
-    def _row(self, name: str, one: Transaction) -> dict[str, Any]:
+    def _row(self, name: str, transaction: Transaction) -> dict[str, Any]:
         return {
             "id": name,
-            "state": one.state.value,
-            "producer_id": one.producer_id,
-            "epoch": one.epoch,
-            "timeout_ms": one.timeout_ms,
-            "open_ms": max(0, self._coordinator.clock_ms() - one.started_ms) if one.is_open else None,
-            "partitions": len(one.parts),
-            "groups": list(one.groups),
+            "state": transaction.state.value,
+            "producer_id": transaction.producer_id,
+            "epoch": transaction.epoch,
+            "timeout_ms": transaction.timeout_ms,
+            "open_ms": max(0, self._coordinator.clock_ms() - transaction.started_ms) if transaction.is_open else None,
+            "partitions": len(transaction.parts),
+            "groups": list(transaction.groups),
         }

@@ -99,7 +99,7 @@ class Trash:
 
     def topics(self) -> list[TrashedTopic]:
         """Those deleted first come first."""
-        return sorted(self._steps.catalog.trash, key=lambda one: one.deleted_ms or self._clock.now_ms())
+        return sorted(self._steps.catalog.trash, key=lambda topic: topic.deleted_ms or self._clock.now_ms())
 
     async def rows(self) -> list[dict[str, Any]]:
         """As ``wire/native_admin.py`` describes them."""
@@ -108,15 +108,15 @@ class Trash:
         pending = {removal.id for removal in self._steps.catalog.removals}
         return [
             {
-                "name": one.name,
-                "id": one.id,
-                "partitions": len(one.partitions),
-                "bytes": sizes.get(one.id, 0),
-                "deleted_ms": one.deleted_ms or self._clock.now_ms(),
-                "until_ms": (one.deleted_ms or self._clock.now_ms()) + self._steps.trash_ms,
-                "pending": one.id in pending,
+                "name": topic.name,
+                "id": topic.id,
+                "partitions": len(topic.partitions),
+                "bytes": sizes.get(topic.id, 0),
+                "deleted_ms": topic.deleted_ms or self._clock.now_ms(),
+                "until_ms": (topic.deleted_ms or self._clock.now_ms()) + self._steps.trash_ms,
+                "pending": topic.id in pending,
             }
-            for one in trashed
+            for topic in trashed
         ]
 
     async def disk_bytes(self) -> dict[str, int]:
@@ -149,7 +149,7 @@ class Trash:
             InvalidRequest: its files are not there, or something is in their place; nothing is changed.
             Unavailable: try again, or see the message.
         """
-        named = [one for one in self.topics() if name in (one.name, one.id)]
+        named = [topic for topic in self.topics() if name in (topic.name, topic.id)]
         if not named:
             raise UnknownPartition(f"no topic {name!r} is in the trash: see `appliance topics trash`")
         trashed = named[-1]
@@ -202,7 +202,7 @@ class Trash:
         async with self._steps.changing(name):
             catalog = self._steps.catalog
             taken_ids = {topic.id for topic in catalog.topics.values()}
-            taken_ids |= {one.id for one in catalog.trash} | {removal.id for removal in catalog.removals}
+            taken_ids |= {topic.id for topic in catalog.trash} | {removal.id for removal in catalog.removals}
             if topic_id in taken_ids:
                 raise InvalidRequest(f"there is a topic with the id {topic_id}: choose a new one")
             own = self._topics.check_settings(settings)
@@ -262,9 +262,9 @@ class Trash:
             await self._adopt_strays()
         await self._stamp(now_ms)
         trashed = self.topics()
-        old = [one for one in trashed if now_ms - one.deleted_ms >= config.topics.trash_ms]
-        await self.empty([one.id for one in old], f"deleted {duration(config.topics.trash_ms / 1000)} ago")
-        await self.empty([one.id for one in self.topics()[:-TOPICS_MAX]], f"more than {TOPICS_MAX:,} are kept")
+        old = [topic for topic in trashed if now_ms - topic.deleted_ms >= config.topics.trash_ms]
+        await self.empty([topic.id for topic in old], f"deleted {duration(config.topics.trash_ms / 1000)} ago")
+        await self.empty([topic.id for topic in self.topics()[:-TOPICS_MAX]], f"more than {TOPICS_MAX:,} are kept")
 
     async def _report(self) -> None:
         sizes = await self.disk_bytes()
@@ -284,17 +284,17 @@ class Trash:
         leap_ms = leap_ms if abs(leap_ms) > JUMP_MS else 0
         self._looked = now_ms, steady_ms
         stamped = [
-            msgspec.structs.replace(one, deleted_ms=min((one.deleted_ms or now_ms) + leap_ms, now_ms))
-            for one in self._steps.catalog.trash
+            msgspec.structs.replace(topic, deleted_ms=min((topic.deleted_ms or now_ms) + leap_ms, now_ms))
+            for topic in self._steps.catalog.trash
         ]
-        changed = [one for one, old in zip(stamped, self._steps.catalog.trash, strict=True) if one != old]
-        await asyncio.gather(*(self._steps.commit(CatalogChange(trash=one)) for one in changed))
+        changed = [topic for topic, old in zip(stamped, self._steps.catalog.trash, strict=True) if topic != old]
+        await asyncio.gather(*(self._steps.commit(CatalogChange(trash=topic)) for topic in changed))
 
     async def _adopt_strays(self) -> None:
         """Compare the catalog with the directories: it may have been restored, or a process have died in between."""
         catalog = self._steps.catalog
         known_ids = {topic.id for topic in catalog.topics.values()}
-        known_ids |= {one.id for one in catalog.trash} | {removal.id for removal in catalog.removals}
+        known_ids |= {topic.id for topic in catalog.trash} | {removal.id for removal in catalog.removals}
         directories = await self._looking(partition_directory.in_trash)
         await self._forget_lost({topic_id for topic_id, _ in directories})
         strays: dict[str, list[Path]] = {}
@@ -312,11 +312,11 @@ class Trash:
     async def _forget_lost(self, kept: Set[str]) -> None:
         """Forget topics without files here: a backup has what the catalog says of the trash, and no files of it."""
         pending = {removal.id for removal in self._steps.catalog.removals}
-        for one in self.topics():
-            here = any(self._brokers.broker_id in brokers for brokers in one.partitions.values())
-            if here and one.id not in kept and one.id not in pending:
-                log.warning("the deleted topic %s cannot be brought back: its files are not in the trash", one.name)
-                await self._steps.commit(CatalogChange(forget=one.id))
+        for topic in self.topics():
+            here = any(self._brokers.broker_id in brokers for brokers in topic.partitions.values())
+            if here and topic.id not in kept and topic.id not in pending:
+                log.warning("the deleted topic %s cannot be brought back: its files are not in the trash", topic.name)
+                await self._steps.commit(CatalogChange(forget=topic.id))
 
     async def empty(self, topic_ids: Iterable[str], why: str) -> None:
         """Let the files of topics in the trash be deleted.  A failure is logged, and the next look tries again."""
@@ -355,11 +355,11 @@ class Trash:
         if lacking <= 0:
             return
         sizes = await self.disk_bytes()
-        for one in self.topics():
+        for topic in self.topics():
             if lacking <= 0:
                 break
-            await self.empty([one.id], "the disk has no room")
-            lacking -= sizes.get(one.id, 0)
+            await self.empty([topic.id], "the disk has no room")
+            lacking -= sizes.get(topic.id, 0)
 
 
 def _lacking_bytes(data_dir: Path, config: Config) -> int:

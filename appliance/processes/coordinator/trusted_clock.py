@@ -133,10 +133,13 @@ def believe(seen: Look, now: Now) -> Look:
     """Move the trusted time to the wall clock; ``seen`` is a look of this moment."""
     stretches = seen.stretches
     if seen.jump_ms < 0:  # what was written since then has the right time, unless this clock is wrong, too
-        stretches = tuple(Stretch(one.start_ms, None, 0) if one.stop_ms is None else one for one in stretches)
+        stretches = tuple(
+            Stretch(stretch.start_ms, None, 0) if stretch.stop_ms is None else stretch for stretch in stretches
+        )
     elif seen.jump_ms > 0:
         stretches = tuple(
-            Stretch(one.start_ms, seen.time_ms, seen.jump_ms) if one.stop_ms is None else one for one in stretches
+            Stretch(stretch.start_ms, seen.time_ms, seen.jump_ms) if stretch.stop_ms is None else stretch
+            for stretch in stretches
         )
     return msgspec.structs.replace(seen, time_ms=now.wall_ms, jump_ms=0, lasted_ms=0, stretches=stretches)
 
@@ -169,10 +172,10 @@ def _close(seen: Look, expected_ms: int) -> Look:
     return msgspec.structs.replace(
         seen,
         stretches=tuple(
-            Stretch(one.start_ms, expected_ms - one.behind_ms, one.behind_ms)
-            if one.stop_ms is None and one.behind_ms
-            else one
-            for one in seen.stretches
+            Stretch(stretch.start_ms, expected_ms - stretch.behind_ms, stretch.behind_ms)
+            if stretch.stop_ms is None and stretch.behind_ms
+            else stretch
+            for stretch in seen.stretches
         ),
     )
 
@@ -181,19 +184,19 @@ def _bounded(stretches: tuple[Stretch, ...]) -> tuple[Stretch, ...]:
     """At most STRETCHES_MAX: the two oldest become one that has both, with the larger correction."""
     if len(stretches) <= STRETCHES_MAX:
         return stretches
-    one, other, *rest = stretches
-    stops = [stretch.stop_ms for stretch in (one, other)]
+    oldest, second, *rest = stretches
+    stops = [stretch.stop_ms for stretch in (oldest, second)]
     stop_ms = None if None in stops else max(stop for stop in stops if stop is not None)
-    joined = Stretch(min(one.start_ms, other.start_ms), stop_ms, max(one.behind_ms, other.behind_ms))
+    joined = Stretch(min(oldest.start_ms, second.start_ms), stop_ms, max(oldest.behind_ms, second.behind_ms))
     return (joined, *rest)
 
 
 def written_ms(look: Look, modified_ms: int) -> int:
     """The latest time at which a file with this time may have been written, by the trusted time."""
     behind_ms = [
-        one.behind_ms
-        for one in look.stretches
-        if one.start_ms <= modified_ms and (one.stop_ms is None or modified_ms <= one.stop_ms)
+        stretch.behind_ms
+        for stretch in look.stretches
+        if stretch.start_ms <= modified_ms and (stretch.stop_ms is None or modified_ms <= stretch.stop_ms)
     ]
     return modified_ms + max(behind_ms, default=0)
 

@@ -26,7 +26,7 @@ class UsersNativeApi:
             "delete_user": self.delete,
         }
 
-    async def list(self, wanted: Nothing, access: Access) -> list[dict[str, Any]]:
+    async def list(self, request: Nothing, access: Access) -> list[dict[str, Any]]:
         """Users with passwords, and those of whom something is decided, or who have a role."""
         state, now_ms = self._broker.security, wall_ms()
         decided = {name for name, account in state.accounts.items() if account.locked or account.expires_ms}
@@ -37,30 +37,30 @@ class UsersNativeApi:
         rows = []
         for name in sorted(state.users.keys() | decided | roles.keys()):
             account, verifiers = state.accounts.get(name, OPEN), state.users.get(name, {})
-            mechanisms = {mechanism: one.iterations for mechanism, one in sorted(verifiers.items())}
+            mechanisms = {mechanism: verifier.iterations for mechanism, verifier in sorted(verifiers.items())}
             standing: dict[str, Any] = {"locked": account.locked, "expires_ms": account.expires_ms or None}
             standing |= {"expired": account.has_expired(now_ms), "roles": roles.get(name, [])}
             rows.append({"name": name, "mechanisms": mechanisms, **standing})
         return rows
 
-    async def put(self, wanted: PutUser, access: Access) -> None:
+    async def put(self, request: PutUser, access: Access) -> None:
         verifiers = {}
-        for mechanism, text in wanted.verifiers.items():
+        for mechanism, text in request.verifiers.items():
             try:
                 verifiers[mechanism] = decode_verifier(mechanism, text)
             except ValueError as error:
-                raise InvalidRequest(f"user {wanted.name!r}: {error}") from None
-        await self._broker.alter_security(set_verifiers(wanted.name, verifiers, new=wanted.new))
+                raise InvalidRequest(f"user {request.name!r}: {error}") from None
+        await self._broker.alter_security(set_verifiers(request.name, verifiers, new=request.new))
 
-    async def alter(self, wanted: AlterUser, access: Access) -> None:
+    async def alter(self, request: AlterUser, access: Access) -> None:
         change = alter_account(
-            wanted.name,
-            locked=wanted.locked,
-            expires_ms=wanted.expires_ms,
-            ended=uuid4().hex if wanted.kick or wanted.locked else "",
-            without_password=wanted.without_password,
+            request.name,
+            locked=request.locked,
+            expires_ms=request.expires_ms,
+            ended=uuid4().hex if request.kick or request.locked else "",
+            without_password=request.without_password,
         )
         await self._broker.alter_security(change)
 
-    async def delete(self, wanted: OneUser, access: Access) -> None:
-        await self._broker.alter_security(drop_verifiers(wanted.name))
+    async def delete(self, request: OneUser, access: Access) -> None:
+        await self._broker.alter_security(drop_verifiers(request.name))

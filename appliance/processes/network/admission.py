@@ -190,8 +190,8 @@ class Meters:
         """Remember a bucket until it is full again."""
         if len(self._owing) >= OWING_MAX and bucket.sharers not in self._owing:
             now_ms = self._turn.now_ms
-            latest = sorted(self._owing.values(), key=lambda one: one.full_ms(now_ms), reverse=True)
-            self._owing = {one.sharers: one for one in latest[:KEPT_OF_OWING]}
+            latest = sorted(self._owing.values(), key=lambda owing: owing.full_ms(now_ms), reverse=True)
+            self._owing = {owing.sharers: owing for owing in latest[:KEPT_OF_OWING]}
         self._owing[bucket.sharers] = bucket
 
     def _usage(self) -> list[UsageRow]:
@@ -218,7 +218,7 @@ class Meters:
     def begin_turn(self) -> tuple[list[WorkerConnection], list[UsageRow]]:
         """The connections whose time is over, to be read again, and what to tell the other workers that was taken."""
         now_ms = self._turn.now_ms
-        over = [one for one in self._muted if one.closed or one.session.muted_until_ms <= now_ms]
+        over = [muted for muted in self._muted if muted.closed or muted.session.muted_until_ms <= now_ms]
         for connection in over:
             del self._muted[connection]
             connection.session.muted_until_ms, connection.session.held = 0, False
@@ -228,7 +228,7 @@ class Meters:
 
     def next_ms(self, now_ms: int) -> int:
         """When :meth:`begin_turn` has something to do."""
-        deadlines = [one.session.muted_until_ms for one in self._muted]
+        deadlines = [muted.session.muted_until_ms for muted in self._muted]
         if self._owing:
             deadlines.append(max(now_ms, self._report_ms + REPORT_MS))
         return min(deadlines, default=now_ms + REPORT_MS * 1_000)

@@ -24,7 +24,7 @@ class _HasSession(Protocol):
 
 def connections_of(served: Iterable[_HasSession]) -> Iterator[Served]:
     """What is counted of connections."""
-    return ((one.listener, one.session) for one in served)
+    return ((connection.listener, connection.session) for connection in served)
 
 
 class _Group:

@@ -308,15 +308,17 @@ class Connections:
         whose unfinished request has begun last, of those that will not be complete in time.  One that settles before
         a handoff, and is not read for that, is read again instead.
         """
-        if held := [one for one in self.by_fd.values() if one.session.muted_until_ms and one.inbox]:
+        if held := [
+            connection for connection in self.by_fd.values() if connection.session.muted_until_ms and connection.inbox
+        ]:
             for connection in held:
                 self.disconnect(connection, "it is throttled, and its requests keep memory that others wait for")
             return
         now_ms, frame_ms_max = self._turn.now_ms, self._limits.frame_ms_max
-        behind = [one for one in self.by_fd.values() if one.inbox.is_behind(now_ms, frame_ms_max)]
+        behind = [candidate for candidate in self.by_fd.values() if candidate.inbox.is_behind(now_ms, frame_ms_max)]
         if not behind:
             return
-        connection = max(behind, key=lambda one: one.inbox.frame_since_ms)
+        connection = max(behind, key=lambda candidate: candidate.inbox.frame_since_ms)
         if connection.settling:  # it would be read else
             connection.cancel_handoff()
             connection.handoff_count.try_later(now_ms)

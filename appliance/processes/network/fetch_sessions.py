@@ -110,7 +110,7 @@ class OpenFetch(PartitionWatch):
         Returns:
             The numbers of all these parts.
         """
-        parts = dict.fromkeys(self.plan.left or sorted(self.plan.cold))
+        parts = dict.fromkeys(self.plan.unlooked or sorted(self.plan.cold))
         if self._changes != partitions.changes:
             self._changes = partitions.changes
             for index, seen in enumerate(self.partitions):
@@ -147,7 +147,7 @@ class FetchSession(OpenFetch):
     """One session.  ``epoch``: of the request that continues it; ``access``: what its client might do at the begin."""
 
     __slots__ = (
-        *("_by_key", "_dirty", "_first", "_free", "_fresh", "_known", "_swept_ms"),
+        *("_by_key", "_dirty", "_first", "_free", "_fresh", "_swept_ms", "_told"),
         *("access", "connection", "created_ms", "epoch", "id", "used_ms"),
     )
 
@@ -168,7 +168,7 @@ class FetchSession(OpenFetch):
         self.created_ms = self.used_ms = self._swept_ms = now_ms
         self._by_key = {key_of(part): index for index, part in enumerate(request.parts)}
         self._free: list[int] = []
-        self._known: list[tuple[int, int, int] | None] = [None] * len(partitions)
+        self._told: list[tuple[int, int, int] | None] = [None] * len(partitions)
         """High watermark, last stable and log start offset that the client was told of each part."""
         self._dirty: dict[int, None] = dict.fromkeys(range(len(partitions)))
         """The parts to look at again.  Of the others is known that nothing has come, since their partitions would have
@@ -190,7 +190,7 @@ class FetchSession(OpenFetch):
 
     # ---- a request that continues it
 
-    def go_on(self, request: Fetch, known: KnownPartitions, lists: WaitLists) -> None:
+    def go_on(self, request: Fetch, partitions: KnownPartitions, lists: WaitLists) -> None:
         """Take the changes of a request."""
         mine = self.request
         mine.context, mine.wait_ms_max = request.context, request.wait_ms_max
@@ -209,9 +209,9 @@ class FetchSession(OpenFetch):
         for key in request.session.forgotten:
             if (index := self._by_key.pop(key, -1)) >= 0:
                 self._forget(index, lists)
-        self._changes = known.changes
+        self._changes = partitions.changes
         for index in self._dirty:
-            self.partitions[index] = None if index in mine.denied else known.partition_of(mine.parts[index])
+            self.partitions[index] = None if index in mine.denied else partitions.partition_of(mine.parts[index])
 
     def look(self, now_ms: int) -> None:
         """Look at the parts of which more may be known."""
@@ -234,9 +234,9 @@ class FetchSession(OpenFetch):
                 parts.append(GONE)
                 self.partitions.append(None)
                 self.plan.results.append(NOT_LOOKED_AT)
-                self._known.append(None)
+                self._told.append(None)
             index = self._by_key[key] = self._free.pop()
-            self._known[index] = None
+            self._told[index] = None
         self.plan.replace(index, part)
         self._dirty[index] = None
         return index
@@ -304,7 +304,7 @@ class FetchSession(OpenFetch):
             named = [self.request.parts[index] for index in numbers]
         for index in numbers:
             result = results[index]
-            self._known[index] = None if result.error else _told(result)
+            self._told[index] = None if result.error else _told(result)
             if result.size:  # as in Kafka, the others come first the next time
                 self._dirty.pop(index, None)
                 self._dirty[index] = None
@@ -314,7 +314,7 @@ class FetchSession(OpenFetch):
 
     def _is_news(self, index: int) -> bool:
         result = self.plan.results[index]
-        return bool(result.size or result.error or self._known[index] != _told(result))
+        return bool(result.size or result.error or self._told[index] != _told(result))
 
     def finish(self, wait_lists: WaitLists) -> None:
         self.plan.let_go()
@@ -427,8 +427,10 @@ class FetchSessions:
         oldest = next(iter(self._by_id.values()), None)
         if oldest is None or now_ms - oldest.used_ms > KEPT_MS:
             return oldest
-        smaller = (one for one in self._by_id.values() if one.size < size and now_ms - one.created_ms > KEPT_MS)
-        return min(smaller, key=lambda one: (one.size, one.id), default=None)
+        smaller = (
+            session for session in self._by_id.values() if session.size < size and now_ms - session.created_ms > KEPT_MS
+        )
+        return min(smaller, key=lambda session: (session.size, session.id), default=None)
 
     def _end(self, session: FetchSession) -> None:
         """End a session; a fetch of it that waits is answered as one without."""

@@ -10,7 +10,7 @@ the fetch waits for anything else, and however long that takes.  Later, when new
 time is up, the parts for which the disk would be needed get nothing: the client's next fetch begins with them.
 
 A fetch that has more parts than a turn of the loop has time for looks at the others in the next ones
-(``FetchPlan.left``), in turn with other such fetches, and is answered then.
+(``FetchPlan.unlooked``), in turn with other such fetches, and is answered then.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Fetches:
     def _proceed(self, pending: Pending, fetch: OpenFetch, kept: bool, deadline_ms: int) -> None:
         """Answer, or wait, as soon as it has looked at all parts, and what they need is in memory."""
         then = partial(self._look_on, pending, fetch, kept, deadline_ms)
-        if fetch.plan.left:
+        if fetch.plan.unlooked:
             self._unfinished.append(then)
         elif fetch.plan.cold:
             self._cold_reads.bring(pending, pending.connection, list(fetch.plan.cold.values()), then)
@@ -145,7 +145,7 @@ class Fetches:
     def _goes_on(self, delayed: DelayedRequest, moved: list[int]) -> bool:
         """Answer a fetch that has waited for these parts, or leave it to the next turn; False: it has to wait on."""
         plan = _open_fetch(delayed).plan
-        if plan.left:
+        if plan.unlooked:
             self._go_on_later(delayed, lambda: self._take(delayed, moved))
         elif plan.is_enough or plan.cold:
             self._answer(delayed)
@@ -164,7 +164,7 @@ class Fetches:
     def _answer(self, delayed: DelayedRequest) -> None:
         fetch = _open_fetch(delayed)
         fetch.plan.take_back()
-        if fetch.plan.left:
+        if fetch.plan.unlooked:
             self._go_on_later(delayed, lambda: self._answer(delayed))
             return
         self._wait_lists.end(delayed)

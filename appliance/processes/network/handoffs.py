@@ -140,31 +140,37 @@ class Handoffs:
     def take_back(self, handed_over: HandedOver, sock: socket.socket | None) -> None:
         """Serve a connection that comes back; without a socket it is closed."""
         self._forget(handed_over)
-        one, relay = handed_over, handed_over.relay
+        relay = handed_over.relay
         if sock is None:
-            self._lose_relay(one)
+            self._lose_relay(handed_over)
             return
         sock.setblocking(False)
-        if one.session.is_over(self._turn.now_ms):  # else it would be handed over again before anybody looks
-            one.session.expire()
-        received, unsent, transport = bytes(one.received), bytes(one.unsent), None
+        if handed_over.session.is_over(self._turn.now_ms):  # else it would be handed over again before anybody looks
+            handed_over.session.expire()
+        received, unsent, transport = bytes(handed_over.received), bytes(handed_over.unsent), None
         if relay is not None:
             transport = relay.transport
             passed_on, replies = self._relays.end(relay, sock)
             received, unsent = received + passed_on, replies + unsent
         inbox = Inbox(self._buffers, received)
         connection = WorkerConnection(
-            transport or PlainTransport(sock), one.listener, one.peer, one.codec, inbox, one.session, one.counters
+            transport or PlainTransport(sock),
+            handed_over.listener,
+            handed_over.peer,
+            handed_over.codec,
+            inbox,
+            handed_over.session,
+            handed_over.counters,
         )
         if unsent:
             connection.put(unsent)
         connection.close_when_sent = self._turn.stopping
-        if frame_bytes(received, 0, len(received)) > one.buffer_bytes:
+        if frame_bytes(received, 0, len(received)) > handed_over.buffer_bytes:
             connection.handoff_count.try_later(self._turn.now_ms)
         self._places.hold(connection)
-        if one.failure:
+        if handed_over.failure:
             self._connections.add(connection)
-            self._connections.disconnect(connection, one.failure)
+            self._connections.disconnect(connection, handed_over.failure)
         else:
             self._connections.take_in(connection)
 

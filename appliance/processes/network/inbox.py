@@ -90,7 +90,7 @@ class Inbox:
     """
 
     __slots__ = (
-        *("_admitted", "_buffers", "_parsed", "_private", "_reserved_bytes", "_wanted"),
+        *("_admitted", "_buffers", "_parsed", "_private", "_reserved_bytes", "_extent_bytes"),
         *("extent", "filled", "frame_since_ms", "memory", "starved"),
     )
 
@@ -100,7 +100,7 @@ class Inbox:
         self.extent: Extent | None = None
         self._private: bytearray | None = None
         self._parsed = self.filled = 0
-        self._wanted = BLOCK_BYTES
+        self._extent_bytes = BLOCK_BYTES
         self.frame_since_ms = 0
         self.starved = self._admitted = False
         self._reserved_bytes = 0
@@ -133,7 +133,7 @@ class Inbox:
 
     def _allocate(self) -> Extent | None:
         buffers = self._buffers
-        extent = buffers.arena.allocate(self._wanted)
+        extent = buffers.arena.allocate(self._extent_bytes)
         if extent is None and not buffers.used_up:
             extent = buffers.allocate(BLOCK_BYTES)
         self.extent = extent
@@ -271,8 +271,8 @@ class Inbox:
         need = frame_bytes(buffers.memory, parsed, self.filled)
         if parsed + need <= extent.stop and filled < extent.stop:
             return
-        self._wanted = min(max(need * 2, BLOCK_BYTES), EXTENT_BYTES_MAX)
-        larger = buffers.arena.allocate(max(need, self._wanted)) or buffers.arena.allocate(need)
+        self._extent_bytes = min(max(need * 2, BLOCK_BYTES), EXTENT_BYTES_MAX)
+        larger = buffers.arena.allocate(max(need, self._extent_bytes)) or buffers.arena.allocate(need)
         if larger is None:
             self.make_private()
             return
@@ -315,5 +315,5 @@ class Inbox:
 
     @property
     def buffer_bytes(self) -> int:
-        """The wanted size of a receive buffer, by the size of the frames that have come."""
-        return self._wanted
+        """The size that a receive buffer should have, by the size of the frames that have come."""
+        return self._extent_bytes

@@ -90,7 +90,7 @@ class PlainChecks:
         """(user, stored key) → HMAC of the password; the last used is last."""
         self._waiting: deque[tuple[PlainCheck, Any]] = deque()
         self._results: deque[tuple[Any, PlainCheck, bool]] = deque()
-        self._wanted = threading.Semaphore(0)
+        self._work_count = threading.Semaphore(0)
         self._thread: threading.Thread | None = None
 
     def is_remembered(self, check: PlainCheck) -> bool:
@@ -107,7 +107,7 @@ class PlainChecks:
         if len(self._waiting) >= WAITING_MAX:
             return False
         self._waiting.append((check, token))
-        self._wanted.release()
+        self._work_count.release()
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="passwords", daemon=True)
             self._thread.start()
@@ -130,7 +130,7 @@ class PlainChecks:
     def _run(self) -> None:
         lower_priority_of_thread(NICENESS)
         while True:
-            self._wanted.acquire()
+            self._work_count.acquire()
             check, token = self._waiting.popleft()
             self._results.append((token, check, check.run()))
             os.eventfd_write(self.fd, 1)

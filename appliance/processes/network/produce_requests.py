@@ -408,8 +408,8 @@ class ProduceRequests:
         for connection in self._idempotent(appends):
             self._connections.disconnect(connection, f"the writer of {link.name} has died with batches of it")
         self._fail(partition, appends, WriterGone(f"the writer of {link.name} is being restarted: send again"))
-        for one in handed_over:
-            self._handoffs.on_lost(one)
+        for lost in handed_over:
+            self._handoffs.on_lost(lost)
         self.to_send[partition] = None  # what waits needs another writer
 
     def _idempotent(self, appends: Iterable[AppendRequest]) -> set[WorkerConnection]:

@@ -41,7 +41,7 @@ class ProviderKeys:
     def __init__(self, place: str, on_attempt: Callable[[], None]) -> None:
         self._place, self._on_attempt = place, on_attempt
         self._keys: Keys = {}
-        self._wanted = threading.Event()
+        self._fetch_asked = threading.Event()
         self._said = ""
         self.attempts = 0
         self.begun = 0
@@ -55,19 +55,19 @@ class ProviderKeys:
     def want(self) -> int:
         """Ask for another attempt, and return its number: it has ended when ``attempts`` is that."""
         number = self.begun + 1  # first: the thread clears the event before it counts
-        self._wanted.set()
+        self._fetch_asked.set()
         return number
 
     def _run(self) -> None:
         pause = threading.Event()  # which nobody sets: a sleep
         while True:
-            self._wanted.clear()
+            self._fetch_asked.clear()
             self.begun += 1
             self._try()
             self.attempts = self.begun
             self._on_attempt()
             pause.wait(RETRY_S)
-            self._wanted.wait(max(0, REFRESH_S - RETRY_S) if self._keys else 0)
+            self._fetch_asked.wait(max(0, REFRESH_S - RETRY_S) if self._keys else 0)
 
     def _try(self) -> None:
         try:

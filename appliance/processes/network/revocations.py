@@ -81,9 +81,9 @@ class Revocations:
         for connection in list(self._connections.by_fd.values()):
             if why := self._reason(connection.session, reasons):
                 self._connections.disconnect(connection, why)
-        away = [one for one in self._served if self._reason(one.session, reasons)]
-        for one in away:
-            one.failure = self._reason(one.session, reasons)
+        away = [handed_over for handed_over in self._served if self._reason(handed_over.session, reasons)]
+        for handed_over in away:
+            handed_over.failure = self._reason(handed_over.session, reasons)
         if away:
             self._recall()
 

@@ -65,7 +65,7 @@ class Action:
         self._do = do
         self._clock_ms = clock_ms
         self._changed = changed
-        self._wanted: dict[Hashable, int] = {}  # key -> when it is due
+        self._due_ms: dict[Hashable, int] = {}  # by key: when to run for it
         self._refused: set[Hashable] = set()  # not done since its last refusal
         self._reason = self._limit = ""
         self._rests_until_ms = self._delay_ms = 0
@@ -75,42 +75,42 @@ class Action:
 
     def __contains__(self, key: Hashable) -> bool:
         """Whether ``key`` waits for an attempt."""
-        return key in self._wanted
+        return key in self._due_ms
 
     def want(self, key: Hashable = "", delay_ms: int = 0) -> None:
         """Run the action for ``key``, now or after a delay, and retry until the machine allows it."""
-        self._wanted[key] = self._clock_ms() + delay_ms
+        self._due_ms[key] = self._clock_ms() + delay_ms
         if not delay_ms:
             self.run_due()
 
     def drop(self, key: Hashable = "") -> None:
         """Forget ``key``."""
-        self._wanted.pop(key, None)
+        self._due_ms.pop(key, None)
         self.done(key)
 
     def drop_all(self) -> None:
         """Forget all keys."""
-        for key in [*self._wanted]:
+        for key in [*self._due_ms]:
             self.drop(key)
 
     @property
     def is_wanted(self) -> bool:
         """Whether any key waits for an attempt."""
-        return bool(self._wanted)
+        return bool(self._due_ms)
 
     def run_due(self) -> None:
         """Run the action for the keys that are due, unless it is delayed."""
         now = self._clock_ms()
         if self._running or now < self._rests_until_ms:
             return
-        due = [key for key, when in self._wanted.items() if when <= now]
+        due = [key for key, when in self._due_ms.items() if when <= now]
         refusals = 0
         self._running = True
         try:
             for key in due:
-                if self._wanted.get(key, now + 1) > now:  # dropped or put off by what was done before
+                if self._due_ms.get(key, now + 1) > now:  # dropped or put off by what was done before
                     continue
-                del self._wanted[key]
+                del self._due_ms[key]
                 try:
                     result = self._do(key)
                 except REFUSALS as error:
@@ -138,7 +138,7 @@ class Action:
     def refuse(self, key: Hashable, reason: str, limit: str = "") -> None:
         """Note a refusal for ``key``: retry after a delay.  ``limit``: see :mod:`appliance.machine_limits`."""
         now = self._clock_ms()
-        self._wanted.setdefault(key, now)
+        self._due_ms.setdefault(key, now)
         if now >= self._rests_until_ms:  # the first one of this round
             self._delay_ms = min(max(2 * self._delay_ms, DELAY_MS_MIN), DELAY_MS_MAX)
             self._rests_until_ms = now + self._delay_ms
@@ -154,9 +154,9 @@ class Action:
 
     def next_ms(self) -> int | None:
         """When to call :meth:`run_due` next; None when nothing is wanted."""
-        if not self._wanted:
+        if not self._due_ms:
             return None
-        return max(min(self._wanted.values()), self._rests_until_ms)
+        return max(min(self._due_ms.values()), self._rests_until_ms)
 
     def row(self) -> dict[str, Any] | None:
         """The row for ``status``; None while the action is not refused."""

@@ -309,15 +309,15 @@ class ChildEvents:
 
 
 class Order:
-    """One order; ``left`` are the partitions that are not done yet."""
+    """One order; ``unfinished``: its partitions without an outcome."""
 
     def __init__(self, token: int, partitions: Iterable[TopicPartition]) -> None:
         self.token = token
-        self.left = set(partitions)
+        self.unfinished = set(partitions)
         self.outcomes: list[Outcome] = []
 
     def finish(self, partition: TopicPartition, error: str, message: str) -> None:
-        self.left.discard(partition)
+        self.unfinished.discard(partition)
         self.outcomes.append((partition, error, message))
 
 
@@ -381,11 +381,11 @@ class Orders:
         """Take the outcomes of partitions, and answer the orders that are complete."""
         for partition, error, reason in outcomes:
             for order in list(self._by_token.values()):
-                if partition in order.left:
+                if partition in order.unfinished:
                     order.finish(partition, error, reason)
                     self._answer_if_done(order)
 
     def _answer_if_done(self, order: Order) -> None:
-        if not order.left:
+        if not order.unfinished:
             del self._by_token[order.token]
             self._coordinator.send(OrderDone(order.token, order.outcomes))

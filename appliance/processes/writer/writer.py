@@ -742,7 +742,7 @@ class Writer:
                 if isinstance(message, WriteMarker):
                     self._end_transaction(message)
                 else:
-                    self._abort_hanging(message.known)
+                    self._abort_hanging(message.known_producers)
                 self._unflushed.answer_flushed(ReadyAnswer(self._steps, -1, step, NO_NUMBERS))
                 return
             self._producers.sequences.check_epoch(message.producer_id, message.epoch)

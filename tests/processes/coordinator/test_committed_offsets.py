@@ -396,7 +396,7 @@ def test_the_states_of_a_claim() -> None:
         two.elsewhere.clear()
         await two.offsets.claim("g")
         await two.commit(None)
-        await two.offsets.left("g")
+        await two.offsets.note_emptied("g")
         assert two.offsets.claims.state("g") is ClaimState.UNCLAIMED and group("g") not in tree.nodes
 
     run(scenario())
@@ -599,7 +599,7 @@ def test_nothing_stays_of_groups_that_were_only_asked_for_or_left_without_a_comm
             assert not await broker.offsets.remove(f"typo-{n}")
             await broker.offsets.note_active(f"typo-{n}")
             await broker.offsets.claim(f"joined-{n}")
-            await broker.offsets.left(f"joined-{n}")
+            await broker.offsets.note_emptied(f"joined-{n}")
         assert not broker.offsets.claims._groups and not broker.offsets.count.total
         assert not any(path.startswith("/consumers/") for path in tree.nodes)
 
@@ -617,7 +617,7 @@ def test_a_group_that_somebody_joins_while_it_is_cleaned_up_stays() -> None:
                 await broker.offsets.claim("g")
                 broker.members.add("g")  # as a join does: nothing is awaited in between
 
-            await asyncio.gather(broker.offsets.left("g"), join(), broker.offsets.left("g"))
+            await asyncio.gather(broker.offsets.note_emptied("g"), join(), broker.offsets.note_emptied("g"))
             assert await broker.commit(1, protocol_type="consumer") == {} and not broker.lost
             await broker.commit(None)
             broker.members.clear()
@@ -747,13 +747,13 @@ def test_what_is_stored_of_members_goes_with_the_group_to_its_next_coordinator()
         assert await second.offsets.claim("g") == b"two"
         assert await second.offsets.claim("g") == b""
         await second.offsets.save("g", b"three")
-        await first.offsets.left("g")
+        await first.offsets.note_emptied("g")
         second.elsewhere.add("g")
         await second.offsets.claims.review()
         first.elsewhere.clear()
         assert await first.offsets.claim("g", make=False) == b"three"
         await first.offsets.save("g", None)
-        await first.offsets.left("g")
+        await first.offsets.note_emptied("g")
         assert await second.zookeeper.ask(GroupRegistry().groups()) == []
 
     run(scenario())
@@ -770,7 +770,7 @@ def test_a_group_whose_members_have_not_been_asked_for_is_not_empty() -> None:
         await second.commit(1)
         with pytest.raises(InvalidRequest, match="may have live members"):
             await second.offsets.remove("g")
-        await second.offsets.left("g")
+        await second.offsets.note_emptied("g")
         assert await second.offsets.claim("g") == b"members"
 
     run(scenario())

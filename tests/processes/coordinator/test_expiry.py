@@ -95,7 +95,7 @@ def test_a_groups_time_counts_from_when_it_became_empty() -> None:
         assert await bench.stored() == {PART: 1}, "it has members"
         bench.later(RETENTION_MS // 2)
         bench.members.clear()
-        await bench.offsets.left("g")
+        await bench.offsets.note_emptied("g")
         bench.later(RETENTION_MS - 100)
         await bench.look()
         assert await bench.stored() == {PART: 1}
