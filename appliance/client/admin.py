@@ -62,24 +62,24 @@ class Admin:
             TopicExists, InvalidTopic, InvalidPartitions, InvalidSetting: see the message.
         """
         count = {} if partitions is None else {"partitions": partitions}
-        found: dict[str, Any] = self._ask(
+        created: dict[str, Any] = self._ask(
             "create_topic", name=name, settings=arguments.mapping("settings", settings), **count
         )
-        return found
+        return created
 
     def ensure_topic(self, name: str) -> dict[str, Any]:
         """The topic; created with the defaults if it does not exist and the appliance creates topics automatically."""
-        found: dict[str, Any] = self._ask("ensure_topic", name=name)
-        return found
+        topic: dict[str, Any] = self._ask("ensure_topic", name=name)
+        return topic
 
     def alter_topic(
         self, name: str, settings: Mapping[str, str | int | None] | None = None, partitions: int | None = None
     ) -> dict[str, Any]:
         """Change these settings (None: back to the default), raise the number of partitions."""
-        found: dict[str, Any] = self._ask(
+        altered: dict[str, Any] = self._ask(
             "alter_topic", name=name, settings=arguments.mapping("settings", settings), partitions=partitions
         )
-        return found
+        return altered
 
     def delete_topic(self, name: str) -> int:
         """Delete a topic.  Returns for how many ms it can be brought back; 0: not at all."""
@@ -88,8 +88,8 @@ class Admin:
 
     def trash(self) -> list[dict[str, Any]]:
         """The deleted topics that can be brought back."""
-        found: list[dict[str, Any]] = self._ask("trash")
-        return found
+        trashed: list[dict[str, Any]] = self._ask("trash")
+        return trashed
 
     def undelete_topic(self, name: str, new_name: str = "") -> dict[str, Any]:
         """Bring a deleted topic back: the last one of that name, or the one with that id.
@@ -98,30 +98,32 @@ class Admin:
             UnknownPartition: it is not in the trash.
             TopicExists: there is a topic of that name: give another ``new_name``.
         """
-        found: dict[str, Any] = self._ask("undelete_topic", name=name, new_name=new_name)
-        return found
+        brought_back: dict[str, Any] = self._ask("undelete_topic", name=name, new_name=new_name)
+        return brought_back
 
     def restore_topic(
         self, name: str, topic_id: str, partitions: int, settings: Mapping[str, str | int] | None = None
     ) -> dict[str, Any]:
         """Bring back a topic that no catalog knows, from the files in the trash of the appliance that is asked."""
         kept = arguments.mapping("settings", settings)
-        found: dict[str, Any] = self._ask("restore_topic", name=name, id=topic_id, partitions=partitions, settings=kept)
-        return found
+        brought_back: dict[str, Any] = self._ask(
+            "restore_topic", name=name, id=topic_id, partitions=partitions, settings=kept
+        )
+        return brought_back
 
     def delete_records(self, topic: str, partition: int, before: int) -> None:
         """Delete the messages of a partition before this offset.  When it returns, nobody reads them any more."""
-        wanted = {"name": topic, "partition": arguments.partition_number(partition)}
-        wanted["offset"] = arguments.whole("before", before, EARLIEST, OFFSET_MAX)
+        position = {"name": topic, "partition": arguments.partition_number(partition)}
+        position["offset"] = arguments.whole("before", before, EARLIEST, OFFSET_MAX)
         self._cluster.refresh([arguments.topic_name(topic)])
-        self._cluster.admin("delete_records", wanted, broker_id=self._cluster.leader(topic, partition))
+        self._cluster.admin("delete_records", position, broker_id=self._cluster.leader(topic, partition))
 
     def topics(self, names: Iterable[str] | None = None) -> list[dict[str, Any]]:
         """These topics, or all, with their settings and partitions."""
-        found: list[dict[str, Any]] = self._ask(
+        topics: list[dict[str, Any]] = self._ask(
             "topics", names=None if names is None else list(arguments.several("names", names))
         )
-        return found
+        return topics
 
     def repair_partition(self, topic: str, partition: int, *, cut: bool = False) -> dict[str, Any]:
         """Repair the damaged log of a partition of this appliance while the others serve: see ``appliance log repair``.
@@ -131,8 +133,8 @@ class Admin:
         Raises:
             InvalidRequest: nothing is damaged.
         """
-        found: dict[str, Any] = self._ask("repair", name=topic, partition=partition, cut=cut)
-        return found
+        repairs: dict[str, Any] = self._ask("repair", name=topic, partition=partition, cut=cut)
+        return repairs
 
     def report_damage(self, topic: str, partition: int, start: int, stop: int) -> list[dict[str, Any]]:
         """Report that the messages from offset ``start`` to ``stop`` could not be read; returns all known damage.
@@ -146,30 +148,30 @@ class Admin:
 
     def status(self) -> dict[str, Any]:
         """What ``appliance status --json`` prints."""
-        found: dict[str, Any] = self._ask("status")
-        return found
+        status: dict[str, Any] = self._ask("status")
+        return status
 
     def clients(self) -> dict[str, Any]:
         """What ``appliance clients --json`` prints: see :mod:`appliance.connected_clients`."""
-        found: dict[str, Any] = self._ask("clients")
-        return found
+        clients: dict[str, Any] = self._ask("clients")
+        return clients
 
     def accept_clock(self) -> int:
         """Believe the clock after a jump.  Returns by how many ms it had jumped; 0: not at all."""
-        found: int = self._ask("accept_clock")["jump_ms"]
-        return found
+        jump_ms: int = self._ask("accept_clock")["jump_ms"]
+        return jump_ms
 
     def init_producer(self) -> dict[str, int]:
         """A new, unique producer id."""
-        found: dict[str, int] = self._ask("init_producer")
-        return found
+        producer: dict[str, int] = self._ask("init_producer")
+        return producer
 
     # ---- users, access rules
 
     def users(self) -> list[dict[str, Any]]:
         """The users that can log in, with their mechanisms, their roles, and what else is decided of them."""
-        found: list[dict[str, Any]] = self._ask("users")
-        return found
+        users: list[dict[str, Any]] = self._ask("users")
+        return users
 
     def put_user(self, name: str, password: str, *, new: bool = True) -> None:
         """Add a user, or with ``new=False`` change the password of one.  The password stays here: verifiers are sent.
@@ -177,9 +179,9 @@ class Admin:
         Raises:
             UserExists, UnknownUser: see ``new``.
         """
-        given = arguments.text("password", password)
-        check_password(given)
-        self._ask("put_user", name=arguments.text("name", name), verifiers=encode_verifiers(given.encode()), new=new)
+        checked = arguments.text("password", password)
+        check_password(checked)
+        self._ask("put_user", name=arguments.text("name", name), verifiers=encode_verifiers(checked.encode()), new=new)
 
     def alter_user(
         self,
@@ -214,8 +216,8 @@ class Admin:
 
     def acls(self, selected: Mapping[str, str | None] | None = None) -> list[dict[str, Any]]:
         """The access rules that a filter selects, or all: see FILTER and ACL in ``wire/native_admin.py``."""
-        found: list[dict[str, Any]] = self._ask("acls", **_words(selected))
-        return found
+        rules: list[dict[str, Any]] = self._ask("acls", **_words(selected))
+        return rules
 
     def add_acls(self, rules: Iterable[Mapping[str, str]]) -> None:
         """Add access rules.  What is left out of one is its usual value: any host, allow, this very name."""
@@ -223,15 +225,15 @@ class Admin:
 
     def delete_acls(self, selected: Mapping[str, str | None], *, dry_run: bool = False) -> list[dict[str, Any]]:
         """Delete the access rules that a filter selects.  Returns them; with ``dry_run`` they stay."""
-        found: list[dict[str, Any]] = self._ask("delete_acls", **_words(selected), dry_run=dry_run)
-        return found
+        deleted: list[dict[str, Any]] = self._ask("delete_acls", **_words(selected), dry_run=dry_run)
+        return deleted
 
     # ---- roles
 
     def roles(self) -> list[dict[str, Any]]:
         """The roles, each with its users and access rules."""
-        found: list[dict[str, Any]] = self._ask("roles")
-        return found
+        roles: list[dict[str, Any]] = self._ask("roles")
+        return roles
 
     def create_role(self, name: str) -> None:
         """Make a role without users.  Its rules are those for the principal ``Role:NAME``: see :meth:`add_acls`."""
@@ -261,8 +263,8 @@ class Admin:
 
     def quotas(self) -> list[dict[str, Any]]:
         """The limits of users and client ids: see ``wire/native_admin.py``."""
-        found: list[dict[str, Any]] = self._ask("quotas")
-        return found
+        quotas: list[dict[str, Any]] = self._ask("quotas")
+        return quotas
 
     def put_quota(
         self, limits: Mapping[str, float | None], *, user: str | None = None, client_id: str | None = None
@@ -278,23 +280,23 @@ class Admin:
 
     def groups(self) -> list[dict[str, Any]]:
         """All groups of both listeners: group, protocol, state, number of members."""
-        found: list[dict[str, Any]] = self._ask("groups")
-        return found
+        groups: list[dict[str, Any]] = self._ask("groups")
+        return groups
 
     def group_names(self) -> list[str]:
         """The names of all groups: much less work than :meth:`groups`."""
-        found: list[str] = self._ask("group_names")
-        return found
+        names: list[str] = self._ask("group_names")
+        return names
 
     def group(self, group: str) -> dict[str, Any]:
         """Members, offsets, and lag in messages, bytes and seconds.  Raises UnknownGroup if there is no such group."""
-        found: dict[str, Any] = self._ask("group", group=arguments.group_name(group))
-        return found
+        described: dict[str, Any] = self._ask("group", group=arguments.group_name(group))
+        return described
 
     def transactions(self) -> list[dict[str, Any]]:
         """All transactional ids, with the state of each: see ``wire/native_admin.py``."""
-        found: list[dict[str, Any]] = self._ask("transactions")
-        return found
+        transactions: list[dict[str, Any]] = self._ask("transactions")
+        return transactions
 
     def transaction(self, transactional_id: str) -> dict[str, Any]:
         """One transactional id, with the partitions and offsets of its transaction.
@@ -302,8 +304,8 @@ class Admin:
         Raises:
             UnknownTransactionalId: there is none.
         """
-        found: dict[str, Any] = self._ask("transaction", id=transactional_id)
-        return found
+        described: dict[str, Any] = self._ask("transaction", id=transactional_id)
+        return described
 
     def abort_transaction(self, transactional_id: str) -> None:
         """Abort an open transaction and fence its producer, as when its time is up.
@@ -324,8 +326,8 @@ class Admin:
             UnknownPartition: there is none.
             ZooKeeperAway: it is not known now which transactions are open; try again.
         """
-        found: list[dict[str, Any]] = self._ask("hanging_transactions", name=topic, partition=partition)
-        return found
+        hanging: list[dict[str, Any]] = self._ask("hanging_transactions", name=topic, partition=partition)
+        return hanging
 
     def abort_hanging(self, topic: str, partition: int) -> None:
         """End the transactions that are open in a partition's log and that no coordinator knows of.
@@ -338,10 +340,10 @@ class Admin:
 
     def alter_group(self, group: str, settings: Mapping[str, str | int | None]) -> dict[str, Any]:
         """Change settings of a group, there or not (None: back to the appliance's value): group, settings, sources."""
-        found: dict[str, Any] = self._ask(
+        altered: dict[str, Any] = self._ask(
             "alter_group", group=arguments.group_name(group), settings=arguments.mapping("settings", settings)
         )
-        return found
+        return altered
 
     def offsets(self, group: str) -> dict[tuple[str, int], int]:
         """The committed offset of each partition."""
@@ -377,5 +379,5 @@ def _words(selected: Any) -> dict[str, Any]:
     Raises:
         InvalidRequest: it is none.
     """
-    found = arguments.mapping("selected", selected)
-    return {arguments.text("selected", word): value for word, value in found.items()}
+    words = arguments.mapping("selected", selected)
+    return {arguments.text("selected", word): value for word, value in words.items()}

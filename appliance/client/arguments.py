@@ -85,11 +85,11 @@ def offsets(values: Any, least: int = 0) -> dict[Part, int]:
     """(topic, partition) → offset, at least ``least``."""
     if not isinstance(values, Mapping):
         raise InvalidRequest(f"offsets {shown(values)}: give a mapping of (topic, partition) to offset")
-    found = {}
-    for given, offset in values.items():
-        topic, number = part(given)
-        found[topic, number] = whole(f"offset of {topic}-{number}", offset, least, OFFSET_MAX)
-    return found
+    checked = {}
+    for pair, offset in values.items():
+        topic, number = part(pair)
+        checked[topic, number] = whole(f"offset of {topic}-{number}", offset, least, OFFSET_MAX)
+    return checked
 
 
 def several(name: str, values: Any) -> Collection[Any]:
@@ -133,8 +133,8 @@ def truth(name: str, value: Any) -> bool:
 def function(name: str, value: Any) -> Callable[..., object] | None:
     if value is not None and not callable(value):
         raise InvalidRequest(f"{name}={shown(value)}: give a function")
-    found: Callable[..., object] | None = value
-    return found
+    callback: Callable[..., object] | None = value
+    return callback
 
 
 # ---- options of constructors

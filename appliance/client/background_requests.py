@@ -95,9 +95,9 @@ class BackgroundRequests:
         """
         try:
             if topics:
-                found = self._cluster.refresh(topics).topics
-                known = {name for name, row in found.items() if row.error != UnknownPartition.code}
-                self._make_again(topics & self._needed - known)
+                snapshots = self._cluster.refresh(topics).topics
+                existing = {name for name, row in snapshots.items() if row.error != UnknownPartition.code}
+                self._make_again(topics & self._needed - existing)
                 if self._troubles:
                     self._troubles.end("metadata")
             if self.wants_id and self._transactions is not None:

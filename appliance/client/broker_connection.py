@@ -81,7 +81,7 @@ def parse_bootstrap(bootstrap: str | Sequence[str]) -> list[Listener]:
         raise BadValue(f"bootstrap {text!r}: {error}") from None
     if not listeners:
         raise BadValue("no address given: name at least one appliance as host:port")
-    if len({one.security for one in listeners}) > 1:
+    if len({listener.security for listener in listeners}) > 1:
         raise BadValue(f"bootstrap {text!r}: all addresses must have the same protocol: that of the whole cluster")
     return listeners
 
@@ -398,12 +398,12 @@ class Connection:
 
 def _send_some(sock: socket.socket | TlsSocket, out: deque[bytes | memoryview]) -> int:
     """Send as many pieces as one call takes, remove them from ``out``, and return how many bytes were sent."""
-    one = len(out) == 1
-    sent = left = sock.send(out[0]) if one else sock.sendmsg([out[i] for i in range(min(len(out), PIECES_MAX))])
-    while out and left >= len(out[0]):
-        left -= len(out.popleft())
-    if left:
-        out[0] = memoryview(out[0])[left:]
+    single = len(out) == 1
+    sent = remaining = sock.send(out[0]) if single else sock.sendmsg([out[i] for i in range(min(len(out), PIECES_MAX))])
+    while out and remaining >= len(out[0]):
+        remaining -= len(out.popleft())
+    if remaining:
+        out[0] = memoryview(out[0])[remaining:]
     return sent
 
 

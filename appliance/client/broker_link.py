@@ -71,11 +71,11 @@ class BrokerLink:
             self.connection.close()
             self.connection = None
         queues = [queue for queue, _ in self.awaiting] + [queue for queue, _ in self._unsent]
-        left = [*dict.fromkeys(queues), *self.ready]
+        unanswered = [*dict.fromkeys(queues), *self.ready]
         self.awaiting.clear()
         self._unsent.clear()
         self.ready.clear()
-        return left
+        return unanswered
 
     def post(self, queue: RoutedQueue, encoded: bytes, now_s: float) -> None:
         """Queue one produce request on the connection."""

@@ -44,8 +44,10 @@ class ClientSecurity:
 
     @staticmethod
     def of_environment() -> ClientSecurity:
-        given = {field.name: os.environ.get(f"APPLIANCE_{field.name.upper()}", "") for field in fields(ClientSecurity)}
-        return ClientSecurity(**given)
+        variables = {
+            field.name: os.environ.get(f"APPLIANCE_{field.name.upper()}", "") for field in fields(ClientSecurity)
+        }
+        return ClientSecurity(**variables)
 
     def login(self) -> ClientLogin:
         """The login of connections that need one.

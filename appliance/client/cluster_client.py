@@ -85,7 +85,7 @@ class Cluster:
         if security is not None and not isinstance(security, ClientSecurity):
             raise BadValue(f"security={shown(security)}: give a ClientSecurity")
         listeners = parse_bootstrap(bootstrap)
-        self._addresses = [address_of(one) for one in listeners]
+        self._addresses = [address_of(listener) for listener in listeners]
         security = security or ClientSecurity.of_environment()
         self._tls = security.context() if listeners[0].tls else None
         self._login = security.login() if listeners[0].sasl else None
@@ -129,19 +129,21 @@ class Cluster:
 
     def topic(self, name: str) -> TopicSnapshot:
         """The topic's metadata.  Raises UnknownPartition when the last metadata lack it: refresh first."""
-        found = self.snapshot.topics.get(name)
-        if found is None:
+        snapshot = self.snapshot.topics.get(name)
+        if snapshot is None:
             raise UnknownPartition(f"no topic {name!r} in this cluster")
-        if found.error:
-            raise from_code(found.error, about=f"topic {name!r}")
-        return found
+        if snapshot.error:
+            raise from_code(snapshot.error, about=f"topic {name!r}")
+        return snapshot
 
     def partition(self, topic: str, partition: int) -> TopicSnapshot:
         """The topic's metadata.  Raises UnknownPartition if it does not have this partition."""
-        found = self.topic(topic)
-        if not 0 <= partition < len(found.leaders):
-            raise UnknownPartition(f"topic {topic!r} has the partitions 0 to {len(found.leaders) - 1}, not {partition}")
-        return found
+        snapshot = self.topic(topic)
+        if not 0 <= partition < len(snapshot.leaders):
+            raise UnknownPartition(
+                f"topic {topic!r} has the partitions 0 to {len(snapshot.leaders) - 1}, not {partition}"
+            )
+        return snapshot
 
     def leader(self, topic: str, partition: int) -> int:
         leaders = self.partition(topic, partition).leaders
@@ -165,9 +167,9 @@ class Cluster:
             raise from_code(reply.header[1], about="metadata")
         body: dict[str, Any] = reply.header[2]
         fresh = {row["name"]: _topic_snapshot(row) for row in body["topics"]}
-        known = dict(self.snapshot.topics) if topics is not None else {}
+        merged = dict(self.snapshot.topics) if topics is not None else {}
         brokers = {broker_id: (host, port) for broker_id, host, port in body["brokers"]}
-        self.snapshot = ClusterSnapshot(str(body["cluster"]), body["zookeeper"], brokers, {**known, **fresh})
+        self.snapshot = ClusterSnapshot(str(body["cluster"]), body["zookeeper"], brokers, {**merged, **fresh})
         return self.snapshot
 
     def admin(
@@ -195,8 +197,8 @@ class Cluster:
         self.refresh([topic])
         arguments = {"name": topic, "partition": partition, "start": start, "stop": stop}
         leader = self.leader(topic, partition)
-        found: list[dict[str, Any]] = self.admin("report_damage", arguments, leader, timeout_ms)
-        return found
+        damage: list[dict[str, Any]] = self.admin("report_damage", arguments, leader, timeout_ms)
+        return damage
 
     def offsets(
         self, timestamps: Mapping[tuple[str, int], int], *, timeout_s: float | None = None
@@ -206,14 +208,14 @@ class Cluster:
         A time after the last message means the end.  While a leader is away or changing, the request is repeated until
         ``timeout_s`` (by default the request timeout) is over.
         """
-        found: dict[tuple[str, int], int] = {}
+        offsets: dict[tuple[str, int], int] = {}
         deadline_s = time.monotonic() + (self._request_timeout_s if timeout_s is None else timeout_s)
         while True:
-            left = {part: timestamp for part, timestamp in timestamps.items() if part not in found}
-            some, failed = self.try_offsets(left)
-            found.update(some)
+            unanswered = {part: timestamp for part, timestamp in timestamps.items() if part not in offsets}
+            answered, failed = self.try_offsets(unanswered)
+            offsets.update(answered)
             if not failed:
-                return found
+                return offsets
             for error in failed.values():
                 if not error.retriable or time.monotonic() > deadline_s:
                     raise error
@@ -224,7 +226,7 @@ class Cluster:
         self, timestamps: Mapping[tuple[str, int], int]
     ) -> tuple[dict[tuple[str, int], int], dict[tuple[str, int], ApplianceError]]:
         """One attempt of :meth:`offsets`: the offsets that were found, and the errors of the other partitions."""
-        found: dict[tuple[str, int], int] = {}
+        offsets: dict[tuple[str, int], int] = {}
         failed: dict[tuple[str, int], ApplianceError] = {}
         led: dict[int, dict[tuple[str, int], int]] = {}
         for part, when in timestamps.items():
@@ -234,16 +236,16 @@ class Cluster:
                 failed[part] = error
         for leader, parts in led.items():
             try:
-                self._offsets_of(leader, parts, found, failed)
+                self._offsets_of(leader, parts, offsets, failed)
             except ApplianceError as error:
-                failed |= {part: error for part in parts if part not in found and part not in failed}
-        return found, failed
+                failed |= {part: error for part in parts if part not in offsets and part not in failed}
+        return offsets, failed
 
     def _offsets_of(
         self,
         leader: int,
         asked: Mapping[tuple[str, int], int],
-        found: dict[tuple[str, int], int],
+        offsets: dict[tuple[str, int], int],
         failed: dict[tuple[str, int], ApplianceError],
     ) -> None:
         led = dict(asked)
@@ -256,7 +258,7 @@ class Cluster:
                     del led[part]
                 elif offset >= 0:
                     when = led.pop(part)
-                    found[part] = offset if when < 0 else self._first_since(leader, part, offset, when)
+                    offsets[part] = offset if when < 0 else self._first_since(leader, part, offset, when)
             # These partitions have no message of that time or later: request their ends.
             led = dict.fromkeys(led, LATEST)
 
@@ -364,9 +366,9 @@ class Cluster:
             raise BrokerAway("this client is closed")
 
     def _connect_any(self) -> Connection:
-        known = [address for address in self.snapshot.brokers.values() if address not in self._addresses]
+        learnt = [address for address in self.snapshot.brokers.values() if address not in self._addresses]
         failures: list[str] = []
-        for address in [*self._addresses, *known]:
+        for address in [*self._addresses, *learnt]:
             try:
                 return self.connect(address)
             except (BrokerAway, RequestTimedOut) as error:

@@ -152,22 +152,22 @@ class Consumer:
         """
         self._check_open()
         arguments.whole("at", at, EARLIEST, OFFSET_MAX)
-        wanted: dict[tuple[str, int], int] = {}
+        requested: dict[tuple[str, int], int] = {}
         timed: dict[tuple[str, int], int] = {}
         if isinstance(partitions, Mapping):
-            wanted = arguments.offsets(partitions, EARLIEST)
+            requested = arguments.offsets(partitions, EARLIEST)
         else:
             timed = dict.fromkeys(arguments.parts(partitions), at)
-        self._cluster.refresh({topic for topic, _ in [*wanted, *timed]})
-        positions = {part: offset for part, offset in wanted.items() if offset >= 0}
-        timed |= {part: offset for part, offset in wanted.items() if offset < 0}
+        self._cluster.refresh({topic for topic, _ in [*requested, *timed]})
+        positions = {part: offset for part, offset in requested.items() if offset >= 0}
+        timed |= {part: offset for part, offset in requested.items() if offset < 0}
         for part in positions:
             self._cluster.partition(*part)
-        found, failed = self._cluster.try_offsets(timed)
+        resolved, failed = self._cluster.try_offsets(timed)
         for error in failed.values():
             if not error.retriable:
                 raise error
-        positions |= found
+        positions |= resolved
         self._chunks.clear()
         self._ready.clear()
         self._moved.clear()
@@ -450,8 +450,8 @@ class Consumer:
         except ApplianceError as error:
             troubles.begin("metadata", error)
             return
-        found, failed = self._cluster.try_offsets(self._unresolved)
-        for part, offset in found.items():
+        resolved, failed = self._cluster.try_offsets(self._unresolved)
+        for part, offset in resolved.items():
             del self._unresolved[part]
             troubles.end(part)
             self._fetcher.seek(part, offset)
@@ -472,14 +472,14 @@ class Consumer:
 
     def _ready_values(self) -> list[Values]:
         """Messages that were decoded for :meth:`messages` before the caller changed to batches."""
-        found: list[Values] = []
+        batches: list[Values] = []
         for part, messages in itertools.groupby(self._ready, lambda message: message[:2]):
             run = list(messages)
             next_offset = run[-1].offset + 1
             values = [message.value for message in run]
-            found.append(Values(part[0], part[1], values, next_offset))
+            batches.append(Values(part[0], part[1], values, next_offset))
         self._ready.clear()
-        return found
+        return batches
 
     def _seek_all(self, parts: Sequence[tuple[str, int]], timestamp: int) -> None:
         for part, offset in self._cluster.offsets(dict.fromkeys(self._chosen(parts), timestamp)).items():

@@ -80,10 +80,10 @@ class Decoder:
 
     def values(self, chunk: Chunk) -> Values | None:
         """The next batch of the chunk, without values if it was stepped over; None when there is none left."""
-        found = self._next(chunk, self._wanted_values, ())
-        if found is None:
+        decoded = self._next(chunk, self._requested_values, ())
+        if decoded is None:
             return None
-        values, next_offset = found or ((), chunk.start_offset + chunk.at)
+        values, next_offset = decoded or ((), chunk.start_offset + chunk.at)
         return Values(*chunk.fetched.topic_partition, values, next_offset)
 
     def messages(self, chunk: Chunk) -> list[Message] | None:
@@ -92,23 +92,23 @@ class Decoder:
         if records is None:
             return None
         topic, partition = chunk.fetched.topic_partition
-        wanted = chunk.wanted
-        if records and records[0].offset < wanted:
-            records = [record for record in records if record.offset >= wanted]
+        requested = chunk.requested_offset
+        if records and records[0].offset < requested:
+            records = [record for record in records if record.offset >= requested]
         place = topic, partition
         return [_message(Message, place + record) for record in records]
 
-    def _wanted_values(self, chunk: Chunk) -> tuple[Sequence[bytes | None], int]:
+    def _requested_values(self, chunk: Chunk) -> tuple[Sequence[bytes | None], int]:
         """The values of the messages that are wanted, and the offset after the batch."""
         values, next_offset = self._values(chunk)
         span = read_header(chunk.data, chunk.at).span
-        unwanted = chunk.wanted - (next_offset - span)
+        unwanted = chunk.requested_offset - (next_offset - span)
         if unwanted <= 0:
             return values, next_offset
         if span == len(values):
             return values[unwanted:], next_offset
         records = decode_batch(chunk.data, chunk.at, check_crc=False, bytes_max=self._bytes_max)  # it was compacted
-        return [record.value for record in records if record.offset >= chunk.wanted], next_offset
+        return [record.value for record in records if record.offset >= chunk.requested_offset], next_offset
 
     def _values(self, chunk: Chunk) -> tuple[Sequence[bytes | None], int]:
         return decode_values(
@@ -179,7 +179,9 @@ def single_batches(chunk: Chunk) -> Iterator[Chunk]:
     while start < stop:
         size = _size_at(chunk.data, start)
         end = start + size if HEADER_BYTES <= size <= stop - start else stop
-        yield Chunk(chunk.fetched, chunk.data[start:end], chunk.wanted, chunk.start_offset + start, chunk.aborted)
+        yield Chunk(
+            chunk.fetched, chunk.data[start:end], chunk.requested_offset, chunk.start_offset + start, chunk.aborted
+        )
         start = end
 
 

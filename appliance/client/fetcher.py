@@ -145,23 +145,23 @@ class Fetched:
 class Chunk:
     """Whole record batches of one partition: ``data[at:]`` is not decoded yet.
 
-    ``wanted`` is the requested offset; earlier records are not for the consumer.  ``start_offset`` is the offset of
+    ``requested_offset``: earlier records are not for the consumer.  ``start_offset`` is the offset of
     ``data[0]``.  ``aborted``: where the batches begin that are of aborted transactions.
     """
 
-    __slots__ = ("aborted", "at", "data", "fetched", "start_offset", "wanted")
+    __slots__ = ("aborted", "at", "data", "fetched", "requested_offset", "start_offset")
 
     def __init__(
         self,
         fetched: Fetched,
         data: memoryview,
-        wanted: int,
+        requested_offset: int,
         start_offset: int,
         aborted: frozenset[int] = frozenset(),
     ) -> None:
         self.fetched = fetched
         self.data = data
-        self.wanted = wanted
+        self.requested_offset = requested_offset
         self.start_offset = start_offset
         self.aborted = aborted
         self.at = 0

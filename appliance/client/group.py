@@ -193,7 +193,7 @@ class GroupConsumer:
         return {topic: streams[topic] for topic in topics}
 
     def create_message_streams_by_filter(
-        self, wanted: Whitelist | Blacklist | str, streams: int = 1
+        self, topic_filter: Whitelist | Blacklist | str, streams: int = 1
     ) -> list[MessageStream]:
         """Join the group for all topics, present and future, that a pattern admits.  A text is a whitelist.
 
@@ -202,8 +202,8 @@ class GroupConsumer:
         """
         self._check_open()
         _check_count(streams)
-        exclude = isinstance(wanted, Blacklist)
-        text = wanted.pattern if isinstance(wanted, Whitelist | Blacklist) else wanted
+        exclude = isinstance(topic_filter, Blacklist)
+        text = topic_filter.pattern if isinstance(topic_filter, Whitelist | Blacklist) else topic_filter
         pattern = arguments.text("pattern", text).strip().replace(",", "|")
         patterns.parse(pattern)
         if not pattern:
@@ -344,13 +344,15 @@ class GroupConsumer:
         """Hand out again what was handed out since the last commit."""
         begun: list[NewlyOwned] = []
         with self._owned.changed:
-            again = [each for each in self._owned.partitions.values() if each.handed_out > each.committed]
-            self._owned.revoke([each.topic_partition for each in again], 0)
+            again = [
+                partition for partition in self._owned.partitions.values() if partition.handed_out > partition.committed
+            ]
+            self._owned.revoke([partition.topic_partition for partition in again], 0)
             self._owned.lost.clear()
-            for each in again:
-                stored = each.begun if each.begun >= 0 else None
-                owned = self._owned.add(each.topic_partition, each.stream, stored)
-                owned.paused = each.paused
+            for partition in again:
+                stored = partition.begun if partition.begun >= 0 else None
+                owned = self._owned.add(partition.topic_partition, partition.stream, stored)
+                owned.paused = partition.paused
                 if not owned.paused:
                     begun.append(NewlyOwned(owned, stored))
         self._fetching.restart(begun)

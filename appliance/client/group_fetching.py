@@ -62,8 +62,8 @@ class GroupFetching:
         """Fetch these partitions anew."""
 
         def change() -> None:
-            for each in partitions:
-                self._fetcher.remove(each.owned.topic_partition)
+            for newly_owned in partitions:
+                self._fetcher.remove(newly_owned.owned.topic_partition)
             self._waiting.extend(partitions)
 
         self._change(change)
@@ -108,33 +108,33 @@ class GroupFetching:
     def _begin_waiting(self) -> None:
         """Fetch the partitions that wait, from their committed offsets, or from ``start``."""
         troubles = self._fetcher.troubles
-        for each in self._waiting:
-            if each.owned.revoked:
-                troubles.forget(each.owned.topic_partition)
-        self._waiting = [each for each in self._waiting if not each.owned.revoked]
+        for newly_owned in self._waiting:
+            if newly_owned.owned.revoked:
+                troubles.forget(newly_owned.owned.topic_partition)
+        self._waiting = [newly_owned for newly_owned in self._waiting if not newly_owned.owned.revoked]
         if not self._waiting:
             return
         try:
-            self._cluster.refresh({each.owned.topic_partition[0] for each in self._waiting})
+            self._cluster.refresh({newly_owned.owned.topic_partition[0] for newly_owned in self._waiting})
             self._read_stable()
         except ApplianceError as error:
             troubles.begin("metadata", error)
             self._closing.wait(FETCH_WAIT_S)
             return
-        unknown = [each.owned.topic_partition for each in self._waiting if each.stored is None]
-        found, failed = self._cluster.try_offsets(dict.fromkeys(unknown, self._start))
+        unknown = [newly_owned.owned.topic_partition for newly_owned in self._waiting if newly_owned.stored is None]
+        starts, failed = self._cluster.try_offsets(dict.fromkeys(unknown, self._start))
         for partition, stored, goes_on in self._waiting:
             part = partition.topic_partition
             if part in failed:
                 troubles.begin(part, failed[part])
                 continue
-            offset = found[part] if stored is None else stored
+            offset = starts[part] if stored is None else stored
             if self._note_start(partition, offset, stored, goes_on):
                 troubles.end(part)
                 self._fetcher.seek(part, offset)
         if failed:
             self._closing.wait(RETRY_S)
-        self._waiting = [each for each in self._waiting if each.owned.topic_partition in failed]
+        self._waiting = [newly_owned for newly_owned in self._waiting if newly_owned.owned.topic_partition in failed]
 
     def _read_stable(self) -> None:
         """Begin where the last transaction ended: what was stored when a partition was gained may be older.
@@ -143,10 +143,14 @@ class GroupFetching:
             UnstableOffsets: wait for the end of a transaction.
         """
         if self._stable is not None:
-            found = self._stable([each.owned.topic_partition for each in self._waiting if not each.goes_on])
+            stable = self._stable(
+                [newly_owned.owned.topic_partition for newly_owned in self._waiting if not newly_owned.goes_on]
+            )
             self._waiting = [
-                each if each.goes_on else each._replace(stored=found.get(each.owned.topic_partition, each.stored))
-                for each in self._waiting
+                newly_owned
+                if newly_owned.goes_on
+                else newly_owned._replace(stored=stable.get(newly_owned.owned.topic_partition, newly_owned.stored))
+                for newly_owned in self._waiting
             ]
 
     def _note_start(self, partition: OwnedPartition, offset: int, stored: int | None, goes_on: bool) -> bool:

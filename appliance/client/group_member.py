@@ -118,10 +118,10 @@ class Membership:
             yield from self._in_session(self.rebalancer.leave())
 
     def _join(self) -> Calls[None]:
-        wanted = self.subscription
-        about: dict[str, Any] = {"topics": wanted.topics} if wanted.topics else {}
-        if wanted.pattern:
-            about = {"pattern": wanted.pattern, "streams": wanted.streams, "exclude": wanted.exclude}
+        subscription = self.subscription
+        about: dict[str, Any] = {"topics": subscription.topics} if subscription.topics else {}
+        if subscription.pattern:
+            about = {"pattern": subscription.pattern, "streams": subscription.streams, "exclude": subscription.exclude}
         sent_ms = self._clock_ms()
         answer = yield Call("join_group", {**self.identity.arguments(), "session_ms": self._session_ms, **about})
         self.rebalancer.joined({TopicPartition(*part) for part in answer["kept"]})
@@ -142,7 +142,7 @@ class Membership:
         due_ms = self.rebalancer.due_ms(self._clock_ms())
         wait_ms = min(wait_ms, self._session_ms // 3, CHANGE_WAIT_MS_MAX, *([] if due_ms is None else [due_ms]))
         seen = self.rebalancer.revision
-        answer = yield from self._in_session(_one(Call("await_change", {"revision": seen, "wait_ms": wait_ms})))
+        answer = yield from self._in_session(_make_call(Call("await_change", {"revision": seen, "wait_ms": wait_ms})))
         if answer["revision"] != seen:
             self.rebalancer.revision = answer["revision"]
             self.rebalancer.trigger()
@@ -172,7 +172,7 @@ class Membership:
         self._lease_end_ms = max(self._lease_end_ms, sent_ms + answer["lease_ms"])
 
 
-def _one(call: Call) -> Calls[dict[str, Any]]:
+def _make_call(call: Call) -> Calls[dict[str, Any]]:
     return (yield call)
 
 
@@ -212,12 +212,12 @@ class CoordinatorLink:
 
     def _connect(self) -> Connection:
         with contextlib.ExitStack() as closed_on_failure:
-            found = closed_on_failure.enter_context(contextlib.closing(self._cluster.open()))
-            broker_id = _ask(found, "group_coordinator", {"group": self._group}, CALL_MS)
-            if broker_id == found.broker_id:
+            connection = closed_on_failure.enter_context(contextlib.closing(self._cluster.open()))
+            broker_id = _ask(connection, "group_coordinator", {"group": self._group}, CALL_MS)
+            if broker_id == connection.broker_id:
                 closed_on_failure.pop_all()
-                self._connection = found
-                return found
+                self._connection = connection
+                return connection
         self._cluster.refresh([])
         self._connection = self._cluster.open(broker_id)
         return self._connection

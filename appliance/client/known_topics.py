@@ -61,10 +61,10 @@ class KnownTopics:
 
     def current(self, name: str) -> KnownTopic | None:
         """The topic; None when it is not known or the cluster has a newer snapshot."""
-        known = self._topics.get(name)
-        if known is None or self._cluster.snapshot.topics.get(name) is not known.snapshot:
+        topic = self._topics.get(name)
+        if topic is None or self._cluster.snapshot.topics.get(name) is not topic.snapshot:
             return None
-        return known
+        return topic
 
     def learn(self, name: str) -> KnownTopic:
         """Request a topic's metadata until they are known.  The appliance may create a topic that does not exist.
@@ -91,5 +91,5 @@ class KnownTopics:
                     raise
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, PAUSE_S_MAX)
-        known = self._topics[name] = KnownTopic(snapshot, self._options.batch_bytes_max, self._options.codec)
-        return known
+        topic = self._topics[name] = KnownTopic(snapshot, self._options.batch_bytes_max, self._options.codec)
+        return topic

@@ -92,7 +92,9 @@ class _Source:
         while end < len(ready) and ready[end].timestamp <= timestamp:
             end += 1
         self.at = end
-        self._time = next((each.timestamp for each in reversed(ready[start:end]) if each.timestamp >= 0), self._time)
+        self._time = next(
+            (message.timestamp for message in reversed(ready[start:end]) if message.timestamp >= 0), self._time
+        )
         return list(ready[start:end])
 
 
@@ -155,10 +157,10 @@ class MergedReader:
         from the ends backwards, farther each time, and reads nothing twice.
         """
         kept: dict[TopicAndPartition, deque[Message]] = {part: deque(maxlen=count) for part in spans}
-        left = {part: span for part, span in spans.items() if span.start < span.stop}
+        unread = {part: span for part, span in spans.items() if span.start < span.stop}
         bytes_back = LAST_BYTES
-        while left and count:
-            looked = {part: Span(max(span.start, span.stop - bytes_back), span.stop) for part, span in left.items()}
+        while unread and count:
+            looked = {part: Span(max(span.start, span.stop - bytes_back), span.stop) for part, span in unread.items()}
             newer, lists = dict(kept), self.between(looked)
             kept |= {part: deque(maxlen=count) for part in looked}
             for messages in lists:
@@ -167,13 +169,13 @@ class MergedReader:
                 missing = count - len(newer[part])
                 older = list(kept[part])[-missing:] if missing else []
                 kept[part] = deque([*older, *newer[part]], maxlen=count)
-            left = {
+            unread = {
                 part: Span(span.start, looked[part].start)
-                for part, span in left.items()
+                for part, span in unread.items()
                 if looked[part].start > span.start and len(kept[part]) < count and part not in self.left_out
             }
             bytes_back *= 4
-        return _newest(count, [list(found) for found in kept.values() if found])
+        return _newest(count, [list(messages) for messages in kept.values() if messages])
 
     def follow(self, starts: Mapping[TopicAndPartition, int]) -> Iterator[list[Message]]:
         """Yield what arrives from these offsets on, for ever; an empty list when nothing has come for POLL_S."""
@@ -197,9 +199,9 @@ class MergedReader:
 
     def _begin(self, spans: Mapping[TopicAndPartition, Span]) -> None:
         self.cluster.refresh({topic for topic, _ in spans})
-        wanted = spans.keys() - self.left_out.keys()
+        readable = spans.keys() - self.left_out.keys()
         self._sources = {
-            part: _Source(span) for part, span in spans.items() if part in wanted and span.start < span.stop
+            part: _Source(span) for part, span in spans.items() if part in readable and span.start < span.stop
         }
         self._fetcher.assign({})
         self._fetcher.assign({part: source.span.start for part, source in self._sources.items()})
@@ -240,11 +242,11 @@ class MergedReader:
 
 
 def _by_time(messages: Iterable[Message]) -> list[Message]:
-    known: dict[TopicAndPartition, int] = {}
+    last_times: dict[TopicAndPartition, int] = {}
     with_times: list[tuple[int, Message]] = []
     for message in messages:
         part = message[:2]
-        time_ms = known[part] = message.timestamp if message.timestamp >= 0 else known.get(part, NO_TIME)
+        time_ms = last_times[part] = message.timestamp if message.timestamp >= 0 else last_times.get(part, NO_TIME)
         with_times.append((time_ms, message))
     with_times.sort(key=itemgetter(0))
     return [message for _, message in with_times]
@@ -254,12 +256,12 @@ def _newest(count: int, partitions: list[list[Message]]) -> list[Message]:
     """The newest of what each partition has; see :meth:`MergedReader.last`."""
     timed: list[list[Message]] = []
     untimed: list[list[Message]] = []
-    for found in partitions:
-        (timed if any(message.timestamp >= 0 for message in found) else untimed).append(found)
-    newest = _by_time(message for found in timed for message in found)
+    for messages in partitions:
+        (timed if any(message.timestamp >= 0 for message in messages) else untimed).append(messages)
+    newest = _by_time(message for messages in timed for message in messages)
     if untimed:  # at least one place is theirs
         room = count - min(len(newest), count * len(timed) // len(partitions))
         share = -(-room // len(untimed))
-        without = [message for found in untimed for message in found[-share:]][-room:]
+        without = [message for messages in untimed for message in messages[-share:]][-room:]
         return [*without, *newest[len(newest) - max(0, count - len(without)) :]]
     return newest[-count:] if count else []

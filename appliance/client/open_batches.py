@@ -46,7 +46,9 @@ class OpenBatches:
         self._limit = options.batch_messages_max - 1 if options.linger_s else 0
         self._open: dict[tuple[str, int], Batch] = {}  # in the order of creation
 
-    def take(self, topic: str, known: KnownTopic, partition: int | None, size: int, *, plain: bool) -> Batch | None:
+    def take(
+        self, topic: str, known_topic: KnownTopic, partition: int | None, size: int, *, plain: bool
+    ) -> Batch | None:
         """An open batch with ``size`` bytes of room; None while the buffer is full.
 
         Raises:
@@ -57,17 +59,17 @@ class OpenBatches:
         if batch is not None and batch.left_bytes < size:
             self.send_off(batch)
             batch = None
-        batch = batch or self._open_batch(topic, known, partition, size)
+        batch = batch or self._open_batch(topic, known_topic, partition, size)
         if batch is not None and not plain and self.sticky.get(topic) is batch:
             del self.sticky[topic]  # it will not be uniform any more
         return batch
 
-    def renew_sticky(self, topic: str, known: KnownTopic, size: int) -> Batch | None:
+    def renew_sticky(self, topic: str, known_topic: KnownTopic, size: int) -> Batch | None:
         """Send the sticky batch and open another one; None while the buffer is full."""
         batch = self.sticky.get(topic)
         if batch is not None:
             self.send_off(batch)
-        return self._open_batch(topic, known, None, size)
+        return self._open_batch(topic, known_topic, None, size)
 
     def add_values(self, batch: Batch, values: list[bytes], start: int) -> int:
         """Put as many of ``values[start:]`` into the batch as fit, at least one.  Returns how many."""
@@ -123,11 +125,11 @@ class OpenBatches:
         outstanding = sender.outstanding
         if deadline_s is None:
             deadline_s = self._clock() + options.block_s_max
-        wanted = max(0, options.buffer_bytes_max - max(options.batch_bytes_max, size))
+        buffered_max = max(0, options.buffer_bytes_max - max(options.batch_bytes_max, size))
         with sender.lock:
             self.seal_all()  # this frees what they have reserved and do not use
         timeout_s = max(0.0, deadline_s - self._clock())
-        if not sender.drive(lambda: outstanding.buffered_bytes <= wanted, timeout_s):
+        if not sender.drive(lambda: outstanding.buffered_bytes <= buffered_max, timeout_s):
             raise BufferFull(
                 f"{outstanding.buffered_bytes} of {options.buffer_bytes_max} bytes are still on their way after "
                 f"{options.block_s_max:g} s: send slower, raise buffer_bytes_max or block_ms_max"
@@ -135,12 +137,12 @@ class OpenBatches:
             )
         return deadline_s
 
-    def _open_batch(self, topic: str, known: KnownTopic, partition: int | None, size: int) -> Batch | None:
+    def _open_batch(self, topic: str, known_topic: KnownTopic, partition: int | None, size: int) -> Batch | None:
         """A new batch, or the one open for a partition chosen at random; None while the buffer is full."""
         self._check_whole()
         sticky = partition is None
         if partition is None:
-            live = known.live
+            live = known_topic.live
             partition = live[0] if len(live) == 1 else self._choice(self._without_trouble(topic, live))
             batch = self._open.get((topic, partition))
             if batch is not None and batch.left_bytes >= size:
@@ -150,7 +152,7 @@ class OpenBatches:
             if batch is not None:
                 self._seal(batch)
         outstanding, options = self._sender.outstanding, self._options
-        bytes_max = known.batch_bytes_max if known.batch_bytes_max >= size else size
+        bytes_max = known_topic.batch_bytes_max if known_topic.batch_bytes_max >= size else size
         if outstanding.buffered_bytes + bytes_max > options.buffer_bytes_max and outstanding.buffered_bytes:
             return None
         batch = self._register(topic, partition, bytes_max)

@@ -75,10 +75,10 @@ def plain_values(values: Iterable[bytes]) -> list[bytes]:
     Raises:
         InvalidRequest: one cannot.
     """
-    given = values if isinstance(values, list) else list(several("values", values))
-    if set(map(type, given)) <= {bytes}:
-        return given
-    return [_as_bytes(value, "value") for value in given]
+    listed = values if isinstance(values, list) else list(several("values", values))
+    if set(map(type, listed)) <= {bytes}:
+        return listed
+    return [_as_bytes(value, "value") for value in listed]
 
 
 def check_block(
@@ -88,8 +88,8 @@ def check_block(
     Raises:
         InvalidRequest: these cannot be sent as one batch.
     """
-    for what, given in (("values", values), ("tails", tails), ("keys", values if keys is None else keys)):
-        if not isinstance(given, list | tuple) or not set(map(type, given)) <= {bytes} or len(given) != len(values):
+    for what, column in (("values", values), ("tails", tails), ("keys", values if keys is None else keys)):
+        if not isinstance(column, list | tuple) or not set(map(type, column)) <= {bytes} or len(column) != len(values):
             raise InvalidRequest(f"{what} of a block: give a list of bytes, as many as values")
     if not values:
         raise InvalidRequest("a block has at least one message")

@@ -100,7 +100,7 @@ class PartitionQueue:
         """Whether it goes on in another epoch when its numbers are lost: in a transaction that is its end."""
         self._attributes = TRANSACTIONAL if transactional else 0
         self._failed: list[Batch] = []
-        self._known = not idempotent
+        self._acknowledged = not idempotent
         """Whether the log knows the producer id and epoch: it has acknowledged a batch with them."""
         self._renew = False
         self._new_id = False
@@ -124,14 +124,14 @@ class PartitionQueue:
     @property
     def waits_for_first(self) -> bool:
         """Whether nothing is sent before the one batch in flight is answered: rule 4."""
-        return not self._known and bool(self.in_flight)
+        return not self._acknowledged and bool(self.in_flight)
 
     def identify(self, producer_id: int, epoch: int) -> None:
         """Number from 0 under this producer id.  Batches with another id get new numbers when they are sent."""
         assert not self.in_flight and self.identity is not Identity.NONE
         self.identity = Identity.KNOWN
         self.producer_id, self.epoch, self.sequence = producer_id, epoch, 0
-        self._known = False
+        self._acknowledged = False
 
     def suspend(self) -> None:
         """A transaction begins: send nothing before the partition is added to it (:meth:`join`)."""
@@ -187,7 +187,7 @@ class PartitionQueue:
             error, base = None, OFFSET_UNKNOWN
         if error is None:
             self._failures = 0
-            self._known = True
+            self._acknowledged = True
             done = batch, None, base
         elif isinstance(error, OUT_OF_STEP) and self.identity is Identity.KNOWN:
             behind_failed = self.draining

@@ -265,9 +265,9 @@ class Producer:
         size = sum(map(len, values)) + sum(map(len, tails)) + sum(map(len, keys or ())) + PLAIN_BYTES * len(values)
         if size > (limit := self.block_bytes_max(topic)):
             raise MessageTooLarge(f"a block of {size} bytes; the topic {topic!r} takes {limit}")
-        known = self._topics.current(topic) or self._topics.learn(topic)
-        if not 0 <= partition < known.count:
-            raise UnknownPartition(f"{topic}-{partition}: the topic has {known.count} partitions")
+        known_topic = self._topics.current(topic) or self._topics.learn(topic)
+        if not 0 <= partition < known_topic.count:
+            raise UnknownPartition(f"{topic}-{partition}: the topic has {known_topic.count} partitions")
         deadline_s: float | None = None
         while True:
             with self._lock:
@@ -292,15 +292,17 @@ class Producer:
         """The largest block that the topic takes: bytes of values, headers and keys, and PLAIN_BYTES for each value."""
         self._check_usable()
         topic_name(topic)
-        known = self._topics.current(topic) or self._topics.learn(topic)
-        return known.message_bytes_max - HEADER_BYTES
+        known_topic = self._topics.current(topic) or self._topics.learn(topic)
+        return known_topic.message_bytes_max - HEADER_BYTES
 
     def partitions(self, topic: str) -> range:
         """The partitions of the topic, from the last metadata; requests them if there are none."""
         self._check_usable()
         topic_name(topic)
-        known = self._cluster.snapshot.topics.get(topic)
-        return range(len(known.leaders) if known is not None and not known.error else self._topics.learn(topic).count)
+        snapshot = self._cluster.snapshot.topics.get(topic)
+        return range(
+            len(snapshot.leaders) if snapshot is not None and not snapshot.error else self._topics.learn(topic).count
+        )
 
     def troubles(self) -> list[Trouble]:
         """What this producer waits for at the moment, the oldest first: brokers, partitions, metadata."""
@@ -445,10 +447,10 @@ class Producer:
         destination = self._destination(topic, key, partition, size)
         if destination is None:
             return None
-        known, partition = destination
+        known_topic, partition = destination
         with self._lock:
             self._check_usable()
-            batch = self._batches.take(topic, known, partition, size, plain=plain)
+            batch = self._batches.take(topic, known_topic, partition, size, plain=plain)
             if batch is not None:
                 index = len(batch.items)
                 self._sender.torn = True
@@ -512,26 +514,28 @@ class Producer:
         self, topic: str, key: bytes | None, partition: int | None, size: int
     ) -> tuple[KnownTopic, int | None] | None:
         """The topic, and the partition for a message (None: any); None while the topic is not known."""
-        known = self._topics.current(topic)
-        if known is None:
+        known_topic = self._topics.current(topic)
+        if known_topic is None:
             return None
-        if known.lone_bytes_max is not None and size - PLAIN_BYTES > known.lone_bytes_max:
-            text = f"a message of {size} bytes; topic {topic!r} takes {known.message_bytes_max} (max.message.bytes)"
+        if known_topic.lone_bytes_max is not None and size - PLAIN_BYTES > known_topic.lone_bytes_max:
+            text = (
+                f"a message of {size} bytes; topic {topic!r} takes {known_topic.message_bytes_max} (max.message.bytes)"
+            )
             raise MessageTooLarge(text)
-        if partition is not None and not 0 <= partition < known.count:
-            raise UnknownPartition(f"topic {topic!r} has the partitions 0 to {known.count - 1}, not {partition}")
+        if partition is not None and not 0 <= partition < known_topic.count:
+            raise UnknownPartition(f"topic {topic!r} has the partitions 0 to {known_topic.count - 1}, not {partition}")
         if partition is None and key is not None:
-            partition = known.partition_of(key)
-        return known, partition
+            partition = known_topic.partition_of(key)
+        return known_topic, partition
 
     def _another_sticky(self, topic: str, size: int) -> Batch | None:
         """A new sticky batch for a plain value that did not fit; None where ``_send_any`` must handle the message."""
-        known = self._topics.current(topic)
-        if known is None or self._closed or self.foreign or not self._sender.is_whole():
+        known_topic = self._topics.current(topic)
+        if known_topic is None or self._closed or self.foreign or not self._sender.is_whole():
             return None
-        if known.lone_bytes_max is not None and size - PLAIN_BYTES > known.lone_bytes_max:
+        if known_topic.lone_bytes_max is not None and size - PLAIN_BYTES > known_topic.lone_bytes_max:
             return None
-        return self._batches.renew_sticky(topic, known, size)
+        return self._batches.renew_sticky(topic, known_topic, size)
 
     def disown(self) -> None:
         """In a forked child: refuse every call.  Another thread may have held the lock, so it is replaced."""

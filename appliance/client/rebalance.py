@@ -102,7 +102,7 @@ class Rebalancer:
         self._claimed: dict[TopicPartition, Stream] = {}
         self._uncommitted: dict[TopicPartition, int] = {}
         self._topic_ids: dict[str, str] = {}  # of the topics whose partitions are running
-        self._wanted = False
+        self._triggered = False
         self._confirms = False
         self._not_before_ms = 0
         self._retry_at_ms: int | None = None
@@ -111,17 +111,17 @@ class Rebalancer:
 
     def trigger(self) -> None:
         """Request a rebalance.  Cheap; any thread may call it."""
-        self._wanted = True
+        self._triggered = True
 
     def joined(self, kept: Collection[TopicPartition]) -> None:
         """A coordinator knows this member anew, as the owner of ``kept`` all the time: claim those again."""
         self._stop_without_commit([part for part in sorted(self.running) if part not in kept])
         self._uncommitted = {part: offset for part, offset in self._uncommitted.items() if part in kept}
-        self._confirms = self._wanted = True
+        self._confirms = self._triggered = True
 
     def due_ms(self, now_ms: int) -> int | None:
         """Milliseconds until ``attempt`` should be carried out; None: not before the next trigger."""
-        if self._wanted:
+        if self._triggered:
             return max(0, self._not_before_ms - now_ms)
         return None if self._retry_at_ms is None else max(0, self._retry_at_ms - now_ms)
 
@@ -152,7 +152,7 @@ class Rebalancer:
 
     def attempt(self) -> Calls[bool]:
         """One attempt.  Its caller calls ``finished`` with the result or the error."""
-        self._wanted, self._retry_at_ms = False, None
+        self._triggered, self._retry_at_ms = False, None
         self.in_the_way = []
         registry = yield Call("group_registry", {})
         self.revision = registry["revision"]

@@ -245,12 +245,12 @@ class Sender:
 
     def _give_up(self) -> None:
         """Fail the batches that are not done: the producer is closed."""
-        left = [batch for batch in self.outstanding.batches if not batch.done]
-        if left:
-            messages = sum(batch.count for batch in left)
+        undelivered = [batch for batch in self.outstanding.batches if not batch.done]
+        if undelivered:
+            messages = sum(batch.count for batch in undelivered)
             logger.warning("this producer was closed before %d messages could be delivered", messages)
         error = RequestTimedOut("the producer was closed before this could be delivered")
-        for batch in left:
+        for batch in undelivered:
             self.outstanding.fail(batch, error)
 
     def _thread_ended(self, error: ClientBroken) -> None:

@@ -139,12 +139,12 @@ class OwnedPartitions:
             in_hand: count also messages that readers still work on.
         """
         with self.changed:
-            found = {}
+            moved = {}
             for part, owned in self.partitions.items():
                 offset = owned.handed_out if in_hand else owned.processed
                 if offset > owned.committed:
-                    found[part] = offset
-            return found
+                    moved[part] = offset
+            return moved
 
     def on_committed(self, offsets: Mapping[tuple[str, int], int]) -> None:
         with self.changed:

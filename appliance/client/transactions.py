@@ -257,8 +257,8 @@ class Transactions:
 
     def _make_ready(self, s_max: float, *, bounded: bool = False) -> None:
         """Get the next epoch, which aborts what is open."""
-        found = self._persist(s_max, "init_transactions", bounded, timeout_ms=self._timeout_ms)
-        self._producer_id, self._epoch = int(found["producer_id"]), int(found["epoch"])
+        identity = self._persist(s_max, "init_transactions", bounded, timeout_ms=self._timeout_ms)
+        self._producer_id, self._epoch = int(identity["producer_id"]), int(identity["epoch"])
         self.state = State.READY
 
     def _persist(self, s_max: float, verb: str, bounded: bool = False, **arguments: Any) -> Any:

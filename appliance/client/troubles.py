@@ -55,17 +55,17 @@ class Troubles:
 
     def begin(self, subject: Subject, error: ApplianceError) -> None:
         """Note that ``subject`` makes no progress because of ``error``."""
-        known = self._open.get(subject)
-        if known is None or (type(known.error), known.error.code) != (type(error), error.code):
-            since_s = self._clock() if known is None else known.since_s
+        open_trouble = self._open.get(subject)
+        if open_trouble is None or (type(open_trouble.error), open_trouble.error.code) != (type(error), error.code):
+            since_s = self._clock() if open_trouble is None else open_trouble.since_s
             trouble = self._open[subject] = Trouble(subject, error, since_s)
             logger.warning("%s; trying again", trouble)
 
     def end(self, subject: Subject) -> None:
         """Note that ``subject`` makes progress again."""
-        known = self._open.pop(subject, None)
-        if known is not None:
-            logger.warning("%s: continuing after %.1f s", name_of(subject), self._clock() - known.since_s)
+        trouble = self._open.pop(subject, None)
+        if trouble is not None:
+            logger.warning("%s: continuing after %.1f s", name_of(subject), self._clock() - trouble.since_s)
 
     def forget(self, subject: Subject) -> None:
         """Drop the trouble: nothing waits for ``subject`` any more."""

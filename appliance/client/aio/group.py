@@ -124,10 +124,10 @@ class GroupConsumer:
         return {topic: self._around(of_topic) for topic, of_topic in made.items()}
 
     async def create_message_streams_by_filter(
-        self, wanted: Whitelist | Blacklist | str, streams: int = 1
+        self, topic_filter: Whitelist | Blacklist | str, streams: int = 1
     ) -> list[MessageStream]:
         """Join the group for all topics, present and future, that a pattern admits.  A text is a whitelist."""
-        return self._around(await self._worker.call(self.core.create_message_streams_by_filter, wanted, streams))
+        return self._around(await self._worker.call(self.core.create_message_streams_by_filter, topic_filter, streams))
 
     def _around(self, cores: list[streams.MessageStream]) -> list[MessageStream]:
         made = [MessageStream(core) for core in cores]
