@@ -217,7 +217,7 @@ class FilesInput:
                     self._ledger.trouble(0, self._settings.include[0], str(error))
                     await asyncio.sleep(RETRY_MS / 1000)
                     continue
-                hints.watch(os.path.dirname(one.path) for one in self._by_inode.values())
+                hints.watch(os.path.dirname(generation.path) for generation in self._by_inode.values())
                 self._scan_due_ms = due_ms = self._clock_ms() + self._settings.scan_ms
                 self.wake_scan = False
                 while (now := self._clock_ms()) < due_ms and not hints.has_new_names and not self.wake_scan:
@@ -237,25 +237,30 @@ class FilesInput:
             while await self.work():
                 pass
             generations = [*self._by_inode.values(), *self._ending]
-            if not any(one.is_dirty for one in generations):
-                for one in generations:
-                    if one.reader is not None and one.reader.held_bytes:
-                        self._send(one, one.reader.finish())
+            if not any(generation.is_dirty for generation in generations):
+                for generation in generations:
+                    if generation.reader is not None and generation.reader.held_bytes:
+                        self._send(generation, generation.reader.finish())
                 await self.drain()
-                if not any(one.is_dirty for one in generations):
+                if not any(generation.is_dirty for generation in generations):
                     return
             await asyncio.sleep(BUSY_MS / 1000)
 
     def _mark(self, paths: set[str]) -> None:
-        for one in self._by_inode.values():
-            if one.path in paths:
-                one.is_dirty = True
+        for generation in self._by_inode.values():
+            if generation.path in paths:
+                generation.is_dirty = True
 
     async def drain(self) -> None:
         """Wait until everything that was read is flushed, or has failed."""
         while True:
             generations = (*self._by_inode.values(), *self._ending)
-            waiting = [future for one in generations if one.in_flight for future in one.in_flight.waiting()]
+            waiting = [
+                future
+                for generation in generations
+                if generation.in_flight
+                for future in generation.in_flight.waiting()
+            ]
             if not waiting:
                 return
             await asyncio.wait(waiting)
@@ -269,27 +274,27 @@ class FilesInput:
         self._looks.begin(now, self._file_clock_ns())
         self._guard.begin_scan()
         self._directories.forget()
-        found = self._find()
-        self._take_back(found)
+        paths = self._find()
+        self._take_back(paths)
         for key, generation in list(self._by_inode.items()):
-            if key not in found and not self._is_hidden(generation.path):
+            if key not in paths and not self._is_hidden(generation.path):
                 del self._by_inode[key]
                 generation.is_dirty = True
                 generation.changed_ms = now
                 self._ending.append(generation)
         if self._first:
             self._store.looked = Looked(self._looks.since_ns, ())
-        self._take_new({key: path for key, path in found.items() if key not in self._by_inode}, now)
-        for one in list(self._lost):
+        self._take_new({key: path for key, path in paths.items() if key not in self._by_inode}, now)
+        for generation in list(self._lost):
             if (
-                one in self._lost  # else adopted with another one
-                and not self._seek(one)
-                and one.key not in self._barred
-                and not self._is_hidden(one.path)
+                generation in self._lost  # else adopted with another one
+                and not self._seek(generation)
+                and generation.key not in self._barred
+                and not self._is_hidden(generation.path)
             ):
-                self._tell_lost(one)
-        self._take_rotated(found, now)
-        self._shadows = {key: row for key, row in self._shadows.items() if key in found or key in self._rotated}
+                self._tell_lost(generation)
+        self._take_rotated(paths, now)
+        self._shadows = {key: row for key, row in self._shadows.items() if key in paths or key in self._rotated}
         self._looks.end()
         self._store.looked = Looked(self._looks.since_ns, tuple(self._rotated))
         if self._first:
@@ -306,7 +311,7 @@ class FilesInput:
 
     def _find(self) -> dict[FileKey, str]:
         """The files that the patterns name, each once; what has changed of those that are read is marked."""
-        found: dict[FileKey, str] = {}
+        paths: dict[FileKey, str] = {}
         self._barred.clear()
         closed = self._patterns.closed()
         for path in closed.keys() - self._closed.keys():
@@ -324,9 +329,9 @@ class FilesInput:
             if not stat.S_ISREG(status.st_mode):
                 self._note_odd(path, "is no regular file")
                 continue
-            if key in found:  # a hard or symbolic link to a file that is in the list
+            if key in paths:  # a hard or symbolic link to a file that is in the list
                 continue
-            found[key] = path
+            paths[key] = path
             generation = self._by_inode.get(key)
             if generation is not None:
                 generation.path = path
@@ -334,23 +339,24 @@ class FilesInput:
                     self._odd.pop(path, "")
                 if (status.st_size, status.st_mtime_ns) != generation.looked:
                     generation.is_dirty = True
-        return found
+        return paths
 
-    def _take_back(self, found: dict[FileKey, str]) -> None:
+    def _take_back(self, paths: dict[FileKey, str]) -> None:
         """Go on with files that were gone, and came back before they had ended; their content is looked at anew."""
-        for one in [one for one in self._ending if not one.replaced and one.key in found]:
-            if one.key not in self._by_inode:
-                self._ending.remove(one)
-                self._by_inode[one.key] = one
-                one.path, one.looked, one.is_dirty = found[one.key], (-1, -1), True
+        there = [generation for generation in self._ending if not generation.replaced and generation.key in paths]
+        for generation in there:
+            if generation.key not in self._by_inode:
+                self._ending.remove(generation)
+                self._by_inode[generation.key] = generation
+                generation.path, generation.looked, generation.is_dirty = paths[generation.key], (-1, -1), True
 
-    def _take_new(self, found: dict[FileKey, str], now: float) -> None:
+    def _take_new(self, paths: dict[FileKey, str], now: float) -> None:
         """Begin, or go on with, the generations of files that are not known by their inode."""
         fresh: list[tuple[str, int, int, Identity, int]] = []
         self._read_names = LikeNames()
-        for one in (*self._by_inode.values(), *self._ending) if found else ():
-            self._read_names.add(one, one.path)
-        for key, path in found.items():
+        for generation in (*self._by_inode.values(), *self._ending) if paths else ():
+            self._read_names.add(generation, generation.path)
+        for key, path in paths.items():
             if len(self._by_inode) + len(self._ending) + len(fresh) >= self._settings.files_max:
                 self._note_odd(path, f"files_max = {self._settings.files_max} is reached")
                 continue
@@ -358,9 +364,9 @@ class FilesInput:
             if fd < 0:
                 continue
             try:
-                known = self._generation_of(fd, key, path)
-                waits = known is None and self._is_shadow(fd, key, path, now)
-                known = self._passed_of(fd, key, path) if known is None and not waits else known
+                earlier = self._generation_of(fd, key, path)
+                waits = earlier is None and self._is_shadow(fd, key, path, now)
+                earlier = self._passed_of(fd, key, path) if earlier is None and not waits else earlier
                 is_old = (self._first and self._settings.from_end) or self._was_read(fd, path)
                 position = os.fstat(fd).st_size if is_old else 0
                 identity = Identity.of(fd, position) if position else Identity.begun(fd)
@@ -369,14 +375,16 @@ class FilesInput:
                 self._barred.add(key)
                 os.close(fd)
                 continue
-            if known is not None:
-                self._adopt(known, fd, path)
+            if earlier is not None:
+                self._adopt(earlier, fd, path)
             elif waits:
                 os.close(fd)
             else:
                 fresh.append((path, position, 1, identity, fd))
         try:
-            numbers = self._store.add_sources((path, at, line, one.encode()) for path, at, line, one, _ in fresh)
+            numbers = self._store.add_sources(
+                (path, at, line, identity.encode()) for path, at, line, identity, _ in fresh
+            )
         except StorageFault:
             for *_, fd in fresh:
                 os.close(fd)
@@ -386,37 +394,39 @@ class FilesInput:
 
     # ---- what rotation has made between two scans, or while nothing ran
 
-    def _take_rotated(self, found: dict[FileKey, str], now: float) -> None:
+    def _take_rotated(self, paths: dict[FileKey, str], now: float) -> None:
         """Begin files that were rotated away before a scan has seen them, under names that no ``include`` matches.
 
         In the first scan of all, whatever has such a name was there before.
         """
-        rotated = {key: one for key, one in self._rotated.items() if one.is_there}
+        rotated = {key: file for key, file in self._rotated.items() if file.is_there}
         is_known = self._rotated.keys() | self._waiting
-        for one in self._patterns.rotated(self._looks.since_ns if self._has_scanned else 0):
-            if one.key in is_known or self._first or one.status.st_mtime_ns >= self._looks.since_ns:
-                rotated[one.key] = one
-            self._places[one.key] = one
+        for file in self._patterns.rotated(self._looks.since_ns if self._has_scanned else 0):
+            if file.key in is_known or self._first or file.status.st_mtime_ns >= self._looks.since_ns:
+                rotated[file.key] = file
+            self._places[file.key] = file
         self._has_scanned = True
         self._waiting.clear()
         rotated |= self._grown()
-        known = found.keys() | self._by_inode.keys() | {one.key for one in self._ending} | self._packed.keys()
+        known_keys = (
+            paths.keys() | self._by_inode.keys() | {generation.key for generation in self._ending} | self._packed.keys()
+        )
         self._rotated = {
-            key: one
-            for key, one in sorted(rotated.items(), key=lambda row: row[1].status.st_mtime_ns)
-            if key not in known and stat.S_ISREG(one.status.st_mode) and not self._pass(one)
+            key: file
+            for key, file in sorted(rotated.items(), key=lambda row: row[1].status.st_mtime_ns)
+            if key not in known_keys and stat.S_ISREG(file.status.st_mode) and not self._pass(file)
         }
         self._number_passed()
-        self._take_new({key: one.path for key, one in self._rotated.items()}, now)
-        self._rotated = {key: one for key, one in self._rotated.items() if key not in self._by_inode}
+        self._take_new({key: file.path for key, file in self._rotated.items()}, now)
+        self._rotated = {key: file for key, file in self._rotated.items() if key not in self._by_inode}
 
     def _grown(self) -> dict[FileKey, Rotated]:
         """Files that are over and have more than was read of them: programs go on writing to one that was renamed."""
-        ending = {one.key for one in self._ending}
+        ending = {generation.key for generation in self._ending}
         grown: dict[FileKey, Rotated] = {}
         for key, place in list(self._places.items()):
-            known = self._passed.get(key)
-            if key in self._by_inode or (known is None and key not in ending):
+            passed = self._passed.get(key)
+            if key in self._by_inode or (passed is None and key not in ending):
                 del self._places[key]
                 continue
             try:
@@ -425,28 +435,28 @@ class FilesInput:
                 status = None
             if status is None or (status.st_dev, status.st_ino) != key[:2]:  # its directory has changed: seen then
                 del self._places[key]
-            elif known and known.committed_line != NEVER_READ and status.st_size > known.identity.tail_stop:
+            elif passed and passed.committed_line != NEVER_READ and status.st_size > passed.identity.tail_stop:
                 grown[key] = place._replace(status=status)
         return grown
 
-    def _pass(self, one: Rotated) -> bool:
+    def _pass(self, file: Rotated) -> bool:
         """Whether a file of a rotated name is not to be read: it was before, there at first, or is compressed."""
-        fd, reason = self._try_open(one.path, one.key)
+        fd, reason = self._try_open(file.path, file.key)
         if fd < 0:
             return self._first
         with contextlib.closing(os.fdopen(fd, "rb", buffering=0)), contextlib.suppress(OSError):
             if reason == IS_COMPRESSED:
                 if not self._first:
-                    self._packed[one.key] = Packed(one, unpacked_head(fd), unpacked_size(fd))
+                    self._packed[file.key] = Packed(file, unpacked_head(fd), unpacked_size(fd))
                 return True
-            if self._patterns.is_excluded(one.path):  # what is compressed is told of, though patterns exclude it
+            if self._patterns.is_excluded(file.path):  # what is compressed is told of, though patterns exclude it
                 return True
             size = os.fstat(fd).st_size
-            for known in self._fitting(fd, one.key, one.path):
-                if known.identity.tail_stop == size or known.committed_line == NEVER_READ:
+            for generation in self._fitting(fd, file.key, file.path):
+                if generation.identity.tail_stop == size or generation.committed_line == NEVER_READ:
                     return True
-            if self._first or self._is_mere_copy(fd, self._shadows.get(one.key)):
-                self._unnumbered.append(Generation(0, one.path, Identity.of(fd, size), size, NEVER_READ))
+            if self._first or self._is_mere_copy(fd, self._shadows.get(file.key)):
+                self._unnumbered.append(Generation(0, file.path, Identity.of(fd, size), size, NEVER_READ))
                 return True
         return False
 
@@ -463,10 +473,13 @@ class FilesInput:
         """Those that are over, and that a file has the content of: by its inode, or by its name.  Raises OSError."""
         same = [self._passed[key]] if key in self._passed else []
         others = reversed(self._passed_names.of(path))
-        for one in (*same, *(one for one in others if one.key != key and key.may_be_copy_of(one.key))):
-            fits = one.identity.tail_stop > 0 and one.identity.fits(fd, one.identity.tail_stop)
-            if fits and (one.key == key or self._is_there(one)):
-                yield one
+        for generation in (
+            *same,
+            *(generation for generation in others if generation.key != key and key.may_be_copy_of(generation.key)),
+        ):
+            fits = generation.identity.tail_stop > 0 and generation.identity.fits(fd, generation.identity.tail_stop)
+            if fits and (generation.key == key or self._is_there(generation)):
+                yield generation
 
     def _passed_of(self, fd: int, key: FileKey, path: str) -> Generation | None:
         """The generation that was over, and goes on in this file: it came back, or has more.  Raises OSError.
@@ -474,27 +487,30 @@ class FilesInput:
         Under a name that ``include`` has, only its own file, and only one that was read: others may begin as it does.
         """
         is_named = key not in self._rotated
-        for one in self._fitting(fd, key, path):
-            if not is_named or (one.key == key and one.committed_line != NEVER_READ):
-                return one
+        for generation in self._fitting(fd, key, path):
+            if not is_named or (generation.key == key and generation.committed_line != NEVER_READ):
+                return generation
         return None
 
     def _number_passed(self) -> None:
         """Have the store know what was passed without being read, for the next process."""
-        rows = [(one.path, one.committed, one.committed_line, one.identity.encode()) for one in self._unnumbered]
-        for number, one in zip(
+        rows = [
+            (generation.path, generation.committed, generation.committed_line, generation.identity.encode())
+            for generation in self._unnumbered
+        ]
+        for number, generation in zip(
             self._store.add_sources(rows, ended=True) if rows else (), self._unnumbered, strict=True
         ):
-            one.source = number
-            self._note_passed(one)
+            generation.source = number
+            self._note_passed(generation)
         self._unnumbered.clear()
 
-    def _note_passed(self, one: Generation) -> None:
-        if one.key in self._passed:
-            self._passed_names.discard(self._passed[one.key])
-        self._passed[one.key] = one
-        self._passed.move_to_end(one.key)
-        self._passed_names.add(one, one.path)
+    def _note_passed(self, generation: Generation) -> None:
+        if generation.key in self._passed:
+            self._passed_names.discard(self._passed[generation.key])
+        self._passed[generation.key] = generation
+        self._passed.move_to_end(generation.key)
+        self._passed_names.add(generation, generation.path)
         while len(self._passed) > ENDED_MAX:
             self._passed_names.discard(self._passed.popitem(last=False)[1])
 
@@ -509,10 +525,12 @@ class FilesInput:
             if packed.head and (reached is None or (packed.size or 0) > reached):
                 unread.append((packed, reached or 0, packed.size if reached else None))
             del self._packed[key]
-        numbers = self._store.add_sources((one.file.base, start, 1, b"") for one, start, _ in unread) if unread else ()
-        for number, (one, start, stop) in zip(numbers, unread, strict=True):
-            base = one.file.base
-            self._ledger.gap(number, base, start, stop, "bytes", f"compressed to {one.file.path} before it was read")
+        numbers = (
+            self._store.add_sources((packed.file.base, start, 1, b"") for packed, start, _ in unread) if unread else ()
+        )
+        for number, (packed, start, stop) in zip(numbers, unread, strict=True):
+            base = packed.file.base
+            self._ledger.gap(number, base, start, stop, "bytes", f"compressed to {packed.file.path} before it was read")
             self._store.note(Source(number, base, start, 1, b"", ended=True))
 
     def _as_it_is(self, packed: Packed) -> Packed:
@@ -533,10 +551,10 @@ class FilesInput:
 
     def _reached(self, head: bytes) -> int | None:
         """How far what begins so was read, or will be; None: it is not known at all."""
-        reached = [one.reached for one in self._passed.values() if one.identity.is_head_of(head)]
-        for one in (*self._by_inode.values(), *self._ending):
-            if any(mark.is_head_of(head) for mark in (one.identity, *one.marks)):
-                reached.append(max(one.seen_bytes, one.committed))
+        reached = [generation.reached for generation in self._passed.values() if generation.identity.is_head_of(head)]
+        for generation in (*self._by_inode.values(), *self._ending):
+            if any(mark.is_head_of(head) for mark in (generation.identity, *generation.marks)):
+                reached.append(max(generation.seen_bytes, generation.committed))
         return max(reached, default=None)
 
     def _open(self, path: str, key: FileKey) -> int:
@@ -586,14 +604,20 @@ class FilesInput:
     def _generation_of(self, fd: int, key: FileKey, path: str) -> Generation | None:
         """The generation that lost its file, and goes on in this one."""
         size = os.fstat(fd).st_size
-        same = [one for one in self._lost_by_key.get(key, ()) if one in self._lost]
-        of_path = (one for one in self._lost_by_path.get(path, ()) if one in self._lost)
-        same += [one for one in of_path if one.key.is_on_another_device(key)]
-        others = [one for one in (*self._lost_names.of(path), *self._drained_like(path)) if one not in same]
-        for one in (*same, *(one for one in others if key.may_be_copy_of(one.key))):
-            if one.goes_on_in(fd, size) and (one in same or one.replaced or self._is_there(one)):
-                return one
-        return next((one for one in same if one.may_go_on_in(fd, size)), None)
+        same = [generation for generation in self._lost_by_key.get(key, ()) if generation in self._lost]
+        of_path = (generation for generation in self._lost_by_path.get(path, ()) if generation in self._lost)
+        same += [generation for generation in of_path if generation.key.is_on_another_device(key)]
+        others = [
+            generation
+            for generation in (*self._lost_names.of(path), *self._drained_like(path))
+            if generation not in same
+        ]
+        for generation in (*same, *(generation for generation in others if key.may_be_copy_of(generation.key))):
+            if generation.goes_on_in(fd, size) and (
+                generation in same or generation.replaced or self._is_there(generation)
+            ):
+                return generation
+        return next((generation for generation in same if generation.may_go_on_in(fd, size)), None)
 
     def _is_there(self, generation: Generation) -> bool:
         """Whether its file is, perhaps with other content by now: else what has the same lines was not copied from it,
@@ -606,26 +630,32 @@ class FilesInput:
 
     def _drained_like(self, path: str) -> list[Generation]:
         """Those that lost their content, are not on their way any more, and that ``path`` may be a copy of."""
-        return [one for one in self._read_names.of(path) if one.replaced and not one.in_flight]
+        return [
+            generation for generation in self._read_names.of(path) if generation.replaced and not generation.in_flight
+        ]
 
     def _was_read(self, fd: int, path: str) -> bool:
         """Whether a file is a copy of one that was replaced, and has less than what was read of it."""
         size = os.fstat(fd).st_size
-        return any(size < one.committed and one.is_source_of(fd, size) for one in self._drained_like(path))
+        return any(
+            size < generation.committed and generation.is_source_of(fd, size) for generation in self._drained_like(path)
+        )
 
     def _is_shadow(self, fd: int, key: FileKey, path: str, now: float) -> bool:
         """Whether a file may be a copy of one that is about to be truncated: it is not read for now."""
         size = os.fstat(fd).st_size
-        read = (one for one in self._read_names.of(path) if not one.replaced or one.in_flight)
-        for one in read:
-            if key.may_be_copy_of(one.key) and one.may_become(fd, size):
-                since, last_size, _ = self._shadows.get(key, (now, size, one))
+        read = (
+            generation for generation in self._read_names.of(path) if not generation.replaced or generation.in_flight
+        )
+        for generation in read:
+            if key.may_be_copy_of(generation.key) and generation.may_become(fd, size):
+                since, last_size, _ = self._shadows.get(key, (now, size, generation))
                 # A copy grows while it is made, and never after.  One that outgrows the file is none.
-                if size != last_size and size <= one.seen_bytes:
+                if size != last_size and size <= generation.seen_bytes:
                     since = now
-                self._shadows[key] = _Shadow(since, size, one)
+                self._shadows[key] = _Shadow(since, size, generation)
                 # How far one was read that was truncated is known once all of it is flushed.
-                return now - since < SHADOW_MS or one.replaced
+                return now - since < SHADOW_MS or generation.replaced
         self._shadows.pop(key, None)
         return False
 
@@ -659,7 +689,7 @@ class FilesInput:
 
     def _seek(self, generation: Generation) -> bool:
         """Look for the file of a generation under the names that rotation gives, also where ``include`` has none."""
-        read = self._by_inode.keys() | {one.key for one in self._ending if not one.replaced}
+        read = self._by_inode.keys() | {generation.key for generation in self._ending if not generation.replaced}
         if not generation.committed:  # its first bytes are all that is known of it, which others may have as well
             read |= self._passed.keys()
         with contextlib.suppress(OSError):
@@ -700,13 +730,16 @@ class FilesInput:
     @property
     def busy(self) -> bool:
         """Whether something is to be read now."""
-        return any(one.is_dirty for one in self._by_inode.values()) or bool(self._ending)
+        return any(generation.is_dirty for generation in self._by_inode.values()) or bool(self._ending)
 
     async def work(self) -> bool:
         """Read what is new, of each file some in turn, as far as there is room in the outlet; whether there is more."""
         now = self._clock_ms()
         has_more = False
-        for generation in [*(one for one in self._by_inode.values() if one.is_dirty), *self._ending]:
+        for generation in [
+            *(generation for generation in self._by_inode.values() if generation.is_dirty),
+            *self._ending,
+        ]:
             if now >= generation.retry_ms and await self._read(generation):
                 has_more = True
         self._end_drained()
@@ -984,12 +1017,12 @@ class FilesInput:
 
     def _close_idle(self) -> None:
         """Close the files that have not grown for longest."""
-        open_ones = [one for one in self._by_inode.values() if one.fd >= 0]
+        open_ones = [generation for generation in self._by_inode.values() if generation.fd >= 0]
         if len(open_ones) > FILES_OPEN_MAX:
-            open_ones.sort(key=lambda one: one.changed_ms)
-            for one in open_ones[: len(open_ones) - FILES_OPEN_MAX]:
-                if not one.is_dirty and one.is_drained:
-                    one.close()
+            open_ones.sort(key=lambda generation: generation.changed_ms)
+            for generation in open_ones[: len(open_ones) - FILES_OPEN_MAX]:
+                if not generation.is_dirty and generation.is_drained:
+                    generation.close()
 
 
 class _Hints:
@@ -1022,8 +1055,8 @@ class _Hints:
         self.has_new_names = False
         if self._inotify is None:
             return
-        known = set(self._directories.values())
-        for directory in itertools.islice((self._fixed | set(directories)) - known, WATCHES_MAX - len(known)):
+        watched = set(self._directories.values())
+        for directory in itertools.islice((self._fixed | set(directories)) - watched, WATCHES_MAX - len(watched)):
             with contextlib.suppress(OSError):  # gone, or fs.inotify.max_user_watches is reached
                 self._directories[self._inotify.add_watch(directory, WATCHED)] = directory
 
@@ -1052,7 +1085,7 @@ def files_input(settings: Files, machinery: Machinery) -> FilesInput:
         directory, name = os.path.split(path)
         return topics.of({"file": name.split(".")[0] or name, "directory": os.path.basename(directory)})
 
-    wanted = FilesSettings(
+    files_settings = FilesSettings(
         settings.include,
         settings.exclude,
         topic_of=topic_of,
@@ -1067,7 +1100,7 @@ def files_input(settings: Files, machinery: Machinery) -> FilesInput:
         files_max=settings.files_max,
     )
     return FilesInput(
-        wanted,
+        files_settings,
         machinery.store,
         machinery.outlet,
         machinery.ledger,

@@ -41,8 +41,8 @@ def register(spark: SparkSession) -> SparkSession:
     from .source import ApplianceSource
 
     # A class of __main__ travels by value, with its attributes; others are imported by name where they arrive.
-    known = {"cores": parallelism(spark), "__module__": "__main__"}
-    spark.dataSource.register(type("ApplianceSource", (ApplianceSource,), known))
+    attributes = {"cores": parallelism(spark), "__module__": "__main__"}
+    spark.dataSource.register(type("ApplianceSource", (ApplianceSource,), attributes))
     return spark
 
 
@@ -57,9 +57,9 @@ def parallelism(spark: SparkSession) -> int:
     except PySparkException:  # a session of Spark Connect does not know
         return ApplianceSource.cores
     conf = context.getConf()
-    each = int(conf.get("spark.executor.cores", "1") or 1)
-    wanted = int(conf.get("spark.executor.instances", "0") or 0) * each
-    return max(context.defaultParallelism, wanted, 1)
+    executor_cores = int(conf.get("spark.executor.cores", "1") or 1)
+    executors_cores = int(conf.get("spark.executor.instances", "0") or 0) * executor_cores
+    return max(context.defaultParallelism, executors_cores, 1)
 
 
 def _use_this_python() -> None:

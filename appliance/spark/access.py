@@ -145,19 +145,19 @@ class Access:
 
     def _check_listener(self) -> None:
         """Raises BadValue if this is the Kafka listener, with which waiting does not help."""
-        for one in parse_bootstrap(self._arguments[0]):
-            plain = one.security == PLAINTEXT and not one.unix
-            if plain and speaks_kafka(parse_addresses(one.address)[0], LISTENER_S):
+        for server in parse_bootstrap(self._arguments[0]):
+            plain = server.security == PLAINTEXT and not server.unix
+            if plain and speaks_kafka(parse_addresses(server.address)[0], LISTENER_S):
                 raise BadValue(
-                    f"{one.address} is the Kafka listener of an appliance, or a Kafka broker. This source "
+                    f"{server.address} is the Kafka listener of an appliance, or a Kafka broker. This source "
                     "reads through the native listener, by default port 9091: `appliance status` shows its address"
                 )
 
     def connection(self, broker_id: int) -> Connection:
-        found = self._connections.get(broker_id)
-        if found is None:
-            found = self._connections[broker_id] = self.cluster.connect(self.cluster.address(broker_id))
-        return found
+        connection = self._connections.get(broker_id)
+        if connection is None:
+            connection = self._connections[broker_id] = self.cluster.connect(self.cluster.address(broker_id))
+        return connection
 
     # ---- partitions and offsets
 
@@ -171,16 +171,16 @@ class Access:
 
     def _keys(self, selection: Selection) -> list[TopicPartition]:
         named = {*selection.topics, *(topic for topic, _ in selection.assigned)}
-        found = self.cluster.refresh(named or None).topics
-        topics = {name: each for name, each in found.items() if not each.error and name in (named or found)}
+        listed = self.cluster.refresh(named or None).topics
+        topics = {name: topic for name, topic in listed.items() if not topic.error and name in (named or listed)}
         for name in sorted(named):
             if name not in topics:
-                there = sorted(name for name, each in self.cluster.refresh(None).topics.items() if not each.error)
+                there = sorted(name for name, topic in self.cluster.refresh(None).topics.items() if not topic.error)
                 raise UnknownPartition(f"no topic {name!r}: there are {', '.join(there) or 'none at all'}")
         keys = [
             TopicPartition(name, partition)
-            for name, each in sorted(topics.items())
-            for partition in range(len(each.leaders))
+            for name, topic in sorted(topics.items())
+            for partition in range(len(topic.leaders))
             if selection.wants(name, partition)
         ]
         for topic, partition in selection.assigned:
@@ -193,8 +193,8 @@ class Access:
         return self.patiently(lambda: self._topics(names))
 
     def _topics(self, names: Sequence[str]) -> dict[str, TopicSnapshot]:
-        found = self.cluster.refresh(names).topics
-        there = {name: found[name] for name in names if found[name].error != UnknownPartition.code}
+        listed = self.cluster.refresh(names).topics
+        there = {name: listed[name] for name in names if listed[name].error != UnknownPartition.code}
         for name, topic in there.items():
             if topic.error:
                 raise from_code(topic.error, about=f"topic {name!r}")
@@ -213,15 +213,15 @@ class Access:
         by_leader: dict[int, list[TopicPartition]] = {}
         for key in times:
             by_leader.setdefault(self.cluster.leader(*key), []).append(key)
-        found: Positions = {}
+        offsets: Positions = {}
         for broker_id, keys in by_leader.items():
             parts = [[*key, times[key], -1] for key in keys]
             reply = self.connection(broker_id).call(OFFSETS, parts, True, timeout_s=REQUEST_TIMEOUT_S)
             for key, (error, offset, _, _) in zip(keys, reply.header[2], strict=True):
                 if error:
                     raise _named(error, key)
-                found[key] = offset
-        return found
+                offsets[key] = offset
+        return offsets
 
     def home(self, topic: str, partition: int) -> Home | None:
         """The home of the partition's leader, if it is on this host; else None."""
@@ -245,7 +245,7 @@ class Access:
 
     def read(
         self,
-        wanted: Range,
+        span: Range,
         home: Home | None,
         bytes_max: int,
         fail_on_data_loss: bool,
@@ -266,13 +266,13 @@ class Access:
             OffsetOutOfRange: retention has deleted records of the range, and ``fail_on_data_loss``.
             Unavailable: no progress for too long.
         """
-        position, patience = wanted.first, self.patience()
-        more = position < wanted.end
+        position, patience = span.first, self.patience()
+        more = position < span.end
         while more:
             try:
-                steps = self._local(wanted, position, home, bytes_max) if home else None
-                for following, data, aborted in steps or self._remote(wanted, position, bytes_max):
-                    more = _goes_on(wanted, data, following)
+                steps = self._local(span, position, home, bytes_max) if home else None
+                for following, data, aborted in steps or self._remote(span, position, bytes_max):
+                    more = _goes_on(span, data, following)
                     yield from _without_aborted(following - len(data), data, aborted)
                     position = following
                     patience.progress()
@@ -282,94 +282,94 @@ class Access:
                     raise
                 home = None
             except OffsetOutOfRange:
-                key = wanted.key
+                key = span.key
                 start = self.offsets({key: EARLIEST})[key]
                 if start <= position:
                     raise OffsetOutOfRange(
-                        f"{wanted.topic}-{wanted.partition} ends before offset {position}, which it had: the topic was "
+                        f"{span.topic}-{span.partition} ends before offset {position}, which it had: the topic was "
                         f"created again meanwhile. {TO_CONTINUE}"
                     ) from None
                 lost(key, position, start, fail_on_data_loss)
-                position, more = start, start < wanted.end
+                position, more = start, start < span.end
             except Unavailable as error:
                 is_withheld = error.code == StorageFault.code
-                row = damage_reports.withheld_at(self.cluster, *wanted.key, position) if is_withheld else None
+                row = damage_reports.withheld_at(self.cluster, *span.key, position) if is_withheld else None
                 if row is None:
                     self.close()
                     patience.pause(error)
                     continue
-                where = f"{wanted.topic}-{wanted.partition}: batch at offset {position}: {row['reason']}"
+                where = f"{span.topic}-{span.partition}: batch at offset {position}: {row['reason']}"
                 what = f"the offsets to {row['stop']} are not served: `appliance log repair` keeps the others"
                 on_damage(position, CorruptBatch(f"{where}: {what}"))
-                position, more = row["stop"], row["stop"] < wanted.end
+                position, more = row["stop"], row["stop"] < span.end
 
-    def _remote(self, wanted: Range, position: int, bytes_max: int) -> Iterator[_Step]:
-        topic, partition = wanted.topic, wanted.partition
+    def _remote(self, span: Range, position: int, bytes_max: int) -> Iterator[_Step]:
+        topic, partition = span.topic, span.partition
         self.cluster.refresh([topic])
         with_leader = self.cluster.connect(self.cluster.address(self.cluster.leader(topic, partition)))
         try:
-            _ask(with_leader, wanted, position, bytes_max)
+            _ask(with_leader, span, position, bytes_max)
             more, at_start = True, False
             while more:
                 reply = _wait(with_leader)
                 error, _, _, _, end, aborted = reply.header[2][0]
                 if error:
-                    raise _named(error, wanted.key)
+                    raise _named(error, span.key)
                 if not reply.payload:
-                    if position >= wanted.end:
+                    if position >= span.end:
                         return
-                    raise RequestTimedOut(f"{topic}-{partition} ends at {end}, but has ended at {wanted.end} before")
-                position = _start(reply.payload, wanted, position, at_start) + len(reply.payload)
-                more, at_start = _goes_on(wanted, reply.payload, position), True
+                    raise RequestTimedOut(f"{topic}-{partition} ends at {end}, but has ended at {span.end} before")
+                position = _start(reply.payload, span, position, at_start) + len(reply.payload)
+                more, at_start = _goes_on(span, reply.payload, position), True
                 if more:
-                    _ask(with_leader, wanted, position, bytes_max)
+                    _ask(with_leader, span, position, bytes_max)
                 yield position, reply.payload, aborted
         finally:
             with_leader.close()
 
-    def _local(self, wanted: Range, position: int, home: Home, bytes_max: int) -> Iterator[_Step] | None:
+    def _local(self, span: Range, position: int, home: Home, bytes_max: int) -> Iterator[_Step] | None:
         """As :meth:`_remote`, from the files; None if they cannot be read here."""
-        directory = Path(home.data_dir) / f"{wanted.topic}-{wanted.partition}"
+        directory = Path(home.data_dir) / f"{span.topic}-{span.partition}"
         try:
             if not home.here():
                 return None
             with acting_as_owner(directory):
-                bases = [base for base in sizes(directory)[0] if base < wanted.log_end]
+                bases = [base for base in sizes(directory)[0] if base < span.log_end]
                 if not bases or not os.access(log_path(directory, bases[-1]), os.R_OK, effective_ids=True):
                     return None
         except OSError:
             return None
-        return _segments(directory, bases, wanted, position, bytes_max)
+        return _segments(directory, bases, span, position, bytes_max)
 
 
-def _segments(directory: Path, bases: Sequence[int], wanted: Range, position: int, bytes_max: int) -> Iterator[_Step]:
+def _segments(directory: Path, bases: Sequence[int], span: Range, position: int, bytes_max: int) -> Iterator[_Step]:
     log = LogReader(directory, FileCache(4))
     buffer = memoryview(bytearray(bytes_max))
     more = True
     while more:
         with acting_as_owner(directory):
-            found = log.without_holes(bases, wanted.log_end, position, bytes_max)
-        if found is None:
-            if position >= wanted.end:
+            piece = log.without_holes(bases, span.log_end, position, bytes_max)
+        if piece is None:
+            if position >= span.end:
                 return
-            raise OffsetOutOfRange(f"{wanted.topic}-{wanted.partition} ends at {position}, before {wanted.end}")
-        if found.count > len(buffer):
-            buffer = memoryview(bytearray(found.count))
-        assert isinstance(found.file, File)
+            raise OffsetOutOfRange(f"{span.topic}-{span.partition} ends at {position}, before {span.end}")
+        if piece.count > len(buffer):
+            buffer = memoryview(bytearray(piece.count))
+        assert isinstance(piece.file, File)
         filled = 0
-        while filled < found.count:
-            read_bytes = os.preadv(found.file.fd, [buffer[filled : found.count]], found.position + filled)
+        while filled < piece.count:
+            read_bytes = os.preadv(piece.file.fd, [buffer[filled : piece.count]], piece.position + filled)
             if not read_bytes:
-                raise CorruptLog(str(found.file.path), found.position + filled, "the file ends below the log's end")
+                raise CorruptLog(str(piece.file.path), piece.position + filled, "the file ends below the log's end")
             filled += read_bytes
-        start = offset_at(found.file.path, found.position)
+        start = offset_at(piece.file.path, piece.position)
         assert start is not None
-        position = start + found.count
+        position = start + piece.count
         with acting_as_owner(directory):
             # All that was aborted below the end was known when that was planned.
             aborted = log.aborted(bases, PLANNED, start, position)
-        data = buffer[: found.count]
-        more = _goes_on(wanted, data, position)
+        data = buffer[: piece.count]
+        more = _goes_on(span, data, position)
         yield position, data, aborted
 
 
@@ -386,9 +386,9 @@ def _without_aborted(
         yield start + at, data[at:]
 
 
-def _goes_on(wanted: Range, data: memoryview, stop: int) -> bool:
+def _goes_on(span: Range, data: memoryview, stop: int) -> bool:
     """Whether there may be more of a range behind ``data``, which ends at ``stop``: see :meth:`Access.read`."""
-    if stop < wanted.end:
+    if stop < span.end:
         return True
     with suppress(CorruptBatch, UnsupportedVersion):  # the decoder reports it
         last = max((start for start, _, _ in walk(data, 0, len(data))), default=None)
@@ -396,7 +396,7 @@ def _goes_on(wanted: Range, data: memoryview, stop: int) -> bool:
     return False
 
 
-def _start(data: memoryview, wanted: Range, position: int, at_start: bool = False) -> int:
+def _start(data: memoryview, span: Range, position: int, at_start: bool = False) -> int:
     """The offset at which ``data`` starts: whole batches, of which the first contains ``position``, or follows it.
 
     It is computed from a batch's base offset, which no checksum covers: from the first batch if the result fits, else
@@ -404,7 +404,7 @@ def _start(data: memoryview, wanted: Range, position: int, at_start: bool = Fals
     """
     if at_start and len(data) >= HEADER_BYTES and end_offset(data, 0) - read_header(data, 0).size == position:
         return position
-    where = f"{wanted.topic}-{wanted.partition}: around offset {position}"
+    where = f"{span.topic}-{span.partition}: around offset {position}"
     try:
         batches = list(walk(data, 0, len(data)))
     except (CorruptBatch, UnsupportedVersion) as error:
@@ -412,9 +412,9 @@ def _start(data: memoryview, wanted: Range, position: int, at_start: bool = Fals
             return position
         raise CorruptBatch(f"{where}: {error}; check: appliance log verify") from error
     starts = [stop - size - start for start, size, stop in batches]
-    for found in starts[:1] + starts[-1:]:
-        if found <= position < found + batches[0][1]:
-            return position if at_start else found
+    for start in starts[:1] + starts[-1:]:
+        if start <= position < start + batches[0][1]:
+            return position if at_start else start
     if len(set(starts)) == 1 and starts[0] > position:  # what compaction has emptied is left out
         return starts[0]
     if at_start:
@@ -422,8 +422,8 @@ def _start(data: memoryview, wanted: Range, position: int, at_start: bool = Fals
     raise CorruptBatch(f"{where}: batches contradict each other; check: appliance log verify")
 
 
-def _ask(connection: Connection, wanted: Range, position: int, bytes_max: int) -> None:
-    part = [wanted.topic, wanted.partition, position, bytes_max]
+def _ask(connection: Connection, span: Range, position: int, bytes_max: int) -> None:
+    part = [span.topic, span.partition, position, bytes_max]
     connection.post(FETCH, FETCH_WAIT_MS_MAX, 1, bytes_max, [part], True)
     connection.flush()
 

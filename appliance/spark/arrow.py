@@ -241,19 +241,19 @@ class _Records:
 
     def _find_starts(self, starts: Ints, stops: Ints, guess: bool) -> Ints:
         """The position of each record.  :meth:`rows` checks them against the lengths of all records."""
-        found: Ints = np.empty(int(self._counts.sum()), np.int64)
+        positions: Ints = np.empty(int(self._counts.sum()), np.int64)
         if len(starts) >= _IN_STEP_MIN:
-            self._walk_in_step(starts, stops, found)
-            return found
+            self._walk_in_step(starts, stops, positions)
+            return positions
         rest = zip(self._firsts.tolist(), self._counts.tolist(), starts.tolist(), stops.tolist(), strict=True)
         for first, count, start, stop in rest:
             payload = bytes(self.data[start:stop])
             likely = likely_starts(payload, count) if guess else None
-            found[first : first + count] = scan(payload, count) if likely is None else likely
-            found[first : first + count] += start
-        return found
+            positions[first : first + count] = scan(payload, count) if likely is None else likely
+            positions[first : first + count] += start
+        return positions
 
-    def _walk_in_step(self, starts: Ints, stops: Ints, found: Ints) -> None:
+    def _walk_in_step(self, starts: Ints, stops: Ints, record_starts: Ints) -> None:
         """Step to the next record of all batches at once, until only a few batches have one."""
         longest_first = np.argsort(-self._counts, kind="stable")
         counts, places = self._counts[longest_first], self._firsts[longest_first]
@@ -261,7 +261,7 @@ class _Records:
         step = 0
         active = np.count_nonzero(counts)
         while active >= _IN_STEP_MIN:
-            found[places[:active] + step] = positions[:active]
+            record_starts[places[:active] + step] = positions[:active]
             lengths, after = self._varints(positions[:active])
             if lengths.min() < 0 or lengths.max() > len(self.bytes):
                 raise CorruptBatch("a record leaves its batch")
@@ -269,10 +269,10 @@ class _Records:
             step += 1
             active = np.count_nonzero(counts > step)
         for index in range(active):
-            place, left = places[index] + step, int(counts[index]) - step
+            place, rest_count = places[index] + step, int(counts[index]) - step
             rest = bytes(self.data[positions[index] : stops[longest_first[index]]])
-            found[place : place + left] = scan(rest, left)
-            found[place : place + left] += positions[index]
+            record_starts[place : place + rest_count] = scan(rest, rest_count)
+            record_starts[place : place + rest_count] += positions[index]
 
     def per_record(self, values: list[int] | list[bool]) -> Ints:
         """Repeat the value of each batch for each of its records."""
@@ -325,7 +325,7 @@ class _Records:
             raise CorruptBatch("a key or value leaves its record")
         return lengths, starts, ends
 
-    def rows(self, wanted: Decoder) -> pa.RecordBatch | None:
+    def rows(self, decoder: Decoder) -> pa.RecordBatch | None:
         """The rows with offsets from ``wanted.first`` to ``wanted.end``; None if there are none.
 
         Raises:
@@ -351,8 +351,8 @@ class _Records:
 
         offsets = deltas + self.per_record(self._group.bases)
         rows = slice(0, len(offsets))
-        if offsets[0] < wanted.first or offsets[-1] >= wanted.end:
-            rows = slice(*np.searchsorted(offsets, [wanted.first, wanted.end]).tolist())
+        if offsets[0] < decoder.first or offsets[-1] >= decoder.end:
+            rows = slice(*np.searchsorted(offsets, [decoder.first, decoder.end]).tolist())
             offsets = offsets[rows]
         count = len(offsets)
         if not count:
@@ -360,14 +360,14 @@ class _Records:
         columns = [
             self._binary(keys[0][rows], keys[1][rows], keys[2][rows]),
             self._binary(values[0][rows], values[1][rows], values[2][rows]),
-            pa.repeat(pa.scalar(wanted.topic), count),
-            pa.repeat(pa.scalar(wanted.partition, pa.int32()), count),
+            pa.repeat(pa.scalar(decoder.topic), count),
+            pa.repeat(pa.scalar(decoder.partition, pa.int32()), count),
             pa.array(offsets),
             *self._times(timestamps, rows),
         ]
-        if wanted.headers:
+        if decoder.headers:
             columns.append(self._headers(header_counts[rows], values[2][rows], self.ends[rows]))
-        return pa.record_batch(columns, SCHEMA_WITH_HEADERS if wanted.headers else SCHEMA)
+        return pa.record_batch(columns, SCHEMA_WITH_HEADERS if decoder.headers else SCHEMA)
 
     def _check_deltas(self, deltas: Ints) -> None:
         """Check that the offset deltas of each batch ascend, and count up if it was not compacted."""

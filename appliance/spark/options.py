@@ -178,22 +178,22 @@ class _Reader:
 
     def finish(self) -> None:
         """Raises UnknownKey if an option was not taken."""
-        known = {name.lower(): name for name in self._known}
+        spellings = {name.lower(): name for name in self._known}
         ignored = sorted(name for name in self._given if name in _IGNORED)
         if ignored:
             logger.warning("options of Kafka's clients without a meaning here: %s", ", ".join(ignored))
         for name in self._given:
-            if name in known or name in _SPARK or name in _IGNORED:
+            if name in spellings or name in _SPARK or name in _IGNORED:
                 continue
             if instead := _instead(name):
                 raise UnknownKey(f"option {name!r} has no meaning here: use {instead}")
-            near = difflib.get_close_matches(name, known, 1, 0.5)
-            hint = f"did you mean {known[near[0]]}?" if near else f"known: {', '.join(self._known)}"
+            near = difflib.get_close_matches(name, spellings, 1, 0.5)
+            hint = f"did you mean {spellings[near[0]]}?" if near else f"known: {', '.join(self._known)}"
             raise UnknownKey(f"unknown option {name!r}: {hint}")
 
 
 def _instead(name: str) -> str:
-    exact = {known.lower(): instead for known, instead in INSTEAD.items()}
+    exact = {replaced.lower(): instead for replaced, instead in INSTEAD.items()}
     prefixed = (instead for prefix, instead in _PREFIXES.items() if name.startswith(prefix))
     return exact.get(name) or next(prefixed, "")
 
@@ -258,13 +258,13 @@ def _per_partition(text: str, items: Callable[[Any], Mapping[Any, Any]]) -> dict
     spec = json.loads(text)
     if not isinstance(spec, dict) or not spec:
         raise ValueError('use JSON like {"topic": {"0": 23, "1": -1}}; for assign {"topic": [0, 1]}')
-    found: dict[TopicPartition, int] = {}
+    values: dict[TopicPartition, int] = {}
     for topic, partitions in spec.items():
         for partition, value in items(partitions).items():
             if not isinstance(value, int) or isinstance(value, bool):
                 raise ValueError(f"{value!r} is not a whole number")
-            found[TopicPartition(topic, int(partition))] = value
-    return found
+            values[TopicPartition(topic, int(partition))] = value
+    return values
 
 
 def _offsets(text: str, least: int) -> Bound:
@@ -299,9 +299,9 @@ def _selection(reader: _Reader) -> Selection:
 
 def _check_selection(reader: _Reader) -> None:
     ways = ("subscribe", "subscribePattern", "assign")
-    given = [way for way in ways if reader.has(way)]
-    if len(given) != 1:
-        problem = f"not {' and '.join(given)} together" if given else "none is given"
+    ways_set = [way for way in ways if reader.has(way)]
+    if len(ways_set) != 1:
+        problem = f"not {' and '.join(ways_set)} together" if ways_set else "none is given"
         raise BadValue(f"which topics: use exactly one of the options {', '.join(ways)}; {problem}")
 
 

@@ -92,20 +92,22 @@ def identity(query: str, task: int, batch: int) -> Identity:
 
 def check_columns(schema: StructType, options: SinkOptions) -> None:
     """Raises BadValue when these columns cannot be written."""
-    types = {each.name: each.dataType for each in schema.fields}
-    wanted: dict[str, tuple[type, ...]] = {
+    types = {column.name: column.dataType for column in schema.fields}
+    kinds: dict[str, tuple[type, ...]] = {
         "key": _TEXT,
         "value": _TEXT,
         "headers": (ArrayType,),
         "topic": (StringType,),
         "partition": _WHOLE,
     }
-    for name, found in types.items():
-        if name not in wanted:
-            raise BadValue(f"column {name!r} cannot be written: the columns are {', '.join(wanted)}")
-        if not isinstance(found, wanted[name]):
-            allowed = " or ".join(each().simpleString() for each in wanted[name] if each is not ArrayType)
-            raise BadValue(f"column {name!r} is {found.simpleString()}, not {allowed or 'an array of key, value'}")
+    for name, kind in types.items():
+        if name not in kinds:
+            raise BadValue(f"column {name!r} cannot be written: the columns are {', '.join(kinds)}")
+        if not isinstance(kind, kinds[name]):
+            allowed = " or ".join(
+                allowed_kind().simpleString() for allowed_kind in kinds[name] if allowed_kind is not ArrayType
+            )
+            raise BadValue(f"column {name!r} is {kind.simpleString()}, not {allowed or 'an array of key, value'}")
     if "value" not in types:
         raise BadValue("there is no column 'value': select what is to be written AS value")
     if "topic" not in types and not options.topic:
@@ -134,8 +136,8 @@ class _PartitionQueue:
     waiting_bytes: int = 0
     sequence: int = 0
     unconfirmed: deque[bytes] = field(default_factory=deque)
-    known: bool = False
-    """Whether the log knows the task: it has confirmed a batch.  Until then it takes any numbers from it."""
+    is_confirmed: bool = False
+    """Whether a batch was confirmed: from then on the log knows the task, and refuses numbers out of order."""
 
 
 class TaskWriter:
@@ -197,7 +199,7 @@ class TaskWriter:
                 queue.values.append(value)
             else:
                 if queue.values:
-                    queue.records += [(None, each, (), self._timestamp) for each in queue.values]
+                    queue.records += [(None, value, (), self._timestamp) for value in queue.values]
                     queue.values = []
                 queue.records.append((key, value, pairs, self._timestamp))
         self.written.rows += count
@@ -225,8 +227,8 @@ class TaskWriter:
         cluster = self._access.cluster
 
         def ask() -> int:
-            found = self._access.cluster.refresh([topic]).topics.get(topic)
-            if found is None or found.error == UnknownPartition.code:
+            snapshot = self._access.cluster.refresh([topic]).topics.get(topic)
+            if snapshot is None or snapshot.error == UnknownPartition.code:
                 cluster.admin("ensure_topic", {"name": topic})
                 self._access.cluster.refresh([topic])
             return len(self._access.cluster.topic(topic).leaders)
@@ -259,8 +261,8 @@ class TaskWriter:
                 f"{queue.key[0]}-{queue.key[1]}: a row makes a batch of {len(batch)} bytes, limit "
                 f"{queue.message_bytes_max}: raise the topic's max.message.bytes"
             )
-        if not queue.known and queue.unconfirmed:  # the second batch must not enter if the first one fails
-            self._wait_until(lambda: queue.known)
+        if not queue.is_confirmed and queue.unconfirmed:  # the second batch must not enter if the first one fails
+            self._wait_until(lambda: queue.is_confirmed)
         queue.sequence += count
         queue.values, queue.records, queue.waiting_bytes = [], [], 0
         queue.unconfirmed.append(batch)
@@ -273,14 +275,14 @@ class TaskWriter:
 
     def _seal_apart(self, queue: _PartitionQueue) -> None:
         """Make a batch of each waiting record; one that is too large by itself goes."""
-        records = queue.records or [(None, each, (), self._timestamp) for each in queue.values]
+        records = queue.records or [(None, value, (), self._timestamp) for value in queue.values]
         queue.values, queue.records, queue.waiting_bytes = [], [], 0
         if len(records) == 1:
             self.too_large += 1
             self.written.rows -= 1
             return
-        for each in records:
-            queue.records = [each]
+        for record in records:
+            queue.records = [record]
             self._seal(queue)
 
     # ---- requests and replies
@@ -310,7 +312,7 @@ class TaskWriter:
 
     def _receive(self) -> None:
         """Wait for replies on one connection, and process them."""
-        connection = next(each for each, queues in self._awaited.items() if queues)
+        connection = next(awaited for awaited, queues in self._awaited.items() if queues)
         deadline = time.monotonic() + REQUEST_TIMEOUT_S
         connection.flush()
         replies = connection.receive()
@@ -325,7 +327,7 @@ class TaskWriter:
             if code not in (0, DuplicateSequence.code):  # a row that is in the log already is confirmed
                 raise _refusal(code, message, queue.key)
             self._posted_bytes -= len(queue.unconfirmed.popleft())
-            queue.known = True
+            queue.is_confirmed = True
 
     def _resend(self, error: Unavailable, patience: Patience) -> None:
         """Send all unconfirmed batches again.  The broker recognises by their numbers those that it has."""
@@ -353,7 +355,7 @@ def _refusal(code: int, message: str, key: TopicPartition) -> ApplianceError:
 
 
 def _pairs(headers: Sequence[Any]) -> list[tuple[str, bytes | None]]:
-    return [(each["key"] or "", each["value"]) for each in headers]
+    return [(header["key"] or "", header["value"]) for header in headers]
 
 
 def _sorted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -119,22 +119,22 @@ class Planner:
             return {**{key: bound.offsets[key] for key in keys}, **self.access.offsets(special)}
         times = bound.timestamps if bound.timestamps is not None else dict.fromkeys(keys, bound.timestamp or 0)
         _complete(times, keys, name)
-        found = self.access.offsets({key: times[key] for key in keys})
-        later = [key for key, offset in found.items() if offset < 0]
+        offsets = self.access.offsets({key: times[key] for key in keys})
+        later = [key for key, offset in offsets.items() if offset < 0]
         if later and not bound.latest_if_later:
             topic, partition = later[0]
             raise BadValue(
                 f"{name}: {topic}-{partition} has no record at or after {times[later[0]]} ms; "
                 "use an earlier time, or startingOffsetsByTimestampStrategy=latest"
             )
-        return {**found, **self.heads(later)}
+        return {**offsets, **self.heads(later)}
 
-    def tasks(self, wanted: list[Range], cores: int = 0) -> list[LogPartition]:
+    def tasks(self, spans: list[Range], cores: int = 0) -> list[LogPartition]:
         """The ranges of each task, for so many ``cores``, or for those of this planner."""
         options, cores = self.options, cores or self._cores
-        parts = wanted
+        parts = spans
         if options.split_partitions:
-            parts = split(wanted, options.min_partitions, cores, options.partition_bytes_max)
+            parts = split(spans, options.min_partitions, cores, options.partition_bytes_max)
         groups = (
             [(part,) for part in parts] if options.min_partitions else pack(parts, cores, options.partition_bytes_max)
         )
@@ -176,11 +176,11 @@ class Planner:
         logger.warning("skipped: %s", error)
 
 
-def _complete(given: Mapping[TopicPartition, int], keys: Sequence[TopicPartition], name: str) -> None:
+def _complete(values: Mapping[TopicPartition, int], keys: Sequence[TopicPartition], name: str) -> None:
     for topic, partition in keys:
-        if (topic, partition) not in given:
+        if (topic, partition) not in values:
             raise BadValue(f"{name}: give a value for every partition that is read, also for {topic}-{partition}")
-    for topic, partition in given:
+    for topic, partition in values:
         if (topic, partition) not in keys:
             raise BadValue(f"{name}: {topic}-{partition} is not among the partitions that are read")
 
@@ -230,13 +230,13 @@ class FilteringReader(BatchReader):
         self._since_ms: int | None = None
 
     def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:
-        for each in filters:
-            if not self._take(each):
-                yield each
+        for condition in filters:
+            if not self._take(condition):
+                yield condition
 
-    def _take(self, wanted: Filter) -> bool:
+    def _take(self, condition: Filter) -> bool:
         """Use a filter.  True if Spark need not evaluate it again."""
-        match wanted:
+        match condition:
             case EqualTo(("topic" | "partition" as name,), value):
                 self._keep(name, {value})
             case In(("topic" | "partition" as name,), values):
@@ -268,27 +268,27 @@ class FilteringReader(BatchReader):
         self._only[name] = self._only.get(name, values) & values
 
     def _ranges(self) -> list[Range]:
-        wanted = [
-            Range(each.topic, each.partition, max(each.first, self._first), min(each.end, self._end), each.log_end)
-            for each in super()._ranges()
-            if each.topic in self._only.get("topic", {each.topic})
-            and each.partition in self._only.get("partition", {each.partition})
+        spans = [
+            Range(span.topic, span.partition, max(span.first, self._first), min(span.end, self._end), span.log_end)
+            for span in super()._ranges()
+            if span.topic in self._only.get("topic", {span.topic})
+            and span.partition in self._only.get("partition", {span.partition})
         ]
         if self._since_ms is not None:
-            times = {each.key: self._since_ms for each in wanted}
+            times = {span.key: self._since_ms for span in spans}
             since = self._planner.access.offsets(times)
             bounds = {key: offset if offset >= 0 else 1 << 63 for key, offset in since.items()}
-            wanted = [
+            spans = [
                 Range(
-                    each.topic,
-                    each.partition,
-                    max(each.first, bounds[each.key]),
-                    each.end,
-                    each.log_end,
+                    span.topic,
+                    span.partition,
+                    max(span.first, bounds[span.key]),
+                    span.end,
+                    span.log_end,
                 )
-                for each in wanted
+                for span in spans
             ]
-        return [each for each in wanted if each.first < each.end]
+        return [span for span in spans if span.first < span.end]
 
 
 def _utc(value: datetime) -> datetime:
@@ -324,10 +324,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         heads = self._target if self._target is not None else self._current_heads()
         fresh = [key for key in heads if key not in positions]
         begun = self._planner.earliest(fresh)
-        known = {**positions, **begun}
-        end = advance(known, heads, bytes_of(limit))
+        reached = {**positions, **begun}
+        end = advance(reached, heads, bytes_of(limit))
         if is_initial(start):
-            return to_json(end, known)
+            return to_json(end, reached)
         if end == positions:
             return start
         return to_json(end, begun or None)
@@ -398,8 +398,8 @@ class ApplianceSource(DataSource):
             source_options(self.options, streaming=True)
         except ConfigFault:
             source_options(self.options, streaming=False)
-        wanted = self.options.get("includeHeaders", "").lower() == "true"
-        return StructType([*COLUMNS.fields, StructField("headers", HEADERS)]) if wanted else COLUMNS
+        has_headers = self.options.get("includeHeaders", "").lower() == "true"
+        return StructType([*COLUMNS.fields, StructField("headers", HEADERS)]) if has_headers else COLUMNS
 
     def reader(self, schema: StructType) -> DataSourceReader:
         self._check(schema)
@@ -412,10 +412,10 @@ class ApplianceSource(DataSource):
 
     def _check(self, schema: StructType) -> None:
         """Raises BadValue if the user gives another schema: nothing here converts bytes to other columns."""
-        wanted = self.schema()
-        if schema.simpleString() != wanted.simpleString():
+        columns = self.schema()
+        if schema.simpleString() != columns.simpleString():
             raise BadValue(
-                f"the columns are {wanted.simpleString()}, not {schema.simpleString()}: "
+                f"the columns are {columns.simpleString()}, not {schema.simpleString()}: "
                 "load without a schema and convert with select and cast"
             )
 

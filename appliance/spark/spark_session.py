@@ -96,12 +96,12 @@ def build_session(
     prepare_environment()
     if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit has started the JVM; connected, we see what was submitted
         SparkContext._ensure_initialized()
-    given = SparkConf()
+    spark_conf = SparkConf()
     own = settings or {}
-    wanted = {"spark.app.name": name} | DEFAULTS
-    master = {**DEFAULTS, **dict(given.getAll()), **own}["spark.master"]
+    defaults = {"spark.app.name": name} | DEFAULTS
+    master = {**DEFAULTS, **dict(spark_conf.getAll()), **own}["spark.master"]
     if local := re.match(r"local(\[|$)", master):
-        wanted |= LOCAL_DEFAULTS
+        defaults |= LOCAL_DEFAULTS
     logging = Path(tempfile.mkdtemp(prefix="appliance-spark-")) / "log4j2.properties"
     logging.write_text(LOGGING.format(level=log_level))
     options = f"-Dlog4j2.configurationFile={logging} {jvm}".rstrip()
@@ -109,12 +109,12 @@ def build_session(
         scratch = scratch.absolute()
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir(mode=0o700, parents=True)
-        wanted["spark.local.dir"] = str(scratch)
+        defaults["spark.local.dir"] = str(scratch)
         options += f" -Djava.io.tmpdir={scratch}"
-    wanted["spark.driver.extraJavaOptions"] = options
+    defaults["spark.driver.extraJavaOptions"] = options
     builder = SparkSession.builder
-    for key, value in {**wanted, **own}.items():
-        if not given.contains(key) or key in own:
+    for key, value in {**defaults, **own}.items():
+        if not spark_conf.contains(key) or key in own:
             builder = builder.config(key, value)
     try:
         with quiet_java(logging.parent), spark_home(scratch if local else None):

@@ -111,16 +111,16 @@ TO_CONTINUE: Final = (
 )
 
 
-def lost(key: TopicPartition, wanted: int, found: int, fail: bool) -> None:
-    """Handle the loss of the records between ``wanted`` and ``found``.
+def lost(key: TopicPartition, offset: int, log_start: int, fail: bool) -> None:
+    """Handle the loss of the records between ``offset`` and ``log_start``.
 
     Raises:
         OffsetOutOfRange: ``fail`` is set.
     """
     if fail:
         raise OffsetOutOfRange(
-            f"{key.topic}-{key.partition}: offset {wanted} is gone, the log starts at {found}: retention was faster "
-            f"than this reader, or the topic was created again meanwhile. {TO_CONTINUE}"
+            f"{key.topic}-{key.partition}: offset {offset} is gone, the log starts at {log_start}: retention was "
+            f"faster than this reader, or the topic was created again meanwhile. {TO_CONTINUE}"
         )
 
 
@@ -136,7 +136,7 @@ def ranges(
     Raises:
         OffsetOutOfRange: records are gone, and ``fail_on_data_loss``.
     """
-    found: list[Range] = []
+    spans: list[Range] = []
     for key, stop in sorted(end.items()):
         first = start.get(key, earliest.get(key, 0))
         if key not in latest:
@@ -151,8 +151,8 @@ def ranges(
             lost(key, first, earliest[key], fail_on_data_loss)
             first = earliest[key]
         if first < stop:
-            found.append(Range(*key, first, stop, latest[key]))
-    return found
+            spans.append(Range(*key, first, stop, latest[key]))
+    return spans
 
 
 def pack(parts: Sequence[Range], tasks: int, bytes_max: int) -> list[tuple[Range, ...]]:
@@ -160,7 +160,7 @@ def pack(parts: Sequence[Range], tasks: int, bytes_max: int) -> list[tuple[Range
 
     A group has at least SPLIT_BYTES_MIN, unless it has PACKED_MAX parts: each costs a request.
     """
-    total = sum(each.end - each.first for each in parts)
+    total = sum(part.end - part.first for part in parts)
     target = min(bytes_max, max(SPLIT_BYTES_MIN, -(-total // max(1, tasks))))
     groups: list[list[Range]] = []
     filled = 0
@@ -203,19 +203,19 @@ def split(whole: Iterable[Range], parts_min: int, cores: int, bytes_max: int) ->
 
     Without ``parts_min`` there is a part for each of the ``cores`` if there is enough to read.
     """
-    given = list(whole)
-    total = sum(each.end - each.first for each in given)
+    spans = list(whole)
+    total = sum(span.end - span.first for span in spans)
     if not total:
         return []
-    wanted = parts_min or min(cores, max(1, total // SPLIT_BYTES_MIN))
-    target = max(1, min(bytes_max, -(-total // wanted)))
+    count_wanted = parts_min or min(cores, max(1, total // SPLIT_BYTES_MIN))
+    target = max(1, min(bytes_max, -(-total // count_wanted)))
     parts: list[Range] = []
-    for each in given:
-        size = each.end - each.first
+    for span in spans:
+        size = span.end - span.first
         count = max(1, round(size / target)) if size <= bytes_max else -(-size // target)
-        bounds = [each.first + size * index // count for index in range(count + 1)]
+        bounds = [span.first + size * index // count for index in range(count + 1)]
         parts += [
-            Range(each.topic, each.partition, first, end, each.log_end)
+            Range(span.topic, span.partition, first, end, span.log_end)
             for first, end in pairwise(bounds)
             if first < end
         ]

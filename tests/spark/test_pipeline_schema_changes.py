@@ -36,7 +36,7 @@ def test_every_pair_of_widths(stored: pa.DataType, wanted: pa.DataType) -> None:
 def test_another_type_is_refused(other: pa.DataType) -> None:
     for stored, wanted in ((pa.string(), other), (other, pa.string()), (other, pa.int64())):
         found = compare(pa.schema([("a", stored)]), pa.schema([("a", wanted)]))
-        assert [(each.name, each.stored, each.wanted) for each in found.refused] == [("a", stored, wanted)]
+        assert [(each.name, each.stored, each.configured) for each in found.refused] == [("a", stored, wanted)]
         assert not found.widened
 
 

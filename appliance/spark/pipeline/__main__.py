@@ -14,7 +14,7 @@ from appliance.spark.pipeline.settings import load
 
 def main(arguments: list[str]) -> None:
     """Run the pipeline.  Errors of :func:`run` are raised: ``spark-submit`` prints them and fails."""
-    files = [each for each in arguments if each != "--once"]
+    files = [argument for argument in arguments if argument != "--once"]
     if len(files) != 1:
         sys.exit("usage: spark-submit __main__.py CONFIG.toml [--once]")
     result = run(load(Path(files[0])), once="--once" in arguments)

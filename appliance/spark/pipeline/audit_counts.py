@@ -78,9 +78,9 @@ def read_windows(asked: Questions | None, settings: Audit, gone: Expired = NOTHI
     window_us = settings.window_ms * 1000
     counted: dict[tuple[str, int], int] = {}
     if asked is not None and settings.topic:
-        wanted = f"topic = {text(settings.topic)} and parser = {text(PARSER)}"
+        condition = f"topic = {text(settings.topic)} and parser = {text(PARSER)}"
         # There is one of each server and window: too many to have all of them at a time.
-        for batch in asked.batches(f"select message from events where {wanted}"):
+        for batch in asked.batches(f"select message from events where {condition}"):
             for message in batch.column("message").to_pylist():
                 counts = _decode(message)
                 key = counts.topic, counts.window_start_ms * 1000 // window_us * window_us
@@ -109,5 +109,5 @@ def _arrived(asked: Questions, topics: list[str], window_us: int) -> dict[tuple[
             f"select topic, unnest({ARRIVALS}) as at from events where {of_topics} and {ARRIVALS} is not null"
         )
     start = f"{micros('at')} / {window_us} * {window_us}"
-    found = asked.rows(f"select topic, {start} as start, count(*) as messages from ({rows}) group by 1, 2")
-    return {(row["topic"], row["start"]): row["messages"] for row in found}
+    counts = asked.rows(f"select topic, {start} as start, count(*) as messages from ({rows}) group by 1, 2")
+    return {(row["topic"], row["start"]): row["messages"] for row in counts}

@@ -77,11 +77,11 @@ def _verdict(row: dict[str, Any], due: datetime) -> str:
 
 
 def verdict(judged: list[Window]) -> Verdict:
-    verdicts = [each.verdict for each in judged]
+    verdicts = [window.verdict for window in judged]
     return Verdict(
         balanced=verdicts.count("balanced"),
         pending=verdicts.count("pending"),
-        lost=sum(-each.difference for each in judged if each.verdict == "lost"),
-        doubled=sum(each.difference for each in judged if each.verdict == "doubled"),
+        lost=sum(-window.difference for window in judged if window.verdict == "lost"),
+        doubled=sum(window.difference for window in judged if window.verdict == "doubled"),
         faulty=verdicts.count("lost") + verdicts.count("doubled"),
     )

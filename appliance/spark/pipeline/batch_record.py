@@ -60,8 +60,8 @@ class BatchRecord(msgspec.Struct, frozen=True):
         return sum(end - first for _, (first, end) in self.ranges())
 
     def ranges(self) -> Iterable[tuple[TopicPartition, tuple[int, int]]]:
-        for topic, each in self.read.items():
-            for partition, bounds in each.ranges.items():
+        for topic, topic_read in self.read.items():
+            for partition, bounds in topic_read.ranges.items():
                 yield TopicPartition(topic, partition), bounds
 
     def encode(self) -> str:
@@ -78,10 +78,10 @@ def decode_record(text: str | bytes) -> BatchRecord:
 
 def topics_read(ids: Mapping[str, str], ranges: Mapping[TopicPartition, tuple[int, int]]) -> dict[str, TopicRead]:
     """``read`` of a record, from ids by topic and ranges by partition."""
-    found: dict[str, TopicRead] = {}
+    read: dict[str, TopicRead] = {}
     for (topic, partition), bounds in sorted(ranges.items()):
-        found.setdefault(topic, TopicRead(ids[topic], {})).ranges[partition] = bounds
-    return found
+        read.setdefault(topic, TopicRead(ids[topic], {})).ranges[partition] = bounds
+    return read
 
 
 def store_copy(files: OutputFiles, record: BatchRecord) -> None:
@@ -91,9 +91,9 @@ def store_copy(files: OutputFiles, record: BatchRecord) -> None:
 
 def load_copy(files: OutputFiles) -> BatchRecord | None:
     """None if there is none, or if it cannot be read."""
-    found = files.read(COPY)
+    copy = files.read(COPY)
     try:
-        return None if found is None else _decode(found)
+        return None if copy is None else _decode(copy)
     except msgspec.DecodeError:
         return None
 

@@ -80,7 +80,9 @@ class Cef:
                 "service": columns["product"],
                 "level": _mapped(severity, lambda text: _SEVERITIES.get(text.lower())),
                 "message": pc.coalesce(_column(pairs, ("msg",)), columns["name"]),
-                EXTENSION: pa.array([None if one is None else list(one.items()) for one in pairs], MAP),
+                EXTENSION: pa.array(
+                    [None if extension is None else list(extension.items()) for extension in pairs], MAP
+                ),
             },
         )
 

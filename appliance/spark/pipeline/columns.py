@@ -93,8 +93,10 @@ def in_parts(lines: pa.Array, parse: Callable[[pa.Array], Parsed]) -> Parsed:
     reasons = None
     if any(part.reasons is not None for part in parts):
         text = pa.string()
-        each = [pa.nulls(len(part.matched), text) if part.reasons is None else part.reasons for part in parts]
-        reasons = pa.concat_arrays(each)
+        reasons_by_part = [
+            pa.nulls(len(part.matched), text) if part.reasons is None else part.reasons for part in parts
+        ]
+        reasons = pa.concat_arrays(reasons_by_part)
     nulled = {
         reason: np.concatenate([part.nulled.get(reason, np.zeros(len(part.matched), bool)) for part in parts])
         for reason in dict.fromkeys(reason for part in parts for reason in part.nulled)
@@ -170,8 +172,8 @@ def from_texts(texts: pa.Array, kind: FieldType) -> Converted:
     column = FROM_TEXTS[kind](texts)
     if column.null_count == texts.null_count:
         return Converted(column)
-    given = pc.and_(pc.is_valid(texts), pc.not_equal(texts, ""))
-    return Converted(column, as_mask(pc.and_(pc.is_null(column), given)))
+    has_text = pc.and_(pc.is_valid(texts), pc.not_equal(texts, ""))
+    return Converted(column, as_mask(pc.and_(pc.is_null(column), has_text)))
 
 
 def no_dash(texts: pa.Array) -> pa.Array:
@@ -211,9 +213,9 @@ def from_values(values: Sequence[Any], kind: FieldType) -> Converted:
 
 def _one_by_one(values: Sequence[Any], kind: FieldType) -> Converted:
     convert = FROM_VALUE[kind]
-    found = [None if value is None else convert(value) for value in values]
-    wrong = [given is not None and made is None for given, made in zip(values, found, strict=True)]
-    return Converted(pa.array(found, TYPES[kind]), np.array(wrong, bool))
+    converted = [None if value is None else convert(value) for value in values]
+    wrong = [value is not None and made is None for value, made in zip(values, converted, strict=True)]
+    return Converted(pa.array(converted, TYPES[kind]), np.array(wrong, bool))
 
 
 def text_of(value: Any) -> str:
@@ -277,12 +279,12 @@ def map_of_others(settings: Parser) -> str:
 
 def own_columns(settings: Parser) -> dict[str, Column]:
     """The columns of a parser of one's own, each with its field and what happens on an error."""
-    found = {}
-    for name, given in settings.columns.items():
-        column = Column(type=given) if isinstance(given, str) else given
+    columns = {}
+    for name, setting in settings.columns.items():
+        column = Column(type=setting) if isinstance(setting, str) else setting
         on_error = column.on_error or settings.on_error
-        found[name] = msgspec.structs.replace(column, field=column.field or name, on_error=on_error)
-    return found
+        columns[name] = msgspec.structs.replace(column, field=column.field or name, on_error=on_error)
+    return columns
 
 
 def sources(settings: Parser) -> dict[str, str]:

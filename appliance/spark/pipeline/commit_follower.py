@@ -72,8 +72,8 @@ class CommitFollower(ABC):
         return self._sent().too_large
 
     def _sent(self) -> Sent:
-        found = self._files.read(self._progress)
-        sent = Sent(-1) if found is None else msgspec.json.decode(found, type=Sent)
+        progress = self._files.read(self._progress)
+        sent = Sent(-1) if progress is None else msgspec.json.decode(progress, type=Sent)
         return sent if sent.version <= self.latest() else Sent(-1)  # of a table that is gone
 
     def has_messages(self, told: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> bool:
@@ -84,14 +84,14 @@ class CommitFollower(ABC):
         """When the commits were made that have messages which were not sent; of those that Delta's log has still."""
         if not self._topic or self._files.read(self._progress) is None:
             return []
-        found = []
+        committed = []
         for version in range(self.sent() + 1, self.latest() + 1):
             text = self._files.read(self._log_of(version))
             entries = [] if text is None else _entries(text)
             told = _told(entries)
             if entries and self.has_messages(told, entries):
-                found.append(datetime.fromtimestamp(told.get("timestamp", 0) / 1000, UTC))
-        return found
+                committed.append(datetime.fromtimestamp(told.get("timestamp", 0) / 1000, UTC))
+        return committed
 
     def _log_of(self, version: int) -> str:
         return f"{self._table}/{LOG}/{version:020d}.json"
@@ -127,8 +127,8 @@ class CommitFollower(ABC):
         messages = self.messages(_told(entries), entries)
         if (first := next(messages, None)) is None:
             return 0, 0
-        given = self._settings
-        options = SinkOptions(given.pipeline.bootstrap, topic=self._topic, retry_timeout_ms=given.input.retry_ms)
+        settings = self._settings
+        options = SinkOptions(settings.pipeline.bootstrap, topic=self._topic, retry_timeout_ms=settings.input.retry_ms)
         who = identity(f"{self._table}/{hashlib.blake2b(text, digest_size=16).hexdigest()}", 0, 0)
         writer = TaskWriter(options, who, leaves_out=True)
         rows = writer.write(_chained(first, messages)).rows
@@ -143,17 +143,17 @@ class CommitFollower(ABC):
 
     def rows(self, add: Mapping[str, Any], columns: Sequence[str] | None = None) -> pa.Table | None:
         """These columns of a file that a commit has added; None, with a warning, if it is gone."""
-        given = add.get("partitionValues") or {}
-        inside = None if columns is None else [name for name in columns if name not in given]
+        partition = add.get("partitionValues") or {}
+        inside = None if columns is None else [name for name in columns if name not in partition]
         try:
-            found = self._files.open_table(f"{self._table}/{file_of(add['path'])}").read(inside)
+            rows = self._files.open_table(f"{self._table}/{file_of(add['path'])}").read(inside)
         except FileNotFoundError:
             log.warning("%s: %s is gone: nothing of it is sent", self._table, add["path"])
             return None
-        for name, value in given.items():
+        for name, value in partition.items():
             if columns is None or name in columns:
-                found = found.append_column(name, pa.array([value] * len(found), pa.string()))
-        return found
+                rows = rows.append_column(name, pa.array([value] * len(rows), pa.string()))
+        return rows
 
 
 def _entries(text: bytes) -> list[dict[str, Any]]:
@@ -161,7 +161,7 @@ def _entries(text: bytes) -> list[dict[str, Any]]:
 
 
 def _told(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    return next((each["commitInfo"] for each in entries if "commitInfo" in each), {})
+    return next((entry["commitInfo"] for entry in entries if "commitInfo" in entry), {})
 
 
 def _chained(first: pa.RecordBatch, others: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

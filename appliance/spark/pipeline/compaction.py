@@ -67,17 +67,17 @@ class Compacted(NamedTuple):
 def due(files: Iterable[EventFile], target_bytes: int, now_ms: int, settle_ms: int) -> Iterator[list[EventFile]]:
     """Groups of at least two files to be put together, each of one partition and at most of the target's size."""
     partitions: dict[str, list[EventFile]] = {}
-    for each in files:
-        if each.bytes <= target_bytes // 2:
-            partitions.setdefault(each.partition, []).append(each)
+    for file in files:
+        if file.bytes <= target_bytes // 2:
+            partitions.setdefault(file.partition, []).append(file)
     for small in partitions.values():
-        small.sort(key=lambda each: (each.changed_ms, each.path))
+        small.sort(key=lambda file: (file.changed_ms, file.path))
         if now_ms - small[-1].changed_ms >= settle_ms:
             yield from _filled(small, target_bytes, 2)
             continue
         tiers: dict[int, list[EventFile]] = {}
-        for each in small:
-            tiers.setdefault(_tier(each.bytes), []).append(each)
+        for file in small:
+            tiers.setdefault(_tier(file.bytes), []).append(file)
         for tier in tiers.values():
             yield from _filled(tier, target_bytes, FILES_MIN)
 
@@ -93,12 +93,12 @@ def _tier(size: int) -> int:
 def _filled(files: Sequence[EventFile], target_bytes: int, count_min: int) -> Iterator[list[EventFile]]:
     """Runs of files up to the target's size; a run of fewer than ``count_min`` waits, unless it reaches the target."""
     run: list[EventFile] = []
-    for each in files:
-        if run and sum(other.bytes for other in run) + each.bytes > target_bytes:
+    for file in files:
+        if run and sum(other.bytes for other in run) + file.bytes > target_bytes:
             if len(run) > 1:
                 yield run
             run = []
-        run.append(each)
+        run.append(file)
     if len(run) >= count_min:
         yield run
 
@@ -165,16 +165,16 @@ class DeltaEvents:
             DeltaError: another writer was faster.
         """
         table = self._open()
-        there = {each.path for each in _files(table)}
-        if not all(each.path in there for each in sources):
+        there = {file.path for file in _files(table)}
+        if not all(source.path in there for source in sources):
             raise DeltaError("other files than those that were listed")
         name = f"{uuid.uuid4().hex}.parquet"
-        paths = [f"{EVENTS}/{each.path}" for each in sources]
+        paths = [f"{EVENTS}/{source.path}" for source in sources]
         size, footer = write_together(self._files, paths, f"{EVENTS}/{name}", self._settings)
         now_ms = int(time.time() * 1000)
         partition: dict[str, str | None] = json.loads(sources[0].partition)
         actions: list[Any] = [
-            RemoveAction(each.path, False, now_ms, each.bytes, partition_values=partition) for each in sources
+            RemoveAction(source.path, False, now_ms, source.bytes, partition_values=partition) for source in sources
         ]
         actions.append(AddAction(name, size, partition, now_ms, False, file_statistics(footer)))
         columns = list(table.metadata().partition_columns)
@@ -266,9 +266,9 @@ class Compactor:
             except errors as error:
                 log.warning("removal of old files: %s", error)
         try:
-            found = compact(self._store, self._settings, vacuum=False)
+            compacted = compact(self._store, self._settings, vacuum=False)
         except errors as error:
             log.warning("compaction: %s", error)
             return
-        if found.files_before != found.files_after:
-            log.info("compaction: %d files of events are %d now", found.files_before, found.files_after)
+        if compacted.files_before != compacted.files_after:
+            log.info("compaction: %d files of events are %d now", compacted.files_before, compacted.files_after)

@@ -51,11 +51,11 @@ class DeltaStore:
         Raises:
             BadValue: the table has rows that are not of this pipeline, or its log does not say where they come from.
         """
-        found = self._found()
-        if found is None or not found.restored:
-            return found.record if found is not None else None
+        last = self._found()
+        if last is None or not last.restored:
+            return last.record if last is not None else None
         # Numbers that were used stay used: the table would take a new micro-batch of that number for a repetition.
-        return msgspec.structs.replace(found.record, batch=self._transaction())
+        return msgspec.structs.replace(last.record, batch=self._transaction())
 
     def _found(self) -> Found | None:
         opened = self._open()
@@ -208,8 +208,8 @@ class DeltaStore:
 
     def snapshot(self) -> tuple[BatchRecord | None, Any]:
         """The record of the last commit, and the rows of that commit as a data set of Arrow; None before the first."""
-        found = self._found()
-        return (None, None) if found is None else (found.record, self._opened.to_pyarrow_dataset())
+        last = self._found()
+        return (None, None) if last is None else (last.record, self._opened.to_pyarrow_dataset())
 
 
 def _added(path: str, size: int, partition: dict[str, str | None], now_ms: int, stats: str) -> Any:

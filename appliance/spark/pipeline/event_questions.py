@@ -55,8 +55,8 @@ class Questions:
             yield pa.record_batch(batch)
 
     def rows(self, sql: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.ask(sql).to_pylist()
-        return found
+        rows: list[dict[str, Any]] = self.ask(sql).to_pylist()
+        return rows
 
     @contextmanager
     def _errors(self) -> Iterator[None]:

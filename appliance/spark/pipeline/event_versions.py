@@ -63,8 +63,8 @@ class EventVersions:
 
     def entry(self, version: int) -> str | None:
         """A digest of the commit that made a version; None if it is in the log no more."""
-        found = self._files.read(self._name(version))
-        return None if found is None else hashlib.blake2b(found, digest_size=8).hexdigest()
+        entry = self._files.read(self._name(version))
+        return None if entry is None else hashlib.blake2b(entry, digest_size=8).hexdigest()
 
     def files(self) -> Iterator[RowFile]:
         """All files of the latest version.
@@ -89,22 +89,22 @@ class EventVersions:
 
     def changed(self, since: int) -> list[RowFile] | None:
         """The files whose rows came or went after this version; None if that is not known any more."""
-        found: dict[str, RowFile] = {}
+        files: dict[str, RowFile] = {}
         for version in range(since + 1, self.latest + 1):
             text = self._files.read(self._name(version))
             if text is None:
                 return None
             entries = [json.loads(line) for line in text.decode().splitlines() if line]
             for file in self._of_entries(entries):
-                found[file.path] = file
-        return None if any(not Path(path).exists() for path in found) else list(found.values())
+                files[file.path] = file
+        return None if any(not Path(path).exists() for path in files) else list(files.values())
 
     def _of_entries(self, entries: Iterable[dict[str, Any]]) -> Iterator[RowFile]:
         for entry in entries:
             action = entry.get("add") or entry.get("remove") or {}
             if action.get("dataChange"):
-                given = action.get("partitionValues") or {}
-                values = tuple((name, given.get(name)) for name in self.partitioned_by)
+                partition = action.get("partitionValues") or {}
+                values = tuple((name, partition.get(name)) for name in self.partitioned_by)
                 yield RowFile(self._place(action["path"]), values, None, None)
 
     def _name(self, version: int) -> str:

@@ -230,29 +230,29 @@ class Transform:
         columns: dict[str, pa.Array] = {}
         names = pa.nulls(count, pa.string())
         reasons = pa.nulls(count, pa.string()) if unreadable is None else unreadable
-        left = np.arange(count)
+        unparsed = np.arange(count)
         for parser in parsers:
-            whole = len(left) == count
-            found = parser.parse(lines if whole else lines.take(pa.array(left)), received)
-            matched = found.matched.to_numpy(zero_copy_only=False)
+            whole = len(unparsed) == count
+            parsed = parser.parse(lines if whole else lines.take(pa.array(unparsed)), received)
+            matched = parsed.matched.to_numpy(zero_copy_only=False)
             if whole and matched.all():
                 names = pa.array([parser.name]).take(pa.array(np.zeros(count, np.int8)))
                 return (
-                    {name: found.columns.get(name, pa.nulls(count, kind)) for name, kind in self._parsed.items()},
+                    {name: parsed.columns.get(name, pa.nulls(count, kind)) for name, kind in self._parsed.items()},
                     names,
                     reasons,
-                    [(reason, np.flatnonzero(wrong)) for reason, wrong in found.nulled.items()],
+                    [(reason, np.flatnonzero(wrong)) for reason, wrong in parsed.nulled.items()],
                 )
-            faults += [(reason, left[wrong]) for reason, wrong in found.nulled.items()]
-            place = _places(count, left, matched)
-            for name, column in found.columns.items():
+            faults += [(reason, unparsed[wrong]) for reason, wrong in parsed.nulled.items()]
+            place = _places(count, unparsed, matched)
+            for name, column in parsed.columns.items():
                 taken = column.take(place)
                 columns[name] = taken if name not in columns else pc.coalesce(columns[name], taken)
             names = pc.if_else(pc.is_valid(place), parser.name, names)
-            if found.reasons is not None:
-                reasons = pc.coalesce(reasons, found.reasons.take(_places(count, left, ~matched)))
-            left = left[~matched]
-            if not len(left):
+            if parsed.reasons is not None:
+                reasons = pc.coalesce(reasons, parsed.reasons.take(_places(count, unparsed, ~matched)))
+            unparsed = unparsed[~matched]
+            if not len(unparsed):
                 break
         tried = ", ".join(parser.name for parser in parsers)
         reasons = pc.coalesce(reasons, pa.scalar(f"not a line of {tried}"))
@@ -300,8 +300,8 @@ def calendar(times: pa.Array | pa.ChunkedArray) -> dict[str, pa.Array]:
 
 def _asked_for(settings: Settings) -> dict[str, pa.DataType]:
     joins = any(source.multiline for source in settings.source)
-    wanted = {"line": settings.output.raw, LINES: joins, ARRIVALS: joins and bool(settings.audit.topic)}
-    return {name: ASKED_FOR[name] for name in ASKED_FOR if wanted[name]}
+    is_asked = {"line": settings.output.raw, LINES: joins, ARRIVALS: joins and bool(settings.audit.topic)}
+    return {name: ASKED_FOR[name] for name in ASKED_FOR if is_asked[name]}
 
 
 class _Redaction:
@@ -330,16 +330,16 @@ def _column_errors(faults: Faults, count: int) -> pa.Array:
     for reason, lines in faults:
         for line in lines.tolist():
             texts[line] = f"{texts[line]}; {reason}" if line in texts else reason
-    found = np.full(count, None, object)
-    found[list(texts)] = list(texts.values())
-    return pa.array(found, pa.string())
+    errors = np.full(count, None, object)
+    errors[list(texts)] = list(texts.values())
+    return pa.array(errors, pa.string())
 
 
-def _unite(known: dict[str, pa.DataType], fields: Mapping[str, pa.DataType], who: str) -> None:
+def _unite(kinds: dict[str, pa.DataType], fields: Mapping[str, pa.DataType], who: str) -> None:
     _check_own(fields, f"parser {who}")
     for name, kind in fields.items():
-        if known.setdefault(name, kind) != kind:
-            raise BadValue(f"parser {who}: column {name!r} is {kind}, but {known[name]} in another parser")
+        if kinds.setdefault(name, kind) != kind:
+            raise BadValue(f"parser {who}: column {name!r} is {kind}, but {kinds[name]} in another parser")
 
 
 def _check_own(names: Iterable[str], who: str) -> None:
@@ -376,10 +376,10 @@ def _check_columns(settings: Settings, schema: pa.Schema) -> None:
             )
 
 
-def _places(count: int, left: np.ndarray, chosen: np.ndarray) -> pa.Array:
+def _places(count: int, unparsed: np.ndarray, chosen: np.ndarray) -> pa.Array:
     """For each line its index among the lines that a parser got; null where the parser did not take it."""
     index = np.full(count, -1, np.int64)
-    index[left[chosen]] = np.flatnonzero(chosen)
+    index[unparsed[chosen]] = np.flatnonzero(chosen)
     return pa.array(index, mask=index < 0)
 
 

@@ -41,8 +41,8 @@ class Expired(msgspec.Struct, frozen=True):
 
 
 def expired(files: OutputFiles) -> Expired:
-    found = files.read(EXPIRED)
-    return Expired() if found is None else msgspec.json.decode(found, type=Expired)
+    stored = files.read(EXPIRED)
+    return Expired() if stored is None else msgspec.json.decode(stored, type=Expired)
 
 
 def store_expired(files: OutputFiles, now: Expired) -> None:

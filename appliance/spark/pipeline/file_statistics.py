@@ -28,13 +28,13 @@ def file_statistics(footer: pq.FileMetaData) -> str:
     for index in range(min(COLUMNS_MAX, footer.num_columns)):
         groups = [footer.row_group(group).column(index) for group in range(footer.num_row_groups)]
         name = footer.schema.column(index).path
-        found = [group.statistics for group in groups]
-        if "." in name or any(each is None or not each.has_null_count for each in found):
+        statistics = [group.statistics for group in groups]
+        if "." in name or any(chunk is None or not chunk.has_null_count for chunk in statistics):
             continue
-        nulls[name] = sum(each.null_count for each in found)
-        bounded = [each for each in found if each.num_values]
-        if bounded and all(each.has_min_max for each in bounded):
-            bounds = _bounds([(each.min, each.max) for each in bounded])
+        nulls[name] = sum(chunk.null_count for chunk in statistics)
+        bounded = [chunk for chunk in statistics if chunk.num_values]
+        if bounded and all(chunk.has_min_max for chunk in bounded):
+            bounds = _bounds([(chunk.min, chunk.max) for chunk in bounded])
             if bounds is not None:
                 lowest[name], highest[name] = bounds
     rows = {"numRecords": footer.num_rows}
@@ -51,7 +51,7 @@ def _bounds(pairs: list[tuple[Any, Any]]) -> tuple[Any, Any] | None:
                 high[:TEXT_CHARACTERS_MAX] + LAST_CHARACTER
             )
         case datetime():
-            return tuple(f"{each:%Y-%m-%dT%H:%M:%S.%f}Z" for each in (low, high))  # type: ignore[return-value]
+            return tuple(f"{bound:%Y-%m-%dT%H:%M:%S.%f}Z" for bound in (low, high))  # type: ignore[return-value]
         case date():
             return low.isoformat(), high.isoformat()
         case float():

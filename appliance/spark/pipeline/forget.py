@@ -86,13 +86,13 @@ def find(settings: Settings, predicate: str) -> list[Place]:
     with _ErrorsOf(predicate):
         # Only what is right without parentheses, too, is one expression: "a) or (b" is right within them.
         QueryBuilder().register(EVENTS, table).execute(f"select 1 from {EVENTS} where {predicate} limit 0").read_all()
-        found = pa.table(QueryBuilder().register(EVENTS, table).execute(query).read_all())
+        counted = pa.table(QueryBuilder().register(EVENTS, table).execute(query).read_all())
     with _ErrorsOf(predicate, ADVICE):
         _rehearse(table, predicate)
-    newest = found.column("newest").cast(pa.int64()).to_pylist()
+    newest = counted.column("newest").cast(pa.int64()).to_pylist()
     return [
         Place(**row, newest_us=micros)
-        for row, micros in zip(found.drop_columns(["newest"]).to_pylist(), newest, strict=True)
+        for row, micros in zip(counted.drop_columns(["newest"]).to_pylist(), newest, strict=True)
     ]
 
 
@@ -120,8 +120,8 @@ def expire_rows(settings: Settings, before_us: int) -> int:
 def _note(settings: Settings, before_us: int, places: Sequence[Place]) -> None:
     """Remember that these rows expire, for those who compare the table with what was sent."""
     files = OutputFiles(settings.output)
-    known = expired(files)
-    now = msgspec.structs.replace(known, before_us=max(before_us, known.before_us))
+    earlier = expired(files)
+    now = msgspec.structs.replace(earlier, before_us=max(before_us, earlier.before_us))
     for place in places:
         now = now.and_of(TopicPartition(place.topic, place.partition), place.last, place.newest_us)
     store_expired(files, now)
@@ -138,8 +138,8 @@ def remove_rows(settings: Settings, predicate: str, before_us: int | None = None
 
     with output_lock(settings):
         places = find(settings, predicate)
-        found = sum(place.rows for place in places)
-        if not found:
+        matching = sum(place.rows for place in places)
+        if not matching:
             return 0
         if before_us is not None:
             _note(settings, before_us, places)
@@ -149,10 +149,10 @@ def remove_rows(settings: Settings, predicate: str, before_us: int | None = None
         with _ErrorsOf(predicate, "nothing was deleted"):
             # Without parentheses delta-rs takes the first expression only, and says nothing about the rest.
             removed = int(table.delete(f"({predicate})", commit_properties=done)["num_deleted_rows"])
-        if removed != found:
+        if removed != matching:
             raise BadValue(
-                f"--where {predicate!r}: {removed:,} rows were deleted, {found:,} were found: look at {EVENTS}, and go "
-                f"back to its version {version} if they are the wrong ones; its files are still there"
+                f"--where {predicate!r}: {removed:,} rows were deleted, {matching:,} were found: look at {EVENTS}, and "
+                f"go back to its version {version} if they are the wrong ones; its files are still there"
             )
         return removed
 
@@ -199,11 +199,11 @@ def remove_old_files(settings: Settings) -> int:
         Letters(settings).send_waiting()
         views = Path(settings.output.path) / VIEWS
         tables = [_events(settings)]
-        for each in sorted(views.iterdir()) if views.exists() else ():
-            if (each / LOG).exists():
-                tables.append(DeltaTable(str(each)))
+        for directory in sorted(views.iterdir()) if views.exists() else ():
+            if (directory / LOG).exists():
+                tables.append(DeltaTable(str(directory)))
             else:
-                log.warning("%s is no table of a view: nothing is removed from it", each)
+                log.warning("%s is no table of a view: nothing is removed from it", directory)
         for table in tables:
             removed += len(table.vacuum(0, dry_run=False, enforce_retention_duration=False, full=True))
     return removed
@@ -215,11 +215,11 @@ def remaining(settings: Settings, places: Sequence[Place]) -> list[Remains]:
     Raises:
         ApplianceError: the appliance cannot be reached.
     """
-    found = [
+    remains = [
         Remains(f"table of the view {name}, which is not refreshed: there is no {name}.sql", "its directory is deleted")
         for name in orphans(settings)
     ]
-    found += (
+    remains += (
         Remains(f"rows of the view {view.name} in topic {view.topic}", "its retention")
         for view in views_of(settings)
         if places and view.topic
@@ -228,11 +228,11 @@ def remaining(settings: Settings, places: Sequence[Place]) -> list[Remains]:
         logs = topic_logs(settings, only=sorted({place.topic for place in places}))
         with Admin(settings.pipeline.bootstrap, client_name="pipeline") as admin:
             kept = {row["name"]: row["settings"] for row in admin.topics(sorted(logs))}
-        found += (_of_place(place, logs, kept) for place in places if _is_there(place, logs))
+        remains += (_of_place(place, logs, kept) for place in places if _is_there(place, logs))
         if settings.dead_letters.topic:  # also of lines that parsers take now: they may have been rejected before
-            found.append(Remains(f"dead letters in topic {settings.dead_letters.topic}", "its retention"))
-        found.append(Remains("lowest and highest values of removed files, in the logs of the tables", "7 days"))
-    return found
+            remains.append(Remains(f"dead letters in topic {settings.dead_letters.topic}", "its retention"))
+        remains.append(Remains("lowest and highest values of removed files, in the logs of the tables", "7 days"))
+    return remains
 
 
 def _is_there(place: Place, logs: Mapping[str, TopicLog]) -> bool:

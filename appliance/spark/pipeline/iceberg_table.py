@@ -177,15 +177,15 @@ class IcebergTable:
             partition = {name: row[f"partition.{name}"] for name in columns}
             yield _File(place, row["size_bytes"], row["num_records"], partition)
 
-    def _commit(self, table: Table, wanted: Mapping[str, _File], told: dict[str, str]) -> None:
+    def _commit(self, table: Table, files: Mapping[str, _File], told: dict[str, str]) -> None:
         present = {task.file.file_path: task.file for task in table.scan().plan_files()}
         with table.transaction() as changing, changing.update_snapshot(told).overwrite() as update:
             for path, file in present.items():
-                if path not in wanted:
+                if path not in files:
                     update.delete_data_file(file)
-            for path, each in wanted.items():
+            for path, added in files.items():
                 if path not in present:
-                    update.append_data_file(_data_file(table, each))
+                    update.append_data_file(_data_file(table, added))
         self._expire(table)
 
     def _expire(self, table: Table) -> None:
@@ -197,13 +197,13 @@ class IcebergTable:
         oldest_ms = int(time.time() * 1000) - self._settings.output.keep_ms
         newest = sorted(table.snapshots(), key=lambda snapshot: snapshot.sequence_number or 0, reverse=True)
         most = SNAPSHOTS_MAX if len(newest) > 2 * SNAPSHOTS_MAX else len(newest)
-        kept = [newest[0], *(each for each in newest[1:most] if each.timestamp_ms >= oldest_ms)]
-        gone = {each.snapshot_id for each in newest} - {each.snapshot_id for each in kept}
+        kept = [newest[0], *(snapshot for snapshot in newest[1:most] if snapshot.timestamp_ms >= oldest_ms)]
+        gone = {snapshot.snapshot_id for snapshot in newest} - {snapshot.snapshot_id for snapshot in kept}
         if not gone:
             return
         table.maintenance.expire_snapshots().by_ids(list(gone)).commit()
         needed = {Path(snapshot.manifest_list).name for snapshot in kept}
-        needed |= {Path(each.manifest_path).name for snapshot in kept for each in snapshot.manifests(table.io)}
+        needed |= {Path(manifest.manifest_path).name for snapshot in kept for manifest in snapshot.manifests(table.io)}
         first_ms = min(snapshot.timestamp_ms for snapshot in kept)
         for path in Path(table.location().removeprefix("file://"), "metadata").glob("*.avro"):
             # What is newer may be of a snapshot that another process makes just now.

@@ -70,14 +70,14 @@ def audit(settings: Settings, sent: Mapping[Key, Iterable[Block]]) -> dict[Key, 
     for key, blocks in sent.items():
         for block in set(blocks):
             of_partition[TopicPartition(*block[:2])].append((block, key))
-    found = dict.fromkeys(sent, Rows())
+    rows = dict.fromkeys(sent, Rows())
     for part, pairs in of_partition.items():
         begun = record.since.get(part.topic, {}).get(part.partition, 0)
         first = max(begun, min(block.offset for block, _ in pairs))
         counts = _Counts(events, part, (first, record.ends.get(part, 0)), gone.last_of(part) + 1)
         for block, key in pairs:
-            found[key] = Rows(*map(sum, zip(found[key], counts.of(block), strict=True)))
-    return found
+            rows[key] = Rows(*map(sum, zip(rows[key], counts.of(block), strict=True)))
+    return rows
 
 
 class _Counts:
@@ -87,10 +87,10 @@ class _Counts:
         """``bounds``: the offsets that it has read; ``expired``: before which rows have expired."""
         first, end = self._first, self._end = bounds
         self._expired = expired
-        wanted = (pc.field("topic") == part.topic) & (pc.field("partition") == part.partition)
-        wanted &= (pc.field("offset") >= first) & (pc.field("offset") < end)
+        in_range = (pc.field("topic") == part.topic) & (pc.field("partition") == part.partition)
+        in_range &= (pc.field("offset") >= first) & (pc.field("offset") < end)
         has_lines = LINES in events.schema.names
-        rows = events.to_table(columns=["offset", REJECTED, *([LINES] if has_lines else [])], filter=wanted)
+        rows = events.to_table(columns=["offset", REJECTED, *([LINES] if has_lines else [])], filter=in_range)
         rows = rows.sort_by("offset")
         self._offsets = rows.column("offset").to_numpy()
         lines = pc.fill_null(rows.column(LINES), 1) if has_lines else pa.array(np.ones(len(rows), np.int64))

@@ -64,19 +64,19 @@ class Json:
     def __post_init__(self) -> None:
         self._columns = own_columns(self.settings)
         self._common = {name: path for name, path in sources(self.settings).items() if name not in self._columns}
-        self.fields: Mapping[str, pa.DataType] = {name: TYPES[each.type] for name, each in self._columns.items()}
+        self.fields: Mapping[str, pa.DataType] = {name: TYPES[column.type] for name, column in self._columns.items()}
         self._others = map_of_others(self.settings)
         if self._others:
             self.fields = {**self.fields, self._others: MAP}
-        wanted = [*self._common.values(), *(each.field for each in self._columns.values())]
-        keys = dict.fromkeys(key for path in wanted for key in (path, path.partition(".")[0]))
+        paths = [*self._common.values(), *(column.field for column in self._columns.values())]
+        keys = dict.fromkeys(key for path in paths for key in (path, path.partition(".")[0]))
         self._attributes = {key: f"f{number}" for number, key in enumerate(keys)}
         members = [(attribute, Any, None) for attribute in self._attributes.values()]
         renamed = {attribute: key for key, attribute in self._attributes.items()}
         self._shape = msgspec.defstruct("Line", members, rename=renamed, gc=False)
         self._nothing = self._shape()
         self._decode = msgspec.json.Decoder(self._shape).decode
-        self._getters = {path: self._getter(path) for path in dict.fromkeys(wanted)}
+        self._getters = {path: self._getter(path) for path in dict.fromkeys(paths)}
 
     def _getter(self, path: str) -> Callable[[Sequence[Row]], list[Any]]:
         whole = attrgetter(self._attributes[path])
@@ -145,10 +145,10 @@ class Json:
         except RecursionError:
             return None, "nested too deeply"
         except (msgspec.DecodeError, UnicodeEncodeError) as error:
-            found = _lenient(text)
-            if found is None:
+            fields = _lenient(text)
+            if fields is None:
                 return None, str(error)
-            return self._shape(**{attribute: found.get(key) for key, attribute in self._attributes.items()}), ""
+            return self._shape(**{attribute: fields.get(key) for key, attribute in self._attributes.items()}), ""
 
     def _common_column(self, name: str, path: str, values: list[Any], received: datetime, faults: Faults) -> pa.Array:
         if name == "message":
@@ -169,8 +169,8 @@ class Json:
     def _refuse(self, texts: Sequence[str | None], reasons: dict[int, str]) -> None:
         """Add a reason for each line with a field that no column takes, whole or in parts."""
         for number, text in enumerate(texts):
-            given = None if number in reasons else _lenient(text or "")
-            if unknown := next((key for key in given or () if key not in self._attributes), None):
+            fields = None if number in reasons else _lenient(text or "")
+            if unknown := next((key for key in fields or () if key not in self._attributes), None):
                 reasons[number] = f"{self.name}: {text_of(unknown)!r} is no column"
 
     def _rest(self, texts: Sequence[str | None], reasons: Mapping[int, str]) -> pa.Array:
@@ -178,13 +178,13 @@ class Json:
         taken = self._getters.keys()
         maps: list[list[tuple[str, str | None]] | None] = []
         for number, text in enumerate(texts):
-            given = None if number in reasons else _lenient(text or "")
+            fields = None if number in reasons else _lenient(text or "")
             maps.append(
                 None
-                if given is None
+                if fields is None
                 else [
                     (text_of(key), None if value is None else text_of(value))
-                    for key, value in given.items()
+                    for key, value in fields.items()
                     if key not in taken
                 ]
             )
@@ -194,10 +194,10 @@ class Json:
 def _lenient(text: str) -> dict[str, Any] | None:
     """The object, as Python's own reader takes it."""
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return value if isinstance(value, dict) else None
 
 
 def value_at(value: Any, path: Sequence[str]) -> Any:

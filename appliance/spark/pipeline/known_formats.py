@@ -137,16 +137,18 @@ def extract_any_syslog(lines: pa.Array) -> tuple[pa.Array, Groups]:
     """As :func:`extract_syslog`, and lines that have no tag and colon where that expects them."""
     matched, groups = extract_syslog(lines)
     hit = as_mask(matched)
-    left = np.flatnonzero(~hit)
-    untagged, more = extract_groups(lines.take(pa.array(left)), _SYSLOG_UNTAGGED) if len(left) else (matched, {})
-    if not len(left) or not untagged.true_count:
+    unmatched = np.flatnonzero(~hit)
+    untagged, more = (
+        extract_groups(lines.take(pa.array(unmatched)), _SYSLOG_UNTAGGED) if len(unmatched) else (matched, {})
+    )
+    if not len(unmatched) or not untagged.true_count:
         return matched, groups
     index = np.full(len(lines), -1, np.int64)
-    index[left] = np.arange(len(left))
+    index[unmatched] = np.arange(len(unmatched))
     place = pa.array(index, mask=index < 0)
     nothing = pa.nulls(len(lines), pa.string())
-    joined = {name: pc.if_else(hit, groups.get(name, nothing), each.take(place)) for name, each in more.items()}
-    hit[left] = as_mask(untagged)
+    joined = {name: pc.if_else(hit, groups.get(name, nothing), texts.take(place)) for name, texts in more.items()}
+    hit[unmatched] = as_mask(untagged)
     return pa.array(hit), joined
 
 
@@ -162,14 +164,14 @@ def extract_access(lines: pa.Array) -> tuple[pa.Array, Groups]:
     first, count = whole.first_at(quotes)
     odd = np.zeros(len(whole), bool)
     for byte in (BACKSLASH, NEWLINE):
-        if len(found := whole.find(byte)):
-            odd |= whole.first_at(found)[1] > 0
+        if len(places := whole.find(byte)):
+            odd |= whole.first_at(places)[1] > 0
     regular = (count >= 6) & ~odd
     if regular.all() and len(regular):
         return _cut_access(whole, quotes[first[:, None] + np.arange(6, dtype=np.int32)])
     if not regular.any():
         return extract_groups(lines, ACCESS)
-    fast, slow = (pa.array(np.flatnonzero(each)) for each in (regular, ~regular))
+    fast, slow = (pa.array(np.flatnonzero(chosen)) for chosen in (regular, ~regular))
     halves = extract_access(lines.take(fast)), extract_groups(lines.take(slow), ACCESS)
     place = pa.array(np.argsort(np.concatenate((fast, slow)), kind="stable"))
     joined = {name: pa.concat_arrays([groups[name] for _, groups in halves]).take(place) for name in halves[0][1]}
@@ -233,7 +235,7 @@ def _constant(text: str, like: pa.Array) -> pa.Array:
 def _found(texts: pa.Array, pattern: str) -> Groups:
     """Groups of a pattern that some texts match; null for the others."""
     matched, groups = extract_groups(texts, pattern)
-    return {name: pc.if_else(matched, no_dash(each), None) for name, each in groups.items()}
+    return {name: pc.if_else(matched, no_dash(group), None) for name, group in groups.items()}
 
 
 def _nginx_error(columns: Groups) -> Groups:

@@ -61,8 +61,8 @@ class Letters(CommitFollower):
             ) from None
 
     def has_messages(self, told: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> bool:
-        is_micro_batch = COMMIT_KEY in told and any("txn" in each for each in entries)
-        return is_micro_batch and any(_has_rejected(each["add"]) for each in entries if "add" in each)
+        is_micro_batch = COMMIT_KEY in told and any("txn" in entry for entry in entries)
+        return is_micro_batch and any(_has_rejected(entry["add"]) for entry in entries if "add" in entry)
 
     def messages(self, told: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> Iterator[pa.RecordBatch]:
         if not self.has_messages(told, entries):
@@ -79,8 +79,8 @@ class Letters(CommitFollower):
 
 def _has_rejected(add: Mapping[str, Any]) -> bool:
     """Whether a file may have rejected rows, by its statistics."""
-    known = json.loads(add.get("stats") or "{}")
-    return bool(known.get("nullCount", {}).get(REJECTED, -1) != known.get("numRecords"))
+    statistics = json.loads(add.get("stats") or "{}")
+    return bool(statistics.get("nullCount", {}).get(REJECTED, -1) != statistics.get("numRecords"))
 
 
 def letters(rows: pa.Table, pipeline: str, ids: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
@@ -98,8 +98,8 @@ def letters(rows: pa.Table, pipeline: str, ids: Mapping[str, str]) -> Iterator[p
         ]
         for topic, partition, offset, stamp, reason in zip(*origin, strict=True)
     ]
-    found = {"key": rows.column(RAW_KEY), "value": rows.column(RAW), "headers": pa.array(headers, HEADERS)}
-    yield from pa.table(found).to_batches()
+    columns = {"key": rows.column(RAW_KEY), "value": rows.column(RAW), "headers": pa.array(headers, HEADERS)}
+    yield from pa.table(columns).to_batches()
 
 
 class LetterKeeper:

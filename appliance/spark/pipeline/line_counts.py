@@ -47,17 +47,17 @@ class LineCounts(msgspec.Struct):
 
     def parsed_by(self, audit_topic: str) -> dict[str, int]:
         """Those that were parsed, by parser, without the counts of producers, which are no lines of anybody."""
-        found: Counter[str] = Counter()
+        lines_by_parser: Counter[str] = Counter()
         for topic, parsers in self.parsed.items():
             for parser, lines in parsers.items():
                 if (topic, parser) != (audit_topic, PARSER):
-                    found[parser] += lines
-        return ordered(found)
+                    lines_by_parser[parser] += lines
+        return ordered(lines_by_parser)
 
 
 def ordered(counts: Mapping[str, int]) -> dict[str, int]:
     """The largest first."""
-    return dict(sorted(counts.items(), key=lambda each: (-each[1], each[0])))
+    return dict(sorted(counts.items(), key=lambda count: (-count[1], count[0])))
 
 
 def line_counts(settings: Settings) -> LineCounts:
@@ -67,16 +67,16 @@ def line_counts(settings: Settings) -> LineCounts:
         BadValue: a file of the table is gone.
     """
     place = settings.state_dir / REMEMBERED
-    known, files = _load(place), OutputFiles(settings.output)
-    found: dict[str, LineCounts] = {}
+    earlier, files = _load(place), OutputFiles(settings.output)
+    counts_by_file: dict[str, LineCounts] = {}
     for file in DeltaEvents(settings.output).event_files():
-        counts = known.get(file.path)
-        found[file.path] = _of_file(files, file) if counts is None else counts
-    if found.keys() != known.keys():
+        counts = earlier.get(file.path)
+        counts_by_file[file.path] = _of_file(files, file) if counts is None else counts
+    if counts_by_file.keys() != earlier.keys():
         with suppress(OSError):  # whoever may not write there counts again
             place.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(place, msgspec.json.encode(found), mode=None)
-    return _added_up(found.values())
+            replace_file(place, msgspec.json.encode(counts_by_file), mode=None)
+    return _added_up(counts_by_file.values())
 
 
 def _load(place: Path) -> dict[str, LineCounts]:
@@ -112,26 +112,26 @@ def _of_file(files: OutputFiles, file: EventFile) -> LineCounts:
 
 
 def _grouped(rows: pa.Table, *keys: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = rows.group_by(keys).aggregate([(LINES, "sum"), ([], "count_all")]).to_pylist()
-    return found
+    groups: list[dict[str, Any]] = rows.group_by(keys).aggregate([(LINES, "sum"), ([], "count_all")]).to_pylist()
+    return groups
 
 
 def _by_text(rows: pa.Table, column: str) -> dict[str, int]:
     """The number of rows by each of the texts that a column has between semicolons."""
-    found: Counter[str] = Counter()
+    rows_by_text: Counter[str] = Counter()
     for row in _grouped(rows, column):
         for text in row[column].split(BETWEEN):
-            found[text] += row["count_all"]
-    return dict(found)
+            rows_by_text[text] += row["count_all"]
+    return dict(rows_by_text)
 
 
 def _added_up(counts: Iterable[LineCounts]) -> LineCounts:
     total = LineCounts({}, {}, {}, {})
-    for each in counts:
-        for topic, parsers in each.parsed.items():
+    for file_counts in counts:
+        for topic, parsers in file_counts.parsed.items():
             _add(total.parsed.setdefault(topic, {}), parsers)
         for name in ("rejected", "column_errors", "unexpected"):
-            _add(getattr(total, name), getattr(each, name))
+            _add(getattr(total, name), getattr(file_counts, name))
     return LineCounts(total.parsed, *map(ordered, (total.rejected, total.column_errors, total.unexpected)))
 
 

@@ -51,12 +51,12 @@ class Logfmt:
     def __post_init__(self) -> None:
         self._columns = own_columns(self.settings)
         self._common = {name: key for name, key in sources(self.settings).items() if name not in self._columns}
-        self.fields: Mapping[str, pa.DataType] = {name: TYPES[each.type] for name, each in self._columns.items()}
+        self.fields: Mapping[str, pa.DataType] = {name: TYPES[column.type] for name, column in self._columns.items()}
         self._others = map_of_others(self.settings)
         if self._others:
             self.fields = {**self.fields, self._others: MAP}
-        wanted = [*self._common.values(), *(each.field for each in self._columns.values())]
-        self._wanted = pa.array(dict.fromkeys(wanted), pa.string())
+        keys = [*self._common.values(), *(column.field for column in self._columns.values())]
+        self._wanted = pa.array(dict.fromkeys(keys), pa.string())
 
     def parse(self, lines: pa.Array, received: datetime) -> Parsed:
         return in_parts(lines, lambda part: self._part(part, received))
@@ -70,8 +70,8 @@ class Logfmt:
         }
         faults, columns = Faults(self.name, count), {}
         for name, key in self._common.items():
-            given = values[key]
-            columns[name] = levels(given, self.settings.levels) if name == "level" else given
+            texts = values[key]
+            columns[name] = levels(texts, self.settings.levels) if name == "level" else texts
         if "time" in self._common:
             columns["time"] = self._time(values[self._common["time"]], received, faults)
         for name, column in self._columns.items():
@@ -98,8 +98,8 @@ class Logfmt:
 
     def _column(self, count: int, pairs: Pairs, chosen: np.ndarray) -> pa.Array:
         place = np.full(count, -1, np.int64)
-        found = np.flatnonzero(chosen)
-        place[pairs.lines[found]] = found  # of several ones of a line numpy stores the last
+        places = np.flatnonzero(chosen)
+        place[pairs.lines[places]] = places  # of several ones of a line numpy stores the last
         return pairs.values.take(pa.array(place, mask=place < 0))
 
     def _time(self, texts: pa.Array, received: datetime, faults: Faults) -> pa.Array:
@@ -112,12 +112,12 @@ class Logfmt:
 
 def _rest(count: int, pairs: Pairs, chosen: np.ndarray) -> pa.Array:
     """The chosen fields of each line as a map; of those with one key the last."""
-    found = np.flatnonzero(chosen)
-    names = pairs.keys.dictionary_encode().indices.to_numpy()[found]
-    _, last = np.unique((pairs.lines[found] * (int(names.max(initial=0)) + 1) + names)[::-1], return_index=True)
-    found = found[np.sort(len(found) - 1 - last)]
-    offsets = np.append(0, np.cumsum(np.bincount(pairs.lines[found], minlength=count))).astype(np.int32)
-    keys, values = (each.take(pa.array(found)) for each in (pairs.keys, pairs.values))
+    places = np.flatnonzero(chosen)
+    names = pairs.keys.dictionary_encode().indices.to_numpy()[places]
+    _, last = np.unique((pairs.lines[places] * (int(names.max(initial=0)) + 1) + names)[::-1], return_index=True)
+    places = places[np.sort(len(places) - 1 - last)]
+    offsets = np.append(0, np.cumsum(np.bincount(pairs.lines[places], minlength=count))).astype(np.int32)
+    keys, values = (texts.take(pa.array(places)) for texts in (pairs.keys, pairs.values))
     return pa.MapArray.from_arrays(pa.array(offsets), keys, values).cast(MAP)
 
 
@@ -126,8 +126,8 @@ def split(lines: pa.Array) -> Pairs:
     whole = Lines(lines)
     fast, strange = _split_at_once(whole)
     for byte in (BACKSLASH, APOSTROPHE):
-        if len(found := whole.find(byte)):
-            strange |= whole.first_at(found)[1] > 0
+        if len(places := whole.find(byte)):
+            strange |= whole.first_at(places)[1] > 0
     if not strange.any():
         return fast
     rest = np.flatnonzero(strange)
@@ -136,7 +136,9 @@ def split(lines: pa.Array) -> Pairs:
     numbers = np.concatenate((fast.lines[kept], rest[slow.lines]))
     order = np.argsort(numbers, kind="stable")
     place = pa.array(np.append(kept, len(fast.lines) + np.arange(len(slow.lines)))[order])
-    keys, values = (pa.concat_arrays(each).take(place) for each in ((fast.keys, slow.keys), (fast.values, slow.values)))
+    keys, values = (
+        pa.concat_arrays(parts).take(place) for parts in ((fast.keys, slow.keys), (fast.values, slow.values))
+    )
     return Pairs(numbers[order], keys, values)
 
 
@@ -157,7 +159,7 @@ def _split_at_once(whole: Lines) -> tuple[Pairs, np.ndarray]:
     inside = (seen[1:] - np.repeat(seen[first], count)) & 1 > 0
     is_gap = blanks & ~inside
     gaps = marks.compress(is_gap)
-    at, lines, behind = (each.compress(signs) for each in (marks, owner, np.cumsum(is_gap, dtype=np.int32)))
+    at, lines, behind = (numbers.compress(signs) for numbers in (marks, owner, np.cumsum(is_gap, dtype=np.int32)))
     starts = np.maximum(np.append(np.int32(-1), gaps).take(behind) + 1, whole.starts.take(lines))
     stops = np.minimum(np.append(gaps, np.int32(len(data))).take(behind), whole.stops.take(lines))
     initial = np.append(True, starts[1:] != starts[:-1])[: len(starts)]  # others are within values
@@ -173,7 +175,7 @@ def _split_at_once(whole: Lines) -> tuple[Pairs, np.ndarray]:
         following = np.minimum(number + 1, len(marks) - 1)
         closed = (position + 1 == whole.stops[whose]) | (blanks[following] & (marks[following] == position + 1))
         strange[whose[~np.where(inside[number], opened, closed)]] = True
-    starts, at, stops, lines = (each.compress(real) for each in (starts, at, stops, lines))
+    starts, at, stops, lines = (numbers.compress(real) for numbers in (starts, at, stops, lines))
     begun = at + 1
     quoted = (begun < stops) & (data.take(begun, mode="clip") == QUOTE) if len(at) else np.zeros(0, bool)
     begun += quoted
@@ -186,10 +188,10 @@ def _split_each(lines: Sequence[str | None]) -> Pairs:
     keys: list[str] = []
     values: list[str] = []
     for number, line in enumerate(lines):
-        for found in _PAIRS.finditer(line or ""):
+        for pair in _PAIRS.finditer(line or ""):
             numbers.append(number)
-            keys.append(found[1] or found[2])
-            values.append(_unquoted(found[3]))
+            keys.append(pair[1] or pair[2])
+            values.append(_unquoted(pair[3]))
     return Pairs(np.array(numbers, np.int64), pa.array(keys, pa.string()), pa.array(values, pa.string()))
 
 

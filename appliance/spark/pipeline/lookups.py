@@ -73,9 +73,9 @@ class TableLookup:
         table = _table(settings, where)
         if settings.key not in table.column_names:
             raise BadValue(f"{where}: key {settings.key!r} must be a column of the file and of the events")
-        given = settings.columns or [name for name in table.column_names if name != settings.key]
-        wanted = dict(given) if isinstance(given, dict) else {name: name for name in given}
-        for name in wanted.values():
+        renamed = settings.columns or [name for name in table.column_names if name != settings.key]
+        sources = dict(renamed) if isinstance(renamed, dict) else {name: name for name in renamed}
+        for name in sources.values():
             if name not in table.column_names:
                 raise BadValue(f"{where}: the file has no column {name!r}: it has {', '.join(table.column_names)}")
         table = table.filter(pc.is_valid(table.column(settings.key)))
@@ -83,8 +83,8 @@ class TableLookup:
         if pc.count_distinct(keys).as_py() != len(keys):
             raise BadValue(f"{where}: key {settings.key!r} is not unique")
         self._key, self._keys = settings.key, keys
-        self._values = {name: _texts(table.column(source)) for name, source in wanted.items()}
-        self.columns: Sequence[str] = tuple(wanted)
+        self._values = {name: _texts(table.column(source)) for name, source in sources.items()}
+        self.columns: Sequence[str] = tuple(sources)
 
     def add(self, columns: dict[str, pa.Array]) -> None:
         place = pc.index_in(columns[self._key].cast(pa.string()), self._keys, skip_nulls=True)
@@ -119,14 +119,14 @@ class NetworkLookup:
         addresses = columns[self._key].cast(pa.string()).dictionary_encode()
         if isinstance(addresses, pa.ChunkedArray):
             addresses = addresses.combine_chunks()
-        found = [self._of(address) for address in addresses.dictionary.to_pylist()]
+        entries = [self._of(address) for address in addresses.dictionary.to_pylist()]
         for number, name in enumerate(self.columns):
-            values = pa.array([each[number] for each in found], pa.string())
+            values = pa.array([entry[number] for entry in entries], pa.string())
             columns[name] = values.take(addresses.indices)
 
     def _of(self, address: str | None) -> tuple[str | None, ...]:
-        if (known := self._known.get(address)) is not None:
-            return known
+        if (values := self._known.get(address)) is not None:
+            return values
         if len(self._known) >= KNOWN_MAX:
             self._known.clear()
         try:
@@ -136,9 +136,9 @@ class NetworkLookup:
                 entry = self._database.get(address[len("::ffff:") :])
         except ValueError:
             entry = None
-        found = self._nothing if entry is None else tuple(_text(value_at(entry, path)) for path in self._paths)
-        self._known[address] = found
-        return found
+        values = self._nothing if entry is None else tuple(_text(value_at(entry, path)) for path in self._paths)
+        self._known[address] = values
+        return values
 
 
 def _table(settings: Lookup, where: str) -> pa.Table:

@@ -131,15 +131,15 @@ def _without_views(schema: pa.Schema) -> pa.Schema:
 def repetitive(rows: pa.Table) -> list[str]:
     """The columns whose values repeat, as Parquet names them: a dictionary makes others larger, and slower to write."""
     sample = rows.take(pa.array(np.arange(0, len(rows), 1 + len(rows) // SAMPLE_ROWS)))
-    found: list[str] = []
+    columns: list[str] = []
     for field in sample.schema:
         if pa.types.is_map(field.type):
-            found += (f"{field.name}.key_value.{leaf}" for leaf in ("key", "value"))
+            columns += (f"{field.name}.key_value.{leaf}" for leaf in ("key", "value"))
         elif not pa.types.is_nested(field.type) and 2 * pc.count_distinct(sample.column(field.name)).as_py() <= len(
             sample
         ):
-            found.append(field.name)
-    return found
+            columns.append(field.name)
+    return columns
 
 
 def with_dictionaries(footer: pq.FileMetaData) -> list[str]:
@@ -153,13 +153,15 @@ def _object_store(url: str, options: Mapping[str, str]) -> Any:
     if urlsplit(url).scheme not in ("s3", "s3a"):
         store, path = fs.FileSystem.from_uri(url)
         return fs.SubTreeFileSystem(path, store)
-    given = {key.upper(): value for key, value in {**os.environ, **options}.items() if key.upper().startswith("AWS_")}
-    endpoint = urlsplit(given.get("AWS_ENDPOINT_URL", ""))
+    variables = {
+        key.upper(): value for key, value in {**os.environ, **options}.items() if key.upper().startswith("AWS_")
+    }
+    endpoint = urlsplit(variables.get("AWS_ENDPOINT_URL", ""))
     chosen: dict[str, Any] = {
-        "access_key": given.get("AWS_ACCESS_KEY_ID"),
-        "secret_key": given.get("AWS_SECRET_ACCESS_KEY"),
-        "session_token": given.get("AWS_SESSION_TOKEN"),
-        "region": given.get("AWS_REGION") or given.get("AWS_DEFAULT_REGION"),
+        "access_key": variables.get("AWS_ACCESS_KEY_ID"),
+        "secret_key": variables.get("AWS_SECRET_ACCESS_KEY"),
+        "session_token": variables.get("AWS_SESSION_TOKEN"),
+        "region": variables.get("AWS_REGION") or variables.get("AWS_DEFAULT_REGION"),
         "endpoint_override": endpoint.netloc,
         "scheme": endpoint.scheme,
     }

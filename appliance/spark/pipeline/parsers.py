@@ -50,8 +50,8 @@ def build(name: str, source: Source, own: Mapping[str, Parser]) -> LineParser:
     if name == "plain":
         return Plain()
     if name in FORMATS and name not in own:
-        known = FORMATS[name]
-        return known.parser(name, _times(name, known.formats, source))
+        form = FORMATS[name]
+        return form.parser(name, _times(name, form.formats, source))
     if name == "cef" and name not in own:
         return Cef(_times(name, TIME_FORMATS, source))
     presets = {"journald": JOURNALD, "docker": DOCKER, "json": Parser(kind="json"), "logfmt": Parser(kind="logfmt")}

@@ -58,12 +58,12 @@ class TablesWriter(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Work:
         """Takes what the task of the source has done: one row, and none where Spark has one task for no partitions."""
         spare_collector()
-        works: list[Work] = [pickle.loads(each.as_py()) for rows in iterator for each in rows.column("work")]
+        works: list[Work] = [pickle.loads(cell.as_py()) for rows in iterator for cell in rows.column("work")]
         assert len(works) <= 1, "a task has one row"
         return works[0] if works else Work(None, 0, [])
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        commit(self._settings, self._beginning, [each for each in messages if isinstance(each, Work)])
+        commit(self._settings, self._beginning, [message for message in messages if isinstance(message, Work)])
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Does nothing: uncommitted files are invisible, and ``VACUUM`` removes them."""

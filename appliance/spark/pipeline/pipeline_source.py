@@ -63,16 +63,16 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._settings = settings
         self._beginning = beginning
         self._cores = cores
-        given = settings.input
+        settings_input = settings.input
         self._planner = Planner(
             source_options(
                 {
                     "bootstrap.servers": settings.pipeline.bootstrap,
                     "subscribe": ",".join(settings.topics),
                     "splitPartitions": str(not any(source.multiline for source in settings.source)).lower(),
-                    "failOnDataLoss": str(given.fail_on_data_loss).lower(),
-                    "corruptBatch": given.corrupt_batch,
-                    "retryTimeoutMs": str(given.retry_ms),
+                    "failOnDataLoss": str(settings_input.fail_on_data_loss).lower(),
+                    "corruptBatch": settings_input.corrupt_batch,
+                    "retryTimeoutMs": str(settings_input.retry_ms),
                 },
                 streaming=True,
             ),
@@ -102,8 +102,8 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         resumption = decide(last, logs, False)
         if resumption.conflicts and self._settings.input.fail_on_data_loss:
             raise OffsetOutOfRange(f"{resumption.conflicts[0]}. To continue in spite of it: `{ACCEPT}`, then run again")
-        found = next_batch(resumption.begun, heads, bytes_of(limit), self._beginning.run)
-        return start if found is None else _to_json(found)
+        record = next_batch(resumption.begun, heads, bytes_of(limit), self._beginning.run)
+        return start if record is None else _to_json(record)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         return to_json(self._heads())
@@ -124,9 +124,9 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if record.batch == _from_json(start).batch:
             return []  # Spark has a first micro-batch in every run, also where nothing is new
         logs = self._present()
-        wanted = {key: bounds for key, bounds in record.ranges() if bounds[0] < bounds[1]}
-        there = {key: logs[key[0]].bounds[key[1]] for key in wanted if key[0] in logs and key[1] in logs[key[0]].bounds}
-        first, last = ({key: bounds[side] for key, bounds in wanted.items()} for side in (0, 1))
+        unread = {key: bounds for key, bounds in record.ranges() if bounds[0] < bounds[1]}
+        there = {key: logs[key[0]].bounds[key[1]] for key in unread if key[0] in logs and key[1] in logs[key[0]].bounds}
+        first, last = ({key: bounds[side] for key, bounds in unread.items()} for side in (0, 1))
         earliest, latest = ({key: bounds[side] for key, bounds in there.items()} for side in (0, 1))
         there_now = ranges(first, last, earliest, latest, self._settings.input.fail_on_data_loss)
         parts = self._planner.tasks(there_now, self._cores)
@@ -166,8 +166,8 @@ def _heads(logs: Mapping[str, TopicLog]) -> Positions:
 
 def _to_json(record: BatchRecord) -> dict[str, Any]:
     """A record as Spark keeps it."""
-    found: dict[str, Any] = msgspec.json.decode(record.encode())
-    return found
+    fields: dict[str, Any] = msgspec.json.decode(record.encode())
+    return fields
 
 
 def _from_json(offset: Mapping[str, Any]) -> BatchRecord:

@@ -74,10 +74,10 @@ EMPTY: Final = Summary({}, {}, {}, {}, {}, None, "")
 
 
 def summary(settings: Settings, now: datetime | None = None) -> Summary:
-    found = EMPTY._replace(events=f"{settings.output.path}/{EVENTS}")
+    result = EMPTY._replace(events=f"{settings.output.path}/{EVENTS}")
     counts = line_counts(settings)
     drops = {rule: lines for rule, lines in counts.rejected.items() if rule.startswith(DROPS)}
-    found = found._replace(
+    result = result._replace(
         parsed=counts.parsed_by(settings.audit.topic),
         dead={reason: lines for reason, lines in counts.rejected.items() if reason not in drops},
         dropped={rule.removeprefix(DROPS): lines for rule, lines in drops.items()},
@@ -87,8 +87,8 @@ def summary(settings: Settings, now: datetime | None = None) -> Summary:
     if settings.audit.topic:
         counted = read_windows(questions(settings), settings.audit, expired(OutputFiles(settings.output)))
         judged = verdict(windows(counted, now or datetime.now(UTC), settings.audit.grace_ms))
-        found = found._replace(audit=judged)
-    return found
+        result = result._replace(audit=judged)
+    return result
 
 
 class Position(NamedTuple):
@@ -115,7 +115,7 @@ class Status(NamedTuple):
     summary: Summary
 
     def as_json(self) -> dict[str, Any]:
-        lags = [each.lag_bytes for each in self.positions]
+        lags = [position.lag_bytes for position in self.positions]
         return {
             "state": self.state,
             "running": self.running,
@@ -124,7 +124,7 @@ class Status(NamedTuple):
             "rows_per_s": round(self.rows_per_s, 1),
             "bytes_per_s": round(self.bytes_per_s),
             "remarks": self.remarks,
-            "positions": [each._asdict() for each in self.positions],
+            "positions": [position._asdict() for position in self.positions],
             **self.summary.as_json(),
         }
 
@@ -156,14 +156,14 @@ def status(settings: Settings) -> Status:
     if stop == "":
         remarks += of_alerts(settings)
     recent = state.history()[-RATES_OVER:]
-    seconds = sum(each.seconds for each in recent) or 1.0
+    seconds = sum(progress.seconds for progress in recent) or 1.0
     return Status(
         state=_state(running, stop, record, state),
         running=running,
         batch=record.batch if record is not None and record.batch > BEGINNING else None,
         positions=[_position(key, offset, logs or {}) for key, offset in sorted(positions.items())],
-        rows_per_s=sum(each.rows for each in recent) / seconds,
-        bytes_per_s=sum(each.bytes for each in recent) / seconds,
+        rows_per_s=sum(progress.rows for progress in recent) / seconds,
+        bytes_per_s=sum(progress.bytes for progress in recent) / seconds,
         remarks=[*([stop] if stop else []), *remarks],
         summary=summary(settings) if record is not None else EMPTY,
     )

@@ -26,9 +26,11 @@ Extract = Callable[[pa.Array], tuple[pa.Array, Groups]]
 
 def extract_groups(lines: pa.Array, pattern: str) -> tuple[pa.Array, Groups]:
     """Whether each line matches, and the texts of the groups, which mean nothing where it does not."""
-    found = pc.extract_regex(lines, pattern)
+    matches = pc.extract_regex(lines, pattern)
     # Children of a struct do not know which of its rows are null.
-    return pc.is_valid(found), {each.name: pc.struct_field(found, [index]) for index, each in enumerate(found.type)}
+    return pc.is_valid(matches), {
+        group.name: pc.struct_field(matches, [index]) for index, group in enumerate(matches.type)
+    }
 
 
 @dataclass
@@ -78,21 +80,21 @@ class OwnRegex:
         pattern = self.settings.pattern.replace("(?<", "(?P<") if "(?P<" not in self.settings.pattern else None
         self._pattern = pattern or self.settings.pattern
         try:
-            groups = [each.name for each in pc.extract_regex(pa.array([""]), self._pattern).type]
+            groups = [group.name for group in pc.extract_regex(pa.array([""]), self._pattern).type]
         except pa.ArrowInvalid as error:
             raise BadValue(f"parser.{self.name}: pattern = {self.settings.pattern!r}: {error}") from None
         self._common = {column: group for column, group in sources(self.settings).items() if group in groups}
-        given = own_columns(self.settings)
-        for name, column in given.items():
+        declared = own_columns(self.settings)
+        for name, column in declared.items():
             if column.field not in groups:
                 raise BadValue(f"parser.{self.name}: no group of the pattern is named {column.field}")
             if column.type != "string":
                 FROM_TEXTS[column.type](pa.array([], pa.string()))
             self._common.pop(name, None)
-        taken = {column.field for column in given.values()} | set(self._common.values())
+        taken = {column.field for column in declared.values()} | set(self._common.values())
         implied = Parser(kind="regex", columns=dict.fromkeys(set(groups) - taken, "string"))
-        self._columns = given | own_columns(implied)
-        self.fields: Mapping[str, pa.DataType] = {name: TYPES[each.type] for name, each in self._columns.items()}
+        self._columns = declared | own_columns(implied)
+        self.fields: Mapping[str, pa.DataType] = {name: TYPES[column.type] for name, column in self._columns.items()}
 
     def parse(self, lines: pa.Array, received: datetime) -> Parsed:
         matched, texts = extract_groups(lines, self._pattern)
@@ -101,13 +103,13 @@ class OwnRegex:
             return Parsed(matched, columns)
         settings, faults = self.settings, Faults(self.name, len(lines))
         for name, group in self._common.items():
-            given = no_dash(texts[group])
+            texts_of_group = no_dash(texts[group])
             if name == "time":
-                columns[name] = self.times.parse(given, received)
+                columns[name] = self.times.parse(texts_of_group, received)
                 dead = settings.time_on_error == "dead_letter"
-                faults.add(f"{group} is not a time", _lost(columns[name], given), dead)
+                faults.add(f"{group} is not a time", _lost(columns[name], texts_of_group), dead)
             else:
-                columns[name] = levels(given, settings.levels) if name == "level" else given
+                columns[name] = levels(texts_of_group, settings.levels) if name == "level" else texts_of_group
         for name, column in self._columns.items():
             made = from_texts(no_dash(texts[column.field]), column.type)
             columns[name] = made.column

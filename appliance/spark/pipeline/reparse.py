@@ -51,7 +51,7 @@ class Reparsed(NamedTuple):
     files: int
 
     def and_also(self, other: Reparsed) -> Reparsed:
-        return Reparsed(*(one + more for one, more in zip(self, other, strict=True)))
+        return Reparsed(*(count + more for count, more in zip(self, other, strict=True)))
 
 
 NOTHING: Final = Reparsed(0, 0, 0, 0, 0)
@@ -95,8 +95,8 @@ class _Reparsing:
         partition_by = list(self._settings.output.partition_by)
         total, actions = NOTHING, list[Any]()
         for file in self._there:
-            found, changed = self._of_file(file)
-            total = total.and_also(found)
+            counts, changed = self._of_file(file)
+            total = total.and_also(counts)
             if changed is not None:
                 actions += self._exchanged(file, changed)
                 total = total.and_also(NOTHING._replace(files=1))
@@ -125,29 +125,29 @@ class _Reparsing:
         for name, value in json.loads(file.partition).items():
             rows = rows.append_column(name, pa.array([value] * len(rows), pa.string()))
         rows = conform(rows, self._columns.schema)
-        wanted, rejected = self._wanted(rows), pc.is_valid(rows.column(REJECTED))
+        chosen, rejected = self._wanted(rows), pc.is_valid(rows.column(REJECTED))
         bytes_of = self._bytes_of(rows)
         kept = pc.and_not(rejected, is_dropped(rows.column(REJECTED)))
         there = pc.or_(kept, pc.is_valid(bytes_of))  # a rejected line may have no value at all
-        old = rows.filter(pc.and_(wanted, there))
-        without = int(pc.sum(pc.and_(wanted, pc.invert(there))).as_py() or 0)
+        old = rows.filter(pc.and_(chosen, there))
+        without = int(pc.sum(pc.and_(chosen, pc.invert(there))).as_py() or 0)
         if not len(old):
             return NOTHING._replace(without=without), None
-        values = bytes_of.filter(pc.and_(wanted, there))
+        values = bytes_of.filter(pc.and_(chosen, there))
         fresh = pa.concat_tables(self._parsed(old, values), promote_options="default")
-        rows, old, fresh = (conform(each, self._columns.schema) for each in (rows, old, fresh))
-        before, after = (each.column(REJECTED).null_count for each in (old, fresh))
+        rows, old, fresh = (conform(table, self._columns.schema) for table in (rows, old, fresh))
+        before, after = (table.column(REJECTED).null_count for table in (old, fresh))
         gone = _count_in(old, fresh, REJECTED)
-        found = Reparsed(len(old), after - before + gone, gone, without, 0)
+        counts = Reparsed(len(old), after - before + gone, gone, without, 0)
         if fresh.sort_by(PLACE).equals(old.sort_by(PLACE)):
-            return found, None
-        return found, pa.concat_tables([rows.filter(pc.invert(pc.and_(wanted, there))), fresh])
+            return counts, None
+        return counts, pa.concat_tables([rows.filter(pc.invert(pc.and_(chosen, there))), fresh])
 
     def _wanted(self, rows: pa.Table) -> Any:
         received = rows.column("received").cast(pa.int64())
-        wanted = pc.and_(pc.greater_equal(received, self._bounds[0]), pc.less(received, self._bounds[1]))
-        wanted = pc.and_(wanted, pc.is_in(rows.column("topic"), pa.array(self._topics)))
-        return wanted if self._every else pc.and_(wanted, pc.is_valid(rows.column(REJECTED)))
+        chosen = pc.and_(pc.greater_equal(received, self._bounds[0]), pc.less(received, self._bounds[1]))
+        chosen = pc.and_(chosen, pc.is_in(rows.column("topic"), pa.array(self._topics)))
+        return chosen if self._every else pc.and_(chosen, pc.is_valid(rows.column(REJECTED)))
 
     def _bytes_of(self, rows: pa.Table) -> Any:
         if "line" not in rows.column_names:
@@ -188,11 +188,11 @@ class _Reparsing:
 
 def _count_in(old: pa.Table, fresh: pa.Table, name: str) -> int:
     """How many rows have a value in this column that had none before."""
-    was, now = (pc.is_valid(each.sort_by(PLACE).column(name)) for each in (old, fresh))
+    was, now = (pc.is_valid(table.sort_by(PLACE).column(name)) for table in (old, fresh))
     return int(pc.sum(pc.and_(now, pc.invert(was))).as_py() or 0)
 
 
-def _extended(settings: Settings, wanted: pa.Schema) -> pa.Schema:
+def _extended(settings: Settings, schema: pa.Schema) -> pa.Schema:
     """The columns of the table, with those that new parsers add."""
     owner = owner_of(settings)
     store = open_store(settings)
@@ -201,7 +201,7 @@ def _extended(settings: Settings, wanted: pa.Schema) -> pa.Schema:
         raise BadValue(
             f"there is no table of events in {settings.output.path}: `appliance pipeline run CONFIG.toml` makes it"
         )
-    change = compare(stored, wanted)
+    change = compare(stored, schema)
     if stops := [*change.refused, *change.widened]:
         raise BadValue(f"{EVENTS}: {stops[0]}: `appliance pipeline check CONFIG.toml` says what to do")
     store.extend(change.schema)

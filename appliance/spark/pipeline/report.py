@@ -72,27 +72,27 @@ def write(
 def _page(settings: Settings, now: datetime, zone: tzinfo, bounds: Bounds) -> Iterator[str]:
     name, history = html.escape(settings.pipeline.name), State(settings.state_dir).history()
     asked = questions(settings)
-    found: list[Panel] = []
+    shown_panels: list[Panel] = []
     about = "there is no table of events yet"
     tiles: list[tuple[str, str, str]] = []
     if asked is not None:
         chosen = Asked(asked, settings, bounds, zone)
-        found += panels(chosen)
+        shown_panels += panels(chosen)
         if chosen.span is None:
             about = "no lines yet"
         else:
             outside = f"; {chosen.outside:,} lines are outside of this time" if chosen.outside else ""
             about = f"lines of {chosen.said}{outside}; version {asked.version} of events"
             tiles += _tiles(asked, now)
-    found += history_panels(history, zone)
+    shown_panels += history_panels(history, zone)
     counted = read_windows(asked, settings.audit, expired(OutputFiles(settings.output)))
     judged = windows(counted, now, settings.audit.grace_ms)
     if settings.audit.topic:
         said = verdict(judged)
         kind = "bad" if said.faulty else "good" if said.audited else "unknown"
         tiles.append(("audit", str(said), kind))
-        found += [audit_panel(judged, settings.audit.window_ms, zone)] if judged else []
-    found += _views(settings, zone)
+        shown_panels += [audit_panel(judged, settings.audit.window_ms, zone)] if judged else []
+    shown_panels += _views(settings, zone)
     yield (
         '<!doctype html><html lang=en><head><meta charset=utf-8><meta name=viewport content="width=device-width">'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"><title>{name}</title>'
@@ -102,9 +102,9 @@ def _page(settings: Settings, now: datetime, zone: tzinfo, bounds: Bounds) -> It
     yield f"<p>{now.astimezone(zone):%Y-%m-%d %H:%M:%S %Z}; topics {topics}; {about}</p>"
     shown = (f'<div class="{kind}">{title}<b>{html.escape(value)}</b></div>' for title, value, kind in tiles)
     yield f"<div class=now>{''.join(shown)}</div>"
-    links = (f'<a href="#p{place}">{html.escape(each.title)}</a>' for place, each in enumerate(found))
+    links = (f'<a href="#p{place}">{html.escape(panel.title)}</a>' for place, panel in enumerate(shown_panels))
     yield f"<nav>{' '.join(links)}</nav>"
-    for place, panel in enumerate(found):
+    for place, panel in enumerate(shown_panels):
         yield from _section(f"p{place}", panel, zone)
     yield "</body></html>\n"
 
@@ -144,7 +144,7 @@ def _section(anchor: str, panel: Panel, zone: tzinfo) -> Iterator[str]:
 
 
 def _table(rows: Sequence[Mapping[str, Any]], zone: tzinfo) -> str:
-    head = "".join(f"<th>{html.escape(str(each).replace('_', ' '))}</th>" for each in rows[0])
+    head = "".join(f"<th>{html.escape(str(column).replace('_', ' '))}</th>" for column in rows[0])
     body = "".join(f"<tr>{''.join(_cell(value, zone) for value in row.values())}</tr>" for row in rows[:RANKED])
     more = f"<p>and {len(rows) - RANKED:,} more</p>" if len(rows) > RANKED else ""
     return f"<table><tr>{head}</tr>{body}</table>{more}"

@@ -75,7 +75,7 @@ class Asked:
         near = f"{at} between {int(row['low'] - far)} and {int(row['high'] + far)}"
         (row,) = self.questions.rows(f"select min({at}) as first, max({at}) as last from events where {near}")
         own = row["first"], row["last"] + 1
-        first, end = (wanted if wanted is not None else other for wanted, other in zip(bounds, own, strict=True))
+        first, end = (bound if bound is not None else other for bound, other in zip(bounds, own, strict=True))
         end = max(end, first + 1)
         step_us = step_for(end - first, STEPS_MAX)
         span = Span(first // step_us * step_us, -(-end // step_us) * step_us, step_us)
@@ -100,7 +100,7 @@ class Asked:
     def said(self) -> str:
         """The span in words."""
         first, end = (
-            f"{moment(each, self.zone):%Y-%m-%d %H:%M:%S}" for each in (self.whole.first_us, self.whole.end_us)
+            f"{moment(time_us, self.zone):%Y-%m-%d %H:%M:%S}" for time_us in (self.whole.first_us, self.whole.end_us)
         )
         return f"{first} to {end} {moment(self.whole.end_us, self.zone):%Z}"
 
@@ -111,7 +111,7 @@ class Asked:
 
 def within(span: Span) -> str:
     """Whether a line is of this time, in SQL."""
-    first, end = (f"{moment(each, UTC):%Y-%m-%dT%H:%M:%S.%fZ}" for each in (span.first_us, span.end_us))
+    first, end = (f"{moment(time_us, UTC):%Y-%m-%dT%H:%M:%S.%fZ}" for time_us in (span.first_us, span.end_us))
     return f"time >= '{first}' and time < '{end}'"
 
 
@@ -202,9 +202,9 @@ def _percentiles(asked: Asked) -> Iterator[Panel]:
     if not names:
         return
     counts = ", ".join(f'count("{name}") as "{name}"' for name in names)
-    (found,) = asked.questions.rows(f"select {counts} from events where {asked.where}")
-    for name in sorted((each for each in names if found[each]), key=lambda each: -found[each])[:NUMBERS_MAX]:
-        yield _of_column(asked, f'"{name}"', f"Percentiles of {name}", f"of {found[name]:,} values of {name}", name)
+    (counted,) = asked.questions.rows(f"select {counts} from events where {asked.where}")
+    for name in sorted((name for name in names if counted[name]), key=lambda name: -counted[name])[:NUMBERS_MAX]:
+        yield _of_column(asked, f'"{name}"', f"Percentiles of {name}", f"of {counted[name]:,} values of {name}", name)
 
 
 def _freshness(asked: Asked) -> Iterator[Panel]:
@@ -213,13 +213,15 @@ def _freshness(asked: Asked) -> Iterator[Panel]:
 
 
 def _of_column(asked: Asked, value: str, title: str, about: str, unit: str) -> Panel:
-    chosen = ", ".join(f"approx_percentile_cont({value}, {each}) as p{each * 100:g}" for each in PERCENTILES)
+    chosen = ", ".join(
+        f"approx_percentile_cont({value}, {percentile}) as p{percentile * 100:g}" for percentile in PERCENTILES
+    )
     sql = (
         f"select {asked.step} as at, {chosen}\nfrom events\n"
         f"where {asked.where} and rejected is null and {value} is not null\ngroup by 1\norder by 1"
     )
     rows = asked.questions.rows(sql)
-    names = [f"p{each * 100:g}" for each in PERCENTILES]
+    names = [f"p{percentile * 100:g}" for percentile in PERCENTILES]
     series = [Series(name, [row["at"] for row in rows], [max(0.0, float(row[name])) for row in rows]) for name in names]
     caption = f"{about}; each point: {asked.steps}, estimated (t-digest)"
     return Panel(title, caption, curves(series, asked.whole, asked.zone, unit), sql=sql)
@@ -258,13 +260,13 @@ def _grouped(rows: Sequence[Mapping[str, Any]], by: str, measure: str) -> list[S
     totals: dict[Any, float] = {}
     for row in rows:
         totals[row[by]] = totals.get(row[by], 0) + row[measure]
-    largest = sorted(totals, key=lambda each: (-totals[each], str(each)))[:SERIES_MAX]
+    largest = sorted(totals, key=lambda group: (-totals[group], str(group)))[:SERIES_MAX]
     values: dict[str, dict[int, float]] = {}
     for row in rows:
         label = label_of([row[by]]) if row[by] in largest else "others"
         of = values.setdefault(label, {})
         of[row["at"]] = of.get(row["at"], 0) + row[measure]
-    order = [label for label in (*(label_of([each]) for each in largest), "others") if label in values]
+    order = [label for label in (*(label_of([group]) for group in largest), "others") if label in values]
     return [
         Series(label, sorted(values[label]), [values[label][at] for at in sorted(values[label])]) for label in order
     ]
@@ -277,14 +279,14 @@ def history_panels(history: Sequence[Progress], zone: tzinfo) -> Iterator[Panel]
     """Throughput and lag, of the last micro-batches."""
     if not history:
         return
-    ordered = sorted(history, key=lambda each: each.ended)
-    at = [micros_of(datetime.fromisoformat(each.ended)) for each in ordered]
+    ordered = sorted(history, key=lambda progress: progress.ended)
+    at = [micros_of(datetime.fromisoformat(progress.ended)) for progress in ordered]
     between = np.diff(at)
     step_us = int(3 * np.median(between)) + 1_000_000 if len(between) else 1_000_000
     span = Span(at[0], at[-1] + 1_000_000, step_us)
     said = f"each of the last {len(ordered):,} micro-batches; a gap: it did not run, or had nothing to read"
     for title, unit, of in (("Throughput", "lines/s", rate_of), ("Lag", "bytes that were not read", lag_of)):
-        series = Series("", at, [of(each) for each in ordered])
+        series = Series("", at, [of(progress) for progress in ordered])
         yield Panel(title, f"{unit}, {said}; now {number(of(ordered[-1]))}", curves([series], span, zone, unit))
 
 
@@ -299,14 +301,14 @@ def lag_of(progress: Progress) -> float:
 def audit_panel(judged: Sequence[Window], window_ms: int, zone: tzinfo) -> Panel:
     """Of windows in order of time."""
     series = []
-    for topic in sorted({each.topic for each in judged})[: SERIES_MAX // 2]:
-        own = [each for each in judged if each.topic == topic]
-        at = [micros_of(each.start) for each in own]
-        series.append(Series(label_of([f"{topic}: sent"]), at, [each.counted for each in own]))
-        series.append(Series(label_of([f"{topic}: arrived"]), at, [each.arrived for each in own]))
+    for topic in sorted({window.topic for window in judged})[: SERIES_MAX // 2]:
+        own = [window for window in judged if window.topic == topic]
+        at = [micros_of(window.start) for window in own]
+        series.append(Series(label_of([f"{topic}: sent"]), at, [window.counted for window in own]))
+        series.append(Series(label_of([f"{topic}: arrived"]), at, [window.arrived for window in own]))
     step_us = window_ms * 1000
     span = Span(micros_of(judged[0].start), micros_of(judged[-1].start) + step_us, step_us)
-    faulty = [each._asdict() for each in judged if each.verdict != "balanced"]
+    faulty = [window._asdict() for window in judged if window.verdict != "balanced"]
     caption = f"messages in each window of {duration(window_ms / 1000)}; below: those that do not balance"
     return Panel("Audit: sent and arrived", caption, curves(series, span, zone, "messages"), faulty)
 

@@ -78,14 +78,14 @@ def decide(
     latest: bool,
 ) -> Resumption:
     """See the module's docstring.  ``logs``: all topics that are sources; ``latest``: begin at the end."""
-    known = record.read if record is not None else {}
+    recorded = record.read if record is not None else {}
     ids: dict[str, str] = {}
     ranges: dict[TopicPartition, tuple[int, int]] = {}
     conflicts: list[Conflict] = []
     since = dict(record.since) if record is not None else {}
     since |= {topic: {} for topic in logs}
     for topic, log in logs.items():
-        read = known.get(topic)
+        read = recorded.get(topic)
         ids[topic] = log.id or (read.id if read is not None else "")
         was_read = read.ranges if read is not None and _same(read.id, log.id) else {}
         for partition in sorted({*log.bounds, *was_read}):
@@ -100,7 +100,7 @@ def decide(
                     begun_at = record.since.get(topic, {}).get(partition)
             ranges[TopicPartition(topic, partition)] = (at, at)
             since.setdefault(topic, {})[partition] = at if begun_at is None else begun_at
-    kept = {topic: _continued(read) for topic, read in known.items() if topic not in logs}
+    kept = {topic: _continued(read) for topic, read in recorded.items() if topic not in logs}
     begun = BatchRecord(
         record.batch if record is not None else BEGINNING,
         record.run if record is not None else "",
@@ -111,8 +111,8 @@ def decide(
     return Resumption(begun, record is None, tuple(conflicts))
 
 
-def _same(known: str, now: str) -> bool:
-    return known == now or not known or not now
+def _same(recorded: str, now: str) -> bool:
+    return recorded == now or not recorded or not now
 
 
 def _conflict(topic: str, partition: int, read: TopicRead, log: TopicLog) -> Conflict | None:

@@ -107,15 +107,15 @@ def run(
 
 
 def start(spark: SparkSession, settings: Settings, state: State, beginning: Beginning, once: bool) -> StreamingQuery:
-    given = {"settings": settings.encode(), "beginning": beginning.encode()}
-    for each in (PipelineSource, PipelineSink):
-        spark.dataSource.register(each)
-    works = spark.readStream.format(SOURCE).options(**given, cores=str(parallelism(spark))).load()
+    options = {"settings": settings.encode(), "beginning": beginning.encode()}
+    for data_source in (PipelineSource, PipelineSink):
+        spark.dataSource.register(data_source)
+    works = spark.readStream.format(SOURCE).options(**options, cores=str(parallelism(spark))).load()
     writer = (
         works.observe(READ, sum_of("records").alias(LINES))
         .writeStream.format(FORMAT)
         .queryName(settings.pipeline.name)
-        .options(**given)
+        .options(**options)
         .option("checkpointLocation", str(state.checkpoint))
     )
     if once:
@@ -175,12 +175,12 @@ class _Run:
         # Each report takes 60 calls of the JVM, and Spark keeps a hundred.
         last = query.lastProgress
         for progress in [] if last is None else [last] if last.batchId <= self._seen + 1 else query.recentProgress:
-            found: dict[str, Any] = json.loads(progress.json)
-            if found["batchId"] > self._seen and found["sources"][0]["endOffset"]:
-                if not found["numInputRows"] and "addBatch" not in found["durationMs"]:
+            fields: dict[str, Any] = json.loads(progress.json)
+            if fields["batchId"] > self._seen and fields["sources"][0]["endOffset"]:
+                if not fields["numInputRows"] and "addBatch" not in fields["durationMs"]:
                     continue  # there was nothing to do
-                self._seen = found["batchId"]
-                self._take(*progress_of(found))
+                self._seen = fields["batchId"]
+                self._take(*progress_of(fields))
 
     def _take(self, progress: Progress, ends: Positions) -> None:
         if progress.batch == self._committed:  # Spark's first one in every run, also where nothing is new
@@ -207,9 +207,9 @@ def failure(error: StreamingQueryException, state: State) -> ApplianceError:
             kind, _, message = line.removeprefix("appliance.errors.").partition(": ")
             return raised_class(kind)(f"the query failed: {message}")
     for line in reversed(lines):
-        if found := _NO_ROOM.search(line):
+        if no_room := _NO_ROOM.search(line):
             return DiskFull(
-                f"the query failed: there is no room left for {found[1] or 'its files'}: make room, run again"
+                f"the query failed: there is no room left for {no_room[1] or 'its files'}: make room, run again"
             )
     causes = [line for line in lines if _CAUSE.match(line)]
     said = causes[-1] if causes else lines[0] if lines else "no reason was given"
@@ -218,5 +218,5 @@ def failure(error: StreamingQueryException, state: State) -> ApplianceError:
 
 def raised_class(name: str) -> type[ApplianceError]:
     """The class of errors.py with this name: the exit status depends on it."""
-    found = getattr(errors, name, ApplianceError)
-    return found if isinstance(found, type) and issubclass(found, ApplianceError) else ApplianceError
+    attribute = getattr(errors, name, ApplianceError)
+    return attribute if isinstance(attribute, type) and issubclass(attribute, ApplianceError) else ApplianceError

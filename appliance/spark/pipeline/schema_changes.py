@@ -28,10 +28,10 @@ class ColumnChange(NamedTuple):
 
     name: str
     stored: pa.DataType
-    wanted: pa.DataType
+    configured: pa.DataType
 
     def __str__(self) -> str:
-        return f"column {self.name!r} is {self.stored} in the table and {self.wanted} in the configuration"
+        return f"column {self.name!r} is {self.stored} in the table and {self.configured} in the configuration"
 
 
 class SchemaChange(NamedTuple):
@@ -44,29 +44,29 @@ class SchemaChange(NamedTuple):
     refused: tuple[ColumnChange, ...]
 
 
-def compare(stored: pa.Schema, wanted: pa.Schema) -> SchemaChange:
+def compare(stored: pa.Schema, configured: pa.Schema) -> SchemaChange:
     """See the module's docstring."""
     widened: list[ColumnChange] = []
     refused: list[ColumnChange] = []
     fields = []
     for field in stored:
         kind = field.type
-        if field.name in wanted.names and wanted.field(field.name).type != kind:
-            change = ColumnChange(field.name, kind, wanted.field(field.name).type)
-            if _wider(change.wanted, kind):
+        if field.name in configured.names and configured.field(field.name).type != kind:
+            change = ColumnChange(field.name, kind, configured.field(field.name).type)
+            if _wider(change.configured, kind):
                 widened.append(change)
-                kind = change.wanted
-            elif not (_wider(kind, change.wanted)):
+                kind = change.configured
+            elif not _wider(kind, change.configured):
                 refused.append(change)
         fields.append(pa.field(field.name, kind))
-    added = tuple(name for name in wanted.names if name not in stored.names)
-    fields += [pa.field(name, wanted.field(name).type) for name in added]
-    dropped = tuple(name for name in stored.names if name not in wanted.names)
+    added = tuple(name for name in configured.names if name not in stored.names)
+    fields += [pa.field(name, configured.field(name).type) for name in added]
+    dropped = tuple(name for name in stored.names if name not in configured.names)
     return SchemaChange(pa.schema(fields), added, dropped, tuple(widened), tuple(refused))
 
 
-def _wider(one: pa.DataType, other: pa.DataType) -> bool:
-    return one in WIDTH and other in WIDTH and WIDTH[one] > WIDTH[other]
+def _wider(kind: pa.DataType, other: pa.DataType) -> bool:
+    return kind in WIDTH and other in WIDTH and WIDTH[kind] > WIDTH[other]
 
 
 def conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:

@@ -265,9 +265,9 @@ def load(path: Path) -> Settings:
     return parse(read_toml(path), path.parent.resolve(), str(path))
 
 
-def parse(given: Mapping[str, Any], base: Path, where: str = "pipeline") -> Settings:
+def parse(entries: Mapping[str, Any], base: Path, where: str = "pipeline") -> Settings:
     """As :func:`load`, from the content of a file; ``base``: the directory to which paths are relative."""
-    cleaned = _clean(Settings, dict(given), where, "")
+    cleaned = _clean(Settings, dict(entries), where, "")
     try:
         settings = msgspec.convert(cleaned, Settings)
     except msgspec.ValidationError as error:
@@ -276,11 +276,11 @@ def parse(given: Mapping[str, Any], base: Path, where: str = "pipeline") -> Sett
     return _completed(settings, base)
 
 
-def _clean(struct: type[Struct], given: Mapping[str, Any], where: str, place: str) -> dict[str, Any]:
+def _clean(struct: type[Struct], entries: Mapping[str, Any], where: str, place: str) -> dict[str, Any]:
     """Converts texts with units to numbers, and raises UnknownKey for unknown keys."""
     hints = get_type_hints(struct)
     cleaned = {}
-    for key, value in given.items():
+    for key, value in entries.items():
         if key not in hints:
             near = difflib.get_close_matches(key, hints, 1, 0.5)
             hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(hints)}"
@@ -294,8 +294,8 @@ def _value(hint: Any, key: str, value: Any, where: str, place: str) -> Any:
     origin = get_origin(get_args(hint)[0] if get_origin(hint) is Annotated else hint)
     if inner is not None and isinstance(value, list) and origin is tuple:
         return [
-            _clean(inner, each, where, f"{place}[{index}].") if isinstance(each, dict) else each
-            for index, each in enumerate(value)
+            _clean(inner, item, where, f"{place}[{index}].") if isinstance(item, dict) else item
+            for index, item in enumerate(value)
         ]
     if inner is not None and isinstance(value, dict):
         if origin is dict:
@@ -313,8 +313,8 @@ def _structs(hint: Any) -> Iterator[type[Struct]]:
     if isinstance(hint, type) and get_origin(hint) is None and issubclass(hint, Struct):
         yield hint
     elif get_origin(hint) in (Annotated, tuple, dict, Union, types.UnionType):
-        for each in get_args(hint):
-            yield from _structs(each)
+        for argument in get_args(hint):
+            yield from _structs(argument)
 
 
 def _number(text: str, units: Mapping[str, int], where: str, place: str) -> int:
@@ -377,8 +377,9 @@ def _completed(settings: Settings, base: Path) -> Settings:
         else replace(settings.output, path=str(base / settings.output.path)),
         iceberg=replace(iceberg, catalogue=iceberg.catalogue and str(base / iceberg.catalogue), table=table),
         views=replace(settings.views, path=str(base / settings.views.path) if settings.views.path else ""),
-        lookup=tuple(replace(each, file=str(base / each.file)) for each in settings.lookup),
+        lookup=tuple(replace(lookup, file=str(base / lookup.file)) for lookup in settings.lookup),
         alert=tuple(
-            each if is_url(each.webhook) else replace(each, webhook=str(base / each.webhook)) for each in settings.alert
+            alert if is_url(alert.webhook) else replace(alert, webhook=str(base / alert.webhook))
+            for alert in settings.alert
         ),
     )

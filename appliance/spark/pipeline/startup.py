@@ -89,7 +89,7 @@ class Examination(NamedTuple):
     widened: bool
 
     def with_effect(self, effect: str) -> list[Finding]:
-        return [each for each in self.findings if each.effect == effect]
+        return [finding for finding in self.findings if finding.effect == effect]
 
 
 def output_lock(settings: Settings) -> PidLock:
@@ -109,15 +109,17 @@ def topic_logs(settings: Settings, retry_ms: int | None = None, only: list[str] 
 
 def read_logs(access: Access, topics: list[str]) -> dict[str, TopicLog]:
     """As :func:`topic_logs`, with given connections."""
-    found = access.topics(topics)
-    keys = [TopicPartition(name, partition) for name, topic in found.items() for partition in range(len(topic.leaders))]
+    described = access.topics(topics)
+    keys = [
+        TopicPartition(name, partition) for name, topic in described.items() for partition in range(len(topic.leaders))
+    ]
     starts = access.offsets(dict.fromkeys(keys, EARLIEST))
     ends = access.offsets(dict.fromkeys(keys, LATEST))
-    bounds: dict[str, dict[int, tuple[int, int]]] = {name: {} for name in found}
+    bounds: dict[str, dict[int, tuple[int, int]]] = {name: {} for name in described}
     for key in keys:
         # They were not read at the same time: retention may have come between.
         bounds[key.topic][key.partition] = starts[key], max(starts[key], ends[key])
-    return {name: TopicLog(topic.id, bounds[name]) for name, topic in found.items()}
+    return {name: TopicLog(topic.id, bounds[name]) for name, topic in described.items()}
 
 
 def examine(settings: Settings, store: DeltaStore, logs: Mapping[str, TopicLog]) -> Examination:
@@ -127,9 +129,9 @@ def examine(settings: Settings, store: DeltaStore, logs: Mapping[str, TopicLog])
         BadValue: the tables contradict each other.
     """
     record = store.recorded()
-    wanted = Transform(settings).schema
+    configured = Transform(settings).schema
     stored = store.stored_schema
-    change = compare(stored, wanted) if stored is not None else SchemaChange(wanted, (), (), (), ())
+    change = compare(stored, configured) if stored is not None else SchemaChange(configured, (), (), (), ())
     there = {topic: logs.get(topic, TopicLog("", {})) for topic in settings.topics}
     resumption = decide(record, there, settings.input.starting == "latest")
     findings = [
@@ -148,12 +150,12 @@ def _of_topics(
     settings: Settings, resumption: Resumption, record: BatchRecord | None, logs: Mapping[str, TopicLog]
 ) -> list[Finding]:
     findings = []
-    for each in resumption.conflicts:
-        subject = f"{each.topic}-{each.partition}"
+    for conflict in resumption.conflicts:
+        subject = f"{conflict.topic}-{conflict.partition}"
         if settings.input.fail_on_data_loss:
-            findings.append(Finding(subject, "accept", f"{each}; accepted, it continues at {each.resumed}"))
+            findings.append(Finding(subject, "accept", f"{conflict}; accepted, it continues at {conflict.resumed}"))
         else:
-            findings.append(Finding(subject, "changes", f"{each}; it continues at {each.resumed}"))
+            findings.append(Finding(subject, "changes", f"{conflict}; it continues at {conflict.resumed}"))
     for topic in settings.topics:
         if topic not in logs and (record is None or topic not in record.read):
             findings.append(
@@ -169,19 +171,24 @@ def _of_topics(
 
 def _beginning(resumption: Resumption, log: TopicLog, topic: str) -> str:
     """Where a topic is read from at first, and how much there is."""
-    left = sum(end - resumption.begun.ends[TopicPartition(topic, number)] for number, (_, end) in log.bounds.items())
-    if not left:
+    unread_bytes = sum(
+        end - resumption.begun.ends[TopicPartition(topic, number)] for number, (_, end) in log.bounds.items()
+    )
+    if not unread_bytes:
         return "its end on"
-    return f"its start on: {units.size(left)} in {len(log.bounds)} partitions"
+    return f"its start on: {units.size(unread_bytes)} in {len(log.bounds)} partitions"
 
 
 def _of_columns(change: SchemaChange, adds: bool) -> list[Finding]:
     findings = [Finding(EVENTS, "changes", f"column {name!r} is added, null until now") for name in change.added]
     later = "has unknown fields of its name from now on" if adds else "is kept, null from now on"
     findings += [Finding(EVENTS, "ok", f"column {name!r} {later}") for name in change.dropped]
-    findings += [Finding(EVENTS, "accept", f"{each}; accepted, the table is rewritten") for each in change.widened]
+    findings += [
+        Finding(EVENTS, "accept", f"{column_change}; accepted, the table is rewritten")
+        for column_change in change.widened
+    ]
     advice = "give it another name, or use another output.path"
-    findings += [Finding(EVENTS, "refused", f"{each}: {advice}") for each in change.refused]
+    findings += [Finding(EVENTS, "refused", f"{column_change}: {advice}") for column_change in change.refused]
     return findings
 
 
@@ -246,10 +253,10 @@ def ensure_topics(settings: Settings, read: Collection[str]) -> None:
 
     A topic that was read and is gone has lost its messages: that must be accepted first.
     """
-    wanted = [*settings.topics, settings.dead_letters.topic]
+    topics = [*settings.topics, settings.dead_letters.topic]
     with Admin(settings.pipeline.bootstrap, client_name="pipeline") as admin:
         there = {topic["name"] for topic in admin.topics()}
-        for name in dict.fromkeys(filter(None, wanted)):
+        for name in dict.fromkeys(filter(None, topics)):
             if name not in there and name not in read:
                 try:
                     admin.ensure_topic(name)
@@ -259,23 +266,23 @@ def ensure_topics(settings: Settings, read: Collection[str]) -> None:
 
 def begin_from(settings: Settings, identity: str, logs: Mapping[str, TopicLog]) -> Beginning:
     """As :func:`begin`, with the topics that were found."""
-    found = examine(settings, open_store(settings, identity), logs)
-    raise_refused(found)
-    store = open_store(settings, identity, found.schema)
-    store.extend(found.schema)
+    examination = examine(settings, open_store(settings, identity), logs)
+    raise_refused(examination)
+    store = open_store(settings, identity, examination.schema)
+    store.extend(examination.schema)
     Letters(settings).begin()
-    recorded, run = found.resumption.begun, uuid.uuid4().hex
+    recorded, run = examination.resumption.begun, uuid.uuid4().hex
     begun = msgspec.structs.replace(recorded, parsing=parsing_of(settings))
-    if found.resumption.first:
+    if examination.resumption.first:
         store.commit(begun, [])
-    elif found.resumption.conflicts or begun.parsing != recorded.parsing:
+    elif examination.resumption.conflicts or begun.parsing != recorded.parsing:
         store.amend(begun)
-    return Beginning(identity, begun, encode_schema(found.schema), run)
+    return Beginning(identity, begun, encode_schema(examination.schema), run)
 
 
-def raise_refused(found: Examination) -> None:
+def raise_refused(examination: Examination) -> None:
     """Raises BadValue with the first finding that stops a run, and the number of the others."""
-    refused, unaccepted = found.with_effect("refused"), found.with_effect("accept")
+    refused, unaccepted = examination.with_effect("refused"), examination.with_effect("accept")
     stops = [*refused, *unaccepted]
     if not stops:
         return
@@ -310,17 +317,17 @@ def accept(settings: Settings) -> list[Finding]:
 
 
 def accept_from(settings: Settings, identity: str, logs: Mapping[str, TopicLog]) -> list[Finding]:
-    found = examine(settings, open_store(settings, identity), logs)
-    if refused := found.with_effect("refused"):
+    examination = examine(settings, open_store(settings, identity), logs)
+    if refused := examination.with_effect("refused"):
         raise BadValue(f"{refused[0].subject}: {refused[0].text}")
-    accepted = found.with_effect("accept")
+    accepted = examination.with_effect("accept")
     if accepted:
-        store = open_store(settings, identity, found.schema)
-        begun = found.resumption.begun
+        store = open_store(settings, identity, examination.schema)
+        begun = examination.resumption.begun
         record = msgspec.structs.replace(begun, parsing=parsing_of(settings))
         try:
-            store.amend(record, found.schema if found.widened else None)
+            store.amend(record, examination.schema if examination.widened else None)
         except pa.ArrowInvalid as error:
             raise BadValue(f"the table cannot be rewritten, and is as it was: {error}") from None
-        store.extend(found.schema)
+        store.extend(examination.schema)
     return accepted

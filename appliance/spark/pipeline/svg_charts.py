@@ -26,9 +26,9 @@ COLOURS: Final = ("#2563a8", "#c2571a", "#2f8f5b", "#8a4fa3", "#b08a1e", "#4c9aa
 MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86_400
 STEPS_S: Final = (
     *(1, 2, 5, 10, 15, 30),
-    *(each * MINUTE_S for each in (1, 2, 5, 10, 15, 30)),
-    *(each * HOUR_S for each in (1, 2, 3, 6, 12)),
-    *(each * DAY_S for each in (1, 2, 7, 14, 28, 91, 182, 365, 1826, 3652)),
+    *(count * MINUTE_S for count in (1, 2, 5, 10, 15, 30)),
+    *(count * HOUR_S for count in (1, 2, 3, 6, 12)),
+    *(count * DAY_S for count in (1, 2, 7, 14, 28, 91, 182, 365, 1826, 3652)),
 )
 """Of ticks, and of the lengths of time that are taken together."""
 MONTHS: Final = (1, 2, 3, 6, 12, 24, 60, 120, 240, 600, 1200)
@@ -56,7 +56,7 @@ class Span(NamedTuple):
 
 def step_for(length_us: int, steps_max: int) -> int:
     """The shortest step, in microseconds, of which at most so many cover a length of time."""
-    fitting = (each for each in STEPS_S if math.ceil(length_us / (each * 1_000_000)) <= steps_max)
+    fitting = (step_s for step_s in STEPS_S if math.ceil(length_us / (step_s * 1_000_000)) <= steps_max)
     return next(fitting, math.ceil(length_us / steps_max / 1_000_000)) * 1_000_000
 
 
@@ -73,8 +73,8 @@ def duration(seconds: float) -> str:
 
 
 def label_of(values: Sequence[object]) -> str:
-    text = ", ".join("none" if each is None else str(each) for each in values)
-    shown = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text)
+    text = ", ".join("none" if value is None else str(value) for value in values)
+    shown = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
     return shown if len(shown) <= LABEL_CHARACTERS_MAX else f"{shown[: LABEL_CHARACTERS_MAX - 1]}…"
 
 
@@ -89,10 +89,10 @@ def number(value: float) -> str:
 
 def curves(series: Sequence[Series], span: Span, zone: tzinfo, unit: str) -> str:
     """A line for each series, broken where it has no value for more than two steps; single values are dots."""
-    top = _top(value for each in series for value in each.values)
+    top = _top(value for curve in series for value in curve.values)
     parts = []
-    for colour, each in zip(_colours(), series, strict=False):
-        for run in _runs(each, 2 * span.step_us):
+    for colour, curve in zip(_colours(), series, strict=False):
+        for run in _runs(curve, 2 * span.step_us):
             points = [f"{_x(at, span):.1f},{_y(value, top):.1f}" for at, value in run]
             if len(points) == 1:
                 x, _, y = points[0].partition(",")
@@ -101,27 +101,27 @@ def curves(series: Sequence[Series], span: Span, zone: tzinfo, unit: str) -> str
                 parts.append(
                     f'<polyline fill="none" stroke="{colour}" stroke-width="1.5" points="{" ".join(points)}"/>'
                 )
-    return _framed(parts, span, top, zone, unit) + _legend([each.label for each in series])
+    return _framed(parts, span, top, zone, unit) + _legend([curve.label for curve in series])
 
 
 def stacks(series: Sequence[Series], span: Span, zone: tzinfo, unit: str) -> str:
     """A bar for each step, with a piece for each series."""
     heights: dict[int, float] = {}
-    for each in series:
-        for at, value in zip(each.micros, each.values, strict=True):
+    for stack in series:
+        for at, value in zip(stack.micros, stack.values, strict=True):
             heights[at] = heights.get(at, 0.0) + value
     top = _top(heights.values())
     wide = max(1.0, _x(span.aligned_us + span.step_us, span) - _x(span.aligned_us, span) - 1)
     parts, below = [], dict.fromkeys(heights, 0.0)
-    for colour, each in zip(_colours(), series, strict=False):
-        for at, value in zip(each.micros, each.values, strict=True):
+    for colour, stack in zip(_colours(), series, strict=False):
+        for at, value in zip(stack.micros, stack.values, strict=True):
             high, low = _y(below[at] + value, top), _y(below[at], top)
             below[at] += value
             x = max(_x(at, span), LEFT)
             parts.append(
                 f'<rect x="{x:.1f}" y="{high:.1f}" width="{wide:.1f}" height="{low - high:.1f}" fill="{colour}"/>'
             )
-    return _framed(parts, span, top, zone, unit) + _legend([each.label for each in series])
+    return _framed(parts, span, top, zone, unit) + _legend([stack.label for stack in series])
 
 
 def ranking(rows: Sequence[tuple[str, float]]) -> str:
@@ -170,8 +170,8 @@ def _colours() -> Iterator[str]:
 def _runs(series: Series, gap_us: int) -> Iterator[list[tuple[int, float]]]:
     points = list(zip(series.micros, series.values, strict=True))
     begin = 0
-    for place, (one, other) in enumerate(pairwise(points), 1):
-        if other[0] - one[0] > gap_us:
+    for place, (earlier, other) in enumerate(pairwise(points), 1):
+        if other[0] - earlier[0] > gap_us:
             yield points[begin:place]
             begin = place
     if points:
@@ -187,7 +187,7 @@ def _y(value: float, top: float) -> float:
 
 
 def _top(values: Iterable[float]) -> float:
-    most = max((each for each in values if math.isfinite(each)), default=0.0)
+    most = max((value for value in values if math.isfinite(value)), default=0.0)
     return most if most > 0 else 1.0
 
 
@@ -195,30 +195,30 @@ def _ticks(top: float) -> list[float]:
     """At most five round numbers from 0 on."""
     raw = top / 4
     power = 10 ** math.floor(math.log10(raw))
-    step = next(each * power for each in (1, 2, 5, 10) if each * power >= raw)
-    return [each * step for each in range(int(top / step) + 1)]
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw)
+    return [number * step for number in range(int(top / step) + 1)]
 
 
 def time_ticks(span: Span, zone: tzinfo) -> list[tuple[int, str]]:
     """At most :data:`TICKS_MAX` times within a span, with their labels."""
     length_s = (span.end_us - span.first_us) / 1_000_000
-    step_s = next((each for each in STEPS_S if each < 28 * DAY_S and length_s / each <= TICKS_MAX - 1), None)
+    step_s = next((step for step in STEPS_S if step < 28 * DAY_S and length_s / step <= TICKS_MAX - 1), None)
     first, end = moment(span.first_us, zone), moment(span.end_us, zone)
     if step_s is None:
-        return [(_micros(each), f"{each:%Y-%m}") for each in _months(first, end, length_s)]
+        return [(_micros(month), f"{month:%Y-%m}") for month in _months(first, end, length_s)]
     midnight = first.replace(hour=0, minute=0, second=0, microsecond=0)
     whole = math.ceil((first - midnight).total_seconds() / step_s)
     form = "%H:%M:%S" if step_s < MINUTE_S else "%H:%M" if step_s < DAY_S else "%m-%d"
-    found = []
+    ticks = []
     while (at := midnight + timedelta(seconds=whole * step_s)) <= end:
         shown = "%m-%d" if form == "%H:%M" and at.hour == at.minute == 0 else form
-        found.append((_micros(at), f"{at:{shown}}"))
+        ticks.append((_micros(at), f"{at:{shown}}"))
         whole += 1
-    return found
+    return ticks
 
 
 def _months(first: datetime, end: datetime, length_s: float) -> Iterator[datetime]:
-    step = next((each for each in MONTHS if length_s / (each * 30.4 * DAY_S) <= TICKS_MAX - 1), MONTHS[-1])
+    step = next((months for months in MONTHS if length_s / (months * 30.4 * DAY_S) <= TICKS_MAX - 1), MONTHS[-1])
     at = first.year * 12 // step * step
     while at // 12 <= end.year:
         when = first.replace(year=max(1, at // 12), month=at % 12 + 1, day=1, hour=0, minute=0, second=0, microsecond=0)

@@ -32,8 +32,8 @@ def split(table: pa.Table, by: Sequence[str]) -> Iterator[tuple[dict[str, str | 
     rest = table.drop_columns(list(by))
     codes = np.zeros(len(table), np.int64)
     encoded = [table.column(name).combine_chunks().dictionary_encode(null_encoding="encode") for name in by]
-    for each in encoded:
-        codes = codes * max(1, len(each.dictionary)) + each.indices.to_numpy()
+    for column in encoded:
+        codes = codes * max(1, len(column.dictionary)) + column.indices.to_numpy()
     order = None if not len(codes) or (codes == codes[0]).all() else np.argsort(codes, kind="stable")
     if order is not None:
         codes, rest = codes[order], rest.take(pa.array(order))

@@ -48,15 +48,15 @@ def owner_of(settings: Settings) -> Owner | None:
         BadValue: it is another pipeline, or the tables are no Delta tables.
     """
     files = OutputFiles(settings.output)
-    root, found = files.uri(), files.read(OWNER)
-    if found is None:
+    root, stored = files.uri(), files.read(OWNER)
+    if stored is None:
         if files.exists(EVENTS):
             raise BadValue(
                 f"{root} has tables and no {OWNER}, which says whose they are: put it back, or use another output.path"
             )
         return None
     try:
-        owner = msgspec.json.decode(found, type=Owner)
+        owner = msgspec.json.decode(stored, type=Owner)
     except msgspec.DecodeError as error:
         raise BadValue(f"{files.uri(OWNER)} cannot be read ({error}): put a copy of it back") from None
     if owner.pipeline != settings.pipeline.name:

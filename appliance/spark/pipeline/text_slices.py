@@ -38,10 +38,10 @@ class Lines:
         """All positions of a byte, in order."""
         return np.flatnonzero(self.bytes == byte).astype(np.int32)
 
-    def first_at(self, found: Positions) -> tuple[Positions, Positions]:
-        """For each line the index of its first one of ``found``, and how many it has."""
-        first = np.searchsorted(found, self.starts).astype(np.int32)
-        return first, np.searchsorted(found, self.stops).astype(np.int32) - first
+    def first_at(self, positions: Positions) -> tuple[Positions, Positions]:
+        """For each line the index of its first one of ``positions``, and how many it has."""
+        first = np.searchsorted(positions, self.starts).astype(np.int32)
+        return first, np.searchsorted(positions, self.stops).astype(np.int32) - first
 
     def cut(self, starts: Positions, stops: Positions) -> pa.Array:
         """The texts from ``starts`` to ``stops``, which must be in order and may not overlap."""

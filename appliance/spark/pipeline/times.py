@@ -82,7 +82,7 @@ class Times:
     def __init__(self, formats: Sequence[str], zone: str) -> None:
         self._zone = ZoneInfo(zone)
         self._formats = tuple(formats)
-        self._parsers = [FORMATS.get(each) or _strptime(each) for each in formats]
+        self._parsers = [FORMATS.get(form) or _strptime(form) for form in formats]
         self._known: dict[str, int | None] = {}
         self._received = EPOCH
 
@@ -98,14 +98,14 @@ class Times:
         if abs(received - self._received) > HOUR or len(self._known) > CACHED_MAX:
             self._known.clear()
             self._received = received
-        known, parse = self._known, self._one
-        micros = [known[text] if text in known else parse(text) for text in distinct.to_pylist()]
+        times, parse = self._known, self._one
+        micros = [times[text] if text in times else parse(text) for text in distinct.to_pylist()]
         return pa.array(micros, pa.int64()).cast(MICROS).take(encoded.indices)
 
     def _at_once(self, texts: pa.Array) -> pa.Array | None:
         """All of them, if they are ISO times or whole numbers; None if they are not."""
         named = list(takewhile(FORMATS.__contains__, self._formats))  # no text fits two of these, but for numbers
-        numbers = next((each for each in named if each.startswith("epoch")), "")
+        numbers = next((form for form in named if form.startswith("epoch")), "")
         try:
             if "iso" in named and _all(texts, _ZONED):
                 return texts.cast(MICROS)
@@ -128,13 +128,13 @@ class Times:
 
     def _one(self, text: str) -> int | None:
         leap = _LEAP.search(text)
-        given = text if leap is None else text[: leap.end() - 2] + "59" + text[leap.end() :]
+        plain = text if leap is None else text[: leap.end() - 2] + "59" + text[leap.end() :]
         micros = None
         for parse in self._parsers:
             try:
-                found = parse(given, self._received, self._zone)
-                if found is not None:
-                    micros = (found - EPOCH) // timedelta(microseconds=1) + (0 if leap is None else 1_000_000)
+                moment = parse(plain, self._received, self._zone)
+                if moment is not None:
+                    micros = (moment - EPOCH) // timedelta(microseconds=1) + (0 if leap is None else 1_000_000)
                     break
             except (ValueError, OverflowError):
                 pass
@@ -188,15 +188,17 @@ def _iso(text: str, _: datetime, zone: ZoneInfo) -> datetime | None:
         if offset or name in ("UTC", "GMT", "Z"):
             text = plain + (offset or "Z")
         else:
-            found = datetime.fromisoformat(plain).replace(tzinfo=zone)
-            return _abbreviated(found, name)
-    found = datetime.fromisoformat(text)
-    return found if found.tzinfo is not None else found.replace(tzinfo=zone)
+            moment = datetime.fromisoformat(plain).replace(tzinfo=zone)
+            return _abbreviated(moment, name)
+    moment = datetime.fromisoformat(text)
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=zone)
 
 
 def _abbreviated(time: datetime, name: str) -> datetime | None:
     """The time if its zone is abbreviated so then, in summer or in winter; abbreviations alone are ambiguous."""
-    return next((each for each in (time.replace(fold=fold) for fold in (0, 1)) if each.tzname() == name), None)
+    return next(
+        (candidate for candidate in (time.replace(fold=fold) for fold in (0, 1)) if candidate.tzname() == name), None
+    )
 
 
 def _epoch(text: str, _: datetime, __: ZoneInfo) -> datetime | None:
@@ -254,7 +256,7 @@ def _apache(text: str, _: datetime, zone: ZoneInfo) -> datetime | None:
 
 def _moment(year: str | int, month: int, day: str, clock: Sequence[str | None], zone: ZoneInfo | timedelta) -> datetime:
     """``clock``: hour, minute, second, and perhaps a fraction as ``.123`` or None; ``zone`` may be an offset."""
-    hour, minute, second = (int(each or 0) for each in clock[:3])
+    hour, minute, second = (int(part or 0) for part in clock[:3])
     fraction = (clock[3] if len(clock) > 3 else None) or "."
     micros = int(f"{fraction[1:]:0<6}")
     if isinstance(zone, timedelta):
@@ -272,29 +274,29 @@ def _in_a_year(in_year: Callable[[int], datetime], received: datetime) -> dateti
     """The latest of these times that is at most a day after ``received``."""
     for year in range(min(received.year + 1, 9999), received.year - 8, -1):
         try:
-            found = in_year(year)
+            moment = in_year(year)
         except ValueError:
             continue  # the 29th of February
-        if found <= received + DAY:
-            return found
+        if moment <= received + DAY:
+            return moment
     return None
 
 
-def _strptime(wanted: str) -> Parse:
+def _strptime(form: str) -> Parse:
     """A parser of this format.
 
     Raises:
         ValueError: it is no format.
     """
-    if "%" not in wanted:
-        raise ValueError(f"{wanted!r}: use one of {', '.join(FORMATS)}, or a format of strptime, as %Y-%m-%d %H:%M")
-    abbreviated = wanted.endswith("%Z")
-    plain = wanted.removesuffix("%Z").rstrip()
+    if "%" not in form:
+        raise ValueError(f"{form!r}: use one of {', '.join(FORMATS)}, or a format of strptime, as %Y-%m-%d %H:%M")
+    abbreviated = form.endswith("%Z")
+    plain = form.removesuffix("%Z").rstrip()
     if "%Z" in plain:
-        raise ValueError(f"{wanted!r}: %Z is understood at the end only")
+        raise ValueError(f"{form!r}: %Z is understood at the end only")
     directives = set(re.findall(r"%[-]?(.)", plain))
     if directives & set("UW") and not directives & set("aAwudjcxD"):
-        raise ValueError(f"{wanted!r}: the number of a week tells no day: add that of the week, as %u, %a or %w")
+        raise ValueError(f"{form!r}: the number of a week tells no day: add that of the week, as %u, %a or %w")
     has_year, has_day = directives & set("YyGcxD"), directives & set("djcxDUWV")
     tried = plain if has_year else f"%Y {plain}"
     datetime.strptime(EPOCH.strftime(tried), tried)  # raises ValueError for what is no format
@@ -305,20 +307,20 @@ def _strptime(wanted: str) -> Parse:
             text, _, name = text.rpartition(" ")
         tz = ZoneInfo("UTC") if name in ("UTC", "GMT", "Z") else zone
 
-        def read(prefix: str, form: str) -> datetime:
-            found = datetime.strptime(prefix + text, form + plain)
-            return found if found.tzinfo is not None else found.replace(tzinfo=tz)
+        def read(prefix: str, prefix_form: str) -> datetime:
+            moment = datetime.strptime(prefix + text, prefix_form + plain)
+            return moment if moment.tzinfo is not None else moment.replace(tzinfo=tz)
 
         if has_year:
-            found: datetime | None = read("", "")
+            moment: datetime | None = read("", "")
         elif has_day:
-            found = _in_a_year(lambda year: read(f"{year} ", "%Y "), received)
+            moment = _in_a_year(lambda year: read(f"{year} ", "%Y "), received)
         else:
             today = received.astimezone(tz).date()
             days = [str(today + step * DAY) for step in (1, 0, -1)]
             near = (read(f"{day} ", "%Y-%m-%d ") for day in days)
-            found = next((each for each in near if each <= received + HOUR), None)
-        return found if not name or tz is not zone or found is None else _abbreviated(found, name)
+            moment = next((candidate for candidate in near if candidate <= received + HOUR), None)
+        return moment if not name or tz is not zone or moment is None else _abbreviated(moment, name)
 
     return parse
 

@@ -42,14 +42,14 @@ def adds_columns(settings: Settings) -> bool:
 class AddedColumns:
     """The columns of a table, with those that are added while rows of it are made."""
 
-    def __init__(self, table: pa.Schema, wanted: pa.Schema, most: int = ADDED_MAX) -> None:
-        """``table``: its columns now; ``wanted``: those of the configuration."""
+    def __init__(self, table: pa.Schema, configured: pa.Schema, most: int = ADDED_MAX) -> None:
+        """``table``: its columns now; ``configured``: those of the configuration."""
         self.schema = table
         self.fresh: list[str] = []
         """The names of columns that the table does not have."""
-        others = [field for field in table if field.name not in {*wanted.names, *RESERVED}]
+        others = [field for field in table if field.name not in {*configured.names, *RESERVED}]
         self._known = {field.name for field in others if field.type == pa.string()}
-        self._taken = {name.lower() for name in (*table.names, *wanted.names, *RESERVED)} - self._known
+        self._taken = {name.lower() for name in (*table.names, *configured.names, *RESERVED)} - self._known
         self._most = max(most, len(self._known))
 
     def spread(self, rows: pa.Table, fields: pa.Array) -> pa.Table:

@@ -16,13 +16,13 @@ import pyarrow.compute as pc
 def replaced(values: pa.Array, pattern: str, replacement: str) -> pa.Array:
     """The values with each match replaced; ``replacement`` may refer to groups, as ``\\1``."""
     return _applied(
-        values, lambda each: pc.replace_substring_regex(each, pattern, replacement).cast(pa.binary()), pa.binary()
+        values, lambda texts: pc.replace_substring_regex(texts, pattern, replacement).cast(pa.binary()), pa.binary()
     )
 
 
 def matching(values: pa.Array, pattern: str) -> pa.Array:
     """Whether the pattern matches somewhere in each value; null for null."""
-    return _applied(values, lambda each: pc.match_substring_regex(each, pattern), pa.bool_())
+    return _applied(values, lambda texts: pc.match_substring_regex(texts, pattern), pa.bool_())
 
 
 def _applied(values: pa.Array, work: Callable[[pa.Array], pa.Array], kind: pa.DataType) -> Any:

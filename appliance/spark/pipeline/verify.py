@@ -113,17 +113,17 @@ class _Rows:
 
     def between(self, first: int, end: int) -> pa.Table:
         """Offset, time and number of lines of those from ``first`` to before ``end``."""
-        wanted = self._of & (pc.field("offset") >= first) & (pc.field("offset") < end)
+        in_range = self._of & (pc.field("offset") >= first) & (pc.field("offset") < end)
         columns = ["offset", "received", *([LINES] if self.joined else [])]
-        return self._events.to_table(columns=columns, filter=wanted)
+        return self._events.to_table(columns=columns, filter=in_range)
 
 
 def _compare(access: Access, key: TopicPartition, rows: _Rows, bounds: tuple[int, int], log_end: int) -> Compared:
-    found = Compared(*key, *bounds, 0, 0, 0, 0, 0)
+    compared = Compared(*key, *bounds, 0, 0, 0, 0, 0)
     begin = bounds[0]
     for messages, end in _spans(access, key, bounds, log_end):
         stored = rows.between(begin, end)
-        have, want = (_identities(each) for each in (stored, messages))
+        have, want = (_identities(table) for table in (stored, messages))
         if rows.joined:  # an event has the offset of its first line only
             lines = int(pc.sum(stored.column(LINES)).as_py() or 0)
             missing, twice, unknown = max(0, len(messages) - lines), max(0, lines - len(messages)), 0
@@ -131,15 +131,15 @@ def _compare(access: Access, key: TopicPartition, rows: _Rows, bounds: tuple[int
             distinct = np.unique(have)
             missing = len(np.setdiff1d(want, distinct))
             twice, unknown = len(have) - len(distinct), len(np.setdiff1d(distinct, want))
-        found = found._replace(
-            messages=found.messages + len(messages),
-            rows=found.rows + len(stored),
-            missing=found.missing + missing,
-            twice=found.twice + twice,
-            unknown=found.unknown + unknown,
+        compared = compared._replace(
+            messages=compared.messages + len(messages),
+            rows=compared.rows + len(stored),
+            missing=compared.missing + missing,
+            twice=compared.twice + twice,
+            unknown=compared.unknown + unknown,
         )
         begin = end
-    return found
+    return compared
 
 
 def _identities(rows: pa.Table) -> np.ndarray:

@@ -78,16 +78,16 @@ class ViewAlerts:
         if not self._alerts:
             return 0
         table = ViewTable(self._settings.output, self._view.name)
-        known = self._load()
+        told_by_key = self._load()
         count, faults = 0, list[ApplianceError]()
         for key, alert in self._alerts.items():
             try:
-                self._look(table, alert, known.setdefault(key, _Told()), now)
-                self._store(known)
-                for start in [*known[key].waiting]:
+                self._look(table, alert, told_by_key.setdefault(key, _Told()), now)
+                self._store(told_by_key)
+                for start in [*told_by_key[key].waiting]:
                     count += self._send(table, alert, start)
-                    known[key].waiting.remove(start)
-                    self._store(known)
+                    told_by_key[key].waiting.remove(start)
+                    self._store(told_by_key)
             except ApplianceError as error:  # other alerts may have another webhook
                 faults.append(error)
         if faults:
@@ -96,9 +96,9 @@ class ViewAlerts:
 
     def standing(self) -> Iterator[Standing]:
         """What was told and is not yet forgotten, for people."""
-        known = self._load()
+        told_by_key = self._load()
         for key, alert in self._alerts.items():
-            told = known.get(key, _Told())
+            told = told_by_key.get(key, _Told())
             windows = [EPOCH + timedelta(microseconds=start) for start in told.windows]
             yield Standing(alert, windows, len(told.waiting))
 
@@ -147,11 +147,11 @@ class ViewAlerts:
         }
 
     def _load(self) -> dict[str, _Told]:
-        found = self._files.read(self._file)
-        return {} if found is None else msgspec.json.decode(found, type=dict[str, _Told])
+        stored = self._files.read(self._file)
+        return {} if stored is None else msgspec.json.decode(stored, type=dict[str, _Told])
 
-    def _store(self, known: dict[str, _Told]) -> None:
-        kept = {key: told for key, told in known.items() if key in self._alerts}
+    def _store(self, told_by_key: dict[str, _Told]) -> None:
+        kept = {key: told for key, told in told_by_key.items() if key in self._alerts}
         self._files.write(self._file, msgspec.json.encode(kept).decode())
 
 

@@ -75,12 +75,12 @@ def load_views(directory: Path) -> list[View]:
         raise BadValue(
             f"views.path: there is no directory {directory}: `appliance pipeline example --views DIR` makes one"
         )
-    found = [parse_view(path.stem, _text_of(path), str(path)) for path in sorted(directory.glob(f"*{SUFFIX}"))]
+    views = [parse_view(path.stem, _text_of(path), str(path)) for path in sorted(directory.glob(f"*{SUFFIX}"))]
     lower: dict[str, str] = {}
-    for view in found:
+    for view in views:
         if (other := lower.setdefault(view.name.lower(), view.name)) != view.name:
             raise BadValue(f"views {other} and {view.name} differ by case only: rename one of their files")
-    return found
+    return views
 
 
 def _text_of(path: Path) -> str:
@@ -102,7 +102,7 @@ def parse_view(name: str, text: str, where: str) -> View:
     if "window" not in entries:
         raise BadValue(f"{where}: its head says no window: add a line as `-- window: 1h`")
     window_ms = _duration("window", entries["window"], where)
-    keys = tuple(each.strip() for each in entries.get("keys", "").split(",") if each.strip())
+    keys = tuple(key.strip() for key in entries.get("keys", "").split(",") if key.strip())
     for key in keys:
         if not COLUMN.fullmatch(key) or key == "start":
             raise BadValue(f"{where}: keys: {key!r}: name columns of the answer other than start, with commas between")
@@ -136,7 +136,7 @@ def _split(text: str, where: str) -> tuple[str, dict[str, str], str]:
 
 
 def _duration(key: str, text: str, where: str) -> int:
-    found = parse_units(text, DURATIONS_MS)
-    if found is None or not 0 < found <= WINDOW_MS_MAX:
+    duration_ms = parse_units(text, DURATIONS_MS)
+    if duration_ms is None or not 0 < duration_ms <= WINDOW_MS_MAX:
         raise BadValue(f"{where}: {key}: {text!r}: a duration up to 366 days, as 30s, 1m, 1h or 7d")
-    return found
+    return duration_ms

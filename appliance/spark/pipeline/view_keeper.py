@@ -69,16 +69,22 @@ class ViewKeeper:
 
     def _refresh(self, refreshing: Refresher, view: View) -> None:
         try:
-            found = refreshing.refresh(view)
+            refreshed = refreshing.refresh(view)
         except Exception as error:  # of this view only
             self._fault(view.name, _text(error))
             return
-        if found.remark:
-            self._fault(view.name, found.remark)
+        if refreshed.remark:
+            self._fault(view.name, refreshed.remark)
         else:
             self.faults.pop(view.name, None)
-        if found.state != "current":
-            log.info("view %s: %d rows, events version %d, %.1f s", view.name, found.rows, found.version, found.seconds)
+        if refreshed.state != "current":
+            log.info(
+                "view %s: %d rows, events version %d, %.1f s",
+                view.name,
+                refreshed.rows,
+                refreshed.version,
+                refreshed.seconds,
+            )
 
     def _fault(self, name: str, text: str) -> None:
         if self.faults.get(name) != text:

@@ -46,7 +46,7 @@ class ViewMessages(CommitFollower):
     def _encoded(self, rows: pa.Table) -> Iterator[pa.RecordBatch]:
         keys, values = [], []
         for row in rows.drop_columns(["date"]).to_pylist():
-            plain = {name: each.isoformat() if isinstance(each, datetime) else each for name, each in row.items()}
+            plain = {name: value.isoformat() if isinstance(value, datetime) else value for name, value in row.items()}
             keys.append(json.dumps({name: plain[name] for name in ("start", *self._view.keys)}, default=str).encode())
             values.append(json.dumps({"view": self._view.name} | plain, ensure_ascii=False, default=str).encode())
         if keys:

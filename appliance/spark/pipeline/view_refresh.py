@@ -124,14 +124,14 @@ class Refresher:
         self, view: View, state: ViewState, events: EventVersions, since_us: int | None, whole: bool
     ) -> Ranges | None:
         """The times whose rows are to be computed; None for all."""
-        known = state.state in ("current", "behind") and state.basis is not None
+        has_basis = state.state in ("current", "behind") and state.basis is not None
         if whole and since_us is not None:
             since = [(since_us // view.window_us * view.window_us, events.end_us(view.window_us))]
             if state.state in ("new", "unknown") or state.basis is None:
                 return None  # earlier rows would count as current, whatever they are
-            changed = self._changed(view, events, state.basis.version) if known else []
+            changed = self._changed(view, events, state.basis.version) if has_basis else []
             return None if changed is None else compressed([*changed, *since])
-        if whole or not known or state.basis is None:
+        if whole or not has_basis or state.basis is None:
             return None
         return self._changed(view, events, state.basis.version)
 
@@ -143,9 +143,9 @@ class Refresher:
         times = self._rows(files, events.schema, events.partitioned_by).select(f.expr("unix_micros(time)").alias("t"))
         unit_us = view.window_us
         while True:
-            found = times.select(f.expr(f"t div {unit_us}").alias("w")).distinct().limit(WINDOWS_MAX + 1).collect()
-            if len(found) <= WINDOWS_MAX:
-                return compressed([(row.w * unit_us, (row.w + 1) * unit_us) for row in found])
+            windows = times.select(f.expr(f"t div {unit_us}").alias("w")).distinct().limit(WINDOWS_MAX + 1).collect()
+            if len(windows) <= WINDOWS_MAX:
+                return compressed([(row.w * unit_us, (row.w + 1) * unit_us) for row in windows])
             unit_us *= 100
 
     def _rows(self, files: Sequence[RowFile], schema: pa.Schema, partitioned_by: Sequence[str]) -> DataFrame:
@@ -172,7 +172,7 @@ class Refresher:
         files = [file for file in events.files() if ranges is None or file.overlaps(ranges)]
         rows = self._rows(files, events.schema, events.partitioned_by)
         if ranges is not None:
-            rows = rows.where(f.expr(" or ".join(_within("unix_micros(time)", each) for each in ranges)))
+            rows = rows.where(f.expr(" or ".join(_within("unix_micros(time)", span) for span in ranges)))
         start = f"timestamp_micros(unix_micros(time) div {view.window_us} * {view.window_us})"
         return rows.withColumn("start", f.expr(start))
 
@@ -197,8 +197,8 @@ class Refresher:
             _check_rows(view, stored, ranges)
         except PySparkException as error:
             raise BadValue(f"view {view.name}: {_sentence(error)}") from None
-        found = pa.dataset.dataset(staged, format="parquet", exclude_invalid_files=False)
-        schema = _schema_of(found.schema)
+        computed = pa.dataset.dataset(staged, format="parquet", exclude_invalid_files=False)
+        schema = _schema_of(computed.schema)
         if ranges is not None and table.exists and not table.fits(schema):
             if keeps:
                 raise BadValue(
@@ -206,8 +206,8 @@ class Refresher:
                     "rebuild it without --since, or give the file another name"
                 )
             return self._replace(view, table, events, None, basis, staged.with_name(f"{staged.name}-all"), False)
-        rows = int(found.count_rows())
-        table.replace(pa.RecordBatchReader.from_batches(schema, _batches(found, schema)), ranges, basis)
+        rows = int(computed.count_rows())
+        table.replace(pa.RecordBatchReader.from_batches(schema, _batches(computed, schema)), ranges, basis)
         return rows
 
 
@@ -263,7 +263,7 @@ def _check_rows(view: View, stored: DataFrame, ranges: Ranges | None) -> None:
     micros = "unix_micros(start)"
     outside = f"start is null or {micros} % {view.window_us} <> 0"
     if ranges is not None:
-        outside += f" or not ({' or '.join(_within(micros, each) for each in ranges)})"
+        outside += f" or not ({' or '.join(_within(micros, span) for span in ranges)})"
     keys = ["start", *(f"`{key}`" for key in view.keys)]
     counted = (
         stored.withColumn("at", f.col("start").cast("string"))
@@ -283,11 +283,11 @@ def _sentence(error: PySparkException) -> str:
     return text[:CAUSE_CHARACTERS_MAX]
 
 
-def _schema_of(given: pa.Schema) -> pa.Schema:
+def _schema_of(schema: pa.Schema) -> pa.Schema:
     """As a Delta table gives the columns back."""
-    return pa.schema([pa.field(field.name, field.type) for field in given])
+    return pa.schema([pa.field(field.name, field.type) for field in schema])
 
 
-def _batches(found: Any, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    for batch in found.to_batches():
+def _batches(computed: Any, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    for batch in computed.to_batches():
         yield batch.cast(schema)

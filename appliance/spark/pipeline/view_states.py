@@ -65,11 +65,11 @@ def orphans(settings: Settings) -> list[str]:
 
 def view_of(settings: Settings, name: str) -> View:
     """Raises BadValue if there is no view of that name."""
-    found = {view.name: view for view in views_of(settings)}
-    if name not in found:
-        there = f"there are {', '.join(found)}" if found else "views.path names no directory of views"
+    views = {view.name: view for view in views_of(settings)}
+    if name not in views:
+        there = f"there are {', '.join(views)}" if views else "views.path names no directory of views"
         raise BadValue(f"there is no view {name!r}: {there}")
-    return found[name]
+    return views[name]
 
 
 def views_lock(settings: Settings) -> PidLock:

@@ -84,8 +84,8 @@ class ViewTable:
             BadValue: the condition is wrong.
         """
         answer = self._questions().ask(f"select * from {VIEW} where {where} order by start desc limit {most}")
-        found: list[dict[str, Any]] = answer.drop_columns(["date"]).to_pylist()
-        return found
+        rows: list[dict[str, Any]] = answer.drop_columns(["date"]).to_pylist()
+        return rows
 
     def starts(self, where: str, most: int) -> list[int]:
         """So many of the newest windows with rows that meet a condition, in microseconds since 1970, the newest first.
@@ -144,12 +144,12 @@ def stored_views(output: Output) -> dict[str, Any]:
     """The tables of views by name, as data sets of Arrow; none in an object store."""
     from deltalake import DeltaTable
 
-    found = sorted((Path(output.path) / VIEWS).glob(f"*/{LOG}")) if not is_url(output.path) else []
-    return {log.parent.name: DeltaTable(str(log.parent)).to_pyarrow_dataset() for log in found}
+    logs = sorted((Path(output.path) / VIEWS).glob(f"*/{LOG}")) if not is_url(output.path) else []
+    return {log.parent.name: DeltaTable(str(log.parent)).to_pyarrow_dataset() for log in logs}
 
 
 def _predicate(bounds: tuple[int, int]) -> str:
-    first, end = (EPOCH + timedelta(microseconds=each) for each in bounds)
+    first, end = (EPOCH + timedelta(microseconds=time_us) for time_us in bounds)
     last = EPOCH + timedelta(microseconds=bounds[1] - 1)
     return (
         f"(date >= '{first:%Y-%m-%d}' and date <= '{last:%Y-%m-%d}' and "
