@@ -40,7 +40,9 @@ Operations = Annotated[
     list[str] | None,
     typer.Option("--operation", help="Read, Write, Create, Delete, Alter, Describe, ... or All; repeatable."),
 ]
-Host = Annotated[str | None, typer.Option("--host", metavar="ADDRESS", help="Only from this address.")]
+Host = Annotated[
+    str | None, typer.Option("--host", metavar="ADDRESS", help="Only from this address, or network: 10.0.0.0/8.")
+]
 
 
 @app.command()

@@ -14,11 +14,12 @@ The decision, as in Kafka's StandardAuthorizer::
 An ACL is about a resource if its pattern is literal and has the resource's name or ``*``, or is prefixed and the name
 begins with it.  Read, Write, Delete and Alter imply Describe, AlterConfigs implies DescribeConfigs; a denial implies
 nothing.  ``User:*`` means every principal, ``Role:NAME`` those who have the role (:mod:`.roles`), the host ``*`` every
-host.  Hosts are addresses, not names.
+host.  Hosts are addresses or networks (``10.0.0.0/8``), not names.
 
 Brokers of this cluster (``Broker:…``) have the rights that they need from each other, BROKER_RULES, and no others.
 
-Bounds: ``ACLS_MAX`` ACLs; ``DECISIONS_MAX`` remembered decisions of each right of a client.
+Bounds: ``ACLS_MAX`` ACLs; ``DECISIONS_MAX`` remembered decisions of each right of a client; ``HOSTS_MAX`` remembered
+hosts.
 """
 
 from __future__ import annotations
@@ -32,12 +33,14 @@ from typing import Annotated, Final, TypeVar
 import msgspec
 from msgspec import Meta
 
+from ..addresses import parse_network
 from ..errors import InvalidRequest
 from ..names import GROUP_CHARACTERS_MAX, TOPIC_CHARACTERS_MAX
-from .principals import BROKERS, ROLES, USERS
+from .principals import BROKERS, ROLES, USERS, name_fault, user_of_principal
 
 ACLS_MAX: Final = 10_000
 DECISIONS_MAX: Final = 1_000
+HOSTS_MAX: Final = 10_000
 PRINCIPAL_CHARACTERS_MAX: Final = 1_000
 """Enough for the subject of a certificate."""
 HOST_CHARACTERS_MAX: Final = 64
@@ -199,8 +202,26 @@ def check(acl: Acl) -> None:
     if not acl.principal.startswith((USERS, ROLES)):
         # Another kind, or 'user:', would be stored and hold for nobody: what it denies would stay allowed.
         raise InvalidRequest(f"nobody is called {acl.principal!r:.300}: a principal is User:NAME, or Role:NAME")
+    user = user_of_principal(acl.principal)
+    if acl.principal.startswith(USERS) and acl.principal != ANYBODY and (why := name_fault(user)):
+        raise InvalidRequest(f"nobody is called {acl.principal!r:.300}: {why}")
+    if acl.host != ANY:
+        _check_host(acl.host)
     if acl.resource is ResourceType.CLUSTER and acl.name != CLUSTER_NAME:
         raise InvalidRequest(f"the only resource of the type Cluster is {CLUSTER_NAME!r}")
+
+
+def _check_host(host: str) -> None:
+    """Raises InvalidRequest: no client has this address."""
+    try:
+        network = parse_network(host) if "/" in host else ipaddress.ip_address(host)
+    except ValueError:
+        raise InvalidRequest(
+            f"no client comes from {host!r}: a host is *, an address such as 10.0.0.7, or a network such as 10.0.0.0/8"
+            " or 2001:db8::/32, without bits behind its mask"
+        ) from None
+    if isinstance(network, ipaddress.IPv6Network) and network.network_address.ipv4_mapped is not None:
+        raise InvalidRequest(f"no client comes from {host!r}: addresses of IPv4 are written as such, 10.0.0.0/8")
 
 
 def word(value: Operation | ResourceType | PatternType | Permission) -> str:
@@ -294,6 +315,14 @@ class _Always(Decisions):
 
 
 _ALWAYS: Final = _Always(_NONE, _NONE, None)
+
+
+def _is_network(host: str) -> bool:
+    """Whether it is a network; what an earlier release has stored may be nothing that a client comes from."""
+    try:
+        return "/" in host and bool(parse_network(host))
+    except ValueError:
+        return False
 
 
 def _spelled_as_peers(host: str) -> str:
@@ -413,7 +442,11 @@ class Rights:
                 acl = msgspec.structs.replace(acl, host=_spelled_as_peers(acl.host))
             self._by_principal[acl.principal].append(acl)
             self._by_resource[acl.resource].append(acl)
-        self._hosts = frozenset(acl.host for listed in self._by_principal.values() for acl in listed)
+        hosts = {acl.host for listed in self._by_principal.values() for acl in listed}
+        self._networks = {host: parse_network(host) for host in hosts if _is_network(host)}
+        self._hosts = frozenset(hosts - self._networks.keys())
+        self._rules_from: dict[str, frozenset[str]] = {}
+        """What rules call a host, by host: its address and its networks."""
 
     def is_super_user(self, principal: str) -> bool:
         return principal in self._super_users
@@ -422,8 +455,24 @@ class Rights:
         return not self.enforced or self.is_super_user(principal)
 
     def effective_host(self, host: str) -> str:
-        """The host itself if some ACL names it; ANY stands for all others, which have the same rights."""
-        return host if host in self._hosts else ANY
+        """The host itself if some ACL is about it; ANY stands for all others, which have the same rights."""
+        return host if len(self._names_of(host)) > 1 else ANY
+
+    def _names_of(self, host: str) -> frozenset[str]:
+        """The hosts of all rules that are about one."""
+        names = self._rules_from.get(host)
+        if names is None:
+            named = {host} & self._hosts
+            if self._networks:
+                try:
+                    address = ipaddress.ip_address(host)
+                    named |= {name for name, network in self._networks.items() if address in network}
+                except ValueError:  # who comes through a Unix socket has no address
+                    pass
+            if len(self._rules_from) >= HOSTS_MAX:
+                self._rules_from.clear()
+            names = self._rules_from[host] = frozenset(named | {ANY})
+        return names
 
     def access(self, principal: str, host: str) -> Access:
         """What a principal may do from a host."""
@@ -431,9 +480,9 @@ class Rights:
 
     def decisions(self, principal: str, host: str, operation: Operation, resource: ResourceType) -> Decisions:
         """See :meth:`Access.of`."""
-        allowed, denied = [], []
+        allowed, denied, hosts = [], [], self._names_of(host)
         for acl in self._about(principal):
-            if acl.resource is not resource or acl.host not in (ANY, host):
+            if acl.resource is not resource or acl.host not in hosts:
                 continue
             if acl.permission is Permission.DENY:
                 if acl.operation in (operation, Operation.ALL):

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 
 from ..errors import BadCredentials, InvalidRequest
-from .user_changes import check_user
+from .user_changes import check_login
 
 if TYPE_CHECKING:
     from joserfc.jwk import Key
@@ -156,7 +156,7 @@ class BearerTokens:
         if not isinstance(user, str):
             raise InvalidToken(f"the token has no text in the claim {self._claim}")
         try:
-            check_user(user)
+            check_login(user)
         except InvalidRequest:
             raise InvalidToken(f"the claim {self._claim} of the token is no name of a user") from None
         if identity not in ("", user):

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from ..errors import BadValue
-from .principals import USER_CHARACTERS_MAX
+from .principals import login_fault
 
 SUBJECT: Final = "subject"
 KINDS: Final = {"uri": "URI", "dns": "DNS", "email": "email"}
@@ -73,8 +73,8 @@ class CertificateNames:
                 break
         else:
             raise BadValue(f"no rule of tls.principal_rules matches {name!r:.300}")
-        if not 0 < len(found) <= USER_CHARACTERS_MAX or not found.isprintable():
-            raise BadValue(f"no user may be called {found!r:.300}, which tls.principal_rules makes of {name!r:.300}")
+        if why := login_fault(found):
+            raise BadValue(f"{why}, which tls.principal_rules makes of {name!r:.300}")
         return found
 
     def _name(self, certificate: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from typing import Final, NamedTuple
 
 from ..addresses import Listener
@@ -17,6 +18,27 @@ USERS: Final = "User:"
 """What the principals of all who log in begin with."""
 ROLES: Final = "Role:"
 """What the principals of roles begin with: rules have them, and nobody logs in as one."""
+
+
+def name_fault(user: str) -> str:
+    """Why nobody may be called so; "" if somebody may.
+
+    Names that look alike would be taken for each other, and one that ends in ``*`` for all that begin so.
+    """
+    if not 0 < len(user) <= USER_CHARACTERS_MAX or not user.isprintable():
+        return f"a user's name has 1 to {USER_CHARACTERS_MAX} printable characters, not {user!r:.300}"
+    if user != user.strip() or user.endswith("*"):
+        return f"a user's name neither begins nor ends with a blank, nor ends with *: {user!r:.300}"
+    if not unicodedata.is_normalized("NFC", user):
+        return f"a user's name has composed letters (Unicode's form NFC): {unicodedata.normalize('NFC', user)!r:.300}"
+    return ""
+
+
+def login_fault(user: str) -> str:
+    """Why nobody may log in under a name; "" if somebody may."""
+    if principal_of(user) == ANONYMOUS:
+        return f"{user} is everybody who need not log in"
+    return name_fault(user)
 
 
 def principal_of(user: str) -> str:

@@ -146,9 +146,9 @@ def regranted(name: str, grant: Collection[str], revoke: Collection[str], *, wit
         UnknownUser: nobody with a password here has the name, or a user has not had the role.
     """
     for user in grant:
-        check_user(user)
         if user == ANY:
             raise InvalidRequest("a role is given to users one by one; a rule for everybody is one for User:*")
+        check_user(user)
     taken: set[str] = set()
 
     def change(state: SecurityState) -> SecurityState:

@@ -14,7 +14,7 @@ import msgspec
 
 from ..errors import InvalidRequest, UnknownUser, UserExists
 from .accounts import OPEN, Account
-from .principals import ANONYMOUS, USER_CHARACTERS_MAX, principal_of
+from .principals import ANONYMOUS, login_fault, name_fault, principal_of
 from .scram import Verifier
 from .security_state import SecurityState
 
@@ -26,8 +26,14 @@ StateChange = Callable[[SecurityState], SecurityState]
 
 def check_user(name: str) -> None:
     """Raises InvalidRequest for a name that no user may have."""
-    if not 0 < len(name) <= USER_CHARACTERS_MAX or not name.isprintable():
-        raise InvalidRequest(f"a user's name has 1 to {USER_CHARACTERS_MAX} printable characters, not {name!r:.300}")
+    if why := name_fault(name):
+        raise InvalidRequest(why)
+
+
+def check_login(name: str) -> None:
+    """Raises InvalidRequest for a name under which nobody may log in."""
+    if why := login_fault(name):
+        raise InvalidRequest(why)
 
 
 def set_verifiers(name: str, verifiers: Mapping[str, Verifier], *, new: bool | None = None) -> StateChange:
@@ -40,7 +46,7 @@ def set_verifiers(name: str, verifiers: Mapping[str, Verifier], *, new: bool | N
     Raises, when the change is made:
         InvalidRequest, UserExists, UnknownUser.
     """
-    check_user(name)
+    check_login(name)
     ended = uuid4().hex
 
     def change(state: SecurityState) -> SecurityState:

@@ -15,6 +15,7 @@ from appliance.errors import InvalidRequest
 from appliance.security.acls import (
     ANYBODY,
     DECISIONS_MAX,
+    HOSTS_MAX,
     OPERATIONS,
     UNRESTRICTED,
     Acl,
@@ -40,7 +41,15 @@ ALICE, HOST = "User:alice", "10.0.0.1"
 
 NAMES = st.sampled_from(["*", "a", "ab", "abc", "b", "ba"])
 PRINCIPALS = st.sampled_from([ALICE, "User:bob", "User:ANONYMOUS"])
-HOSTS = st.sampled_from([HOST, "10.0.0.2"])
+HOSTS = st.sampled_from([HOST, "10.0.0.2", "2001:db8::1"])
+NETWORKS = {
+    "10.0.0.0/31": [HOST],
+    "10.0.0.0/8": [HOST, "10.0.0.2"],
+    "10.0.0.2/31": ["10.0.0.2"],
+    "2001:db8::/32": ["2001:db8::1"],
+    "0.0.0.0/0": [HOST, "10.0.0.2"],
+}
+"""And the hosts that they have."""
 SOME_OPERATIONS = [READ, WRITE, DESCRIBE, Operation.DESCRIBE_CONFIGS, Operation.ALTER_CONFIGS, Operation.DELETE]
 ACLS = st.builds(
     Acl,
@@ -48,7 +57,7 @@ ACLS = st.builds(
     name=NAMES,
     pattern=st.sampled_from([LITERAL, PREFIXED]),
     principal=st.one_of(PRINCIPALS, st.just(ANYBODY)),
-    host=st.one_of(HOSTS, st.just("*")),
+    host=st.one_of(HOSTS, st.sampled_from(["*", *NETWORKS])),
     operation=st.sampled_from([*SOME_OPERATIONS, Operation.ALL]),
     permission=st.sampled_from([ALLOW, DENY]),
 )
@@ -79,7 +88,11 @@ def model(
 ) -> bool:
     """Kafka's rules, word by word."""
     about = [one for one in acls if is_about(one, resource, name)]
-    ours = [one for one in about if one.principal in (principal, "User:*") and one.host in (host, "*")]
+    ours = [
+        one
+        for one in about
+        if one.principal in (principal, "User:*") and (one.host in (host, "*") or host in NETWORKS.get(one.host, ()))
+    ]
     for one in ours:
         if one.permission == DENY and one.operation in (operation, Operation.ALL):
             return False
@@ -167,6 +180,24 @@ def test_a_host_is_the_same_however_it_is_written(written: str, peer: tuple[obje
     assert rights.access(ALICE, "10.0.0.2").may(READ, TOPIC, "web")
 
 
+def test_who_has_no_address_comes_from_no_network() -> None:
+    rights = Rights([acl(), acl(permission=DENY, host="0.0.0.0/0")])
+    assert rights.access(ALICE, "unix").may(READ, TOPIC, "web")
+    assert not rights.access(ALICE, HOST).may(READ, TOPIC, "web")
+
+
+def test_what_was_stored_before_hosts_were_checked_is_about_nobody() -> None:
+    rights = Rights([acl(), acl(permission=DENY, host="10.0.0.1/8"), acl(permission=DENY, host="localhost")])
+    assert rights.access(ALICE, HOST).may(READ, TOPIC, "web")
+
+
+def test_remembers_a_bounded_number_of_hosts() -> None:
+    rights = Rights([acl(host="10.0.0.0/8")])
+    for number in range(HOSTS_MAX + 10):
+        assert rights.access(ALICE, f"10.0.{number >> 8}.{number & 255}").may(READ, TOPIC, "web")
+    assert len(rights._rules_from) <= HOSTS_MAX
+
+
 def test_remembers_a_bounded_number_of_decisions() -> None:
     access = Rights([acl(READ, "t", pattern=PREFIXED)]).access(ALICE, HOST)
     for number in range(2 * DECISIONS_MAX + 1):
@@ -221,7 +252,20 @@ def test_filters_select_as_in_kafka(chosen: AclFilter, selected: list[int]) -> N
         (acl(principal="alice"), "User:NAME"),
         (acl(principal="user:alice"), "nobody is called 'user:alice'"),
         (acl(principal="Group:ops"), "Role:NAME"),
+        (acl(principal="User:"), "printable"),
+        (acl(principal="User: bob"), "blank"),
+        (acl(principal="User:bob "), "blank"),
+        (acl(principal="User:b*"), r"ends with \*"),
+        (acl(principal="User:" + "x" * 250), "printable"),
+        (acl(principal="User:Mu\u0308ller"), "Müller"),
         (acl(host=""), "host"),
+        (acl(host="localhost"), "no client comes from 'localhost'"),
+        (acl(host="10.0.0.01"), "no client comes from"),
+        (acl(host="10.0.0.7 "), "no client comes from"),
+        (acl(host="10.0.0.*"), "no client comes from"),
+        (acl(host="10.0.0.7/8"), "behind its mask"),
+        (acl(host="10.0.0.0/33"), "no client comes from"),
+        (acl(host="::ffff:a00:0/104"), "written as such"),
         (acl(name="x" * 256), "name"),
         (acl(Operation.ALTER, "web", resource=CLUSTER), "kafka-cluster"),
     ],

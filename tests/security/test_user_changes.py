@@ -7,8 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from appliance.errors import InvalidRequest, UnknownUser
+from appliance.errors import BadValue, InvalidRequest, UnknownUser
 from appliance.processes.network.revocations import Revocations
+from appliance.security.certificate_names import CertificateNames
 from appliance.security.scram import Verifier
 from appliance.security.security_state import SecurityState
 from appliance.security.user_changes import alter_account, drop_verifiers, set_verifiers
@@ -50,6 +51,18 @@ def test_who_need_not_log_in_cannot_be_locked(decided: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest, match="need not log in"):
         alter_account("ANONYMOUS", without_password=True, **decided)
     alter_account("ANONYMOUS", locked=False, expires_ms=0)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["ANONYMOUS", "*", "b*", " admin", "admin ", "Mu\u0308ller", "", "a\nb", "x" * 250],
+)
+def test_nobody_has_a_name_that_passes_for_another(name: str) -> None:
+    """However they log in."""
+    with pytest.raises(InvalidRequest):
+        set_verifiers(name, OLD)
+    with pytest.raises(BadValue):
+        CertificateNames("uri", "DEFAULT").user({"subjectAltName": (("URI", name),)})
 
 
 def test_a_user_is_added_once() -> None:
