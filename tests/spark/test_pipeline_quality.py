@@ -7,20 +7,22 @@ from datetime import UTC
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance import extras
 from appliance.errors import BadValue
-from appliance.spark.pipeline import commit_follower
+from appliance.spark.pipeline import commit_follower, quality
 from appliance.spark.pipeline.event_questions import questions
 from appliance.spark.pipeline.events import Transform
 from appliance.spark.pipeline.letters import Letters
 from appliance.spark.pipeline.pipeline_status import summary
+from appliance.spark.pipeline.quality import Rules
 from appliance.spark.pipeline.reparse import Reparsed, reparse
 from appliance.spark.pipeline.report_panels import Asked, panels
-from appliance.spark.pipeline.settings import Settings, parse
+from appliance.spark.pipeline.settings import Quality, Settings, parse
 from appliance.spark.pipeline.startup import check_from
 
 from .pipelines import rows
@@ -94,11 +96,50 @@ def test_lines_that_fail_become_what_their_rule_says(lines: list[Any], first: st
         ("user in (select 'a')", "scalar subquery"),
         ("status > 1)), try((true", "it is more than one expression"),
         ("rejected is null", 'Referenced column "rejected" not found'),
+        ("1 = 1", "it names no column"),
+        ("'status' < 600", "it names no column: they are written without quotes, or in double ones"),
+        ("now() > '2020-01-01'", "it names no column"),
+        ("current_user <> 'ann'", "it names no column"),
+        ("status > 100 and current_user <> 'ann'", "there is no column 'current_user'"),
+        ("status = 200 or 301", "no line can fail it"),
+        ("status <> null", "no line can fail it"),
+        ("status > 10 or status <= 10 -- all", "no line can fail it"),
+        ("status between 599 and 100", "no line can meet it"),
+        ("false and status > 1", "no line can meet it"),
     ],
 )
 def test_a_rule_that_cannot_be_computed_is_refused_by_a_check(tmp_path: Path, expect: str, said: str) -> None:
     with pytest.raises(BadValue, match=said):
         check_from(made(tmp_path, (expect, "warn")), {})
+
+
+KINDS_OF_LINES = pa.table({"status": [200, 301, None, 0, 1], "user": ["a", "b", None, "", "a"]})
+CONDITIONS = st.recursive(
+    st.sampled_from(["status", "status = 200", "status is null", "\"user\" like 'a%'", "status + 1"]),
+    lambda inner: st.one_of(
+        st.tuples(inner, st.sampled_from(["and", "or", "="]), inner).map(lambda parts: f"({' '.join(parts)})"),
+        inner.map(lambda part: f"not ({part})"),
+        st.tuples(inner, st.sampled_from(["or", "and"]), st.sampled_from(["true", "false", "null", "301"])).map(
+            lambda parts: f"({' '.join(parts)})"
+        ),
+    ),
+    max_leaves=4,
+)
+
+
+@given(CONDITIONS)
+def test_no_rule_is_refused_that_tells_lines_apart(expect: str) -> None:
+    """Compared with what it says of lines of all kinds."""
+    said = ""
+    try:
+        Rules([Quality(expect)], {field.name: field.type for field in KINDS_OF_LINES.schema})
+    except BadValue as error:
+        said = str(error)
+    if "no line can" in said:
+        asked = quality.connected()
+        asked.register("rows", KINDS_OF_LINES)
+        values = {value for (value,) in asked.sql(f"select try(({expect})) from rows").fetchall()}
+        assert ("fail" in said and False not in values) or ("meet" in said and True not in values)
 
 
 def test_a_rule_needs_duckdb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
