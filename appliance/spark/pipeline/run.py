@@ -38,6 +38,7 @@ from .startup import Beginning, begin, output_lock
 from .state_directory import LINES, READ, Progress, State, progress_of
 from .view_keeper import ViewKeeper
 from .view_states import views_of
+from .writable_places import refuse_unwritable
 
 LIGHT_JVM: Final = "-XX:TieredStopAtLevel=1"
 """Without views no line goes through the JVM, and its second compiler takes more CPU than the first one's code."""
@@ -76,10 +77,12 @@ def run(
     """Run a pipeline to its end.  ``session``: the Spark session to use, which stays open.
 
     Raises:
-        BadValue, UnknownKey: invalid settings, or something that :func:`~.startup.begin` refuses.
+        BadValue, UnknownKey: invalid settings, or something that :func:`~.startup.begin` refuses, or that this user may
+            not write.
         AlreadyRunning: the same pipeline runs already.
         ApplianceError: the query failed; its error is in the message.  The pipeline can be run again.
     """
+    refuse_unwritable(settings)
     state = State(settings.state_dir)
     with state.lock, output_lock(settings):
         views_of(settings)  # a wrong definition is refused before anything begins

@@ -45,6 +45,7 @@ from .unknown_fields import adds_columns
 from .view_alerts import fault_of
 from .view_states import views_of
 from .view_table import ViewTable
+from .writable_places import refuse_unwritable
 
 ACCEPT: Final = "appliance pipeline accept"
 
@@ -293,7 +294,12 @@ def raise_refused(examination: Examination) -> None:
 
 
 def check(settings: Settings) -> Examination:
-    """What a run would find.  Raises BadValue if tables or settings contradict each other."""
+    """What a run would find.
+
+    Raises:
+        BadValue: tables or settings contradict each other, or this user could not write what a run writes.
+    """
+    refuse_unwritable(settings)
     owner_of(settings)
     return check_from(settings, topic_logs(settings))
 
