@@ -137,9 +137,9 @@ class FetchPlan:
             elif result.error:
                 self._failed.add(index)
                 if index in request.denied:
-                    results[index] = _without_data(TopicNotPermitted.code)
+                    results[index] = _empty_result(TopicNotPermitted.code)
                 elif index in request.refused and result.error == OffsetOutOfRange.code:
-                    results[index] = _without_data(request.refused[index])
+                    results[index] = _empty_result(request.refused[index])
 
     def forget(self, index: int) -> None:
         """Take back what a part gets, that it has an error, and that it is to be looked at."""
@@ -202,7 +202,7 @@ class FetchPlan:
             self.look(sorted(index for index in self._with_data if not self.results[index].pieces))
 
 
-def _without_data(error: int) -> FetchResult:
+def _empty_result(error: int) -> FetchResult:
     return FetchResult(error, -1, -1, 0, ())
 
 
@@ -230,7 +230,7 @@ def _fetch_part(
         return nothing
     try:
         limit = sound_end(partition.damaged, offset, readable) if partition.damaged else readable
-        range_ = partition.reader.without_holes(bases, limit, offset, max(bytes_max, 1))
+        range_ = partition.reader.locate_kept(bases, limit, offset, max(bytes_max, 1))
         if range_ is None and limit < readable:  # only what compaction has emptied is before the damage
             raise StorageFault(f"the messages from offset {limit} on are damaged: see `appliance status`")
     except ApplianceError as error:
@@ -241,11 +241,11 @@ def _fetch_part(
     if partition.table.state == OFFLINE and not partition.reader.has(range_):
         return FetchResult(StorageFault.code, start, end, 0, (), stable)
     if committed and partition.reader.has_aborted(index_version := partition.table.aborted):
-        return _without_aborted(nothing, partition, bases, index_version, range_)
+        return _result_with_aborted(nothing, partition, bases, index_version, range_)
     return _new(FetchResult, (0, start, end, range_.count, (range_,), stable, ()))
 
 
-def _without_aborted(
+def _result_with_aborted(
     nothing: FetchResult, partition: Readable, bases: tuple[int, ...], index_version: int, range_: FileRange
 ) -> FetchResult:
     """A result with the aborted transactions that a range may have messages of."""

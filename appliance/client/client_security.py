@@ -43,7 +43,7 @@ class ClientSecurity:
         check_texts(**{field.name: getattr(self, field.name) for field in fields(self)})
 
     @staticmethod
-    def of_environment() -> ClientSecurity:
+    def from_environment() -> ClientSecurity:
         variables = {
             field.name: os.environ.get(f"APPLIANCE_{field.name.upper()}", "") for field in fields(ClientSecurity)
         }

@@ -86,7 +86,7 @@ class Cluster:
             raise BadValue(f"security={shown(security)}: give a ClientSecurity")
         listeners = parse_bootstrap(bootstrap)
         self._addresses = [address_of(listener) for listener in listeners]
-        security = security or ClientSecurity.of_environment()
+        security = security or ClientSecurity.from_environment()
         self._tls = security.context() if listeners[0].tls else None
         self._login = security.login() if listeners[0].sasl else None
         self.client_name = client_name or f"python-{os.getpid()}"

@@ -140,7 +140,7 @@ class Decoder:
                 continue
             sane = HEADER_BYTES <= size <= stop - start
             try:
-                if not sane or not _in_place(chunk, start, size):
+                if not sane or not _is_in_place(chunk, start, size):
                     raise CorruptBatch("its header contradicts its place in the log")
                 decoded = decode(chunk)
             except ClientFault as error:
@@ -190,6 +190,6 @@ def _size_at(data: memoryview, start: int) -> int:
     return int.from_bytes(data[start + LENGTH_AT : start + LENGTH_END], "big") + LENGTH_END
 
 
-def _in_place(chunk: Chunk, start: int, size: int) -> bool:
+def _is_in_place(chunk: Chunk, start: int, size: int) -> bool:
     """Whether the base offset, which no checksum covers, agrees with the batch's place in the log."""
     return end_offset(chunk.data, start) == chunk.start_offset + start + size

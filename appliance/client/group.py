@@ -228,7 +228,7 @@ class GroupConsumer:
         if self._member is None:
             raise InvalidRequest("this consumer has no streams yet: create them first")
         if checked is None:
-            self._commit(self._owned.to_commit(in_hand=True))
+            self._commit(self._owned.uncommitted(in_hand=True))
         else:
             owned = self.owned
             self._commit({part: offset for part, offset in checked.items() if part in owned})
@@ -334,7 +334,7 @@ class GroupConsumer:
             if self._owned.lost:
                 lost = ", ".join(f"{topic}-{partition}" for topic, partition in sorted(self._owned.lost)[:5])
                 raise IllegalGeneration(f"group {self.group!r} has given away {lost}: another member reads it again")
-        return self._owned.to_commit(in_hand=True)
+        return self._owned.uncommitted(in_hand=True)
 
     def on_committed(self, offsets: Mapping[tuple[str, int], int]) -> None:
         """A transaction has committed these offsets."""
@@ -498,7 +498,7 @@ class GroupConsumer:
             if self._auto_commit_ms is not None and self._clock_ms() >= commit_due_ms:
                 commit_due_ms = self._clock_ms() + self._auto_commit_ms
                 try:
-                    self._commit(self._owned.to_commit(in_hand=False))
+                    self._commit(self._owned.uncommitted(in_hand=False))
                     self._fetcher.troubles.end("committing offsets")
                 except ApplianceError as error:
                     self._fetcher.troubles.begin("committing offsets", error)

@@ -111,11 +111,11 @@ class Membership:
 
     def commit(self, offsets: Mapping[TopicPartition, int]) -> Calls[list[TopicPartition]]:
         """See :meth:`.rebalance.Rebalancer.commit`."""
-        return self._in_session(self.rebalancer.commit(offsets))
+        return self._call_in_session(self.rebalancer.commit(offsets))
 
     def leave(self) -> Calls[None]:
         if self.epoch:
-            yield from self._in_session(self.rebalancer.leave())
+            yield from self._call_in_session(self.rebalancer.leave())
 
     def _join(self) -> Calls[None]:
         subscription = self.subscription
@@ -131,7 +131,7 @@ class Membership:
     def _rebalance(self) -> Calls[None]:
         result: bool | ApplianceError = False
         try:
-            result = yield from self._in_session(self.rebalancer.attempt())
+            result = yield from self._call_in_session(self.rebalancer.attempt())
         except ApplianceError as error:
             result = error
             raise
@@ -142,12 +142,14 @@ class Membership:
         due_ms = self.rebalancer.due_ms(self._clock_ms())
         wait_ms = min(wait_ms, self._session_ms // 3, CHANGE_WAIT_MS_MAX, *([] if due_ms is None else [due_ms]))
         seen = self.rebalancer.revision
-        answer = yield from self._in_session(_make_call(Call("await_change", {"revision": seen, "wait_ms": wait_ms})))
+        answer = yield from self._call_in_session(
+            _make_call(Call("await_change", {"revision": seen, "wait_ms": wait_ms}))
+        )
         if answer["revision"] != seen:
             self.rebalancer.revision = answer["revision"]
             self.rebalancer.trigger()
 
-    def _in_session(self, calls: Calls[T]) -> Calls[T]:
+    def _call_in_session(self, calls: Calls[T]) -> Calls[T]:
         """Say in each call who asks; its answer extends the lease."""
         try:
             call = next(calls)

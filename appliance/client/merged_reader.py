@@ -188,10 +188,10 @@ class MergedReader:
                     arrived += messages
                     if self._decoder.unpacked_bytes >= enough:
                         enough = self._decoder.unpacked_bytes + UNPACKED_BYTES_MAX
-                        yield _by_time(arrived)
+                        yield _sorted_by_time(arrived)
                         arrived = []
                 chunk.release()
-            yield _by_time(arrived)
+            yield _sorted_by_time(arrived)
 
     def also_follow(self, part: TopicAndPartition, start: int) -> None:
         """Follow one more partition."""
@@ -241,7 +241,7 @@ class MergedReader:
         return False
 
 
-def _by_time(messages: Iterable[Message]) -> list[Message]:
+def _sorted_by_time(messages: Iterable[Message]) -> list[Message]:
     last_times: dict[TopicAndPartition, int] = {}
     with_times: list[tuple[int, Message]] = []
     for message in messages:
@@ -258,7 +258,7 @@ def _newest(count: int, partitions: list[list[Message]]) -> list[Message]:
     untimed: list[list[Message]] = []
     for messages in partitions:
         (timed if any(message.timestamp >= 0 for message in messages) else untimed).append(messages)
-    newest = _by_time(message for messages in timed for message in messages)
+    newest = _sorted_by_time(message for messages in timed for message in messages)
     if untimed:  # at least one place is theirs
         room = count - min(len(newest), count * len(timed) // len(partitions))
         share = -(-room // len(untimed))

@@ -143,7 +143,7 @@ class OpenBatches:
         sticky = partition is None
         if partition is None:
             live = known_topic.live
-            partition = live[0] if len(live) == 1 else self._choice(self._without_trouble(topic, live))
+            partition = live[0] if len(live) == 1 else self._choice(self._untroubled(topic, live))
             batch = self._open.get((topic, partition))
             if batch is not None and batch.left_bytes >= size:
                 if batch.uniform:
@@ -188,7 +188,7 @@ class OpenBatches:
         if not self._sender.is_whole():
             self._sender.check()
 
-    def _without_trouble(self, topic: str, live: Sequence[int]) -> Sequence[int]:
+    def _untroubled(self, topic: str, live: Sequence[int]) -> Sequence[int]:
         """The partitions without a known trouble; all, if each has one."""
         troubles = self._sender.troubles
         if not troubles:

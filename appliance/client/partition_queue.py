@@ -203,21 +203,21 @@ class PartitionQueue:
         else:
             self._renew = self._renews and self.identity is Identity.KNOWN
             done = batch, error, OFFSET_UNKNOWN
-        self._after_last_reply(now_s)
+        self._resume_after_last_reply(now_s)
         return done
 
     def withdraw(self, now_s: float) -> None:
         """Remove the batch taken last, which cannot be sent at all: its numbers will be missing."""
         self.in_flight.pop()
         self._renew = self._renews and self.identity is Identity.KNOWN
-        self._after_last_reply(now_s)
+        self._resume_after_last_reply(now_s)
 
     def on_connection_lost(self, now_s: float) -> None:
         """Treat everything in flight as failed: no reply to it will come."""
         if self.in_flight:
             self._failed += self.in_flight
             self.in_flight.clear()
-            self._after_last_reply(now_s)
+            self._resume_after_last_reply(now_s)
 
     def expire(self, now_s: float, cause: ApplianceError | None = None) -> list[Done]:
         """Give up waiting batches whose deadline is over.  The request timeout ends those in flight.
@@ -234,7 +234,7 @@ class PartitionQueue:
             error = RequestTimedOut(text)
             error.__cause__ = cause
             expired.append((batch, error, OFFSET_UNKNOWN))
-        self._after_last_reply(now_s)
+        self._resume_after_last_reply(now_s)
         return expired
 
     def abandon(self) -> list[Batch]:
@@ -245,7 +245,7 @@ class PartitionQueue:
         self._failed = []
         return batches
 
-    def _after_last_reply(self, now_s: float) -> None:
+    def _resume_after_last_reply(self, now_s: float) -> None:
         """When nothing is in flight any more, put the failed batches in front, and renumber if needed."""
         if self.in_flight or not self.draining:
             return

@@ -132,7 +132,7 @@ class OwnedPartitions:
             )
             return {owned.topic_partition: owned.processed for owned in leaving if owned.processed >= 0}
 
-    def to_commit(self, *, in_hand: bool) -> dict[tuple[str, int], int]:
+    def uncommitted(self, *, in_hand: bool) -> dict[tuple[str, int], int]:
         """The offsets that have moved since the last commit.
 
         Args:

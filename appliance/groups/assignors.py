@@ -39,7 +39,7 @@ Targets = dict[str, frozenset[Part]]
 """By member id; every member is there."""
 
 
-def uniform(members: Members, topics: Topics) -> Targets:
+def assign_uniformly(members: Members, topics: Topics) -> Targets:
     """Assign as evenly as possible; no partition moves unless that makes the assignment more even."""
     loads = _Loads(members, topics)
     owner_of: dict[Part, str] = {}
@@ -121,7 +121,7 @@ def subscribers_of(members: Members, topics: Topics) -> dict[str, list[str]]:
     return subscribers
 
 
-def by_range(members: Members, topics: Topics) -> Targets:
+def assign_ranges(members: Members, topics: Topics) -> Targets:
     """Assign consecutive partitions of each topic; static members keep their place in the order by their names."""
     targets: dict[str, set[Part]] = {member_id: set() for member_id in members}
     for name, subscribers in subscribers_of(members, topics).items():
@@ -140,6 +140,9 @@ def _shares(numbers: tuple[int, ...], count: int) -> Iterator[tuple[int, ...]]:
         start = end
 
 
-ASSIGNORS: Final[Mapping[str, Callable[[Members, Topics], Targets]]] = {"uniform": uniform, "range": by_range}
+ASSIGNORS: Final[Mapping[str, Callable[[Members, Topics], Targets]]] = {
+    "uniform": assign_uniformly,
+    "range": assign_ranges,
+}
 DEFAULT: Final = "uniform"
 """As in Kafka: of ``group.consumer.assignors`` the first one."""

@@ -51,7 +51,7 @@ class ConsumerGroupApi:
             beat = self._beat(call, view)
         except ValueError as bad:
             return self._answer(name, Beaten(Code.INVALID_REGULAR_EXPRESSION, str(bad)))
-        fault = self._of_others(beat, name)
+        fault = self._refuse_other_protocols(beat, name)
         if fault is not None:
             return self._answer(name, fault)
         answer = self._groups.beat(name, beat, view, self._coordinator.now_ms())
@@ -78,7 +78,7 @@ class ConsumerGroupApi:
                 return Code(retriable(error, Code.COORDINATOR_NOT_AVAILABLE))
         return Code.NONE
 
-    def _of_others(self, beat: Beat, name: str) -> Beaten | None:
+    def _refuse_other_protocols(self, beat: Beat, name: str) -> Beaten | None:
         """Refuse a group whose members do not use this protocol; Kafka says that there is no such consumer group.
 
         Those of the classic protocol let others in, if they can.
@@ -158,7 +158,7 @@ class ConsumerGroupApi:
     def _answer(self, group: str, beaten: Beaten) -> Answer:
         assignment = None
         if beaten.assignment is not None:
-            assignment = {"topic_partitions": _by_topic(beaten.assignment)}
+            assignment = {"topic_partitions": _partition_rows(beaten.assignment)}
         return {
             "error_code": beaten.error,
             "error_message": beaten.message,
@@ -208,8 +208,8 @@ def _described_member(group: ConsumerGroup, member: ConsumerMember) -> dict[str,
         "client_host": member.client_host,
         "subscribed_topic_names": sorted(member.topics),
         "subscribed_topic_regex": member.matching.pattern or None,
-        "assignment": {"topic_partitions": _by_topic(member.assigned, group.names)},
-        "target_assignment": {"topic_partitions": _by_topic(member.target, group.names)},
+        "assignment": {"topic_partitions": _partition_rows(member.assigned, group.names)},
+        "target_assignment": {"topic_partitions": _partition_rows(member.target, group.names)},
         "member_type": CONSUMER_MEMBER if member.classic is None else CLASSIC_MEMBER,
     }
 
@@ -218,7 +218,7 @@ def _parts(topics: Iterable[Any]) -> frozenset[Part]:
     return frozenset((asked_id(topic.topic_id).hex, number) for topic in topics for number in topic.partitions)
 
 
-def _by_topic(parts: Collection[Part], names: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
+def _partition_rows(parts: Collection[Part], names: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
     """Partitions as the wire has them; with ``names`` also those, and without topics that have none any more."""
     topics: dict[str, list[int]] = {}
     for id, number in sorted(parts):

@@ -260,7 +260,7 @@ class Group:
     def _add(self, member_id: str, token: Token, join: Join, now_ms: int) -> None:
         if not self.members:
             self.protocol_type = join.protocol_type
-        member = Member.of(member_id, join, now_ms)
+        member = Member.from_join(member_id, join, now_ms)
         member.joining = token
         self.roster.add(member)
         self._deadlines.delay_again(now_ms, self.limits.initial_delay_ms)
@@ -298,7 +298,7 @@ class Group:
         led_by = self.leader
         self._remove(old, Code.FENCED_INSTANCE_ID)
         member_id = join.new_member_id(self.new_id())
-        member = Member.of(member_id, join, now_ms)
+        member = Member.from_join(member_id, join, now_ms)
         member.assignment = old.assignment
         if not self.members:
             self.protocol_type = join.protocol_type

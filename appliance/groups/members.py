@@ -27,7 +27,7 @@ class Member:
     syncing: Token = None
 
     @classmethod
-    def of(cls, member_id: str, join: Join, now_ms: int) -> Member:
+    def from_join(cls, member_id: str, join: Join, now_ms: int) -> Member:
         """Make a member from its first request."""
         return cls(
             id=member_id,

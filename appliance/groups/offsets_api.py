@@ -9,7 +9,7 @@ from ..catalog import Topic
 from ..errors import ApplianceError, NotCoordinator
 from ..names import NOTE_BYTES_MAX, TopicPartition
 from ..security.acls import Operation, ResourceType
-from ..wire.kafka.call import Answer, Call, Handler, by_topic, error_row, retriable
+from ..wire.kafka.call import Answer, Call, Handler, error_row, retriable, rows_by_topic
 from ..wire.kafka.codes import Code
 from ..wire.kafka.metadata_reply import asked_id, topic_id
 from . import consumer_protocol
@@ -97,8 +97,8 @@ class OffsetsApi:
         if changes:
             codes |= await self._write(name, changes)
         if call.version < IDS_FROM:
-            return {"topics": by_topic(codes, error_row)}
-        return {"topics": [_by_id(topic, "partitions", codes, Code.UNKNOWN_TOPIC_ID, error_row) for topic in asked]}
+            return {"topics": rows_by_topic(codes, error_row)}
+        return {"topics": [_topic_row(topic, "partitions", codes, Code.UNKNOWN_TOPIC_ID, error_row) for topic in asked]}
 
     def _named(self, topics: Iterable[Any], version: int) -> list[_Asked]:
         """Topics of a request, by names or by ids, each with its name; None: no topic has this id."""
@@ -173,7 +173,7 @@ class OffsetsApi:
         error: int = self._coordinator.refuse(name, call.listener, nameless=True, without_lease=unready)
         if not error and asks is not None and asks.member_id is not None and asks.member_epoch >= 0:
             error = await self._coordinator.load(name, unavailable=unready)
-            error = error or self._of_member(name, asks.member_id, asks.member_epoch, keys or ())
+            error = error or self._check_member(name, asks.member_id, asks.member_epoch, keys or ())
         committed: Mapping[TopicPartition, Commit] = {}
         unstable: Collection[TopicPartition] = ()
         if not error and call.request.require_stable:  # before the reading: what is committed meanwhile may be read
@@ -200,19 +200,23 @@ class OffsetsApi:
             else _row(committed.get(key))
             for key in keys
         }
-        fields: dict[str, Any] = {"topics": by_topic(rows, dict) if call.version < IDS_FROM else self._ids(asked, rows)}
+        fields: dict[str, Any] = {
+            "topics": rows_by_topic(rows, dict) if call.version < IDS_FROM else self._rows_with_ids(asked, rows)
+        }
         return fields | {"error_code": Code.NONE} if call.version >= 2 else fields
 
-    def _ids(self, asked: Iterable[_Asked] | None, rows: Mapping[TopicPartition, dict[str, Any]]) -> list[Any]:
+    def _rows_with_ids(
+        self, asked: Iterable[_Asked] | None, rows: Mapping[TopicPartition, dict[str, Any]]
+    ) -> list[Any]:
         """``rows`` by the ids of topics: of those that were asked for, else of all that there are."""
         if asked is not None:
             unknown = _row(None, Code.UNKNOWN_TOPIC_ID)
-            return [_by_id(topic, "partition_indexes", rows, unknown, dict) for topic in asked]
+            return [_topic_row(topic, "partition_indexes", rows, unknown, dict) for topic in asked]
         topics = self._store.topics()
         there = {key: row for key, row in rows.items() if key[0] in topics}
-        return [topic | {"topic_id": topic_id(topics[topic["name"]])} for topic in by_topic(there, dict)]
+        return [topic | {"topic_id": topic_id(topics[topic["name"]])} for topic in rows_by_topic(there, dict)]
 
-    def _of_member(self, name: str, member_id: str, epoch: int, keys: Iterable[TopicPartition]) -> Code:
+    def _check_member(self, name: str, member_id: str, epoch: int, keys: Iterable[TopicPartition]) -> Code:
         """Whether this is a member of its group; of a group that is not here nobody is, so that it joins again.
 
         As for commits, an older epoch is good for partitions that have been the member's since then.
@@ -232,7 +236,7 @@ class OffsetsApi:
         """The answer about one group with nothing but an error, which old versions have in each partition."""
         if version >= 2:
             return {"error_code": error, "topics": []}
-        return {"topics": by_topic({key: _row(None, error) for key in keys}, dict)}
+        return {"topics": rows_by_topic({key: _row(None, error) for key in keys}, dict)}
 
     def _existing(self, keys: Iterable[TopicPartition]) -> list[TopicPartition]:
         """The existing partitions, once each: names that a client invents are neither looked up nor remembered."""
@@ -279,7 +283,7 @@ class OffsetsApi:
         codes = dict.fromkeys(keys, Code.UNKNOWN_TOPIC_OR_PARTITION) | dict.fromkeys(free, Code.NONE)
         codes |= {key: Code.GROUP_SUBSCRIBED_TO_TOPIC for key in keys if key[0] in subscribed}
         codes |= {key: Code.TOPIC_AUTHORIZATION_FAILED for key in keys if not may[key[0]]}
-        rows = by_topic(codes, error_row)
+        rows = rows_by_topic(codes, error_row)
         return {"error_code": Code.NONE, "topics": rows}
 
 
@@ -292,7 +296,7 @@ def refuse_offset(call: Call, key: TopicPartition, topic: Topic | None, note: st
     return Code.OFFSET_METADATA_TOO_LARGE if len(note.encode()) > NOTE_BYTES_MAX else Code.NONE
 
 
-def _by_id(
+def _topic_row(
     asked: _Asked,
     partitions: str,
     rows: Mapping[TopicPartition, T],

@@ -222,10 +222,10 @@ def _outcomes_by_segment(directory: Path, bases: Sequence[int]) -> Callable[[int
     """A function that tells the outcomes of the segment that contains an offset; ``bases`` has one behind it."""
 
     @functools.lru_cache(1)
-    def of_segment(number: int) -> Outcomes:
+    def read_outcomes(number: int) -> Outcomes:
         return Outcomes(directory, bases[number], bases[number + 1])
 
-    return lambda offset: of_segment(bisect_right(bases, offset) - 1)
+    return lambda offset: read_outcomes(bisect_right(bases, offset) - 1)
 
 
 class Rules(NamedTuple):

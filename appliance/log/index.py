@@ -222,8 +222,8 @@ class IndexFile(LogFile):
         numbers = range(self.count())
         return max(0, bisect_right(numbers, offset, key=lambda number: self.entry(number).offset) - 1)
 
-    def before(self, end: int) -> int:
-        """The number of entries at or below ``end``."""
+    def count_up_to(self, end: int) -> int:
+        """How many entries are at or below the offset ``end``."""
         return bisect_right(range(self.count()), end, key=lambda number: self.entry(number).offset)
 
     def reached(self, timestamp: int, count: int) -> int:

@@ -86,8 +86,8 @@ class LogFile(File):
             raise NotInMemory(FileRange(self, position, count))
         return data
 
-    def in_memory(self, position: int, count: int) -> int:
-        """How many bytes of a range, from its beginning on, can be sent without waiting; 0: none.
+    def sendable_bytes(self, position: int, count: int) -> int:
+        """How many bytes of a range, from its beginning on, can be sent without waiting for the disk; 0: none.
 
         What is not in the file can be: whoever sends it finds that out.
 
@@ -113,7 +113,7 @@ class LogFile(File):
         in_file = os.fstat(self.fd).st_size - position
         if in_file <= 0:
             return count
-        return self.in_memory(position, in_file) if in_file < count else 0
+        return self.sendable_bytes(position, in_file) if in_file < count else 0
 
     def _unless_it_cannot_say(self, error: OSError) -> None:
         """Wait for the disk from now on where the file system cannot say what is in memory."""

@@ -169,7 +169,7 @@ def throw_away(data_dir: Path, topic_id: str) -> None:
     Raises:
         OSError: some are still in the trash.
     """
-    kept = [directory for trashed_id, directory in in_trash(data_dir) if trashed_id == topic_id]
+    kept = [directory for trashed_id, directory in trashed_directories(data_dir) if trashed_id == topic_id]
     for directory in kept:
         _discard_soon(data_dir, directory)
     if kept:
@@ -178,12 +178,12 @@ def throw_away(data_dir: Path, topic_id: str) -> None:
 
 def discard_trash(data_dir: Path, topic_id: str) -> None:
     """Delete the directories of a topic that no catalog has had, and their files."""
-    for trashed_id, directory in in_trash(data_dir):
+    for trashed_id, directory in trashed_directories(data_dir):
         if trashed_id == topic_id:
             shutil.rmtree(directory)
 
 
-def in_trash(data_dir: Path) -> list[tuple[str, Path]]:
+def trashed_directories(data_dir: Path) -> list[tuple[str, Path]]:
     """The directories in the trash, with the ids of their topics."""
     return [(_parsed(path.name, TRASH_SUFFIX)[0], path) for path in _set_aside_as(data_dir, TRASH_SUFFIX)]
 
@@ -196,7 +196,7 @@ def partition_in_trash(directory: Path) -> int:
 def trash_bytes(data_dir: Path) -> dict[str, int]:
     """The room that is taken in the trash, by topic id."""
     sizes: Counter[str] = Counter()
-    for topic_id, directory in in_trash(data_dir):
+    for topic_id, directory in trashed_directories(data_dir):
         sizes[topic_id] += _disk_bytes(directory)
     return dict(sizes)
 

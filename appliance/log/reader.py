@@ -258,7 +258,7 @@ class LogReader:
             self._remember(stop)
         return FileRange(log, start - base, stop - start)
 
-    def without_holes(self, bases: Sequence[int], end: int, offset: int, bytes_max: int) -> FileRange | None:
+    def locate_kept(self, bases: Sequence[int], end: int, offset: int, bytes_max: int) -> FileRange | None:
         """As :meth:`locate`, without what compaction has emptied: the range may begin behind ``offset``.
 
         Returns:
@@ -480,7 +480,7 @@ class LogReader:
         """As :func:`largest_times` for the batch with this base offset, without what is at its first offsets."""
         times = self._files.times(self._prefix, offset + skipped)
         if times is None:
-            piece = self.without_holes(bases, end, offset, 1)
+            piece = self.locate_kept(bases, end, offset, 1)
             if piece is None:
                 return _unknown(skipped)
             times = self._times(piece, skipped)
@@ -607,7 +607,7 @@ class LogReader:
         entry = IndexEntry(base, -1, 0)
         if index is not None:
             with suppress(CorruptLog):
-                reached = index.reached(timestamp, index.before(limit))
+                reached = index.reached(timestamp, index.count_up_to(limit))
                 offset = index.entry(reached - 1).offset if reached else base
                 entry = self._entry(log, base, limit, max(offset, start))
         records = entry.records

@@ -188,7 +188,7 @@ def verify(directory: Path, derived: Derived | None = None, interval_bytes: int 
         problems.append(Problem(CORRUPT, log_path(directory, bases[-1]), end - bases[-1], reason))
     if state is not None and not problems:
         problems += _contradictions(directory, bases, state, derived)
-        problems += _of_transactions(directory, bases, state.end, check, derived is None and not holes)
+        problems += _check_transactions(directory, bases, state.end, check, derived is None and not holes)
     return Report(directory, len(bases), min(max([start, *bases[:1]]), end), end, batches, records, holes, problems)
 
 
@@ -216,13 +216,13 @@ def _contradictions(
             (derived.start, derived.high_watermark, derived.flushed, derived.state.born_ms),
             stored,
         ),
-        ("the log starts, is read up to, and ends at", *_in_order(bases[0], derived)),
+        ("the log starts, is read up to, and ends at", *_ascending_offsets(bases[0], derived)),
     ):
         if ours != theirs:
             yield Problem(DERIVED, directory, 0, f"{what} {ours}, but {theirs} by the files")
 
 
-def _of_transactions(
+def _check_transactions(
     directory: Path, bases: list[int], end: int, check: AbortedCheck, is_whole: bool
 ) -> Iterator[Problem]:
     """Compare the indexes of aborted transactions, and the marker's last stable offset, with the batches.
@@ -243,7 +243,7 @@ def _of_transactions(
             yield Problem(DERIVED, directory / MARKER_NAME, 0, reason)
 
 
-def _in_order(base: int, derived: Derived) -> tuple[list[int], list[int]]:
+def _ascending_offsets(base: int, derived: Derived) -> tuple[list[int], list[int]]:
     """Offsets that must ascend, and the same sorted; the flushed offset may be anywhere below the end."""
     offsets = [base, derived.start, derived.high_watermark, derived.state.end]
     return [*offsets, derived.flushed], [*sorted(offsets), min(derived.flushed, derived.state.end)]

@@ -369,7 +369,7 @@ class Connection(Lifetime, Generic[InboxT, PendingT]):
     def _follows(self, piece: FileRange) -> bool:
         """Whether a range can be sent right behind what is sent now, which must not wait for a disk with it."""
         try:
-            warm_bytes = piece.file.in_memory(piece.position, piece.count)
+            warm_bytes = piece.file.sendable_bytes(piece.position, piece.count)
         except OSError:  # the next step asks again, and raises
             return False
         if piece.count <= JOINED_BYTES_MAX:
@@ -380,7 +380,7 @@ class Connection(Lifetime, Generic[InboxT, PendingT]):
     def _send_file(self, piece: FileRange) -> None:
         try:
             if not self.warm_bytes:
-                self.warm_bytes = piece.file.in_memory(piece.position, piece.count)
+                self.warm_bytes = piece.file.sendable_bytes(piece.position, piece.count)
             if not self.warm_bytes:
                 raise NotInMemory(piece)
             sent = self.transport.send_file(piece.file.fd, piece.position, min(piece.count, self.warm_bytes))
@@ -402,7 +402,7 @@ class Connection(Lifetime, Generic[InboxT, PendingT]):
             size = len(piece) if isinstance(piece, bytes) else piece.count
             if sent < size:
                 if sent:
-                    out[0] = piece[sent:] if isinstance(piece, bytes) else _after(piece, sent)
+                    out[0] = piece[sent:] if isinstance(piece, bytes) else _remainder(piece, sent)
                 return
             sent -= size
             out.popleft()
@@ -434,7 +434,7 @@ class Connection(Lifetime, Generic[InboxT, PendingT]):
         self.inbox.clear()
 
 
-def _after(piece: FileRange, count: int) -> FileRange:
+def _remainder(piece: FileRange, count: int) -> FileRange:
     """What follows the first ``count`` bytes."""
     return piece._replace(position=piece.position + count, count=piece.count - count)
 

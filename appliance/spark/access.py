@@ -348,7 +348,7 @@ def _segments(directory: Path, bases: Sequence[int], span: Range, position: int,
     more = True
     while more:
         with acting_as_owner(directory):
-            piece = log.without_holes(bases, span.log_end, position, bytes_max)
+            piece = log.locate_kept(bases, span.log_end, position, bytes_max)
         if piece is None:
             if position >= span.end:
                 return

@@ -14,7 +14,7 @@ from ..errors import ApplianceError
 from ..groups.topic_patterns import compiled
 from ..names import TopicPartition
 from ..security.acls import Operation, ResourceType
-from ..wire.kafka.call import Answer, Call, Handler, by_topic, error_row
+from ..wire.kafka.call import Answer, Call, Handler, error_row, rows_by_topic
 from ..wire.kafka.codes import Code
 from .store import UNDECIDED_MS
 from .transaction import Part, Producer, Transaction, TransactionState
@@ -130,4 +130,4 @@ def _keys(marker: Any) -> list[TopicPartition]:
 
 
 def _marker(marker: Any, codes: Mapping[TopicPartition, int]) -> dict[str, Any]:
-    return {"producer_id": marker.producer_id, "topics": by_topic(codes, error_row)}
+    return {"producer_id": marker.producer_id, "topics": rows_by_topic(codes, error_row)}

@@ -12,7 +12,7 @@ from typing import Any, Final
 from ..groups.group_coordinator import GroupCoordinator
 from ..groups.offsets_api import refuse_offset
 from ..names import TopicPartition
-from ..wire.kafka.call import Answer, Call, Handler, by_topic, error_row
+from ..wire.kafka.call import Answer, Call, Handler, error_row, rows_by_topic
 from ..wire.kafka.codes import Code
 from .transaction import Part, PendingOffset, Producer
 from .transaction_coordinator import TransactionCoordinator
@@ -54,7 +54,7 @@ class TransactionOffsetsApi:
             producer = Producer(request.producer_id, request.producer_epoch)
             code = await self._coordinator.add_offsets(request.transactional_id, producer, request.group_id, offsets)
             codes |= dict.fromkeys((offset.part.key for offset in offsets), _CODES.get(code, code))
-        return {"topics": by_topic(codes, error_row)}
+        return {"topics": rows_by_topic(codes, error_row)}
 
     def _refuse_member(self, request: Any) -> Code:
         """Why the consumer may not commit.  Who says nothing of a consumer may, as before KIP-447."""

@@ -140,7 +140,7 @@ class Transaction(msgspec.Struct, frozen=True, omit_defaults=True):
             return self.fence(now_ms, claimed)
         last = claimed or NOBODY
         fresh = Transaction(self.producer_id, self.epoch, timeout_ms, TransactionState.EMPTY, *last)
-        fresh = _replace(fresh, changed_ms=self._after(now_ms))
+        fresh = _replace(fresh, changed_ms=self._later_ms(now_ms))
         if not own and self.epoch <= EPOCH_GIVEN_MAX:  # the answer was lost: it is given again
             return fresh
         if self.epoch >= EPOCH_GIVEN_MAX:
@@ -158,7 +158,7 @@ class Transaction(msgspec.Struct, frozen=True, omit_defaults=True):
             last_id=last_id,
             last_epoch=last_epoch,
             offsets=(),
-            changed_ms=self._after(now_ms),
+            changed_ms=self._later_ms(now_ms),
         )
 
     # -- a transaction --------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ class Transaction(msgspec.Struct, frozen=True, omit_defaults=True):
             return Code.POLICY_VIOLATION
         if ongoing is self and len(added) == len(self.parts):  # they are in it already
             return self
-        return _bounded(_replace(ongoing, parts=tuple(sorted(added)), changed_ms=self._after(now_ms)))
+        return _bounded(_replace(ongoing, parts=tuple(sorted(added)), changed_ms=self._later_ms(now_ms)))
 
     def add_group(self, producer: Producer, group: str, now_ms: int) -> Outcome:
         """AddOffsetsToTxn: offsets of this group will be committed with the transaction."""
@@ -186,7 +186,7 @@ class Transaction(msgspec.Struct, frozen=True, omit_defaults=True):
             return self
         if len(ongoing.groups) >= OFFSETS_MAX:
             return Code.POLICY_VIOLATION
-        return _bounded(_replace(ongoing, groups=(*ongoing.groups, group), changed_ms=self._after(now_ms)))
+        return _bounded(_replace(ongoing, groups=(*ongoing.groups, group), changed_ms=self._later_ms(now_ms)))
 
     def add_offsets(self, producer: Producer, group: str, offsets: Iterable[PendingOffset], now_ms: int) -> Outcome:
         """TxnOffsetCommit; later offsets of a partition replace earlier ones."""
@@ -198,7 +198,7 @@ class Transaction(msgspec.Struct, frozen=True, omit_defaults=True):
         merged = {(offset.group, offset.part.key): offset for offset in (*self.offsets, *offsets)}
         if len(merged) > OFFSETS_MAX:
             return Code.INVALID_COMMIT_OFFSET_SIZE
-        return _bounded(_replace(self, offsets=tuple(merged.values()), changed_ms=self._after(now_ms)))
+        return _bounded(_replace(self, offsets=tuple(merged.values()), changed_ms=self._later_ms(now_ms)))
 
     def _fenced(self, producer: Producer) -> Code:
         if producer.id != self.producer_id:
@@ -210,7 +210,7 @@ class Transaction(msgspec.Struct, frozen=True, omit_defaults=True):
         concurrent = Code.CONCURRENT_TRANSACTIONS if self.state in ENDING else Code.NONE
         return self._fenced(producer) or concurrent
 
-    def _after(self, now_ms: int) -> int:
+    def _later_ms(self, now_ms: int) -> int:
         """A time above that of this value, whatever the clock does: by it logs know a decision from later ones."""
         return max(now_ms, self.changed_ms + 1)
 
@@ -229,7 +229,7 @@ class Transaction(msgspec.Struct, frozen=True, omit_defaults=True):
         prepared, complete = _ENDS[committed]
         if self.state is TransactionState.ONGOING:
             offsets = self.offsets if committed else ()
-            return _replace(self, state=prepared, offsets=offsets, changed_ms=self._after(now_ms))
+            return _replace(self, state=prepared, offsets=offsets, changed_ms=self._later_ms(now_ms))
         if self.state is prepared:
             return Code.CONCURRENT_TRANSACTIONS
         return self if self.state is complete else Code.INVALID_TXN_STATE
@@ -238,7 +238,7 @@ class Transaction(msgspec.Struct, frozen=True, omit_defaults=True):
         """Every partition has its marker."""
         assert self.state in ENDING
         _, state = _ENDS[self.committed]
-        changed_ms = self._after(now_ms)
+        changed_ms = self._later_ms(now_ms)
         return _replace(self, state=state, parts=(), groups=(), offsets=(), started_ms=0, changed_ms=changed_ms)
 
     @property

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from ..names import GROUP_CHARACTERS_MAX, TRANSACTIONAL_ID_CHARACTERS_MAX, TopicPartition
 from ..security.acls import Operation, ResourceType
-from ..wire.kafka.call import Answer, Call, Handler, by_topic
+from ..wire.kafka.call import Answer, Call, Handler, rows_by_topic
 from ..wire.kafka.codes import Code
 from .transaction import NO_EPOCH, NO_ID, NOBODY, Part, Producer
 from .transaction_coordinator import TransactionCoordinator
@@ -107,4 +107,4 @@ class TransactionApi:
 
 def added(codes: Mapping[TopicPartition, int]) -> list[dict[str, Any]]:
     """The rows of an answer to AddPartitionsToTxn."""
-    return by_topic(codes, lambda code: {"partition_error_code": code}, "results_by_partition")
+    return rows_by_topic(codes, lambda code: {"partition_error_code": code}, "results_by_partition")

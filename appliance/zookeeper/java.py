@@ -107,7 +107,7 @@ def find_classpath(configured: str, debian_jar: Path = DEBIAN_JAR, prefix: Path 
 def pyspark_jars() -> list[Path]:
     """The jars that ZooKeeper needs, inside an installed pyspark; none if one is missing."""
     pyspark = _package_directory("pyspark")
-    jars = _by_artifact(pyspark / "jars") if pyspark is not None else {}
+    jars = _jars_by_artifact(pyspark / "jars") if pyspark is not None else {}
     if not all(name in jars for name in PYSPARK_JARS):
         return []
     return [jars[name] for name in (*PYSPARK_JARS, *PYSPARK_JARS_OPTIONAL) if name in jars]
@@ -120,7 +120,7 @@ def _package_directory(name: str) -> Path | None:
     return Path(places[0]) if places else None
 
 
-def _by_artifact(directory: Path) -> dict[str, Path]:
+def _jars_by_artifact(directory: Path) -> dict[str, Path]:
     """Artifact name -> jar: ``zookeeper-jute`` for ``zookeeper-jute-3.9.5.jar``."""
     jars: dict[str, Path] = {}
     for jar in sorted(directory.glob("*.jar")):

@@ -121,7 +121,7 @@ def consumer(group_name: str, consumer_id: str) -> str:
 
 
 def owners(group_name: str, topic_name: str | None = None) -> str:
-    return _by_topic(f"{group(group_name)}/owners", topic_name)
+    return _topic_path(f"{group(group_name)}/owners", topic_name)
 
 
 def owner(group_name: str, part: TopicPartition) -> str:
@@ -129,14 +129,14 @@ def owner(group_name: str, part: TopicPartition) -> str:
 
 
 def offsets(group_name: str, topic_name: str | None = None) -> str:
-    return _by_topic(f"{group(group_name)}/offsets", topic_name)
+    return _topic_path(f"{group(group_name)}/offsets", topic_name)
 
 
 def offset(group_name: str, part: TopicPartition) -> str:
     return f"{offsets(group_name, part.topic)}/{part.partition}"
 
 
-def _by_topic(above: str, topic_name: str | None) -> str:
+def _topic_path(above: str, topic_name: str | None) -> str:
     if topic_name is None:
         return above
     check_topic(topic_name)
@@ -291,7 +291,7 @@ def encode_owner(consumer_id: str, stream: int) -> bytes:
 def decode_owner(path: str, value: bytes) -> tuple[str, int]:
     try:
         consumer_id, stream = value.decode("utf-8", "surrogatepass").rsplit("-", 1)
-        return consumer_id, _at_least(0, int(stream))
+        return consumer_id, _check_least(0, int(stream))
     except ValueError as error:
         raise _unreadable(path, value, error) from None
 
@@ -299,10 +299,10 @@ def decode_owner(path: str, value: bytes) -> tuple[str, int]:
 def _streams(count: int) -> int:
     if count > STREAMS_MAX:
         raise ValueError(f"{count} streams: {STREAMS_MAX} at most")
-    return _at_least(0, count)
+    return _check_least(0, count)
 
 
-def _at_least(least: int, value: int) -> int:
+def _check_least(least: int, value: int) -> int:
     if value < least:
         raise ValueError(f"{value} is less than {least}")
     return value

@@ -51,7 +51,7 @@ def holds(peer: Peer, topic: str, batch: bytes) -> bool:
 
 
 def in_trash(server: Server) -> list[str]:
-    return [path.name for _, path in partition_directory.in_trash(server.data_dir)]
+    return [path.name for _, path in partition_directory.trashed_directories(server.data_dir)]
 
 
 def test_a_deleted_topic_comes_back_as_it_was(make_appliance: Callable[..., Server]) -> None:

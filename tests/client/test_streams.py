@@ -30,8 +30,8 @@ def test_a_message_is_done_when_the_next_one_is_asked_for(room: Room) -> None:
     room.put(PART)
     messages = room.stream.messages()
     first, second = next(messages), next(messages)
-    assert room.owned.to_commit(in_hand=False) == {PART: first.offset + 1}
-    assert room.owned.to_commit(in_hand=True) == {PART: second.offset + 1}
+    assert room.owned.uncommitted(in_hand=False) == {PART: first.offset + 1}
+    assert room.owned.uncommitted(in_hand=True) == {PART: second.offset + 1}
 
 
 def test_a_reader_that_stops_leaves_its_last_message_undone_until_told(room: Room) -> None:
@@ -39,9 +39,9 @@ def test_a_reader_that_stops_leaves_its_last_message_undone_until_told(room: Roo
     for message in room.stream:
         if message.value == b"0-0-3":
             break
-    assert room.owned.to_commit(in_hand=False) == {PART: message.offset}
+    assert room.owned.uncommitted(in_hand=False) == {PART: message.offset}
     room.owned.mark_processed()
-    assert room.owned.to_commit(in_hand=False) == {PART: message.offset + 1}
+    assert room.owned.uncommitted(in_hand=False) == {PART: message.offset + 1}
     assert next(room.stream.messages()).value == b"0-0-4", "nothing that was decoded is lost"
 
 
@@ -49,10 +49,10 @@ def test_what_is_committed_is_not_committed_again(room: Room) -> None:
     room.put(PART)
     for _ in room.stream.messages(QUIET_S):
         pass
-    positions = room.owned.to_commit(in_hand=False)
+    positions = room.owned.uncommitted(in_hand=False)
     assert positions == {PART: room.ends[PART]}
     room.owned.on_committed(positions)
-    assert room.owned.to_commit(in_hand=False) == {}
+    assert room.owned.uncommitted(in_hand=False) == {}
 
 
 def test_batches_are_the_fast_path_and_continue_after_messages(room: Room) -> None:
@@ -60,7 +60,7 @@ def test_batches_are_the_fast_path_and_continue_after_messages(room: Room) -> No
     assert next(room.stream.messages()).value == b"0-0-0"
     batches = list(room.stream.batches(QUIET_S))
     assert [len(batch.values) for batch in batches] == [4, 5]
-    assert room.owned.to_commit(in_hand=False) == {PART: room.ends[PART]}
+    assert room.owned.uncommitted(in_hand=False) == {PART: room.ends[PART]}
     (fetched,) = room.fetched
     assert fetched.released_bytes == fetched.received_bytes
 
@@ -152,7 +152,7 @@ def test_stepping_over_a_marker_hands_out_nothing_that_could_be_lost(room: Room,
         room.owned.on_committed({PART: at})
     behind = room.put_marker(PART, at)
     assert list(room.stream.messages(QUIET_S)) == []
-    assert room.owned.to_commit(in_hand=True) == {PART: behind}
+    assert room.owned.uncommitted(in_hand=True) == {PART: behind}
     room.owned.revoke([PART], 0)
     assert not room.owned.lost
 
@@ -172,7 +172,7 @@ def test_a_partition_given_up_while_it_is_committed_is_not_lost(room: Room) -> N
     room.put(PART)
     room.put(OTHER)
     assert len(list(room.stream.messages(QUIET_S))) == 20
-    offsets = room.owned.to_commit(in_hand=True)
+    offsets = room.owned.uncommitted(in_hand=True)
     room.owned.revoke([PART, OTHER], 0)
     room.owned.on_committed({PART: offsets[PART]})
     assert room.owned.lost == {OTHER}

@@ -364,7 +364,7 @@ def test_two_restores_at_a_time_and_what_an_interrupted_one_has_left(stopped: Pa
     assert (staging / "web-0" / "left").exists()
     os.close(holder)
     copy_topic(tmp_path / "copy", stopped, "web", "a" * 32)
-    (found,) = partition_directory.in_trash(stopped)
+    (found,) = partition_directory.trashed_directories(stopped)
     assert found[0] == "a" * 32 and not (found[1] / "left").exists() and not staging.exists()
     assert partition_directory.topic_id_of(found[1]) == "a" * 32
 

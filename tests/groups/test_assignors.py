@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.groups.assignors import ASSIGNORS, Members, Subscriber, Targets, TopicParts, Topics, by_range, uniform
+from appliance.groups.assignors import (
+    ASSIGNORS,
+    Members,
+    Subscriber,
+    Targets,
+    TopicParts,
+    Topics,
+    assign_ranges,
+    assign_uniformly,
+)
 
 NAMES = ("a", "b", "c")
 
@@ -53,20 +62,20 @@ def test_each_partition_has_one_subscriber(assignor: str, members: Members, topi
 
 @given(members=MEMBERS, topics=TOPICS)
 def test_uniform_is_as_even_as_moves_can_make_it_and_then_stays(members: Members, topics: Topics) -> None:
-    targets = uniform(members, topics)
+    targets = assign_uniformly(members, topics)
     name_of = {topic.id: name for name, topic in topics.items()}
     for parts in targets.values():
         for id, _ in parts:
             loads = [len(targets[other]) for other in members if name_of[id] in members[other].topics]
             assert len(parts) <= min(loads) + 1
-    assert uniform(again(members, targets), topics) == targets
+    assert assign_uniformly(again(members, targets), topics) == targets
 
 
 @given(before=st.integers(1, 6), after=st.integers(1, 6), count=st.integers(0, 20))
 def test_uniform_moves_only_what_it_must(before: int, after: int, count: int) -> None:
     topics = numbered(a=count)
-    first = uniform(subscribers(*(f"m{number}" for number in range(before))), topics)
-    second = uniform(again(subscribers(*(f"m{number}" for number in range(after))), first), topics)
+    first = assign_uniformly(subscribers(*(f"m{number}" for number in range(before))), topics)
+    second = assign_uniformly(again(subscribers(*(f"m{number}" for number in range(after))), first), topics)
     loads = [len(parts) for parts in second.values()]
     assert max(loads) <= ceil(count / after) and min(loads) >= floor(count / after)
     moved = sum(len(parts - first.get(id, frozenset())) for id, parts in second.items())
@@ -77,7 +86,7 @@ def test_uniform_moves_only_what_it_must(before: int, after: int, count: int) ->
 
 
 def test_range_gives_consecutive_numbers_and_the_same_ones_of_topics_alike() -> None:
-    targets = by_range(subscribers("n", "m", topics="ab"), numbered(a=5, b=5))
+    targets = assign_ranges(subscribers("n", "m", topics="ab"), numbered(a=5, b=5))
     assert targets["m"] == {("A", 0), ("A", 1), ("A", 2), ("B", 0), ("B", 1), ("B", 2)}
     assert targets["n"] == {("A", 3), ("A", 4), ("B", 3), ("B", 4)}
 
@@ -85,12 +94,12 @@ def test_range_gives_consecutive_numbers_and_the_same_ones_of_topics_alike() -> 
 def test_a_static_member_keeps_its_place_in_a_range() -> None:
     topics = numbered(a=4)
     one, two = (Subscriber(instance, frozenset("a"), frozenset()) for instance in ("one", "two"))
-    assert by_range({"x": one, "m": two}, topics)["x"] == by_range({"a": two, "z": one}, topics)["z"]
+    assert assign_ranges({"x": one, "m": two}, topics)["x"] == assign_ranges({"a": two, "z": one}, topics)["z"]
 
 
 def test_a_thousand_members_are_assigned_within_a_moment() -> None:
     """Goal: the coordinator serves others meanwhile; the loads are found without looking at all members."""
     members = subscribers(*(f"m{number}" for number in range(1_000)), topics="abc")
     topics = numbered(a=2_000, b=2_000, c=1_000)
-    targets = uniform(members, topics)
+    targets = assign_uniformly(members, topics)
     assert {len(parts) for parts in targets.values()} == {5}

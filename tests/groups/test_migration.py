@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from appliance.errors import BadValue
-from appliance.groups.assignors import Part, Subscriber, TopicParts, uniform
+from appliance.groups.assignors import Part, Subscriber, TopicParts, assign_uniformly
 from appliance.groups.consumer_group import LEAVE, Beaten, View
 from appliance.groups.consumer_groups import ConsumerGroups
 from appliance.groups.consumer_protocol import (
@@ -210,7 +210,7 @@ class Changing(RuleBasedStateMachine):
         taken = {part: id for id, owned in held.items() for part in owned}
         return tuple(
             (id, encode_assignment((names[part[0]], part[1]) for part in target if taken.get(part, id) == id))
-            for id, target in uniform(subscribers, parts).items()
+            for id, target in assign_uniformly(subscribers, parts).items()
         )
 
     def act(self, client: Classic, lost: bool) -> None:

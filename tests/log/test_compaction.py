@@ -92,7 +92,7 @@ def pairs_of(log: Log) -> list[tuple[bytes | None, bytes | None]]:
 def served(log: Log, offset: int, bytes_max: int = 1 << 20) -> list[Record]:
     """What a consumer sees that reads on from an offset to the end, as one that goes on behind each batch."""
     reader, records = LogReader(log.path, FileCache()), []
-    while (piece := reader.without_holes(log.bases, log.end_offset, offset, bytes_max)) is not None:
+    while (piece := reader.locate_kept(log.bases, log.end_offset, offset, bytes_max)) is not None:
         data = os.pread(piece.file.fd, piece.count, piece.position)
         at = 0
         while at < len(data):
@@ -110,7 +110,7 @@ def served(log: Log, offset: int, bytes_max: int = 1 << 20) -> list[Record]:
 def served_by_position(log: Log, bytes_max: int) -> list[Record]:
     """What a consumer sees that reads on from the byte behind each answer, as that of ``appliance.client``."""
     reader, offset, records = LogReader(log.path, FileCache()), log.start, list[Record]()
-    while (piece := reader.without_holes(log.bases, log.end_offset, offset, bytes_max)) is not None:
+    while (piece := reader.locate_kept(log.bases, log.end_offset, offset, bytes_max)) is not None:
         assert isinstance(piece.file, SegmentFile)
         start = offset_at(piece.file.path, piece.position)
         assert start is not None

@@ -108,7 +108,7 @@ def test_floor(tmp_path: Path, steps: list[int], lookups: list[tuple[float, floa
             number = bisect_right(offsets, offset) - 1
             assert index.floor(offset, end) == (number, offsets[number])
             assert all(kept <= end for kept in index._block)
-            assert index.before(end) == bisect_right(offsets, end)
+            assert index.count_up_to(end) == bisect_right(offsets, end)
 
 
 def test_floor_of_an_uneven_index_larger_than_a_block(tmp_path: Path) -> None:

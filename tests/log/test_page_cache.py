@@ -53,31 +53,31 @@ def bring(file: LogFile, start: int, stop: int) -> None:
 
 def test_what_was_brought_can_be_read_and_nothing_else(cold: LogFile) -> None:
     for position, count in ((0, 1), (SIZE - 1, 1), (1 << 20, 1 << 20)):
-        assert cold.in_memory(position, count) == 0
+        assert cold.sendable_bytes(position, count) == 0
         with pytest.raises(NotInMemory) as missing:
             cold.read(count, position)
         assert missing.value.cold == (cold, position, count)
     bring(cold, 0, 1 << 20)
-    assert cold.in_memory(0, SIZE) == 1 << 20
-    assert cold.in_memory(5_000, 100_000) == 100_000
-    assert cold.in_memory(1 << 20, 4096) == 0
+    assert cold.sendable_bytes(0, SIZE) == 1 << 20
+    assert cold.sendable_bytes(5_000, 100_000) == 100_000
+    assert cold.sendable_bytes(1 << 20, 4096) == 0
     for position, count in ((0, 1 << 20), (1, 61), (SAMPLE_BYTES, 2 * SAMPLE_BYTES)):
         assert cold.read(count, position) == DATA[position : position + count]
 
 
 def test_some_of_a_range_is_found_where_the_first_of_it_is_in_memory(cold: LogFile) -> None:
     bring(cold, 0, 80_000)
-    bytes_there = cold.in_memory(100, SIZE)
+    bytes_there = cold.sendable_bytes(100, SIZE)
     assert bytes_there >= 4096
-    assert cold.in_memory(70_000, SIZE) > 0
+    assert cold.sendable_bytes(70_000, SIZE) > 0
 
 
 def test_a_file_ends_where_it_ends(cold: LogFile) -> None:
     bring(cold, SIZE - 8192, SIZE)
     assert cold.read(100_000, SIZE - 61) == DATA[-61:]
     assert cold.read(10, SIZE) == cold.read(10, SIZE + 4096) == b""
-    assert cold.in_memory(SIZE - 10, 100_000) in (10, 100_000)
-    assert cold.in_memory(SIZE, 7) == 7, "sendfile finds out"
+    assert cold.sendable_bytes(SIZE - 10, 100_000) in (10, 100_000)
+    assert cold.sendable_bytes(SIZE, 7) == 7, "sendfile finds out"
 
 
 def test_a_fault_is_told_once_to_who_reads_there(cold: LogFile) -> None:
@@ -87,12 +87,12 @@ def test_a_fault_is_told_once_to_who_reads_there(cold: LogFile) -> None:
     cold.memory.bring(cold.fd, Brought(0, 8192, 8192, fault))
     cold.memory.brought = 0, 0
     assert cold.read(100, 0) == DATA[:100], "before it all is well"
-    for ask in (lambda: cold.read(100, 8150), lambda: cold.in_memory(8192, 100_000)):
+    for ask in (lambda: cold.read(100, 8150), lambda: cold.sendable_bytes(8192, 100_000)):
         cold.memory.bring(cold.fd, Brought(0, 8192, 8192, fault))
         cold.memory.brought = 0, 0
         with pytest.raises(OSError, match="the disk fails"):
             ask()
-        assert cold.in_memory(8192, 100) in (0, 100), "the disk may be well again"
+        assert cold.sendable_bytes(8192, 100) in (0, 100), "the disk may be well again"
 
 
 def test_what_is_on_its_way_is_not_there_before_it_was_read(cold: LogFile) -> None:
@@ -102,13 +102,16 @@ def test_what_is_on_its_way_is_not_there_before_it_was_read(cold: LogFile) -> No
     cold.memory.bring(cold.fd, Brought(0, 8192, 1 << 20, None))
     cold.memory.bring(cold.fd, Brought(2 << 20, 2 << 20, SIZE, None))
     cold.memory.brought = 0, 0
-    assert cold.in_memory(0, SIZE) == 4096 and cold.in_memory(8192, 1) == cold.in_memory((1 << 20) - 1, 1) == 0
-    assert cold.in_memory(1 << 20, SIZE) == 1 << 20
+    assert (
+        cold.sendable_bytes(0, SIZE) == 4096
+        and cold.sendable_bytes(8192, 1) == cold.sendable_bytes((1 << 20) - 1, 1) == 0
+    )
+    assert cold.sendable_bytes(1 << 20, SIZE) == 1 << 20
     with pytest.raises(NotInMemory):
         cold.read(61, 2 << 20)
     cold.memory.bring(cold.fd, Brought(100_000, 200_000, 300_000, None))
     cold.memory.brought = 0, 0
-    assert [cold.in_memory(at, 1) for at in (50_000, 150_000, 250_000, 350_000, 1 << 20, SIZE - 1)] == [
+    assert [cold.sendable_bytes(at, 1) for at in (50_000, 150_000, 250_000, 350_000, 1 << 20, SIZE - 1)] == [
         0,
         1,
         0,
@@ -117,7 +120,7 @@ def test_what_is_on_its_way_is_not_there_before_it_was_read(cold: LogFile) -> No
         0,
     ]
     bring(cold, 8192, SIZE)
-    assert cold.in_memory(0, SIZE) == 1 << 20
+    assert cold.sendable_bytes(0, SIZE) == 1 << 20
 
 
 def test_what_is_on_its_way_for_many_readers_is_bounded(cold: LogFile) -> None:
@@ -132,11 +135,13 @@ def test_what_was_read_just_now_is_believed(cold: LogFile, monkeypatch: pytest.M
     assert cold.memory is not None
     monkeypatch.setattr(libc, "pages_counted", lambda *_: 0)
     cold.memory.bring(cold.fd, Brought(4096, 12288, 12288, None))
-    assert cold.in_memory(4096, SIZE) == 8192 and cold.in_memory(0, 1) == 0
+    assert cold.sendable_bytes(4096, SIZE) == 8192 and cold.sendable_bytes(0, 1) == 0
     assert cold.read(8192, 4096) == DATA[4096:12288]
     cold.memory.brought = 0, 0
-    assert cold.in_memory(4096, 8192) == 8192, "from now on bytes are tried: the kernel counted none of what was read"
-    assert cold.in_memory(1 << 20, 100) == 0
+    assert cold.sendable_bytes(4096, 8192) == 8192, (
+        "from now on bytes are tried: the kernel counted none of what was read"
+    )
+    assert cold.sendable_bytes(1 << 20, 100) == 0
 
 
 def test_a_file_system_that_cannot_say_is_waited_for(cold: LogFile, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +151,7 @@ def test_a_file_system_that_cannot_say_is_waited_for(cold: LogFile, monkeypatch:
     monkeypatch.setattr(libc, "pages_counted", lambda *_: -1)
     bring(cold, 0, 4096)
     monkeypatch.setattr(os, "preadv", preadv)
-    assert cold.in_memory(0, SIZE) == SIZE
+    assert cold.sendable_bytes(0, SIZE) == SIZE
     assert cold.memory is None
     assert cold.read(SIZE, 0) == DATA
 
@@ -156,7 +161,7 @@ def test_nobody_else_is_kept_from_waiting(tmp_path: Path) -> None:
     path.write_bytes(DATA)
     drop([path])
     file = LogFile(path)
-    assert file.in_memory(0, SIZE) == SIZE and file.read(SIZE, 0) == DATA
+    assert file.sendable_bytes(0, SIZE) == SIZE and file.read(SIZE, 0) == DATA
 
 
 # ---- names

@@ -48,7 +48,7 @@ class Log:
         self.looked_bytes = 0
         self.cold: FileRange | None = None
 
-    def without_holes(self, bases: tuple[int, ...], end: int, offset: int, bytes_max: int) -> FileRange | None:
+    def locate_kept(self, bases: tuple[int, ...], end: int, offset: int, bytes_max: int) -> FileRange | None:
         self.looks += 1
         if self.cold is not None:
             raise NotInMemory(self.cold)

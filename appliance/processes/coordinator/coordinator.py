@@ -103,7 +103,7 @@ from .topics import Topics
 from .transactions_native_api import TransactionsNativeApi
 from .trash import WATCH_S, Trash
 from .trusted_clock import TrustedClock, newest_log_ms
-from .unread import UnreadBy
+from .unread import UnreadBytes
 from .worker_stream import WorkerStream
 
 log = logging.getLogger(__name__)
@@ -247,7 +247,7 @@ class Coordinator:
             on_back=lambda topic: self._spawn(self._hanging.end(topic)),
         )
         self._retention = RetentionEnforcer(
-            *(data_dir, topics, partitions, self._trash, self._clock, UnreadBy(registry)),
+            *(data_dir, topics, partitions, self._trash, self._clock, UnreadBytes(registry)),
             on_removed=lambda removed: self._send(Shown("retention", removed)),
         )
         self._compaction = CompactionEnforcer(

@@ -102,11 +102,11 @@ class LiveBrokers:
         for topic, partition in hosted:
             stored.setdefault(topic, []).append(partition)
         host = self._config.broker.host or socket.gethostname()
-        native, kafka = (self._for_others(protocol, host) for protocol in snapshot.PROTOCOLS)
+        native, kafka = (self._reachable_listeners(protocol, host) for protocol in snapshot.PROTOCOLS)
         return BrokerInfo(self._registry.instance, host, native, kafka, stored)
 
-    def _for_others(self, protocol: str, host: str) -> str:
-        """The listeners for others, one of each security: the advertised one, else its own address."""
+    def _reachable_listeners(self, protocol: str, host: str) -> str:
+        """The listeners that others can reach, one of each security: the advertised one, else its own address."""
         advertised = parse_listeners(protocol, self.advertised[protocol])
         listening = parse_listeners(protocol, self.listening.get(protocol, ""))
         by_security = {listener.security: listener for listener in advertised}

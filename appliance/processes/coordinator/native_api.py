@@ -303,7 +303,7 @@ class NativeApi:
                 raise UnknownGroup(f"there is no group {request.group!r}")
             nothing = {"protocol": "", "state": CONFIGURED, "members": [], "partitions": []}
             return nothing | self._settings_of(request.group)
-        group = self._of_both(request.group, registered)
+        group = self._current_group(request.group, registered)
         committed = await self._committed(request.group)
         owners = {part: member.id for member in group.members for part in member.partitions}
         members = [
@@ -335,7 +335,7 @@ class NativeApi:
         """Whether this coordinator knows the group as one of the Kafka listener."""
         return self._kafka_groups.has_members(name) or name in self._kafka_groups.emptied()
 
-    def _of_both(self, name: str, registered: RegisteredGroup | None) -> RegisteredGroup:
+    def _current_group(self, name: str, registered: RegisteredGroup | None) -> RegisteredGroup:
         """The group as this coordinator keeps it, whose registration follows; else as it is registered."""
         if registered is not None and (registered.native or not self._is_kept(name)):
             return registered

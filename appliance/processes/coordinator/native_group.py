@@ -94,8 +94,8 @@ class NativeGroup:
     def owned_by(self, id: str) -> list[TopicPartition]:
         return sorted(part for part, owner in self.owners.items() if owner.member == id)
 
-    def in_the_way(self, id: str, parts: Iterable[TopicPartition]) -> list[TopicPartition]:
-        """Those of these partitions that others own; the next release of one is a change."""
+    def note_taken(self, id: str, parts: Iterable[TopicPartition]) -> list[TopicPartition]:
+        """Return those of these partitions that others own; from now on a release of one of them is a change."""
         taken = [part for part in parts if part in self.owners and self.owners[part].member != id]
         self._awaited.update(taken)
         return taken

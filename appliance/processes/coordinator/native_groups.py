@@ -222,7 +222,7 @@ class NativeGroups:
         async with self._changing(group, member, sequence):
             topics = self._topics()
             gone = [part for part in streams if not _exists(part, topics)]
-            refused = gone or group.in_the_way(member_id, streams)
+            refused = gone or group.note_taken(member_id, streams)
             if refused:
                 return self._lease(group, member) | {"refused": [list(part) for part in refused], "offsets": []}
             group.claim(member_id, streams, sequence)  # now nobody else gets them

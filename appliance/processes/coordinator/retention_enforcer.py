@@ -27,7 +27,7 @@ from .partitions import Partitions
 from .topics import Topics
 from .trash import Trash
 from .trusted_clock import TrustedClock
-from .unread import UnreadBy, unread_fields
+from .unread import UnreadBytes, unread_fields
 
 ORDERS_MAX: Final = 100
 STATS_PER_TURN: Final = 500
@@ -48,7 +48,7 @@ class RetentionEnforcer:
         partitions: Partitions,
         trash: Trash,
         clock: TrustedClock,
-        unread_by: UnreadBy,
+        unread_bytes: UnreadBytes,
         on_removed: Callable[[dict[str, int]], None],
     ) -> None:
         self._data_dir = data_dir
@@ -56,7 +56,7 @@ class RetentionEnforcer:
         self._partitions = partitions
         self._trash = trash
         self._clock = clock
-        self._unread_by = unread_by
+        self._unread_bytes = unread_bytes
         self._sealed: dict[TopicPartition, dict[int, SegmentUse]] = {}
         self.measured: dict[TopicPartition, list[SegmentUse]] = {}
         """The segments of all partitions, as the last run has found them."""
@@ -123,7 +123,7 @@ class RetentionEnforcer:
             topic = self._topics.catalog.topics.get(name)
             if topic is None:
                 continue
-            unread = await self._unread_by.of(topic, spans)
+            unread = await self._unread_bytes.ask(topic, spans)
             if fields := unread_fields(unread):
                 text = " ".join(f"{field}={value}" for field, value in fields.items())
                 log.warning("%s: retention removes what groups have not read, in bytes: %s", name, text)

@@ -31,7 +31,7 @@ from .partitions import Partitions
 from .registry_session import RegistrySession
 from .security_registry import Change, SecurityRegistry
 from .topics import Topics
-from .unread import Unread, UnreadBy
+from .unread import Unread, UnreadBytes
 
 WHOLE: Final = -1
 """All partitions of a topic."""
@@ -81,7 +81,7 @@ class ThisBroker:
         self._registry = registry
         self._security = security
         self._configured = configured
-        self._unread_by = UnreadBy(registry)
+        self._unread_bytes = UnreadBytes(registry)
         self._unread: dict[tuple[str, int], Unread | None] = {}
         """Of each deletion until it is in the audit log."""
 
@@ -212,7 +212,7 @@ class ThisBroker:
             for number in topic.partitions:
                 with suppress(ApplianceError):  # stored elsewhere, or not to be read now
                     spans[number] = self.extent(name, number)
-            self._unread[name, WHOLE] = await self._unread_by.of(topic, spans)
+            self._unread[name, WHOLE] = await self._unread_bytes.ask(topic, spans)
         await self._topics.delete(name)
 
     def take_unread(self, topic: str, partition: int = WHOLE) -> Unread | None:
@@ -267,7 +267,7 @@ class ThisBroker:
             raise OffsetOutOfRange(f"offset {offset} of {topic}-{partition} is not in {start} to {end}")
         if offset > start:
             spans = {partition: (start, offset)}
-            self._unread[topic, partition] = await self._unread_by.of(self._topics.get(topic), spans)
+            self._unread[topic, partition] = await self._unread_bytes.ask(self._topics.get(topic), spans)
             self._partitions.delete_before(topic, partition, offset)
             try:
                 async with asyncio.timeout(DELETE_RECORDS_MS_MAX / 1000):

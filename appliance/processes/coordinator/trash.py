@@ -295,7 +295,7 @@ class Trash:
         catalog = self._steps.catalog
         known_ids = {topic.id for topic in catalog.topics.values()}
         known_ids |= {topic.id for topic in catalog.trash} | {removal.id for removal in catalog.removals}
-        directories = await self._looking(partition_directory.in_trash)
+        directories = await self._looking(partition_directory.trashed_directories)
         await self._forget_lost({topic_id for topic_id, _ in directories})
         strays: dict[str, list[Path]] = {}
         for topic_id, directory in directories:

@@ -27,13 +27,13 @@ Unread = Mapping[str, int]
 """Bytes that a group has not read, by its name."""
 
 
-class UnreadBy:
+class UnreadBytes:
     """Asks ZooKeeper, where groups commit."""
 
     def __init__(self, registry: RegistrySession) -> None:
         self._registry = registry
 
-    async def of(self, topic: Topic, spans: Mapping[int, tuple[int, int]]) -> Unread | None:
+    async def ask(self, topic: Topic, spans: Mapping[int, tuple[int, int]]) -> Unread | None:
         """The groups that have not read all between two offsets of partitions; None: ZooKeeper does not say it in time.
 
         ``spans``: the first offset, and one past the last, by partition.

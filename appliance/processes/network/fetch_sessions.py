@@ -74,7 +74,7 @@ class OpenFetch(PartitionWatch):
         self._numbers: dict[WaitList, dict[int, None]] = {}
         """The numbers of the parts that read a partition."""
 
-    def to_await(self) -> Iterable[int]:
+    def parts_to_await(self) -> Iterable[int]:
         """The parts, at which it has looked, for which it does not wait yet."""
         return range(len(self.partitions))
 
@@ -252,7 +252,7 @@ class FetchSession(OpenFetch):
 
     # ---- waiting
 
-    def to_await(self) -> list[int]:
+    def parts_to_await(self) -> list[int]:
         return list(self._dirty)
 
     def awaited_by(self, parts: Iterable[int]) -> list[Awaited]:

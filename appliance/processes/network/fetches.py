@@ -117,7 +117,7 @@ class Fetches:
         fetch.plan.let_go()
         delayed = DelayedRequest(pending, deadline_ms, self, fetch)
         self._wait_lists.begin(delayed)
-        self._wait(delayed, fetch.to_await())
+        self._wait(delayed, fetch.parts_to_await())
 
     def _wait(self, delayed: DelayedRequest, parts: Iterable[int]) -> None:
         """Wait for news of these parts, at which the fetch has looked; answer if meanwhile there is enough."""

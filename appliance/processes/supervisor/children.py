@@ -86,7 +86,7 @@ class Restarts:
     def count(self, role: str, key: Any) -> int:
         return self._counts.get((role, key), 0)
 
-    def after_death(self, role: str, key: Any, lived_ms: int, status: int | None = None) -> int:
+    def note_death(self, role: str, key: Any, lived_ms: int, status: int | None = None) -> int:
         """Note a death; returns the delay of the next start in ms, 0 for a process that had lived long."""
         name = (role, key)
         self._counts[name] = self._counts.get(name, 0) + 1
@@ -380,7 +380,7 @@ class Children:
         if child.stopping or self.stopping:
             return
         lived_ms = now_ms() - child.started_ms
-        start.want(key, self.restarts.after_death(child.role, child.key, lived_ms, child.status))
+        start.want(key, self.restarts.note_death(child.role, child.key, lived_ms, child.status))
 
     def watch_hearts(self) -> None:
         """From now on kill children whose heartbeat has not moved for ``liveness.timeout_ms``."""

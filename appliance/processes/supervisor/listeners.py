@@ -106,12 +106,12 @@ def bind(listener: Listener) -> socket.socket:
         if limit_of(error):
             raise
         if error.errno == errno.EADDRINUSE:
-            raise _in_use(listener) from None
+            raise _address_error(listener) from None
         advice = "choose another path" if listener.unix else "choose another address, or port 0 for any free one"
         raise BadValue(f"{listener.protocol}.listen = {listener}: {error.strerror}; {advice}") from None
 
 
-def _in_use(listener: Listener) -> AddressInUse:
+def _address_error(listener: Listener) -> AddressInUse:
     """The error about an address that is taken: by whom, and what helps."""
     key = f"{listener.protocol}.listen"
     if listener.unix:

@@ -129,7 +129,7 @@ class Nodes:
             logger.warning("ZooKeeper node %d ended with status %d", node + 1, status)
             self._ensemble.warn_of_taken_ports(node)
             lived_ms = now_ms() - self._started[node][0]
-            self._start.want(node, self._restarts.after_death("zookeeper", node, lived_ms, status))
+            self._start.want(node, self._restarts.note_death("zookeeper", node, lived_ms, status))
         self._on_change()
 
     def stop(self) -> None:

@@ -65,7 +65,7 @@ Answer = Mapping[str, Any] | Encoded
 Handler = Callable[[Call], Awaitable[Answer]]
 
 
-def by_topic(
+def rows_by_topic(
     rows: Mapping[TopicPartition, T], fields: Callable[[T], Mapping[str, Any]], partitions: str = "partitions"
 ) -> list[dict[str, Any]]:
     """Rows of an answer, in the order of ``rows``: [{name: topic, <partitions>: [{partition_index, …fields(row)}]}]."""

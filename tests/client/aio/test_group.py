@@ -40,10 +40,10 @@ def test_a_message_is_processed_when_the_next_one_is_asked_for() -> None:
     async def main() -> None:
         messages = aiter(MessageStream(room.stream))
         first = await anext(messages)
-        assert room.owned.to_commit(in_hand=True) == {PART: first.offset + 1}
-        assert room.owned.to_commit(in_hand=False) == {}
+        assert room.owned.uncommitted(in_hand=True) == {PART: first.offset + 1}
+        assert room.owned.uncommitted(in_hand=False) == {}
         second = await anext(messages)
-        assert room.owned.to_commit(in_hand=False) == {PART: second.offset}
+        assert room.owned.uncommitted(in_hand=False) == {PART: second.offset}
 
     run(main())
 
