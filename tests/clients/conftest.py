@@ -10,6 +10,16 @@ import pytest
 
 from tests.support.server import Server
 
+HERE = Path(__file__).parent
+BUILDING_S_MAX = 900
+"""Of a test: whichever is first builds a client in Go, or fetches packages, which is slow where many others compute."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(HERE) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(BUILDING_S_MAX))
+
 
 class Broker(Server):
     """An appliance that keeps its addresses when it is started again, as clients expect."""
