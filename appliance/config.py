@@ -123,10 +123,11 @@ class Network(Struct, frozen=True):
         int, Meta(ge=1, le=1_000_000, description="connections per worker; more are refused and counted")
     ] = 4096
     connections_per_address_max: Annotated[
-        int, Meta(ge=0, le=1_000_000, description="those of one address, per worker; 0 = connections_max")
+        int, Meta(ge=0, le=1_000_000, description="those of one address, per worker; 0 = a quarter, on loopback all")
     ] = 0
     connections_per_user_max: Annotated[
-        int, Meta(ge=0, le=1_000_000, description="those of one user that has logged in, per worker; 0 = likewise")
+        int,
+        Meta(ge=0, le=1_000_000, description="those of one user that has logged in, per worker; 0 = connections_max"),
     ] = 0
     arena_bytes: Annotated[
         int, Meta(ge=MIB, le=4 * GIB, description="shared memory per worker that requests are received into")

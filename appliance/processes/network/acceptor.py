@@ -16,9 +16,12 @@ RESERVED more are for administrators alone: root, and the user of the service, w
 others do, the command line gets in.
 
 Connections are also counted by address and by user (:class:`Places`), so that no client takes the places of all others:
-``network.connections_per_address_max`` and ``network.connections_per_user_max``.  A connection that a writer
-serves is counted, too.  Unix sockets have no address.  Not counted by user: who has not logged in, the brokers of the
-cluster, and administrators: root, and the user of the service, through a Unix socket.
+``network.connections_per_address_max`` and ``network.connections_per_user_max``.  By default an address has at most
+1 / PLACES_SHARE of a worker's connections, and this host, where users share one address, all.  Those that have not
+logged in yet have at most that share of all, too: for one more, the oldest of the address with the most of them is
+closed.  An honest client logs in long before, so nobody without a password keeps others away.  A connection that a
+writer serves is counted, too.  Unix sockets have no address.  Not counted by user: who has not logged in, the brokers
+of the cluster, and administrators: root, and the user of the service, through a Unix socket.
 
 A connection of a TLS listener completes its handshake before it may send requests (:class:`Handshakes`).  A handshake
 has a socket and OpenSSL's state, nothing else: no inbox, no codec, no place among the connections::
@@ -49,7 +52,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from ...addresses import Listener, address_text
+from ...addresses import Listener, address_text, site_of
 from ...config import Network
 from ...errors import BadValue
 from ...machine_limits import (
@@ -85,9 +88,16 @@ ACCEPT_PAUSE_MS: Final = 100
 LACKING_MS: Final = 5_000
 """How long a worker reports a limit of the machine after it had to refuse a connection for it."""
 SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+PLACES_SHARE: Final = 4
+LOOPBACK_SITE: Final = site_of("::1")
 STEPS_PER_TURN: Final = 8
 HANDSHAKE_BYTES_MAX: Final = 128 * 1024
 """A client's certificates have a few kilobytes; OpenSSL takes at most 100 KiB of them."""
+
+
+def site_of_host(host: str) -> str:
+    """What a client's address, as in ``ClientSession.host``, is counted as: of IPv6 the network of its host."""
+    return site_of(host.strip("[]"))
 
 
 class Places:
@@ -95,15 +105,22 @@ class Places:
 
     def __init__(self, turn: Turn, limits: Network) -> None:
         self._turn = turn
+        self._connections_max = limits.connections_max
         self._per_address, self._per_user = limits.connections_per_address_max, limits.connections_per_user_max
         self._by_address: Counter[str] = Counter()
         self._by_user: Counter[str] = Counter()
+        self._strangers: dict[str, dict[WorkerConnection, None]] = {}
+        """The connections that have not logged in yet, by address; the oldest first."""
+        self._stranger_count = 0
 
-    def admits_address(self, host: str, peer: str, handshakes: int) -> bool:
-        """Whether there is room for one more connection of an address, which has so many handshakes."""
-        if not self._per_address or not host or self._by_address[host] + handshakes < self._per_address:
+    def admits_address(self, accepted: Accepted, handshakes: Counter[str]) -> bool:
+        """Whether there is room for one more connection of an address; ``handshakes``: how many each site has."""
+        site = site_of_host(accepted.host)
+        is_local = site.startswith("127.") or site == LOOPBACK_SITE
+        shared = self._connections_max if is_local else max(1, self._connections_max // PLACES_SHARE)
+        if not site or self._by_address[site] + handshakes[site] < (self._per_address or shared):
             return True
-        self._turn.audit.refused(Reason.CONNECTIONS_PER_ADDRESS, "", peer, what=PER_ADDRESS_MAX)
+        self._turn.audit.refused(Reason.CONNECTIONS_PER_ADDRESS, "", accepted.peer, what=PER_ADDRESS_MAX)
         return False
 
     def admits(self, session: ClientSession, principal: str, peer: str) -> bool:
@@ -116,26 +133,52 @@ class Places:
     def hold(self, connection: WorkerConnection) -> None:
         """Count a connection until it ends."""
         self.enter(connection.session)
-        connection.own(self, partial(self.leave, connection.session))
+        connection.own(self, partial(self._release, connection))
+        if connection.session.gated:
+            self._strangers.setdefault(site_of_host(connection.session.host), {})[connection] = None
+            self._stranger_count += 1
+
+    def _release(self, connection: WorkerConnection) -> None:
+        self.leave(connection.session)
+        self._know(connection)
+
+    def _know(self, connection: WorkerConnection) -> None:
+        """A connection has logged in, or is gone."""
+        site = site_of_host(connection.session.host)
+        of_site = self._strangers.get(site, {})
+        if connection in of_site:
+            del of_site[connection]
+            self._stranger_count -= 1
+            if not of_site:
+                del self._strangers[site]
+
+    def crowded_out(self, room: int) -> WorkerConnection | None:
+        """A connection that has not logged in and gives way to a new one; ``room``: places of all connections."""
+        if self._stranger_count < max(1, room // PLACES_SHARE):
+            return None
+        crowd = max(self._strangers.values(), key=len)
+        return next(iter(crowd))
 
     def enter(self, session: ClientSession) -> None:
         if session.host:
-            self._by_address[session.host] += 1
+            self._by_address[site_of_host(session.host)] += 1
         if _is_counted(session, session.principal):
             self._by_user[session.principal] += 1
 
     def leave(self, session: ClientSession) -> None:
         if session.host:
-            _count_less(self._by_address, session.host)
+            _count_less(self._by_address, site_of_host(session.host))
         if _is_counted(session, session.principal):
             _count_less(self._by_user, session.principal)
 
-    def log_in(self, session: ClientSession, principal: str, peer: str) -> bool:
+    def log_in(self, connection: WorkerConnection, principal: str) -> bool:
         """Count the connection for the principal that it has logged in as; False when there is no room."""
+        session = connection.session
         if principal == session.principal:
             return True
-        if not self.admits(session, principal, peer):
+        if not self.admits(session, principal, connection.peer):
             return False
+        self._know(connection)
         self.leave(session)
         session.become(principal)
         self.enter(session)
@@ -246,6 +289,10 @@ class Acceptor:
         set_options(sock, peer[0])
         return Accepted(sock, listener._replace(address=address_text(sock.getsockname())), address_text(peer))
 
+    def places(self, descriptors: int) -> int:
+        """How many connections there may be, besides those of administrators; ``descriptors``: as :meth:`accept`."""
+        return min(self._connections_max, self.room(descriptors))
+
     def limits(self, connections: int, descriptors: int) -> list[LimitReached]:
         """The limits that keep clients away now; arguments as :meth:`accept`."""
         reached = self._reached_by(connections, descriptors)
@@ -262,7 +309,7 @@ class Acceptor:
 
         ``reserved``: places for it beside those for all.
         """
-        if connections < min(self._connections_max, self.room(descriptors)) + reserved:
+        if connections < self.places(descriptors) + reserved:
             return ""
         return CONNECTIONS_MAX if connections >= self._connections_max + reserved else DESCRIPTORS
 
@@ -335,8 +382,8 @@ class Handshakes:
         self._steps = STEPS_PER_TURN
         self.by_fd: OrderedDict[int, _Handshake] = OrderedDict()
         """The oldest first."""
-        self.by_address: Counter[str] = Counter()
-        """How many each address has."""
+        self.by_site: Counter[str] = Counter()
+        """How many each address has (:func:`site_of_host`)."""
 
     def reload(self, limits: Tls) -> None:
         self._limits = limits
@@ -350,7 +397,7 @@ class Handshakes:
         transport = TlsTransport(accepted.sock, context)
         fd = accepted.sock.fileno()
         self.by_fd[fd] = _Handshake(transport, accepted, self._turn.now_ms + self._limits.handshake_ms_max)
-        self.by_address[accepted.host] += 1
+        self.by_site[site_of_host(accepted.host)] += 1
         self._epoll.register(fd, select.EPOLLIN)
 
     def begin_turn(self) -> None:
@@ -412,7 +459,7 @@ class Handshakes:
 
     def _remove(self, fd: int, handshake: _Handshake) -> None:
         del self.by_fd[fd]
-        _count_less(self.by_address, handshake.accepted.host)
+        _count_less(self.by_site, site_of_host(handshake.accepted.host))
         self._epoll.unregister(fd)
 
     def close(self) -> None:

@@ -22,9 +22,11 @@ A login waits until the snapshot has come, which is soon after a worker has begu
 when it began, and must hold with those of when it ends.
 
 Passwords of PLAIN are compared with verifiers in a thread (:class:`PlainChecks`), since that takes milliseconds.
-PBKDF2 runs without Python's lock, so the worker's loop goes on meanwhile.  One thread does one password at a time;
-``WAITING_MAX`` may wait, about a third of a second with the most iterations that a verifier may have.  The thread is
-NICENESS nicer than the loop: who tries passwords, which needs no login, does not take half of a core from all others.
+PBKDF2 runs without Python's lock, so the worker's loop goes on meanwhile.  One thread does one password at a time, of
+each address in turn; ``WAITING_MAX`` may wait, about a third of a second with the most iterations that a verifier may
+have.  For one more, the last one of the address with the most is closed. So who tries passwords, from however many
+connections, has one place in the order, and takes none of others.  The thread is NICENESS nicer than the loop: trying
+passwords, which needs no login, does not take half of a core from all others.
 
 Tokens of OAUTHBEARER are checked in the loop, which takes about 100 us.  The keys of their provider come in a thread
 (:mod:`.provider_keys`); a login whose key is not known is held until that has tried to get it, once.
@@ -56,7 +58,7 @@ from ...wire.requests import Login, LoginReply
 from ..child import lower_priority_of_thread
 from ..clock import wall_s
 from ..snapshot import Snapshot
-from .acceptor import Places
+from .acceptor import Places, site_of_host
 from .connections import Connections
 from .provider_keys import ProviderKeys
 from .turn import Turn
@@ -88,7 +90,11 @@ class PlainChecks:
         self._key = os.urandom(KEY_BYTES)
         self._right: OrderedDict[tuple[str, bytes], bytes] = OrderedDict()
         """(user, stored key) → HMAC of the password; the last used is last."""
-        self._waiting: deque[tuple[PlainCheck, Any]] = deque()
+        self._lock = threading.Lock()
+        """Of what waits: the loop adds, the thread takes."""
+        self._waiting: OrderedDict[str, deque[tuple[PlainCheck, Any]]] = OrderedDict()
+        """By address; the one whose turn is next is first."""
+        self._count = 0
         self._results: deque[tuple[Any, PlainCheck, bool]] = deque()
         self._work_count = threading.Semaphore(0)
         self._thread: threading.Thread | None = None
@@ -102,16 +108,42 @@ class PlainChecks:
         self._right.move_to_end(key)
         return True
 
-    def begin(self, check: PlainCheck, token: Any) -> bool:
-        """Compare in the thread; False when too many wait already.  :meth:`take` returns the result with ``token``."""
-        if len(self._waiting) >= WAITING_MAX:
-            return False
-        self._waiting.append((check, token))
+    def begin(self, check: PlainCheck, token: Any, site: str) -> Any:
+        """Compare in the thread, for a client at the address ``site``; :meth:`take` returns the result with ``token``.
+
+        Returns:
+            The token that gives way since too many wait: this one, or one of an address with more.  None: none does.
+        """
+        with self._lock:
+            own = self._waiting.get(site, deque())
+            if self._count >= WAITING_MAX:
+                longest = max(self._waiting.values(), key=len)
+                if len(longest) <= len(own) + 1:
+                    return token
+                _, crowded = longest.pop()
+                own.append((check, token))
+                self._waiting[site] = own
+                return crowded
+            own.append((check, token))
+            self._waiting[site] = own
+            self._count += 1
         self._work_count.release()
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="passwords", daemon=True)
             self._thread.start()
-        return True
+        return None
+
+    def _next(self) -> tuple[PlainCheck, Any]:
+        """The first of the address that has waited longest for its turn."""
+        with self._lock:
+            site, own = next(iter(self._waiting.items()))
+            self._count -= 1
+            first = own.popleft()
+            if own:
+                self._waiting.move_to_end(site)
+            else:
+                del self._waiting[site]
+            return first
 
     def take(self, done: Callable[[Any, bool], None]) -> None:
         """Call ``done`` with the token and the result of each comparison that has ended."""
@@ -131,7 +163,7 @@ class PlainChecks:
         lower_priority_of_thread(NICENESS)
         while True:
             self._work_count.acquire()
-            check, token = self._waiting.popleft()
+            check, token = self._next()
             self._results.append((token, check, check.run()))
             os.eventfd_write(self.fd, 1)
 
@@ -258,8 +290,9 @@ class Logins:
         return self._credentials
 
     def _compare(self, pending: Pending, check: PlainCheck) -> None:
-        if not self._plain.begin(check, pending):
-            connection = pending.connection
+        crowded = self._plain.begin(check, pending, site_of_host(pending.connection.session.host))
+        if crowded is not None and not crowded.connection.closed:
+            connection = crowded.connection
             self._turn.audit.refused(Reason.THROTTLED, "", connection.peer, what="PLAIN")
             self._connections.disconnect(connection, "too many passwords wait to be compared")
 
@@ -299,7 +332,7 @@ class Logins:
             raise UserLocked(why)
         if over and connection.session.mechanism and login.principal != connection.session.principal:
             raise BadCredentials("a client logs in again as the same user")
-        if over and not self._places.log_in(connection.session, login.principal, connection.peer):
+        if over and not self._places.log_in(connection, login.principal):
             self._connections.close(connection)
             return
         lifetime_ms = self._log_in(connection, login) if over else 0

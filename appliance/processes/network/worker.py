@@ -420,7 +420,7 @@ class NetworkWorker:
         accepted = self._acceptor.accept(fd, self._connection_count, self._descriptors)
         if accepted is None:
             return
-        if not self._places.admits_address(accepted.host, accepted.peer, self._handshakes.by_address[accepted.host]):
+        if not self._places.admits_address(accepted, self._handshakes.by_site):
             accepted.sock.close()
             return
         if accepted.listener.tls:
@@ -449,6 +449,10 @@ class NetworkWorker:
         if refusal or not self._places.admits(session, principal, peer):
             transport.close()
             return
+        crowded = self._places.crowded_out(self._acceptor.places(self._descriptors)) if session.gated else None
+        if crowded is not None:
+            self._turn.audit.refused(Reason.TIMEOUT, "", crowded.peer, what="pushed out before its login")
+            self._connections.close(crowded)
         counters = self._counters.listener_counters(listener)
         connection = WorkerConnection(transport, listener, peer, codec, inbox, session, counters)
         self._places.hold(connection)

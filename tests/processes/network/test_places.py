@@ -5,12 +5,19 @@ from __future__ import annotations
 import functools
 import resource
 import socket
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
+from appliance.addresses import Listener
+from appliance.config import Network
+from appliance.processes.network.acceptor import PLACES_SHARE, Accepted, Places
+from appliance.processes.network.turn import Turn
+from appliance.processes.network.worker_connection import ClientSession
 from appliance.records.encode import encode_values
 from appliance.security import scram
 from appliance.wire import native
@@ -133,3 +140,40 @@ def test_connections_of_an_address_and_of_a_user_are_bounded(
     )
     assert refusals["connections per user"] >= 1
     assert 'reason="connections per user" who=User:alice' in server.log()
+
+
+def test_who_does_not_log_in_keeps_nobody_away(make_appliance: Callable[..., Server], password: Path) -> None:
+    """Method: more idle connections than there are places for all, from two addresses; others log in all the while.
+
+    The first ones give way, of the address that has more.
+    """
+    server = make_appliance(**{"native.listen": BOTH, "network.workers": 1, "network.connections_max": CONNECTIONS_MAX})
+    succeeding("users", "add", "alice", "--password-file", str(password), "--data", str(server.data_dir))
+    with_login = server.address("native", SASL)
+    few = CONNECTIONS_MAX // PLACES_SHARE // 4
+    with ExitStack() as stack:
+        others = [stack.enter_context(SlowlyMade(with_login, "127.0.0.2")) for _ in range(few)]
+        idle = [stack.enter_context(SlowlyMade(with_login)) for _ in range(CONNECTIONS_MAX)]
+        assert all(map(Peer.hung_up, idle[:few]))
+        for _ in range(3):
+            idle += [stack.enter_context(SlowlyMade(with_login)) for _ in range(CONNECTIONS_MAX)]
+            assert served(stack.enter_context(SlowlyMade(with_login, "127.0.0.3")), "alice")
+        assert served(stack.enter_context(SlowlyMade(server.native))), "a listener without a login"
+        assert all(served(peer, "alice") for peer in others)
+
+
+def test_an_address_has_a_part_of_the_places_by_default() -> None:
+    places = Places(Turn(), Network(connections_max=40))
+
+    def admitted(peer: str) -> int:
+        accepted = Accepted(cast(Any, None), Listener("kafka", "PLAINTEXT", "h:1"), peer)
+        for count in range(100):
+            if not places.admits_address(accepted, Counter()):
+                return count
+            places.enter(ClientSession(host=accepted.host))
+        return 100
+
+    assert admitted("10.0.0.7:1") == admitted("[2001:db8::1]:1") == 40 // PLACES_SHARE
+    assert admitted("10.0.0.8:1") == 40 // PLACES_SHARE and admitted("10.0.0.7:2") == 0
+    assert admitted("[2001:db8::2]:1") == 0, "of the same host"
+    assert admitted("127.0.0.1:1") == admitted("[::1]:1") == 40
