@@ -304,7 +304,8 @@ class Broker:
         given = dict(call.arguments)
         if call.verb == "join_group":
             about = {name: given.pop(name) for name in ("topics", "pattern", "streams", "exclude") if name in given}
-            return self._keep(self.groups.join(**given, subscription=Subscription(**about)))
+            who = (given[name] for name in ("group", "member", "secret", "sequence"))
+            return self._keep(self.groups.join(*who, Subscription(**about), given["session_ms"]))
         who = [given[name] for name in ("group", "member", "secret", "epoch")]
         sequence = given["sequence"]
         match call.verb:

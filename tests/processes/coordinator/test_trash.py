@@ -288,7 +288,7 @@ def test_after_a_crash_at_any_step_the_topic_is_whole_or_in_the_trash(
         whole = [one for one in {"x", name} if again.is_whole(one, topic_id)]
         trashed = again.steps.trashed(topic_id) is not None
         assert len(again.catalog.topics) == len(whole), at
-        kept = [topic_id for topic_id, _ in partition_directory.in_trash(directory)]
+        kept = [topic_id for topic_id, _ in partition_directory.trashed_directories(directory)]
         if act == "empty":  # a part of it may be left, under its id, and goes later
             assert not whole and set(kept) == ({topic_id} if trashed else set()), at
             again.machine.run(DAY)
@@ -330,7 +330,7 @@ def test_a_topic_stays_as_long_as_was_said(life: Life) -> None:
     life.machine.run(1)
     assert look(life) == ["y"]
     life.machine.run(HOUR)
-    assert look(life) == [] and not partition_directory.in_trash(life.data_dir)
+    assert look(life) == [] and not partition_directory.trashed_directories(life.data_dir)
 
 
 @pytest.mark.parametrize("days", [10, -10])
@@ -470,7 +470,7 @@ def test_the_trash_is_emptied_while_zookeeper_is_away(life: Life) -> None:
     topic_id = delete(life)
     life.registry.away, life.registry.state = True, "suspended"
     life.run(life.trash.empty([topic_id], "a test wants it"))
-    assert life.catalog.trash == [] and not partition_directory.in_trash(life.data_dir)
+    assert life.catalog.trash == [] and not partition_directory.trashed_directories(life.data_dir)
     life.registry.away, life.registry.state = False, "connected"
     life.run(life.registry.ask(cluster_identity.drop_marks(START + 10 * DAY)))
     assert not [path for path in life.registry.tree.nodes if topic_id in path]

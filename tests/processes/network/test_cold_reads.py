@@ -152,11 +152,11 @@ def test_in_every_order_a_reader_is_called_once_unless_it_is_forgotten(path: Pat
 def test_threads_read_what_is_asked_and_begin_what_follows(path: Path) -> None:
     file, reads, called = cold(path), ColdReads(), []
     assert file.memory is not None
-    reads.bring("a", Lifetime(), [FileRange(file, 100, 61)], lambda: called.append(file.in_memory(100, SIZE)))
+    reads.bring("a", Lifetime(), [FileRange(file, 100, 61)], lambda: called.append(file.sendable_bytes(100, SIZE)))
     assert select.select([reads.fd], [], [], 60)[0]
     reads.on_event()
     assert called == [READ_BYTES_MIN] and not reads.waiting
-    assert not file.in_memory(100 + READ_BYTES_MIN, 1), "it is on its way"
+    assert not file.sendable_bytes(100 + READ_BYTES_MIN, 1), "it is on its way"
     reads.end_turn()
     assert file.read(61, 100) == DATA[100:161]
 
@@ -284,13 +284,13 @@ def test_what_is_in_memory_is_looked_for_once_while_a_client_takes_it(
     """And again when the client has taken its time: the kernel may have dropped it."""
     os.pread(sender.file.fd, SIZE, 0)
     looks: list[int] = []
-    in_memory = LogFile.in_memory
+    sendable_bytes = LogFile.sendable_bytes
 
     def counted(file: LogFile, position: int, count: int) -> int:
         looks.append(position)
-        return in_memory(file, position, count)
+        return sendable_bytes(file, position, count)
 
-    monkeypatch.setattr(LogFile, "in_memory", counted)
+    monkeypatch.setattr(LogFile, "sendable_bytes", counted)
     now_ms = itertools.count(10_000_000, 1)
     monkeypatch.setattr(turns, "now_ns", lambda: next(now_ms) * 1_000_000)
     sender.turn.begin()
