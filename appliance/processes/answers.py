@@ -12,7 +12,7 @@ FOR_ALL: Final = -1
 _new = tuple.__new__  # twice as fast as the constructor of a NamedTuple
 
 
-class Answer(NamedTuple):
+class AppendAnswer(NamedTuple):
     """``numbers``: error, base and end of each part; ``texts`` by index; ``append_ms``: LogAppendTime, else -1."""
 
     numbers: list[int]

@@ -6,7 +6,7 @@ messages that the kernel does not take wait in a queue of at most ``QUEUE_BYTES_
 ``closed`` becomes true.  When the queue is full, the peer counts as dead, and learns it by an EOF: what it has sent and
 we have not received is dropped, since we could not answer.
 
-A receiver that has no room for the descriptors of a message gets :class:`~.messages.Refused` with the message, and
+A receiver that has no room for the descriptors of a message gets :class:`~.messages.Unreceivable` with the message, and
 sends that back.  A sender that has no room gets the OSError, and nothing is sent.
 """
 
@@ -25,7 +25,7 @@ from typing import Final, TypeVar
 from msgspec import ValidationError
 from msgspec.msgpack import Decoder, Encoder
 
-from .messages import Message, Refused, UnknownMessage
+from .messages import ProcessMessage, UnknownMessage, Unreceivable
 
 MESSAGE_BYTES_MAX: Final = 128 * 1024
 """A sequenced packet must fit the socket buffer as a whole (net.core.wmem_default is 208 KiB)."""
@@ -77,7 +77,7 @@ class Channel:
     def pending(self) -> bool:
         return bool(self._queue)
 
-    def send(self, message: Message, fds: Sequence[int] = ()) -> None:
+    def send(self, message: ProcessMessage, fds: Sequence[int] = ()) -> None:
         """Send a message, or queue it if the kernel does not take it.  The caller may close its descriptors.
 
         A message to a closed channel is dropped: the peer is dead, and the reader of ``closed`` handles that.
@@ -159,7 +159,7 @@ class Channel:
             raise UnknownMessage(f"{bytes(_buffer[: min(size, SHOWN_BYTES)])!r}: {error}") from error
         if flags & TRUNCATED:
             _close_all(fds)
-            return Refused(message), []  # type: ignore[arg-type, return-value]  # all unions of receivers have it
+            return Unreceivable(message), []  # type: ignore[arg-type, return-value]  # all unions of receivers have it
         return message, fds
 
     def receive(self, decoder: Decoder[T], rest: bool = False) -> list[tuple[T, list[int]]]:
@@ -205,7 +205,7 @@ class Channel:
             _close_all(fds)
 
 
-def tell(fd: int, message: Message) -> None:
+def tell(fd: int, message: ProcessMessage) -> None:
     """Send one message on the descriptor of a channel, at the least cost.
 
     It is lost when the kernel does not take it, or the peer is gone.

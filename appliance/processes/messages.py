@@ -24,9 +24,9 @@ a descriptor travels with it.
     WorkerStats          W → S            numbers for ``status``
     ClientsCounted       W → S            who is connected to it, for ``clients``
     LimitsReached        W → S            all limits that it has reached now
-    Refusals             W, C, side → S   clients refused since its last message, by reason
+    RefusalsReport       W, C, side → S   clients refused since its last message, by reason
     Suspect              W, scrubber → S  offsets that could not be read, or have a wrong checksum
-    Refused              any → S          no descriptor, or no mapping, was left for this message: send it again
+    Unreceivable         any → S          no descriptor, or no mapping, was left for this message: send it again
     Lacking              R, N, opener → S  the machine lacks something to open a log with
 
     WorkerChannel +fd    S → R            the channel to a worker, and the name of its arena
@@ -127,7 +127,7 @@ from ..machine_limits import DESCRIPTORS
 from ..names import TopicPartition
 from ..security.configuration import Tls
 
-Outcome = tuple[TopicPartition, str, str]
+PartitionOutcome = tuple[TopicPartition, str, str]
 """What has become of a partition: the name of the error's class in ``errors``, "" after success, and its message."""
 
 DamagedPlace = tuple[int, int, str, int, str]
@@ -137,80 +137,80 @@ AppendRow = tuple[Any, int, Sequence[int]]
 """Token of the sender, acks, positions of requests' record batches in the arena: start, stop, start, stop, ..."""
 
 AnswerRow = tuple[int, list[int], dict[int, str], int]
-"""Token, then the fields of :class:`~.answers.Answer`."""
+"""Token, then the fields of :class:`~.answers.AppendAnswer`."""
 
 
 class UnknownMessage(Exception):
     """A bug: a process has got a message that it does not take.  The text has the beginning of it."""
 
 
-class Message(Struct, tag=True, array_like=True, gc=False):
+class ProcessMessage(Struct, tag=True, array_like=True, gc=False):
     """One message.  The table above says what each means."""
 
 
-class Stop(Message):
+class Stop(ProcessMessage):
     pass
 
 
-class Reload(Message):
+class Reload(ProcessMessage):
     config: Config
 
 
 # ---- to network workers
 
 
-class PartitionTable(Message):
+class PartitionTable(ProcessMessage):
     partition: TopicPartition
     table: str
     """The name in /dev/shm."""
 
 
-class PartitionDropped(Message):
+class PartitionDropped(ProcessMessage):
     partition: TopicPartition
 
 
-class RangesDamaged(Message):
+class RangesDamaged(ProcessMessage):
     partition: TopicPartition
     ranges: list[tuple[int, int]]
 
 
-class FilesChanged(Message):
+class FilesChanged(ProcessMessage):
     partition: TopicPartition
 
 
-class WriterChannel(Message):
+class WriterChannel(ProcessMessage):
     partition: TopicPartition
 
 
-class WriterRetires(Message):
+class WriterRetires(ProcessMessage):
     partition: TopicPartition
 
 
-class CoordinatorStreamOpened(Message):
+class CoordinatorStreamOpened(ProcessMessage):
     pass
 
 
-class TlsChanged(Message):
+class TlsChanged(ProcessMessage):
     tls: Tls
 
 
-class LogLevel(Message):
+class LogLevel(ProcessMessage):
     level: str
 
 
 # ---- from network workers
 
 
-class WriterNeeded(Message):
+class WriterNeeded(ProcessMessage):
     partition: TopicPartition
 
 
-class WorkerStats(Message):
+class WorkerStats(ProcessMessage):
     connections: int
     refused: int
 
 
-class ClientsCounted(Message):
+class ClientsCounted(ProcessMessage):
     rows: list[ClientRow]
     others: int
     """Connections of clients without a row."""
@@ -224,15 +224,15 @@ class LimitReached(NamedTuple):
     in_use: int | None
 
 
-class LimitsReached(Message):
+class LimitsReached(ProcessMessage):
     limits: list[LimitReached]
 
 
-class Refusals(Message):
+class RefusalsReport(ProcessMessage):
     counts: dict[str, int]
 
 
-class Suspect(Message):
+class Suspect(ProcessMessage):
     partition: TopicPartition
     start: int
     stop: int
@@ -241,48 +241,48 @@ class Suspect(Message):
 # ---- writers and the nursery
 
 
-class WorkerChannel(Message):
+class WorkerChannel(ProcessMessage):
     arena: str
 
 
-class ChangeSettings(Message):
+class ChangeSettings(ProcessMessage):
     partitions: list[TopicPartition]
     settings: dict[str, str]
 
 
-class DeleteBefore(Message):
+class DeleteBefore(ProcessMessage):
     partition: TopicPartition
     offset: int
 
 
-class Roll(Message):
+class Roll(ProcessMessage):
     partition: TopicPartition
 
 
-class SwapSegment(Message):
+class SwapSegment(ProcessMessage):
     partition: TopicPartition
     base: int
 
 
-class SegmentSwapped(Message):
+class SegmentSwapped(ProcessMessage):
     partition: TopicPartition
     base: int
     done: bool
     """False: retention has removed the segment."""
 
 
-class StoreProducers(Message):
+class StoreProducers(ProcessMessage):
     partition: TopicPartition
 
 
-class OpenTransaction(Message):
+class OpenTransaction(ProcessMessage):
     partition: TopicPartition
     token: int
     producer_id: int
     epoch: int
 
 
-class WriteMarker(Message):
+class WriteMarker(ProcessMessage):
     partition: TopicPartition
     token: int
     producer_id: int
@@ -295,65 +295,65 @@ class WriteMarker(Message):
     """By an earlier coordinator."""
 
 
-class AbortHanging(Message):
+class AbortHanging(ProcessMessage):
     partition: TopicPartition
     token: int
     known_producers: list[int]
     """The producers whose transactions there somebody will end: they stay open."""
 
 
-class TransactionsSent(Message):
+class TransactionsSent(ProcessMessage):
     partition: TopicPartition
     writer: int
 
 
-class TransactionStep(Message):
+class TransactionStep(ProcessMessage):
     partition: TopicPartition
     token: int
     error: str
     """The name of the error's class in ``errors``; "" when it is done."""
 
 
-class WriterStarted(Message):
+class WriterStarted(ProcessMessage):
     partition: TopicPartition
     writer: int
     """Which one, for TransactionsSent: its pid."""
 
 
-class Retire(Message):
+class Retire(ProcessMessage):
     pass
 
 
-class Forked(Message):
+class Forked(ProcessMessage):
     pid: int
 
 
-class WriterOpened(Message):
+class WriterOpened(ProcessMessage):
     pass
 
 
-class Idle(Message):
+class Idle(ProcessMessage):
     pass
 
 
-class LogClosed(Message):
+class LogClosed(ProcessMessage):
     pass
 
 
-class Offline(Message):
+class Offline(ProcessMessage):
     reason: str
 
 
-class Lacking(Message):
+class Lacking(ProcessMessage):
     reason: str
     limit: str
 
 
-class LogFull(Message):
+class LogFull(ProcessMessage):
     reason: str
 
 
-class ForkWriter(Message):
+class ForkWriter(ProcessMessage):
     partition: TopicPartition
     settings: dict[str, str]
     table: str
@@ -361,27 +361,27 @@ class ForkWriter(Message):
     """The index of the cell in which the writer beats."""
 
 
-class WriterEnded(Message):
+class WriterEnded(ProcessMessage):
     partition: TopicPartition
     status: int
 
 
-class Reap(Message):
+class Reap(ProcessMessage):
     pid: int
 
 
 # ---- those that do one piece of work
 
 
-class PartitionsOpened(Message):
-    outcomes: list[Outcome]
+class PartitionsOpened(ProcessMessage):
+    outcomes: list[PartitionOutcome]
 
 
-class PartitionsRemoved(Message):
-    outcomes: list[Outcome]
+class PartitionsRemoved(ProcessMessage):
+    outcomes: list[PartitionOutcome]
 
 
-class LogRepaired(Message):
+class LogRepaired(ProcessMessage):
     partition: TopicPartition
     error: str
     message: str
@@ -389,12 +389,12 @@ class LogRepaired(Message):
     """The fields of :class:`~appliance.log.repair.Repaired`; none after an error."""
 
 
-class SegmentCompacted(Message):
+class SegmentCompacted(ProcessMessage):
     partition: TopicPartition
     base: int
 
 
-class LogCompacted(Message):
+class LogCompacted(ProcessMessage):
     partition: TopicPartition
     error: str
     """Why it could not be; "" after success."""
@@ -402,7 +402,7 @@ class LogCompacted(Message):
     """The fields of :class:`~appliance.log.compaction.PassCounts`; none after an error."""
 
 
-class ScrubSoon(Message):
+class ScrubSoon(ProcessMessage):
     partition: TopicPartition
 
 
@@ -419,15 +419,15 @@ class Inspected(NamedTuple):
     away: bool
 
 
-class Inspect(Message):
+class Inspect(ProcessMessage):
     row: Inspected
 
 
-class LeaveAlone(Message):
+class LeaveAlone(ProcessMessage):
     partition: TopicPartition
 
 
-class LookAt(Message):
+class LookAt(ProcessMessage):
     token: int
     """Of the order; 0: nobody waits for an answer."""
     partition: TopicPartition
@@ -435,28 +435,28 @@ class LookAt(Message):
     stop: int
 
 
-class Damaged(Message):
+class Damaged(ProcessMessage):
     partition: TopicPartition
     topic_id: str
     places: list[DamagedPlace]
 
 
-class FilesGone(Message):
+class FilesGone(ProcessMessage):
     partition: TopicPartition
     topic_id: str
     reason: str
 
 
-class FilesBack(Message):
+class FilesBack(ProcessMessage):
     partition: TopicPartition
     topic_id: str
 
 
-class Strays(Message):
+class Strays(ProcessMessage):
     names: list[str]
 
 
-class Judged(Message):
+class Judged(ProcessMessage):
     token: int
     error: str
     message: str
@@ -466,7 +466,7 @@ class Judged(Message):
 # ---- inputs
 
 
-class InputStats(Message):
+class InputStats(ProcessMessage):
     """Since its process began; ``trouble``: what it waits for, "" for nothing."""
 
     lines: int = 0
@@ -490,12 +490,12 @@ class NewPartition(NamedTuple):
     is_new: bool
 
 
-class CreatePartitions(Message):
+class CreatePartitions(ProcessMessage):
     token: int
     rows: list[NewPartition]
 
 
-class DeletePartitions(Message):
+class DeletePartitions(ProcessMessage):
     token: int
     partitions: list[TopicPartition]
     topic_id: str
@@ -503,16 +503,16 @@ class DeletePartitions(Message):
     """Their files are kept."""
 
 
-class CleanUp(Message):
+class CleanUp(ProcessMessage):
     pass
 
 
-class OrderDone(Message):
+class OrderDone(ProcessMessage):
     token: int
-    outcomes: list[Outcome]
+    outcomes: list[PartitionOutcome]
 
 
-class CompactLog(Message):
+class CompactLog(ProcessMessage):
     """See :class:`~appliance.log.compaction.Policy`."""
 
     partition: TopicPartition
@@ -523,66 +523,66 @@ class CompactLog(Message):
     interval_bytes: int
 
 
-class RepairLog(Message):
+class RepairLog(ProcessMessage):
     token: int
     partition: TopicPartition
     cut: bool
 
 
-class RepairDone(Message):
+class RepairDone(ProcessMessage):
     token: int
     error: str
     message: str
     result: dict[str, Any]
 
 
-class Published(Message):
+class Published(ProcessMessage):
     pass
 
 
-class Shown(Message):
+class Shown(ProcessMessage):
     key: str
     value: dict[str, Any] | None
 
 
-class CannotStart(Message):
+class CannotStart(ProcessMessage):
     reason: str
     todo: str
 
 
-class ZooKeeperState(Message):
+class ZooKeeperState(ProcessMessage):
     connect: str
     state: str
 
 
-class WorkerStreamOpened(Message):
+class WorkerStreamOpened(ProcessMessage):
     index: int
 
 
-class Listening(Message):
+class Listening(ProcessMessage):
     listeners: dict[str, str]
 
 
-class ConnectZooKeeper(Message):
+class ConnectZooKeeper(ProcessMessage):
     connect: str
 
 
 # ---- between a worker and a writer
 
 
-class Append(Message):
+class Append(ProcessMessage):
     requests: list[AppendRow]
 
 
-class FlushSoon(Message):
+class FlushSoon(ProcessMessage):
     pass
 
 
-class FlushNow(Message):
+class FlushNow(ProcessMessage):
     pass
 
 
-class Handoff(Message):
+class Handoff(ProcessMessage):
     token: int
     protocol: str
     listener: int
@@ -592,39 +592,39 @@ class Handoff(Message):
     received: bytes
 
 
-class Recall(Message):
+class Recall(ProcessMessage):
     pass
 
 
-class Appended(Message):
+class Appended(ProcessMessage):
     answers: list[AnswerRow]
 
 
-class Received(Message):
+class Received(ProcessMessage):
     token: int
     data: bytes
 
 
-class Unsent(Message):
+class Unsent(ProcessMessage):
     token: int
     data: bytes
 
 
-class Carried(Message):
+class Carried(ProcessMessage):
     rows: list[tuple[int, int, int]]
     """Token, bytes received, bytes sent."""
 
 
-class ProduceFailed(Message):
+class ProduceFailed(ProcessMessage):
     token: int
     reason: str
 
 
-class GivenBack(Message):
+class GivenBack(ProcessMessage):
     token: int
 
 
-class ConnectionLost(Message):
+class ConnectionLost(ProcessMessage):
     token: int
 
 
@@ -643,7 +643,7 @@ Refusable = (
 """All messages with descriptors, and the table, which a process may be unable to map."""
 
 
-class Refused(Message):
+class Unreceivable(ProcessMessage):
     """A channel makes it in place of a message for whose descriptors its process has no room; see :mod:`.control`."""
 
     message: Refusable
@@ -662,7 +662,7 @@ ToWorker = (
     | TlsChanged
     | LogLevel
     | Stop
-    | Refused
+    | Unreceivable
 )
 ToWriter = (
     WorkerChannel
@@ -677,9 +677,9 @@ ToWriter = (
     | TransactionsSent
     | Retire
     | Reload
-    | Refused
+    | Unreceivable
 )
-ToNursery = ForkWriter | Reap | Reload | Stop | Refused
+ToNursery = ForkWriter | Reap | Reload | Stop | Unreceivable
 ToCoordinator = (
     PartitionTable
     | PartitionDropped
@@ -694,7 +694,7 @@ ToCoordinator = (
     | ConnectZooKeeper
     | Reload
     | Stop
-    | Refused
+    | Unreceivable
 )
 ToScrubber = ScrubSoon | Reload | Stop
 ToCompactor = SegmentSwapped | Stop
@@ -706,7 +706,7 @@ FromServer = (
     | WorkerStats
     | ClientsCounted
     | LimitsReached
-    | Refusals
+    | RefusalsReport
     | Suspect
     | Published
     | Shown
@@ -751,12 +751,12 @@ PartitionOrder = (
     | LookAt
 )
 """Orders of the coordinator about partitions."""
-FromChild = FromServer | FromLog | FromInspector | PartitionOrder | Refused
+FromChild = FromServer | FromLog | FromInspector | PartitionOrder | Unreceivable
 ToSupervisor = FromChild | Forked
 
-FromWorker = Append | FlushSoon | FlushNow | Handoff | Recall | Refused
+FromWorker = Append | FlushSoon | FlushNow | Handoff | Recall | Unreceivable
 """What a writer gets from a worker."""
-FromWriter = Appended | Received | Unsent | Carried | ProduceFailed | GivenBack | ConnectionLost | Refused
+FromWriter = Appended | Received | Unsent | Carried | ProduceFailed | GivenBack | ConnectionLost | Unreceivable
 """What a worker gets from a writer."""
 
 TO_WORKER: Final[Decoder[ToWorker]] = Decoder(ToWorker)

@@ -68,45 +68,45 @@ UsageRow = tuple[str, str, str, float, float]
 """Key, user and client id of a limit, its rate, and what clients have taken from it."""
 
 
-class Change(msgspec.Struct, tag=True, array_like=True, frozen=True):
+class SnapshotMessage(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """One message of a snapshot."""
 
 
-class SnapshotBegins(Change, frozen=True):
+class SnapshotBegins(SnapshotMessage, frozen=True):
     pass
 
 
-class FactsChanged(Change, frozen=True):
+class FactsChanged(SnapshotMessage, frozen=True):
     facts: Facts
     """All of them."""
 
 
-class SecurityChanged(Change, frozen=True):
+class SecurityPublished(SnapshotMessage, frozen=True):
     packed: bytes
     """All of the :class:`SecurityState`."""
 
 
-class TopicsChanged(Change, frozen=True):
+class TopicsChanged(SnapshotMessage, frozen=True):
     topics: list[Topic]
     """New, or changed."""
 
 
-class TopicsDeleted(Change, frozen=True):
+class TopicsDeleted(SnapshotMessage, frozen=True):
     names: list[str]
 
 
-class SnapshotEnds(Change, frozen=True):
+class SnapshotEnds(SnapshotMessage, frozen=True):
     pass
 
 
-class LimitsUsed(Change, frozen=True):
+class LimitsUsed(SnapshotMessage, frozen=True):
     """What clients of other workers have taken from their limits."""
 
     rows: list[UsageRow]
 
 
 SnapshotChange = (
-    SnapshotBegins | FactsChanged | SecurityChanged | TopicsChanged | TopicsDeleted | SnapshotEnds | LimitsUsed
+    SnapshotBegins | FactsChanged | SecurityPublished | TopicsChanged | TopicsDeleted | SnapshotEnds | LimitsUsed
 )
 
 
@@ -169,7 +169,7 @@ class Publisher:
         if facts != self._facts:
             yield FactsChanged(facts)
         if security is not self._security:
-            yield SecurityChanged(pack(security))
+            yield SecurityPublished(pack(security))
         if topics is not self._seen:
             gone = [name for name in self._topics if name not in topics]
             new = (topic for name, topic in topics.items() if self._topics.get(name) is not topic)
@@ -182,7 +182,7 @@ class Publisher:
         self._facts, self._seen, self._topics, self._security = facts, topics, dict(topics), security
 
 
-class Snapshot:
+class WorkerSnapshot:
     """The snapshot in a worker: :class:`appliance.broker.metadata_answers.Directory` once it is :attr:`complete`."""
 
     def __init__(
@@ -217,7 +217,7 @@ class Snapshot:
                 self._next = {}
             case FactsChanged(facts):
                 self._next_facts = facts
-            case SecurityChanged(packed):
+            case SecurityPublished(packed):
                 self.security = unpack(packed)
                 for take in self._on_security:
                     take(self.security)

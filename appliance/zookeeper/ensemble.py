@@ -51,7 +51,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from ..config import HEAP_MB_MIN, ZooKeeper
+from ..config import HEAP_MB_MIN, ZooKeeperSection
 from ..die_with import DieWith
 from ..durable_files import DIRECTORY_MODE, FILE_MODE
 from ..errors import ConfigFault, OutOfResources
@@ -88,7 +88,12 @@ class Ensemble:
     """See the module's docstring.  ``prepare`` before anything else."""
 
     def __init__(
-        self, config: ZooKeeper, data_dir: Path, *, environ: Mapping[str, str] | None = None, seed: int | None = None
+        self,
+        config: ZooKeeperSection,
+        data_dir: Path,
+        *,
+        environ: Mapping[str, str] | None = None,
+        seed: int | None = None,
     ) -> None:
         assert config.nodes in (1, 3), "no local ensemble is wanted"
         self.count: int = config.nodes

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from ..config import ZooKeeper
+from ..config import ZooKeeperSection
 from ..errors import BadValue
 from ..security.secret_files import keep_secret, read_password
 
@@ -44,7 +44,7 @@ class ZooKeeperLogin:
     password: str = field(repr=False)
 
 
-def login_of(config: ZooKeeper, data_dir: Path) -> ZooKeeperLogin | None:
+def login_of(config: ZooKeeperSection, data_dir: Path) -> ZooKeeperLogin | None:
     """How this appliance logs in; None: it does not, since its external ensemble is open to all.
 
     Raises:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from appliance.broker.sequences import new_producer_id
-from appliance.config import Config, ZooKeeper
+from appliance.config import Config, ZooKeeperSection
 from appliance.console.console_sessions import Sessions
 from appliance.processes.coordinator.coordinator import owner_of
 from appliance.records.encode import encode_values
@@ -171,7 +171,7 @@ def test_a_clone_beside_others_is_not_taken_for_an_earlier_life() -> None:
 
     A node of the local ensemble is on this machine, so that a registration there is always our own.
     """
-    others = Config(zookeeper=ZooKeeper(connect="zk:2181"))
+    others = Config(zookeeper=ZooKeeperSection(connect="zk:2181"))
     assert owner_of("5:7", others, "host", (1, 2)) != owner_of("5:7", others, "host", (3, 4))
     assert owner_of("5:7", others, "host", (1, 2)) == owner_of("5:7", others, "host", (1, 2))
     assert owner_of("5:7", others, "host", (1, 2)) != owner_of("5:7", others, "other", (1, 2))

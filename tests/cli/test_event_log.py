@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from appliance.cli.event_log import Json, Text, configure
-from appliance.config import Log
+from appliance.config import LogSection
 
 
 def record(message: str, *arguments: object, fault: bool = False) -> logging.LogRecord:
@@ -46,7 +46,7 @@ def test_level_is_the_least_that_is_written(capsys: pytest.CaptureFixture[str]) 
     root = logging.getLogger()
     before = (root.level, root.handlers[:])
     try:
-        configure(Log(level="warning", format="json"))
+        configure(LogSection(level="warning", format="json"))
         logging.getLogger("appliance.x").info("unseen")
         logging.getLogger("appliance.x").error("seen")
         assert json.loads(capsys.readouterr().err)["message"] == "seen"

@@ -10,14 +10,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from appliance.config import Topics
+from appliance.config import TopicsSection
 from appliance.errors import MessageTooLarge
 from appliance.inputs import ledger as module
 from appliance.inputs.journal_blocks import REMOVED
 from appliance.inputs.ledger import GAPS_MAX, MORE, SOURCE_GAPS_MAX, Gap, Ledger, Row, decode_row, once
 from appliance.inputs.positions import PositionStore, Source, Span
 
-MESSAGE_BYTES_MAX = Topics().max_message_bytes
+MESSAGE_BYTES_MAX = TopicsSection().max_message_bytes
 HIGH = 2**64 - 2 * GAPS_MAX - 2
 """So that numbers are as long as they can be."""
 

@@ -17,15 +17,15 @@ from msgspec.msgpack import Decoder
 from appliance.config import Config
 from appliance.processes import control, messages
 from appliance.processes.control import FDS_MAX, MESSAGE_BYTES_MAX, Channel
-from appliance.processes.messages import Message, Refused, Reload, Stop, UnknownMessage
+from appliance.processes.messages import ProcessMessage, Reload, Stop, UnknownMessage, Unreceivable
 
 
-class Words(Message):
+class Words(ProcessMessage):
     text: str
     data: bytes = b""
 
 
-TO_TEST: Final[Decoder[Words | Stop | Refused]] = Decoder(Words | Stop | Refused)
+TO_TEST: Final[Decoder[Words | Stop | Unreceivable]] = Decoder(Words | Stop | Unreceivable)
 
 
 def test_messages_and_descriptors_arrive_whole_and_in_order() -> None:
@@ -111,7 +111,7 @@ def test_descriptors_that_the_receiver_has_no_room_for_are_refused_by_name(
     left.send(Words("lent"), [write_end] * count)
     os.close(write_end)
     with no_descriptors():
-        assert take(right) == (Refused(Words("lent")), [])
+        assert take(right) == (Unreceivable(Words("lent")), [])
     assert os.read(read_end, 1) == b"", "no copy is left anywhere"
     left.send(Words("lent"), [read_end])
     message, fds = right.receive(TO_TEST)[0]
@@ -132,7 +132,7 @@ def test_a_part_of_the_descriptors_is_none() -> None:
     os.close(probe)
     resource.setrlimit(resource.RLIMIT_NOFILE, (probe + 1, hard))
     try:
-        assert right.take(TO_TEST) == (Refused(Words("lend")), [])
+        assert right.take(TO_TEST) == (Unreceivable(Words("lend")), [])
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert os.read(read_end, 1) == b""
@@ -230,7 +230,7 @@ def test_the_table_of_messages_is_complete_and_says_who_takes_each() -> None:
     """Goal: the one definition of what processes say to each other is what they do say."""
     text = str(messages.__doc__)
     listed = set(re.findall(r"^    ([A-Z]\w+)(?: \+fd)?  ", text, re.MULTILINE))
-    structs = {cls.__name__ for cls in Message.__subclasses__() if cls.__module__ == messages.__name__}
+    structs = {cls.__name__ for cls in ProcessMessage.__subclasses__() if cls.__module__ == messages.__name__}
     assert listed == structs
     unions = [one for one in vars(messages).values() if isinstance(one, UnionType)]
     assert {cls.__name__ for one in unions for cls in get_args(one)} >= structs

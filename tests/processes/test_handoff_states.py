@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple
 import pytest
 
 from appliance.addresses import PLAINTEXT, Listener
-from appliance.config import Config, Network, TopicSettings
+from appliance.config import Config, NetworkSection, TopicSettings
 from appliance.log import Log
 from appliance.names import TopicPartition
 from appliance.processes import network
@@ -36,7 +36,7 @@ from appliance.processes.control import Channel
 from appliance.processes.messages import TO_SUPERVISOR, PartitionTable, WorkerChannel, WriterChannel
 from appliance.processes.network import worker_connection
 from appliance.processes.network.worker import NetworkWorker
-from appliance.processes.snapshot import SecurityChanged
+from appliance.processes.snapshot import SecurityPublished
 from appliance.processes.writer.writer import Writer, WriterArguments
 from appliance.records.decode import decode_values
 from appliance.records.encode import encode_values
@@ -49,7 +49,7 @@ from appliance.wire.frames import split
 
 from ..support.long import chosen_size
 
-CONFIG: Final = Config(network=Network(arena_bytes=1 << 20, frame_bytes_max=1 << 18))
+CONFIG: Final = Config(network=NetworkSection(arena_bytes=1 << 20, frame_bytes_max=1 << 18))
 SETTINGS: Final = {"flush.messages": "0"}
 X, Y, WORKER = "x", "y", "w"
 ROUNDS_MAX: Final = 200
@@ -141,7 +141,7 @@ class Bench:
         self._arena, mapped = memory.create(self._instance, "arena", CONFIG.network.arena_bytes)
         mapped.close()
         listeners = [(Listener("native", PLAINTEXT, ""), self.listener)]
-        known = [SecurityChanged(pack(SecurityState()))]  # without it, nothing starts
+        known = [SecurityPublished(pack(SecurityState()))]  # without it, nothing starts
         arguments = network.WorkerArguments(
             *(CONFIG, self.path, 0, self._arena, listeners, self._doorbell, None), snapshot=known
         )

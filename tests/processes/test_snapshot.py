@@ -11,7 +11,7 @@ from appliance.addresses import PLAINTEXT, Listener
 from appliance.catalog import Topic, new_id
 from appliance.config import TopicSettings
 from appliance.processes import snapshot
-from appliance.processes.snapshot import Facts, Publisher, Snapshot, SnapshotChange
+from appliance.processes.snapshot import Facts, Publisher, SnapshotChange, WorkerSnapshot
 from appliance.security.scram import Verifier
 from appliance.security.security_state import SecurityState
 
@@ -28,7 +28,7 @@ def over_the_stream(change: SnapshotChange) -> SnapshotChange:
 
 class Worker:
     def __init__(self) -> None:
-        self.publisher, self.snapshot = Publisher(), Snapshot()
+        self.publisher, self.snapshot = Publisher(), WorkerSnapshot()
         self.told: list[SnapshotChange] = []
 
     def tell(self, facts: Facts, topics: dict[str, Topic], security: SecurityState = NOBODY) -> None:
@@ -123,7 +123,7 @@ def test_nothing_is_told_when_nothing_has_changed() -> None:
     assert [type(change) for change in worker.told] == [
         snapshot.SnapshotBegins,
         snapshot.FactsChanged,
-        snapshot.SecurityChanged,
+        snapshot.SecurityPublished,
         snapshot.TopicsChanged,
         snapshot.SnapshotEnds,
     ]

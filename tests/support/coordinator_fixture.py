@@ -36,8 +36,8 @@ from appliance.processes.messages import (
     DeletePartitions,
     Listening,
     OrderDone,
-    Outcome,
     PartitionDropped,
+    PartitionOutcome,
     PartitionTable,
     Published,
     Roll,
@@ -47,7 +47,7 @@ from appliance.processes.messages import (
     WorkerStreamOpened,
     ZooKeeperState,
 )
-from appliance.processes.snapshot import SNAPSHOT, Snapshot, SnapshotChange
+from appliance.processes.snapshot import SNAPSHOT, SnapshotChange, WorkerSnapshot
 from appliance.security.principals import Origin
 from appliance.shared import memory
 from appliance.shared.table import TABLE_BYTES, SegmentTable
@@ -79,7 +79,7 @@ class Rig:
         self._names: dict[tuple[str, int], str] = {}
         self._correlation = 0
         self.replies: dict[int, bytes | None] = {}
-        self.snapshot = Snapshot()
+        self.snapshot = WorkerSnapshot()
 
     # ---- starting and stopping
 
@@ -159,7 +159,7 @@ class Rig:
     def _on_message(self, message: ToSupervisor) -> None:
         match message:
             case CreatePartitions(token, rows):
-                outcomes: list[Outcome] = []
+                outcomes: list[PartitionOutcome] = []
                 for (topic, partition), topic_id, settings, _new in rows:
                     error, text = self.refusals.get((topic, partition), ("", ""))
                     self.ids.add(topic_id)

@@ -14,7 +14,7 @@ from appliance.processes.connection import Lifetime
 from appliance.processes.network.cold_reads import ColdReads
 from appliance.processes.network.fetch_sessions import SESSION_PARTS_MAX, SESSIONS_MAX, FetchSessions
 from appliance.processes.network.fetches import Fetches
-from appliance.processes.network.known_partitions import Partition
+from appliance.processes.network.known_partitions import WorkerPartition
 from appliance.processes.network.wait_lists import DelayedRequest, WaitLists
 from appliance.security.acls import UNRESTRICTED, Access
 from appliance.shared.table import ROWS, SegmentTable
@@ -116,7 +116,7 @@ class Worker:
         self.turn: Any = SimpleNamespace(now_ms=0, stopping=False, is_over=lambda: self.busy)
         self.wait_lists = wait_lists or WaitLists(WORKER, self.turn.is_over)
         self.logs: dict[int, Log] = {}
-        self.by_key: dict[tuple[str, int], Partition] = {}
+        self.by_key: dict[tuple[str, int], WorkerPartition] = {}
         known: Any = SimpleNamespace(
             number=WORKER,
             changes=0,
@@ -132,7 +132,7 @@ class Worker:
         self.fetches = Fetches(self.turn, connections, known, self.wait_lists, self.sessions, cold_reads)
         self.client = Client()
 
-    def _at(self, part: FetchPart) -> Partition | None:
+    def _at(self, part: FetchPart) -> WorkerPartition | None:
         return self.by_key.get((part.topic, part.partition))
 
     def _answer(self, pending: Any, reply: Any) -> None:
@@ -144,7 +144,7 @@ class Worker:
         key = TopicPartition("t", number)
         self.logs[number] = log
         self._known.changes += 1
-        self.by_key["t", number] = Partition(key, log.table, cast(Any, log), link, lambda *_: None, NOWHERE)
+        self.by_key["t", number] = WorkerPartition(key, log.table, cast(Any, log), link, lambda *_: None, NOWHERE)
 
     def drop(self, number: int) -> None:
         """Delete a partition."""

@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeVar
 
 import pytest
 
-from appliance.config import ZooKeeper
+from appliance.config import ZooKeeperSection
 from appliance.durable_files import replace_file
 from appliance.errors import ApplianceError
 from appliance.names import TopicPartition
@@ -85,7 +85,7 @@ def wait_serving(ensemble: Ensemble, count: int | None = None) -> int:
 def running(directory: Path, nodes: Literal[1, 3], **settings: Any) -> Iterator[Ensemble]:
     """A local ensemble that serves, and is gone afterwards."""
     share_login(directory)
-    ensemble = Ensemble(ZooKeeper(nodes=nodes, **{"java": QUICK_JAVA} | settings), directory)
+    ensemble = Ensemble(ZooKeeperSection(nodes=nodes, **{"java": QUICK_JAVA} | settings), directory)
     ensemble.prepare()
     try:
         for i in range(nodes):

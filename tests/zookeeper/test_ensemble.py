@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.config import ZooKeeper
+from appliance.config import ZooKeeperSection
 from appliance.errors import ConfigFault
 from appliance.zookeeper.ensemble import (
     Ensemble,
@@ -70,7 +70,7 @@ def listeners(pid: int) -> set[str]:
 def prepared(directory: Path, nodes: int = 3, choice: int = 1) -> Ensemble:
     """Each test (by the name of its directory) has ports of its own: those that run beside it would take them."""
     seed = zlib.crc32(f"{directory.name} {choice}".encode())
-    made = Ensemble(ZooKeeper(nodes=nodes), directory, seed=seed)  # type: ignore[arg-type]
+    made = Ensemble(ZooKeeperSection(nodes=nodes), directory, seed=seed)  # type: ignore[arg-type]
     made.prepare()
     return made
 
@@ -109,7 +109,7 @@ def test_an_unreadable_port_file_is_named(tmp_path: Path) -> None:
 
 def test_options_of_other_java_programs_are_not_inherited(tmp_path: Path) -> None:
     environ = {"PATH": os.environ["PATH"], "JAVA_TOOL_OPTIONS": "-Xmx4g", "CLASSPATH": "/x"}
-    made = Ensemble(ZooKeeper(nodes=1), tmp_path, environ=environ)
+    made = Ensemble(ZooKeeperSection(nodes=1), tmp_path, environ=environ)
     made.prepare()
     assert made.commands[0].env.keys() == {"PATH", "MALLOC_ARENA_MAX"}
 

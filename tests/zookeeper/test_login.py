@@ -10,7 +10,7 @@ from kazoo.exceptions import KazooException, NoAuthError
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.security import make_digest_acl
 
-from appliance.config import ZooKeeper
+from appliance.config import ZooKeeperSection
 from appliance.durable_files import replace_file
 from appliance.errors import BadValue
 from appliance.zookeeper.ensemble import Ensemble
@@ -57,15 +57,15 @@ def test_the_password_is_in_no_text() -> None:
 
 def test_who_we_are(tmp_path: Path) -> None:
     file = tmp_path / "password"
-    external = ZooKeeper(connect="zk:2181", user="us", password_file=str(file), scheme="digest")
+    external = ZooKeeperSection(connect="zk:2181", user="us", password_file=str(file), scheme="digest")
     with pytest.raises(BadValue, match=r"zookeeper\.password_file = .*No such file"):
         login_of(external, tmp_path)
     replace_file(file, b"word\n")
     assert login_of(external, tmp_path) == ZooKeeperLogin("digest", "us", "word")
     with pytest.raises(BadValue, match="name it in"):
-        login_of(ZooKeeper(connect="zk:2181", user="us"), tmp_path)
-    assert login_of(ZooKeeper(connect="zk:2181"), tmp_path) is None
-    assert login_of(ZooKeeper(nodes=0), tmp_path) is None
+        login_of(ZooKeeperSection(connect="zk:2181", user="us"), tmp_path)
+    assert login_of(ZooKeeperSection(connect="zk:2181"), tmp_path) is None
+    assert login_of(ZooKeeperSection(nodes=0), tmp_path) is None
 
 
 def connected(login: ZooKeeperLogin | None, ensemble: Ensemble) -> KazooClient:

@@ -47,9 +47,9 @@ MECHANISMS: Final = {1: "SCRAM-SHA-256", 2: "SCRAM-SHA-512"}
 SET, DELETE, APPEND, SUBTRACT = range(4)
 """Kafka's AlterConfigOp.OpType."""
 
-Change = tuple[int, dict[str, object]]
+LoggedChange = tuple[int, dict[str, object]]
 """The error code of a part of an answer, and the fields of its line."""
-Changes = Callable[[Any, Mapping[str, Any]], Iterator[Change]]
+ChangeFinder = Callable[[Any, Mapping[str, Any]], Iterator[LoggedChange]]
 """Finds the changes in a request and its answer."""
 REFUSED: Final = frozenset(
     {TopicNotPermitted.code, GroupNotPermitted.code, ClusterNotPermitted.code, TransactionalIdNotPermitted.code}
@@ -60,38 +60,38 @@ ASKED: Final = ("group_id", "key", "transactional_id")
 """Fields of requests about one thing, whose answers may not name it."""
 
 
-def _metadata(request: Any, answer: Mapping[str, Any]) -> Iterator[Change]:
+def _metadata(request: Any, answer: Mapping[str, Any]) -> Iterator[LoggedChange]:
     for row in answer["rows"]:
         if row.get("created"):
             yield 0, {"topic": row["name"], "partitions": row["created"]}
 
 
-def _create_topics(request: Any, answer: Mapping[str, Any]) -> Iterator[Change]:
+def _create_topics(request: Any, answer: Mapping[str, Any]) -> Iterator[LoggedChange]:
     asked = {topic.name: topic for topic in request.topics}
     for row in answer["rows"]:
         settings = settings_field((setting.name, setting.value) for setting in asked[row["name"]].configs)
         yield row["error_code"], {"topic": row["name"], "partitions": row.get("created", "-"), **settings}
 
 
-def _delete_topics(request: Any, answer: Mapping[str, Any]) -> Iterator[Change]:
+def _delete_topics(request: Any, answer: Mapping[str, Any]) -> Iterator[LoggedChange]:
     for row in answer["responses"]:
         yield row["error_code"], {"topic": row["name"] or row["topic_id"]}
 
 
-def _create_partitions(request: Any, answer: Mapping[str, Any]) -> Iterator[Change]:
+def _create_partitions(request: Any, answer: Mapping[str, Any]) -> Iterator[LoggedChange]:
     counts = {topic.name: topic.count for topic in request.topics}
     for row in answer["results"]:
         yield row["error_code"], {"topic": row["name"], "partitions": counts[row["name"]]}
 
 
-def _delete_records(request: Any, answer: Mapping[str, Any]) -> Iterator[Change]:
+def _delete_records(request: Any, answer: Mapping[str, Any]) -> Iterator[LoggedChange]:
     for topic in answer["topics"]:
         for row in topic["partitions"]:
             place = {"topic": topic["name"], "partition": row["partition_index"]}
             yield row["error_code"], {**place, "before": row["low_watermark"]}
 
 
-def _write_markers(request: Any, answer: Mapping[str, Any]) -> Iterator[Change]:
+def _write_markers(request: Any, answer: Mapping[str, Any]) -> Iterator[LoggedChange]:
     for marker, row in zip(request.markers, answer["markers"], strict=True):
         for topic in row["topics"]:
             for part in topic["partitions"]:
@@ -100,7 +100,7 @@ def _write_markers(request: Any, answer: Mapping[str, Any]) -> Iterator[Change]:
                 yield part["error_code"], {**place, **ends}
 
 
-def _alter_configs(request: Any, answer: Mapping[str, Any]) -> Iterator[Change]:
+def _alter_configs(request: Any, answer: Mapping[str, Any]) -> Iterator[LoggedChange]:
     """All settings of a resource are replaced by those that are named."""
     asked = {(resource.resource_type, resource.resource_name): resource for resource in request.resources}
     for row in answer["responses"]:
@@ -109,7 +109,7 @@ def _alter_configs(request: Any, answer: Mapping[str, Any]) -> Iterator[Change]:
         yield row["error_code"], {**_resource(row), **(settings or {"settings": "none"}), "others": "default"}
 
 
-def _alter_some_configs(request: Any, answer: Mapping[str, Any]) -> Iterator[Change]:
+def _alter_some_configs(request: Any, answer: Mapping[str, Any]) -> Iterator[LoggedChange]:
     asked = {(resource.resource_type, resource.resource_name): resource for resource in request.resources}
     for row in answer["responses"]:
         resource = asked[row["resource_type"], row["resource_name"]]
@@ -125,19 +125,19 @@ def _alter_some_configs(request: Any, answer: Mapping[str, Any]) -> Iterator[Cha
         yield row["error_code"], {**_resource(row), **settings_field(settings)}
 
 
-def _delete_groups(request: Any, answer: Mapping[str, Any]) -> Iterator[Change]:
+def _delete_groups(request: Any, answer: Mapping[str, Any]) -> Iterator[LoggedChange]:
     for row in answer["results"]:
         yield row["error_code"], {"group": row["group_id"]}
 
 
-def _delete_group_offsets(request: Any, answer: Mapping[str, Any]) -> Iterator[Change]:
+def _delete_group_offsets(request: Any, answer: Mapping[str, Any]) -> Iterator[LoggedChange]:
     for topic in answer.get("topics", ()):  # a group that there is not has none
         for row in topic["partitions"]:
             place = {"topic": topic["name"], "partition": row["partition_index"]}
             yield answer["error_code"] or row["error_code"], {"group": request.group_id, **place}
 
 
-def _alter_credentials(request: Any, answer: Mapping[str, Any]) -> Iterator[Change]:
+def _alter_credentials(request: Any, answer: Mapping[str, Any]) -> Iterator[LoggedChange]:
     for row in answer["results"]:
         for deletion in request.deletions:
             if deletion.name == row["user"]:
@@ -151,13 +151,13 @@ def _alter_credentials(request: Any, answer: Mapping[str, Any]) -> Iterator[Chan
                 yield row["error_code"], {"user": upsertion.name, "set": mechanism, "iterations": upsertion.iterations}
 
 
-def _create_acls(request: Any, answer: Mapping[str, Any]) -> Iterator[Change]:
+def _create_acls(request: Any, answer: Mapping[str, Any]) -> Iterator[LoggedChange]:
     for row, rule in zip_longest(answer["results"], request.creations):
         fields = (rule.permission_type, rule.principal, rule.host, rule.operation, rule.resource_type)
         yield row["error_code"], _rule(*fields, rule.resource_pattern_type, rule.resource_name)
 
 
-def _delete_acls(request: Any, answer: Mapping[str, Any]) -> Iterator[Change]:
+def _delete_acls(request: Any, answer: Mapping[str, Any]) -> Iterator[LoggedChange]:
     for result in answer["filter_results"]:
         for rule in result.get("matching_acls", ()):
             fields = (
@@ -173,14 +173,14 @@ def _delete_acls(request: Any, answer: Mapping[str, Any]) -> Iterator[Change]:
             )
 
 
-def _alter_quotas(request: Any, answer: Mapping[str, Any]) -> Iterator[Change]:
+def _alter_quotas(request: Any, answer: Mapping[str, Any]) -> Iterator[LoggedChange]:
     for row, entry in zip_longest(answer["entries"], request.entries):
         entity = {part.entity_type: part.entity_name or DEFAULT_ENTITY for part in entry.entity}
         limits = {operation.key: "none" if operation.remove else operation.value for operation in entry.ops}
         yield row["error_code"], {**entity, **limits}
 
 
-KAFKA_CHANGES: Final[dict[str, Changes]] = {
+KAFKA_CHANGES: Final[dict[str, ChangeFinder]] = {
     "Metadata": _metadata,
     "CreateTopics": _create_topics,
     "DeleteTopics": _delete_topics,

@@ -75,9 +75,9 @@ from .registry_session import RegistrySession
 from .shared_writes import SharedWrites
 
 COMMIT_MS_MAX: Final = 10_000
-Changes = Mapping[TopicPartition, CommittedOffset | None]
+OffsetChanges = Mapping[TopicPartition, CommittedOffset | None]
 """None: the offset is deleted."""
-Refusals = dict[TopicPartition, ApplianceError]
+CommitRefusals = dict[TopicPartition, ApplianceError]
 UNIT_BYTES: Final = 512
 """An offset counts once, and once more for each UNIT_BYTES of path and value: ZooKeeper keeps both in memory."""
 PATH_REST_BYTES: Final = 16
@@ -377,9 +377,9 @@ class OffsetCount:
         if more < 0:
             self._told_max = 0
 
-    def refuse(self, held: Held, changes: Changes) -> Refusals:
+    def refuse(self, held: Held, changes: OffsetChanges) -> CommitRefusals:
         """The changes for which there is no room.  A change that needs no more units is never refused."""
-        errors: Refusals = {}
+        errors: CommitRefusals = {}
         room = self.offsets_max - self.total
         for part, to in changes.items():
             after = 0 if to is None else _units(held.group_path, part, len(paths.encode_offset(to)))
@@ -412,10 +412,10 @@ class ClaimState(enum.Enum):
     HELD = "held"
 
 
-class Commit:
+class QueuedCommit:
     """One request.  ``done``: the errors of the partitions that were refused."""
 
-    def __init__(self, changes: Changes, info: GroupInfo | None, done: asyncio.Future[Refusals]) -> None:
+    def __init__(self, changes: OffsetChanges, info: GroupInfo | None, done: asyncio.Future[CommitRefusals]) -> None:
         self.changes, self.info, self.done = changes, info, done
 
     def complete(self, errors: Mapping[TopicPartition, ApplianceError]) -> None:
@@ -446,19 +446,19 @@ class GroupQueue:
         self.session_id = 0
         self.lock = asyncio.Lock()
         self.users = 0
-        self.queue: dict[TopicPartition, tuple[Commit, CommittedOffset | None]] = {}
-        self.commits: dict[Commit, None] = {}
-        self.writing: list[Commit] = []
+        self.queue: dict[TopicPartition, tuple[QueuedCommit, CommittedOffset | None]] = {}
+        self.commits: dict[QueuedCommit, None] = {}
+        self.writing: list[QueuedCommit] = []
         """Those that have left the queue, and are not stored yet."""
         self.pumping = False
         self.used = 0.0
 
-    def add(self, commit: Commit) -> None:
+    def add(self, commit: QueuedCommit) -> None:
         self.commits[commit] = None
         for part, to in commit.changes.items():
             self.queue[part] = (commit, to)
 
-    def withdraw(self, commit: Commit) -> None:
+    def withdraw(self, commit: QueuedCommit) -> None:
         if self.commits.pop(commit, self) is not self:
             for part in commit.changes:
                 if part in self.queue and self.queue[part][0] is commit:
@@ -471,15 +471,15 @@ class GroupQueue:
                 self.withdraw(commit)
                 commit.fail(error)
 
-    def take(self) -> tuple[dict[TopicPartition, tuple[Commit, CommittedOffset | None]], list[Commit]]:
+    def take(self) -> tuple[dict[TopicPartition, tuple[QueuedCommit, CommittedOffset | None]], list[QueuedCommit]]:
         taken = self.queue, list(self.commits)
         self.queue, self.commits, self.writing = {}, {}, taken[1]
         return taken
 
     def put_back(
         self,
-        queue: Mapping[TopicPartition, tuple[Commit, CommittedOffset | None]],
-        commits: Sequence[Commit],
+        queue: Mapping[TopicPartition, tuple[QueuedCommit, CommittedOffset | None]],
+        commits: Sequence[QueuedCommit],
         *,
         dissolved: bool,
     ) -> None:
@@ -573,7 +573,7 @@ class CommittedOffsets:
             entry.has_snapshot = not entry.has_snapshot  # a request that was given up has been carried out
         raise ZooKeeperAway(f"what is stored of group {entry.name!r} keeps changing; try again")
 
-    async def commit(self, group: str, changes: Changes, protocol_type: str = "") -> Refusals:
+    async def commit(self, group: str, changes: OffsetChanges, protocol_type: str = "") -> CommitRefusals:
         """Store offsets, or (None) delete them; the result names those that were refused.
 
         ``protocol_type``: of the group that the commit's member belongs to; "" for others.
@@ -584,7 +584,7 @@ class CommittedOffsets:
         """
         entry = self.claims.entry(group)
         info = GroupInfo(protocol_type, self._clock_ms()) if protocol_type else None
-        commit = Commit(changes, info, asyncio.get_running_loop().create_future())
+        commit = QueuedCommit(changes, info, asyncio.get_running_loop().create_future())
         entry.add(commit)
         if not entry.pumping:
             entry.pumping = True

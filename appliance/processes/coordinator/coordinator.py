@@ -55,8 +55,7 @@ from ..messages import (
     PartitionDropped,
     PartitionTable,
     Published,
-    Refusals,
-    Refused,
+    RefusalsReport,
     Reload,
     RepairDone,
     Shown,
@@ -64,6 +63,7 @@ from ..messages import (
     ToCoordinator,
     ToSupervisor,
     TransactionStep,
+    Unreceivable,
     WorkerStreamOpened,
     WriterStarted,
     ZooKeeperState,
@@ -326,7 +326,7 @@ class Coordinator:
             self._loop.add_writer(self._channel.fileno(), self._flush_control)
 
     def _send_refusals(self) -> None:
-        self._send(Refusals(self._audit.take_counts()))
+        self._send(RefusalsReport(self._audit.take_counts()))
 
     def _flush_control(self) -> None:
         self._channel.flush()
@@ -362,7 +362,7 @@ class Coordinator:
                 self._transactions.writers.on_step(message)
             case WorkerStreamOpened(index):
                 self._spawn(self._attach_worker(index, fds[0]))
-            case Refused():  # no descriptor left for it: the supervisor sends it again
+            case Unreceivable():  # no descriptor left for it: the supervisor sends it again
                 self._send(message)
             case Listening(listeners):  # comes after the tables: now the missing partitions are known
                 self._brokers.listening = listeners

@@ -20,7 +20,7 @@ from ...names import TopicPartition
 from ...wire.kafka.metadata_reply import NO_LEADER, Broker
 from ...zookeeper.paths import BrokerInfo
 from .. import snapshot
-from .peers import Identity
+from .peers import BrokerIdentity
 from .registry_session import RegistrySession
 
 WILDCARDS: Final = ("0.0.0.0", "::")
@@ -80,9 +80,9 @@ class LiveBrokers:
         return next((str(listener) for listener in sorted(listeners, key=lambda listener: listener.tls)), "")
 
     @property
-    def identity(self) -> Identity:
+    def identity(self) -> BrokerIdentity:
         """How this broker logs in as a client of another one."""
-        return Identity(self.broker_id, self._secret(), self._config.tls)
+        return BrokerIdentity(self.broker_id, self._secret(), self._config.tls)
 
     def coordinator(self, group: str) -> int:
         """The id of the broker that coordinates a group, chosen from the live brokers that this one knows."""

@@ -25,7 +25,7 @@ FLUSH_WAIT_MS_MAX: Final = 50
 FLUSH_POLL_S: Final = 0.005
 
 
-class Lag(NamedTuple):
+class GroupLag(NamedTuple):
     """The distance of a committed offset from the high watermark; all 0 when there is nothing left to read.
 
     ``seconds``: the age of the next message to be read, by its timestamp; 0 when it has none (-1).
@@ -42,7 +42,7 @@ class Measured(NamedTuple):
     start: int
     end: int
     messages: int | None
-    lag: Lag | None = None
+    lag: GroupLag | None = None
 
 
 class Measurements:
@@ -95,7 +95,7 @@ class Measurements:
         table = self._partitions.table(*key)
         bases, start, end, _ = table.snapshot()
         if start == end:
-            return Measured(start, end, 0, Lag(0, 0, 0.0))
+            return Measured(start, end, 0, GroupLag(0, 0, 0.0))
         reader = LogReader(self._data_dir / f"{key.topic}-{key.partition}", self._files)
         try:
             messages = table.records - reader.time_and_count(bases, end, start)[1]
@@ -124,11 +124,11 @@ class Measurements:
                 measured[key] = Measured(start.offset, end.offset, end.records - start.records, behind)
         return measured
 
-    def _lag(self, offset: int, end: int, messages: int, timestamp: int) -> Lag:
+    def _lag(self, offset: int, end: int, messages: int, timestamp: int) -> GroupLag:
         if offset >= end:
-            return Lag(0, 0, 0.0)
+            return GroupLag(0, 0, 0.0)
         age_ms = max(0, self._clock_ms() - timestamp) if timestamp >= 0 else 0
-        return Lag(messages, end - offset, age_ms / 1000)
+        return GroupLag(messages, end - offset, age_ms / 1000)
 
     # ---- files that are kept open
 

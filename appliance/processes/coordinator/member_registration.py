@@ -39,7 +39,7 @@ RETRY_S: Final = 1.0
 UNCERTAIN: Final = b""
 """The value of a node that may be there: no member or owner has this one."""
 
-Members = Callable[[], Sequence[RegisteredMember]]
+MembersSource = Callable[[], Sequence[RegisteredMember]]
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class MemberRegistration:
         emptied: Callable[[str], Coroutine[Any, Any, None]],
     ) -> None:
         self._registry, self._topics, self._spawn, self._emptied = registry, topics, spawn, emptied
-        self._members: dict[str, Members] = {}  # groups that have, or may have, something registered
+        self._members: dict[str, MembersSource] = {}  # groups that have, or may have, something registered
         self._changed: dict[str, None] = {}
         self._nodes_of: dict[str, dict[str, bytes]] = {}  # group -> path -> value of our nodes in this session
         self._bytes = 0
@@ -65,7 +65,7 @@ class MemberRegistration:
         self._turn_over = asyncio.Event()
         self._again: asyncio.TimerHandle | None = None
 
-    def register(self, group: str, members: Members) -> None:
+    def register(self, group: str, members: MembersSource) -> None:
         """Register the group's members, as they are when its turn has come; none: unregister them."""
         self._members[group] = members
         self._changed[group] = None

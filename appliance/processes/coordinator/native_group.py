@@ -20,7 +20,7 @@ Seen = dict[str, tuple[str, int]]
 """By name: the id of a topic, and how many partitions it had."""
 
 
-class Member:
+class NativeMember:
     """``lock`` is held while a request of this member changes something; ``sequence`` is that of the newest such one.
 
     ``subscription`` is None until it is registered.  ``waiting``: the request of this member that waits for a change.
@@ -44,7 +44,7 @@ class Member:
         self.deadline_ms = max(self.deadline_ms, now_ms + self.session_ms)
 
 
-class Owner:
+class PartitionOwner:
     """``sequence``: of the newest request of the member that has claimed the partition or committed its offset."""
 
     def __init__(self, member: str, stream: int, sequence: int = 0) -> None:
@@ -56,8 +56,8 @@ class NativeGroup:
 
     def __init__(self, name: str, claim_path: str, epoch: str) -> None:
         self.name, self.claim_path, self.epoch = name, claim_path, epoch
-        self.members: dict[str, Member] = {}
-        self.owners: dict[TopicPartition, Owner] = {}
+        self.members: dict[str, NativeMember] = {}
+        self.owners: dict[TopicPartition, PartitionOwner] = {}
         self.revision = 1
         self.alarm: asyncio.TimerHandle | None = None
         self.alarm_ms = 0
@@ -68,8 +68,8 @@ class NativeGroup:
 
     # ---- members
 
-    def add(self, id: str, subscription: Subscription | None, session_ms: int, deadline_ms: int) -> Member:
-        member = self.members[id] = Member(id, subscription, session_ms, deadline_ms)
+    def add(self, id: str, subscription: Subscription | None, session_ms: int, deadline_ms: int) -> NativeMember:
+        member = self.members[id] = NativeMember(id, subscription, session_ms, deadline_ms)
         return member
 
     def remove(self, id: str) -> None:
@@ -78,7 +78,7 @@ class NativeGroup:
         self.changed()
         _wake(member)
 
-    def expired(self, now_ms: int) -> list[Member]:
+    def expired(self, now_ms: int) -> list[NativeMember]:
         return [member for member in self.members.values() if member.deadline_ms <= now_ms]
 
     def deadline_ms(self) -> int | None:
@@ -102,7 +102,7 @@ class NativeGroup:
 
     def claim(self, id: str, streams: Mapping[TopicPartition, int], sequence: int) -> None:
         for part, stream in streams.items():
-            self.owners[part] = Owner(id, stream, sequence)
+            self.owners[part] = PartitionOwner(id, stream, sequence)
 
     def release(self, parts: Sequence[TopicPartition]) -> None:
         for part in parts:
@@ -139,10 +139,10 @@ class NativeGroup:
 
     # ---- nodes in ZooKeeper
 
-    def member_node(self, member: Member) -> str:
+    def member_node(self, member: NativeMember) -> str:
         return paths.consumer(self.name, member.id)
 
-    def bytes_of(self, member: Member) -> int:
+    def bytes_of(self, member: NativeMember) -> int:
         """What the member and all that it owns take in ZooKeeper."""
         nodes = [self.member_node(member), *(paths.owner(self.name, part) for part in self.owned_by(member.id))]
         return sum(NODE_BYTES + len(path) for path in nodes)
@@ -151,6 +151,6 @@ class NativeGroup:
         return {paths.owner(self.name, part): paths.encode_owner(id, stream) for part, stream in streams.items()}
 
 
-def _wake(member: Member) -> None:
+def _wake(member: NativeMember) -> None:
     if member.waiting is not None and not member.waiting.done():
         member.waiting.set_result(None)

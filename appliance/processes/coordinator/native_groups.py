@@ -78,7 +78,7 @@ from ...zookeeper import native_nodes, paths
 from ...zookeeper.operations import Operation
 from ...zookeeper.paths import Subscription
 from .committed_offsets import CommittedOffsets, GroupQueue
-from .native_group import Member, NativeGroup
+from .native_group import NativeGroup, NativeMember
 
 GROUPS_MAX: Final = 10_000
 MEMBERS_MAX: Final = 1_000
@@ -338,14 +338,14 @@ class NativeGroups:
 
     # ---- members
 
-    def _add(self, group: NativeGroup, member: str, session_ms: int) -> Member:
+    def _add(self, group: NativeGroup, member: str, session_ms: int) -> NativeMember:
         everybody = sum(len(native.members) for native in self._groups.values())
         if len(group.members) >= MEMBERS_MAX or everybody >= ALL_MEMBERS_MAX:
             raise OutOfResources(f"a group has at most {MEMBERS_MAX} native members, all of them {ALL_MEMBERS_MAX}")
         self._groups[group.name] = group
         return group.add(member, None, session_ms, self._clock_ms() + session_ms)
 
-    def _renew(self, name: str, member_id: str, secret: str, epoch: str) -> tuple[NativeGroup, Member]:
+    def _renew(self, name: str, member_id: str, secret: str, epoch: str) -> tuple[NativeGroup, NativeMember]:
         """Find a member that has joined, and begin its session anew, also while ZooKeeper is away."""
         check_secret(name, member_id, secret)
         group = self._groups.get(name)
@@ -356,12 +356,12 @@ class NativeGroups:
         self._held(name)
         return group, member
 
-    def _check_joined(self, group: NativeGroup, member: Member) -> None:
+    def _check_joined(self, group: NativeGroup, member: NativeMember) -> None:
         if self._groups.get(group.name) is not group or group.members.get(member.id) is not member:
             raise UnknownMember(f"{member.id} is no member of group {group.name!r} any more: join it again")
 
     @asynccontextmanager
-    async def _changing(self, group: NativeGroup, member: Member, sequence: int) -> AsyncIterator[None]:
+    async def _changing(self, group: NativeGroup, member: NativeMember, sequence: int) -> AsyncIterator[None]:
         """Carry out a request that changes something of a member, if no newer one has come before."""
         async with member.lock:
             self._check_joined(group, member)
@@ -370,11 +370,11 @@ class NativeGroups:
             member.sequence = sequence
             yield
 
-    def _lease(self, group: NativeGroup, member: Member) -> dict[str, Any]:
+    def _lease(self, group: NativeGroup, member: NativeMember) -> dict[str, Any]:
         self._check_joined(group, member)
         return {"lease_ms": min(member.session_ms, self._registry.lease_left_ms)}
 
-    async def _end(self, group: NativeGroup, member: Member) -> None:
+    async def _end(self, group: NativeGroup, member: NativeMember) -> None:
         """Remove a member with all that it owns."""
         nodes = [paths.owner(group.name, part) for part in group.owned_by(member.id)]
         await self._carry_out(group, native_nodes.remove(group.claim_path, [*nodes, group.member_node(member)]))
@@ -385,14 +385,14 @@ class NativeGroups:
             self.lose(group.name)
             self._spawn(self._offsets.note_emptied(group.name))
 
-    async def _release(self, group: NativeGroup, member: Member, parts: Sequence[TopicPartition]) -> None:
+    async def _release(self, group: NativeGroup, member: NativeMember, parts: Sequence[TopicPartition]) -> None:
         nodes = [paths.owner(group.name, part) for part in parts]
         await self._carry_out(group, native_nodes.remove(group.claim_path, nodes))
         self._check_joined(group, member)
         group.release(parts)
         self._count(member, group.bytes_of(member))
 
-    async def _put(self, group: NativeGroup, member: Member, nodes: Mapping[str, bytes]) -> None:
+    async def _put(self, group: NativeGroup, member: NativeMember, nodes: Mapping[str, bytes]) -> None:
         self._count(member, group.bytes_of(member))
         if self._bytes > NODES_BYTES_MAX:
             raise OutOfResources(f"native groups take {NODES_BYTES_MAX >> 20} MiB in ZooKeeper already")
@@ -400,7 +400,7 @@ class NativeGroups:
         await self._carry_out(group, native_nodes.put(group.claim_path, nodes, entry.session_id))
         self._check_joined(group, member)
 
-    def _count(self, member: Member, size: int) -> None:
+    def _count(self, member: NativeMember, size: int) -> None:
         """What the nodes of a member take now, also those that may not be written yet."""
         self._bytes += size - member.bytes
         member.bytes = size
@@ -440,7 +440,7 @@ class NativeGroups:
         else:
             self._set_alarm(group)
 
-    async def _expire(self, group: NativeGroup, member: Member) -> None:
+    async def _expire(self, group: NativeGroup, member: NativeMember) -> None:
         async with member.lock:
             gone = self._groups.get(group.name) is not group or group.members.get(member.id) is not member
             if gone or member.deadline_ms > self._clock_ms():

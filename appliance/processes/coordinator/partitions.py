@@ -34,14 +34,14 @@ from ..messages import (
     LookAt,
     NewPartition,
     OrderDone,
-    Outcome,
+    PartitionOutcome,
     PartitionTable,
-    Refused,
     RepairDone,
     RepairLog,
     Roll,
     StoreProducers,
     ToSupervisor,
+    Unreceivable,
 )
 
 ORDER_MS_MAX: Final = 15_000
@@ -62,7 +62,7 @@ class Partitions:
     def __init__(self, send: Send) -> None:
         self._send = send
         self._tables: dict[TopicPartition, SegmentTable] = {}
-        self._orders: dict[int, asyncio.Future[list[Outcome]]] = {}
+        self._orders: dict[int, asyncio.Future[list[PartitionOutcome]]] = {}
         self._repairs: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._reports: dict[int, asyncio.Future[list[DamagedPlace]]] = {}
         # Tokens differ between incarnations: an answer to an order of a killed coordinator is dropped.
@@ -77,7 +77,7 @@ class Partitions:
         except FileNotFoundError:
             return
         except OSError as error:
-            self._send(Refused(PartitionTable(partition, name), limit_of_map(error)))
+            self._send(Unreceivable(PartitionTable(partition, name), limit_of_map(error)))
             return
         self._tables[partition] = SegmentTable(memoryview(mapped).cast("Q"))
 
@@ -236,12 +236,12 @@ class Partitions:
             self._reports.pop(token, None)
 
     async def _carry_out(self, verb: str, orders: Sequence[CreatePartitions | DeletePartitions]) -> None:
-        answers: list[asyncio.Future[list[Outcome]]] = []
+        answers: list[asyncio.Future[list[PartitionOutcome]]] = []
         for order in orders:
             answers.append(asyncio.get_running_loop().create_future())
             self._orders[order.token] = answers[-1]
             self._send(order)
-        outcomes: list[Outcome] = []
+        outcomes: list[PartitionOutcome] = []
         try:
             for answer in answers:  # each has its time: how long all take depends on the disk, and on their number
                 async with asyncio.timeout(ORDER_MS_MAX / 1000):

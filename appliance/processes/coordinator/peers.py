@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Identity:
+class BrokerIdentity:
     """Who this broker is to others: its id, the secret of the cluster, and the files of TLS."""
 
     broker_id: int
@@ -48,7 +48,7 @@ class Identity:
     tls: Tls
 
 
-async def ask_offsets(address: str, identity: Identity, parts: Sequence[OffsetsPart]) -> list[OffsetsResult]:
+async def ask_offsets(address: str, identity: BrokerIdentity, parts: Sequence[OffsetsPart]) -> list[OffsetsResult]:
     """Ask the broker at ``address`` (its native listener) for one result per part; empty if it does not answer."""
     results: list[OffsetsResult] = []
     try:
@@ -64,7 +64,7 @@ async def ask_offsets(address: str, identity: Identity, parts: Sequence[OffsetsP
     return results if len(results) == len(parts) else []
 
 
-async def ask_admin(address: str, identity: Identity, verb: str, arguments: Mapping[str, Any]) -> Any:
+async def ask_admin(address: str, identity: BrokerIdentity, verb: str, arguments: Mapping[str, Any]) -> Any:
     """Let the broker whose native listener is at ``address`` carry an admin verb out, and return the result.
 
     Raises:
@@ -96,7 +96,7 @@ class _Peer:
         header: list[Any] = native.decode_header(memoryview(await self._reader.readexactly(size)))[0]
         return header
 
-    async def log_in(self, identity: Identity) -> None:
+    async def log_in(self, identity: BrokerIdentity) -> None:
         """Prove to be a broker of this cluster, and let the peer prove it.
 
         Raises:
@@ -114,7 +114,7 @@ class _Peer:
 
 
 @asynccontextmanager
-async def _connected(address: str, identity: Identity) -> AsyncIterator[_Peer]:
+async def _connected(address: str, identity: BrokerIdentity) -> AsyncIterator[_Peer]:
     """Connect, say hello and log in."""
     listener, *_ = parse_listeners("native", address)
     (host, port), *_ = parse_addresses(listener.address)

@@ -35,7 +35,7 @@ from .registry_session import RegistrySession
 
 SECRET_BYTES: Final = 32
 
-Change = Callable[[SecurityState], SecurityState]
+SecurityChange = Callable[[SecurityState], SecurityState]
 """Makes a state with the change; called again when others change something meanwhile, so it accepts its own result."""
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class SecurityRegistry:
             self.state = msgspec.structs.replace(self.state, secret=os.urandom(SECRET_BYTES))
             self._store()
 
-    async def alter(self, change: Change) -> SecurityState:
+    async def alter(self, change: SecurityChange) -> SecurityState:
         """Change the state; when it returns, the change is stored.
 
         Raises:

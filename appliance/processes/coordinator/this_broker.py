@@ -29,7 +29,7 @@ from .configured_groups import ConfiguredGroups
 from .live_brokers import LiveBrokers
 from .partitions import Partitions
 from .registry_session import RegistrySession
-from .security_registry import Change, SecurityRegistry
+from .security_registry import SecurityChange, SecurityRegistry
 from .topics import Topics
 from .unread import Unread, UnreadBytes
 
@@ -151,7 +151,7 @@ class ThisBroker:
     def security(self) -> SecurityState:
         return self._security.state
 
-    async def alter_security(self, change: Change) -> None:
+    async def alter_security(self, change: SecurityChange) -> None:
         await self._security.alter(change)
 
     # ---- settings of groups

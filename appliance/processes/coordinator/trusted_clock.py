@@ -15,7 +15,7 @@ goes on with CLOCK_BOOTTIME, which nobody can set, and stays with the wall clock
 
 A jump that is believed moves the trusted time to the wall clock.
 
-**Restarts.**  ``clock.json`` has the last look: the boot of the machine, both times, and the jump (:class:`Look`).
+**Restarts.**  ``clock.json`` has the last look: the boot of the machine, both times, and the jump (:class:`ClockLook`).
 In the same boot CLOCK_BOOTTIME says how much time has passed, however long the appliance was stopped.  After a reboot
 only the wall clock knows for how long the machine was off: up to DOWN_MS_MAX is believed.  More, or a clock that has
 gone back, is a jump.  Without the file, or after a reboot, the newest file of a log is a second witness: no log was
@@ -83,7 +83,7 @@ class Stretch(msgspec.Struct, frozen=True):
     behind_ms: int
 
 
-class Look(msgspec.Struct, frozen=True):
+class ClockLook(msgspec.Struct, frozen=True):
     """A look.  ``time_ms``: the trusted time.  ``jump_ms``: the wall clock minus it in a jump, which has lasted for
     ``lasted_ms``; 0 in step.
     """
@@ -96,14 +96,14 @@ class Look(msgspec.Struct, frozen=True):
     stretches: tuple[Stretch, ...] = ()
 
 
-def first_look(now: Now, newest_ms: int) -> Look:
+def first_look(now: Now, newest_ms: int) -> ClockLook:
     """The first look of a data directory, in which the newest log was written at ``newest_ms``."""
     if newest_ms <= now.wall_ms + JUMP_MS:
-        return Look(now.boot, now.boot_ms, now.wall_ms)
-    return _begin(Look(now.boot, now.boot_ms, newest_ms), newest_ms, now.wall_ms - newest_ms)
+        return ClockLook(now.boot, now.boot_ms, now.wall_ms)
+    return _begin(ClockLook(now.boot, now.boot_ms, newest_ms), newest_ms, now.wall_ms - newest_ms)
 
 
-def look_again(last: Look, now: Now, hold_ms: int, newest_ms: int = 0) -> Look:
+def look_again(last: ClockLook, now: Now, hold_ms: int, newest_ms: int = 0) -> ClockLook:
     """What a look shows after the last one.
 
     Args:
@@ -129,7 +129,7 @@ def look_again(last: Look, now: Now, hold_ms: int, newest_ms: int = 0) -> Look:
     return believe(seen, now) if lasted_ms >= hold_ms else seen
 
 
-def believe(seen: Look, now: Now) -> Look:
+def believe(seen: ClockLook, now: Now) -> ClockLook:
     """Move the trusted time to the wall clock; ``seen`` is a look of this moment."""
     stretches = seen.stretches
     if seen.jump_ms < 0:  # what was written since then has the right time, unless this clock is wrong, too
@@ -144,7 +144,7 @@ def believe(seen: Look, now: Now) -> Look:
     return msgspec.structs.replace(seen, time_ms=now.wall_ms, jump_ms=0, lasted_ms=0, stretches=stretches)
 
 
-def _expected(last: Look, now: Now, newest_ms: int) -> tuple[int, int]:
+def _expected(last: ClockLook, now: Now, newest_ms: int) -> tuple[int, int]:
     """The trusted time without another jump, and how much time is known to have passed since the last look."""
     if now.boot == last.boot and now.boot_ms >= last.boot_ms:
         elapsed_ms = now.boot_ms - last.boot_ms
@@ -159,7 +159,7 @@ def _expected(last: Look, now: Now, newest_ms: int) -> tuple[int, int]:
     return earliest_ms, now.boot_ms
 
 
-def _begin(seen: Look, last_ms: int, jump_ms: int) -> Look:
+def _begin(seen: ClockLook, last_ms: int, jump_ms: int) -> ClockLook:
     """Begin a jump; at ``last_ms`` of the trusted time the clock was not there yet."""
     stretches = seen.stretches
     if jump_ms < 0:
@@ -167,7 +167,7 @@ def _begin(seen: Look, last_ms: int, jump_ms: int) -> Look:
     return msgspec.structs.replace(seen, jump_ms=jump_ms, lasted_ms=0, stretches=stretches)
 
 
-def _close(seen: Look, expected_ms: int) -> Look:
+def _close(seen: ClockLook, expected_ms: int) -> ClockLook:
     """End the stretch of a jump back.  One whose clock was believed, with ``behind_ms`` 0, stays open."""
     return msgspec.structs.replace(
         seen,
@@ -191,7 +191,7 @@ def _bounded(stretches: tuple[Stretch, ...]) -> tuple[Stretch, ...]:
     return (joined, *rest)
 
 
-def written_ms(look: Look, modified_ms: int) -> int:
+def written_ms(look: ClockLook, modified_ms: int) -> int:
     """The latest time at which a file with this time may have been written, by the trusted time."""
     behind_ms = [
         stretch.behind_ms
@@ -226,8 +226,8 @@ class TrustedClock:
     ) -> None:
         self._path = data_dir / FILE_NAME
         self._on_change, self._clocks = on_change, clocks
-        self._look: Look | None = None
-        self._saved: Look | None = None
+        self._look: ClockLook | None = None
+        self._saved: ClockLook | None = None
         self._report: dict[str, Any] | None = None
         self.kept_bytes = 0
         """Bytes of logs that are old by the wall clock, and not by the trusted time."""
@@ -304,7 +304,7 @@ class TrustedClock:
             return
         self._saved = self._look
 
-    def _take(self, last: Look | None, seen: Look, now: Now, hold_ms: int) -> None:
+    def _take(self, last: ClockLook | None, seen: ClockLook, now: Now, hold_ms: int) -> None:
         self._look = seen
         before_ms = last.jump_ms if last is not None else 0
         if seen.jump_ms and (not before_ms or abs(seen.jump_ms - before_ms) > JUMP_MS):
@@ -321,7 +321,7 @@ class TrustedClock:
             self.save()
         self.report(hold_ms)
 
-    def _is_due(self, seen: Look) -> bool:
+    def _is_due(self, seen: ClockLook) -> bool:
         """Whether the file has to be written: because something has changed, or it is old."""
         saved = self._saved
         return (
@@ -330,9 +330,9 @@ class TrustedClock:
             or seen.boot_ms - saved.boot_ms >= SAVE_MS
         )
 
-    def _load(self) -> Look | None:
+    def _load(self) -> ClockLook | None:
         try:
-            self._saved = msgspec.json.decode(self._path.read_bytes(), type=Look)
+            self._saved = msgspec.json.decode(self._path.read_bytes(), type=ClockLook)
         except FileNotFoundError:
             self._saved = None
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:

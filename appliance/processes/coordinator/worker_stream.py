@@ -28,7 +28,7 @@ REQUESTS_MAX: Final = 8192
 STREAM_OVERHEAD_BYTES: Final = 4096
 """Bytes of a message on a worker's stream besides its frame, at most."""
 
-Answer = Callable[[Origin, bytes], Coroutine[Any, Any, bytes | None]]
+AnswerRequest = Callable[[Origin, bytes], Coroutine[Any, Any, bytes | None]]
 """(origin, frame) → reply frame, or None to close the connection."""
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class WorkerStream(asyncio.Protocol):
 
     def __init__(
         self,
-        answer: Answer,
+        answer: AnswerRequest,
         publish: Callable[[WorkerStream], None],
         on_usage: Callable[[WorkerStream, Sequence[UsageRow]], None],
         frame_bytes_max: int,

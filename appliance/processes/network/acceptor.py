@@ -15,7 +15,7 @@ A worker that has to refuse a connection leaves its TCP listeners to other worke
 RESERVED more are for administrators alone: root, and the user of the service, who come through a Unix socket.  Whatever
 others do, the command line gets in.
 
-Connections are also counted by address and by user (:class:`Places`), so that no client takes the places of all others:
+Connections are also counted by address and by user (:class:`ConnectionPlaces`), so that no client takes the places of all others:
 ``network.connections_per_address_max`` and ``network.connections_per_user_max``.  By default an address has at most
 1 / PLACES_SHARE of a worker's connections, and this host, where users share one address, all.  Those that have not
 logged in yet have at most that share of all, too: for one more, the oldest of the address with the most of them is
@@ -53,7 +53,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from ...addresses import Listener, address_text, site_of
-from ...config import Network
+from ...config import NetworkSection
 from ...errors import BadValue
 from ...machine_limits import (
     ADVICE,
@@ -100,10 +100,10 @@ def site_of_host(host: str) -> str:
     return site_of(host.strip("[]"))
 
 
-class Places:
+class ConnectionPlaces:
     """The counts.  What is refused is in the audit log; the caller closes it, as Kafka does."""
 
-    def __init__(self, turn: Turn, limits: Network) -> None:
+    def __init__(self, turn: Turn, limits: NetworkSection) -> None:
         self._turn = turn
         self._connections_max = limits.connections_max
         self._per_address, self._per_user = limits.connections_per_address_max, limits.connections_per_user_max
@@ -196,7 +196,7 @@ def _count_less(counts: Counter[str], name: str) -> None:
         del counts[name]
 
 
-class Accepted(NamedTuple):
+class AcceptedConnection(NamedTuple):
     """A new connection, its listener at the address that the client connected to, and the client's address.
 
     The address of a client of a Unix socket is "unix:" and its process id; ``uid`` is its user, -1 of all others.
@@ -249,7 +249,7 @@ class Acceptor:
         spare = min(SPARE_DESCRIPTORS, granted // SPARE_SHARE) + min(RESERVED, granted // RESERVED_SHARE)
         return max(1, granted - self._at_start - descriptors - spare)
 
-    def accept(self, fd: int, connections: int, descriptors: int) -> Accepted | None:
+    def accept(self, fd: int, connections: int, descriptors: int) -> AcceptedConnection | None:
         """Accept a connection from the listener ``fd``; None: it was refused, or is gone.
 
         Args:
@@ -279,15 +279,15 @@ class Acceptor:
         return accepted
 
     @staticmethod
-    def _identify(sock: socket.socket, listener: Listener, peer: tuple[Any, ...]) -> Accepted:
+    def _identify(sock: socket.socket, listener: Listener, peer: tuple[Any, ...]) -> AcceptedConnection:
         """Raises OSError: it is gone already."""
         sock.setblocking(False)
         if listener.unix:
             credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER_CREDENTIALS.size)
             pid, uid, _ = PEER_CREDENTIALS.unpack(credentials)
-            return Accepted(sock, listener, f"unix:{pid}", uid)
+            return AcceptedConnection(sock, listener, f"unix:{pid}", uid)
         set_options(sock, peer[0])
-        return Accepted(sock, listener._replace(address=address_text(sock.getsockname())), address_text(peer))
+        return AcceptedConnection(sock, listener._replace(address=address_text(sock.getsockname())), address_text(peer))
 
     def places(self, descriptors: int) -> int:
         """How many connections there may be, besides those of administrators; ``descriptors``: as :meth:`accept`."""
@@ -363,7 +363,7 @@ class Acceptor:
 
 class _Handshake(NamedTuple):
     transport: TlsTransport
-    accepted: Accepted
+    accepted: AcceptedConnection
     deadline_ms: int
 
 
@@ -374,7 +374,11 @@ class Handshakes:
     """
 
     def __init__(
-        self, turn: Turn, epoll: select.epoll, limits: Tls, on_complete: Callable[[TlsTransport, Accepted, str], None]
+        self,
+        turn: Turn,
+        epoll: select.epoll,
+        limits: Tls,
+        on_complete: Callable[[TlsTransport, AcceptedConnection, str], None],
     ) -> None:
         self._turn, self._epoll, self._limits = turn, epoll, limits
         self._on_complete = on_complete
@@ -389,7 +393,7 @@ class Handshakes:
         self._limits = limits
         self._names = CertificateNames(limits.principal_from, limits.principal_rules)
 
-    def begin(self, accepted: Accepted, context: ssl.SSLContext) -> None:
+    def begin(self, accepted: AcceptedConnection, context: ssl.SSLContext) -> None:
         """Let a new connection begin its handshake."""
         while len(self.by_fd) >= self._limits.handshakes_max:
             fd, oldest = next(iter(self.by_fd.items()))

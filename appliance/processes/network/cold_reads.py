@@ -46,7 +46,7 @@ READ_BYTES_MIN: Final = 64 * 1024
 """A header or a part of an index is read with what follows."""
 
 
-class Asked:
+class ColdRead:
     """What one reader waits for: the ``ranges`` that are left of it, and whom to call ``then``."""
 
     __slots__ = ("connection", "done", "ranges", "reader", "then")
@@ -70,11 +70,11 @@ class ColdReads:
     def __init__(self, threads_max: int = THREADS_MAX) -> None:
         self._threads_max = threads_max
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._asked: dict[Hashable, Asked] = {}
+        self._asked: dict[Hashable, ColdRead] = {}
         self._threads = self._idle = 0
         self._lock = threading.Condition()
-        self._queue: dict[Asked, None] = {}
-        self._brought: deque[Asked] = deque()
+        self._queue: dict[ColdRead, None] = {}
+        self._brought: deque[ColdRead] = deque()
         self._believed: list[LogFile] = []
 
     @property
@@ -90,7 +90,7 @@ class ColdReads:
         A reader asks again only when it has been called.
         """
         assert reader not in self._asked
-        asked = self._asked[reader] = Asked(reader, connection, deque(map(_enough, ranges)), then)
+        asked = self._asked[reader] = ColdRead(reader, connection, deque(map(_enough, ranges)), then)
         connection.own(asked, partial(self._forget, asked))
         with self._lock:
             self._queue[asked] = None
@@ -99,7 +99,7 @@ class ColdReads:
                 threading.Thread(target=self._run, name="cold reads", daemon=True).start()
             self._lock.notify()
 
-    def _forget(self, asked: Asked) -> None:
+    def _forget(self, asked: ColdRead) -> None:
         """Do not call anybody for this reader any more."""
         del self._asked[asked.reader]
         with self._lock:
@@ -142,7 +142,7 @@ class ColdReads:
             self.put(asked, stretch.file, read_stretch(stretch, buffer))
             del asked, stretch  # a file that nobody else needs is closed now, not when the next one is read
 
-    def take(self) -> tuple[Asked, FileRange]:
+    def take(self) -> tuple[ColdRead, FileRange]:
         """Take the next stretch that is to be read."""
         asked = next(iter(self._queue))
         del self._queue[asked]
@@ -153,7 +153,7 @@ class ColdReads:
             piece = piece._replace(count=STRETCH_BYTES)
         return asked, piece
 
-    def put(self, asked: Asked, file: OpenFile, brought: Brought) -> None:
+    def put(self, asked: ColdRead, file: OpenFile, brought: Brought) -> None:
         """A stretch was read, as :func:`read_stretch` says."""
         assert isinstance(file, LogFile)
         with self._lock:

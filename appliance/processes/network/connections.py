@@ -23,7 +23,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
-from ...config import Network
+from ...config import NetworkSection
 from ...connected_clients import shown
 from ...errors import ProtocolFault, TlsOnPlain
 from ...security.audit_log import Audit, Reason
@@ -99,7 +99,7 @@ class Connections:
         turn: Turn,
         epoll: select.epoll,
         buffers: Buffers,
-        limits: Network,
+        limits: NetworkSection,
         cold_reads: ColdReads,
         handlers: dict[type[Request], Starter],
         throttle: Callable[[Pending, list[bytes | FileRange]], list[bytes | FileRange]],

@@ -28,7 +28,7 @@ from ...broker.plan import NOT_LOOKED_AT, FetchPlan
 from ...errors import InvalidSessionEpoch, MixedTopicIds, UnknownFetchSession
 from ...security.acls import Access
 from ...wire.requests import NEW_SESSION, WITHOUT_SESSION, Fetch, FetchPart, FetchResult, SessionReply
-from .known_partitions import KnownPartitions, Partition
+from .known_partitions import KnownPartitions, WorkerPartition
 from .turn import Turn
 from .wait_lists import Awaited, PartitionWatch, WaitList, WaitLists
 from .worker_connection import WorkerConnection
@@ -51,7 +51,7 @@ def key_of(part: FetchPart) -> PartKey:
     return part.topic_id or part.topic, part.partition
 
 
-Reply = tuple[Iterable[int], list[FetchResult], SessionReply | None]
+SessionResults = tuple[Iterable[int], list[FetchResult], SessionReply | None]
 """The numbers of the parts that a reply names, their results, and its session."""
 
 
@@ -64,7 +64,7 @@ class OpenFetch(PartitionWatch):
     __slots__ = ("_changes", "_numbers", "kept", "partitions", "plan", "request")
 
     def __init__(
-        self, request: Fetch, partitions: list[Partition | None], is_over: Callable[[], bool], changes: int
+        self, request: Fetch, partitions: list[WorkerPartition | None], is_over: Callable[[], bool], changes: int
     ) -> None:
         """``changes``: of :class:`.KnownPartitions`, when it looked for the ``partitions``."""
         super().__init__()
@@ -125,7 +125,7 @@ class OpenFetch(PartitionWatch):
         if len(self.partitions) == 1:
             self.plan.look((0,))
 
-    def unflushed(self, parts: Iterable[int]) -> list[Partition]:
+    def unflushed(self, parts: Iterable[int]) -> list[WorkerPartition]:
         """The partitions, of these parts, that have something above the fetched offset that is not readable yet."""
         return [
             partition
@@ -134,7 +134,7 @@ class OpenFetch(PartitionWatch):
             and max(self.request.parts[index].offset, partition.table.high_watermark) < partition.table.log_end_offset
         ]
 
-    def reply(self) -> Reply:
+    def reply(self) -> SessionResults:
         """What the parts get, all of which it has looked at."""
         return range(len(self.partitions)), self.plan.results, None
 
@@ -157,7 +157,7 @@ class FetchSession(OpenFetch):
         connection: WorkerConnection,
         access: Access,
         request: Fetch,
-        partitions: list[Partition | None],
+        partitions: list[WorkerPartition | None],
         is_over: Callable[[], bool],
         changes: int,
         now_ms: int,
@@ -296,7 +296,7 @@ class FetchSession(OpenFetch):
 
     # ---- the reply
 
-    def reply(self) -> Reply:
+    def reply(self) -> SessionResults:
         results, numbers = self.plan.results, list(self._fresh)
         named = None
         if not self._first:
@@ -352,7 +352,9 @@ class FetchSessions:
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def open_fetch(self, connection: WorkerConnection, request: Fetch, partitions: list[Partition | None]) -> OpenFetch:
+    def open_fetch(
+        self, connection: WorkerConnection, request: Fetch, partitions: list[WorkerPartition | None]
+    ) -> OpenFetch:
         """Begin what a fetch asks for: a session, the next step of one, or a fetch without one.
 
         Raises:
@@ -373,11 +375,13 @@ class FetchSessions:
             return self._begun(connection, request, partitions)
         return self._alone(request, partitions)
 
-    def _alone(self, request: Fetch, partitions: list[Partition | None]) -> OpenFetch:
+    def _alone(self, request: Fetch, partitions: list[WorkerPartition | None]) -> OpenFetch:
         """A fetch without a session."""
         return OpenFetch(request, partitions, self._turn.is_over, self._partitions.changes)
 
-    def _begun(self, connection: WorkerConnection, request: Fetch, partitions: list[Partition | None]) -> FetchSession:
+    def _begun(
+        self, connection: WorkerConnection, request: Fetch, partitions: list[WorkerPartition | None]
+    ) -> FetchSession:
         session_id = 0
         while not session_id or session_id in self._by_id:
             session_id = secrets.randbelow(EPOCH_MAX) + 1
@@ -389,7 +393,9 @@ class FetchSessions:
         self.parts += session.size
         return session
 
-    def _continued(self, session: FetchSession | None, request: Fetch, partitions: list[Partition | None]) -> OpenFetch:
+    def _continued(
+        self, session: FetchSession | None, request: Fetch, partitions: list[WorkerPartition | None]
+    ) -> OpenFetch:
         if session is None:
             raise UnknownFetchSession("the fetch session has ended, or is of another connection")
         if session.access is not self._access(session.connection) or not all(part.topic for part in request.parts):

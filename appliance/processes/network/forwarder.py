@@ -29,13 +29,13 @@ from ...security.acls import Access, Operation, ResourceType
 from ...wire import native
 from ...wire.kafka import metadata as kafka
 from ...wire.requests import Forwarded
-from ..snapshot import SNAPSHOT, Snapshot, SnapshotChange
+from ..snapshot import SNAPSHOT, SnapshotChange, WorkerSnapshot
 from .admission import Admission
 from .connections import Connections
 from .turn import Turn
 from .worker_connection import Pending, WorkerConnection
 
-Question = native.MetadataRequest | native.AdminRequest | kafka.Question
+WorkerQuestion = native.MetadataRequest | native.AdminRequest | kafka.Question
 REPLY_BYTES_MAX: Final = 256 << 20
 READ_BYTES: Final = 1 << 20
 READS_MAX: Final = 16
@@ -209,12 +209,12 @@ class SnapshotAnswers:
     the first snapshot has come.
     """
 
-    def __init__(self, snapshot: Snapshot, parts_max: int) -> None:
+    def __init__(self, snapshot: WorkerSnapshot, parts_max: int) -> None:
         self.snapshot = snapshot
         self._parts_max = parts_max
         self._answers = MetadataAnswers(self.snapshot)
 
-    def asked(self, protocol: str, frame: memoryview) -> Question | None:
+    def asked(self, protocol: str, frame: memoryview) -> WorkerQuestion | None:
         """The question in a frame, if it is one that may be answered here."""
         if not self.snapshot.complete:
             return None
@@ -230,7 +230,7 @@ class SnapshotAnswers:
             return request
         return None
 
-    def answer(self, question: Question, listener: Listener, access: Access) -> bytes | None:
+    def answer(self, question: WorkerQuestion, listener: Listener, access: Access) -> bytes | None:
         """The reply frame; None: the coordinator has to answer.  It also refuses what ``access`` does not permit."""
         if isinstance(question, native.AdminRequest | kafka.ProducerQuestion) and not _may_produce(access):
             return None
@@ -251,7 +251,7 @@ class SnapshotAnswers:
                 brokers = self.snapshot.brokers(listener)
                 return kafka.encode_coordinator(question, *brokers[0]) if len(brokers) == 1 else None
 
-    def hidden(self, question: Question, access: Access) -> str:
+    def hidden(self, question: WorkerQuestion, access: Access) -> str:
         """The first topic in a question that :meth:`answer` refuses; "" when there is none."""
         if isinstance(question, native.MetadataRequest | kafka.MetadataQuestion):
             return self._answers.hidden(question.topics, access)

@@ -12,10 +12,10 @@ from ...shared.arena import BLOCK_BYTES
 from ...wire.frames import frame_bytes
 from ...wire.transport import PlainTransport
 from .. import handoff
-from .acceptor import Places
+from .acceptor import ConnectionPlaces
 from .connections import Connections
 from .inbox import Buffers, Inbox
-from .known_partitions import Partition
+from .known_partitions import WorkerPartition
 from .relays import Relays
 from .turn import Turn
 from .worker_connection import WorkerConnection
@@ -33,7 +33,7 @@ class Handoffs:
         turn: Turn,
         connections: Connections,
         buffers: Buffers,
-        places: Places,
+        places: ConnectionPlaces,
         relays: Relays,
         bytes_max: int,
     ) -> None:
@@ -49,7 +49,7 @@ class Handoffs:
         """How many connections writers serve now."""
         return len(self.served)
 
-    def consider(self, connection: WorkerConnection, partition: Partition | None, acks: int, parts: int) -> None:
+    def consider(self, connection: WorkerConnection, partition: WorkerPartition | None, acks: int, parts: int) -> None:
         """Count a produce request with so many parts that has started.
 
         ``partition`` is None if it has several, or none that is known.  A client with a limit stays here: writers do

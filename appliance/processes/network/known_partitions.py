@@ -33,7 +33,7 @@ WRITER_SHARE: Final = 4
 """Once half of the arena is taken, at most a quarter of the arena waits for one writer."""
 
 
-class Partition:
+class WorkerPartition:
     """A partition in this worker: its table, its files, its writer, and the requests that wait at it.
 
     ``damaged``: ranges of offsets that are not served, ascending.
@@ -94,7 +94,7 @@ class KnownPartitions:
     def __init__(self, data_dir: Path, number: int, arena_bytes: int, epoll: select.epoll, suspect: Suspect) -> None:
         self._data_dir, self.number, self._epoll, self._suspect = data_dir, number, epoll, suspect
         self._in_hand_bytes_max = arena_bytes // WRITER_SHARE
-        self._by_key: dict[tuple[str, int], Partition] = {}  # requests look up with plain tuples
+        self._by_key: dict[tuple[str, int], WorkerPartition] = {}  # requests look up with plain tuples
         self.changes = 0
         self.open_files_max = open_files_max(OPEN_FILES_MAX)
         self.files = FileCache(self.open_files_max, waits=False)
@@ -128,9 +128,9 @@ class KnownPartitions:
         directory = self._data_dir / name
         reader = LogReader(directory, self.files)
         self.changes += 1
-        self._by_key[key] = Partition(key, table, reader, link, self._suspect, directory)
+        self._by_key[key] = WorkerPartition(key, table, reader, link, self._suspect, directory)
 
-    def remove(self, key: TopicPartition) -> Partition | None:
+    def remove(self, key: TopicPartition) -> WorkerPartition | None:
         """Forget a partition and its files: a new partition may get the same name."""
         partition = self._by_key.pop(key, None)
         if partition is not None:
@@ -147,14 +147,14 @@ class KnownPartitions:
         if partition is not None and start is not None:
             partition.suspect(start, start + piece.count)
 
-    def partition_of(self, part: FetchPart) -> Partition | None:
+    def partition_of(self, part: FetchPart) -> WorkerPartition | None:
         """The partition of a part; None: unknown, or that of another topic of this name."""
         partition = self.get((part.topic, part.partition))
         if part.topic_id and partition is not None and partition.topic_id != part.topic_id:
             return None
         return partition
 
-    def partitions_of(self, request: Produce | Fetch | Offsets) -> list[Partition | None]:
+    def partitions_of(self, request: Produce | Fetch | Offsets) -> list[WorkerPartition | None]:
         """The partition of each part of a request; None: unknown, or not for this client.
 
         Equal parts follow each other.
@@ -166,9 +166,9 @@ class KnownPartitions:
         parts: Sequence[tuple[Any, ...]] = request.parts
         topic_ids = request.topic_ids if type(request) is Produce else None
         get = self.get
-        partitions: list[Partition | None] = []
+        partitions: list[WorkerPartition | None] = []
         last: tuple[Any, ...] | None = None
-        partition: Partition | None = None
+        partition: WorkerPartition | None = None
         for part in parts:
             key = part[:2]
             if key != last:

@@ -57,8 +57,8 @@ from ...security.security_state import SecurityState
 from ...wire.requests import Login, LoginReply
 from ..child import lower_priority_of_thread
 from ..clock import wall_s
-from ..snapshot import Snapshot
-from .acceptor import Places, site_of_host
+from ..snapshot import WorkerSnapshot
+from .acceptor import ConnectionPlaces, site_of_host
 from .connections import Connections
 from .provider_keys import ProviderKeys
 from .turn import Turn
@@ -178,9 +178,9 @@ class Logins:
         self,
         turn: Turn,
         connections: Connections,
-        places: Places,
+        places: ConnectionPlaces,
         epoll: select.epoll,
-        snapshot: Snapshot,
+        snapshot: WorkerSnapshot,
         read_snapshot: Callable[[], None],
         refusal_of: Callable[[str], str],
         config: Config,

@@ -20,7 +20,7 @@ from ...wire.requests import EARLIEST, Offsets
 from .cold_reads import ColdReads
 from .connections import Connections
 from .fetches import FLUSH_WAIT_MS
-from .known_partitions import KnownPartitions, Partition
+from .known_partitions import KnownPartitions, WorkerPartition
 from .turn import Turn
 from .wait_lists import Awaited, DelayedRequest, PartitionWatch, WaitLists
 from .worker_connection import Pending, WorkerConnection
@@ -92,7 +92,7 @@ class OffsetLookups:
         self._wait_lists.release(watch)
         self._enqueue(delayed.pending, request, self._partitions.partitions_of(request))
 
-    def _enqueue(self, pending: Pending, request: Offsets, partitions: Sequence[Partition | None]) -> None:
+    def _enqueue(self, pending: Pending, request: Offsets, partitions: Sequence[WorkerPartition | None]) -> None:
         self.unfinished.append((pending, plan.Lookup(request, partitions)))
         self._look_up()
 
@@ -130,13 +130,13 @@ class OffsetLookups:
         self.unfinished.append((pending, lookup))
         self._look_up()
 
-    def on_deleted(self, partition: Partition) -> None:
+    def on_deleted(self, partition: WorkerPartition) -> None:
         """Answer parts that were not looked up yet in a deleted partition as unknown."""
         for lookup in (*(lookup for _, lookup in self.unfinished), *self._cold.values()):
             lookup.forget(partition)
 
 
-def _awaited_by(request: Offsets, partitions: Sequence[Partition | None]) -> list[Awaited]:
+def _awaited_by(request: Offsets, partitions: Sequence[WorkerPartition | None]) -> list[Awaited]:
     """The log end offset of each partition whose end the request asks for, where it is not readable yet."""
     return [
         (partition.wait_list, end)

@@ -44,7 +44,7 @@ from ..answers import acks_0_failure
 from .connections import Connections
 from .handoffs import Handoffs
 from .inbox import Buffers
-from .known_partitions import KnownPartitions, Partition
+from .known_partitions import KnownPartitions, WorkerPartition
 from .turn import Turn
 from .worker_connection import Pending, WorkerConnection
 from .writer_link import APPEND_PARTS_MAX, AppendRequest, Reaction, Target, WriterLink
@@ -63,15 +63,15 @@ class WriterNeeds:
 
     def __init__(self, turn: Turn, request_writer: Callable[[TopicPartition], None]) -> None:
         self._turn, self._request_writer = turn, request_writer
-        self._asked: dict[Partition, int] = {}
+        self._asked: dict[WorkerPartition, int] = {}
         """When the supervisor was asked for a writer of these, the earliest first."""
-        self._late: set[Partition] = set()
+        self._late: set[WorkerPartition] = set()
         """Those that it was asked for long ago."""
-        self._queues: OrderedDict[WorkerConnection, OrderedDict[Partition, None]] = OrderedDict()
+        self._queues: OrderedDict[WorkerConnection, OrderedDict[WorkerPartition, None]] = OrderedDict()
         """Partitions to ask for later, by connection; the one whose turn is next first."""
-        self._queue_of: dict[Partition, OrderedDict[Partition, None]] = {}
+        self._queue_of: dict[WorkerPartition, OrderedDict[WorkerPartition, None]] = {}
 
-    def add(self, partition: Partition, connection: WorkerConnection) -> None:
+    def add(self, partition: WorkerPartition, connection: WorkerConnection) -> None:
         """Ask for a writer of this partition, now or when it is its turn."""
         if partition in self._asked or partition in self._late or partition in self._queue_of:
             return
@@ -83,7 +83,7 @@ class WriterNeeds:
         queue[partition] = None
         self._ask()
 
-    def remove(self, partition: Partition) -> None:
+    def remove(self, partition: WorkerPartition) -> None:
         """It has a writer, or needs none any more."""
         self._asked.pop(partition, None)
         self._late.discard(partition)
@@ -134,14 +134,14 @@ class ProduceRequests:
         self._handoffs = handoffs
         self._buffers = buffers
         self._needs = WriterNeeds(turn, request_writer)
-        self.by_fd: dict[int, Partition] = {}
+        self.by_fd: dict[int, WorkerPartition] = {}
         """The partitions that have a writer, by the descriptor of its channel."""
-        self.to_send: dict[Partition, None] = {}
+        self.to_send: dict[WorkerPartition, None] = {}
         """The partitions with append requests to send at the end of this turn."""
-        self._waiting: dict[Partition, int] = {}
+        self._waiting: dict[WorkerPartition, int] = {}
         """The partitions whose append requests wait for a writer, and how many bytes of the arena these hold."""
         self._waiting_bytes = 0
-        self._awaited_writers: set[Partition] = set()
+        self._awaited_writers: set[WorkerPartition] = set()
         """The partitions without a writer that connections wait for with their next request."""
 
     @property
@@ -208,7 +208,7 @@ class ProduceRequests:
         link.waits_for_room[connection] = None
         connection.own(link, partial(link.waits_for_room.pop, connection))
 
-    def _may_not_wait(self, partition: Partition) -> bool:
+    def _may_not_wait(self, partition: WorkerPartition) -> bool:
         """Whether the partition has no writer, and what waits for writers takes half of the arena already."""
         link = partition.link
         much = 2 * self._waiting_bytes >= self._buffers.arena.size_bytes
@@ -220,7 +220,7 @@ class ProduceRequests:
         pending: Pending | None,
         index: int,
         request: Produce,
-        partition: Partition | None,
+        partition: WorkerPartition | None,
     ) -> None:
         topic, number, *_ = request.parts[index]
         error: ApplianceError
@@ -248,7 +248,7 @@ class ProduceRequests:
                 self._needs.add(partition, link.waiting[0].targets[0][0])
         self.to_send.clear()
 
-    def _note_waiting(self, partition: Partition) -> None:
+    def _note_waiting(self, partition: WorkerPartition) -> None:
         """Note how much waits for a writer of the partition now."""
         self._waiting_bytes -= self._waiting.pop(partition, 0)
         if partition.link.waiting:
@@ -268,7 +268,7 @@ class ProduceRequests:
 
     # ---- their answers
 
-    def on_event(self, partition: Partition, event: int) -> None:
+    def on_event(self, partition: WorkerPartition, event: int) -> None:
         """Take one message of a partition's writer; with EPOLLOUT send queued messages first."""
         link = partition.link
         channel = link.channel
@@ -281,7 +281,7 @@ class ProduceRequests:
         if channel is link.channel and (channel.closed or (link.retiring and link.idle)):
             self._lose_writer(partition)
 
-    def _take(self, partition: Partition, received: Reaction) -> None:
+    def _take(self, partition: WorkerPartition, received: Reaction) -> None:
         """Take one message of a writer."""
         link, log_start = partition.link, partition.table.start
         answers, returned = received
@@ -336,7 +336,7 @@ class ProduceRequests:
             self._connections.resume_next_turn(connection)
         link.waits_for_room.clear()
 
-    def _fail(self, partition: Partition, appends: list[AppendRequest], error: ApplianceError) -> None:
+    def _fail(self, partition: WorkerPartition, appends: list[AppendRequest], error: ApplianceError) -> None:
         """Answer append requests with an error, because no writer will answer them."""
         link = partition.link
         for append in appends:
@@ -380,11 +380,11 @@ class ProduceRequests:
         self.to_send[partition] = None
         self._end_stall(partition)
 
-    def _end_stall(self, partition: Partition) -> None:
+    def _end_stall(self, partition: WorkerPartition) -> None:
         self._awaited_writers.discard(partition)
         self._resume_stalled(partition.link)
 
-    def retire_writer(self, partition: Partition) -> None:
+    def retire_writer(self, partition: WorkerPartition) -> None:
         """Send nothing more to a writer, and close the channel once it has answered everything."""
         if partition.link.channel is not None:
             partition.link.retire()
@@ -392,7 +392,7 @@ class ProduceRequests:
             if partition.link.idle:
                 self._lose_writer(partition)
 
-    def _lose_writer(self, partition: Partition) -> None:
+    def _lose_writer(self, partition: WorkerPartition) -> None:
         """Fail the unanswered append requests of a writer whose channel has ended.
 
         Its last messages are taken before: what it has answered took effect, though a message to it may have failed.
@@ -424,7 +424,7 @@ class ProduceRequests:
                     idempotent.add(connection)
         return idempotent
 
-    def on_deleted(self, partition: Partition) -> None:
+    def on_deleted(self, partition: WorkerPartition) -> None:
         """Fail the append requests that wait for a writer, and retire the one that is connected.
 
         The writer reads the arena until it has answered, so append requests that it has are not failed.
@@ -437,8 +437,8 @@ class ProduceRequests:
 
 
 def _runs(
-    request: Produce, start: int, partitions: list[Partition | None]
-) -> list[tuple[int, int, list[int], Partition | None]]:
+    request: Produce, start: int, partitions: list[WorkerPartition | None]
+) -> list[tuple[int, int, list[int], WorkerPartition | None]]:
     """Parts that can be added together: index of the first, count, positions in the arena, partition.
 
     All parts of joined requests are one run, others a run each.  A part without batches has no positions.

@@ -70,20 +70,20 @@ from ..messages import (
     PartitionDropped,
     PartitionTable,
     RangesDamaged,
-    Refusals,
-    Refused,
+    RefusalsReport,
     Stop,
     Suspect,
     TlsChanged,
     ToWorker,
+    Unreceivable,
     WorkerStats,
     WriterChannel,
     WriterNeeded,
     WriterRetires,
 )
-from ..snapshot import Snapshot, SnapshotChange
+from ..snapshot import SnapshotChange, WorkerSnapshot
 from ..tls_files import TlsFiles
-from .acceptor import Accepted, Acceptor, Handshakes, Places
+from .acceptor import AcceptedConnection, Acceptor, ConnectionPlaces, Handshakes
 from .admission import Admission, Meters
 from .client_counts import ClientCounts, connections_of
 from .cold_reads import ColdReads
@@ -175,7 +175,7 @@ class NetworkWorker:
         self._connections = connections = Connections(
             *(turn, epoll, buffers, limits, cold_reads, handlers, self._meters.throttle, partitions.suspect_range)
         )
-        self._places = places = Places(turn, limits)
+        self._places = places = ConnectionPlaces(turn, limits)
         self._relays = relays = Relays(turn, epoll)
         self._handoffs = Handoffs(turn, connections, buffers, places, relays, limits.handoff_bytes_max)
         self._produce_requests = ProduceRequests(
@@ -188,7 +188,7 @@ class NetworkWorker:
         self._revocations = Revocations(
             turn, connections, self._handoffs.served, self._produce_requests.recall, wall_ms
         )
-        snapshot = Snapshot([asked.on_security, self._revocations.on_security], self._meters.on_usage)
+        snapshot = WorkerSnapshot([asked.on_security, self._revocations.on_security], self._meters.on_usage)
         self._topic_names, self._identity = snapshot.names, snapshot.identity
         answers = SnapshotAnswers(snapshot, WireLimits.from_config(arguments.config).parts_max)
         sessions = FetchSessions(turn, partitions, wait_lists, asked.access)
@@ -387,7 +387,7 @@ class NetworkWorker:
                     self._produce_requests.retire_writer(partition)
             case CoordinatorStreamOpened():
                 self._forwarder.connect(fds[0])
-            case Refused():  # no descriptor left for it: the supervisor sends it again
+            case Unreceivable():  # no descriptor left for it: the supervisor sends it again
                 self._control.send(message)
             case TlsChanged(tls):
                 self._load_tls(tls)
@@ -404,7 +404,7 @@ class NetworkWorker:
         except FileNotFoundError:  # the partition was dropped since: the next message reports it
             return
         except OSError as error:
-            self._control.send(Refused(PartitionTable(key, table_name), limit_of_map(error)))
+            self._control.send(Unreceivable(PartitionTable(key, table_name), limit_of_map(error)))
 
     def _drop_partition(self, key: TopicPartition) -> None:
         partition = self._partitions.remove(key)
@@ -430,7 +430,7 @@ class NetworkWorker:
             user = user_of(accepted.uid) if accepted.listener.unix else ""
             self._add(PlainTransport(accepted.sock), accepted, user)
 
-    def _add(self, transport: Transport, accepted: Accepted, user: str) -> None:
+    def _add(self, transport: Transport, accepted: AcceptedConnection, user: str) -> None:
         """Add a connection that can be used: one with TLS has completed its handshake.
 
         ``user``: who it is without a login; "": nobody knows.
@@ -494,7 +494,7 @@ class NetworkWorker:
             self._control.send(LimitsReached(limits))
         self._counters.set_gauges(self._gauges())
         if refusals := self._turn.audit.take_counts():
-            self._control.send(Refusals(refusals))
+            self._control.send(RefusalsReport(refusals))
         self._client_counts.check(
             chain(connections_of(self._connections.by_fd.values()), connections_of(self._handoffs.served))
         )

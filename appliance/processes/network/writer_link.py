@@ -23,7 +23,7 @@ from ...shared.arena import Extent
 from ...shared.counters import ListenerCounters, listener_number
 from ...wire.requests import Codec
 from .. import handoff
-from ..answers import Answer
+from ..answers import AppendAnswer
 from ..control import Channel
 from ..messages import (
     FROM_WRITER,
@@ -40,7 +40,7 @@ from ..messages import (
     ProduceFailed,
     Recall,
     Received,
-    Refused,
+    Unreceivable,
     Unsent,
 )
 from .relays import Relay
@@ -119,7 +119,7 @@ class HandedOver:
 Returned = tuple[HandedOver, socket.socket | None]
 """A connection that a writer gives back; without a socket when that has not arrived: it is closed."""
 
-Reaction = tuple[list[tuple[AppendRequest, Answer]], Returned | None]
+Reaction = tuple[list[tuple[AppendRequest, AppendAnswer]], Returned | None]
 """What a message of a writer brings: answers of append requests, or a connection that comes back."""
 
 
@@ -339,7 +339,7 @@ class WriterLink:
             case Appended(answers):
                 in_flight = self._in_flight
                 return [
-                    (in_flight.pop(token), Answer(numbers, texts, append_ms))
+                    (in_flight.pop(token), AppendAnswer(numbers, texts, append_ms))
                     for token, numbers, texts, append_ms in answers
                 ], None
             case Received(token, data):
@@ -355,9 +355,9 @@ class WriterLink:
                 self._handed_over[token].failure = reason
             case GivenBack(token):
                 return [], (self._handed_over.pop(token), socket.socket(fileno=fds[0]))
-            case ConnectionLost(token) | Refused(GivenBack(token)):
+            case ConnectionLost(token) | Unreceivable(GivenBack(token)):
                 return [], (self._handed_over.pop(token), None)
-            case Refused():
+            case Unreceivable():
                 raise AssertionError(message)  # nothing else from a writer has a descriptor
             case _:
                 assert_never(message)

@@ -13,9 +13,9 @@ from typing import Final, assert_never
 from ...errors import OutOfResources, WriterGone
 from ...names import TopicPartition
 from .. import messages
-from ..messages import NewPartition, OrderDone, Outcome
+from ..messages import NewPartition, OrderDone, PartitionOutcome
 from .actions import REFUSALS, reason_of
-from .children import Children, Ended
+from .children import ChildEnd, Children
 from .compactions import Compactions
 from .coordinator_child import CoordinatorChild
 from .fork import Child
@@ -68,9 +68,9 @@ class ChildEvents:
         self._orders = Orders(hosted, opening, writers, removals, compactions, coordinator)
         self._on_change, self._refusals = on_change, refusals
 
-    def handle(self, child: Child, what: messages.FromChild | Ended) -> None:
+    def handle(self, child: Child, what: messages.FromChild | ChildEnd) -> None:
         """Handle what :meth:`.children.Children.on_event` has yielded."""
-        if isinstance(what, Ended):
+        if isinstance(what, ChildEnd):
             self._on_end(child, what.status)
         else:
             self._on_message(child, what)
@@ -84,7 +84,7 @@ class ChildEvents:
             self._on_finding(message)
         elif isinstance(message, messages.PartitionOrder):
             self._on_order(message)
-        elif isinstance(message, messages.Refused):
+        elif isinstance(message, messages.Unreceivable):
             self._send_again(child, message)
         else:
             assert_never(message)
@@ -95,7 +95,7 @@ class ChildEvents:
             case messages.WriterNeeded(partition):
                 self._writers.on_need(partition)
                 return
-            case messages.Refusals(counts):
+            case messages.RefusalsReport(counts):
                 self._refusals.count_refused(counts)
             case messages.Suspect(partition, start, stop):
                 self._inspection.suspect(partition, start, stop)
@@ -234,19 +234,19 @@ class ChildEvents:
             self._hosted[partition].settings = settings
         self._writers.send(partition, messages.ChangeSettings([partition], settings))
 
-    def _on_opened(self, outcomes: list[Outcome]) -> None:
+    def _on_opened(self, outcomes: list[PartitionOutcome]) -> None:
         self._orders.on_done(outcomes)
         self._outages.on_opened(outcomes)
         for partition, *_ in outcomes:
             self._writers.on_partition_opened(partition)
         self._on_change()
 
-    def _on_removed(self, outcomes: list[Outcome]) -> None:
+    def _on_removed(self, outcomes: list[PartitionOutcome]) -> None:
         self._removals.on_removed(outcomes)
         self._orders.on_done(outcomes)
         self._on_change()
 
-    def _send_again(self, child: Child, refused: messages.Refused) -> None:
+    def _send_again(self, child: Child, refused: messages.Unreceivable) -> None:
         """Send a message again after RECONNECT_MS, because the child had no descriptor or memory for it."""
         message = refused.message
         self._children.note_lack(child, refused.limit, type(message).__name__)
@@ -314,7 +314,7 @@ class Order:
     def __init__(self, token: int, partitions: Iterable[TopicPartition]) -> None:
         self.token = token
         self.unfinished = set(partitions)
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[PartitionOutcome] = []
 
     def finish(self, partition: TopicPartition, error: str, message: str) -> None:
         self.unfinished.discard(partition)
@@ -377,7 +377,7 @@ class Orders:
         row = self._hosted.get(partition)
         return self._removals.id_of(partition) or (row.topic_id if row is not None else "")
 
-    def on_done(self, outcomes: Iterable[Outcome]) -> None:
+    def on_done(self, outcomes: Iterable[PartitionOutcome]) -> None:
         """Take the outcomes of partitions, and answer the orders that are complete."""
         for partition, error, reason in outcomes:
             for order in list(self._by_token.values()):

@@ -20,7 +20,7 @@ from ...machine_limits import ADVICE, DESCRIPTORS, Measure, descriptors_of
 from ...shared.heartbeats import Heart, Heartbeats
 from ..clock import now_ms, wall_s
 from ..control import Channel
-from ..messages import TO_SUPERVISOR, Forked, FromChild, Message, UnknownMessage
+from ..messages import TO_SUPERVISOR, Forked, FromChild, ProcessMessage, UnknownMessage
 from .actions import REFUSALS, Action, Actions, surviving
 from .fork import Child, Nursling, fork
 from .liveness import Liveness, state_of
@@ -43,7 +43,7 @@ LOCK: Final = "lock"
 """The lock of the data directory, kept by children that change files: no other supervisor starts while one lives."""
 
 
-class Ended(NamedTuple):
+class ChildEnd(NamedTuple):
     """The end of a child; the status is negative for a signal, None if somebody else has it."""
 
     status: int | None
@@ -299,7 +299,7 @@ class Children:
 
     # ---- messages and ends
 
-    def send(self, child: Child | None, message: Message, fds: tuple[int, ...] = ()) -> None:
+    def send(self, child: Child | None, message: ProcessMessage, fds: tuple[int, ...] = ()) -> None:
         """Send a control message; without a child, or to one that is gone, nothing is sent.
 
         Raises:
@@ -314,7 +314,7 @@ class Children:
             self._unsent.add(child)
             self._epoll.modify(child.channel.fileno(), select.EPOLLIN | select.EPOLLOUT)
 
-    def on_event(self, fd: int, event: int) -> Iterator[tuple[Child, FromChild | Ended]]:
+    def on_event(self, fd: int, event: int) -> Iterator[tuple[Child, FromChild | ChildEnd]]:
         """Handle an event of epoll; the descriptor may belong to a child that has been reaped since.
 
         Yields what its child has sent, and at last its end.  The caller handles each before it takes the next.
@@ -357,7 +357,7 @@ class Children:
             self._epoll.unregister(fd)
         child.kill()  # harmless if it is ending: its exit status stays
 
-    def _reap(self, child: Child) -> Ended:
+    def _reap(self, child: Child) -> ChildEnd:
         self._fds -= child.watched
         self._unsent.discard(child)
         for fd in child.watched:
@@ -373,7 +373,7 @@ class Children:
         if not child.stopping and not (child.ends_by_itself and status == 0):
             told = "" if status is None else f" with status {status}"
             logger.warning("%s %s (pid %d) ended%s", child.role, child.key, child.pid, told)
-        return Ended(status)
+        return ChildEnd(status)
 
     def start_again(self, child: Child, start: Action, key: Any = "") -> None:
         """Start a child again that has ended, unless it, or the appliance, is stopping."""

@@ -71,10 +71,10 @@ from ..messages import (
     LeaveAlone,
     LookAt,
     PartitionDropped,
-    Refused,
     Stop,
     Strays,
     ToInspector,
+    Unreceivable,
 )
 from .actions import Actions
 from .children import Children
@@ -341,7 +341,7 @@ class Inspector:
                     self._want(key, start, min(stop, start + REPORT_BYTES_MAX), token)
                 case Stop():
                     raise _Stopped
-                case Refused():
+                case Unreceivable():
                     raise AssertionError(message)  # nothing for it has a descriptor
                 case _:
                     assert_never(message)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ...config import ZooKeeper
+from ...config import ZooKeeperSection
 from ...errors import ConfigFault, OutOfResources
 from ...zookeeper.ensemble import Ensemble
 from ..clock import now_ms, wall_s
@@ -34,7 +34,7 @@ class Nodes:
 
     def __init__(
         self,
-        config: ZooKeeper,
+        config: ZooKeeperSection,
         data_dir: Path,
         epoll: select.epoll,
         actions: Actions,

@@ -56,7 +56,7 @@ from ...shared.heartbeats import Heart
 from .. import writer
 from ..child import set_log_level
 from ..control import Channel, tell
-from ..messages import TO_NURSERY, Forked, ForkWriter, Lacking, Reap, Refused, Reload, Stop, WriterEnded
+from ..messages import TO_NURSERY, Forked, ForkWriter, Lacking, Reap, Reload, Stop, Unreceivable, WriterEnded
 from .actions import Actions, reason_of
 from .children import LOCK, Children
 from .fork import EXIT_BUG
@@ -112,7 +112,7 @@ class Nursery:
                 continue
             message, fds = taken
             match message:
-                case Refused():  # the kernel has closed the writer's end: the supervisor sees that it has ended, unborn
+                case Unreceivable():  # its end is closed: for the supervisor it has ended
                     pass
                 case ForkWriter():
                     self._fork(message, fds[0])

@@ -31,7 +31,7 @@ from ...shared import memory
 from ...shared.table import SEGMENTS_MAX, TABLE_BYTES, SegmentTable
 from ..clock import wall_ms
 from ..control import Channel
-from ..messages import Lacking, Outcome, PartitionDropped, PartitionsOpened, PartitionTable
+from ..messages import Lacking, PartitionDropped, PartitionOutcome, PartitionsOpened, PartitionTable
 from ..writer.producers import Producers
 from .actions import REFUSALS, UNDER_WAY, Actions, reason_of
 from .children import LOCK, Children
@@ -239,9 +239,9 @@ class Opening:
         run = partial(open_partitions, self._config, self._data_dir, jobs)
         return Process(lambda channel, _: run(channel), "opener", {LOCK}, works=True) if jobs else None
 
-    def on_opened(self, outcomes: Sequence[Outcome]) -> list[Outcome]:
+    def on_opened(self, outcomes: Sequence[PartitionOutcome]) -> list[PartitionOutcome]:
         """Take the outcomes of an opener; return them without those of partitions that were deleted meanwhile."""
-        hosted_outcomes: list[Outcome] = []
+        hosted_outcomes: list[PartitionOutcome] = []
         for partition, error, reason in outcomes:
             self._hosted.opening.pop(partition, None)
             self._opened_by.pop(partition, None)
@@ -269,7 +269,7 @@ class Opening:
         """Note the limit of the machine that an opener has reached; its outcomes follow."""
         self._limit = limit
 
-    def on_opener_end(self, child: Child) -> list[Outcome]:
+    def on_opener_end(self, child: Child) -> list[PartitionOutcome]:
         """Let another opener open the partitions that a killed one has not reported.
 
         Returns the outcomes of partitions that have used ATTEMPTS_MAX attempts.
@@ -318,7 +318,7 @@ def open_partitions(config: Config, data_dir: Path, jobs: Sequence[OpeningJob], 
 
     The error is OutOfResources when a later attempt may succeed, for example after a full disk.
     """
-    outcomes: list[Outcome] = []
+    outcomes: list[PartitionOutcome] = []
     for job in jobs:
         partition = TopicPartition(job.topic, job.partition)
         try:

@@ -52,7 +52,7 @@ from ...shared import memory
 from ...shared.table import SegmentTable
 from ..clock import wall_ms
 from ..control import Channel
-from ..messages import LogRepaired, Outcome, RepairDone
+from ..messages import LogRepaired, PartitionOutcome, RepairDone
 from .actions import Actions
 from .children import LOCK, Children
 from .compactions import Compactions
@@ -227,7 +227,7 @@ class Outages:
         self._inspection.on_files(partition)
         self._opening.open_all([partition])
 
-    def on_opened(self, outcomes: list[Outcome]) -> None:
+    def on_opened(self, outcomes: list[PartitionOutcome]) -> None:
         """Answer the orders for partitions that an opener has tried to open, and try again what is offline."""
         for partition, error, reason in outcomes:
             if partition in self._hosted:

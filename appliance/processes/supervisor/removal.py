@@ -46,7 +46,7 @@ from ...errors import ApplianceError, WriterGone, disk_fault
 from ...log import partition_directory
 from ...names import TopicPartition
 from ..control import Channel
-from ..messages import Outcome, PartitionsRemoved
+from ..messages import PartitionOutcome, PartitionsRemoved
 from .actions import Actions
 from .children import LOCK, Children
 from .fork import Child
@@ -111,14 +111,14 @@ class Removals:
         run = partial(free_names, self._data_dir, ids, self._to_trash.intersection(partitions))
         return Process(lambda channel, _: run(channel), "remover", {LOCK}, works=True)
 
-    def on_removed(self, outcomes: Iterable[Outcome]) -> None:
+    def on_removed(self, outcomes: Iterable[PartitionOutcome]) -> None:
         for partition, *_ in outcomes:
             self._under_way.discard(partition)
             self._ids.pop(partition, None)
             self._to_trash.discard(partition)
             self._children.restarts.forget("writer", partition)
 
-    def on_remover_end(self, child: Child) -> list[Outcome]:
+    def on_remover_end(self, child: Child) -> list[PartitionOutcome]:
         """Start a cleaner; return the outcomes of partitions that a killed remover has not reported."""
         self.removers.on_end(child)
         interrupted = sorted(self._under_way)
@@ -156,7 +156,7 @@ def free_names(
     Args:
         kept: partitions whose files are not to be deleted.
     """
-    outcomes: list[Outcome] = [
+    outcomes: list[PartitionOutcome] = [
         (partition, *_set_aside(data_dir, partition, topic_id, partition in kept))
         for partition, topic_id in partitions.items()
     ]

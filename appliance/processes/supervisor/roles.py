@@ -51,7 +51,7 @@ from typing import Generic, NamedTuple, TypeVar
 from ...shared.heartbeats import Heart
 from ..child import become_child
 from ..control import Channel
-from ..messages import Message, Stop
+from ..messages import ProcessMessage, Stop
 from .actions import Actions
 from .children import Children
 from .fork import Child
@@ -163,7 +163,7 @@ class Role(Generic[Key]):
 
     # ---- messages
 
-    def send(self, key: Key, message: Message, fds: tuple[int, ...] = ()) -> None:
+    def send(self, key: Key, message: ProcessMessage, fds: tuple[int, ...] = ()) -> None:
         """Send a control message; to one that is gone nothing is sent.
 
         Raises:
@@ -171,7 +171,7 @@ class Role(Generic[Key]):
         """
         self._children.send(self._by_key.get(key), message, fds)
 
-    def send_all(self, message: Message) -> None:
+    def send_all(self, message: ProcessMessage) -> None:
         for child in self._by_key.values():
             self._children.send(child, message)
 

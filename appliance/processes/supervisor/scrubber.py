@@ -40,7 +40,7 @@ from ...shared.table import SegmentTable, TableSnapshot
 from ...status import read_state
 from ..clock import wall_s
 from ..control import Channel
-from ..messages import TO_SCRUBBER, FilesChanged, Refused, Reload, ScrubSoon, Stop, Suspect
+from ..messages import TO_SCRUBBER, FilesChanged, Reload, ScrubSoon, Stop, Suspect, Unreceivable
 from .actions import Actions
 from .children import Children
 from .roles import Process, Role
@@ -78,7 +78,7 @@ class _Stopped(Exception):
     """The appliance stops."""
 
 
-class Progress(msgspec.Struct):
+class ScrubProgress(msgspec.Struct):
     """The content of ``scrub.json``.  The round goes on at ``offset`` of the partition ``name``; "" when it is over."""
 
     begun_s: float = 0.0
@@ -243,7 +243,7 @@ class Scrubber:
                     self._soon[f"{partition.topic}-{partition.partition}"] = None
                 case Stop():
                     raise _Stopped
-                case Refused():
+                case Unreceivable():
                     raise AssertionError(message)  # nothing for it has a descriptor
                 case _:
                     assert_never(message)
@@ -266,9 +266,9 @@ class Scrubber:
             logger.warning("%s", error)
 
 
-def _load(path: Path) -> Progress:
+def _load(path: Path) -> ScrubProgress:
     """The progress; that of a beginning when there is no valid file."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Progress)
+        return msgspec.json.decode(path.read_bytes(), type=ScrubProgress)
     except (OSError, msgspec.MsgspecError):
-        return Progress()
+        return ScrubProgress()

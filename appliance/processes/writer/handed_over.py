@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from ...config import Config, Network
+from ...config import Config, NetworkSection
 from ...errors import FrameTooLarge, ProtocolFault, StorageFault
 from ...log.partition_directory import topic_id_of
 from ...names import TopicPartition
@@ -31,7 +31,7 @@ from ...wire.frames import SIZE_BYTES, frame_bytes, split
 from ...wire.listener_codecs import codec_of
 from ...wire.requests import Codec, Produce, Request
 from ...wire.transport import PlainTransport
-from ..answers import Answer, acks_0_failure
+from ..answers import AppendAnswer, acks_0_failure
 from ..connection import Connection, PendingReply, Traffic
 from ..handoff import pieces
 from ..messages import AppendRow, Carried, ConnectionLost, GivenBack, Handoff, ProduceFailed, Received, Unsent
@@ -46,7 +46,7 @@ class _Common(NamedTuple):
     """Values that all connections of a writer share; ``wake``: see :class:`HandedOverConnections`."""
 
     partition: TopicPartition
-    limits: Network
+    limits: NetworkSection
     table: SegmentTable
     epoll: select.epoll
     wake: Callable[[], None]
@@ -263,7 +263,7 @@ class WriterConnection(Connection[Buffer, PendingReply]):
 
     # ---- answering and giving back: with the lock held
 
-    def answer(self, answers: Sequence[tuple[Any, Answer]]) -> None:
+    def answer(self, answers: Sequence[tuple[Any, AppendAnswer]]) -> None:
         log_start = self._common.table.start
         for pending, answer in answers:
             request = pending.request

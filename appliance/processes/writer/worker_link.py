@@ -10,7 +10,7 @@ import select
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
-from ..answers import Answer
+from ..answers import AppendAnswer
 from ..control import Channel
 from ..messages import AnswerRow, Appended, FromWriter
 
@@ -25,7 +25,7 @@ class AppendSource(Protocol):
 
     arena: memoryview
 
-    def answer(self, answers: Sequence[tuple[Any, Answer]]) -> None:
+    def answer(self, answers: Sequence[tuple[Any, AppendAnswer]]) -> None:
         """Answer append requests, by their tokens.  Call with the flusher's lock held."""
 
 
@@ -35,7 +35,7 @@ class ReadyAnswer(NamedTuple):
     source: AppendSource
     acks: int
     token: Any
-    answer: Answer
+    answer: AppendAnswer
 
 
 def send_answers(ready: Sequence[ReadyAnswer]) -> None:
@@ -44,7 +44,7 @@ def send_answers(ready: Sequence[ReadyAnswer]) -> None:
         ((source, _, token, answer),) = ready
         source.answer(((token, answer),))
         return
-    by_source: dict[AppendSource, list[tuple[Any, Answer]]] = {}
+    by_source: dict[AppendSource, list[tuple[Any, AppendAnswer]]] = {}
     for source, _, token, answer in ready:
         by_source.setdefault(source, []).append((token, answer))
     for source, answers in by_source.items():
@@ -59,7 +59,7 @@ class WorkerLink:
         self._epoll = epoll
         epoll.register(channel.fileno(), select.EPOLLIN)
 
-    def answer(self, answers: Sequence[tuple[Any, Answer]]) -> None:
+    def answer(self, answers: Sequence[tuple[Any, AppendAnswer]]) -> None:
         """Send the answers, several in a message."""
         rows: list[AnswerRow] = []
         size = 0

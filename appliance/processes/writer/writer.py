@@ -76,7 +76,7 @@ from ...shared import memory
 from ...shared.doorbell import Doorbell, MarkedDoorbell, slot_of
 from ...shared.heartbeats import Heart, alone
 from ...shared.table import COUNT_DUPLICATES, COUNT_REFUSED, COUNT_RETIRED, SEGMENTS_MAX, SegmentTable
-from ..answers import FOR_ALL, Answer
+from ..answers import FOR_ALL, AppendAnswer
 from ..child import set_log_level, set_name
 from ..clock import now_ms, now_ns, wall_ms
 from ..control import Channel
@@ -100,7 +100,6 @@ from ..messages import (
     Offline,
     OpenTransaction,
     Recall,
-    Refused,
     Reload,
     Retire,
     Roll,
@@ -109,6 +108,7 @@ from ..messages import (
     SwapSegment,
     TransactionsSent,
     TransactionStep,
+    Unreceivable,
     WorkerChannel,
     WriteMarker,
     WriterOpened,
@@ -182,7 +182,7 @@ class Appender:
                     results += (error.code, -1, -1)
                     if len(messages) < TEXTS_MAX:
                         messages[index // 2] = str(error)[:TEXT_CHARACTERS_MAX]
-            answer: Answer = _new(Answer, (results, messages, self._append_ms))
+            answer: AppendAnswer = _new(AppendAnswer, (results, messages, self._append_ms))
             ready.append(_new(ReadyAnswer, (source, acks, token, answer)))
         self._table.count_parts(parts)
         if refused:
@@ -248,7 +248,7 @@ class Appender:
         self._sequences.rollback()
         texts = {FOR_ALL: str(error)[:TEXT_CHARACTERS_MAX]}
         return [
-            refused._replace(answer=Answer([error.code, -1, -1] * (len(refused.answer.numbers) // 3), texts, -1))
+            refused._replace(answer=AppendAnswer([error.code, -1, -1] * (len(refused.answer.numbers) // 3), texts, -1))
             for refused in ready
         ]
 
@@ -358,7 +358,7 @@ class Steps:
         self._wake = wake
         self._done: deque[TransactionStep] = deque()
 
-    def answer(self, answers: Sequence[tuple[Any, Answer]]) -> None:
+    def answer(self, answers: Sequence[tuple[Any, AppendAnswer]]) -> None:
         self._done.extend(step for step, _ in answers)
         self._wake()
 
@@ -367,7 +367,7 @@ class Steps:
             yield self._done.popleft()
 
 
-NO_NUMBERS: Final = Answer([], {}, -1)
+NO_NUMBERS: Final = AppendAnswer([], {}, -1)
 
 
 class WriterArguments(NamedTuple):
@@ -635,10 +635,10 @@ class Writer:
                     self._handed_over.recall()
             case Recall():
                 self._handed_over.recall(link)
-            case Refused(Handoff(token)):
+            case Unreceivable(Handoff(token)):
                 with self._unflushed.lock:
                     link.send(ConnectionLost(token))
-            case Refused():
+            case Unreceivable():
                 raise AssertionError(message)  # nothing else from a worker has a descriptor
             case _:
                 assert_never(message)
@@ -661,7 +661,7 @@ class Writer:
             return
         except OSError:
             channel.close()
-            self._control.send(Refused(WorkerChannel(arena_name)))
+            self._control.send(Unreceivable(WorkerChannel(arena_name)))
             return
         self._links[fd] = WorkerLink(channel, arena, self._epoll)
 
@@ -672,7 +672,7 @@ class Writer:
             match message:
                 case WorkerChannel(arena_name):
                     self._join(fds[0], arena_name)
-                case Refused():  # no descriptor left for it: the supervisor sends it again
+                case Unreceivable():  # no descriptor left for it: the supervisor sends it again
                     self._control.send(message)
                 case ChangeSettings(_, settings):
                     self._change(self._arguments._replace(settings=settings))

@@ -15,7 +15,7 @@ import pytest
 
 from appliance.client import Admin
 from appliance.errors import BadCredentials, BrokerAway, GroupNotPermitted, InvalidRequest, NotPermitted
-from appliance.processes.coordinator.peers import Identity, ask_admin, ask_offsets
+from appliance.processes.coordinator.peers import BrokerIdentity, ask_admin, ask_offsets
 from appliance.security.configuration import Tls
 from appliance.security.login_exchange import BROKERS
 from appliance.security.scram import ScramClient
@@ -100,8 +100,8 @@ def test_a_role_reaches_every_broker(pair: Pair) -> None:
         wait_for(lambda: one.roles() == [], "and the one that it has gone")
 
 
-def identity(secret: bytes) -> Identity:
-    return Identity(7, secret, Tls())
+def identity(secret: bytes) -> BrokerIdentity:
+    return BrokerIdentity(7, secret, Tls())
 
 
 @pytest.mark.parametrize("number", [0, 1])

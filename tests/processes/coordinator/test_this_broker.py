@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from appliance.addresses import PLAINTEXT, Listener, parse_listeners
-from appliance.config import Broker, Config, Kafka
+from appliance.config import BrokerSection, Config, KafkaSection
 from appliance.errors import OffsetOutOfRange, UnknownPartition
 from appliance.names import TopicPartition
 from appliance.processes.coordinator.live_brokers import LiveBrokers
@@ -38,7 +38,7 @@ def test_leaders_and_brokers_are_those_that_live(bench: Bench) -> None:
 def test_clients_get_addresses_of_listeners_like_their_own(bench: Bench) -> None:
     """Method: a peer with a plain and a TLS listener; this broker advertises one of both, and listens everywhere."""
     bench.registry.brokers[8] = BrokerInfo("i", "h", native="h:1", kafka="h:2,SSL://h:3")
-    config = Config(broker=Broker(host="us"), kafka=Kafka(advertised="SSL://name:9"))
+    config = Config(broker=BrokerSection(host="us"), kafka=KafkaSection(advertised="SSL://name:9"))
     brokers = LiveBrokers(config, cast(Any, bench.registry), lambda: b"secret")
     told = {
         security: [tuple(row) for row in brokers.brokers(Listener("kafka", security, "here:4"))]

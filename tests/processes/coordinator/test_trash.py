@@ -39,7 +39,14 @@ from appliance.processes.coordinator.topic_sync import TopicSync
 from appliance.processes.coordinator.topics import Topics
 from appliance.processes.coordinator.trash import Trash
 from appliance.processes.coordinator.trusted_clock import TrustedClock
-from appliance.processes.messages import CleanUp, CreatePartitions, DeletePartitions, OrderDone, Outcome, ToSupervisor
+from appliance.processes.messages import (
+    CleanUp,
+    CreatePartitions,
+    DeletePartitions,
+    OrderDone,
+    PartitionOutcome,
+    ToSupervisor,
+)
 from appliance.shared.table import ROWS, SegmentTable
 from appliance.zookeeper import claims, cluster_identity, deletion
 from appliance.zookeeper.operations import Operation
@@ -139,7 +146,7 @@ class Life:
             loop.call_soon(self._carry_out, message)
 
     def _carry_out(self, message: CreatePartitions | DeletePartitions) -> None:
-        outcomes: list[Outcome] = []
+        outcomes: list[PartitionOutcome] = []
         if isinstance(message, CreatePartitions):
             for key, topic_id, _, new in message.rows:
                 outcomes.append((key, *self._open(key, topic_id, new)))

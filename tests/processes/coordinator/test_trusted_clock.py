@@ -19,7 +19,7 @@ from appliance.processes.coordinator.trusted_clock import (
     FOLLOWED_PART,
     JUMP_MS,
     STRETCHES_MAX,
-    Look,
+    ClockLook,
     Now,
     TrustedClock,
     first_look,
@@ -339,7 +339,7 @@ class JumpingClock(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.machine = Machine()
-        self.look: Look = first_look(self.machine(), 0)
+        self.look: ClockLook = first_look(self.machine(), 0)
         self.saved = self.look
         self.files: list[tuple[int, int]] = []
         self.newest_ms = 0

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from appliance.config import Network
+from appliance.config import NetworkSection
 from appliance.log.page_cache import Brought, FileToOpen, LogFile
 from appliance.processes.connection import JOINED_BYTES_MAX, Lifetime
 from appliance.processes.network import cold_reads
 from appliance.processes.network import turn as turns
-from appliance.processes.network.cold_reads import READ_BYTES_MIN, STRETCH_BYTES, Asked, ColdReads, read_stretch
+from appliance.processes.network.cold_reads import READ_BYTES_MIN, STRETCH_BYTES, ColdRead, ColdReads, read_stretch
 from appliance.processes.network.connections import Connections
 from appliance.processes.network.inbox import Buffers
 from appliance.processes.network.turn import Turn
@@ -70,7 +70,7 @@ class Play:
         self.reads = ColdReads(threads_max=0)
         self._file = file
         self._connections = {"a": Lifetime(), "b": Lifetime()}
-        self._reading: list[tuple[Asked, FileRange]] = []
+        self._reading: list[tuple[ColdRead, FileRange]] = []
         self.asked: Counter[str] = Counter()
         self.called: Counter[str] = Counter()
         self.forgotten: set[str] = set()
@@ -192,7 +192,7 @@ class Sender:
         buffers = Buffers(memoryview(bytearray(1 << 16)), 1 << 16)
         self.unreadable: list[FileRange] = []
         self.connections = Connections(
-            *(self.turn, self.epoll, buffers, Network(), self.reads),
+            *(self.turn, self.epoll, buffers, NetworkSection(), self.reads),
             handlers={},
             throttle=lambda _, reply: reply,
             on_unreadable=self.unreadable.append,

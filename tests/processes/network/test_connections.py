@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from appliance.addresses import PLAINTEXT, Listener
-from appliance.config import Config, Network
+from appliance.config import Config, NetworkSection
 from appliance.processes.network.cold_reads import ColdReads
 from appliance.processes.network.connections import STARVED_MS_MAX, Connections
 from appliance.processes.network.inbox import BEHIND_MS_MIN, Buffers, Inbox
@@ -34,7 +34,7 @@ class Crowd:
         self.buffers = Buffers(memoryview(bytearray(BLOCK_BYTES)), 0)
         self.served: list[WorkerConnection] = []
         self.connections = Connections(
-            *(self.turn, self.epoll, self.buffers, Network(), ColdReads(threads_max=0)),
+            *(self.turn, self.epoll, self.buffers, NetworkSection(), ColdReads(threads_max=0)),
             handlers={Fetch: self._fetch},
             throttle=lambda _, reply: reply,
             on_unreadable=lambda piece: None,

@@ -24,7 +24,7 @@ from appliance.addresses import parse_addresses
 from appliance.client import EARLIEST, ClientSecurity, Consumer, Producer
 from appliance.client.cluster_client import Cluster
 from appliance.errors import BadValue, BrokerAway
-from appliance.processes.coordinator.peers import Identity, ask_offsets
+from appliance.processes.coordinator.peers import BrokerIdentity, ask_offsets
 from appliance.security.configuration import Tls
 from appliance.wire.requests import LATEST, OffsetsPart
 
@@ -261,9 +261,9 @@ def test_appliances_ask_each_other_with_their_own_certificates(server: Server, f
     secret = msgspec.convert(
         msgspec.json.decode((server.data_dir / "security.json").read_bytes())["state"]["secret"], bytes
     )
-    (end,) = asyncio.run(ask_offsets(bootstrap, Identity(7, secret, tls), [OffsetsPart(topic, 0, LATEST)]))
+    (end,) = asyncio.run(ask_offsets(bootstrap, BrokerIdentity(7, secret, tls), [OffsetsPart(topic, 0, LATEST)]))
     assert (end.error, end.offset > 0) == (0, True) and "logged in: who=User:CN=localhost" in server.log()
-    assert asyncio.run(ask_offsets(bootstrap, Identity(7, secret, Tls()), [OffsetsPart(topic, 0, LATEST)])) == []
+    assert asyncio.run(ask_offsets(bootstrap, BrokerIdentity(7, secret, Tls()), [OffsetsPart(topic, 0, LATEST)])) == []
 
 
 @pytest.mark.parametrize(

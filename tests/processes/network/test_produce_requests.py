@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.addresses import PLAINTEXT, Listener
-from appliance.config import Config, Network
+from appliance.config import Config, NetworkSection
 from appliance.errors import WriterGone
 from appliance.partition_states import ONLINE
 from appliance.processes.control import Channel
 from appliance.processes.handoff import BUFFER_BYTES_MIN, PIECE_BYTES
 from appliance.processes.messages import FROM_WORKER, Append, Appended, AppendRow, Handoff, Recall
-from appliance.processes.network.acceptor import Places
+from appliance.processes.network.acceptor import ConnectionPlaces
 from appliance.processes.network.cold_reads import ColdReads
 from appliance.processes.network.connections import Connections
 from appliance.processes.network.handoffs import SETTLING_MS_MAX, Handoffs
@@ -75,12 +75,12 @@ class Rig:
             partitions_of=lambda request: [self.partition] * len(request.parts), get=lambda key: self.partition
         )
         self.connections = Connections(
-            *(turn, epoll, self.buffers, Network(), ColdReads()),
+            *(turn, epoll, self.buffers, NetworkSection(), ColdReads()),
             handlers={},
             throttle=lambda _, reply: reply,
             on_unreadable=lambda piece: None,
         )
-        self.places = Places(turn, Network())
+        self.places = ConnectionPlaces(turn, NetworkSection())
         handoffs = Handoffs(turn, self.connections, self.buffers, self.places, Relays(turn, epoll), 1 << 20)
         self.handoffs = handoffs
         known = cast(KnownPartitions, partitions)

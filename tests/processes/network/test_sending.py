@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from appliance.addresses import PLAINTEXT, Listener
-from appliance.config import Config, Network
+from appliance.config import Config, NetworkSection
 from appliance.log.page_cache import LogFile
 from appliance.processes import connection as shared_connection
 from appliance.processes.connection import JOINED_BYTES_MAX, FileFault
@@ -193,7 +193,7 @@ def test_nothing_is_read_for_a_socket_that_is_full(
     monkeypatch.setattr(shared_connection, "_read", counted)
     turn, epoll, pair = Turn(), select.epoll(), Plain()
     connections = Connections(
-        *(turn, epoll, Buffers(memoryview(bytearray(1 << 16)), 1 << 16), Network(), ColdReads()),
+        *(turn, epoll, Buffers(memoryview(bytearray(1 << 16)), 1 << 16), NetworkSection(), ColdReads()),
         handlers={},
         throttle=lambda _, reply: reply,
         on_unreadable=lambda piece: None,

@@ -12,7 +12,7 @@ import pytest
 
 from appliance.addresses import PLAINTEXT, Listener
 from appliance.broker import plan
-from appliance.config import Config, Network
+from appliance.config import Config, NetworkSection
 from appliance.processes.network import turn as turns
 from appliance.processes.network.cold_reads import ColdReads
 from appliance.processes.network.connections import REQUESTS_PER_TURN, Connections
@@ -56,7 +56,7 @@ class Loop:
         self.cold_reads = ColdReads(threads_max=0)
         none: Any = lambda *_: None  # noqa: E731
         self.connections = Connections(
-            *(self.turn, self.epoll, self.buffers, Network(), self.cold_reads),
+            *(self.turn, self.epoll, self.buffers, NetworkSection(), self.cold_reads),
             handlers={Fetch: self._fetch},
             throttle=none,
             on_unreadable=none,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.config import Config, Kafka, Native
+from appliance.config import Config, KafkaSection, NativeSection
 from appliance.errors import AddressInUse, BadValue
 from appliance.processes.supervisor.listeners import listen, remove_sockets, texts
 from appliance.security.configuration import Security
@@ -18,8 +18,8 @@ from appliance.security.configuration import Security
 
 def listening_on(address: str) -> Config:
     return Config(
-        native=Native(listen=address),
-        kafka=Kafka(listen="127.0.0.1:0"),
+        native=NativeSection(listen=address),
+        kafka=KafkaSection(listen="127.0.0.1:0"),
         security=Security(allow_insecure=True),
     )
 

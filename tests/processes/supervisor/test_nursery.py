@@ -24,15 +24,15 @@ from appliance.processes.messages import (
     ChangeSettings,
     Forked,
     ForkWriter,
-    Message,
     Offline,
+    ProcessMessage,
     Reap,
     Stop,
     WorkerChannel,
     WriterOpened,
 )
 from appliance.processes.supervisor.actions import Actions
-from appliance.processes.supervisor.children import Children, Ended
+from appliance.processes.supervisor.children import ChildEnd, Children
 from appliance.processes.supervisor.fork import Child
 from appliance.processes.supervisor.liveness import state_of
 from appliance.processes.supervisor.nursery import Nursery
@@ -45,7 +45,7 @@ class Steps:
     """The supervisor's side of one writer, with the test in the place of the nursery and of the writer."""
 
     def __init__(self) -> None:
-        self.messages: list[Message] = []
+        self.messages: list[ProcessMessage] = []
         self.ended: list[Child] = []
         self._epoll = select.epoll()
         self._ours, self.nursery = Channel.pair()
@@ -70,7 +70,7 @@ class Steps:
     def turn(self) -> None:
         for fd, event in self._epoll.poll(0):
             for child, what in self.children.on_event(fd, event):
-                if isinstance(what, Ended):
+                if isinstance(what, ChildEnd):
                     self.ended.append(child)
                 else:
                     self.messages.append(what)
@@ -121,7 +121,7 @@ class Hatchery:
     def turn_until(self, condition: Callable[[], bool]) -> None:
         def turned() -> bool:
             for fd, event in self._epoll.poll(0):
-                self.ended += (child for child, what in self.children.on_event(fd, event) if isinstance(what, Ended))
+                self.ended += (child for child, what in self.children.on_event(fd, event) if isinstance(what, ChildEnd))
             self._actions.run_due()
             return condition()
 

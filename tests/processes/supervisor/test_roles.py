@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.processes.control import Channel
-from appliance.processes.messages import TO_COMPACTOR, Message, Stop
+from appliance.processes.messages import TO_COMPACTOR, ProcessMessage, Stop
 from appliance.processes.supervisor.actions import Action, Actions
-from appliance.processes.supervisor.children import Children, Ended
+from appliance.processes.supervisor.children import ChildEnd, Children
 from appliance.processes.supervisor.roles import ChildState, Process, Role
 from appliance.shared.heartbeats import Heart
 
@@ -31,7 +31,7 @@ RESTART_MS = 1_000
 class NotedChild:
     key: str
     stopping: bool = False
-    sent: list[Message] = field(default_factory=list)
+    sent: list[ProcessMessage] = field(default_factory=list)
 
     def kill(self) -> None:
         self.sent.append(Stop())
@@ -50,7 +50,7 @@ class NotedChildren:
             raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         return NotedChild(key)
 
-    def send(self, child: NotedChild | None, message: Message, fds: tuple[int, ...] = ()) -> None:
+    def send(self, child: NotedChild | None, message: ProcessMessage, fds: tuple[int, ...] = ()) -> None:
         if child is not None:
             child.sent.append(message)
 
@@ -175,7 +175,7 @@ class Rig:
         def turned() -> bool:
             for fd, event in self._epoll.poll(0):
                 for child, what in self._children.on_event(fd, event):
-                    assert isinstance(what, Ended)
+                    assert isinstance(what, ChildEnd)
                     self.role.on_end(child)
             self._actions.run_due()
             return condition()

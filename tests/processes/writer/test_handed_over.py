@@ -14,10 +14,10 @@ from uuid import UUID, uuid4
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.config import Config, Network
+from appliance.config import Config, NetworkSection
 from appliance.log.partition_directory import claim
 from appliance.names import TopicPartition
-from appliance.processes.answers import Answer
+from appliance.processes.answers import AppendAnswer
 from appliance.processes.control import Channel
 from appliance.processes.messages import FROM_WRITER, AppendRow, Carried, GivenBack, Handoff, Received, Unsent
 from appliance.processes.writer.handed_over import CHECK_MS, TURNS_TO_KEEP, HandedOverConnections
@@ -47,7 +47,7 @@ class Desk:
         ours, self.worker = Channel.pair()
         self.link = WorkerLink(ours, memoryview(b""), self.epoll)
         table = SegmentTable(memoryview(bytearray(TABLE_BYTES)).cast("Q"))
-        config = Config(network=Network(requests_max=REQUESTS_MAX))
+        config = Config(network=NetworkSection(requests_max=REQUESTS_MAX))
         self.handoffs = HandedOverConnections(
             TopicPartition("t", 0), config, table, self.epoll, threading.Lock(), self._wake, directory
         )
@@ -71,7 +71,7 @@ class Desk:
     def answer(self, taken: list[tuple[AppendSource, AppendRow]]) -> None:
         with self.handoffs.lock:
             for source, (token, _, _) in taken:
-                source.answer([(token, Answer([0, 1, 2] * token.count, {}, -1))])
+                source.answer([(token, AppendAnswer([0, 1, 2] * token.count, {}, -1))])
 
     def batches(self, taken: list[tuple[AppendSource, AppendRow]]) -> list[bytes]:
         return [
