@@ -15,10 +15,10 @@ A worker that has to refuse a connection leaves its TCP listeners to other worke
 RESERVED more are for administrators alone: root, and the user of the service, who come through a Unix socket.  Whatever
 others do, the command line gets in.
 
-Connections are also counted by address and by user (:class:`ConnectionPlaces`), so that no client takes the places of all others:
-``network.connections_per_address_max`` and ``network.connections_per_user_max``.  By default an address has at most
-1 / PLACES_SHARE of a worker's connections, and this host, where users share one address, all.  Those that have not
-logged in yet have at most that share of all, too: for one more, the oldest of the address with the most of them is
+Connections are also counted by address and by user (:class:`ConnectionPlaces`), so that no client takes the places of
+all others: ``network.connections_per_address_max`` and ``network.connections_per_user_max``.  By default an address has
+at most 1 / PLACES_SHARE of a worker's connections, and this host, where users share one address, all.  Those that have
+not logged in yet have at most that share of all, too: for one more, the oldest of the address with the most of them is
 closed.  An honest client logs in long before, so nobody without a password keeps others away.  A connection that a
 writer serves is counted, too.  Unix sockets have no address.  Not counted by user: who has not logged in, the brokers
 of the cluster, and administrators: root, and the user of the service, through a Unix socket.
@@ -113,7 +113,7 @@ class ConnectionPlaces:
         """The connections that have not logged in yet, by address; the oldest first."""
         self._stranger_count = 0
 
-    def admits_address(self, accepted: Accepted, handshakes: Counter[str]) -> bool:
+    def admits_address(self, accepted: AcceptedConnection, handshakes: Counter[str]) -> bool:
         """Whether there is room for one more connection of an address; ``handshakes``: how many each site has."""
         site = site_of_host(accepted.host)
         is_local = site.startswith("127.") or site == LOOPBACK_SITE

@@ -5,7 +5,7 @@ that one has ended.  A partition in which anybody has found damage is read first
 The rate is ``scrub.bytes_per_second`` over all partitions.  The scrubber has the lowest priority of processor and disk,
 and reads only below the high watermark.  It writes to nothing but index files of sealed segments that are wrong, also
 those of aborted transactions.  An index follows from the batches, so that is no damage, and its writer does not touch
-it any more.
+it any more.  What the writer still touches is compared, too (:mod:`.derived_check`), and told.
 
 The file ``scrub.json`` in the data directory keeps where it is: a scrubber that is started again goes on
 there.  :class:`Scrubbing` is the supervisor's side.
@@ -20,16 +20,18 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final, assert_never
+from typing import Final, TypeVar, assert_never
 
 import msgspec
 
 from ... import libc
+from ...broker.sequences import ProducersSnapshot
 from ...config import Config
 from ...disk_settings import Scrub
 from ...durable_files import replace_data_file
 from ...errors import ApplianceError, StorageFault, WriterGone
 from ...log.aborted_check import AbortedIndexCheck, WrongAborted
+from ...log.files import COMPACTION_STATE
 from ...log.index_check import IndexCheck, MendedIndex
 from ...log.scrub import scrub
 from ...names import TopicPartition
@@ -41,11 +43,15 @@ from ...status import read_state
 from ..clock import wall_s
 from ..control import Channel
 from ..messages import TO_SCRUBBER, FilesChanged, Reload, ScrubSoon, Stop, Suspect, Unreceivable
+from ..writer.producers import load
 from .actions import Actions
 from .children import Children
+from .derived_check import DerivedCheck
 from .roles import Process, Role
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 FILE_NAME: Final = "scrub.json"
 IDLE_S: Final = 60.0
@@ -155,17 +161,25 @@ class Scrubber:
         state = read_state(self._data_dir)
         return [] if state is None else sorted(state["tables"].keys() - state["offline"].keys())
 
-    def _snapshot(self, name: str) -> TableSnapshot | None:
-        """What is readable of a partition; None when it is not served."""
+    def _read_table(self, name: str, read: Callable[[SegmentTable], T]) -> T | None:
+        """What ``read`` makes of the table of a partition; None when it is not served."""
         state = read_state(self._data_dir)
         if state is None or name in state["offline"] or name not in state["tables"]:
             return None
         try:
             mapped = memory.attach(state["tables"][name], writable=False)
             with mapped, memoryview(mapped) as view, view.cast("Q") as cells:
-                return SegmentTable(cells).snapshot()
+                return read(SegmentTable(cells))
         except (OSError, WriterGone):
             return None
+
+    def _snapshot(self, name: str) -> TableSnapshot | None:
+        """What is readable of a partition; None when it is not served."""
+        return self._read_table(name, SegmentTable.snapshot)
+
+    def _records(self, name: str, end: int) -> int | None:
+        """The records of a partition up to the high watermark, if that is ``end``."""
+        return self._read_table(name, lambda table: table.records if table.high_watermark == end else None)
 
     def _partition(self, name: str, start: int) -> None:
         seen = self._snapshot(name)
@@ -180,13 +194,16 @@ class Scrubber:
         """Read a partition from ``start`` on, mend its indexes, and report what is damaged."""
         topic, _, partition = name.rpartition("-")
         directory, end = self._data_dir / name, seen.high_watermark
-        may_write = lambda: self._snapshot(name) is not None  # noqa: E731
+        may_write: Callable[[], bool] = lambda: self._snapshot(name) is not None  # noqa: E731
         check = IndexCheck(directory, seen.bases, may_write, self._pace)
         aborted = AbortedIndexCheck(directory, seen.bases, end, may_write)
+        records = self._records(name, end)
+        derived = DerivedCheck(directory, seen.bases, end, _stored_producers(directory))
 
         def on_batch(start: int, info: BatchInfo) -> None:
             check.on_batch(start, info)
             aborted.on_batch(start, info)
+            derived.on_batch(start, info)
 
         try:
             for damaged in scrub(directory, seen.bases, end, start, end, pace, on_batch):
@@ -196,6 +213,10 @@ class Scrubber:
         except (StorageFault, OSError) as error:
             logger.error("%s cannot be scrubbed: %s", name, error)
         self._tell_mended(name, [*check.mended, *aborted.mended])
+        if may_write():
+            same = records if records == self._records(name, end) else None
+            for contradiction in derived.contradictions(same):
+                logger.error("%s is known otherwise than its batches say: %s", name, contradiction)
         if aborted.wrong is not None:
             logger.error(
                 "%s: the index of its aborted transactions is wrong: %s; it is made anew when its segment is full, or"
@@ -264,6 +285,14 @@ class Scrubber:
             replace_data_file(self._data_dir / FILE_NAME, msgspec.json.encode(self._progress))
         except ApplianceError as error:  # it begins again after a restart
             logger.warning("%s", error)
+
+
+def _stored_producers(directory: Path) -> ProducersSnapshot | None:
+    """The stored state of a partition's producers, if it is to be compared; compaction changes their batches."""
+    try:
+        return None if (directory / COMPACTION_STATE).exists() else load(directory)
+    except StorageFault:
+        return None
 
 
 def _load(path: Path) -> ScrubProgress:

@@ -14,8 +14,8 @@ from typing import Any, cast
 import pytest
 
 from appliance.addresses import Listener
-from appliance.config import Network
-from appliance.processes.network.acceptor import PLACES_SHARE, Accepted, Places
+from appliance.config import NetworkSection
+from appliance.processes.network.acceptor import PLACES_SHARE, AcceptedConnection, ConnectionPlaces
 from appliance.processes.network.turn import Turn
 from appliance.processes.network.worker_connection import ClientSession
 from appliance.records.encode import encode_values
@@ -163,10 +163,10 @@ def test_who_does_not_log_in_keeps_nobody_away(make_appliance: Callable[..., Ser
 
 
 def test_an_address_has_a_part_of_the_places_by_default() -> None:
-    places = Places(Turn(), Network(connections_max=40))
+    places = ConnectionPlaces(Turn(), NetworkSection(connections_max=40))
 
     def admitted(peer: str) -> int:
-        accepted = Accepted(cast(Any, None), Listener("kafka", "PLAINTEXT", "h:1"), peer)
+        accepted = AcceptedConnection(cast(Any, None), Listener("kafka", "PLAINTEXT", "h:1"), peer)
         for count in range(100):
             if not places.admits_address(accepted, Counter()):
                 return count
