@@ -144,7 +144,8 @@ def _protobuf(text: bytes, name: str) -> Decode:
     def decode(value: bytes) -> Any:
         try:
             found = kind.FromString(value[_frame_end(value) :])
-            return json_format.MessageToDict(found, preserving_proto_field_name=True)
+            # With the pool also what is in an `Any` is decoded, and masked, if its type is among the descriptors.
+            return json_format.MessageToDict(found, preserving_proto_field_name=True, descriptor_pool=pool)
         except (message.DecodeError, json_format.SerializeToJsonError) as error:
             raise ValueError(str(error)) from None
 

@@ -1,4 +1,4 @@
-"""Hides fields of messages by name: in JSON at any depth, in ``name=value`` and ``name: value`` text, in headers.
+"""Hides fields of messages by name: in JSON at any depth, elements of XML, ``name=value`` and ``name: value``, headers.
 
 A rule has a pattern of topics (``*`` stands for any number of characters) and names of fields, without regard to case::
 
@@ -6,7 +6,8 @@ A rule has a pattern of topics (``*`` stands for any number of characters) and n
 
 What is hidden becomes MASK, of any type, with all that is in it.  Text in JSON may be JSON again, and so on.  A mask
 hides rather too much than too little: an object in text is hidden with all behind it, a word with the groups of digits
-behind it (``card: 4111 1111 1111 1111``), and a value that is no text, or broken JSON with escaped characters, becomes
+behind it (``card: 4111 1111 1111 1111``), an element of XML with all up to the last end of one of its name, or to the
+end of the text, in whatever namespace, and a value that is no text, or broken JSON with escaped characters, becomes
 MASK as a whole when it may have one of the names.  Fields are found by their names only: what stands under another
 name, or without one, is shown.
 """
@@ -34,6 +35,8 @@ _VALUE: Final = (
 )
 """A quoted text, also one that is cut, or whose quotes are escaped, some times over; an object with all behind it; else
 a word, with groups of digits as people write numbers of cards and accounts."""
+_ELEMENT: Final = rb"""(?:(?:[^<>"']|"[^"]*"|'[^']*')*/>|.*</\1\s*>|.*)"""
+"""What stands behind the name of an element: attributes only; else all up to where the last one of the name ends."""
 _ESCAPE: Final = b"\\u"
 """A name in JSON may be spelled with it."""
 
@@ -50,6 +53,8 @@ class FieldMask:
             rb"""(?is)(?<![\w.@$-])((?:\\{0,15}["'])?(?:""" + words + rb""")(?:\\{0,15}["'])?\s*(?:=>|:=|[=:])\s*)"""
         )
         self._pairs = re.compile(before + _VALUE)
+        name = rb"<((?:[\w.-]{1,100}:)?(?:" + words + rb"))(?=[\s/>])"
+        self._elements = re.compile(rb"(?is)" + name + _ELEMENT)
 
     def hides(self, name: str) -> bool:
         return name.lower() in self._names
@@ -72,7 +77,7 @@ class FieldMask:
             value.decode()
         except UnicodeDecodeError:
             return HIDDEN
-        return self._pairs.sub(rb"\1" + HIDDEN, value)
+        return self._pairs.sub(rb"\1" + HIDDEN, self._elements.sub(rb"<\1>" + HIDDEN + rb"</\1>", value))
 
     def decoded(self, value: Any) -> Any:
         """What ``msgspec`` and decoders make of a value, without what is hidden; the same object if nothing is.

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf import any_pb2, descriptor_pb2, descriptor_pool, message_factory
 
 from appliance.client import Message
 from appliance.config import load
@@ -46,6 +46,32 @@ def encoded_order() -> bytes:
     kind = message_factory.GetMessageClass(pool.FindMessageTypeByName("shop.Order"))
     encoded: bytes = kind(order_id=7, card="4111").SerializeToString()
     return encoded
+
+
+def enclosed(type_name: str) -> tuple[bytes, bytes]:
+    """Descriptors of a message shop.Parcel with a field of any type, and one that has an order of this type in it."""
+    files = descriptors()
+    files.file.add().ParseFromString(any_pb2.DESCRIPTOR.serialized_pb)
+    file = files.file.add(
+        name="parcel.proto", package="shop", syntax="proto3", dependency=["google/protobuf/any.proto"]
+    )
+    parcel = file.message_type.add(name="Parcel")
+    parcel.field.add(name="inside", number=1, type=11, label=1, type_name=".google.protobuf.Any")  # type: ignore[arg-type]
+    inside = any_pb2.Any(type_url=f"type.googleapis.com/{type_name}", value=encoded_order()).SerializeToString()
+    return files.SerializeToString(), bytes([10, len(inside)]) + inside
+
+
+def test_a_message_of_any_type_is_masked_or_hidden(tmp_path: Path) -> None:
+    for name, value in (("shop.Order", {"order_id": "7", "card": "***"}), ("shop.Unheard", None)):
+        text, parcel = enclosed(name)
+        file = tmp_path / f"{name}.desc"
+        file.write_bytes(text)
+        decoded = shown(f"p: {file}#shop.Parcel", "p", parcel, "p: card")
+        assert decoded is not None
+        if value is None:
+            assert decoded == b"***"
+        else:
+            assert json.loads(decoded)["inside"] == {"@type": f"type.googleapis.com/{name}", **value}
 
 
 @pytest.fixture
