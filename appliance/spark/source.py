@@ -63,7 +63,19 @@ from .even_batches import even
 from .options import Bound, SourceOptions, sink_options, source_options
 from .python_workers import spare_collector
 from .sink import BatchWriter, StreamWriter
-from .stream_offsets import Positions, Range, advance, from_json, initial, is_initial, pack, ranges, split, to_json
+from .stream_offsets import (
+    SPLIT_BYTES_MIN,
+    Positions,
+    Range,
+    advance,
+    from_json,
+    initial,
+    is_initial,
+    pack,
+    ranges,
+    split,
+    to_json,
+)
 
 HEADS_AGE_S_MAX: Final = 0.1
 COLUMNS: Final = StructType(
@@ -129,14 +141,14 @@ class Planner:
             )
         return {**offsets, **self.heads(later)}
 
-    def tasks(self, spans: list[Range], cores: int = 0) -> list[LogPartition]:
-        """The ranges of each task, for so many ``cores``, or for those of this planner."""
-        options, cores = self.options, cores or self._cores
+    def tasks(self, spans: list[Range], bytes_min: int = SPLIT_BYTES_MIN) -> list[LogPartition]:
+        """The ranges of each task, which has so many bytes at least, if there are as many."""
+        options, bytes_max = self.options, self.options.partition_bytes_max
         parts = spans
         if options.split_partitions:
-            parts = split(spans, options.min_partitions, cores, options.partition_bytes_max)
+            parts = split(spans, options.min_partitions, self._cores, bytes_min, bytes_max)
         groups = (
-            [(part,) for part in parts] if options.min_partitions else pack(parts, cores, options.partition_bytes_max)
+            [(part,) for part in parts] if options.min_partitions else pack(parts, self._cores, bytes_min, bytes_max)
         )
         return [LogPartition(tuple((part, self._home(part)) for part in group)) for group in groups]
 

@@ -155,13 +155,13 @@ def ranges(
     return spans
 
 
-def pack(parts: Sequence[Range], tasks: int, bytes_max: int) -> list[tuple[Range, ...]]:
+def pack(parts: Sequence[Range], tasks: int, bytes_min: int, bytes_max: int) -> list[tuple[Range, ...]]:
     """Put small parts together, in their order, to about ``tasks`` groups of one size, of at most ``bytes_max``.
 
-    A group has at least SPLIT_BYTES_MIN, unless it has PACKED_MAX parts: each costs a request.
+    A group has at least ``bytes_min``, unless it has PACKED_MAX parts: each costs a request.
     """
     total = sum(part.end - part.first for part in parts)
-    target = min(bytes_max, max(SPLIT_BYTES_MIN, -(-total // max(1, tasks))))
+    target = min(bytes_max, max(bytes_min, -(-total // max(1, tasks))))
     groups: list[list[Range]] = []
     filled = 0
     for part in parts:
@@ -198,16 +198,16 @@ def behind_latest(progress: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def split(whole: Iterable[Range], parts_min: int, cores: int, bytes_max: int) -> list[Range]:
+def split(whole: Iterable[Range], parts_min: int, cores: int, bytes_min: int, bytes_max: int) -> list[Range]:
     """Split ranges into about ``parts_min`` parts, none of them larger than ``bytes_max``.
 
-    Without ``parts_min`` there is a part for each of the ``cores`` if there is enough to read.
+    Without ``parts_min`` there is a part for each of the ``cores`` if there is so much to read: ``bytes_min`` for each.
     """
     spans = list(whole)
     total = sum(span.end - span.first for span in spans)
     if not total:
         return []
-    count_wanted = parts_min or min(cores, max(1, total // SPLIT_BYTES_MIN))
+    count_wanted = parts_min or min(cores, max(1, total // bytes_min))
     target = max(1, min(bytes_max, -(-total // count_wanted)))
     parts: list[Range] = []
     for span in spans:

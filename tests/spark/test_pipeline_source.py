@@ -13,6 +13,7 @@ import pytest
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.streaming.datasource import ReadMaxBytes
 
+from appliance.config_keys import MIB
 from appliance.errors import BadValue, OffsetOutOfRange
 from appliance.spark.pipeline.pipeline_sink import TablesWriter
 from appliance.spark.pipeline.pipeline_source import PipelineReader
@@ -61,6 +62,24 @@ def test_a_task_without_a_row_has_done_nothing(topics: Topics, topic: str, tmp_p
     topics.create(topic)
     made = settings(tmp_path, topics, topic)
     assert TablesWriter(made, begin(made)).write(iter([])) == Work(None, 0, [])
+
+
+def test_a_small_micro_batch_keeps_many_cores_busy(topics: Topics, topic: str, tmp_path: Path) -> None:
+    """Reading so little would be one task, but parsing takes longer; and of one line there is one."""
+    topics.create(topic)
+    made = settings(tmp_path, topics, topic)
+    line = access(1) + b" " * 8000
+    for count_of_lines, tasks in ((1, 1), (6 * MIB // len(line), 3), (64 * MIB // len(line), 8)):
+        beginning = begin(made)
+        reader, writer = PipelineReader(made, beginning, 8), TablesWriter(made, beginning)
+        fill(topics, topic, [line] * count_of_lines, each=25)
+        start = reader.initialOffset()
+        end = reader.latestOffset(start, ReadMaxBytes(1 << 30))
+        parts = reader.partitions(start, end)
+        works = [writer.write(reader.read(part)) for part in parts]
+        assert (len(parts), sum(work.records for work in works)) == (tasks, count_of_lines)
+        writer.commit(works, 0)
+        reader.stop()
 
 
 def test_a_run_begins_with_nothing_new(topics: Topics, topic: str, tmp_path: Path) -> None:

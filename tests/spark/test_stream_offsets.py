@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from appliance.errors import OffsetOutOfRange
 from appliance.names import TopicPartition
+from appliance.spark.pipeline.pipeline_source import TASK_BYTES_MIN
 from appliance.spark.stream_offsets import (
     PACKED_MAX,
+    SPLIT_BYTES_MIN,
     Range,
     advance,
     behind_latest,
@@ -97,10 +99,15 @@ def test_a_deleted_topic_is_lost_data() -> None:
 sizes = st.lists(st.integers(1, 1 << 32), min_size=1, max_size=6)
 
 
-@given(sizes, st.integers(0, 50), st.integers(1, 64), st.integers(1 << 20, 1 << 33))
-def test_splitting_loses_nothing(lengths: list[int], parts_min: int, cores: int, bytes_max: int) -> None:
+SMALLEST = st.sampled_from([SPLIT_BYTES_MIN, TASK_BYTES_MIN])
+
+
+@given(sizes, st.integers(0, 50), st.integers(1, 64), SMALLEST, st.integers(1 << 20, 1 << 33))
+def test_splitting_loses_nothing(
+    lengths: list[int], parts_min: int, cores: int, bytes_min: int, bytes_max: int
+) -> None:
     whole = [Range("a", number, 100, 100 + length, 1 << 40) for number, length in enumerate(lengths)]
-    parts = split(whole, parts_min, cores, bytes_max)
+    parts = split(whole, parts_min, cores, bytes_min, bytes_max)
     assert all(part.end - part.first <= bytes_max for part in parts)
     joined: list[Range] = []
     for part in parts:
@@ -114,22 +121,24 @@ def test_splitting_loses_nothing(lengths: list[int], parts_min: int, cores: int,
 
 def test_all_cores_get_something_when_there_is_enough() -> None:
     one = [Range("a", 0, 0, 100 << 20, 100 << 20)]
-    assert len(split(one, 0, 4, 1 << 30)) == 4
-    assert len(split(one, 10, 4, 1 << 30)) == 10
-    assert len(split([Range("a", 0, 0, 1000, 1000)], 0, 4, 1 << 30)) == 1
-    assert split([], 4, 4, 1 << 30) == []
+    assert len(split(one, 0, 4, SPLIT_BYTES_MIN, 1 << 30)) == 4
+    assert len(split(one, 10, 4, SPLIT_BYTES_MIN, 1 << 30)) == 10
+    assert len(split([Range("a", 0, 0, 1000, 1000)], 0, 4, SPLIT_BYTES_MIN, 1 << 30)) == 1
+    assert split([], 4, 4, SPLIT_BYTES_MIN, 1 << 30) == []
 
 
-@given(st.lists(st.integers(1, 1 << 26), max_size=300), st.integers(1, 16), st.integers(1 << 26, 1 << 28))
-def test_packing_keeps_every_part_once_and_in_order(lengths: list[int], tasks: int, bytes_max: int) -> None:
+@given(st.lists(st.integers(1, 1 << 26), max_size=300), st.integers(1, 16), SMALLEST, st.integers(1 << 26, 1 << 28))
+def test_packing_keeps_every_part_once_and_in_order(
+    lengths: list[int], tasks: int, bytes_min: int, bytes_max: int
+) -> None:
     parts = [Range("a", number, 100, 100 + length, 1 << 40) for number, length in enumerate(lengths)]
-    groups = pack(parts, tasks, bytes_max)
+    groups = pack(parts, tasks, bytes_min, bytes_max)
     assert [part for group in groups for part in group] == parts
     for group in groups:
         assert len(group) == 1 or sum(part.end - part.first for part in group) <= bytes_max
         assert 0 < len(group) <= PACKED_MAX
     small = [Range("a", number, 0, 10, 10) for number in range(1000)]
-    assert len(pack(small, 4, bytes_max)) == 8
+    assert len(pack(small, 4, bytes_min, bytes_max)) == 8
 
 
 def test_lag_has_the_names_of_the_connector() -> None:

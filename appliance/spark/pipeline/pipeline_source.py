@@ -41,6 +41,10 @@ from .unknown_fields import adds_columns
 
 SOURCE: Final = "appliance-pipeline-source"
 RECORD: Final = ("key", "value", "topic", "partition", "offset", "timestamp")
+TASK_BYTES_MIN: Final = 2 * 1024 * 1024
+"""Smallest task of a micro-batch, while there are cores for more.  A task costs Spark some 40 ms of CPU, and parsing so
+much 30 to 60 ms, or some times that where batches are compressed: offsets count compressed bytes.  So a task of
+``SPLIT_BYTES_MIN`` would make a small micro-batch wait for one core while others are idle."""
 WORK: Final = StructType([StructField("work", BinaryType()), StructField("records", LongType())])
 """A task's work, pickled, and how many records it has read."""
 
@@ -62,7 +66,6 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, settings: Settings, beginning: Beginning, cores: int) -> None:
         self._settings = settings
         self._beginning = beginning
-        self._cores = cores
         settings_input = settings.input
         self._planner = Planner(
             source_options(
@@ -129,7 +132,7 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         first, last = ({key: bounds[side] for key, bounds in unread.items()} for side in (0, 1))
         earliest, latest = ({key: bounds[side] for key, bounds in there.items()} for side in (0, 1))
         there_now = ranges(first, last, earliest, latest, self._settings.input.fail_on_data_loss)
-        parts = self._planner.tasks(there_now, self._cores)
+        parts = self._planner.tasks(there_now, TASK_BYTES_MIN)
         columns = self._columns()
         return [PlannedTask(record, number, part, columns) for number, part in enumerate([*parts] or [None])]
 
