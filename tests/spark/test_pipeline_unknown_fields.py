@@ -16,7 +16,9 @@ from pyspark.sql import SparkSession
 from appliance.errors import BadValue
 from appliance.spark.pipeline import unknown_fields
 from appliance.spark.pipeline.compaction import DeltaEvents, compact
-from appliance.spark.pipeline.events import Transform
+from appliance.spark.pipeline.event_questions import questions
+from appliance.spark.pipeline.events import REASON_CHARACTERS_MAX, Transform
+from appliance.spark.pipeline.line_counts import PLAIN_REASON, REASONS_MAX, REMEMBERED
 from appliance.spark.pipeline.pipeline_status import summary
 from appliance.spark.pipeline.quality import UNEXPECTED
 from appliance.spark.pipeline.reparse import Reparsed, reparse
@@ -58,9 +60,38 @@ def test_a_line_with_an_unknown_field_is_refused(tmp_path: Path, kind: str, line
     settings = made(tmp_path, kind, "fail")
     micro_batch(settings, 0, [[records(lines, "t")]])
     found = summary(settings)
-    assert found.parsed == {"own": 1} and found.dead["own: 'user' is no column"] == 1 and len(found.dead) == 2
+    assert (
+        found.parsed == {"own": 1} and found.dead["own: no column for the field 'user'"] == 1 and len(found.dead) == 2
+    )
     corrected = made(tmp_path, kind, "fail", columns={"status": "int", "id": {"field": "req.id"}, "user": "string"})
     assert reparse(corrected) == Reparsed(2, 1, 0, 0, 1)
+
+
+@pytest.mark.parametrize("kind", ["json", "logfmt"])
+def test_names_of_fields_cannot_make_counts_grow(tmp_path: Path, kind: str) -> None:
+    """Whoever writes lines chooses them: the most frequent ones are counted each, all lines are counted."""
+    settings = made(tmp_path, kind, "fail")
+    often = "user's" if kind == "json" else "user"
+    names = [f"n{number}{'x' * (number % 300)}" for number in range(6 * REASONS_MAX)]
+
+    def line(name: str) -> bytes:
+        return json.dumps({name: "1"}).encode() if kind == "json" else f"{name}=1".encode()
+
+    for number in range(3):  # files
+        lines = [line(name) for name in names[2 * REASONS_MAX * number :][: 2 * REASONS_MAX]]
+        micro_batch(settings, number, [[records([*lines, *[line(often), b"?"] * 5], "t", 1000 * number)]])
+    dead = summary(settings).dead
+    assert len(dead) == REASONS_MAX + 1 and sum(dead.values()) == 3 * (2 * REASONS_MAX + 10)
+    assert all(len(reason) <= REASON_CHARACTERS_MAX for reason in dead)
+    most = [reason for reason, count in dead.items() if count == 15]
+    assert len(most) == 2 and f"own: no column for the field {often!r}" in most
+    kept = json.loads((settings.state_dir / REMEMBERED).read_text())
+    assert [len(of_file["rejected"]) for of_file in kept.values()] == [REASONS_MAX + 1] * 3
+    asked = questions(settings)
+    assert asked is not None
+    plain = asked.rows(f"select {PLAIN_REASON} as reason, count(*) as lines from events group by 1 order by 2 desc")
+    assert plain[0] == {"reason": "own: no column", "lines": 3 * (2 * REASONS_MAX + 5)} and len(plain) == 2
+    assert rows(settings).column_names == Transform(settings).schema.names
 
 
 def table(settings: Settings, *names: str) -> list[tuple[Any, ...]]:

@@ -24,6 +24,11 @@ from .settings import Column, FieldType, Parser
 from .text_slices import Lines
 from .times import MICROS
 
+FOR_FIELD: Final = " for the field "
+BYTE: Final = r" \(byte \d+\)"
+"""A position in a line, in a reason why it is refused."""
+VARYING: Final = f"{BYTE}|{FOR_FIELD}.*$"
+"""What differs between lines in reasons: without it there are few different ones."""
 COMMON: Final = {
     "time": MICROS,
     "host": pa.string(),
@@ -275,6 +280,11 @@ def _finite(numbers: pa.Array) -> pa.Array:
 def map_of_others(settings: Parser) -> str:
     """The column for the map of all fields that have none; "" if there is no such map."""
     return UNKNOWN if settings.unknown == "add" else settings.rest
+
+
+def no_column(parser: str, field: str) -> str:
+    """Why a line is refused that has an unknown field.  :data:`VARYING` finds the field's name in it."""
+    return f"{parser}: no column{FOR_FIELD}{field!r}"
 
 
 def own_columns(settings: Parser) -> dict[str, Column]:

@@ -27,6 +27,7 @@ from .columns import (
     in_parts,
     levels,
     map_of_others,
+    no_column,
     own_columns,
     sources,
     text_of,
@@ -171,7 +172,7 @@ class Json:
         for number, text in enumerate(texts):
             fields = None if number in reasons else _lenient(text or "")
             if unknown := next((key for key in fields or () if key not in self._attributes), None):
-                reasons[number] = f"{self.name}: {text_of(unknown)!r} is no column"
+                reasons[number] = no_column(self.name, text_of(unknown))
 
     def _rest(self, texts: Sequence[str | None], reasons: Mapping[int, str]) -> pa.Array:
         """All fields that no column takes as a whole."""

@@ -21,19 +21,24 @@ import pyarrow.compute as pc
 from ...durable_files import replace_file
 from ...errors import BadValue
 from .audit_counts import PARSER
+from .columns import BYTE, VARYING
 from .compaction import DeltaEvents, EventFile
 from .events import COLUMN_ERRORS, REJECTED
 from .multiline import LINES
 from .output_files import OutputFiles
-from .quality import BETWEEN, UNEXPECTED
+from .quality import BETWEEN, DROPS, UNEXPECTED
 from .settings import Settings
 from .table_files import EVENTS
 
 REMEMBERED: Final = "counts.json"
-BYTE: Final = r" \(byte \d+\)"
-"""A position in a line, in a reason: without it there are few different ones."""
-PLAIN_REASON: Final = f"regexp_replace({REJECTED}, '{BYTE}', '')"
-"""The reason of a line without that, in SQL."""
+PLAIN_REASON: Final = f"regexp_replace({REJECTED}, '{VARYING}', '')"
+"""The reason of a line without what differs between lines, in SQL."""
+REASONS_MAX: Final = 100
+"""Reasons of rejection that are counted each, the most frequent ones of each file, and of all: whoever writes lines
+chooses the names of unknown fields, which are in reasons."""
+SUMMED_MAX: Final = 100 * REASONS_MAX
+"""Reasons that are kept while those of all files are added up."""
+OTHERS: Final = "other reasons"
 COUNTED: Final = ("topic", "parser", REJECTED, COLUMN_ERRORS, UNEXPECTED, LINES)
 
 
@@ -106,7 +111,7 @@ def _of_file(files: OutputFiles, file: EventFile) -> LineCounts:
         parsed.setdefault(row["topic"], {})[row["parser"]] = row["lines_sum"]
     return LineCounts(
         parsed,
-        {row[REJECTED]: row["lines_sum"] for row in _grouped(rows.filter(rejected), REJECTED)},
+        _bounded({row[REJECTED]: row["lines_sum"] for row in _grouped(rows.filter(rejected), REJECTED)}),
         *(_by_text(rows.filter(pc.is_valid(rows.column(name))), name) for name in (COLUMN_ERRORS, UNEXPECTED)),
     )
 
@@ -132,7 +137,22 @@ def _added_up(counts: Iterable[LineCounts]) -> LineCounts:
             _add(total.parsed.setdefault(topic, {}), parsers)
         for name in ("rejected", "column_errors", "unexpected"):
             _add(getattr(total, name), getattr(file_counts, name))
+        if len(total.rejected) > SUMMED_MAX:
+            total.rejected = _bounded(total.rejected)
+    total.rejected = _bounded(total.rejected)
     return LineCounts(total.parsed, *map(ordered, (total.rejected, total.column_errors, total.unexpected)))
+
+
+def _bounded(lines: Mapping[str, int]) -> dict[str, int]:
+    """Numbers of lines by reason, with all but the most frequent reasons as one.
+
+    What rules have dropped has as many reasons as there are rules, and stays apart.
+    """
+    named = [reason for reason in ordered(lines) if reason != OTHERS and not reason.startswith(DROPS)]
+    kept = {reason: count for reason, count in lines.items() if reason not in {*named[REASONS_MAX:]}}
+    if named[REASONS_MAX:]:
+        kept[OTHERS] = kept.get(OTHERS, 0) + sum(lines[reason] for reason in named[REASONS_MAX:])
+    return kept
 
 
 def _add(total: dict[str, int], more: Mapping[str, int]) -> None:

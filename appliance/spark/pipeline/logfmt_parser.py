@@ -18,7 +18,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .columns import MAP, TYPES, Faults, Parsed, from_texts, in_parts, levels, map_of_others, own_columns, sources
+from .columns import (
+    MAP,
+    TYPES,
+    Faults,
+    Parsed,
+    from_texts,
+    in_parts,
+    levels,
+    map_of_others,
+    no_column,
+    own_columns,
+    sources,
+)
 from .settings import Parser
 from .text_slices import Lines
 from .times import Times
@@ -92,9 +104,7 @@ class Logfmt:
         place = np.full(count, -1, np.int64)
         place[pairs.lines[chosen]] = np.flatnonzero(chosen)
         names = pairs.keys.take(pa.array(place, mask=place < 0)).to_pylist()
-        return pa.array(
-            [None if name is None else f"{self.name}: {name!r} is no column" for name in names], pa.string()
-        )
+        return pa.array([None if name is None else no_column(self.name, name) for name in names], pa.string())
 
     def _column(self, count: int, pairs: Pairs, chosen: np.ndarray) -> pa.Array:
         place = np.full(count, -1, np.int64)

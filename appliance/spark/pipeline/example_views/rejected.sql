@@ -2,7 +2,7 @@
 --
 -- window: 1h
 -- keys: topic, reason
-select start, topic, regexp_replace(rejected, ' \\(byte \\d+\\)', '') as reason, count(*) as lines
+select start, topic, regexp_replace(rejected, ' \\(byte \\d+\\)| for the field .*$', '') as reason, count(*) as lines
 from events
 where rejected is not null
-group by start, topic, regexp_replace(rejected, ' \\(byte \\d+\\)', '')
+group by start, topic, regexp_replace(rejected, ' \\(byte \\d+\\)| for the field .*$', '')
