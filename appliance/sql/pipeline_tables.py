@@ -19,9 +19,9 @@ from ..spark.pipeline.events import Transform, by_topic
 from ..spark.pipeline.multiline import Joiner
 from ..spark.pipeline.resume import decide
 from ..spark.pipeline.settings import Settings
-from ..spark.pipeline.startup import read_logs
 from ..spark.pipeline.table_files import EVENTS
 from ..spark.pipeline.tables import open_store
+from ..spark.pipeline.topic_logs import read_logs
 from ..spark.pipeline.unknown_fields import AddedColumns, adds_columns
 from ..spark.pipeline.view_table import stored_views
 from ..spark.stream_offsets import Range

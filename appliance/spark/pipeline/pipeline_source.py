@@ -34,9 +34,10 @@ from ..stream_offsets import Positions, ranges, to_json
 from .batch_record import BatchRecord, encode_schema
 from .resume import TopicLog, decide, next_batch
 from .settings import Settings, decode
-from .startup import ACCEPT, Beginning, decode_beginning, read_logs
+from .startup import ACCEPT, Beginning, decode_beginning
 from .tables import open_store
 from .task_work import Job
+from .topic_logs import read_logs
 from .unknown_fields import adds_columns
 
 SOURCE: Final = "appliance-pipeline-source"

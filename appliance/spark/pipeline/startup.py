@@ -27,7 +27,6 @@ from ... import units
 from ...client.admin import Admin
 from ...errors import BadValue, UnknownPartition
 from ...names import TopicPartition
-from ...wire.requests import EARLIEST, LATEST
 from ..access import Access
 from .batch_record import BatchRecord, decode_schema, encode_schema
 from .delta_store import DeltaStore
@@ -41,6 +40,7 @@ from .settings import Settings
 from .state_directory import PidLock
 from .table_files import EVENTS
 from .tables import LOCK, claim, open_store, owner_of
+from .topic_logs import read_logs
 from .unknown_fields import adds_columns
 from .view_alerts import fault_of
 from .view_states import views_of
@@ -106,21 +106,6 @@ def topic_logs(settings: Settings, retry_ms: int | None = None, only: list[str] 
         return read_logs(access, settings.topics if only is None else only)
     finally:
         access.close()
-
-
-def read_logs(access: Access, topics: list[str]) -> dict[str, TopicLog]:
-    """As :func:`topic_logs`, with given connections."""
-    described = access.topics(topics)
-    keys = [
-        TopicPartition(name, partition) for name, topic in described.items() for partition in range(len(topic.leaders))
-    ]
-    starts = access.offsets(dict.fromkeys(keys, EARLIEST))
-    ends = access.offsets(dict.fromkeys(keys, LATEST))
-    bounds: dict[str, dict[int, tuple[int, int]]] = {name: {} for name in described}
-    for key in keys:
-        # They were not read at the same time: retention may have come between.
-        bounds[key.topic][key.partition] = starts[key], max(starts[key], ends[key])
-    return {name: TopicLog(topic.id, bounds[name]) for name, topic in described.items()}
 
 
 def examine(settings: Settings, store: DeltaStore, logs: Mapping[str, TopicLog]) -> Examination:

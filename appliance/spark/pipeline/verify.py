@@ -27,8 +27,8 @@ from .events import by_topic
 from .multiline import LINES
 from .resume import TopicLog
 from .settings import Settings
-from .startup import read_logs
 from .tables import open_store
+from .topic_logs import read_logs
 
 SPAN_ROWS: Final = 1_000_000
 FETCH_BYTES: Final = 4 * 1024 * 1024
