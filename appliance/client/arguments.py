@@ -29,7 +29,7 @@ from ..names import (
 MS_MAX: Final = 2**31 - 1
 """Of a time to wait: what poll(2) and the wire take, 24 days."""
 SECONDS_MAX: Final = MS_MAX // 1000
-Part = tuple[str, int]
+TopicAndNumber = tuple[str, int]
 
 
 NAMES_KEPT_MAX: Final = 10_000
@@ -69,19 +69,19 @@ def partition_number(value: Any) -> int:
     return whole("partition", value, 0, PARTITION_MAX)
 
 
-def part(value: Any) -> Part:
+def part(value: Any) -> TopicAndNumber:
     """A (topic, partition)."""
     if not isinstance(value, tuple | list) or len(value) != 2:
         raise InvalidRequest(f"partition {shown(value)}: give a pair of a topic and a number")
     return topic_name(value[0]), partition_number(value[1])
 
 
-def parts(values: Any) -> list[Part]:
+def parts(values: Any) -> list[TopicAndNumber]:
     """Several of (topic, partition)."""
     return [part(value) for value in several("partitions", values)]
 
 
-def offsets(values: Any, least: int = 0) -> dict[Part, int]:
+def offsets(values: Any, least: int = 0) -> dict[TopicAndNumber, int]:
     """(topic, partition) → offset, at least ``least``."""
     if not isinstance(values, Mapping):
         raise InvalidRequest(f"offsets {shown(values)}: give a mapping of (topic, partition) to offset")

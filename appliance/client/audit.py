@@ -30,7 +30,7 @@ from typing import Any, Final
 
 from ..errors import ApplianceError, BadValue
 from .arguments import check_functions, check_texts, check_whole, several, shown, topic_name
-from .delivery import Batch, Delivery
+from .delivery import Delivery, ProducerBatch
 from .producer import Producer
 
 Window = tuple[str, int]
@@ -74,7 +74,7 @@ class Audit:
         self._publish_ms = publish_ms
         self._clock_ms = clock_ms
         self._published_ms = clock_ms()
-        self._under_way: dict[Batch, Counter[int]] = {}
+        self._under_way: dict[ProducerBatch, Counter[int]] = {}
         self._delivered: Counter[Window] = Counter()
         self._unconfirmed: list[tuple[Delivery, Window, int]] = []
 

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from ..errors import ApplianceError, ClientFault, UnknownPartition
 from .cluster_client import Cluster
-from .transactions import Transactions
+from .transactions import ProducerTransactions
 from .troubles import Troubles
 
 METADATA_AGE_S: Final = 60.0
@@ -51,7 +51,7 @@ class BackgroundRequests:
         pause_s: float,
         now_s: float,
         identified: Callable[[int, int], None],
-        transactions: Transactions | None,
+        transactions: ProducerTransactions | None,
         waiting: Callable[[], Waiting],
     ) -> None:
         self.stale_topics: set[str] = set()
@@ -113,7 +113,7 @@ class BackgroundRequests:
             with self._lock:
                 self.stale_topics |= topics
 
-    def add_partitions(self, transactions: Transactions) -> None:
+    def add_partitions(self, transactions: ProducerTransactions) -> None:
         """Add the partitions to the transaction whose batches wait for that, in the calling thread.
 
         Raises:

@@ -1,11 +1,11 @@
 """Sends requests over one connection to an appliance and receives the replies.
 
-Everything in this package that talks to a broker uses :class:`Connection`.  The socket is always non-blocking.
+Everything in this package that talks to a broker uses :class:`BrokerConnection`.  The socket is always non-blocking.
 
-- :meth:`Connection.post` queues a request and returns its correlation id.
-- :meth:`~Connection.flush` writes whatever the socket takes, up to :data:`PIECES_MAX` pieces in one ``sendmsg``.
-- :meth:`~Connection.receive` returns all replies that have arrived.
-- :meth:`~Connection.call` makes one request and blocks until its reply has come.
+- :meth:`BrokerConnection.post` queues a request and returns its correlation id.
+- :meth:`~BrokerConnection.flush` writes whatever the socket takes, up to :data:`PIECES_MAX` pieces in one ``sendmsg``.
+- :meth:`~BrokerConnection.receive` returns all replies that have arrived.
+- :meth:`~BrokerConnection.call` makes one request and blocks until its reply has come.
 
 So one system call sends many requests, and one receives many replies.  A large reply (a fetch) is received into a
 buffer of its own size; callers get a memoryview of it.
@@ -63,7 +63,7 @@ Address = tuple[str, int]
 """Host and port; the path of a Unix socket and 0."""
 
 
-class Reply(NamedTuple):
+class ConnectionReply(NamedTuple):
     """One reply.  ``header[0]`` is the correlation id; ``payload`` is the rest of the frame."""
 
     header: list[Any]
@@ -95,7 +95,7 @@ def address_of(listener: Listener) -> Address:
     return (unix_path(listener.address)[0], 0) if listener.unix else parse_addresses(listener.address)[0]
 
 
-class Connection:
+class BrokerConnection:
     """See the module's docstring.  The constructor starts to connect; requests posted meanwhile follow the hello.
 
     ``connecting`` ends with the handshake of TLS, if there is one.
@@ -231,7 +231,7 @@ class Connection:
 
     # Receiving
 
-    def receive(self) -> list[Reply]:
+    def receive(self) -> list[ConnectionReply]:
         """All replies that have arrived; an empty list when there are none.
 
         Raises:
@@ -240,7 +240,7 @@ class Connection:
         """
         if self.connecting and not self._finish_connect():
             return []
-        replies: list[Reply] = []
+        replies: list[ConnectionReply] = []
         try:
             while self._receive_once(replies):
                 pass
@@ -254,7 +254,7 @@ class Connection:
                 raise self._away(error) from None
         return replies
 
-    def _receive_once(self, replies: list[Reply]) -> bool:
+    def _receive_once(self, replies: list[ConnectionReply]) -> bool:
         """Make one system call.  False when another one would probably find nothing."""
         large = self._large
         if large is not None:
@@ -287,13 +287,13 @@ class Connection:
         self._partial = data[rest:]
         return full
 
-    def _take(self, frame: memoryview, replies: list[Reply]) -> None:
+    def _take(self, frame: memoryview, replies: list[ConnectionReply]) -> None:
         header, start = decode_header(frame)
         if not self.awaited or header[0] != self.awaited[0]:
             raise ProtocolFault(f"{self} answered request {header[0]}, which is not the next one awaited")
         self.awaited.popleft()
         if self.greeted and header[0] != self._login_correlation:
-            replies.append(Reply(header, frame[start:]))
+            replies.append(ConnectionReply(header, frame[start:]))
             return
         if header[1]:
             raise from_code(header[1], header[2] if self._steps else "", about=f"{self} refuses the connection")
@@ -368,7 +368,7 @@ class Connection:
             if not self.greeted and not self.wait(deadline - time.monotonic()):
                 raise RequestTimedOut(f"{self} did not answer within {timeout_s:g} s")
 
-    def call(self, api: int, *arguments: Any, timeout_s: float) -> Reply:
+    def call(self, api: int, *arguments: Any, timeout_s: float) -> ConnectionReply:
         """Post one request and wait for its reply.  No other request may be in flight."""
         assert len(self.awaited) == (0 if self.greeted else 1), "call() on a connection with requests in flight"
         deadline = time.monotonic() + timeout_s

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from ..errors import ApplianceError, RequestTimedOut
 from ..wire.native import ProduceHead
-from .broker_connection import Address, Connection, Reply
+from .broker_connection import Address, BrokerConnection, ConnectionReply
 from .partition_queue import PartitionQueue
 
 CONNECT_TIMEOUT_S: Final = 5.0
@@ -32,7 +32,7 @@ class BrokerLink:
     def __init__(self, broker_id: int, address: Address, epoll: select.epoll, *, expects_replies: bool) -> None:
         self.broker_id = broker_id
         self.address = address
-        self.connection: Connection | None = None
+        self.connection: BrokerConnection | None = None
         self.ready: dict[RoutedQueue, None] = {}  # an ordered set: queues that may have something to send
         self.awaiting: deque[tuple[RoutedQueue, float]] = deque()  # in the order of requests, with the time of each
         self.flushed_s = 0.0
@@ -50,7 +50,7 @@ class BrokerLink:
     def name(self) -> str:
         return f"appliance {self.broker_id}"
 
-    def connect(self, dial: Callable[[Address], Connection], now_s: float) -> Connection:
+    def connect(self, dial: Callable[[Address], BrokerConnection], now_s: float) -> BrokerConnection:
         """Begin to connect.
 
         Raises:
@@ -107,7 +107,7 @@ class BrokerLink:
         while self._unsent and self._unsent[0][1] <= sent_bytes:
             yield self._unsent.popleft()[0]
 
-    def receive(self) -> list[Reply]:
+    def receive(self) -> list[ConnectionReply]:
         """The replies that have arrived.
 
         Raises:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from ..errors import CallbackFailed
-from .delivery import Batch
+from .delivery import ProducerBatch
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +30,8 @@ class Callbacks:
     perhaps twice.
     """
 
-    def __init__(self, lock: threading.Lock, called: Callable[[Batch], None]) -> None:
-        self.pending: deque[Batch] = deque()
+    def __init__(self, lock: threading.Lock, called: Callable[[ProducerBatch], None]) -> None:
+        self.pending: deque[ProducerBatch] = deque()
         """Finished batches whose callbacks have not all returned.  Appended to with the lock held."""
         self.own_thread = 0
         """Identifier of the client's thread, in which interrupts are kept."""
@@ -70,7 +70,7 @@ class Callbacks:
                 if here:
                     self._running_in = 0
 
-    def add(self, batch: Batch) -> None:
+    def add(self, batch: ProducerBatch) -> None:
         """Queue this batch's callbacks.  Call it with the lock held."""
         self.pending.append(batch)
 

@@ -31,7 +31,7 @@ from ..records.decode import decode_batch
 from ..wire.native import ADMIN, FETCH, METADATA, OFFSETS, check_request
 from ..wire.requests import EARLIEST, LATEST
 from .arguments import check_client_name, check_whole, shown
-from .broker_connection import Address, Connection, Reply, address_of, parse_bootstrap
+from .broker_connection import Address, BrokerConnection, ConnectionReply, address_of, parse_bootstrap
 from .client_security import ClientSecurity
 from .lifetime import inherited, refuse_in_children
 
@@ -94,8 +94,8 @@ class Cluster:
         self._request_timeout_s = request_timeout_ms / 1000
         self._committed = committed
         self._lock = threading.Lock()
-        self._control: Connection | None = None
-        self._dialing: Connection | None = None
+        self._control: BrokerConnection | None = None
+        self._dialing: BrokerConnection | None = None
         self._aborted = False
         self.pid, self._inherited = os.getpid(), False
         self.snapshot = ClusterSnapshot()
@@ -296,15 +296,15 @@ class Cluster:
             return offset
         return next((record.offset for record in records if record.timestamp >= timestamp), offset)
 
-    def dial(self, address: Address) -> Connection:
+    def dial(self, address: Address) -> BrokerConnection:
         """Begin to connect.
 
         Raises:
             BrokerAway: connecting failed at once.
         """
-        return Connection(address, client_name=self.client_name, tls=self._tls, login=self._login)
+        return BrokerConnection(address, client_name=self.client_name, tls=self._tls, login=self._login)
 
-    def connect(self, address: Address) -> Connection:
+    def connect(self, address: Address) -> BrokerConnection:
         """Open a connection and wait for the reply to its hello."""
         self._check_open()
         connection = self._dialing = self.dial(address)
@@ -316,7 +316,7 @@ class Cluster:
                 connection.close()
         return connection
 
-    def open(self, broker_id: int | None = None) -> Connection:
+    def open(self, broker_id: int | None = None) -> BrokerConnection:
         """Open a connection for the caller's own use, to this broker or to any.
 
         Raises:
@@ -330,7 +330,9 @@ class Cluster:
                 raise BrokerAway(f"broker {broker_id} is not known to the cluster")
             return self.connect(self.address(broker_id))
 
-    def _ask(self, api: int, *arguments: Any, broker_id: int | None = None, timeout_s: float | None = None) -> Reply:
+    def _ask(
+        self, api: int, *arguments: Any, broker_id: int | None = None, timeout_s: float | None = None
+    ) -> ConnectionReply:
         check_request(api, arguments)
         with self._lock:
             self._check_open()
@@ -345,7 +347,7 @@ class Cluster:
             self._control = self._connect_any()
             return self._call(api, arguments, timeout_s)
 
-    def _call(self, api: int, arguments: tuple[Any, ...], timeout_s: float | None) -> Reply:
+    def _call(self, api: int, arguments: tuple[Any, ...], timeout_s: float | None) -> ConnectionReply:
         """Make one request over the control connection.  After any failure the connection is dropped."""
         self._check_open()
         control = self._control
@@ -365,7 +367,7 @@ class Cluster:
         if self._aborted:
             raise BrokerAway("this client is closed")
 
-    def _connect_any(self) -> Connection:
+    def _connect_any(self) -> BrokerConnection:
         learnt = [address for address in self.snapshot.brokers.values() if address not in self._addresses]
         failures: list[str] = []
         for address in [*self._addresses, *learnt]:

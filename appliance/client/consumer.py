@@ -45,7 +45,7 @@ from .arguments import check_functions, check_one_of
 from .client_security import ClientSecurity
 from .cluster_client import Cluster
 from .damage_reports import DamageReports
-from .decoder import Decoder, Message, Values
+from .decoder import ChunkDecoder, Message, Values
 from .fetcher import Chunk, Fetcher, FetchOptions, reads_committed
 from .lifetime import inherited, refuse_in_children
 from .troubles import Trouble
@@ -101,7 +101,7 @@ class Consumer:
         self._fetcher = Fetcher(self._cluster, options, clock=clock)
         self._unpacked_bytes_max = unpacked_bytes_max
         reports = DamageReports(self._cluster, clock)
-        self._decoder = Decoder(reports, unpacked_bytes_max, check_crc=check_crc, on_corrupt=on_corrupt)
+        self._decoder = ChunkDecoder(reports, unpacked_bytes_max, check_crc=check_crc, on_corrupt=on_corrupt)
         self._positions: dict[tuple[str, int], int] = {}
         self._unresolved: dict[tuple[str, int], int] = {}  # start times whose offsets are not known yet
         self._resolve_s = 0.0

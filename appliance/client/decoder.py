@@ -44,7 +44,7 @@ class Values(NamedTuple):
     next_offset: int
 
 
-class Decoder:
+class ChunkDecoder:
     """Decodes chunks, one batch in each step.
 
     A damaged batch, or one that unpacks to more than ``unpacked_bytes_max``, raises; with ``on_corrupt="skip"`` it is

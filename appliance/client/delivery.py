@@ -1,8 +1,8 @@
 """Defines the batch that carries messages, and the delivery, which reports what became of one of them.
 
-The producer fills a :class:`Batch`, *seals* it (it takes no more messages), and sends it.  A batch becomes *done* once:
-when it is delivered or has failed.  ``send`` returns a :class:`Delivery`, a pair (batch, index).  An object with state
-of its own for every message would cost more than all other work for the message.
+The producer fills a :class:`ProducerBatch`, *seals* it (it takes no more messages), and sends it.  A batch becomes
+*done* once: when it is delivered or has failed.  ``send`` returns a :class:`Delivery`, a pair (batch, index).  An
+object with state of its own for every message would cost more than all other work for the message.
 
 A delivery is like a :class:`concurrent.futures.Future` that cannot be cancelled: ``done``, ``result``, ``exception``,
 ``add_done_callback``.  Waiting for a result sends the message at once, without lingering.
@@ -43,19 +43,19 @@ class Sent(NamedTuple):
     timestamp: int
 
 
-class Owner(Protocol):
+class BatchOwner(Protocol):
     """The producer that sends a batch."""
 
-    def wait_for(self, batch: Batch, timeout: float | None) -> bool:
+    def wait_for(self, batch: ProducerBatch, timeout: float | None) -> bool:
         """Send the batch at once and wait until it is done.  False if ``timeout`` seconds pass first."""
         ...
 
-    def call_when_done(self, batch: Batch, index: int, callback: OnDelivery) -> bool:
+    def call_when_done(self, batch: ProducerBatch, index: int, callback: OnDelivery) -> bool:
         """Add a callback for the message at ``index``.  False if the batch is done already."""
         ...
 
 
-class Batch:
+class ProducerBatch:
     """Messages for one partition.  Changed under the producer's lock only.
 
     ``items`` holds values (bytes) while ``uniform``, else whole records (Fields).  ``tails`` and ``keys``: encoded
@@ -82,7 +82,7 @@ class Batch:
 
     def __init__(
         self,
-        owner: Owner,
+        owner: BatchOwner,
         topic: str,
         partition: int,
         bytes_max: int,
@@ -174,7 +174,7 @@ class Batch:
         return self.offset + index if self.offset >= 0 else OFFSET_UNKNOWN
 
 
-class Delivery(tuple[Batch, int]):
+class Delivery(tuple[ProducerBatch, int]):
     """Reports what became of one message.  Only the producer makes it."""
 
     __slots__ = ()

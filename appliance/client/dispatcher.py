@@ -29,12 +29,12 @@ from ..errors import (
 )
 from ..wire.native import ProduceHead
 from .background_requests import BackgroundRequests
-from .broker_connection import Connection
+from .broker_connection import BrokerConnection
 from .broker_link import BrokerLink, RoutedQueue
 from .cluster_client import Cluster
-from .delivery import OFFSET_UNKNOWN, Batch
+from .delivery import OFFSET_UNKNOWN, ProducerBatch
 from .outstanding import Outstanding
-from .partition_queue import BACKOFF_DOUBLINGS_MAX, Identity
+from .partition_queue import BACKOFF_DOUBLINGS_MAX, Numbering
 from .producer_options import ProducerOptions
 from .troubles import Troubles
 
@@ -74,7 +74,7 @@ class Dispatcher:
 
     # ---- queues
 
-    def enqueue(self, batch: Batch) -> None:
+    def enqueue(self, batch: ProducerBatch) -> None:
         """Send a sealed batch as soon as the order of its partition allows."""
         queue = self.queues.get((batch.topic, batch.partition))
         if queue is None:
@@ -89,12 +89,12 @@ class Dispatcher:
     def identify(self, producer_id: int, epoch: int) -> None:
         """Pass a new producer id to the queues that wait for one."""
         for queue in self.queues.values():
-            if queue.identity is Identity.WANTED:
+            if queue.identity is Numbering.WANTED:
                 queue.identify(producer_id, epoch)
 
     def unidentified(self) -> list[tuple[str, int]]:
         """The partitions whose batches wait for a producer id, or for being added to a transaction."""
-        return [part for part, queue in self.queues.items() if queue.waiting and queue.identity is Identity.WANTED]
+        return [part for part, queue in self.queues.items() if queue.waiting and queue.identity is Numbering.WANTED]
 
     def suspend(self) -> None:
         """A transaction begins: its batches wait until their partitions are added."""
@@ -105,7 +105,7 @@ class Dispatcher:
         """These partitions are in the transaction."""
         for part in parts:
             queue = self.queues.get(part)
-            if queue is not None and queue.identity is Identity.WANTED:
+            if queue is not None and queue.identity is Numbering.WANTED:
                 queue.join(producer_id, epoch)
                 self._stalled.pop(queue, None)
                 self._make_ready(queue)
@@ -114,11 +114,11 @@ class Dispatcher:
         """These partitions cannot be in the transaction: fail what waits for them."""
         for part in parts:
             queue = self.queues.get(part)
-            if queue is not None and queue.identity is Identity.WANTED:
+            if queue is not None and queue.identity is Numbering.WANTED:
                 for batch in queue.drop_waiting():
                     self._outstanding.fail(batch, error)
 
-    def drop_waiting(self) -> list[Batch]:
+    def drop_waiting(self) -> list[ProducerBatch]:
         """Remove and return the batches that are not in flight."""
         return [batch for queue in self.queues.values() for batch in queue.drop_waiting()]
 
@@ -219,7 +219,7 @@ class Dispatcher:
             if batch is None:
                 if queue.waiting and not queue.draining and not queue.waits_for_first:
                     self._stalled[queue] = None
-                    self._background.wants_id = self._background.wants_id or queue.identity is Identity.WANTED
+                    self._background.wants_id = self._background.wants_id or queue.identity is Numbering.WANTED
                 continue
             if queue.waiting:
                 ready[queue] = None
@@ -231,14 +231,14 @@ class Dispatcher:
             else:
                 link.post(queue, encoded, now_s)
 
-    def _refuse_large(self, queue: RoutedQueue, batch: Batch, limit: int, now_s: float) -> None:
+    def _refuse_large(self, queue: RoutedQueue, batch: ProducerBatch, limit: int, now_s: float) -> None:
         text = f"a batch of {batch.count} messages is larger than the broker's largest frame ({limit} bytes)"
         queue.withdraw(now_s)
         self._outstanding.fail(batch, MessageTooLarge(text))
         if queue.waiting and not queue.in_flight:
             self._stalled[queue] = None
 
-    def _connect(self, link: BrokerLink, now_s: float) -> Connection | None:
+    def _connect(self, link: BrokerLink, now_s: float) -> BrokerConnection | None:
         if now_s < link.resume_s:
             return None
         link.address = self._cluster.snapshot.brokers.get(link.broker_id, link.address)

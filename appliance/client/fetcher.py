@@ -48,7 +48,7 @@ from ..records.batch import HEADER_BYTES, end_offset, read_header
 from ..records.markers import aborted_batches
 from ..wire.native import FETCH
 from .arguments import check_least, check_one_of, check_whole
-from .broker_connection import Connection, Reply
+from .broker_connection import BrokerConnection, ConnectionReply
 from .cluster_client import Cluster, ClusterSnapshot
 from .damage_reports import withheld_at
 from .troubles import Troubles
@@ -184,7 +184,7 @@ class _Link:
 
     def __init__(self, broker_id: int) -> None:
         self.broker_id = broker_id
-        self.connection: Connection | None = None
+        self.connection: BrokerConnection | None = None
         self.asked: list[tuple[Fetched, int]] = []  # in flight: partition and offset
         self.deadline_s = 0.0
         self.resume_s = 0.0
@@ -353,7 +353,7 @@ class Fetcher:
         except (BrokerAway, ProtocolFault, ClientFault) as error:
             self._on_link_failed(link, error, now_s)
 
-    def _on_reply(self, link: _Link, reply: Reply, chunks: list[Chunk], now_s: float) -> None:
+    def _on_reply(self, link: _Link, reply: ConnectionReply, chunks: list[Chunk], now_s: float) -> None:
         asked, link.asked = link.asked, []
         if link.failures:
             link.failures = 0

@@ -61,10 +61,10 @@ from .client_security import ClientSecurity
 from .cluster_client import Cluster
 from .consumer import MEBIBYTE
 from .damage_reports import DamageReports
-from .decoder import Decoder
+from .decoder import ChunkDecoder
 from .fetcher import Fetcher, FetchOptions, reads_committed
 from .group_fetching import GroupFetching, NewlyOwned
-from .group_member import GroupMember, Identity, Membership
+from .group_member import GroupMember, MemberIdentity, MemberSession
 from .lifetime import inherited, refuse_in_children
 from .rebalance import Gained
 from .streams import MessageStream, OwnedPartitions
@@ -126,7 +126,7 @@ class GroupConsumer:
     ) -> None:
         _check_options(auto_commit, auto_commit_ms, session_timeout_ms, handover_ms_max, clock_ms)
         self._start, self.group = _start_timestamp(start), arguments.group_name(group)
-        self._identity = Identity(group, f"{socket.gethostname()}-{time.time_ns() // 1_000_000}")
+        self._identity = MemberIdentity(group, f"{socket.gethostname()}-{time.time_ns() // 1_000_000}")
         self.consumer_id = self._identity.member
         self._auto_commit_ms = auto_commit_ms if auto_commit else None
         self._session_timeout_ms, self._handover_s_max = session_timeout_ms, handover_ms_max / 1000
@@ -148,7 +148,7 @@ class GroupConsumer:
             skips_damage=on_corrupt == "skip",
         )
         reports = DamageReports(self._cluster, time.monotonic)
-        self._decoder = Decoder(reports, unpacked_bytes_max, check_crc=check_crc, on_corrupt=on_corrupt)
+        self._decoder = ChunkDecoder(reports, unpacked_bytes_max, check_crc=check_crc, on_corrupt=on_corrupt)
         self._fetcher = Fetcher(self._cluster, options)
         self._owned = OwnedPartitions(self._alive)
         self._streams: dict[str | None, list[MessageStream]] = {}
@@ -453,7 +453,7 @@ class GroupConsumer:
     def _join(self, subscription: Subscription, streams: dict[str | None, list[MessageStream]]) -> None:
         if self._member is not None:
             raise InvalidRequest("a consumer makes its streams once: make another consumer")
-        membership = Membership(
+        membership = MemberSession(
             self._identity,
             subscription,
             _Streams(self._gained, self._stop),

@@ -14,9 +14,9 @@ The lease is what counts for the streams: it ends ``lease_ms`` after the sending
 While it is over nothing is handed out.  An answer under the same epoch shows that the coordinator has kept everything,
 and the answer to a join says what it has kept: those streams go on, the others begin anew.
 
-:class:`Membership` is this machine.  It yields calls (:class:`.rebalance.Call`) and is told the time; tests run it
-against a coordinator in memory.  :class:`GroupMember` carries it out, in one thread, with a connection to the group's
-coordinator.  Another thread may commit at the same time, over a connection of its own.
+:class:`MemberSession` is this machine.  It yields calls (:class:`.rebalance.CoordinatorCall`) and is told the time;
+tests run it against a coordinator in memory.  :class:`GroupMember` carries it out, in one thread, with a connection to
+the group's coordinator.  Another thread may commit at the same time, over a connection of its own.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from ..wire.bounds import CHANGE_WAIT_MS_MAX
 from ..wire.native import ADMIN
 from ..zookeeper.assignment import Stream
 from ..zookeeper.paths import Subscription
-from .broker_connection import Connection
+from .broker_connection import BrokerConnection
 from .cluster_client import Cluster
-from .rebalance import SYNC_MS, Call, Calls, Rebalancer, Streams, T
+from .rebalance import SYNC_MS, Calls, CoordinatorCall, Rebalancer, Streams, T
 
 CALL_MS: Final = 5_000
 """How long an answer may take, besides the time that it is asked to wait for a change."""
@@ -46,7 +46,7 @@ RETRY_MS: Final = 100
 log = logging.getLogger(__name__)
 
 
-class Identity:
+class MemberIdentity:
     """Who a member is.  The coordinator checks the secret by the id: nobody else can ask in the member's name."""
 
     def __init__(self, group: str, place: str) -> None:
@@ -62,12 +62,12 @@ class Identity:
         return {**self.proof(), "sequence": next(self._sequence)}
 
 
-class Membership:
+class MemberSession:
     """See the module's docstring."""
 
     def __init__(
         self,
-        identity: Identity,
+        identity: MemberIdentity,
         subscription: Subscription,
         streams: Streams,
         *,
@@ -123,7 +123,9 @@ class Membership:
         if subscription.pattern:
             about = {"pattern": subscription.pattern, "streams": subscription.streams, "exclude": subscription.exclude}
         sent_ms = self._clock_ms()
-        answer = yield Call("join_group", {**self.identity.arguments(), "session_ms": self._session_ms, **about})
+        answer = yield CoordinatorCall(
+            "join_group", {**self.identity.arguments(), "session_ms": self._session_ms, **about}
+        )
         self.rebalancer.joined({TopicPartition(*part) for part in answer["kept"]})
         self._extend(sent_ms, answer)
         self.epoch = answer["epoch"]
@@ -143,7 +145,7 @@ class Membership:
         wait_ms = min(wait_ms, self._session_ms // 3, CHANGE_WAIT_MS_MAX, *([] if due_ms is None else [due_ms]))
         seen = self.rebalancer.revision
         answer = yield from self._call_in_session(
-            _make_call(Call("await_change", {"revision": seen, "wait_ms": wait_ms}))
+            _make_call(CoordinatorCall("await_change", {"revision": seen, "wait_ms": wait_ms}))
         )
         if answer["revision"] != seen:
             self.rebalancer.revision = answer["revision"]
@@ -157,7 +159,7 @@ class Membership:
                 sent_ms = self._clock_ms()
                 arguments = {**self.identity.arguments(), "epoch": self.epoch, **call.arguments}
                 try:
-                    result = yield Call(call.verb, arguments)
+                    result = yield CoordinatorCall(call.verb, arguments)
                 except ApplianceError as error:
                     call = calls.throw(error)
                     continue
@@ -174,16 +176,16 @@ class Membership:
         self._lease_end_ms = max(self._lease_end_ms, sent_ms + answer["lease_ms"])
 
 
-def _make_call(call: Call) -> Calls[dict[str, Any]]:
+def _make_call(call: CoordinatorCall) -> Calls[dict[str, Any]]:
     return (yield call)
 
 
-class CoordinatorLink:
+class GroupCoordinatorLink:
     """A connection to the coordinator of a group, one request at a time.  Any thread may use it."""
 
     def __init__(self, cluster: Cluster, group: str) -> None:
         self._cluster, self._group = cluster, group
-        self._connection: Connection | None = None
+        self._connection: BrokerConnection | None = None
         self._lock = threading.Lock()
 
     def call(self, verb: str, arguments: Mapping[str, Any], timeout_ms: int = CALL_MS) -> Any:
@@ -212,7 +214,7 @@ class CoordinatorLink:
         with self._lock:
             self._drop()
 
-    def _connect(self) -> Connection:
+    def _connect(self) -> BrokerConnection:
         with contextlib.ExitStack() as closed_on_failure:
             connection = closed_on_failure.enter_context(contextlib.closing(self._cluster.open()))
             broker_id = _ask(connection, "group_coordinator", {"group": self._group}, CALL_MS)
@@ -230,7 +232,7 @@ class CoordinatorLink:
             self._connection = None
 
 
-def _ask(connection: Connection, verb: str, arguments: Mapping[str, Any], timeout_ms: int) -> Any:
+def _ask(connection: BrokerConnection, verb: str, arguments: Mapping[str, Any], timeout_ms: int) -> Any:
     header = connection.call(ADMIN, verb, dict(arguments), timeout_s=timeout_ms / 1000).header
     if header[1]:
         raise from_code(header[1], header[2], about="" if header[2] else verb)
@@ -238,14 +240,14 @@ def _ask(connection: Connection, verb: str, arguments: Mapping[str, Any], timeou
 
 
 class GroupMember:
-    """Carries out a :class:`Membership`.  The owner's thread calls ``poll`` again and again, which does all the work.
+    """Carries out a :class:`MemberSession`.  The owner's thread calls ``poll`` again and again: it does all the work.
 
     Any thread may call ``commit``.
     """
 
-    def __init__(self, cluster: Cluster, membership: Membership) -> None:
+    def __init__(self, cluster: Cluster, membership: MemberSession) -> None:
         self.membership = membership
-        self._requests, self._commits = (CoordinatorLink(cluster, membership.identity.group) for _ in range(2))
+        self._requests, self._commits = (GroupCoordinatorLink(cluster, membership.identity.group) for _ in range(2))
         self._closing = threading.Event()
 
     @property
@@ -319,7 +321,7 @@ class GroupMember:
         self._commits.close()
 
 
-def drive(calls: Calls[T], link: CoordinatorLink, wait_ms: int = 0, *, timeout_ms: int = CALL_MS) -> T:
+def drive(calls: Calls[T], link: GroupCoordinatorLink, wait_ms: int = 0, *, timeout_ms: int = CALL_MS) -> T:
     """Carry out calls over a connection.  ``wait_ms``: for how long the coordinator may be asked to wait.
 
     Raises:

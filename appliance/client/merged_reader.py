@@ -36,7 +36,7 @@ from typing import Final, NamedTuple
 from ..errors import ApplianceError
 from .cluster_client import Cluster
 from .damage_reports import DamageReports
-from .decoder import Decoder, Message, Select
+from .decoder import ChunkDecoder, Message, Select
 from .fetcher import Chunk, Fetcher, FetchOptions
 from .troubles import Trouble
 
@@ -114,7 +114,7 @@ class MergedReader:
         self._clock = clock
         self._fetcher = Fetcher(self.cluster, OPTIONS, clock=clock)
         reports = DamageReports(self.cluster, clock)
-        self._decoder = Decoder(reports, UNPACKED_BYTES_MAX, check_crc=True, on_corrupt="skip", select=select)
+        self._decoder = ChunkDecoder(reports, UNPACKED_BYTES_MAX, check_crc=True, on_corrupt="skip", select=select)
         self._sources: dict[TopicAndPartition, _Source] = {}
 
     def __enter__(self) -> MergedReader:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from ..errors import BufferFull
-from .delivery import Batch, Owner
+from .delivery import BatchOwner, ProducerBatch
 from .known_topics import KnownTopic
 from .outgoing import PLAIN_BYTES
 from .producer_options import ProducerOptions
@@ -27,7 +27,7 @@ class OpenBatches:
 
     def __init__(
         self,
-        owner: Owner,
+        owner: BatchOwner,
         sender: Sender,
         options: ProducerOptions,
         *,
@@ -35,7 +35,7 @@ class OpenBatches:
         clock_ms: Callable[[], int],
         choice: Callable[[Sequence[int]], int],
     ) -> None:
-        self.sticky: dict[str, Batch] = {}
+        self.sticky: dict[str, ProducerBatch] = {}
         """By topic: the batch that takes plain values."""
         self._owner = owner
         self._sender = sender
@@ -44,11 +44,11 @@ class OpenBatches:
         self._clock_ms = clock_ms
         self._choice = choice
         self._limit = options.batch_messages_max - 1 if options.linger_s else 0
-        self._open: dict[tuple[str, int], Batch] = {}  # in the order of creation
+        self._open: dict[tuple[str, int], ProducerBatch] = {}  # in the order of creation
 
     def take(
         self, topic: str, known_topic: KnownTopic, partition: int | None, size: int, *, plain: bool
-    ) -> Batch | None:
+    ) -> ProducerBatch | None:
         """An open batch with ``size`` bytes of room; None while the buffer is full.
 
         Raises:
@@ -64,14 +64,14 @@ class OpenBatches:
             del self.sticky[topic]  # it will not be uniform any more
         return batch
 
-    def renew_sticky(self, topic: str, known_topic: KnownTopic, size: int) -> Batch | None:
+    def renew_sticky(self, topic: str, known_topic: KnownTopic, size: int) -> ProducerBatch | None:
         """Send the sticky batch and open another one; None while the buffer is full."""
         batch = self.sticky.get(topic)
         if batch is not None:
             self.send_off(batch)
         return self._open_batch(topic, known_topic, None, size)
 
-    def add_values(self, batch: Batch, values: list[bytes], start: int) -> int:
+    def add_values(self, batch: ProducerBatch, values: list[bytes], start: int) -> int:
         """Put as many of ``values[start:]`` into the batch as fit, at least one.  Returns how many."""
         chunk = values[start : start + self._options.batch_messages_max - len(batch.items)]
         size = sum(map(len, chunk)) + PLAIN_BYTES * len(chunk)
@@ -89,12 +89,12 @@ class OpenBatches:
         self._sender.torn = False
         return len(chunk)
 
-    def send_off(self, batch: Batch) -> None:
+    def send_off(self, batch: ProducerBatch) -> None:
         """Seal a batch that is full, and send what can be sent."""
         self._seal(batch)
         self._sender.pump(self._clock(), False)
 
-    def seal_if_open(self, batch: Batch) -> None:
+    def seal_if_open(self, batch: ProducerBatch) -> None:
         if self._open.get((batch.topic, batch.partition)) is batch:
             self._seal(batch)
 
@@ -137,7 +137,9 @@ class OpenBatches:
             )
         return deadline_s
 
-    def _open_batch(self, topic: str, known_topic: KnownTopic, partition: int | None, size: int) -> Batch | None:
+    def _open_batch(
+        self, topic: str, known_topic: KnownTopic, partition: int | None, size: int
+    ) -> ProducerBatch | None:
         """A new batch, or the one open for a partition chosen at random; None while the buffer is full."""
         self._check_whole()
         sticky = partition is None
@@ -160,19 +162,21 @@ class OpenBatches:
             self.sticky[topic] = batch
         return batch
 
-    def _register(self, topic: str, partition: int, bytes_max: int) -> Batch:
+    def _register(self, topic: str, partition: int, bytes_max: int) -> ProducerBatch:
         """Open a batch, which takes its share of the buffer."""
         if self._sender.transactions is not None:
             self._sender.transactions.check_open()
         now_s, outstanding = self._clock(), self._sender.outstanding
         deadline_s = now_s + self._options.delivery_timeout_s
         self._sender.awaken()  # first: without its thread nothing would send the batch
-        batch = Batch(self._owner, topic, partition, bytes_max, self._limit, self._clock_ms(), now_s, deadline_s)
+        batch = ProducerBatch(
+            self._owner, topic, partition, bytes_max, self._limit, self._clock_ms(), now_s, deadline_s
+        )
         # One statement, which no interrupt divides: a batch that is open has its share of the buffer.
         self._open[topic, partition], outstanding.buffered_bytes = batch, outstanding.buffered_bytes + bytes_max
         return batch
 
-    def open_block(self, topic: str, partition: int, size: int) -> Batch | None:
+    def open_block(self, topic: str, partition: int, size: int) -> ProducerBatch | None:
         """A batch of ``size`` bytes of its own, behind the open one of its partition; None while the buffer is full."""
         self._check_whole()
         batch = self._open.get((topic, partition))
@@ -195,7 +199,7 @@ class OpenBatches:
             return live
         return [partition for partition in live if (topic, partition) not in troubles] or live
 
-    def _seal(self, batch: Batch) -> None:
+    def _seal(self, batch: ProducerBatch) -> None:
         sender = self._sender
         if not sender.is_whole() and batch.done:
             return

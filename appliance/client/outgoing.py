@@ -17,7 +17,7 @@ PLAIN_BYTES = 24
 _outgoing = tuple.__new__  # twice as fast as the constructor of a NamedTuple
 
 
-class Outgoing(NamedTuple):
+class OutgoingMessage(NamedTuple):
     """One message that can be sent.  ``timestamp``: ms since 1970; None: when it is put into a batch.
 
     ``plain``: it has a value and nothing else.  ``size``: upper bound of its bytes in a batch.
@@ -42,7 +42,7 @@ def outgoing(
     timestamp: int | None,
     partition: int | None,
     on_delivery: OnDelivery | None,
-) -> Outgoing:
+) -> OutgoingMessage:
     """
     Raises:
         InvalidTopic, InvalidRequest: it cannot be sent.
@@ -66,7 +66,7 @@ def outgoing(
         for name, detail in headers:
             size += PLAIN_BYTES + 4 * len(name) + (len(detail) if detail is not None else 0)
     plain = timestamp is None and key is None and not headers and value is not None
-    return _outgoing(Outgoing, (topic, value, key, headers, timestamp, partition, on_delivery, plain, size))
+    return _outgoing(OutgoingMessage, (topic, value, key, headers, timestamp, partition, on_delivery, plain, size))
 
 
 def plain_values(values: Iterable[bytes]) -> list[bytes]:

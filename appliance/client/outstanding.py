@@ -6,25 +6,25 @@ import threading
 
 from ..errors import ApplianceError
 from .callbacks import Callbacks
-from .delivery import OFFSET_UNKNOWN, Batch
+from .delivery import OFFSET_UNKNOWN, ProducerBatch
 
 
 class Outstanding:
     """The batches, the bytes that they take, and the threads that wait for them.  Change it with ``lock`` held."""
 
     def __init__(self, lock: threading.Lock) -> None:
-        self.batches: dict[Batch, None] = {}  # an ordered set
+        self.batches: dict[ProducerBatch, None] = {}  # an ordered set
         self.buffered_bytes = 0
         """Bytes of the producer's buffer in use, those of open batches included."""
         self.delivered = 0
         """Number of messages delivered."""
-        self.failure: Batch | None = None
+        self.failure: ProducerBatch | None = None
         """The first batch that was not delivered."""
         self.callbacks = Callbacks(lock, self._remove)
         self._changed = threading.Condition(lock)
         self._waiters = 0
 
-    def complete(self, batch: Batch, error: ApplianceError | None, offset: int) -> None:
+    def complete(self, batch: ProducerBatch, error: ApplianceError | None, offset: int) -> None:
         """Note that the batch is delivered (no error) or has failed.  The next ``callbacks.run`` runs its callbacks."""
         if error is None:
             self.delivered += batch.count
@@ -36,7 +36,7 @@ class Outstanding:
         else:
             self._remove(batch)
 
-    def fail(self, batch: Batch, error: ApplianceError) -> None:
+    def fail(self, batch: ProducerBatch, error: ApplianceError) -> None:
         self.complete(batch, error, OFFSET_UNKNOWN)
 
     def fail_all(self, error: ApplianceError) -> None:
@@ -55,7 +55,7 @@ class Outstanding:
         self._changed.wait(timeout_s)
         self._waiters -= 1
 
-    def _remove(self, batch: Batch) -> None:
+    def _remove(self, batch: ProducerBatch) -> None:
         if batch in self.batches:  # perhaps again, after an interrupt between these two statements
             self.buffered_bytes, batch.bytes = self.buffered_bytes - batch.bytes, 0
             del self.batches[batch]

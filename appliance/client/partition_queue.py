@@ -49,7 +49,7 @@ from ..errors import (
     UnknownPartition,
 )
 from ..records.batch import SEQUENCE_MASK, TRANSACTIONAL
-from .delivery import OFFSET_UNKNOWN, Batch
+from .delivery import OFFSET_UNKNOWN, ProducerBatch
 
 EPOCH_MAX: Final = 0x7FFF
 BACKOFF_DOUBLINGS_MAX: Final = 10
@@ -61,11 +61,11 @@ OUT_OF_STEP = (OutOfOrderSequence, StaleProducerEpoch, DuplicateSequence)
 TAKEN = (StaleProducerEpoch, DuplicateSequence)
 """Somebody else writes under our producer id."""
 
-Done = tuple[Batch, ApplianceError | None, int]
+Done = tuple[ProducerBatch, ApplianceError | None, int]
 """A batch that is delivered or has failed: the batch, its error or None, the offset of its first record."""
 
 
-class Identity(Enum):
+class Numbering(Enum):
     """Whether a queue numbers its batches."""
 
     NONE = 0
@@ -89,17 +89,17 @@ class PartitionQueue:
     ) -> None:
         self.topic = topic
         self.partition = partition
-        self.waiting: deque[Batch] = deque()
-        self.in_flight: deque[Batch] = deque()
+        self.waiting: deque[ProducerBatch] = deque()
+        self.in_flight: deque[ProducerBatch] = deque()
         self.resume_s = 0.0
-        self.identity = Identity.WANTED if idempotent else Identity.NONE
+        self.identity = Numbering.WANTED if idempotent else Numbering.NONE
         self.producer_id = -1
         self.epoch = -1
         self.sequence = -1
         self._renews = idempotent and not transactional
         """Whether it goes on in another epoch when its numbers are lost: in a transaction that is its end."""
         self._attributes = TRANSACTIONAL if transactional else 0
-        self._failed: list[Batch] = []
+        self._failed: list[ProducerBatch] = []
         self._acknowledged = not idempotent
         """Whether the log knows the producer id and epoch: it has acknowledged a batch with them."""
         self._renew = False
@@ -128,38 +128,38 @@ class PartitionQueue:
 
     def identify(self, producer_id: int, epoch: int) -> None:
         """Number from 0 under this producer id.  Batches with another id get new numbers when they are sent."""
-        assert not self.in_flight and self.identity is not Identity.NONE
-        self.identity = Identity.KNOWN
+        assert not self.in_flight and self.identity is not Numbering.NONE
+        self.identity = Numbering.KNOWN
         self.producer_id, self.epoch, self.sequence = producer_id, epoch, 0
         self._acknowledged = False
 
     def suspend(self) -> None:
         """A transaction begins: send nothing before the partition is added to it (:meth:`join`)."""
         assert not self.busy, "the transaction before has ended"
-        self.identity = Identity.WANTED
+        self.identity = Numbering.WANTED
 
     def join(self, producer_id: int, epoch: int) -> None:
         """Send in a transaction of this producer; one of the same epoch goes on with its numbers."""
         if (producer_id, epoch) == (self.producer_id, self.epoch):
-            self.identity = Identity.KNOWN
+            self.identity = Numbering.KNOWN
         else:
             self.identify(producer_id, epoch)
 
-    def drop_waiting(self) -> list[Batch]:
+    def drop_waiting(self) -> list[ProducerBatch]:
         """Remove and return what is not in flight."""
         dropped = [*self._failed, *self.waiting]
         self._failed = []
         self.waiting.clear()
         return dropped
 
-    def take(self, now_s: float, codec: str) -> Batch | None:
+    def take(self, now_s: float, codec: str) -> ProducerBatch | None:
         """The batch to send now, encoded and numbered; None if there is none.  From then on it is in flight."""
-        if self.draining or not self.waiting or self.identity is Identity.WANTED or now_s < self.resume_s:
+        if self.draining or not self.waiting or self.identity is Numbering.WANTED or now_s < self.resume_s:
             return None
         if self.waits_for_first:
             return None
         batch = self.waiting.popleft()
-        if self.identity is Identity.NONE:
+        if self.identity is Numbering.NONE:
             if batch.encoded is None:
                 batch.encode(codec, -1, -1, -1)
         elif batch.encoded is None:
@@ -170,7 +170,7 @@ class PartitionQueue:
         self.in_flight.append(batch)
         return batch
 
-    def _next(self, batch: Batch) -> int:
+    def _next(self, batch: ProducerBatch) -> int:
         sequence = self.sequence
         self.sequence = (sequence + batch.count) & SEQUENCE_MASK
         return sequence
@@ -189,7 +189,7 @@ class PartitionQueue:
             self._failures = 0
             self._acknowledged = True
             done = batch, None, base
-        elif isinstance(error, OUT_OF_STEP) and self.identity is Identity.KNOWN:
+        elif isinstance(error, OUT_OF_STEP) and self.identity is Numbering.KNOWN:
             behind_failed = self.draining
             if self._renews and (not behind_failed or isinstance(error, TAKEN)):
                 self._renew = True
@@ -201,7 +201,7 @@ class PartitionQueue:
         elif error.retriable or isinstance(error, RETRIABLE) or not isinstance(error, ClientFault):
             self._failed.append(batch)
         else:
-            self._renew = self._renews and self.identity is Identity.KNOWN
+            self._renew = self._renews and self.identity is Numbering.KNOWN
             done = batch, error, OFFSET_UNKNOWN
         self._resume_after_last_reply(now_s)
         return done
@@ -209,7 +209,7 @@ class PartitionQueue:
     def withdraw(self, now_s: float) -> None:
         """Remove the batch taken last, which cannot be sent at all: its numbers will be missing."""
         self.in_flight.pop()
-        self._renew = self._renews and self.identity is Identity.KNOWN
+        self._renew = self._renews and self.identity is Numbering.KNOWN
         self._resume_after_last_reply(now_s)
 
     def on_connection_lost(self, now_s: float) -> None:
@@ -227,7 +227,7 @@ class PartitionQueue:
         expired: list[Done] = []
         while self.waiting and self.waiting[0].deadline_s <= now_s:
             batch = self.waiting.popleft()
-            if batch.sends and self._renews and self.identity is Identity.KNOWN:
+            if batch.sends and self._renews and self.identity is Numbering.KNOWN:
                 self._renew = True
             why = f": {cause}" if cause is not None else ""
             text = f"{self.topic}-{self.partition}: not delivered in time after {batch.sends} attempts{why}"
@@ -237,7 +237,7 @@ class PartitionQueue:
         self._resume_after_last_reply(now_s)
         return expired
 
-    def abandon(self) -> list[Batch]:
+    def abandon(self) -> list[ProducerBatch]:
         """Remove and return everything that is not done, in order."""
         batches = [*self.in_flight, *self._failed, *self.waiting]
         self.in_flight.clear()
@@ -259,6 +259,6 @@ class PartitionQueue:
             self._renew = False
             if self._new_id or self.epoch == EPOCH_MAX:
                 self._new_id = False
-                self.identity = Identity.WANTED
+                self.identity = Numbering.WANTED
             else:
                 self.identify(self.producer_id, self.epoch + 1)

@@ -67,15 +67,15 @@ from ..records.encode import Headers
 from .arguments import check_functions, check_least, function, partition_number, seconds, shown, topic_name
 from .client_security import ClientSecurity
 from .cluster_client import Cluster
-from .delivery import Batch, Delivery, OnDelivery
+from .delivery import Delivery, OnDelivery, ProducerBatch
 from .known_topics import KnownTopic, KnownTopics
 from .lifetime import ForeignLock, inherited, register
 from .open_batches import OpenBatches
-from .outgoing import PLAIN_BYTES, Outgoing, check_block, outgoing, plain_values
+from .outgoing import PLAIN_BYTES, OutgoingMessage, check_block, outgoing, plain_values
 from .producer_options import ProducerOptions, acks_number
 from .sender import Sender
 from .threads import fresh
-from .transactions import Consumed, State, Transaction
+from .transactions import Consumed, ProducerStep, Transaction
 from .troubles import Trouble
 
 logger = logging.getLogger(__name__)
@@ -314,7 +314,7 @@ class Producer:
         return self._sender.outstanding.delivered
 
     @property
-    def failure(self) -> Batch | None:
+    def failure(self) -> ProducerBatch | None:
         """The first batch that was not delivered: its partition and error; None while there is none."""
         return self._sender.outstanding.failure
 
@@ -396,7 +396,7 @@ class Producer:
             return
         deadline_s = None if timeout_s is None else self._clock() + timeout_s
         try:
-            if self._transactions is not None and self._transactions.state is State.OPEN:
+            if self._transactions is not None and self._transactions.state is ProducerStep.OPEN:
                 self._transactions.abort(self, deadline_s)
             self._flush(None if deadline_s is None else max(0.0, deadline_s - self._clock()))
         except RequestTimedOut:
@@ -411,14 +411,14 @@ class Producer:
 
     # ---- for deliveries
 
-    def wait_for(self, batch: Batch, timeout: float | None) -> bool:
+    def wait_for(self, batch: ProducerBatch, timeout: float | None) -> bool:
         """Send ``batch`` now and wait until it is done."""
         self._check_usable(closed_ok=True)
         with self._lock:
             self._batches.seal_if_open(batch)
         return self._sender.drive(lambda: batch.done, timeout)
 
-    def call_when_done(self, batch: Batch, index: int, callback: OnDelivery) -> bool:
+    def call_when_done(self, batch: ProducerBatch, index: int, callback: OnDelivery) -> bool:
         """Add a callback.  False if ``batch`` is done already."""
         self._check_usable(closed_ok=True)
         with self._lock:
@@ -427,7 +427,7 @@ class Producer:
             batch.add_callback(index, callback)
             return True
 
-    def hurry(self, batches: Iterable[Batch]) -> None:
+    def hurry(self, batches: Iterable[ProducerBatch]) -> None:
         """Send these batches without lingering, and wait for none."""
         with self._lock:
             for batch in batches:
@@ -437,7 +437,7 @@ class Producer:
 
     # ---- where a message goes, in steps of which only ``make_way`` waits
 
-    def offer(self, message: Outgoing) -> Delivery | None:
+    def offer(self, message: OutgoingMessage) -> Delivery | None:
         """Put a message into a batch.  None if that takes waiting: :meth:`make_way`, and offer it again.
 
         Raises:
@@ -528,7 +528,7 @@ class Producer:
             partition = known_topic.partition_of(key)
         return known_topic, partition
 
-    def _another_sticky(self, topic: str, size: int) -> Batch | None:
+    def _another_sticky(self, topic: str, size: int) -> ProducerBatch | None:
         """A new sticky batch for a plain value that did not fit; None where ``_send_any`` must handle the message."""
         known_topic = self._topics.current(topic)
         if known_topic is None or self._closed or self.foreign or not self._sender.is_whole():

@@ -1,8 +1,8 @@
 """Rebalances a group as the paper does: its consumers divide the partitions among themselves.
 
-:class:`Rebalancer` is the algorithm.  It has no thread, no clock and no connection: it yields each :class:`Call` of a
-verb that the group's coordinator answers, which keeps members, owners and offsets in ZooKeeper for it
-(``processes/coordinator/native_groups.py``).  :mod:`.group_member` makes the calls.
+:class:`Rebalancer` is the algorithm.  It has no thread, no clock and no connection: it yields each
+:class:`CoordinatorCall` of a verb that the group's coordinator answers, which keeps members, owners and offsets in
+ZooKeeper for it (``processes/coordinator/native_groups.py``).  :mod:`.group_member` makes the calls.
 
 One attempt, for this consumer C (paper, algorithm 1; improvements are marked +):
 
@@ -43,14 +43,14 @@ RETRY_MS_MIN: Final = 20
 """A trigger after a failure waits RETRY_MS_MIN * 2^failures, at most the synchronisation time."""
 
 
-class Call(NamedTuple):
+class CoordinatorCall(NamedTuple):
     """A request to the group's coordinator, without what says which member asks."""
 
     verb: str
     arguments: dict[str, Any]
 
 
-Calls: TypeAlias = Generator[Call, dict[str, Any], T]
+Calls: TypeAlias = Generator[CoordinatorCall, dict[str, Any], T]
 """Yields calls, receives their results, returns its own."""
 
 
@@ -154,7 +154,7 @@ class Rebalancer:
         """One attempt.  Its caller calls ``finished`` with the result or the error."""
         self._triggered, self._retry_at_ms = False, None
         self.in_the_way = []
-        registry = yield Call("group_registry", {})
+        registry = yield CoordinatorCall("group_registry", {})
         self.revision = registry["revision"]
         topics = {name: (id, range(count)) for name, (id, count) in registry["topics"].items()}
         members = {id: Subscription(*subscription) for id, *subscription in registry["members"]}
@@ -176,7 +176,7 @@ class Rebalancer:
             return True
         self._claimed.update(claimed)
         rows = [[*part, stream.number] for part, stream in sorted(claimed.items())]
-        answer = yield Call("claim_partitions", {"partitions": rows})
+        answer = yield CoordinatorCall("claim_partitions", {"partitions": rows})
         refused = [TopicPartition(*part) for part in answer["refused"]]
         if refused:
             self._stop_without_commit([part for part in refused if part in self.running])
@@ -197,7 +197,7 @@ class Rebalancer:
     def leave(self) -> Calls[None]:
         """Stop everything, commit and release it, and leave the group."""
         yield from self.give_up(dict(self.running), keeping={})
-        yield Call("leave_group", {})
+        yield CoordinatorCall("leave_group", {})
 
     def give_up(
         self, stopping: Mapping[TopicPartition, Stream], *, keeping: Mapping[TopicPartition, Stream]
@@ -216,7 +216,7 @@ class Rebalancer:
         self._uncommitted.clear()
         leaving = {part: stream for part, stream in self._claimed.items() if keeping.get(part) != stream}
         if leaving:
-            yield Call("release_partitions", {"partitions": [list(part) for part in sorted(leaving)]})
+            yield CoordinatorCall("release_partitions", {"partitions": [list(part) for part in sorted(leaving)]})
         for part in leaving:
             del self._claimed[part]
 
@@ -224,7 +224,7 @@ class Rebalancer:
         """Commit offsets.  Returns the partitions that are not ours any more: theirs were not stored."""
         ids = self._topic_ids
         rows = [[*part, offset, ids.get(part.topic, "")] for part, offset in sorted(offsets.items())]
-        answer = yield Call("commit_owned", {"offsets": rows})
+        answer = yield CoordinatorCall("commit_owned", {"offsets": rows})
         return [TopicPartition(*part) for part in answer["refused"]]
 
     def _stop_without_commit(self, parts: Sequence[TopicPartition]) -> None:

@@ -26,12 +26,12 @@ from typing import Final
 from ..errors import ApplianceError, ClientBroken, RequestTimedOut
 from .background_requests import BackgroundRequests
 from .cluster_client import Cluster
-from .delivery import Batch
+from .delivery import ProducerBatch
 from .dispatcher import CHECK_S, Dispatcher
 from .outstanding import Outstanding
 from .producer_options import ProducerOptions
 from .threads import Threads, fresh
-from .transactions import Transactions
+from .transactions import ProducerTransactions
 from .troubles import Troubles
 
 logger = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class Sender:
         self.broken: ClientBroken | None = None
         self.torn = False
         self._cluster = cluster
-        self.transactions = None if options.transactional_id is None else Transactions(cluster, options, clock)
+        self.transactions = None if options.transactional_id is None else ProducerTransactions(cluster, options, clock)
         """Outside of them no batch may be opened."""
         self._needs_id = options.idempotent and self.transactions is None
         self._seal_due = seal_due
@@ -104,7 +104,7 @@ class Sender:
 
     # ---- from the producer, with the lock held
 
-    def enqueue(self, batch: Batch) -> None:
+    def enqueue(self, batch: ProducerBatch) -> None:
         """Send a sealed batch as soon as the order of its partition allows."""
         if self.broken is not None:
             self.outstanding.fail(batch, self.broken)

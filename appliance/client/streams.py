@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from ..errors import ApplianceError
 from . import arguments
-from .decoder import Decoder, Message, Values
+from .decoder import ChunkDecoder, Message, Values
 from .fetcher import Chunk
 
 
@@ -189,7 +189,7 @@ class MessageStream:
     ``topic`` is the topic it was made for, or None for a stream over a pattern of topics.
     """
 
-    def __init__(self, owned: OwnedPartitions, decoder: Decoder, topic: str | None, number: int) -> None:
+    def __init__(self, owned: OwnedPartitions, decoder: ChunkDecoder, topic: str | None, number: int) -> None:
         self.topic = topic
         self.number = number
         self.queue: deque[tuple[OwnedPartition, Chunk]] = deque()

@@ -10,7 +10,7 @@ from ..wire.transport import PIECE_BYTES, TlsTransport
 
 
 class TlsSocket:
-    """Has what :class:`.broker_connection.Connection` needs of a socket, and the handshake."""
+    """Has what :class:`.broker_connection.BrokerConnection` needs of a socket, and the handshake."""
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, server_name: str) -> None:
         self._transport = TlsTransport(sock, context, server_name)

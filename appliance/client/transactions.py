@@ -62,7 +62,7 @@ ABORT_S_MAX: Final = 5.0
 """How long an abort is tried; after that the appliance aborts the transaction when its time is up."""
 
 
-class State(Enum):
+class ProducerStep(Enum):
     UNREADY = 0
     READY = 1
     OPEN = 2
@@ -120,12 +120,12 @@ class Sending(Protocol):
         ...
 
 
-class Transactions:
+class ProducerTransactions:
     """See the module's docstring.  One thread at a time begins and ends them; any may send meanwhile."""
 
     def __init__(self, cluster: Cluster, options: ProducerOptions, clock: Callable[[], float]) -> None:
         assert options.transactional_id is not None
-        self.state = State.UNREADY
+        self.state = ProducerStep.UNREADY
         self._cluster = cluster
         self._id, self._timeout_ms = options.transactional_id, options.transaction_timeout_ms
         self._ready_s_max, self._end_s_max = options.block_s_max, options.delivery_timeout_s
@@ -142,7 +142,7 @@ class Transactions:
             ProducerFenced: nor at any later time.
         """
         self.check_fenced()
-        if self.state is not State.OPEN:
+        if self.state is not ProducerStep.OPEN:
             raise InvalidRequest("this producer sends in transactions: `with producer.transaction():`")
 
     def check_fenced(self) -> None:
@@ -164,15 +164,15 @@ class Transactions:
             ApplianceError: no epoch was given in time; try again.
         """
         self.check_fenced()
-        if self.state is State.UNREADY:
+        if self.state is ProducerStep.UNREADY:
             # An interrupt of the end before may have left batches, which would be added under their old epoch: fenced.
             sending.drop()
             self._make_ready(self._ready_s_max)
-        if self.state is not State.READY:
+        if self.state is not ProducerStep.READY:
             raise InvalidRequest("a transaction of this producer is open: end it first")
         sending.begin_transaction()
         self._begun = False
-        self.state = State.OPEN
+        self.state = ProducerStep.OPEN
 
     def commit(self, sending: Sending, consumed: Consumed | None) -> None:
         """
@@ -181,12 +181,12 @@ class Transactions:
             ProducerFenced: it is aborted: somebody else has the transactional id, or it took too long.
             RequestTimedOut: nobody knows whether it is committed.
         """
-        if self.state is State.FENCED:
+        if self.state is ProducerStep.FENCED:
             sending.drop()
             self.check_fenced()
-        if self.state is not State.OPEN:
+        if self.state is not ProducerStep.OPEN:
             raise InvalidRequest("the transaction has ended: its producer was closed")
-        self.state = State.ENDING
+        self.state = ProducerStep.ENDING
         ended = False
         try:
             error = sending.deliver()
@@ -206,29 +206,29 @@ class Transactions:
                 consumed.on_committed(offsets)
             ended = True
         finally:
-            if self.state is State.ENDING:
-                self.state = State.READY if ended else State.UNREADY
+            if self.state is ProducerStep.ENDING:
+                self.state = ProducerStep.READY if ended else ProducerStep.UNREADY
 
     def abort(self, sending: Sending, deadline_s: float | None = None) -> None:
         """Never raises because of the appliance: what it does not hear of now, it aborts when its time is up."""
-        if self.state is State.FENCED:
+        if self.state is ProducerStep.FENCED:
             sending.drop()
-        if self.state is not State.OPEN:
+        if self.state is not ProducerStep.OPEN:
             return
-        self.state = State.ENDING
+        self.state = ProducerStep.ENDING
         try:
             self._abort(sending, deadline_s)
         finally:
-            if self.state is State.ENDING:
-                self.state = State.UNREADY
+            if self.state is ProducerStep.ENDING:
+                self.state = ProducerStep.UNREADY
 
     def _abort(self, sending: Sending, deadline_s: float | None = None) -> None:
-        self.state = State.UNREADY
+        self.state = ProducerStep.UNREADY
         if not sending.drop(deadline_s):
             self._leave_open("what is on its way is not waited for any longer")
             return
         if not self._begun:
-            self.state = State.READY
+            self.state = ProducerStep.READY
             return
         try:
             if deadline_s is None:
@@ -259,7 +259,7 @@ class Transactions:
         """Get the next epoch, which aborts what is open."""
         identity = self._persist(s_max, "init_transactions", bounded, timeout_ms=self._timeout_ms)
         self._producer_id, self._epoch = int(identity["producer_id"]), int(identity["epoch"])
-        self.state = State.READY
+        self.state = ProducerStep.READY
 
     def _persist(self, s_max: float, verb: str, bounded: bool = False, **arguments: Any) -> Any:
         """Ask until it is answered otherwise than that it should be asked again.
@@ -285,14 +285,14 @@ class Transactions:
             timeout_ms = None if answer_s is None else max(1, int(answer_s * 1000))
             return self._cluster.admin(verb, who | arguments, timeout_ms=timeout_ms)
         except ProducerFenced as error:
-            self._fenced, self.state = error, State.FENCED
+            self._fenced, self.state = error, ProducerStep.FENCED
             raise
 
 
 class Transaction:
     """The context of ``producer.transaction()``.  In a delivery callback it neither begins nor ends: InvalidRequest."""
 
-    def __init__(self, transactions: Transactions, sending: Sending, consumed: Consumed | None) -> None:
+    def __init__(self, transactions: ProducerTransactions, sending: Sending, consumed: Consumed | None) -> None:
         self._transactions, self._sending, self._consumed = transactions, sending, consumed
 
     def __enter__(self) -> Transaction:

@@ -36,7 +36,7 @@ from msgspec import Meta, Struct
 from ..client import EARLIEST, LATEST, Message
 from ..client.cluster_client import Cluster
 from ..client.damage_reports import DamageReports
-from ..client.decoder import Decoder, single_batches
+from ..client.decoder import ChunkDecoder, single_batches
 from ..client.fetcher import Chunk, Fetcher, FetchOptions
 from ..errors import ApplianceError, InvalidRequest, UnknownPartition
 from ..names import TOPIC_PATTERN
@@ -417,7 +417,7 @@ class ConsumedLog:
         self._cluster = Cluster(address, client_name=CLIENT_NAME, request_timeout_ms=REQUEST_MS_MAX)
         self._fetcher = Fetcher(self._cluster, OPTIONS, clock=clock)
         reports = DamageReports(self._cluster, clock)
-        self._decoder = Decoder(reports, BATCH_BYTES_MAX, check_crc=True, on_corrupt="skip")
+        self._decoder = ChunkDecoder(reports, BATCH_BYTES_MAX, check_crc=True, on_corrupt="skip")
 
     def __enter__(self) -> ConsumedLog:
         return self

@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from .. import status
 from ..addresses import PLAINTEXT, parse_addresses
 from ..client import damage_reports
-from ..client.broker_connection import Connection, parse_bootstrap, speaks_kafka
+from ..client.broker_connection import BrokerConnection, parse_bootstrap, speaks_kafka
 from ..client.cluster_client import Cluster, TopicSnapshot
 from ..durable_files import File
 from ..errors import (
@@ -102,7 +102,7 @@ class Access:
     def __init__(self, bootstrap: str, retry_timeout_ms: int) -> None:
         self._arguments = (bootstrap, retry_timeout_ms)
         self._cluster: Cluster | None = None
-        self._connections: dict[int, Connection] = {}
+        self._connections: dict[int, BrokerConnection] = {}
         self._homes: dict[int, Home | None] = {}
         self._reported: set[tuple[str, int]] = set()  # partitions whose damage the appliance was told of
 
@@ -153,7 +153,7 @@ class Access:
                     "reads through the native listener, by default port 9091: `appliance status` shows its address"
                 )
 
-    def connection(self, broker_id: int) -> Connection:
+    def connection(self, broker_id: int) -> BrokerConnection:
         connection = self._connections.get(broker_id)
         if connection is None:
             connection = self._connections[broker_id] = self.cluster.connect(self.cluster.address(broker_id))
@@ -422,13 +422,13 @@ def _start(data: memoryview, span: Range, position: int, at_start: bool = False)
     raise CorruptBatch(f"{where}: batches contradict each other; check: appliance log verify")
 
 
-def _ask(connection: Connection, span: Range, position: int, bytes_max: int) -> None:
+def _ask(connection: BrokerConnection, span: Range, position: int, bytes_max: int) -> None:
     part = [span.topic, span.partition, position, bytes_max]
     connection.post(FETCH, FETCH_WAIT_MS_MAX, 1, bytes_max, [part], True)
     connection.flush()
 
 
-def _wait(connection: Connection) -> Any:
+def _wait(connection: BrokerConnection) -> Any:
     deadline = time.monotonic() + REQUEST_TIMEOUT_S
     while True:
         connection.flush()

@@ -38,7 +38,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import ArrayType, BinaryType, ByteType, IntegerType, LongType, ShortType, StringType, StructType
 
-from ..client.broker_connection import Connection
+from ..client.broker_connection import BrokerConnection
 from ..errors import (
     ApplianceError,
     BadValue,
@@ -153,7 +153,7 @@ class TaskWriter:
         self._queues: dict[tuple[str, int], _PartitionQueue] = {}  # looked up for every row
         self._partitions: dict[str, int] = {}
         self._turn: dict[str, int] = {}
-        self._awaited: dict[Connection, deque[_PartitionQueue]] = {}
+        self._awaited: dict[BrokerConnection, deque[_PartitionQueue]] = {}
         self._posted_bytes = 0
         self._timestamp = int(time.time() * 1000)
         self.written = Written(0, 0)

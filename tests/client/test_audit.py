@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from appliance.client import Audit, Consumer, Producer
-from appliance.client.delivery import Batch, Delivery
+from appliance.client.delivery import Delivery, ProducerBatch
 from appliance.errors import ApplianceError, BadValue, MessageTooLarge
 from appliance.wire.requests import EARLIEST
 
@@ -89,7 +89,7 @@ class Refusing(Producer):
         self.fails: ApplianceError | None = None
 
     def send(self, topic: str, value: bytes | None, **options: Any) -> Delivery:
-        batch = Batch(self, topic, 0, 100, 0, 0, 0.0, 0.0)
+        batch = ProducerBatch(self, topic, 0, 100, 0, 0, 0.0, 0.0)
         batch.complete(self.fails, 0)
         if self.fails is None:
             self.sent.append((topic, value or b""))

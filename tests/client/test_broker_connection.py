@@ -11,7 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from appliance.client.broker_connection import RECEIVE_BYTES, Connection, Reply, address_of, parse_bootstrap
+from appliance.client.broker_connection import (
+    RECEIVE_BYTES,
+    BrokerConnection,
+    ConnectionReply,
+    address_of,
+    parse_bootstrap,
+)
 from appliance.errors import BadValue, BrokerAway, ProtocolFault, RequestTimedOut, UnsupportedVersion
 from appliance.wire.native import ADMIN, HELLO, PRODUCE, VERSION, ProduceHead, decode_header, encode_frame
 
@@ -20,10 +26,10 @@ GREETING = encode_frame([1, 0, VERSION, 7, {"frame_bytes_max": 1000}])
 
 
 @contextlib.contextmanager
-def connected() -> Iterator[tuple[Connection, socket.socket]]:
+def connected() -> Iterator[tuple[BrokerConnection, socket.socket]]:
     """A connection, and the other end of it."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        connection = Connection(listener.getsockname(), client_name="test")
+        connection = BrokerConnection(listener.getsockname(), client_name="test")
         server, _ = listener.accept()
         try:
             yield connection, server
@@ -39,15 +45,15 @@ def read_frame(server: socket.socket) -> tuple[list[Any], bytes]:
     return header, bytes(frame[start:])
 
 
-def receive_all(connection: Connection, count: int) -> list[Reply]:
-    replies: list[Reply] = []
+def receive_all(connection: BrokerConnection, count: int) -> list[ConnectionReply]:
+    replies: list[ConnectionReply] = []
     while len(replies) < count:
         assert connection.wait(TIMEOUT_S)
         replies += connection.receive()
     return replies
 
 
-def greet(connection: Connection, server: socket.socket) -> None:
+def greet(connection: BrokerConnection, server: socket.socket) -> None:
     connection.flush()
     assert read_frame(server)[0] == [HELLO, 1, "appliance", VERSION, "test"]
     server.sendall(GREETING)
@@ -72,7 +78,7 @@ def test_replies_are_whole_however_they_are_cut(payloads: list[int], cuts: list[
         connection.flush()
         replies = [(c, bytes([n % 251]) * n) for c, n in zip(correlations, payloads, strict=True)]
         stream = b"".join(encode_frame([c, 0], len(payload)) + payload for c, payload in replies)
-        got: list[Reply] = []
+        got: list[ConnectionReply] = []
         for size in [*cuts, len(stream)]:
             piece, stream = stream[:size], stream[size:]
             server.setblocking(False)
@@ -136,10 +142,10 @@ def test_a_peer_that_goes_away_or_talks_nonsense_is_named() -> None:
 def test_nobody_there_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         address = closed.getsockname()
-    with pytest.raises(BrokerAway, match=str(address[1])), contextlib.closing(Connection(address)) as connection:
+    with pytest.raises(BrokerAway, match=str(address[1])), contextlib.closing(BrokerConnection(address)) as connection:
         connection.greet(TIMEOUT_S)
     with pytest.raises(BrokerAway, match="resolved"):
-        Connection(("no-such-host.invalid", 1))
+        BrokerConnection(("no-such-host.invalid", 1))
 
 
 def test_addresses() -> None:

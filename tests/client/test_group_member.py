@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from appliance.catalog import Topic
-from appliance.client.group_member import Identity, Membership
-from appliance.client.rebalance import Call, Calls, Gained
+from appliance.client.group_member import MemberIdentity, MemberSession
+from appliance.client.rebalance import Calls, CoordinatorCall, Gained
 from appliance.errors import (
     ApplianceError,
     GroupNotPermitted,
@@ -299,7 +299,7 @@ class Broker:
             part: Commit(at.offset, at.metadata) for part, at in stored.items() if at.topic_id == topics[part.topic].id
         }
 
-    def serve(self, call: Call) -> asyncio.Task[Any]:
+    def serve(self, call: CoordinatorCall) -> asyncio.Task[Any]:
         """Begin to answer a call, as ``native_members_api`` does."""
         given = dict(call.arguments)
         if call.verb == "join_group":
@@ -339,16 +339,16 @@ class Consumer:
 
     def __init__(self, world: World, name: str, subscription: Subscription) -> None:
         self.world, self.subscription = world, subscription
-        self.identity = Identity(GROUP, name)
+        self.identity = MemberIdentity(GROUP, name)
         self.name = self.identity.member
         self.number = next(world.numbers) % STEP
         world.tree.names[self.number] = self.name
         self.positions: dict[TopicPartition, int] = {}
-        self.membership = Membership(
+        self.membership = MemberSession(
             self.identity, subscription, self, session_ms=SESSION_MS, clock_ms=lambda: world.now_ms, sync_ms=SYNC_MS
         )
         self.calls: Calls[Any] | None = None
-        self.call: Call | None = None
+        self.call: CoordinatorCall | None = None
         self.answer: asyncio.Task[Any] | None = None
         self.leaving = self.gone = False
 
@@ -418,7 +418,7 @@ class GroupMachine(RuleBasedStateMachine):
         self.active = 0
         self.brokers = [self.live(number) for number in range(2)]
         self.consumers: list[Consumer] = []
-        self.old_calls: list[Call] = []
+        self.old_calls: list[CoordinatorCall] = []
         self.names = count(1)
         for _ in range(members):
             self.come(Subscription({"a": 1}))
@@ -532,7 +532,7 @@ class GroupMachine(RuleBasedStateMachine):
         if consumer.membership.epoch and owner is not None and owner.member != consumer.name:
             offset = self.world.lives[part.topic] * LIFE + STEP * (LIFE // STEP - 1) + consumer.number
             about = {"epoch": consumer.membership.epoch, "offsets": [[*part, offset, self.topic_id(part.topic)]]}
-            self.coordinator.serve(Call("commit_owned", {**consumer.identity.arguments(), **about}))
+            self.coordinator.serve(CoordinatorCall("commit_owned", {**consumer.identity.arguments(), **about}))
             self.world.loop.turns(12)
 
     def topic_id(self, name: str) -> str:
@@ -767,7 +767,7 @@ class Bench:
         except ApplianceError as error:
             return error
 
-    def answer(self, call: Call) -> Any:
+    def answer(self, call: CoordinatorCall) -> Any:
         task = self.broker.serve(call)
         for _ in range(1_000):
             if task.done():
@@ -912,7 +912,7 @@ def test_a_change_that_comes_behind_a_newer_one_is_not_carried_out(bench: Bench)
     consumer = bench.join("c1")
     bench.attempt(consumer)
     late, newer = (
-        Call(
+        CoordinatorCall(
             "release_partitions",
             {**consumer.identity.arguments(), "epoch": consumer.membership.epoch, "partitions": partitions},
         )
@@ -965,10 +965,10 @@ def test_nobody_else_can_ask_in_a_members_name(bench: Bench, secret: str) -> Non
         ("leave_group", {}),
     ]:
         with pytest.raises(GroupNotPermitted, match="another member"):
-            bench.answer(Call(verb, stolen | more))
+            bench.answer(CoordinatorCall(verb, stolen | more))
     del stolen["epoch"]
     with pytest.raises(GroupNotPermitted, match="another member"):
-        bench.answer(Call("join_group", stolen | {"session_ms": SESSION_MS, "topics": {"a": 1}}))
+        bench.answer(CoordinatorCall("join_group", stolen | {"session_ms": SESSION_MS, "topics": {"a": 1}}))
     assert len(bench.owners()) == 4 and bench.stored() == {}
 
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from appliance.broker.sequences import Sequences
-from appliance.client.delivery import OFFSET_UNKNOWN, Batch
-from appliance.client.partition_queue import EPOCH_MAX, Identity, PartitionQueue
+from appliance.client.delivery import OFFSET_UNKNOWN, ProducerBatch
+from appliance.client.partition_queue import EPOCH_MAX, Numbering, PartitionQueue
 from appliance.errors import (
     ApplianceError,
     BrokerAway,
@@ -47,8 +47,8 @@ def make_queue(*, idempotent: bool = True, transactional: bool = False) -> Parti
     return queue
 
 
-def make_batch(*values: bytes, deadline_s: float = DEADLINE_S) -> Batch:
-    batch = Batch(owner, "t", 0, 1000, 100, 0, 0.0, deadline_s)
+def make_batch(*values: bytes, deadline_s: float = DEADLINE_S) -> ProducerBatch:
+    batch = ProducerBatch(owner, "t", 0, 1000, 100, 0, 0.0, deadline_s)
     batch.items = list(values)
     batch.count = len(values)
     return batch
@@ -58,10 +58,10 @@ class Broker:
     """The log and the numbers, as a writer keeps them."""
 
     def __init__(self) -> None:
-        self.log: list[Batch] = []
+        self.log: list[ProducerBatch] = []
         self.sequences = Sequences(10)
 
-    def append(self, batch: Batch) -> tuple[ApplianceError | None, int]:
+    def append(self, batch: ProducerBatch) -> tuple[ApplianceError | None, int]:
         try:
             repeat = self.sequences.check_sequence(batch.producer_id, batch.epoch, batch.sequence, batch.count)
         except ClientFault as error:
@@ -86,7 +86,7 @@ def test_nothing_is_lost_doubled_or_overtaken(seed: int, window: int) -> None:
     queue, broker = make_queue(), Broker()
     batches = [make_batch(b"%d" % i, b"%d'" % i) for i in range(24)]
     to_seal, settled = list(batches), []
-    wire: list[Batch] = []  # in the order of sending
+    wire: list[ProducerBatch] = []  # in the order of sending
     now_s = 0.0
     while queue.busy or to_seal:
         if to_seal and random.random() < 0.5:
@@ -117,7 +117,7 @@ def test_nothing_is_lost_doubled_or_overtaken(seed: int, window: int) -> None:
     assert sorted(settled, key=batches.index) == batches
 
 
-def make_known_batch() -> Batch:
+def make_known_batch() -> ProducerBatch:
     """The one batch that the queue of :func:`make_known_queue` has sent."""
     batch = make_batch(b"first")
     batch.encode("none", 7, 0, 0)
@@ -165,7 +165,7 @@ def test_a_repeat_of_what_was_never_sent_is_somebody_elses() -> None:
     batch = make_batch(b"a")
     queue.waiting.append(batch)
     queue.take(0, "none")
-    assert queue.on_reply(DuplicateSequence(), -1, 0) is None and queue.identity is Identity.WANTED
+    assert queue.on_reply(DuplicateSequence(), -1, 0) is None and queue.identity is Numbering.WANTED
     queue.identify(8, 0)
     assert queue.take(BACKOFF_S, "none") is batch and (batch.producer_id, batch.sequence) == (8, 0)
 
@@ -250,7 +250,7 @@ def test_stale_epoch_and_used_up_epochs_ask_for_a_new_producer_id() -> None:
         queue.waiting.append(batch)
         queue.take(0, "none")
         assert queue.on_reply(error, -1, 0) is None
-        assert queue.identity is Identity.WANTED
+        assert queue.identity is Numbering.WANTED
         assert queue.take(BACKOFF_S, "none") is None
         queue.identify(8, 0)
         assert queue.take(BACKOFF_S, "none") is batch
@@ -336,7 +336,7 @@ def test_lost_numbers_end_a_transaction(error: ApplianceError) -> None:
     batch = queue.take(0.0, "none")
     assert batch is not None
     assert queue.on_reply(error, -1, 0.0) == (batch, error, -1)
-    assert not queue.busy and (queue.identity, queue.epoch) == (Identity.KNOWN, 0)
+    assert not queue.busy and (queue.identity, queue.epoch) == (Numbering.KNOWN, 0)
 
 
 def test_what_is_not_in_flight_can_be_dropped() -> None:

@@ -27,7 +27,7 @@ from confluent_kafka.admin import (
 
 from appliance.client import Admin, ClientSecurity, Consumer
 from appliance.client import Producer as NativeProducer
-from appliance.client.broker_connection import Connection
+from appliance.client.broker_connection import BrokerConnection
 from appliance.client.client_login import ClientLogin
 from appliance.errors import BadCredentials, BadValue, LoginOutOfOrder
 from appliance.wire.native import FETCH
@@ -327,7 +327,7 @@ def test_native_clients_log_in_again_before_their_session_ends(
     added = run("users", "add", "alice", "--password-file", str(passwords[PASSWORD]), "--data", str(server.data_dir))
     assert added.status == 0, added.err
     host, port = server.address("native", "SASL_PLAINTEXT").rsplit(":", 1)
-    connection = Connection((host, int(port)), login=ClientLogin("alice", PASSWORD))
+    connection = BrokerConnection((host, int(port)), login=ClientLogin("alice", PASSWORD))
     connection.greet(DEADLINE_S)
     own = f"from=127.0.0.1:{connection._socket.getsockname()[1]}"
     until, answered, posted = perf_counter() + DEADLINE_S, 0, 0

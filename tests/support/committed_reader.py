@@ -7,7 +7,7 @@ from pathlib import Path
 
 from appliance.broker.plan import FetchPlan
 from appliance.client.damage_reports import DamageReports
-from appliance.client.decoder import Decoder
+from appliance.client.decoder import ChunkDecoder
 from appliance.client.fetcher import Chunk, Fetched, start_offset_of
 from appliance.durable_files import File
 from appliance.log import FileCache, LogReader
@@ -53,7 +53,7 @@ def read_natively(held: Held, committed: bool, bytes_max: int = 1 << 20) -> tupl
     """As :func:`read`, as ``appliance.client`` reads: its positions are those of bytes."""
     offset, seen = held.table.snapshot().start, list[tuple[int, bytes]]()
     fetched = Fetched(("t", 0), offset, lambda: None)
-    decoder = Decoder(_NoDamage(), check_crc=True, on_corrupt="raise")
+    decoder = ChunkDecoder(_NoDamage(), check_crc=True, on_corrupt="raise")
     while True:
         data, aborted = _fetch(held, committed, offset, bytes_max)
         if not data:

@@ -8,7 +8,7 @@ from typing import Any
 
 from appliance.client.cluster_client import Cluster
 from appliance.client.damage_reports import DamageReports
-from appliance.client.decoder import Decoder
+from appliance.client.decoder import ChunkDecoder
 from appliance.client.fetcher import Chunk, Fetched
 from appliance.client.streams import MessageStream, OwnedPartitions
 from appliance.records import batch as batches
@@ -27,7 +27,7 @@ class Room:
     def __init__(self) -> None:
         self.lease = True
         self.owned = OwnedPartitions(lambda: self.lease)
-        self.stream = MessageStream(self.owned, Decoder(REPORTS, check_crc=True, on_corrupt="raise"), "t", 0)
+        self.stream = MessageStream(self.owned, ChunkDecoder(REPORTS, check_crc=True, on_corrupt="raise"), "t", 0)
         self.woken = 0
         self.fetched: list[Fetched] = []
         self.ends: dict[Any, int] = {}

@@ -28,7 +28,7 @@ from ...records.encode import Headers
 from .. import delivery as deliveries
 from .. import producer, transactions
 from ..arguments import seconds, topic_name
-from ..delivery import Batch, Sent
+from ..delivery import ProducerBatch, Sent
 from ..outgoing import PLAIN_BYTES, outgoing, plain_values
 from ..troubles import Trouble
 from .group import GroupConsumer
@@ -74,8 +74,8 @@ class Producer:
         self._core = core
         self._worker, self._learning, self._closing = (Worker("producer") for _ in range(3))
         """What waits for brokers; for a topic, which may not exist; for all the others to give up."""
-        self._awaited: dict[Batch, asyncio.Future[None]] = {}
-        self._hurried: list[Batch] = []
+        self._awaited: dict[ProducerBatch, asyncio.Future[None]] = {}
+        self._hurried: list[ProducerBatch] = []
 
     async def __aenter__(self) -> Producer:
         return self
@@ -163,7 +163,7 @@ class Producer:
         batches, self._hurried = self._hurried, []
         self._core.hurry(batches)
 
-    def _on_ended(self, batch: Batch) -> None:
+    def _on_ended(self, batch: ProducerBatch) -> None:
         self._awaited.pop(batch).set_result(None)
 
     async def flush(self, timeout: float | None = None) -> None:
@@ -257,6 +257,6 @@ class Transaction:
             raise
 
 
-def _tell(loop: asyncio.AbstractEventLoop, function: Callable[[Batch], object], batch: Batch) -> None:
+def _tell(loop: asyncio.AbstractEventLoop, function: Callable[[ProducerBatch], object], batch: ProducerBatch) -> None:
     with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
         loop.call_soon_threadsafe(function, batch)
