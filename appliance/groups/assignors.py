@@ -14,7 +14,7 @@ import heapq
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final, NamedTuple
 
-Part = tuple[str, int]
+IdAndNumber = tuple[str, int]
 """A partition: the topic's id, as in the catalog, and the partition's number."""
 
 
@@ -23,7 +23,7 @@ class Subscriber(NamedTuple):
 
     instance: str | None
     topics: frozenset[str]
-    held: frozenset[Part]
+    held: frozenset[IdAndNumber]
 
 
 class TopicParts(NamedTuple):
@@ -35,14 +35,14 @@ class TopicParts(NamedTuple):
 
 Members = Mapping[str, Subscriber]
 Topics = Mapping[str, TopicParts]
-Targets = dict[str, frozenset[Part]]
+Targets = dict[str, frozenset[IdAndNumber]]
 """By member id; every member is there."""
 
 
 def assign_uniformly(members: Members, topics: Topics) -> Targets:
     """Assign as evenly as possible; no partition moves unless that makes the assignment more even."""
     loads = _Loads(members, topics)
-    owner_of: dict[Part, str] = {}
+    owner_of: dict[IdAndNumber, str] = {}
     topic_of = {(topic.id, number): name for name, topic in topics.items() for number in topic.numbers}
     for member_id in sorted(members):
         for part in members[member_id].held:
@@ -56,13 +56,13 @@ def assign_uniformly(members: Members, topics: Topics) -> Targets:
             loads.add(lightest, 1)
     while _even_out(owner_of, topic_of, loads):
         pass
-    targets: dict[str, set[Part]] = {member_id: set() for member_id in members}
+    targets: dict[str, set[IdAndNumber]] = {member_id: set() for member_id in members}
     for part, owner in owner_of.items():
         targets[owner].add(part)
     return {member_id: frozenset(parts) for member_id, parts in targets.items()}
 
 
-def _even_out(owner_of: dict[Part, str], topic_of: Mapping[Part, str], loads: _Loads) -> bool:
+def _even_out(owner_of: dict[IdAndNumber, str], topic_of: Mapping[IdAndNumber, str], loads: _Loads) -> bool:
     """Move partitions to members that have at least two less; whether any moved.
 
     Each move makes the sum of the squares of all loads smaller, so that there is an end.
@@ -123,7 +123,7 @@ def subscribers_of(members: Members, topics: Topics) -> dict[str, list[str]]:
 
 def assign_ranges(members: Members, topics: Topics) -> Targets:
     """Assign consecutive partitions of each topic; static members keep their place in the order by their names."""
-    targets: dict[str, set[Part]] = {member_id: set() for member_id in members}
+    targets: dict[str, set[IdAndNumber]] = {member_id: set() for member_id in members}
     for name, subscribers in subscribers_of(members, topics).items():
         subscribers.sort(key=lambda member_id: (members[member_id].instance or member_id, member_id))
         for member_id, numbers in zip(subscribers, _shares(topics[name].numbers, len(subscribers)), strict=True):

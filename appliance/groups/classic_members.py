@@ -21,15 +21,15 @@ from collections.abc import Callable
 
 from ..errors import BadValue
 from ..wire.kafka.codes import Code
-from .consumer_group import JOIN, Beat, ConsumerGroup, View
+from .consumer_group import JOIN, Beat, ConsumerGroup, TopicsView
 from .consumer_member import NO_MATCHING, Classic, ConsumerMember
-from .consumer_protocol import TYPE, Subscription, decode_subscription, encode_assignment
+from .consumer_protocol import TYPE, OfferedSubscription, decode_subscription, encode_assignment
 from .members import common_protocols
 from .messages import Join, Joined, Sync, Synced
 
 
-def join(group: ConsumerGroup, join: Join, new_id: Callable[[], str], view: View, now_ms: int) -> Joined:
-    """Answer a JoinGroup, after the next step of its member.  ``new_id``: see :class:`~.membership.Membership`."""
+def join(group: ConsumerGroup, join: Join, new_id: Callable[[], str], view: TopicsView, now_ms: int) -> Joined:
+    """Answer a JoinGroup, after the next step of its member.  ``new_id``: see :class:`~.membership.ClassicGroups`."""
     member_id, error = _identify(group, join, new_id, now_ms)
     if error:
         return Joined(error, member_id)
@@ -114,7 +114,7 @@ def _identify(group: ConsumerGroup, join: Join, new_id: Callable[[], str], now_m
     return join.member_id, _member(group, join.member_id, join.instance, None)[1]
 
 
-def _subscription(group: ConsumerGroup, member_id: str, join: Join) -> Subscription:
+def _subscription(group: ConsumerGroup, member_id: str, join: Join) -> OfferedSubscription:
     """What the member subscribes to and owns.
 
     Raises:

@@ -30,7 +30,7 @@ from typing import NamedTuple
 
 from ..catalog import Topic
 from ..wire.kafka.codes import Code
-from .assignors import ASSIGNORS, DEFAULT, Part, Subscriber, TopicParts
+from .assignors import ASSIGNORS, DEFAULT, IdAndNumber, Subscriber, TopicParts
 from .consumer_member import LEFT, NO_MATCHING, Classic, ConsumerMember, Matching, subscription_bytes
 from .messages import MEMBER_BYTES, PART_BYTES, Limits, metadata_bytes
 from .snapshots import ConsumerSnapshot
@@ -51,7 +51,7 @@ class ConsumerState(Enum):
     STABLE = "Stable"
 
 
-class View(NamedTuple):
+class TopicsView(NamedTuple):
     """The topics that there are.  ``revision`` grows with every change of them."""
 
     revision: int
@@ -75,7 +75,7 @@ class Beat(NamedTuple):
     topics: frozenset[str] | None
     matching: Matching | None
     assignor: str | None
-    owned: frozenset[Part] | None
+    owned: frozenset[IdAndNumber] | None
     full: bool
     classic: Classic | None = None
 
@@ -97,7 +97,7 @@ class Beaten(NamedTuple):
     message: str | None = None
     member_id: str = ""
     epoch: int = 0
-    assignment: frozenset[Part] | None = None
+    assignment: frozenset[IdAndNumber] | None = None
 
 
 @dataclass(slots=True)
@@ -116,7 +116,7 @@ class ConsumerGroup:
     members: dict[str, ConsumerMember] = field(default_factory=dict)
     static: dict[str, str] = field(default_factory=dict)
     """Member id by instance name."""
-    owners: dict[Part, str] = field(default_factory=dict)
+    owners: dict[IdAndNumber, str] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
     """Name by id of the topics that somebody subscribes to or has partitions of."""
     expected: dict[str, int] = field(default_factory=dict)
@@ -189,7 +189,7 @@ class ConsumerGroup:
 
     # -- requests -------------------------------------------------------------------------------------
 
-    def beat(self, beat: Beat, view: View, now_ms: int) -> Beaten:
+    def beat(self, beat: Beat, view: TopicsView, now_ms: int) -> Beaten:
         """Answer a heartbeat, after the next step of its member."""
         if beat.epoch < JOIN:
             return self._leave(beat)
@@ -217,7 +217,7 @@ class ConsumerGroup:
         told = told_all or member.assigned.keys() != before
         return Beaten(Code.NONE, None, member.id, member.epoch, frozenset(member.assigned) if told else None)
 
-    def commit_code(self, member_id: str, epoch: int, part: Part | None) -> Code:
+    def commit_code(self, member_id: str, epoch: int, part: IdAndNumber | None) -> Code:
         """Whether a commit for ``part`` is accepted; with None, what is said of all parts.
 
         One with an older epoch is, if the partition has been the member's since then: nobody else has read it
@@ -400,7 +400,7 @@ class ConsumerGroup:
 
     # -- what they should have, and what they have ----------------------------------------------------
 
-    def _aim(self, view: View, changed: bool, now_ms: int) -> None:
+    def _aim(self, view: TopicsView, changed: bool, now_ms: int) -> None:
         """Make a new target, if anything has changed that it depends on, and the last one is long enough ago."""
         if changed or view.revision != self._revision:
             self._revision = view.revision
@@ -436,7 +436,7 @@ class ConsumerGroup:
         elif member.act_by_ms is None or member.revoking != revoking:
             member.act_by_ms = now_ms + member.rebalance_ms
 
-    def _own(self, member: ConsumerMember, assigned: dict[Part, int], revoking: dict[Part, int]) -> None:
+    def _own(self, member: ConsumerMember, assigned: dict[IdAndNumber, int], revoking: dict[IdAndNumber, int]) -> None:
         """Let the member have these partitions, and no others."""
         if member.assigned.keys() == assigned.keys() and member.revoking.keys() == revoking.keys():
             return

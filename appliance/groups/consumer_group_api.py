@@ -11,8 +11,8 @@ from ..security.acls import Operation, ResourceType
 from ..wire.kafka.call import Answer, Call, Handler, retriable
 from ..wire.kafka.codes import Code
 from ..wire.kafka.metadata_reply import asked_id
-from .assignors import ASSIGNORS, Part
-from .consumer_group import JOIN, Beat, Beaten, ConsumerGroup, View
+from .assignors import ASSIGNORS, IdAndNumber
+from .consumer_group import JOIN, Beat, Beaten, ConsumerGroup, TopicsView
 from .consumer_member import LEFT, ConsumerMember, Matching
 from .group_coordinator import GroupCoordinator
 from .store import GroupStore
@@ -46,7 +46,7 @@ class ConsumerGroupApi:
         fault = self._fault(call) or await self._refusal(call)
         if fault is not None:
             return self._answer(name, fault)
-        view = View(self._store.revision, self._store.topics())
+        view = TopicsView(self._store.revision, self._store.topics())
         try:
             beat = self._beat(call, view)
         except ValueError as bad:
@@ -117,7 +117,7 @@ class ConsumerGroupApi:
             return Beaten(Code.TOPIC_AUTHORIZATION_FAILED, f"not permitted on topic {hidden[0]!r}")
         return None
 
-    def _beat(self, call: Call, view: View) -> Beat:
+    def _beat(self, call: Call, view: TopicsView) -> Beat:
         """Raises ValueError: the regular expression is none."""
         request = call.request
         names, owned = request.subscribed_topic_names, request.topic_partitions
@@ -137,7 +137,7 @@ class ConsumerGroupApi:
             full=says_topics and request.rebalance_timeout_ms >= 0 and owned is not None,
         )
 
-    def _matching(self, call: Call, view: View) -> Matching | None:
+    def _matching(self, call: Call, view: TopicsView) -> Matching | None:
         """What the member's regular expression matches of what it may see; None: as before."""
         request = call.request
         group = self._groups.get(request.group_id)
@@ -214,11 +214,11 @@ def _described_member(group: ConsumerGroup, member: ConsumerMember) -> dict[str,
     }
 
 
-def _parts(topics: Iterable[Any]) -> frozenset[Part]:
+def _parts(topics: Iterable[Any]) -> frozenset[IdAndNumber]:
     return frozenset((asked_id(topic.topic_id).hex, number) for topic in topics for number in topic.partitions)
 
 
-def _partition_rows(parts: Collection[Part], names: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
+def _partition_rows(parts: Collection[IdAndNumber], names: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
     """Partitions as the wire has them; with ``names`` also those, and without topics that have none any more."""
     topics: dict[str, list[int]] = {}
     for id, number in sorted(parts):

@@ -1,7 +1,7 @@
 """Keeps all groups of the consumer protocol (KIP-848) of this appliance, their deadlines, and the memory they take.
 
-:class:`ConsumerGroups` is for them what :class:`~.membership.Membership` is for groups of the classic protocol, and as
-free of I/O.  The rules of a single group are in :mod:`.consumer_group`.
+:class:`ConsumerGroups` is for them what :class:`~.membership.ClassicGroups` is for groups of the classic protocol, and
+as free of I/O.  The rules of a single group are in :mod:`.consumer_group`.
 
 A group exists here while it has members.  After the coordinator has died, the next one restores them
 (:mod:`.snapshots`); a member that is not among them is answered UNKNOWN_MEMBER_ID, gives up what it owns, and joins
@@ -16,8 +16,8 @@ from ..errors import OutOfResources
 from ..wire.kafka.codes import Code
 from . import classic_members
 from .alarms import Alarms
-from .assignors import Part
-from .consumer_group import JOIN, Beat, Beaten, ConsumerGroup, View
+from .assignors import IdAndNumber
+from .consumer_group import JOIN, Beat, Beaten, ConsumerGroup, TopicsView
 from .group_settings import OwnSettings, limits_with
 from .messages import Join, Joined, Limits, Sync, Synced
 from .snapshots import ConsumerSnapshot
@@ -100,7 +100,7 @@ class ConsumerGroups:
         self._set_alarm(group)
         self._on_changed(group, now_ms)
 
-    def beat(self, name: str, beat: Beat, view: View, now_ms: int) -> Beaten:
+    def beat(self, name: str, beat: Beat, view: TopicsView, now_ms: int) -> Beaten:
         """Answer a heartbeat; one with epoch 0 makes the group, if there is none."""
         group = self._groups.get(name)
         if group is None and beat.epoch != JOIN:
@@ -119,8 +119,8 @@ class ConsumerGroups:
         self._on_answered(group, answer.member_id, now_ms)
         return answer
 
-    def join(self, name: str, join: Join, new_id: Callable[[], str], view: View, now_ms: int) -> Joined:
-        """Answer a JoinGroup in a group that is here; ``new_id``: see :class:`~.membership.Membership`."""
+    def join(self, name: str, join: Join, new_id: Callable[[], str], view: TopicsView, now_ms: int) -> Joined:
+        """Answer a JoinGroup in a group that is here; ``new_id``: see :class:`~.membership.ClassicGroups`."""
         error = self._limits.refuse(join)
         if not error and self._size + join.size > self._limits.bytes_max:
             error = Code.GROUP_MAX_SIZE_REACHED
@@ -142,7 +142,7 @@ class ConsumerGroups:
         self._on_answered(group, member_id, now_ms)
         return code
 
-    def commit_code(self, name: str, member_id: str, epoch: int, part: Part | None = None) -> Code:
+    def commit_code(self, name: str, member_id: str, epoch: int, part: IdAndNumber | None = None) -> Code:
         """See :meth:`ConsumerGroup.commit_code`; without such a group there is no member of that name."""
         group = self._groups.get(name)
         if group is None:

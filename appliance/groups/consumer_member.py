@@ -20,7 +20,7 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from .assignors import Part
+from .assignors import IdAndNumber
 from .messages import MEMBER_BYTES, Metadata, metadata_bytes
 from .snapshots import ConsumerMemberSnapshot
 
@@ -66,9 +66,9 @@ class ConsumerMember:
     assignor: str = ""
     epoch: int = 0
     previous_epoch: int = 0
-    assigned: dict[Part, int] = field(default_factory=dict)
-    revoking: dict[Part, int] = field(default_factory=dict)
-    target: frozenset[Part] = frozenset()
+    assigned: dict[IdAndNumber, int] = field(default_factory=dict)
+    revoking: dict[IdAndNumber, int] = field(default_factory=dict)
+    target: frozenset[IdAndNumber] = frozenset()
     waits: bool = False
     """Whether others still have something of its target."""
     expires_ms: int = 0
@@ -133,7 +133,7 @@ class ConsumerMember:
         topics = subscription_bytes(self.topics) + 8 * len(self.matching.topics)
         return MEMBER_BYTES + sum(map(len, names)) + topics + offered
 
-    def accepts(self, epoch: int, owned: Set[Part] | None) -> bool:
+    def accepts(self, epoch: int, owned: Set[IdAndNumber] | None) -> bool:
         """Whether a heartbeat with this epoch is of this life of the member.
 
         The epoch before is, if the member owns nothing but what it was assigned: the answer was lost (KAFKA-14462).
@@ -142,7 +142,7 @@ class ConsumerMember:
             return True
         return epoch == self.previous_epoch and epoch < self.epoch and (owned or set()) <= self.assigned.keys()
 
-    def has_since(self, part: Part, epoch: int) -> bool:
+    def has_since(self, part: IdAndNumber, epoch: int) -> bool:
         """Whether the partition has been the member's from ``epoch`` on, without a break."""
         since = self.assigned.get(part, self.revoking.get(part))
         return since is not None and since <= epoch
@@ -151,7 +151,7 @@ class ConsumerMember:
         """Whether it has all of the target of this epoch, and nothing else."""
         return self.epoch == epoch and not self.revoking and not self.waits
 
-    def reconcile(self, epoch: int, owned: Set[Part] | None, is_free: Callable[[Part], bool]) -> None:
+    def reconcile(self, epoch: int, owned: Set[IdAndNumber] | None, is_free: Callable[[IdAndNumber], bool]) -> None:
         """Take the next step to ``target``, whose epoch is given.
 
         ``owned``: what the client says it owns, None: as before.  ``is_free``: nobody has the partition.
@@ -173,7 +173,7 @@ class ConsumerMember:
         self.waits = len(gained) < len(missing)
 
 
-def _owns(owned: Set[Part] | None, parts: dict[Part, int]) -> bool:
+def _owns(owned: Set[IdAndNumber] | None, parts: dict[IdAndNumber, int]) -> bool:
     """Whether the client still has some of ``parts``; yes, if it has not said."""
     return bool(parts) and (owned is None or not owned.isdisjoint(parts))
 

@@ -33,7 +33,7 @@ RACK_FROM: Final = 3
 """The first version of a subscription that has the rack."""
 
 
-class Subscription(NamedTuple):
+class OfferedSubscription(NamedTuple):
     """``owned``: what the member still reads while it joins; clients that give everything up first say nothing."""
 
     topics: tuple[str, ...]
@@ -41,7 +41,7 @@ class Subscription(NamedTuple):
     rack: str | None
 
 
-def decode_subscription(data: bytes) -> Subscription:
+def decode_subscription(data: bytes) -> OfferedSubscription:
     """Raises BadValue: it is none."""
     try:
         (version,) = _I16.unpack_from(data)
@@ -55,7 +55,7 @@ def decode_subscription(data: bytes) -> Subscription:
             rack, _ = _string(data, position + _I32.size)
     except (struct.error, ValueError) as error:
         raise BadValue(f"no subscription of a consumer: {error}") from None
-    return Subscription(topics, owned, rack)
+    return OfferedSubscription(topics, owned, rack)
 
 
 def decode_assignment(data: bytes) -> tuple[TopicPartition, ...]:

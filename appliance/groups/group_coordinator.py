@@ -3,7 +3,7 @@
 A group is read when it is asked for and has no members here (:meth:`GroupCoordinator.load`): the coordinator before
 this one has stored what its members were told.  What they are told here is stored before (``snapshot_writes``).
 
-JoinGroup and SyncGroup wait: the token that :class:`Membership` keeps for them is an asyncio future.
+JoinGroup and SyncGroup wait: the token that :class:`ClassicGroups` keeps for them is an asyncio future.
 :meth:`GroupCoordinator.carry_out` resolves it, registers changed members, and sets the alarm for the next deadline.
 
 A group changes its protocol while its members go on (:mod:`.migration`): to the consumer protocol by
@@ -35,8 +35,8 @@ from .consumer_group import ConsumerGroup
 from .consumer_groups import ConsumerGroups
 from .group_settings import OwnSettings
 from .group_state import Group
-from .membership import Emptied, Membership
-from .messages import Limits, Reply
+from .membership import ClassicGroups, Emptied
+from .messages import Limits, MemberReply
 from .migration import Migration
 from .snapshot_writes import SnapshotWrites
 from .snapshots import ClassicSnapshot
@@ -58,14 +58,14 @@ def coordinator_of(group: str, brokers: Sequence[Broker]) -> Broker:
 
 
 class GroupCoordinator:
-    """Runs :class:`Membership` in one event loop, with its clock.  ``new_id`` returns a text that is unique for ever.
+    """Runs :class:`ClassicGroups` in an event loop, with its clock.  ``new_id`` returns a text that is unique for ever.
 
     The handlers of this package use :attr:`membership`, and :attr:`consumers`, which has the groups of the consumer
     protocol; after a call that may change one of them they call :meth:`carry_out`.  A group with members is in one.
     """
 
     def __init__(self, store: GroupStore, limits: Limits, new_id: Callable[[], str]) -> None:
-        self.membership = Membership(limits, new_id)
+        self.membership = ClassicGroups(limits, new_id)
         self.consumers = ConsumerGroups(
             limits, lambda name, now_ms: self.membership.remember(name, consumer_protocol.TYPE, now_ms)
         )
@@ -199,7 +199,7 @@ class GroupCoordinator:
         return await self._writes.settle(group)
 
     def delete(self, group: str) -> Code:
-        """Delete a group without members: see :meth:`Membership.delete`."""
+        """Delete a group without members: see :meth:`ClassicGroups.delete`."""
         if self.consumers.get(group) is not None:
             return Code.NON_EMPTY_GROUP
         code = self.membership.delete(group, self.now_ms())
@@ -219,14 +219,16 @@ class GroupCoordinator:
 
     # -- waiting --------------------------------------------------------------------------------------
 
-    async def wait_for(self, refusal: Reply, ask: Callable[[asyncio.Future[Reply], int], None]) -> Reply:
+    async def wait_for(
+        self, refusal: MemberReply, ask: Callable[[asyncio.Future[MemberReply], int], None]
+    ) -> MemberReply:
         """The reply to a request that may have to wait for other members.
 
         ``refusal`` is the reply while ``waits_max`` others wait, since waiting requests take room from all others.
         """
         if self._waiting >= self._waits_max:
             return refusal
-        answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[MemberReply] = asyncio.get_running_loop().create_future()
         self._waiting += 1
         try:
             ask(answer, self.now_ms())
@@ -292,7 +294,7 @@ class GroupCoordinator:
         ]
 
 
-def _answer(token: asyncio.Future[Reply], reply: Reply) -> None:
+def _answer(token: asyncio.Future[MemberReply], reply: MemberReply) -> None:
     if not token.done():  # done: its request was cancelled, since the process is stopping
         token.set_result(reply)
 

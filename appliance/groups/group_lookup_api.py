@@ -10,7 +10,7 @@ from ..wire.kafka.call import Answer, Call, Handler, retriable
 from ..wire.kafka.codes import Code
 from . import consumer_protocol
 from .group_coordinator import GroupCoordinator
-from .group_state import Group, State
+from .group_state import Group, GroupState
 from .store import GroupStore, RegisteredGroup
 
 CLASSIC: Final = "classic"
@@ -64,13 +64,13 @@ class GroupLookupApi:
             return {"error_code": retriable(fault, Code.COORDINATOR_LOAD_IN_PROGRESS), "group_state": ""}
         emptied = self._coordinator.emptied()
         if registered is None and name not in emptied:
-            return {"group_state": State.DEAD.value} | (_NOT_FOUND if call.version >= NOT_FOUND_FROM else {})
+            return {"group_state": GroupState.DEAD.value} | (_NOT_FOUND if call.version >= NOT_FOUND_FROM else {})
         if registered is not None and registered.native and registered.members:
             return _described_by_assignments(registered)
         protocol_type = registered.protocol_type if registered is not None else ""
         if name in emptied:
             protocol_type = protocol_type or emptied[name].protocol_type
-        return {"group_state": State.EMPTY.value, "protocol_type": protocol_type}
+        return {"group_state": GroupState.EMPTY.value, "protocol_type": protocol_type}
 
     async def _list(self, call: Call) -> Answer:
         brokers = self._store.brokers(call.listener)
@@ -84,7 +84,7 @@ class GroupLookupApi:
             if self._coordinator.coordinates(name, brokers):
                 rows[name] = consumer_protocol.TYPE, self._coordinator.state(name)
         emptied = self._coordinator.emptied()
-        resting = {name: (group.protocol_type, State.EMPTY.value) for name, group in emptied.items()}
+        resting = {name: (group.protocol_type, GroupState.EMPTY.value) for name, group in emptied.items()}
         error: int = Code.NONE
         try:
             for registered in await self._store.groups(
@@ -92,9 +92,9 @@ class GroupLookupApi:
             ):
                 name = registered.name
                 if registered.native and registered.members:
-                    resting[name] = consumer_protocol.TYPE, State.STABLE.value
+                    resting[name] = consumer_protocol.TYPE, GroupState.STABLE.value
                 elif registered.protocol_type or name not in resting:
-                    resting[name] = registered.protocol_type, State.EMPTY.value
+                    resting[name] = registered.protocol_type, GroupState.EMPTY.value
         except ApplianceError as fault:
             error = retriable(fault, Code.COORDINATOR_LOAD_IN_PROGRESS)
         rows = {name: row for name, row in resting.items() if self._coordinator.coordinates(name, brokers)} | rows
@@ -140,7 +140,7 @@ class GroupLookupApi:
 
 
 def _described(group: Group) -> dict[str, Any]:
-    stable = group.state is State.STABLE
+    stable = group.state is GroupState.STABLE
     members = [
         {
             "member_id": member.id,
@@ -173,7 +173,7 @@ def _described_by_assignments(group: RegisteredGroup) -> dict[str, Any]:
         for member in group.members
     ]
     return {
-        "group_state": State.STABLE.value,
+        "group_state": GroupState.STABLE.value,
         "protocol_type": consumer_protocol.TYPE,
         "protocol_data": "range",
         "members": members,

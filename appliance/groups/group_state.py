@@ -35,13 +35,13 @@ from enum import Enum
 from ..wire.kafka.codes import Code
 from .deadlines import Deadlines
 from .members import Member, Members
-from .messages import Join, Joined, Limits, Metadata, Reply, Sync, Synced, Token
+from .messages import Join, Joined, Limits, MemberReply, Metadata, Sync, Synced, Token
 from .snapshots import ClassicMember, ClassicSnapshot
 
 GENERATION_MAX = 2**31 - 1
 
 
-class State(Enum):
+class GroupState(Enum):
     """The value is the name that DescribeGroups and ListGroups show."""
 
     EMPTY = "Empty"
@@ -64,9 +64,9 @@ class Group:
 
     name: str
     limits: Limits
-    answer: Callable[[Token, Reply], None]
+    answer: Callable[[Token, MemberReply], None]
     new_id: Callable[[], str]
-    state: State = State.EMPTY
+    state: GroupState = GroupState.EMPTY
     generation: int = 0
     protocol_type: str = ""
     protocol: str = ""
@@ -92,11 +92,11 @@ class Group:
 
     def next_deadline_ms(self) -> int | None:
         deadlines = self.roster.deadlines_ms()
-        if self.state is State.PREPARING:
+        if self.state is GroupState.PREPARING:
             deadlines.append(self._deadlines.rebalance_ms)
             if self._deadlines.delay_ms is not None:
                 deadlines.append(self._deadlines.delay_ms)
-        elif self.state is State.COMPLETING:
+        elif self.state is GroupState.COMPLETING:
             deadlines.append(self._deadlines.sync_ms)
         return min(deadlines, default=None)
 
@@ -104,7 +104,7 @@ class Group:
 
     def snapshot(self) -> ClassicSnapshot | None:
         """The generation; None while none has an assignment, or nobody is in it."""
-        if self.state is not State.STABLE or not self.members:
+        if self.state is not GroupState.STABLE or not self.members:
             return None
         return ClassicSnapshot(
             self.generation,
@@ -133,7 +133,7 @@ class Group:
             )
         self.generation, self.leader = snapshot.generation, snapshot.leader
         self.protocol_type, self.protocol = snapshot.protocol_type, snapshot.protocol
-        self.state, self.registered = State.STABLE, False
+        self.state, self.registered = GroupState.STABLE, False
 
     # -- requests -------------------------------------------------------------------------------------
 
@@ -158,17 +158,17 @@ class Group:
         told = ((sync.protocol_type, self.protocol_type), (sync.protocol, self.protocol))
         if not error and any(theirs not in (None, ours) for theirs, ours in told):
             error = Code.INCONSISTENT_GROUP_PROTOCOL
-        if not error and self.state is State.PREPARING:
+        if not error and self.state is GroupState.PREPARING:
             error = Code.REBALANCE_IN_PROGRESS
         if error:
             self.answer(token, Synced(error))
             return
         member = self.members[sync.member_id]
-        if self.state is State.STABLE:
+        if self.state is GroupState.STABLE:
             member.renew(now_ms)
             self.answer(token, _synced(self, member))
             return
-        assert self.state is State.COMPLETING, self.state
+        assert self.state is GroupState.COMPLETING, self.state
         if member.syncing is not None:  # the client gave that request up and sent another one
             self.answer(member.syncing, Synced(Code.REBALANCE_IN_PROGRESS))
         member.syncing = token
@@ -182,7 +182,7 @@ class Group:
             return error
         member = self.members[member_id]
         member.renew(now_ms)
-        return Code.REBALANCE_IN_PROGRESS if self.state is State.PREPARING else Code.NONE
+        return Code.REBALANCE_IN_PROGRESS if self.state is GroupState.PREPARING else Code.NONE
 
     def leave(self, member_id: str, instance: str | None, now_ms: int) -> Code:
         """Remove a member; an administrator names a static member by its instance alone (``member_id`` empty)."""
@@ -208,7 +208,7 @@ class Group:
         if generation < 0 and not member_id and instance is None:
             return Code.UNKNOWN_MEMBER_ID
         error = self.roster.check(member_id, instance)
-        if not error and not (self.state is State.COMPLETING and generation == self.generation - 1):
+        if not error and not (self.state is GroupState.COMPLETING and generation == self.generation - 1):
             error = self._check_generation(generation)
         if not error:
             member = self.members[member_id]
@@ -225,14 +225,14 @@ class Group:
     def tick(self, now_ms: int) -> None:
         """Enforce every deadline that is over."""
         late = self.roster.late(now_ms)
-        if self.state is State.COMPLETING and self._deadlines.sync_ms <= now_ms:
+        if self.state is GroupState.COMPLETING and self._deadlines.sync_ms <= now_ms:
             late |= self._unsynced
         for member_id in late:
             self._remove(self.members[member_id], Code.UNKNOWN_MEMBER_ID)
         if late:
             self.rebalance(now_ms)
         self._deadlines.end_delay(now_ms)
-        if self.state is State.PREPARING and self._deadlines.rebalance_ms <= now_ms:
+        if self.state is GroupState.PREPARING and self._deadlines.rebalance_ms <= now_ms:
             self._begin_generation(now_ms)
         else:
             self._complete_if_ready(now_ms)
@@ -242,7 +242,7 @@ class Group:
         for member in list(self.members.values()):
             self._remove(member, error)
         self.roster.expected.clear()
-        self.state = State.DEAD
+        self.state = GroupState.DEAD
 
     # -- joining --------------------------------------------------------------------------------------
 
@@ -274,7 +274,9 @@ class Group:
         member = self.members[join.member_id]
         unchanged = member.protocols == join.protocols
         member.renew(now_ms)
-        if unchanged and (self.state is State.COMPLETING or (self.state is State.STABLE and member.id != self.leader)):
+        if unchanged and (
+            self.state is GroupState.COMPLETING or (self.state is GroupState.STABLE and member.id != self.leader)
+        ):
             self.answer(token, _joined(self, member))
             return
         self._update(member, token, join)
@@ -305,7 +307,7 @@ class Group:
         self.roster.add(member)
         if led_by == old.id:
             self.leader = member_id
-        if self.state is State.STABLE and self.roster.elect_protocol() == self.protocol:
+        if self.state is GroupState.STABLE and self.roster.elect_protocol() == self.protocol:
             self.saved = False
             self.answer(token, _joined(self, member)._replace(leader=led_by, members=()))
         else:
@@ -316,19 +318,19 @@ class Group:
 
     def rebalance(self, now_ms: int) -> None:
         """Begin a rebalance, unless one is in progress."""
-        if self.state is not State.PREPARING:
+        if self.state is not GroupState.PREPARING:
             for member in self.members.values():
-                member.assignment = b"" if self.state is State.COMPLETING else member.assignment
+                member.assignment = b"" if self.state is GroupState.COMPLETING else member.assignment
                 if member.syncing is not None:
                     self._answer_sync(member, Synced(Code.REBALANCE_IN_PROGRESS), now_ms)
-            delay_ms = self.limits.initial_delay_ms if self.state is State.EMPTY else 0
+            delay_ms = self.limits.initial_delay_ms if self.state is GroupState.EMPTY else 0
             self._deadlines.begin_rebalance(now_ms, self.roster.rebalance_ms, delay_ms)
-            self.state = State.PREPARING
+            self.state = GroupState.PREPARING
             self._unsynced.clear()
         self._complete_if_ready(now_ms)
 
     def _complete_if_ready(self, now_ms: int) -> None:
-        if self.state is not State.PREPARING:
+        if self.state is not GroupState.PREPARING:
             return
         awaited = any(member.joining is None for member in self.members.values()) or self.roster.expected
         if not self.members or (not awaited and self._deadlines.delay_ms is None):
@@ -345,13 +347,13 @@ class Group:
         self._deadlines.delay_ms = None
         self.generation = self.generation % GENERATION_MAX + 1
         if not present:
-            self.state, self.protocol, self.leader = State.EMPTY, "", ""
+            self.state, self.protocol, self.leader = GroupState.EMPTY, "", ""
             self.registered = self.saved = False
             return
         self.protocol = self.roster.elect_protocol()
         if self.leader not in self.members or self.members[self.leader].joining is None:
             self.leader = present[0].id
-        self.state = State.COMPLETING
+        self.state = GroupState.COMPLETING
         self._unsynced = set(self.members)
         self._deadlines.begin_sync(now_ms, self.roster.rebalance_ms)
         for member in self.members.values():
@@ -362,7 +364,7 @@ class Group:
             self.answer(token, _joined(self, member))
 
     def _assign(self, assignments: dict[str, bytes], now_ms: int) -> None:
-        self.state, self.registered, self.saved = State.STABLE, False, False
+        self.state, self.registered, self.saved = GroupState.STABLE, False, False
         for member in self.members.values():
             member.assignment = assignments.get(member.id, b"")
             if member.syncing is not None:

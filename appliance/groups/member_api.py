@@ -8,7 +8,7 @@ from typing import Any
 from ..errors import ApplianceError
 from ..wire.kafka.call import Answer, Call, Handler
 from ..wire.kafka.codes import Code
-from .consumer_group import View
+from .consumer_group import TopicsView
 from .group_coordinator import GroupCoordinator
 from .messages import Join, Joined, Metadata, Sync, Synced
 from .store import GroupStore
@@ -67,7 +67,7 @@ class MemberApi:
 
     async def _join_consumers(self, name: str, join: Join) -> Joined:
         """Join a group of the consumer protocol."""
-        view = View(self._store.revision, self._store.topics())
+        view = TopicsView(self._store.revision, self._store.topics())
         now_ms = self._coordinator.now_ms()
         joined = self._consumers.join(name, join, self._coordinator.new_id, view, now_ms)
         self._coordinator.carry_out()

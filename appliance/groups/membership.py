@@ -1,7 +1,7 @@
 """Keeps all Kafka groups that this appliance coordinates, their next deadlines, and the memory that they take.
 
-:class:`Membership` is sans-IO: requests are calls with a token, the clock is an argument, and replies are collected
-until :meth:`Membership.take_replies`.  The rules of a single group are in :mod:`.group_state`.
+:class:`ClassicGroups` is sans-IO: requests are calls with a token, the clock is an argument, and replies are collected
+until :meth:`ClassicGroups.take_replies`.  The rules of a single group are in :mod:`.group_state`.
 
 A group exists here while it has members, or has given ids to clients.  After the coordinator has died, the next one
 restores its last generation (:mod:`.snapshots`); a member that is not in it is answered UNKNOWN_MEMBER_ID and joins
@@ -21,7 +21,7 @@ from ..errors import OutOfResources
 from ..wire.kafka.codes import Code
 from .alarms import Alarms
 from .group_state import Group
-from .messages import Join, Joined, Limits, Reply, Sync, Synced, Token
+from .messages import Join, Joined, Limits, MemberReply, Sync, Synced, Token
 from .snapshots import ClassicSnapshot
 
 EMPTY_MS: Final = 600_000
@@ -35,7 +35,7 @@ class Emptied(NamedTuple):
     until_ms: int
 
 
-class Membership:
+class ClassicGroups:
     """All groups.  ``new_id`` returns a text that is unique for ever, such as a random UUID."""
 
     def __init__(self, limits: Limits, new_id: Callable[[], str]) -> None:
@@ -45,7 +45,7 @@ class Membership:
         self._sizes: dict[str, int] = {}
         self._size = 0
         self._alarms = Alarms()
-        self._replies: list[tuple[str, Token, Reply]] = []
+        self._replies: list[tuple[str, Token, MemberReply]] = []
         self._changed: set[str] = set()
         self._unsaved: set[str] = set()
         self._emptied: OrderedDict[str, Emptied] = OrderedDict()
@@ -69,7 +69,7 @@ class Membership:
         """When to call :meth:`tick` at the latest; calling it earlier does no harm."""
         return self._alarms.next_ms()
 
-    def take_replies(self) -> list[tuple[str, Token, Reply]]:
+    def take_replies(self) -> list[tuple[str, Token, MemberReply]]:
         """Group, token and reply of each, in order."""
         replies, self._replies = self._replies, []
         return replies
@@ -115,7 +115,7 @@ class Membership:
         self._on_changed(group, now_ms)
 
     def _new(self, name: str) -> Group:
-        def answer(token: Token, reply: Reply) -> None:
+        def answer(token: Token, reply: MemberReply) -> None:
             self._replies.append((name, token, reply))
 
         return Group(name, self._limits, answer, self._new_id)

@@ -126,7 +126,7 @@ class Synced(NamedTuple):
     assignment: bytes = b""
 
 
-Reply = Joined | Synced
+MemberReply = Joined | Synced
 
 
 def metadata_bytes(protocols: Iterable[Metadata]) -> int:

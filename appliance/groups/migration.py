@@ -23,12 +23,12 @@ from ..catalog import Topic
 from ..errors import BadValue, OutOfResources
 from ..names import TopicPartition
 from ..wire.kafka.codes import Code
-from .assignors import Part
+from .assignors import IdAndNumber
 from .consumer_groups import ConsumerGroups
 from .consumer_member import Classic, ConsumerMember
 from .consumer_protocol import TYPE, decode_assignment, decode_subscription, encode_assignment
 from .members import elected
-from .membership import Membership
+from .membership import ClassicGroups
 from .messages import Limits, Metadata
 from .snapshots import ClassicMember, ClassicSnapshot, ConsumerSnapshot
 
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 class Migration:
     """Moves groups between the two that keep them.  No I/O; the clock is an argument."""
 
-    def __init__(self, membership: Membership, consumers: ConsumerGroups, limits: Limits) -> None:
+    def __init__(self, membership: ClassicGroups, consumers: ConsumerGroups, limits: Limits) -> None:
         self._membership, self._consumers, self._limits = membership, consumers, limits
 
     def upgrade(self, name: str, instance: str | None, topics: Mapping[str, Topic], now_ms: int) -> tuple[Code, str]:
@@ -153,11 +153,11 @@ def _offer(member: ClassicMember, protocol: str) -> bytes:
     return next((data for name, data in member.protocols if name == protocol), b"")
 
 
-def _parts(partitions: Iterable[TopicPartition], topics: Mapping[str, Topic]) -> set[Part]:
+def _parts(partitions: Iterable[TopicPartition], topics: Mapping[str, Topic]) -> set[IdAndNumber]:
     return {
         (topics[name].id, number) for name, number in partitions if name in topics and number in topics[name].partitions
     }
 
 
-def _is_owned(topic: Topic, owners: Mapping[Part, str]) -> bool:
+def _is_owned(topic: Topic, owners: Mapping[IdAndNumber, str]) -> bool:
     return any((topic.id, number) in owners for number in topic.partitions)

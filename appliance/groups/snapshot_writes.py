@@ -26,7 +26,7 @@ from typing import Any, Final
 
 from ..errors import ApplianceError, NotCoordinator, Unavailable
 from ..wire.kafka.codes import Code
-from .messages import Reply, Token
+from .messages import MemberReply, Token
 from .store import GroupStore
 
 WRITE_MS_MAX: Final = 3_000
@@ -42,7 +42,7 @@ class _Write:
     def __init__(self, content: bytes | None) -> None:
         self.content = content
         self.newest = 1
-        self.held: list[tuple[int, Token, Reply]] = []
+        self.held: list[tuple[int, Token, MemberReply]] = []
         self.waiting: list[tuple[int, asyncio.Future[Code]]] = []
         self.task: asyncio.Task[None] | None = None
 
@@ -50,7 +50,7 @@ class _Write:
 class SnapshotWrites:
     """``answer`` gives an answer to its request."""
 
-    def __init__(self, store: GroupStore, answer: Callable[[Token, Reply], None]) -> None:
+    def __init__(self, store: GroupStore, answer: Callable[[Token, MemberReply], None]) -> None:
         self._store, self._answer = store, answer
         self._writes: dict[str, _Write] = {}
 
@@ -64,7 +64,7 @@ class SnapshotWrites:
         write = self._writes[group] = _Write(content)
         write.task = asyncio.get_running_loop().create_task(self._write(group, write))
 
-    def give(self, group: str, token: Token, reply: Reply) -> None:
+    def give(self, group: str, token: Token, reply: MemberReply) -> None:
         """Give an answer, once all is stored that was begun before."""
         write = self._writes.get(group)
         if write is None:
@@ -141,5 +141,5 @@ class SnapshotWrites:
                 done.set_result(Code.NOT_COORDINATOR if is_lost else Code.NONE)
 
 
-def _refused(reply: Reply) -> Any:
+def _refused(reply: MemberReply) -> Any:
     return reply._replace(error=Code.NOT_COORDINATOR)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import msgspec
 
 from ..errors import BadValue
-from .assignors import Part
+from .assignors import IdAndNumber
 
 
 class ClassicMember(msgspec.Struct, frozen=True, array_like=True):
@@ -54,9 +54,9 @@ class ConsumerMemberSnapshot(msgspec.Struct, frozen=True, array_like=True):
     assignor: str
     epoch: int
     previous_epoch: int
-    assigned: tuple[tuple[Part, int], ...]
-    revoking: tuple[tuple[Part, int], ...]
-    target: tuple[Part, ...]
+    assigned: tuple[tuple[IdAndNumber, int], ...]
+    revoking: tuple[tuple[IdAndNumber, int], ...]
+    target: tuple[IdAndNumber, ...]
     waits: bool
     session_ms: int = 0
     protocols: tuple[tuple[str, bytes], ...] = ()

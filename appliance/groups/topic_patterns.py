@@ -12,7 +12,7 @@ from typing import Final
 
 import re2
 
-from .consumer_group import View
+from .consumer_group import TopicsView
 
 PATTERN_BYTES_MAX: Final = 1_024
 PATTERNS_MAX: Final = 256
@@ -27,7 +27,7 @@ class TopicPatterns:
     def __init__(self) -> None:
         self._matched: OrderedDict[str, tuple[int, frozenset[str]]] = OrderedDict()
 
-    def topics(self, pattern: str, view: View) -> frozenset[str]:
+    def topics(self, pattern: str, view: TopicsView) -> frozenset[str]:
         """The names that the whole pattern matches; none for "".
 
         Raises:
@@ -44,7 +44,7 @@ class TopicPatterns:
         self._matched.move_to_end(pattern)
         return matched
 
-    def _match(self, pattern: str, view: View) -> frozenset[str]:
+    def _match(self, pattern: str, view: TopicsView) -> frozenset[str]:
         matches = compiled(pattern)
         return frozenset(name for name in view.topics if matches(name))
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from appliance.catalog import Topic
-from appliance.groups.assignors import Part
-from appliance.groups.consumer_group import LEAVE, Beat, Beaten, ConsumerState, View
+from appliance.groups.assignors import IdAndNumber
+from appliance.groups.consumer_group import LEAVE, Beat, Beaten, ConsumerState, TopicsView
 from appliance.groups.consumer_groups import ConsumerGroups
 from appliance.groups.consumer_member import LEFT, Matching
 from appliance.groups.group_settings import HEARTBEAT, SESSION
@@ -53,7 +53,7 @@ def a_beat(member_id: str = "m", epoch: int = 0, **more: object) -> Beat:
     return beat._replace(**more)  # type: ignore[arg-type]
 
 
-def parts(name: str, *numbers: int) -> frozenset[Part]:
+def parts(name: str, *numbers: int) -> frozenset[IdAndNumber]:
     return frozenset((f"{name:0>32}", number) for number in numbers)
 
 
@@ -69,11 +69,11 @@ class Simulated:
     instance: str | None = None
     assignor: str | None = None
     epoch: int = 0
-    owned: frozenset[Part] = frozenset()
-    assigned: frozenset[Part] = frozenset()
+    owned: frozenset[IdAndNumber] = frozenset()
+    assigned: frozenset[IdAndNumber] = frozenset()
     told_all: bool = False
     """Whether the coordinator knows all of it; False after a lost answer, as in librdkafka."""
-    said_owned: frozenset[Part] | None = None
+    said_owned: frozenset[IdAndNumber] | None = None
 
     def beat(self) -> Beat:
         full = not self.told_all
@@ -116,7 +116,7 @@ class Clients(RuleBasedStateMachine):
         super().__init__()
         self.groups = ConsumerGroups(LIMITS, lambda name, now_ms: None)
         self.now_ms = 0
-        self.view = View(1, topics(a=3, b=2))
+        self.view = TopicsView(1, topics(a=3, b=2))
         self.clients: list[Simulated] = []
         self.away: list[Simulated] = []
         self.made = 0
@@ -247,7 +247,7 @@ class Clients(RuleBasedStateMachine):
             changed[name].id = f"{self.life:x}{name:0>30}"[-32:].rjust(32, "0")
         elif count > len(changed[name].partitions):
             changed[name] = Topic(name, {n: [0] for n in range(count)}, {}, changed[name].id)
-        self.view = View(self.view.revision + 1, changed)
+        self.view = TopicsView(self.view.revision + 1, changed)
 
     @rule(passed_ms=st.sampled_from([1, 5_000, REBALANCE_MS, SESSION_MS]))
     def pass_time(self, passed_ms: int) -> None:
@@ -328,7 +328,7 @@ TestAnyInterleaving = Clients.TestCase
 
 
 def test_a_member_that_does_not_give_up_in_time_is_removed() -> None:
-    groups, view = ConsumerGroups(LIMITS, lambda name, now_ms: None), View(1, topics(a=2))
+    groups, view = ConsumerGroups(LIMITS, lambda name, now_ms: None), TopicsView(1, topics(a=2))
     first = groups.beat("g", a_beat("m"), view, 0)
     assert first.assignment == parts("a", 0, 1)
     second = groups.beat("g", a_beat("n"), view, 1)
@@ -343,9 +343,9 @@ def test_a_member_that_does_not_give_up_in_time_is_removed() -> None:
 
 def test_a_lost_answer_costs_nobody_a_place() -> None:
     """The epoch before is taken, as long as the member owns nothing but what it was assigned (KAFKA-14462)."""
-    groups, view = ConsumerGroups(LIMITS, lambda name, now_ms: None), View(1, topics(a=2))
+    groups, view = ConsumerGroups(LIMITS, lambda name, now_ms: None), TopicsView(1, topics(a=2))
     groups.beat("g", a_beat("m"), view, 0)
-    more = View(2, topics(a=3))
+    more = TopicsView(2, topics(a=3))
     first = groups.beat("g", a_beat("m", 1), more, 0)
     again = groups.beat("g", a_beat("m", 1, owned=parts("a", 0, 1)), more, 0)
     assert (first.epoch, first.assignment) == (again.epoch, again.assignment) == (2, parts("a", 0, 1, 2))
@@ -356,7 +356,7 @@ def test_a_lost_answer_costs_nobody_a_place() -> None:
 
 
 def test_a_static_member_that_is_back_has_what_it_had_and_nobody_else_moves() -> None:
-    groups, view = ConsumerGroups(LIMITS, lambda name, now_ms: None), View(1, topics(a=4))
+    groups, view = ConsumerGroups(LIMITS, lambda name, now_ms: None), TopicsView(1, topics(a=4))
     one = a_beat("m", instance="one")
     assert groups.beat("g", one, view, 0).assignment == parts("a", 0, 1, 2, 3)
     groups.beat("g", a_beat("n"), view, 0)
@@ -377,7 +377,7 @@ def test_a_static_member_that_is_back_has_what_it_had_and_nobody_else_moves() ->
 
 
 def test_a_commit_counts_while_its_partition_was_the_members_all_the_time() -> None:
-    groups, view = ConsumerGroups(LIMITS, lambda name, now_ms: None), View(1, topics(a=2))
+    groups, view = ConsumerGroups(LIMITS, lambda name, now_ms: None), TopicsView(1, topics(a=2))
     assert groups.commit_code("g", "", -1) is Code.NONE
     assert groups.commit_code("g", "m", 1) is Code.UNKNOWN_MEMBER_ID
     groups.beat("g", a_beat("m"), view, 0)
@@ -393,7 +393,7 @@ def test_a_commit_counts_while_its_partition_was_the_members_all_the_time() -> N
 
 def test_a_session_follows_what_the_group_sets() -> None:
     """A longer one holds at once, since the member may be told to beat less often; a shorter one from its next beat."""
-    groups, view = ConsumerGroups(LIMITS, lambda name, now_ms: None), View(1, topics(a=2))
+    groups, view = ConsumerGroups(LIMITS, lambda name, now_ms: None), TopicsView(1, topics(a=2))
     for name in ("g", "other"):
         groups.beat(name, a_beat("m"), view, 0)
     groups.set_own({"g": {SESSION: 2 * SESSION_MS, HEARTBEAT: 700}, "later": {SESSION: 10}}, 0)
@@ -418,7 +418,7 @@ def test_a_session_follows_what_the_group_sets() -> None:
 
 
 def test_a_restored_member_has_the_session_of_its_group_once_that_is_known() -> None:
-    groups, view = ConsumerGroups(LIMITS, lambda name, now_ms: None), View(1, topics(a=2))
+    groups, view = ConsumerGroups(LIMITS, lambda name, now_ms: None), TopicsView(1, topics(a=2))
     groups.beat("g", a_beat("m"), view, 0)
     group = groups.get("g")
     assert group is not None
@@ -432,7 +432,7 @@ def test_a_restored_member_has_the_session_of_its_group_once_that_is_known() -> 
 
 
 def test_groups_members_and_bytes_are_bounded() -> None:
-    groups, view = ConsumerGroups(LIMITS, lambda name, now_ms: None), View(1, topics(a=2))
+    groups, view = ConsumerGroups(LIMITS, lambda name, now_ms: None), TopicsView(1, topics(a=2))
     for number in range(LIMITS.members_max):
         assert groups.beat("g", a_beat(f"m{number}"), view, 0).error is Code.NONE
     assert groups.beat("g", a_beat("one more"), view, 0).error is Code.GROUP_MAX_SIZE_REACHED
@@ -446,7 +446,7 @@ def test_groups_members_and_bytes_are_bounded() -> None:
 
 def test_a_large_group_gets_a_new_target_only_now_and_then() -> None:
     """Goal: however fast members come, targets take a small part of the coordinator's time."""
-    groups, view = ConsumerGroups(Limits(), lambda name, now_ms: None), View(1, topics(a=2_000))
+    groups, view = ConsumerGroups(Limits(), lambda name, now_ms: None), TopicsView(1, topics(a=2_000))
     assert len(groups.beat("g", a_beat("m"), view, 0).assignment or ()) == 2_000
     early = groups.beat("g", a_beat("n"), view, 199)
     group = groups.get("g")
@@ -457,14 +457,14 @@ def test_a_large_group_gets_a_new_target_only_now_and_then() -> None:
 
 
 def test_who_says_nothing_new_is_answered_however_full_it_is() -> None:
-    groups, view = ConsumerGroups(Limits(bytes_max=1_500), lambda name, now_ms: None), View(1, topics(a=2))
+    groups, view = ConsumerGroups(Limits(bytes_max=1_500), lambda name, now_ms: None), TopicsView(1, topics(a=2))
     assert groups.beat("g", a_beat("m"), view, 0).error is Code.NONE
     assert groups.beat("g", a_beat("n"), view, 0).error is Code.GROUP_MAX_SIZE_REACHED
     assert groups.beat("g", a_beat("m", 1), view, 0).error is Code.NONE
 
 
 def test_topics_of_a_pattern_count_like_names() -> None:
-    groups, view = ConsumerGroups(LIMITS, lambda name, now_ms: None), View(1, topics(a=1, b=1))
+    groups, view = ConsumerGroups(LIMITS, lambda name, now_ms: None), TopicsView(1, topics(a=1, b=1))
     matching = Matching("[ab]", frozenset("ab"), 1)
     joined = groups.beat("g", a_beat(topics=frozenset(), matching=matching), view, 0)
     assert joined.assignment == parts("a", 0) | parts("b", 0)

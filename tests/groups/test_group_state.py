@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from appliance.groups.group_state import Group, State
-from appliance.groups.messages import Join, Joined, Limits, Metadata, Reply, Sync, Synced
+from appliance.groups.group_state import Group, GroupState
+from appliance.groups.messages import Join, Joined, Limits, MemberReply, Metadata, Sync, Synced
 from appliance.wire.kafka.codes import Code
 
 RANGE = (Metadata("range", b"r"),)
@@ -20,12 +20,12 @@ class Table:
     """A group with its replies by token, and short ways to play its members."""
 
     def __init__(self, **limits: int) -> None:
-        self.replies: dict[Any, Reply] = {}
+        self.replies: dict[Any, MemberReply] = {}
         self.now_ms = 0
         ids = count(1)
         self.group = Group("g", Limits(**limits), self.answer, lambda: str(next(ids)))
 
-    def answer(self, token: Any, reply: Reply) -> None:
+    def answer(self, token: Any, reply: MemberReply) -> None:
         assert token not in self.replies, f"{token} answered twice"
         self.replies[token] = reply
 
@@ -74,7 +74,7 @@ class Table:
         for name, member_id in zip(names, ids, strict=True):
             assignments = [(other, other.encode()) for other in ids] if member_id == self.group.leader else []
             self.sync(f"sync {name}", member_id, *assignments)
-        assert self.group.state is State.STABLE
+        assert self.group.state is GroupState.STABLE
         return ids
 
 
@@ -163,7 +163,7 @@ def test_a_silent_member_is_out_when_its_session_ends() -> None:
     table.group.heartbeat(ids[0], None, 1, table.now_ms)
     table.wait(1)
     assert list(table.group.members) == [ids[0]]
-    assert table.group.state is State.PREPARING
+    assert table.group.state is GroupState.PREPARING
     table.join("a2", ids[0])
     assert table.joined("a2").generation == 2
 
@@ -209,7 +209,7 @@ def test_the_last_one_to_leave_empties_the_group() -> None:
     table = Table()
     (only,) = table.settle("a")
     assert table.group.leave(only, None, table.now_ms) is Code.NONE
-    assert (table.group.state, table.group.idle) == (State.EMPTY, True)
+    assert (table.group.state, table.group.idle) == (GroupState.EMPTY, True)
     assert table.group.leave(only, None, table.now_ms) is Code.UNKNOWN_MEMBER_ID
 
 
@@ -246,7 +246,7 @@ def test_a_repeated_join_is_answered_from_what_is() -> None:
     table.join("b2", ids[1])
     assert table.joined("b2").generation == 1, "a follower that changes nothing disturbs nobody"
     table.join("b3", ids[1], protocols=BOTH)
-    assert "b3" not in table.replies and table.group.state is State.PREPARING
+    assert "b3" not in table.replies and table.group.state is GroupState.PREPARING
 
 
 def test_a_join_sent_again_supersedes_the_first() -> None:
@@ -294,7 +294,7 @@ def test_offers_that_do_not_fit_are_refused(offer: dict[str, Any]) -> None:
     table.settle("a")
     table.join("b", **offer)
     assert table.joined("b").error is Code.INCONSISTENT_GROUP_PROTOCOL
-    assert table.group.state is State.STABLE
+    assert table.group.state is GroupState.STABLE
 
 
 def test_sync_names_the_protocol_that_was_elected() -> None:
@@ -401,7 +401,7 @@ def test_who_may_commit() -> None:
     table.join("b")
     assert table.group.may_commit(only, None, 1, table.now_ms) is Code.NONE, "before it rejoins"
     table.join("a2", only)
-    assert table.group.state is State.COMPLETING
+    assert table.group.state is GroupState.COMPLETING
     codes = [table.group.may_commit(only, None, generation, table.now_ms) for generation in (0, 1, 2)]
     assert codes == [Code.ILLEGAL_GENERATION, Code.NONE, Code.NONE], "nobody else has its partitions yet"
     table.sync("s2", only)
@@ -415,4 +415,4 @@ def test_dissolving_answers_everybody() -> None:
     table.join("a2", ids[0])
     table.group.dissolve(Code.NOT_COORDINATOR)
     assert table.joined("a2").error is Code.NOT_COORDINATOR
-    assert (table.group.state, table.group.idle, table.group.size) == (State.DEAD, True, 0)
+    assert (table.group.state, table.group.idle, table.group.size) == (GroupState.DEAD, True, 0)

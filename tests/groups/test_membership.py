@@ -9,9 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from appliance.groups.group_state import State
+from appliance.groups.group_state import GroupState
 from appliance.groups.members import Member
-from appliance.groups.membership import EMPTY_MS, Membership
+from appliance.groups.membership import EMPTY_MS, ClassicGroups
 from appliance.groups.messages import Join, Joined, Limits, Metadata, Sync
 from appliance.groups.snapshots import ClassicSnapshot, decode, encode
 from appliance.wire.kafka.codes import Code
@@ -24,9 +24,9 @@ OFFERS = [
 ]
 
 
-def membership(limits: Limits = LIMITS) -> Membership:
+def membership(limits: Limits = LIMITS) -> ClassicGroups:
     ids = count(1)
-    return Membership(limits, lambda: str(next(ids)))
+    return ClassicGroups(limits, lambda: str(next(ids)))
 
 
 def a_join(member_id: str = "", **more: object) -> Join:
@@ -34,7 +34,7 @@ def a_join(member_id: str = "", **more: object) -> Join:
     return join._replace(**more)  # type: ignore[arg-type]
 
 
-def first_error(members: Membership, join: Join, group: str = "g") -> Code:
+def first_error(members: ClassicGroups, join: Join, group: str = "g") -> Code:
     members.join("t", group, join, 0)
     ((*_, reply),) = members.take_replies()
     return reply.error
@@ -116,7 +116,7 @@ def test_dissolve_answers_and_forgets() -> None:
     assert members.names() == [] and members.emptied(0) == {}
 
 
-def emptied_at(members: Membership, group: str, now_ms: int) -> None:
+def emptied_at(members: ClassicGroups, group: str, now_ms: int) -> None:
     """Let a member join the group, and leave it at this time."""
     members.join("t", group, a_join(), now_ms)
     (member_id,) = members.get(group).members  # type: ignore[union-attr]
@@ -183,8 +183,8 @@ class AnyInterleaving(RuleBasedStateMachine):
         self.known: list[tuple[str, str | None, int]] = [("nobody", None, 1)]  # id, instance, generation told
         self.sent: dict[int, str | None] = {}  # join token → instance
 
-    def coordinator(self) -> Membership:
-        return Membership(LIMITS, lambda: str(next(self.ids)))
+    def coordinator(self) -> ClassicGroups:
+        return ClassicGroups(LIMITS, lambda: str(next(self.ids)))
 
     def token(self, instance: str | None = None) -> int:
         token = next(self.tokens)
@@ -318,8 +318,8 @@ class AnyInterleaving(RuleBasedStateMachine):
     @rule(group=groups)
     def all_settle(self, group: str) -> None:
         here = self.members.get(group)
-        if here is not None and here.state is not State.STABLE:
-            if here.state is State.PREPARING:
+        if here is not None and here.state is not GroupState.STABLE:
+            if here.state is GroupState.PREPARING:
                 self.some_join_again(group, 7)
                 self.pass_time(LIMITS.initial_delay_ms)
             self.some_sync(group, 7)
@@ -363,7 +363,7 @@ class AnyInterleaving(RuleBasedStateMachine):
         assert all(group.members for name, group in groups.items() if name in self.stored)
         assert self.stored.keys() <= groups.keys()
         for name, group in groups.items():
-            if group.state is State.STABLE:
+            if group.state is GroupState.STABLE:
                 snapshot = group.snapshot()
                 assert snapshot is not None and encode(snapshot) == self.stored[name]
 
@@ -371,14 +371,14 @@ class AnyInterleaving(RuleBasedStateMachine):
     def states_mean_what_they_say(self) -> None:
         for name in self.members.names():
             group = self.members.get(name)
-            assert group is not None and group.state is not State.DEAD
+            assert group is not None and group.state is not GroupState.DEAD
             members = group.members.values()
-            assert (group.state is State.EMPTY) == (not members)
-            if group.state in (State.COMPLETING, State.STABLE):
+            assert (group.state is GroupState.EMPTY) == (not members)
+            if group.state in (GroupState.COMPLETING, GroupState.STABLE):
                 assert group.leader in group.members and group.protocol
                 assert all(group.protocol in {offer.protocol for offer in m.protocols} for m in members)
                 assert not any(m.joining is not None for m in members)
-            if group.state is not State.COMPLETING:
+            if group.state is not GroupState.COMPLETING:
                 assert not any(m.syncing is not None for m in members)
             assert group.roster.static == {m.instance: m.id for m in members if m.instance is not None}
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from appliance.errors import BadValue
-from appliance.groups.assignors import Part, Subscriber, TopicParts, assign_uniformly
-from appliance.groups.consumer_group import LEAVE, Beaten, View
+from appliance.groups.assignors import IdAndNumber, Subscriber, TopicParts, assign_uniformly
+from appliance.groups.consumer_group import LEAVE, Beaten, TopicsView
 from appliance.groups.consumer_groups import ConsumerGroups
 from appliance.groups.consumer_protocol import (
     TYPE,
@@ -26,8 +26,8 @@ from appliance.groups.consumer_protocol import (
     decode_subscription,
     encode_assignment,
 )
-from appliance.groups.membership import Membership
-from appliance.groups.messages import Join, Joined, Limits, Metadata, Reply, Sync, Synced
+from appliance.groups.membership import ClassicGroups
+from appliance.groups.messages import Join, Joined, Limits, MemberReply, Metadata, Sync, Synced
 from appliance.groups.migration import Migration, to_consumer
 from appliance.groups.snapshots import ClassicSnapshot, decode, encode
 from appliance.wire.kafka.codes import Code
@@ -63,8 +63,8 @@ class Classic:
     instance: str | None = None
     id: str = ""
     generation: int = -1
-    owned: frozenset[Part] = frozenset()
-    told: frozenset[Part] | None = None
+    owned: frozenset[IdAndNumber] = frozenset()
+    told: frozenset[IdAndNumber] | None = None
     wants_to_join: bool = True
     waits_for: int = 0
     """The token of its JoinGroup or SyncGroup that is not answered; 0: there is none."""
@@ -89,7 +89,7 @@ class Changing(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now_ms = 0
-        self.view = View(1, topics(a=3, b=2))
+        self.view = TopicsView(1, topics(a=3, b=2))
         self.classics: list[Classic] = []
         self.consumers: list[Simulated] = []
         self.cooperative = False
@@ -99,7 +99,7 @@ class Changing(RuleBasedStateMachine):
 
     def begin(self) -> None:
         """A coordinator that knows nothing."""
-        self.membership = Membership(LIMITS, self.new_id)
+        self.membership = ClassicGroups(LIMITS, self.new_id)
         self.groups = ConsumerGroups(LIMITS, lambda name, now_ms: None)
         self.migration = Migration(self.membership, self.groups, LIMITS)
         self.asked: dict[int, Classic] = {}
@@ -181,7 +181,7 @@ class Changing(RuleBasedStateMachine):
         client.waits_for = self.made
         self.asked[self.made] = client
 
-    def hear(self, client: Classic, reply: Reply) -> None:
+    def hear(self, client: Classic, reply: MemberReply) -> None:
         client.waits_for = 0
         if reply.error is Code.MEMBER_ID_REQUIRED and isinstance(reply, Joined):
             client.id = reply.member_id
@@ -366,7 +366,7 @@ class Changing(RuleBasedStateMachine):
         count = len(self.view.topics[name].partitions)
         if count < 5:
             sizes = {other: len(topic.partitions) for other, topic in self.view.topics.items()} | {name: count + 1}
-            self.view = View(self.view.revision + 1, topics(**sizes))
+            self.view = TopicsView(self.view.revision + 1, topics(**sizes))
 
     @rule(passed_ms=st.sampled_from([1, 3_000, SESSION_MS, REBALANCE_MS]))
     def pass_time(self, passed_ms: int) -> None:

@@ -6,12 +6,12 @@ import pytest
 
 from appliance.catalog import Topic
 from appliance.groups import topic_patterns
-from appliance.groups.consumer_group import View
+from appliance.groups.consumer_group import TopicsView
 from appliance.groups.topic_patterns import PATTERN_BYTES_MAX, TopicPatterns
 
 
-def view(revision: int, *names: str) -> View:
-    return View(revision, {name: Topic(name, {0: [0]}) for name in names})
+def view(revision: int, *names: str) -> TopicsView:
+    return TopicsView(revision, {name: Topic(name, {0: [0]}) for name in names})
 
 
 @pytest.mark.parametrize(

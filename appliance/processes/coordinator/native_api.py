@@ -32,7 +32,7 @@ from ...errors import (
 from ...groups import group_settings
 from ...groups.consumer_group import ConsumerState
 from ...groups.group_coordinator import GroupCoordinator
-from ...groups.group_state import State
+from ...groups.group_state import GroupState
 from ...groups.store import Commit, RegisteredGroup
 from ...health import host
 from ...names import TopicPartition, check_group
@@ -76,13 +76,13 @@ from .trusted_clock import TrustedClock
 from .users_native_api import UsersNativeApi
 
 STATES: Final = {
-    State.EMPTY.value: "empty",
-    State.PREPARING.value: "rebalancing",
-    State.COMPLETING.value: "rebalancing",
+    GroupState.EMPTY.value: "empty",
+    GroupState.PREPARING.value: "rebalancing",
+    GroupState.COMPLETING.value: "rebalancing",
     ConsumerState.ASSIGNING.value: "rebalancing",
     ConsumerState.RECONCILING.value: "rebalancing",
-    State.STABLE.value: "stable",
-    State.DEAD.value: "empty",
+    GroupState.STABLE.value: "stable",
+    GroupState.DEAD.value: "empty",
 }
 """Ours by Kafka's; those of both protocols have the same names where they mean the same."""
 CONFIGURED: Final = "configured"
@@ -355,11 +355,11 @@ class NativeApi:
     def _standing(self, name: str, native: bool, members: int) -> dict[str, Any]:
         """Protocol, state and number of members."""
         kept = self._kafka_groups.state(name)
-        protocol, state = "", State.EMPTY.value
+        protocol, state = "", GroupState.EMPTY.value
         if kept:
             protocol, state = "kafka", kept
         elif members:
-            protocol, state = "native" if native else "kafka", State.STABLE.value
+            protocol, state = "native" if native else "kafka", GroupState.STABLE.value
         return {"protocol": protocol, "state": STATES[state], "members": members}
 
     async def _offsets(self, request: GroupOffsets, access: Access) -> list[list[Any]]:
