@@ -17,7 +17,7 @@ from ..security.acls import Operation, ResourceType
 from ..wire.kafka.call import Answer, Call, Handler, error_row, rows_by_topic
 from ..wire.kafka.codes import Code
 from .store import UNDECIDED_MS
-from .transaction import Part, Producer, Transaction, TransactionState
+from .transaction import ProducerIdentity, Transaction, TransactionPart, TransactionState
 from .transaction_coordinator import TransactionCoordinator
 
 STATES: Final = frozenset({*(state.value for state in TransactionState), "PrepareEpochFence"})
@@ -110,9 +110,9 @@ class TransactionLookupApi:
         topic = self._coordinator.store.topics().get(key.topic)
         if topic is None or key.partition not in topic.partitions:
             return Code.UNKNOWN_TOPIC_OR_PARTITION
-        producer = Producer(marker.producer_id, marker.producer_epoch)
+        producer = ProducerIdentity(marker.producer_id, marker.producer_epoch)
         try:
-            part = Part(key.topic, topic.id, key.partition)
+            part = TransactionPart(key.topic, topic.id, key.partition)
             decision = marker.transaction_result, UNDECIDED_MS, False
             await self._coordinator.writers.mark(part, producer, marker.coordinator_epoch, *decision)
         except ApplianceError as error:

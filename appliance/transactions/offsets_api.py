@@ -14,7 +14,7 @@ from ..groups.offsets_api import refuse_offset
 from ..names import TopicPartition
 from ..wire.kafka.call import Answer, Call, Handler, error_row, rows_by_topic
 from ..wire.kafka.codes import Code
-from .transaction import Part, PendingOffset, Producer
+from .transaction import PendingOffset, ProducerIdentity, TransactionPart
 from .transaction_coordinator import TransactionCoordinator
 
 _CODES: Final = {
@@ -47,11 +47,11 @@ class TransactionOffsetsApi:
                 note = row.committed_metadata or ""
                 codes[key] = error or refuse_offset(call, key, info, note)
                 if info is not None and not codes[key]:
-                    part = Part(topic.name, info.id, row.partition_index)
+                    part = TransactionPart(topic.name, info.id, row.partition_index)
                     epoch = max(-1, row.committed_leader_epoch)
                     offsets.append(PendingOffset(request.group_id, part, row.committed_offset, note, epoch))
         if offsets:
-            producer = Producer(request.producer_id, request.producer_epoch)
+            producer = ProducerIdentity(request.producer_id, request.producer_epoch)
             code = await self._coordinator.add_offsets(request.transactional_id, producer, request.group_id, offsets)
             codes |= dict.fromkeys((offset.part.key for offset in offsets), _CODES.get(code, code))
         return {"topics": rows_by_topic(codes, error_row)}

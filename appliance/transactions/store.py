@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 from ..catalog import Topic
 from ..names import TopicPartition
-from .transaction import Part, Producer, Transaction
+from .transaction import ProducerIdentity, Transaction, TransactionPart
 
 UNDECIDED_MS: Final = -1
 """The time of a marker that no coordinator has decided: an administrator's."""
@@ -47,8 +47,8 @@ class TransactionStore(Protocol):
     def topics(self) -> Mapping[str, Topic]: ...
 
 
-class Writers(Protocol):
-    async def open(self, part: Part, producer: Producer) -> None:
+class MarkerWriters(Protocol):
+    async def open(self, part: TransactionPart, producer: ProducerIdentity) -> None:
         """Let a partition take batches of the producer's transaction.
 
         Raises:
@@ -57,7 +57,13 @@ class Writers(Protocol):
         """
 
     async def mark(
-        self, part: Part, producer: Producer, coordinator_epoch: int, committed: bool, decided_ms: int, inherited: bool
+        self,
+        part: TransactionPart,
+        producer: ProducerIdentity,
+        coordinator_epoch: int,
+        committed: bool,
+        decided_ms: int,
+        inherited: bool,
     ) -> None:
         """End the transaction in a partition: the marker is flushed when this returns.  Raises as :meth:`open`.
 

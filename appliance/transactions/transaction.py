@@ -68,17 +68,17 @@ OPEN: Final = ENDING | {TransactionState.ONGOING}
 """States with partitions or offsets whose fate is not settled yet."""
 
 
-class Producer(NamedTuple):
+class ProducerIdentity(NamedTuple):
     """Who a producer says it is."""
 
     id: int
     epoch: int
 
 
-NOBODY: Final = Producer(NO_ID, NO_EPOCH)
+NOBODY: Final = ProducerIdentity(NO_ID, NO_EPOCH)
 
 
-class Part(NamedTuple):
+class TransactionPart(NamedTuple):
     """A partition in a transaction.  One of a topic that was made again under its name is another one."""
 
     topic: str
@@ -94,7 +94,7 @@ class PendingOffset(NamedTuple):
     """A committed offset that becomes valid when its transaction is committed."""
 
     group: str
-    part: Part
+    part: TransactionPart
     offset: int
     metadata: str = ""
     leader_epoch: int = -1
@@ -115,7 +115,7 @@ class Transaction(msgspec.Struct, frozen=True, omit_defaults=True):
     state: TransactionState = TransactionState.EMPTY
     last_id: int = NO_ID
     last_epoch: int = NO_EPOCH
-    parts: tuple[Part, ...] = ()
+    parts: tuple[TransactionPart, ...] = ()
     groups: tuple[str, ...] = ()
     offsets: tuple[PendingOffset, ...] = ()
     started_ms: int = 0
@@ -123,7 +123,9 @@ class Transaction(msgspec.Struct, frozen=True, omit_defaults=True):
 
     # -- a producer begins ----------------------------------------------------------------------------
 
-    def initialise(self, timeout_ms: int, claimed: Producer | None, new_id: int, now_ms: int) -> Outcome:
+    def initialise(
+        self, timeout_ms: int, claimed: ProducerIdentity | None, new_id: int, now_ms: int
+    ) -> TransactionOutcome:
         """InitProducerId.  An Ongoing transaction is aborted: ask again when that is done.
 
         Args:
@@ -147,7 +149,7 @@ class Transaction(msgspec.Struct, frozen=True, omit_defaults=True):
             return _replace(fresh, producer_id=new_id, epoch=0)
         return _replace(fresh, epoch=self.epoch + 1)
 
-    def fence(self, now_ms: int, claimed: Producer | None = None) -> Transaction:
+    def fence(self, now_ms: int, claimed: ProducerIdentity | None = None) -> Transaction:
         """Abort an Ongoing transaction; its producer can do nothing any more.  ``claimed``: the one that goes on."""
         assert self.state is TransactionState.ONGOING and self.epoch <= EPOCH_GIVEN_MAX
         last_id, last_epoch = claimed or NOBODY
@@ -163,7 +165,9 @@ class Transaction(msgspec.Struct, frozen=True, omit_defaults=True):
 
     # -- a transaction --------------------------------------------------------------------------------
 
-    def add_partitions(self, producer: Producer, parts: Iterable[Part], now_ms: int) -> Outcome:
+    def add_partitions(
+        self, producer: ProducerIdentity, parts: Iterable[TransactionPart], now_ms: int
+    ) -> TransactionOutcome:
         """AddPartitionsToTxn; the transaction begins with its first partition."""
         refusal = self._refuse(producer)
         if refusal:
@@ -176,7 +180,7 @@ class Transaction(msgspec.Struct, frozen=True, omit_defaults=True):
             return self
         return _bounded(_replace(ongoing, parts=tuple(sorted(added)), changed_ms=self._later_ms(now_ms)))
 
-    def add_group(self, producer: Producer, group: str, now_ms: int) -> Outcome:
+    def add_group(self, producer: ProducerIdentity, group: str, now_ms: int) -> TransactionOutcome:
         """AddOffsetsToTxn: offsets of this group will be committed with the transaction."""
         refusal = self._refuse(producer)
         if refusal:
@@ -188,7 +192,9 @@ class Transaction(msgspec.Struct, frozen=True, omit_defaults=True):
             return Code.POLICY_VIOLATION
         return _bounded(_replace(ongoing, groups=(*ongoing.groups, group), changed_ms=self._later_ms(now_ms)))
 
-    def add_offsets(self, producer: Producer, group: str, offsets: Iterable[PendingOffset], now_ms: int) -> Outcome:
+    def add_offsets(
+        self, producer: ProducerIdentity, group: str, offsets: Iterable[PendingOffset], now_ms: int
+    ) -> TransactionOutcome:
         """TxnOffsetCommit; later offsets of a partition replace earlier ones."""
         refusal = self._refuse(producer)
         if refusal:
@@ -200,13 +206,13 @@ class Transaction(msgspec.Struct, frozen=True, omit_defaults=True):
             return Code.INVALID_COMMIT_OFFSET_SIZE
         return _bounded(_replace(self, offsets=tuple(merged.values()), changed_ms=self._later_ms(now_ms)))
 
-    def _fenced(self, producer: Producer) -> Code:
+    def _fenced(self, producer: ProducerIdentity) -> Code:
         if producer.id != self.producer_id:
             return Code.INVALID_PRODUCER_ID_MAPPING
         fenced = producer.epoch != self.epoch or producer.epoch > EPOCH_GIVEN_MAX
         return Code.PRODUCER_FENCED if fenced else Code.NONE
 
-    def _refuse(self, producer: Producer) -> Code:
+    def _refuse(self, producer: ProducerIdentity) -> Code:
         concurrent = Code.CONCURRENT_TRANSACTIONS if self.state in ENDING else Code.NONE
         return self._fenced(producer) or concurrent
 
@@ -221,7 +227,7 @@ class Transaction(msgspec.Struct, frozen=True, omit_defaults=True):
 
     # -- its end --------------------------------------------------------------------------------------
 
-    def end(self, producer: Producer, committed: bool, now_ms: int) -> Outcome:
+    def end(self, producer: ProducerIdentity, committed: bool, now_ms: int) -> TransactionOutcome:
         """EndTxn; asked again it answers the same."""
         refusal = self._fenced(producer)
         if refusal:
@@ -242,9 +248,9 @@ class Transaction(msgspec.Struct, frozen=True, omit_defaults=True):
         return _replace(self, state=state, parts=(), groups=(), offsets=(), started_ms=0, changed_ms=changed_ms)
 
     @property
-    def producer(self) -> Producer:
+    def producer(self) -> ProducerIdentity:
         """The only one that may act; nobody, while the epoch is above EPOCH_GIVEN_MAX or fences the last one."""
-        return Producer(self.producer_id, self.epoch)
+        return ProducerIdentity(self.producer_id, self.epoch)
 
     @property
     def has_epoch(self) -> bool:
@@ -265,7 +271,7 @@ class Transaction(msgspec.Struct, frozen=True, omit_defaults=True):
         return 0 if self.is_open else max(0, now_ms - self.changed_ms)
 
 
-Outcome: TypeAlias = Transaction | Code
+TransactionOutcome: TypeAlias = Transaction | Code
 _ENDS: Final = {
     True: (TransactionState.PREPARE_COMMIT, TransactionState.COMPLETE_COMMIT),
     False: (TransactionState.PREPARE_ABORT, TransactionState.COMPLETE_ABORT),
@@ -273,7 +279,7 @@ _ENDS: Final = {
 _replace = msgspec.structs.replace
 
 
-def _bounded(transaction: Transaction) -> Outcome:
+def _bounded(transaction: Transaction) -> TransactionOutcome:
     return transaction if len(encode(transaction)) <= BYTES_MAX else Code.POLICY_VIOLATION
 
 

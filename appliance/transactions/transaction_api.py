@@ -13,7 +13,7 @@ from ..names import GROUP_CHARACTERS_MAX, TRANSACTIONAL_ID_CHARACTERS_MAX, Topic
 from ..security.acls import Operation, ResourceType
 from ..wire.kafka.call import Answer, Call, Handler, rows_by_topic
 from ..wire.kafka.codes import Code
-from .transaction import NO_EPOCH, NO_ID, NOBODY, Part, Producer
+from .transaction import NO_EPOCH, NO_ID, NOBODY, ProducerIdentity, TransactionPart
 from .transaction_coordinator import TransactionCoordinator
 
 FENCED_FROM: Final = {"InitProducerId": 4, "AddPartitionsToTxn": 2, "AddOffsetsToTxn": 2, "EndTxn": 2}
@@ -45,7 +45,7 @@ class TransactionApi:
         name = request.transactional_id
         if name is None:
             return {"error_code": Code.NONE, "producer_id": self._coordinator.new_id(), "producer_epoch": 0}
-        claimed = Producer(request.producer_id, request.producer_epoch)
+        claimed = ProducerIdentity(request.producer_id, request.producer_epoch)
         code = self._refuse(call, name, claimed)
         if not code:
             outcome = await self._coordinator.initialise(
@@ -56,7 +56,7 @@ class TransactionApi:
             code = named_as_known("InitProducerId", call.version, outcome)
         return {"error_code": code, "producer_id": NO_ID, "producer_epoch": NO_EPOCH}
 
-    def _refuse(self, call: Call, name: str, claimed: Producer) -> Code:
+    def _refuse(self, call: Call, name: str, claimed: ProducerIdentity) -> Code:
         half = (claimed.id == NO_ID) != (claimed.epoch == NO_EPOCH)
         if not call.may(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, name):
             return Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
@@ -70,7 +70,7 @@ class TransactionApi:
         request = call.request
         topics = self._coordinator.store.topics()
         codes: dict[TopicPartition, Code] = {}
-        parts: list[Part] = []
+        parts: list[TransactionPart] = []
         for topic in request.v3_and_below_topics:
             info = topics.get(topic.name)
             for number in topic.partitions:
@@ -81,11 +81,11 @@ class TransactionApi:
                 elif info is None or number not in info.partitions:
                     codes[key] = Code.UNKNOWN_TOPIC_OR_PARTITION
                 else:
-                    parts.append(Part(topic.name, info.id, number))
+                    parts.append(TransactionPart(topic.name, info.id, number))
         if any(codes.values()):
             codes = {key: code or Code.OPERATION_NOT_ATTEMPTED for key, code in codes.items()}
         else:
-            producer = Producer(request.v3_and_below_producer_id, request.v3_and_below_producer_epoch)
+            producer = ProducerIdentity(request.v3_and_below_producer_id, request.v3_and_below_producer_epoch)
             code = await self._coordinator.add_partitions(request.v3_and_below_transactional_id, producer, parts)
             codes = dict.fromkeys(codes, named_as_known("AddPartitionsToTxn", call.version, code))
         return {"results_by_topic_v3_and_below": added(codes)}
@@ -94,13 +94,13 @@ class TransactionApi:
         request = call.request
         if not 0 < len(request.group_id) <= GROUP_CHARACTERS_MAX:
             return {"error_code": Code.INVALID_GROUP_ID}
-        producer = Producer(request.producer_id, request.producer_epoch)
+        producer = ProducerIdentity(request.producer_id, request.producer_epoch)
         code = await self._coordinator.add_group(request.transactional_id, producer, request.group_id)
         return {"error_code": named_as_known("AddOffsetsToTxn", call.version, code)}
 
     async def _end(self, call: Call) -> Answer:
         request = call.request
-        producer = Producer(request.producer_id, request.producer_epoch)
+        producer = ProducerIdentity(request.producer_id, request.producer_epoch)
         code = await self._coordinator.end(request.transactional_id, producer, request.committed)
         return {"error_code": named_as_known("EndTxn", call.version, code)}
 

@@ -28,8 +28,16 @@ from ..errors import ApplianceError, NotCoordinator, StaleProducerEpoch, Unavail
 from ..groups.alarms import Alarms
 from ..names import TopicPartition
 from ..wire.kafka.codes import Code
-from .store import TransactionStore, Writers
-from .transaction import ENDING, Outcome, Part, PendingOffset, Producer, Transaction, TransactionState
+from .store import MarkerWriters, TransactionStore
+from .transaction import (
+    ENDING,
+    PendingOffset,
+    ProducerIdentity,
+    Transaction,
+    TransactionOutcome,
+    TransactionPart,
+    TransactionState,
+)
 
 END_WAIT_MS: Final = 200
 """How long a request waits for the end of a transaction, which saves the client a pause and another request."""
@@ -60,7 +68,7 @@ class KnownTransaction:
     def __init__(self, transaction: Transaction) -> None:
         self.transaction = transaction
         self.lock = asyncio.Lock()
-        self.opened: set[Part] = set()
+        self.opened: set[TransactionPart] = set()
         self.deadline_ms = 0
         self.inherited = False
         self.loaded: Transaction | None = None
@@ -80,7 +88,7 @@ class TransactionCoordinator:
     def __init__(
         self,
         store: TransactionStore,
-        writers: Writers,
+        writers: MarkerWriters,
         *,
         ids_max: int,
         new_id: Callable[[], int],
@@ -141,9 +149,9 @@ class TransactionCoordinator:
         """The transactions that are Ongoing or end at the moment."""
         return {name: transaction for name, transaction in self.all().items() if transaction.is_open}
 
-    def ongoing(self) -> dict[TopicPartition, list[Producer]]:
+    def ongoing(self) -> dict[TopicPartition, list[ProducerIdentity]]:
         """Who may write to each partition in a transaction: not to one of a topic that was made again since."""
-        producers: dict[TopicPartition, list[Producer]] = defaultdict(list)
+        producers: dict[TopicPartition, list[ProducerIdentity]] = defaultdict(list)
         for entry in self._entries.values():
             if entry.transaction.state is TransactionState.ONGOING:
                 for part in filter(self._exists, entry.transaction.parts):
@@ -170,10 +178,12 @@ class TransactionCoordinator:
 
     # -- requests -------------------------------------------------------------------------------------
 
-    async def initialise(self, transactional_id: str, timeout_ms: int, claimed: Producer | None) -> Transaction | Code:
+    async def initialise(
+        self, transactional_id: str, timeout_ms: int, claimed: ProducerIdentity | None
+    ) -> Transaction | Code:
         """InitProducerId; an Ongoing transaction is aborted first."""
 
-        def decide(transaction: Transaction) -> Outcome:
+        def decide(transaction: Transaction) -> TransactionOutcome:
             return transaction.initialise(timeout_ms, claimed, self.new_id(), self.clock_ms())
 
         code = self.refuse()
@@ -194,7 +204,9 @@ class TransactionCoordinator:
             return Code.CONCURRENT_TRANSACTIONS
         return outcome
 
-    async def add_partitions(self, transactional_id: str, producer: Producer, parts: Sequence[Part]) -> Code:
+    async def add_partitions(
+        self, transactional_id: str, producer: ProducerIdentity, parts: Sequence[TransactionPart]
+    ) -> Code:
         """AddPartitionsToTxn: when it is answered NONE, batches may be sent."""
         return _code(
             await self._ask(
@@ -204,10 +216,10 @@ class TransactionCoordinator:
             )
         )
 
-    async def add_group(self, transactional_id: str, producer: Producer, group: str) -> Code:
+    async def add_group(self, transactional_id: str, producer: ProducerIdentity, group: str) -> Code:
         """AddOffsetsToTxn.  That a group is in an Ongoing transaction is stored with its offsets, which are to come."""
 
-        def decide(transaction: Transaction) -> Outcome:
+        def decide(transaction: Transaction) -> TransactionOutcome:
             return transaction.add_group(producer, group, self.clock_ms())
 
         return _code(await self._ask(transactional_id, decide, deferring=True))
@@ -215,7 +227,7 @@ class TransactionCoordinator:
     async def add_offsets(
         self,
         transactional_id: str,
-        producer: Producer,
+        producer: ProducerIdentity,
         group: str,
         offsets: Sequence[PendingOffset],
         check: Callable[[], Awaitable[Code]] | None = None,
@@ -226,7 +238,7 @@ class TransactionCoordinator:
         offsets, must not be given the old ones (KIP-447).
         """
 
-        def decide(transaction: Transaction) -> Outcome:
+        def decide(transaction: Transaction) -> TransactionOutcome:
             if transaction.state is TransactionState.ONGOING and self._entries[transactional_id].inherited:
                 joined = transaction.add_group(producer, group, self.clock_ms())
                 if isinstance(joined, Code):
@@ -252,7 +264,7 @@ class TransactionCoordinator:
         if not self._pending[group]:
             del self._pending[group]
 
-    async def end(self, transactional_id: str, producer: Producer, committed: bool) -> Code:
+    async def end(self, transactional_id: str, producer: ProducerIdentity, committed: bool) -> Code:
         """EndTxn: answered once the decision is durable; the next request waits a little for the end itself."""
         return _code(
             await self._ask(transactional_id, lambda transaction: transaction.end(producer, committed, self.clock_ms()))
@@ -261,7 +273,7 @@ class TransactionCoordinator:
     async def abort(self, transactional_id: str) -> Code:
         """Abort an Ongoing transaction, and fence its producer."""
 
-        def decide(transaction: Transaction) -> Outcome:
+        def decide(transaction: Transaction) -> TransactionOutcome:
             return (
                 transaction.fence(self.clock_ms())
                 if transaction.state is TransactionState.ONGOING
@@ -319,11 +331,11 @@ class TransactionCoordinator:
     async def _ask(
         self,
         transactional_id: str,
-        decide: Callable[[Transaction], Outcome],
+        decide: Callable[[Transaction], TransactionOutcome],
         *,
         opening: bool = False,
         deferring: bool = False,
-    ) -> Outcome:
+    ) -> TransactionOutcome:
         """:meth:`_change`; wait a little for a transaction that ends at the moment."""
         outcome = await self._change(transactional_id, decide, opening=opening, deferring=deferring)
         if outcome is Code.CONCURRENT_TRANSACTIONS:
@@ -334,11 +346,11 @@ class TransactionCoordinator:
     async def _change(
         self,
         transactional_id: str,
-        decide: Callable[[Transaction], Outcome],
+        decide: Callable[[Transaction], TransactionOutcome],
         *,
         opening: bool = False,
         deferring: bool = False,
-    ) -> Outcome:
+    ) -> TransactionOutcome:
         """Decide, store what is decided, and act on it; the stored state, or the error.
 
         ``opening``: also let all its partitions know.  ``deferring``: of an Ongoing transaction it is stored with the
@@ -449,7 +461,7 @@ class TransactionCoordinator:
                 log.warning("the end of transaction %r is not stored yet: %s", transactional_id, error)
             pause_s = await _pause(pause_s)
 
-    async def _mark(self, transactional_id: str, entry: KnownTransaction, part: Part) -> None:
+    async def _mark(self, transactional_id: str, entry: KnownTransaction, part: TransactionPart) -> None:
         pause_s = RETRY_S
         transaction = entry.transaction
         inherited = transaction is entry.loaded
@@ -463,7 +475,7 @@ class TransactionCoordinator:
                 log.warning("%s-%d: no marker yet for %r: %s", *part.key, transactional_id, error)
             pause_s = await _pause(pause_s)
 
-    def _exists(self, part: Part) -> bool:
+    def _exists(self, part: TransactionPart) -> bool:
         topic = self.store.topics().get(part.topic)
         return topic is not None and topic.id == part.topic_id
 
@@ -491,7 +503,7 @@ class TransactionCoordinator:
         self._set_alarm()
 
     async def _time_out(self, transactional_id: str, entry: KnownTransaction) -> None:
-        def decide(transaction: Transaction) -> Outcome:
+        def decide(transaction: Transaction) -> TransactionOutcome:
             late = transaction.state is TransactionState.ONGOING and entry.deadline_ms <= self.now_ms()
             return transaction.fence(self.clock_ms()) if late else Code.INVALID_TXN_STATE
 
@@ -518,5 +530,5 @@ def _answer(error: ApplianceError) -> Code:
     return Code.COORDINATOR_LOAD_IN_PROGRESS
 
 
-def _code(outcome: Outcome) -> Code:
+def _code(outcome: TransactionOutcome) -> Code:
     return outcome if isinstance(outcome, Code) else Code.NONE

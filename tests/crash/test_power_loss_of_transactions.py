@@ -39,7 +39,7 @@ from appliance.records.encode import encode_batch
 from appliance.records.markers import Marker
 from appliance.shared.table import CELL_COUNT, SegmentTable
 from appliance.transactions import transaction_coordinator
-from appliance.transactions.transaction import ENDING, Part, Producer, Transaction, TransactionState
+from appliance.transactions.transaction import ENDING, ProducerIdentity, Transaction, TransactionPart, TransactionState
 from appliance.transactions.transaction_coordinator import KnownTransaction, TransactionCoordinator
 from appliance.wire.kafka.codes import Code
 
@@ -50,7 +50,7 @@ from ..support.long import chosen_size
 from ..support.power_loss import Disk, Image, plant
 
 RUNS = chosen_size("POWER_LOSS_RUNS", 3, 20)
-PARTS = (Part("a", TOPIC_ID, 0), Part("a", TOPIC_ID, 1))
+PARTS = (TransactionPart("a", TOPIC_ID, 0), TransactionPart("a", TOPIC_ID, 1))
 SETTINGS = TopicSettings(segment_bytes=700, index_interval_bytes=256)
 NOW_MS = 1_700_000_000_000
 STATES_PER_MOMENT = 3
@@ -73,11 +73,11 @@ class Written:
         self._table.set_state(ONLINE)
         self.flush()
 
-    def begin(self, producer: Producer) -> None:
+    def begin(self, producer: ProducerIdentity) -> None:
         self._producers.sequences.check_epoch(*producer)
         self._transactions.open(*producer)
 
-    def append(self, producer: Producer, sequence: int, value: bytes) -> None:
+    def append(self, producer: ProducerIdentity, sequence: int, value: bytes) -> None:
         """A batch, acknowledged with acks=all."""
         identity = {"producer_id": producer.id, "producer_epoch": producer.epoch, "base_sequence": sequence}
         raw = labelled(encode_batch([(value, value, (), NOW_MS)], **identity), attributes=TRANSACTIONAL)  # type: ignore[arg-type]
@@ -87,7 +87,7 @@ class Written:
         assert ready.answer.numbers[0] == 0, ready.answer
         self.flush()
 
-    def mark(self, producer: Producer, marker: Marker) -> None:
+    def mark(self, producer: ProducerIdentity, marker: Marker) -> None:
         """End a transaction as a writer does: it is answered when the marker is flushed."""
         self._transactions.check_epoch(*producer)
         self._appender.append_marker(*producer, marker, NOW_MS)
@@ -157,12 +157,18 @@ class Bed(FakeTransactions):
 
     # -- the writers
 
-    async def open(self, part: Part, producer: Producer) -> None:
+    async def open(self, part: TransactionPart, producer: ProducerIdentity) -> None:
         await asyncio.sleep(0)
         self.logs[part.partition].begin(producer)
 
     async def mark(
-        self, part: Part, producer: Producer, coordinator_epoch: int, committed: bool, decided_ms: int, inherited: bool
+        self,
+        part: TransactionPart,
+        producer: ProducerIdentity,
+        coordinator_epoch: int,
+        committed: bool,
+        decided_ms: int,
+        inherited: bool,
     ) -> None:
         await asyncio.sleep(0)
         self.logs[part.partition].mark(producer, Marker(committed, coordinator_epoch))
@@ -385,7 +391,7 @@ _END = TransactionCoordinator.end
 
 
 async def _answered_before_prepared(
-    self: TransactionCoordinator, transactional_id: str, producer: Producer, committed: bool
+    self: TransactionCoordinator, transactional_id: str, producer: ProducerIdentity, committed: bool
 ) -> Code:
     async def prepare() -> None:
         await _END(self, transactional_id, producer, committed)

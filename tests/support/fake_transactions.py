@@ -11,7 +11,14 @@ from appliance.catalog import Topic
 from appliance.errors import UnknownPartition, ZooKeeperAway
 from appliance.groups.store import Commit
 from appliance.names import TopicPartition
-from appliance.transactions.transaction import ENDING, Part, PendingOffset, Producer, Transaction, TransactionState
+from appliance.transactions.transaction import (
+    ENDING,
+    PendingOffset,
+    ProducerIdentity,
+    Transaction,
+    TransactionPart,
+    TransactionState,
+)
 from appliance.transactions.transaction_coordinator import TransactionCoordinator
 from appliance.wire.kafka.codes import Code
 
@@ -35,7 +42,7 @@ class FakeTransactions:
     ) -> None:
         self.serves = self.leads = True
         self.away = self.mute = False
-        self.offline: set[Part] = set()
+        self.offline: set[TransactionPart] = set()
         self.stored: dict[str, Transaction] = {}
         self.committed: list[PendingOffset] = []
         self.done: list[Any] = []
@@ -97,18 +104,24 @@ class FakeTransactions:
 
     # -- the writers
 
-    async def open(self, part: Part, producer: Producer) -> None:
+    async def open(self, part: TransactionPart, producer: ProducerIdentity) -> None:
         await self._step("open", part)
 
     async def mark(
-        self, part: Part, producer: Producer, coordinator_epoch: int, committed: bool, decided_ms: int, inherited: bool
+        self,
+        part: TransactionPart,
+        producer: ProducerIdentity,
+        coordinator_epoch: int,
+        committed: bool,
+        decided_ms: int,
+        inherited: bool,
     ) -> None:
         await self._step("commit" if committed else "abort", part)
 
     async def abort_hanging(self, partition: TopicPartition, known: Callable[[], Collection[int]]) -> None:
         self.done.append(("abort hanging", partition.partition, sorted(known())))
 
-    async def _step(self, what: str, part: Part) -> None:
+    async def _step(self, what: str, part: TransactionPart) -> None:
         await asyncio.sleep(0)
         if part in self.offline:
             raise ZooKeeperAway("no writer")
@@ -118,7 +131,7 @@ class FakeTransactions:
 
     # -- shorter ways
 
-    async def begin(self, *parts: Part, name: str = "x", timeout_ms: int = MINUTE_MS) -> Producer:
+    async def begin(self, *parts: TransactionPart, name: str = "x", timeout_ms: int = MINUTE_MS) -> ProducerIdentity:
         one = await self.coordinator.initialise(name, timeout_ms, None)
         assert isinstance(one, Transaction), one
         if parts:

@@ -14,11 +14,11 @@ from appliance.transactions.transaction import (
     EPOCH_GIVEN_MAX,
     OFFSETS_MAX,
     PARTITIONS_MAX,
-    Outcome,
-    Part,
     PendingOffset,
-    Producer,
+    ProducerIdentity,
     Transaction,
+    TransactionOutcome,
+    TransactionPart,
     TransactionState,
     decode,
     encode,
@@ -26,24 +26,24 @@ from appliance.transactions.transaction import (
 from appliance.wire.kafka.codes import Code
 
 TOPIC_ID = "0123456789abcdef" * 2
-A, B = Part("a", TOPIC_ID, 0), Part("a", TOPIC_ID, 1)
+A, B = TransactionPart("a", TOPIC_ID, 0), TransactionPart("a", TOPIC_ID, 1)
 NEW_ID = 500
 
 
-def taken(outcome: Outcome) -> Transaction:
+def taken(outcome: TransactionOutcome) -> Transaction:
     assert isinstance(outcome, Transaction), outcome
     return outcome
 
 
-def producer(of: Transaction) -> Producer:
-    return Producer(of.producer_id, of.epoch)
+def producer(of: Transaction) -> ProducerIdentity:
+    return ProducerIdentity(of.producer_id, of.epoch)
 
 
 def begin(epoch: int = -1) -> Transaction:
     return taken(Transaction(7, epoch).initialise(1000, None, NEW_ID, 1))
 
 
-def ongoing(epoch: int = -1, *parts: Part) -> Transaction:
+def ongoing(epoch: int = -1, *parts: TransactionPart) -> Transaction:
     one = begin(epoch)
     return taken(one.add_partitions(producer(one), parts or (A,), 2))
 
@@ -76,15 +76,18 @@ def test_an_end_that_is_asked_for_again() -> None:
 
 
 def test_while_it_ends_others_wait() -> None:
-    prepared = taken(ongoing().end(Producer(7, 0), False, 4))
-    assert prepared.add_partitions(Producer(7, 0), (B,), 5) is Code.CONCURRENT_TRANSACTIONS
-    assert prepared.add_group(Producer(7, 0), "g", 5) is Code.CONCURRENT_TRANSACTIONS
+    prepared = taken(ongoing().end(ProducerIdentity(7, 0), False, 4))
+    assert prepared.add_partitions(ProducerIdentity(7, 0), (B,), 5) is Code.CONCURRENT_TRANSACTIONS
+    assert prepared.add_group(ProducerIdentity(7, 0), "g", 5) is Code.CONCURRENT_TRANSACTIONS
     assert prepared.initialise(1, None, NEW_ID, 5) is Code.CONCURRENT_TRANSACTIONS
 
 
 def test_strangers_are_refused() -> None:
     one = ongoing()
-    for stranger, code in ((Producer(8, 0), Code.INVALID_PRODUCER_ID_MAPPING), (Producer(7, 1), Code.PRODUCER_FENCED)):
+    for stranger, code in (
+        (ProducerIdentity(8, 0), Code.INVALID_PRODUCER_ID_MAPPING),
+        (ProducerIdentity(7, 1), Code.PRODUCER_FENCED),
+    ):
         assert one.add_partitions(stranger, (B,), 5) is code
         assert one.add_group(stranger, "g", 5) is code
         assert one.add_offsets(stranger, "g", (), 5) is code
@@ -94,29 +97,29 @@ def test_strangers_are_refused() -> None:
 def test_another_producer_aborts_what_the_first_has_left_open() -> None:
     fenced = taken(ongoing().initialise(9, None, NEW_ID, 5))
     assert (fenced.state, fenced.epoch) == (TransactionState.PREPARE_ABORT, 1)
-    assert fenced.end(Producer(7, 0), True, 6) is Code.PRODUCER_FENCED
+    assert fenced.end(ProducerIdentity(7, 0), True, 6) is Code.PRODUCER_FENCED
     assert producer(taken(fenced.complete(7).initialise(9, None, NEW_ID, 8))) == (7, 2)
 
 
 def test_a_producer_that_goes_on_is_known_by_id_and_epoch() -> None:
-    one = taken(begin().initialise(9, Producer(7, 0), NEW_ID, 5))
+    one = taken(begin().initialise(9, ProducerIdentity(7, 0), NEW_ID, 5))
     assert one.epoch == 1
-    again = taken(one.initialise(9, Producer(7, 0), NEW_ID, 6))
+    again = taken(one.initialise(9, ProducerIdentity(7, 0), NEW_ID, 6))
     assert producer(again) == (7, 1), "its answer was lost"
     later = taken(again.initialise(9, None, NEW_ID, 7))
-    assert later.initialise(9, Producer(7, 0), NEW_ID, 8) is Code.PRODUCER_FENCED
-    assert later.initialise(9, Producer(8, later.epoch), NEW_ID, 8) is Code.PRODUCER_FENCED
+    assert later.initialise(9, ProducerIdentity(7, 0), NEW_ID, 8) is Code.PRODUCER_FENCED
+    assert later.initialise(9, ProducerIdentity(8, later.epoch), NEW_ID, 8) is Code.PRODUCER_FENCED
 
 
 def test_one_that_went_on_does_not_touch_the_transaction_of_another() -> None:
-    one = taken(begin().initialise(9, Producer(7, 0), NEW_ID, 5))
+    one = taken(begin().initialise(9, ProducerIdentity(7, 0), NEW_ID, 5))
     used = taken(one.add_partitions(producer(one), (A,), 6))
-    assert used.initialise(9, Producer(7, 0), NEW_ID, 7) is Code.PRODUCER_FENCED
+    assert used.initialise(9, ProducerIdentity(7, 0), NEW_ID, 7) is Code.PRODUCER_FENCED
 
 
 def test_one_that_goes_on_is_given_the_epoch_that_aborted_its_transaction() -> None:
-    fenced = taken(ongoing().initialise(9, Producer(7, 0), NEW_ID, 5))
-    assert producer(taken(fenced.complete(6).initialise(9, Producer(7, 0), NEW_ID, 7))) == (7, 1)
+    fenced = taken(ongoing().initialise(9, ProducerIdentity(7, 0), NEW_ID, 5))
+    assert producer(taken(fenced.complete(6).initialise(9, ProducerIdentity(7, 0), NEW_ID, 7))) == (7, 1)
 
 
 def test_a_new_id_before_the_epochs_end() -> None:
@@ -145,7 +148,7 @@ def test_offsets_need_their_group_and_the_last_one_counts() -> None:
 
 def test_bounds() -> None:
     one = ongoing()
-    many = [Part("a", TOPIC_ID, number) for number in range(PARTITIONS_MAX + 1)]
+    many = [TransactionPart("a", TOPIC_ID, number) for number in range(PARTITIONS_MAX + 1)]
     assert one.add_partitions(producer(one), many, 3) is Code.POLICY_VIOLATION
     assert taken(one.add_partitions(producer(one), many[:-1], 3)).parts == tuple(many[:-1])
     one = taken(one.add_group(producer(one), "g", 3))
@@ -160,7 +163,7 @@ def test_bounds() -> None:
 def test_it_is_idle_only_when_nothing_is_open() -> None:
     assert begin().idle(101) == 100
     assert ongoing().idle(101) == 0
-    assert taken(ongoing().end(Producer(7, 0), True, 4)).idle(104) == 0
+    assert taken(ongoing().end(ProducerIdentity(7, 0), True, 4)).idle(104) == 0
 
 
 class AnyOrder(RuleBasedStateMachine):
@@ -169,8 +172,8 @@ class AnyOrder(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.stored = Transaction(1)
-        self.given: list[Producer] = []
-        self.open: set[Part] = set()
+        self.given: list[ProducerIdentity] = []
+        self.open: set[TransactionPart] = set()
         self.fates: list[bool] = []
         self.ids = 1
 
@@ -184,7 +187,7 @@ class AnyOrder(RuleBasedStateMachine):
         return Code.NONE
 
     @property
-    def latest(self) -> Producer | None:
+    def latest(self) -> ProducerIdentity | None:
         """The only producer that may act."""
         return self.given[-1] if self.given and self.given[-1] == producer(self.stored) else None
 
@@ -222,7 +225,7 @@ class AnyOrder(RuleBasedStateMachine):
                 self.given.append(fresh)
 
     @rule(back=st.integers(1, 3), part=st.sampled_from([A, B]))
-    def add(self, back: int, part: Part) -> None:
+    def add(self, back: int, part: TransactionPart) -> None:
         if len(self.given) < back:
             return
         who, before = self.given[-back], self.stored
@@ -279,7 +282,7 @@ TestAnyOrder.settings = settings(max_examples=150, stateful_step_count=30, deadl
 def test_nobody_acts_with_the_epoch_that_only_fences() -> None:
     """It has been given to nobody; a transaction that it began could not be fenced any more."""
     one = Transaction(7, EPOCH_GIVEN_MAX + 1, 60_000, TransactionState.COMPLETE_ABORT)
-    nobody = Producer(7, EPOCH_GIVEN_MAX + 1)
+    nobody = ProducerIdentity(7, EPOCH_GIVEN_MAX + 1)
     assert one.add_partitions(nobody, [A], 1) is Code.PRODUCER_FENCED
     assert one.add_group(nobody, "g", 1) is Code.PRODUCER_FENCED
     assert one.end(nobody, False, 1) is Code.PRODUCER_FENCED

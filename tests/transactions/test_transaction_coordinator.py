@@ -10,13 +10,19 @@ from appliance.catalog import Topic
 from appliance.errors import ZooKeeperAway
 from appliance.names import TopicPartition
 from appliance.transactions import transaction_coordinator
-from appliance.transactions.transaction import Part, PendingOffset, Producer, Transaction, TransactionState
+from appliance.transactions.transaction import (
+    PendingOffset,
+    ProducerIdentity,
+    Transaction,
+    TransactionPart,
+    TransactionState,
+)
 from appliance.wire.kafka.codes import Code
 
 from ..support.fake_transactions import MINUTE_MS, TOPIC_ID, FakeTransactions
 from ..support.scenarios import scenarios
 
-A, B = Part("a", TOPIC_ID, 0), Part("a", TOPIC_ID, 1)
+A, B = TransactionPart("a", TOPIC_ID, 0), TransactionPart("a", TOPIC_ID, 1)
 
 
 scenario = scenarios(FakeTransactions)
@@ -283,7 +289,7 @@ async def test_what_is_open_ends_also_when_another_appliance_has_joined(world: F
 
 @scenario
 async def test_unknown_ids_and_too_many(world: FakeTransactions) -> None:
-    assert await world.coordinator.end("y", Producer(1, 0), True) is Code.INVALID_PRODUCER_ID_MAPPING
+    assert await world.coordinator.end("y", ProducerIdentity(1, 0), True) is Code.INVALID_PRODUCER_ID_MAPPING
     assert await world.coordinator.abort("y") is Code.INVALID_PRODUCER_ID_MAPPING
     world.coordinator.ids_max = 1
     await world.begin()

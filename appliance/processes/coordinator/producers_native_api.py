@@ -24,7 +24,7 @@ from ...errors import (
 )
 from ...names import TopicPartition
 from ...security.acls import Access
-from ...transactions.transaction import NO_EPOCH, NO_ID, NOBODY, Part, PendingOffset, Producer
+from ...transactions.transaction import NO_EPOCH, NO_ID, NOBODY, PendingOffset, ProducerIdentity, TransactionPart
 from ...transactions.transaction_coordinator import TransactionCoordinator
 from ...wire.kafka.codes import Code
 from ...wire.native_admin import AddOffsets, AddPartitions, EndTransaction, InitTransactions
@@ -63,7 +63,7 @@ class ProducersNativeApi:
         }
 
     async def initialise(self, request: InitTransactions, access: Access) -> dict[str, int]:
-        claimed = Producer(request.producer_id, request.epoch)
+        claimed = ProducerIdentity(request.producer_id, request.epoch)
         if (claimed.id == NO_ID) != (claimed.epoch == NO_EPOCH) or min(claimed) < NO_ID:
             raise InvalidRequest(f"producer {claimed.id} with epoch {claimed.epoch}: give both, or none")
         longest_ms = self._timeout_ms_max()
@@ -104,15 +104,15 @@ class ProducersNativeApi:
     async def end(self, request: EndTransaction, access: Access) -> None:
         _check(request.id, await self._coordinator.end(request.id, _producer(request), request.committed))
 
-    def _part(self, topic: str, partition: int) -> Part:
+    def _part(self, topic: str, partition: int) -> TransactionPart:
         described = self._coordinator.store.topics().get(topic)
         if described is None or partition not in described.partitions:
             raise UnknownPartition(f"there is no partition {topic}-{partition}")
-        return Part(topic, described.id, partition)
+        return TransactionPart(topic, described.id, partition)
 
 
-def _producer(request: AddPartitions | AddOffsets | EndTransaction) -> Producer:
-    return Producer(request.producer_id, request.epoch)
+def _producer(request: AddPartitions | AddOffsets | EndTransaction) -> ProducerIdentity:
+    return ProducerIdentity(request.producer_id, request.epoch)
 
 
 def _check(transactional_id: str, code: Code) -> None:

@@ -17,7 +17,7 @@ from typing import Final
 
 from ...errors import ApplianceError, RequestTimedOut, StaleProducerEpoch, named
 from ...names import TopicPartition
-from ...transactions.transaction import Part, Producer
+from ...transactions.transaction import ProducerIdentity, TransactionPart
 from ..messages import (
     AbortHanging,
     OpenTransaction,
@@ -35,7 +35,7 @@ Step = OpenTransaction | WriteMarker | AbortHanging
 
 
 class TransactionWriters:
-    """The coordinator's ``transactions.store.Writers``.
+    """The coordinator's ``transactions.store.MarkerWriters``.
 
     Args:
         ongoing: who is in a transaction in each partition.
@@ -45,7 +45,7 @@ class TransactionWriters:
     def __init__(
         self,
         send: Callable[[ToSupervisor], None],
-        ongoing: Callable[[], Mapping[TopicPartition, Sequence[Producer]]],
+        ongoing: Callable[[], Mapping[TopicPartition, Sequence[ProducerIdentity]]],
         is_loaded: Callable[[], bool],
     ) -> None:
         self._send, self._ongoing, self._is_loaded = send, ongoing, is_loaded
@@ -56,11 +56,17 @@ class TransactionWriters:
         # Tokens differ between incarnations: an answer to a step of a killed coordinator is dropped.
         self._tokens = itertools.count(os.getpid() << 32)
 
-    async def open(self, part: Part, producer: Producer) -> None:
+    async def open(self, part: TransactionPart, producer: ProducerIdentity) -> None:
         await self._carry_out(part.key, lambda token: OpenTransaction(part.key, token, *producer))
 
     async def mark(
-        self, part: Part, producer: Producer, coordinator_epoch: int, committed: bool, decided_ms: int, inherited: bool
+        self,
+        part: TransactionPart,
+        producer: ProducerIdentity,
+        coordinator_epoch: int,
+        committed: bool,
+        decided_ms: int,
+        inherited: bool,
     ) -> None:
         def marker(token: int) -> WriteMarker:
             return WriteMarker(part.key, token, *producer, coordinator_epoch, committed, decided_ms, inherited)

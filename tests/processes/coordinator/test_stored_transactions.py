@@ -11,7 +11,14 @@ from appliance.catalog import Topic
 from appliance.errors import ApplianceError, ZooKeeperAway
 from appliance.names import TopicPartition
 from appliance.processes.coordinator.stored_transactions import StoredTransactions
-from appliance.transactions.transaction import Part, PendingOffset, Producer, Transaction, TransactionState, encode
+from appliance.transactions.transaction import (
+    PendingOffset,
+    ProducerIdentity,
+    Transaction,
+    TransactionPart,
+    TransactionState,
+    encode,
+)
 from appliance.zookeeper import transaction_nodes as nodes
 from appliance.zookeeper.claims import Claimant
 
@@ -90,10 +97,10 @@ async def test_a_write_whose_answer_is_lost_does_not_stop_the_next(tree: Tree) -
 
 def prepared(offset: int, topic_id: str = TOPIC_ID) -> Transaction:
     one = Transaction(7, 0, state=TransactionState.ONGOING, groups=("g",), changed_ms=1)
-    pending = PendingOffset("g", Part("logs", topic_id, 0), offset, "note")
-    added = one.add_offsets(Producer(7, 0), "g", [pending], 2)
+    pending = PendingOffset("g", TransactionPart("logs", topic_id, 0), offset, "note")
+    added = one.add_offsets(ProducerIdentity(7, 0), "g", [pending], 2)
     assert isinstance(added, Transaction)
-    ended = added.end(Producer(7, 0), True, 3)
+    ended = added.end(ProducerIdentity(7, 0), True, 3)
     assert isinstance(ended, Transaction)
     return ended
 

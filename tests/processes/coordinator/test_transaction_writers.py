@@ -20,12 +20,12 @@ from appliance.processes.messages import (
     WriteMarker,
     WriterStarted,
 )
-from appliance.transactions.transaction import Part, Producer
+from appliance.transactions.transaction import ProducerIdentity, TransactionPart
 
 from ...support.scenarios import scenarios
 
-A, B = Part("a", "0" * 32, 0), Part("a", "0" * 32, 1)
-P = Producer(7, 1)
+A, B = TransactionPart("a", "0" * 32, 0), TransactionPart("a", "0" * 32, 1)
+P = ProducerIdentity(7, 1)
 
 
 class Supervisor:
@@ -33,11 +33,11 @@ class Supervisor:
 
     def __init__(self) -> None:
         self.sent: list[Any] = []
-        self.ongoing: list[tuple[Part, Producer]] = []
+        self.ongoing: list[tuple[TransactionPart, ProducerIdentity]] = []
         self.known = True
         self.writers = TransactionWriters(self.sent.append, self.by_partition, lambda: self.known)
 
-    def by_partition(self) -> dict[TopicPartition, list[Producer]]:
+    def by_partition(self) -> dict[TopicPartition, list[ProducerIdentity]]:
         return {part.key: [one for other, one in self.ongoing if other is part] for part, _ in self.ongoing}
 
     def answer(self, error: str = "") -> None:
@@ -82,7 +82,7 @@ async def test_errors_have_the_name_of_their_class(supervisor: Supervisor) -> No
 
 @scenario
 async def test_a_writer_that_starts_is_told_what_is_open_and_not_answered(supervisor: Supervisor) -> None:
-    supervisor.ongoing = [(A, Producer(8, 0)), (B, Producer(9, 0))]
+    supervisor.ongoing = [(A, ProducerIdentity(8, 0)), (B, ProducerIdentity(9, 0))]
     marking = await started(supervisor.writers.mark(A, P, 3, True, 1_000, inherited=False))
     other = await started(supervisor.writers.mark(B, P, 3, True, 1_000, inherited=False))
     marker = supervisor.sent[0]
