@@ -225,7 +225,7 @@ class Consumer:
                 self._fetcher.seek(part, self._positions[part])
 
     def paused(self) -> set[tuple[str, int]]:
-        """The partitions that are paused."""
+        """The partitions that :meth:`pause` has stopped and :meth:`resume` has not started again."""
         return set(self._paused)
 
     def _drop(self, part: tuple[str, int]) -> None:

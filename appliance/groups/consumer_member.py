@@ -111,7 +111,7 @@ class ConsumerMember:
 
     @property
     def said(self) -> tuple[object, ...]:
-        """What it has said of itself."""
+        """All that a heartbeat can change: equal values mean that nothing has changed."""
         matching = self.matching
         of_client = self.rack, self.rebalance_ms, self.assignor, self.classic
         return *of_client, self.topics, matching.pattern, matching.topics

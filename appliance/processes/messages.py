@@ -467,7 +467,7 @@ class Judged(ProcessMessage):
 
 
 class InputStats(ProcessMessage):
-    """Since its process began; ``trouble``: what it waits for, "" for nothing."""
+    """Counted since its process began; ``trouble``: what it waits for, "" while it waits for nothing."""
 
     lines: int = 0
     bytes: int = 0

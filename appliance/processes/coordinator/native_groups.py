@@ -167,7 +167,7 @@ class NativeGroups:
             lost.close()
 
     def on_topics(self) -> None:
-        """Topics have changed."""
+        """Let members that subscribe to a topic that has changed look again."""
         topics = self._topics() if self._groups else {}
         for group in self._groups.values():
             group.look_at(topics)

@@ -263,7 +263,7 @@ class TrustedClock:
         return jump_ms
 
     def now_ms(self) -> int:
-        """The trusted time."""
+        """The trusted time, in ms since 1970; that of the wall clock before the first look."""
         now = self._clocks()
         return now.wall_ms if self._look is None else _expected(self._look, now, 0)[0]
 

@@ -50,7 +50,7 @@ class _Group:
             self.since_ms = session.since_ms
 
     def order(self) -> tuple[int, int, ClientName]:
-        """As that of its row."""
+        """Where its row stands in the list: the busiest of the last interval first."""
         return -(self.lately_in + self.lately_out), -(self.bytes_in + self.bytes_out), self.name
 
     def row(self, elapsed_s: float) -> ClientRow:

@@ -135,7 +135,7 @@ class Connections:
         """Whether the first connection has starved, so that all writers are to flush: then they release the arena."""
 
     def add(self, connection: WorkerConnection) -> None:
-        """Add a new connection."""
+        """Begin to read a connection, as one that is active now."""
         connection.active_ms, connection.read_ns = self._turn.now_ms, self._turn.now_ns
         self.by_fd[connection.sock.fileno()] = connection
         connection.watch(self._epoll, select.EPOLLIN)
@@ -319,7 +319,7 @@ class Connections:
         if not behind:
             return
         connection = max(behind, key=lambda candidate: candidate.inbox.frame_since_ms)
-        if connection.settling:  # it would be read else
+        if connection.settling:  # it is behind because we do not read it, not because the client is slow
             connection.cancel_handoff()
             connection.handoff_count.try_later(now_ms)
             self.watch(connection)
@@ -394,17 +394,17 @@ class Connections:
         limits = self._limits
         events = select.EPOLLOUT if connection.out and connection.cold is None else 0
         if (
-            not connection.stalled
-            and not connection.inbox.starved
-            and not connection.inbox.parked
-            and not connection.close_when_sent
+            not connection.stalled  # its next request cannot start yet: more of them would only take memory
+            and not connection.inbox.starved  # read in its turn, when the arena has room: see feed_waiting
+            and not connection.inbox.parked  # likewise, when there is room for its whole request
+            and not connection.close_when_sent  # nothing that comes now is answered
             and not connection.session.held
             and not connection.settling
             and connection.taken - connection.answered <= limits.requests_max
-            and connection.out_bytes <= limits.send_bytes_max
+            and connection.out_bytes <= limits.send_bytes_max  # a client that sends and takes no replies has to wait
         ):
             events |= select.EPOLLIN
-            if connection.transport.pending:
+            if connection.transport.pending:  # TLS has it already, so the socket will not become readable for it
                 self.unread[connection] = None
         elif connection.taken - connection.answered > limits.requests_max:  # EOF is not read: it may be late
             events |= select.EPOLLRDHUP

@@ -139,7 +139,7 @@ class OpenFetch(PartitionWatch):
         return range(len(self.partitions)), self.plan.results, None
 
     def finish(self, wait_lists: WaitLists) -> None:
-        """It is answered."""
+        """Release the wait lists: the fetch is answered."""
         wait_lists.release(self)
 
 

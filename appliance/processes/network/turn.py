@@ -31,7 +31,7 @@ class Turn:
         self._complaints = self._complaints_ms = 0
 
     def begin(self) -> None:
-        """Begin a turn."""
+        """Read the clock, once for all that happens in this turn."""
         self.now_ns = now_ns()
         self.now_ms = self.now_ns // 1_000_000
 

@@ -45,7 +45,7 @@ class Answerer(Protocol):
         """High watermarks have come (``delayed.watch.moved``): answer, or go on waiting."""
 
     def answer_now(self, delayed: DelayedRequest) -> None:
-        """Answer now."""
+        """Answer with what there is: its time is over, a partition is gone, or the worker stops."""
 
 
 class PartitionWatch:
@@ -103,7 +103,7 @@ class WaitList:
         return len(self._entries)
 
     def add(self, watch: PartitionWatch, high_watermark: int) -> None:
-        """Add a watch that is not in this list."""
+        """Let a watch that does not wait here wait for this high watermark, or a higher one."""
         entry = self._entries[watch] = (high_watermark, next(_sequence), watch)
         heapq.heappush(self._heap, entry)
 

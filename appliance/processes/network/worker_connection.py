@@ -104,7 +104,7 @@ class ClientSession(Traffic):
         """It is not read, and no request of it starts: it is throttled, or the rules have not come yet."""
 
     def begin(self, principal: str, mechanism: str, deadline_ms: int) -> None:
-        """The client has logged in."""
+        """Note that the client has logged in, until ``deadline_ms`` (0: without an end)."""
         self.become(principal)
         self.mechanism, self.deadline_ms = mechanism, deadline_ms
         self.login, self.gated = None, False
@@ -134,7 +134,7 @@ TURNS_TO_HAND_OVER: Final = 32
 HANDOFF_WINDOW_MS: Final = 1_000
 """A connection is handed over after TURNS_TO_HAND_OVER turns in this time with produce requests and nothing else."""
 HANDOFF_RETRY_MS: Final = 30_000
-"""When to try again with a connection that was not read for nothing, or whose frames do not fit a writer's buffer."""
+"""When to try again with a connection whose handoff was cancelled, or whose frames do not fit a writer's buffer."""
 
 
 class HandoffCount:
@@ -167,7 +167,7 @@ class HandoffCount:
         return self.turns >= TURNS_TO_HAND_OVER and turn.now_ms >= self._not_before_ms
 
     def try_later(self, now_ms: int) -> None:
-        """Let the connection stay here for a while: it was handed over, or was about to be, for nothing."""
+        """Let the connection stay here for HANDOFF_RETRY_MS: its handoff was cancelled, or it came back at once."""
         self._not_before_ms = now_ms + HANDOFF_RETRY_MS
 
 

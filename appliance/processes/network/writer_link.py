@@ -148,7 +148,7 @@ class WriterLink:
     # ---- the writer comes and goes
 
     def connect(self, sock: socket.socket) -> None:
-        """Connect a new writer."""
+        """Take the channel to a writer that has started."""
         self.channel = Channel(sock)
         self.retiring = False
         self._epoll.register(sock.fileno(), select.EPOLLIN)

@@ -191,7 +191,6 @@ class Actions:
         return action
 
     def run_due(self) -> None:
-        """Run all actions that are due."""
         for action in self._all:
             action.run_due()
 

@@ -45,7 +45,7 @@ class Liveness:
         self._checked_ms = clock_ms()
 
     def watch(self, child: Child, heart: Heart) -> None:
-        """Watch a child, from its fork on."""
+        """Count the silent time of a child, from its fork on."""
         self._watched[child] = _Watched(heart, self._heartbeats.seen(heart))
 
     def forget(self, child: Child) -> None:

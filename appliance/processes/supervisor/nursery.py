@@ -16,7 +16,7 @@ on one process at a time has that end, and the supervisor knows by its closing t
     ended             the nursery, then nobody      that it has ended: its own end reports a hang-up
 
     who dies          while the writer is           then
-    the nursery       ordered                       the kernel drops the message: the writer has ended, unborn
+    the nursery       ordered                       the kernel drops the message: no writer comes of it
                       being forked, or forked       its end is the writer's alone; the writer goes on, and tells its pid
     the writer        being forked, or forked       hang-up, once the nursery has closed the end
     the supervisor    in any state                  the nursery is killed; the writer ends at the end of its channel

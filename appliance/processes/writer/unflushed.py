@@ -310,7 +310,7 @@ class Unflushed:
         return max(0, self.since_ms + delay_ms - now_ms)
 
     def flush_if_due(self, now_ms: int, arrived: bool) -> None:
-        """``arrived``: this turn has written something.
+        """Begin a flush, or make it here, if something waits for it; ``arrived``: this turn has written something.
 
         Raises:
             StorageFault: the flush has failed.
@@ -322,12 +322,14 @@ class Unflushed:
         waited_ms = now_ms - self.since_ms
         due = (
             self._records >= settings.flush_messages
-            or (not self._records and self._answers)
+            or (not self._records and self._answers)  # answers to repeats: no new batch brings the flush on
             or waited_ms >= settings.flush_ms
             or self._asked_now
         )
+        # Nobody waits for an answer, so a delay lets one flush cover more batches, unless a reader waits for them.
         if due and waited_ms < min(FLUSH_DELAY_MS, settings.flush_ms) and not (self._answers or self._asked_now):
             due = self._for_reader or self._has_reader(now_ms)
+        # More than flush_bytes is flushed in any case: what is lost with the machine has a bound.
         if due or self._looks_again or (settings.flush_bytes and self._bytes >= settings.flush_bytes):
             with self.lock:
                 if not self._flushes_here:
