@@ -217,7 +217,7 @@ def line_of_table(text: str, table: str) -> int | None:
 
 def _table_name(header: str) -> str:
     """The dotted name of a table, as :func:`read_file` has it."""
-    return ".".join(_dotted(bare or one or other) for bare, one, other in _WORD.findall(header))
+    return ".".join(_dotted(bare or quoted or other) for bare, quoted, other in _WORD.findall(header))
 
 
 def _dotted(word: str) -> str:

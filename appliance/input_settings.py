@@ -180,13 +180,13 @@ def parse_address(text: str) -> Address:
         if not rest.startswith("/"):
             raise BadValue(f"{text!r}: must be such as unix:///run/log.sock")
         return Address(scheme, "", 0, rest)
-    wanted = f"{text!r}: must be one address with a port, such as {scheme}://127.0.0.1:5514"
+    problem = f"{text!r}: must be one address with a port, such as {scheme}://127.0.0.1:5514"
     try:
         addresses = parse_addresses(rest)
     except ValueError as error:
-        raise BadValue(f"{wanted}: {error}" if ":" in rest else wanted) from None
+        raise BadValue(f"{problem}: {error}" if ":" in rest else problem) from None
     if len(addresses) != 1:
-        raise BadValue(wanted)
+        raise BadValue(problem)
     return Address(scheme, *addresses[0], "")
 
 
@@ -245,11 +245,11 @@ def given_of(name: str, value: object, where: str) -> Given:
     return Given(table, inner, value, where)
 
 
-def parse_inputs(given: Iterable[Given]) -> tuple[dict[str, InputSettings], list[UnknownKey | BadValue]]:
+def parse_inputs(keys_given: Iterable[Given]) -> tuple[dict[str, InputSettings], list[UnknownKey | BadValue]]:
     """The inputs by name, and what is wrong."""
     tables: dict[str, list[Given]] = {}
-    for one in given:
-        tables.setdefault(one.table, []).append(one)
+    for key in keys_given:
+        tables.setdefault(key.table, []).append(key)
     inputs: dict[str, InputSettings] = {}
     faults: list[UnknownKey | BadValue] = []
     for table, rows in tables.items():
@@ -357,7 +357,9 @@ def _listener_fault(kind: str, settings: Http | Syslog) -> str:
     try:
         for text in settings.listen:
             if parse_address(text).scheme not in schemes:
-                return f"listen = {text!r}: must begin with one of {', '.join(f'{one}://' for one in schemes)}"
+                return (
+                    f"listen = {text!r}: must begin with one of {', '.join(f'{accepted}://' for accepted in schemes)}"
+                )
     except BadValue as error:
         return f"listen = {error}"
     if isinstance(settings, Syslog) and settings.processes > 1 and not shared_addresses(settings):
@@ -373,7 +375,7 @@ def fill_topic(template: str, fields: Mapping[str, str]) -> str:
     """A template with the fields filled in, in which ``_`` stands for characters that no topic may have."""
     return re.sub(
         r"\{(\w+)\}",
-        lambda found: re.sub(r"[^A-Za-z0-9._-]", "_", fields[found[1]]) if found[1] in fields else found[0],
+        lambda field: re.sub(r"[^A-Za-z0-9._-]", "_", fields[field[1]]) if field[1] in fields else field[0],
         template,
     )
 

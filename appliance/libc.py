@@ -84,14 +84,14 @@ def open_without_waiting(path: Path | str, flags: int) -> int:
     return fd
 
 
-def exchange_paths(one: Path, other: Path) -> None:
+def exchange_paths(first: Path, other: Path) -> None:
     """Give each file or directory the other's name, at one moment (renameat2(2)).
 
     Raises:
         OSError: with EINVAL or ENOSYS the file system cannot do it.
     """
-    if _library.renameat2(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE):
-        _raise_errno("renameat2", one)
+    if _library.renameat2(AT_FDCWD, os.fsencode(first), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE):
+        _raise_errno("renameat2", first)
 
 
 AT_SYMLINK_NOFOLLOW, AT_EMPTY_PATH = 0x100, 0x1000

@@ -25,11 +25,11 @@ PAYLOAD_BYTES = 200
 def appliance(**settings: Any) -> Iterator[OurBroker]:
     """An appliance in a temporary directory, which is stopped at the end."""
     with tempfile.TemporaryDirectory(prefix="perf-") as directory:
-        one = OurBroker(Path(directory), settings)
+        broker = OurBroker(Path(directory), settings)
         try:
-            yield one
+            yield broker
         finally:
-            one.stop()
+            broker.stop()
 
 
 def headline(question: str, **parameters: Any) -> None:

@@ -108,8 +108,8 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="a few requests, one round")
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--rounds", type=int, default=7)
-    given = parser.parse_args()
-    requests, rounds = (600, 1) if given.smoke else (given.requests, given.rounds)
+    options = parser.parse_args()
+    requests, rounds = (600, 1) if options.smoke else (options.requests, options.rounds)
     headline("What do access rules cost a request?", requests=requests, rounds=rounds, rules=len(rules()))
     with tempfile.TemporaryDirectory(prefix="perf-") as name, ExitStack() as stack:
         servers = {kind: stack.enter_context(serving(Path(name) / (kind or "none"), kind)) for kind in ("", "acl")}
@@ -119,7 +119,9 @@ def main() -> None:
             for number in range(rounds):
                 for kind in list(servers)[:: 1 if number % 2 else -1]:
                     taken[kind].append(cpu_us(servers[kind], clients[kind], workload, requests))
-            ratios = [(one / other - 1) * 100 for one, other in zip(taken["acl"], taken[""], strict=True) if other]
+            ratios = [
+                (with_acls / other - 1) * 100 for with_acls, other in zip(taken["acl"], taken[""], strict=True) if other
+            ]
             row(
                 workload,
                 without_us=statistics.median(taken[""]),

@@ -55,7 +55,7 @@ def fill(address: str, topic: str, size_mb: int) -> None:
 def latencies_ms(address: str, topic: str, seconds: float) -> list[float]:
     """How long each message of a producer with acks=all takes, ascending."""
     producer = Producer({"bootstrap.servers": address, "acks": "all", "linger.ms": 0})
-    found: list[float] = []
+    latencies: list[float] = []
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         done: list[Any] = []
@@ -64,9 +64,9 @@ def latencies_ms(address: str, topic: str, seconds: float) -> list[float]:
         while not done:
             producer.poll(0.05)
         assert done == [None], done
-        found.append(1e3 * (time.perf_counter() - begun))
+        latencies.append(1e3 * (time.perf_counter() - begun))
         time.sleep(PAUSE_S)
-    return sorted(found)
+    return sorted(latencies)
 
 
 def p99(ascending: list[float]) -> float:
@@ -104,8 +104,8 @@ def slow_disk(pid: int, directory: Path) -> Iterator[Callable[[float], None]]:
     group.mkdir()
 
     def join(where: Path) -> None:
-        for one in accounts.tree(pid):
-            (where / "cgroup.procs").write_text(str(one))
+        for descendant in accounts.tree(pid):
+            (where / "cgroup.procs").write_text(str(descendant))
 
     try:
         join(group)
@@ -165,10 +165,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--peer", choices=["kafka"], help="measure Kafka, too")
     parser.add_argument("--smoke", action="store_true", help="a small size that only shows that it works")
-    given = parser.parse_args()
-    rates = [2.0] if given.smoke else [float(rate) for rate in given.rates.split(",")]
-    workers = ["1"] if given.smoke else given.workers.split(",")
-    seconds = 1 if given.smoke else given.seconds
+    options = parser.parse_args()
+    rates = [2.0] if options.smoke else [float(rate) for rate in options.rates.split(",")]
+    workers = ["1"] if options.smoke else options.workers.split(",")
+    seconds = 1 if options.smoke else options.seconds
     headline("p99 in ms of a producer beside a consumer of a slow disk", seconds=seconds)
     for count in workers:
         with tempfile.TemporaryDirectory(prefix="perf-") as directory:
@@ -179,7 +179,7 @@ def main() -> None:
                 measure(ours, process.pid, f"{ours.name}, {count} worker(s)", rates, seconds)
             finally:
                 ours.stop()
-    if given.peer:
+    if options.peer:
         with tempfile.TemporaryDirectory(prefix="perf-") as directory:
             peer = brokers.Kafka(Path(directory))
             try:

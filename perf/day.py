@@ -115,8 +115,8 @@ class Day:
     def check(self) -> None:
         asked = questions(self.settings)
         assert asked is not None
-        (found,) = asked.rows("select count(*) as lines, count(distinct client) as clients from events")
-        assert found == {"lines": self.sent, "clients": self.batches * self.clients}, found
+        (counted,) = asked.rows("select count(*) as lines, count(distinct client) as clients from events")
+        assert counted == {"lines": self.sent, "clients": self.batches * self.clients}, counted
 
 
 def main() -> None:
@@ -124,8 +124,8 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="ten minutes of the day")
     parser.add_argument("--batches", type=int, default=8640)
     parser.add_argument("--clients", type=int, default=1_000_000)
-    given = parser.parse_args()
-    batches, clients = (60, 6000) if given.smoke else (given.batches, given.clients)
+    options = parser.parse_args()
+    batches, clients = (60, 6000) if options.smoke else (options.batches, options.clients)
     headline("day", batches=batches, clients=clients)
     with tempfile.TemporaryDirectory() as directory:
         settings = made(Path(directory))

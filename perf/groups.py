@@ -200,10 +200,10 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=5_000)
     parser.add_argument("--peer", choices=["kafka"], help="measure Kafka, too")
     parser.add_argument("--smoke", action="store_true", help="a small size that only shows that it works")
-    given = parser.parse_args()
-    sizes = (0.5, 10, 20, 2) if given.smoke else (given.seconds, PARTITIONS, given.groups, REPEATS)
+    options = parser.parse_args()
+    sizes = (0.5, 10, 20, 2) if options.smoke else (options.seconds, PARTITIONS, options.groups, REPEATS)
     headline("Committed offsets and lists of groups", seconds=sizes[0], partitions=sizes[1], groups=sizes[2])
-    for make in [brokers.OurBroker] + ([brokers.Kafka] if given.peer else []):
+    for make in [brokers.OurBroker] + ([brokers.Kafka] if options.peer else []):
         with tempfile.TemporaryDirectory(prefix="perf-") as directory:
             broker = (
                 make(Path(directory), {"zookeeper.nodes": 1}) if make is brokers.OurBroker else make(Path(directory))

@@ -80,7 +80,7 @@ class Side(NamedTuple):
 def messages_of(appliance: LocalAppliance, topic: str) -> int:
     """How many are in a topic, flushed."""
     with Admin(appliance.native) as admin:
-        return sum(part["messages"] or 0 for one in admin.topics([topic]) for part in one["partitions"])
+        return sum(part["messages"] or 0 for listed in admin.topics([topic]) for part in listed["partitions"])
 
 
 def title_of(pid: int) -> str:
@@ -95,13 +95,13 @@ def ours() -> Iterator[Side]:
         file = Path(name) / "appliance.toml"
         file.write_text(INPUTS.format(place=place))
         with LocalAppliance(Path(name) / "data", file) as appliance:
-            while any(one["state"] != "running" for one in appliance.state["inputs"].values()):
+            while any(input_state["state"] != "running" for input_state in appliance.state["inputs"].values()):
                 time.sleep(0.1)
             inputs = appliance.state["inputs"]
             tcp, udp = [(HOST, int(text.rpartition(":")[2])) for text in inputs["net"]["addresses"]]
 
             def pid(topic: str) -> int:
-                return next(one for one in appliance.pids("input") if title_of(one).endswith(topic))
+                return next(input_pid for input_pid in appliance.pids("input") if title_of(input_pid).endswith(topic))
 
             yield Side("input", place, tcp, udp, lambda topic: int(appliance.state["inputs"][topic]["messages"]), pid)
 
@@ -180,12 +180,12 @@ def rest(files: int, seconds: float) -> float:
         logs.mkdir()
         for number in range(files):
             (logs / f"{number}.log").write_bytes(b"a line\n")
-        given: dict[str, Any] = {
+        settings: dict[str, Any] = {
             "inputs.disk.type": "files",
             "inputs.disk.include": f"{logs}/*.log",
             "inputs.disk.topic": "disk",
         }
-        with LocalAppliance(Path(name) / "data", **given) as appliance:
+        with LocalAppliance(Path(name) / "data", **settings) as appliance:
             while appliance.state["inputs"]["disk"]["lines"] < files:
                 time.sleep(0.1)
             time.sleep(2)  # the last commits

@@ -27,8 +27,8 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="tiny sizes, once")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="", help="workloads whose name contains this")
-    given = parser.parse_args()
-    options = Options(Path(tempfile.gettempdir()), rounds=given.rounds, smoke=given.smoke, only=given.only)
+    parsed = parser.parse_args()
+    options = Options(Path(tempfile.gettempdir()), rounds=parsed.rounds, smoke=parsed.smoke, only=parsed.only)
     harness = Harness("kafka_tls", "Produce and consume over TLS", options, [], print)
     with tempfile.TemporaryDirectory(prefix="perf-") as directory:
         made = Certificates(Path(directory) / "certificates")

@@ -157,10 +157,10 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=8, help="at a time, of each process")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
-    given = parser.parse_args()
-    logins, rounds = (100, 1) if given.smoke else (given.logins, given.rounds)
+    options = parser.parse_args()
+    logins, rounds = (100, 1) if options.smoke else (options.logins, options.rounds)
     scram.salted_password = cache(scram.salted_password)
-    headline("logins", logins=logins, clients=given.clients, processes=given.processes)
+    headline("logins", logins=logins, clients=options.clients, processes=options.processes)
     with tempfile.TemporaryDirectory(prefix="perf-") as directory:
         password = Path(directory) / "password"
         password.write_bytes(PASSWORD)
@@ -174,11 +174,11 @@ def main() -> None:
             contexts = {"SASL_PLAINTEXT": None, "SASL_SSL": trusting}
             ports = {name: int(server.address("kafka", name).rpartition(":")[2]) for name in contexts}
             for name, context in contexts.items():
-                _log_in(ports[name], 50, given.clients, context)  # warms up, and computes the salted password
+                _log_in(ports[name], 50, options.clients, context)  # warms up, and computes the salted password
             for _ in range(rounds):
                 for name, context in contexts.items():
                     before = server.cpu_s("network")
-                    figures = measure(ports[name], logins, given.clients, given.processes, context)
+                    figures = measure(ports[name], logins, options.clients, options.processes, context)
                     used_ms = (server.cpu_s("network") - before) * 1000 / logins
                     row(name, **figures._asdict(), worker_cpu_ms_each=used_ms)
 

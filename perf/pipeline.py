@@ -161,7 +161,7 @@ def columns_of_spark(lines: Any) -> Any:
         "took_ms": f.coalesce(j["took_ms"], a["took_ms"].cast("double")),
     }
     parsed = cut.select(
-        "topic", "partition", "offset", "received", *(each.alias(name) for name, each in columns.items())
+        "topic", "partition", "offset", "received", *(column.alias(name) for name, column in columns.items())
     )
     return parsed.withColumn("date", f.date_format("time", "yyyy-MM-dd")).withColumn("hour", f.hour("time"))
 
@@ -214,7 +214,9 @@ class Contest:
         batches: list[float] = []
         start = time.perf_counter()
         settings = made(base, self.broker.native, views)
-        result = run(settings, once=True, session=self.spark, on_progress=lambda each: batches.append(each.seconds))
+        result = run(
+            settings, once=True, session=self.spark, on_progress=lambda progress: batches.append(progress.seconds)
+        )
         seconds = time.perf_counter() - start
         assert sum(result.summary.parsed.values()) == self.lines, result.summary
         shutil.rmtree(base)
@@ -222,27 +224,29 @@ class Contest:
 
     def connector(self) -> Seconds:
         base = self.fresh()
-        given = {"kafka.bootstrap.servers": self.broker.kafka, "subscribe": ",".join(TOPICS)}
+        connection_options = {"kafka.bootstrap.servers": self.broker.kafka, "subscribe": ",".join(TOPICS)}
         start = time.perf_counter()
-        lines = self.spark.readStream.format("kafka").options(**given, startingOffsets="earliest").load()
+        lines = self.spark.readStream.format("kafka").options(**connection_options, startingOffsets="earliest").load()
         writer = columns_of_spark(lines).writeStream.format("parquet").partitionBy("topic", "date")
         writer = writer.option("path", str(base / "out")).option("checkpointLocation", str(base / "state"))
         query = writer.trigger(availableNow=True).start()
         query.awaitTermination()
         seconds = time.perf_counter() - start
-        assert sum(each["numInputRows"] for each in query.recentProgress) == self.lines
+        assert sum(progress["numInputRows"] for progress in query.recentProgress) == self.lines
         shutil.rmtree(base)
-        return Seconds(seconds, sum(each["durationMs"]["triggerExecution"] for each in query.recentProgress) / 1000)
+        return Seconds(
+            seconds, sum(progress["durationMs"]["triggerExecution"] for progress in query.recentProgress) / 1000
+        )
 
     def compare(self, sides: dict[str, Callable[[], Seconds]], rounds: int) -> None:
-        found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in sides}
+        rounds_by_side: dict[str, list[tuple[float, float, float]]] = {name: [] for name in sides}
         for _ in range(rounds):
             for name, once in sides.items():
                 cpu = cpu_of_all_s()
                 took = once()
                 used = (cpu_of_all_s() - cpu) / self.lines * 1e6
-                found[name].append((self.lines / took.all, self.lines / took.within_batches, used))
-        for name, rounds_of_it in found.items():
+                rounds_by_side[name].append((self.lines / took.all, self.lines / took.within_batches, used))
+        for name, rounds_of_it in rounds_by_side.items():
             rates, within, cpus = zip(*rounds_of_it, strict=True)
             figures = {"lines_per_s": statistics.median(rates), "within_batches": statistics.median(within)}
             row(name, **figures, best=max(rates), cpu=statistics.median(cpus))
@@ -259,8 +263,8 @@ def fill(producer: Producer, first: int, count: int) -> dict[tuple[str, int], in
     ]
     producer.flush()
     for topic, deliveries in sent:
-        for each in deliveries:
-            place = each.result()
+        for delivery in deliveries:
+            place = delivery.result()
             ends[topic, place.partition] = max(ends.get((topic, place.partition), 0), place.offset)
     return ends
 
@@ -307,7 +311,7 @@ def freshness(broker: LocalAppliance, base: Path, last: dict[tuple[str, int], in
             os.kill(os.getpid(), signal.SIGTERM)  # as a pipeline that is stopped
 
     over = threading.Event()
-    threads = [threading.Thread(target=each) for each in (watch, feed)]
+    threads = [threading.Thread(target=target) for target in (watch, feed)]
     for thread in threads:
         thread.start()
     run(settings)
@@ -326,12 +330,12 @@ def main() -> None:
     parser.add_argument("--lines", type=int, default=2_000_000)
     parser.add_argument("--seconds", type=int, default=30, help="of the measurement of freshness")
     parser.add_argument("--only", default="", help="mixed, plain, connector or freshness")
-    given = parser.parse_args()
-    if given.smoke:
-        given.rounds, given.lines, given.seconds = 1, 8_000, 2
-    alone = given.only == FRESHNESS
-    jars = [] if alone else connector(Path.home() / ".cache/appliance-perf/spark-kafka", may_fetch=not given.smoke)
-    headline("the pipeline", lines=given.lines, rounds=given.rounds)
+    options = parser.parse_args()
+    if options.smoke:
+        options.rounds, options.lines, options.seconds = 1, 8_000, 2
+    alone = options.only == FRESHNESS
+    jars = [] if alone else connector(Path.home() / ".cache/appliance-perf/spark-kafka", may_fetch=not options.smoke)
+    headline("the pipeline", lines=options.lines, rounds=options.rounds)
     if not jars and not alone:
         print("without Spark's Kafka connector: its jars are not here", file=sys.stderr)
     settings = {"spark.master": "local[2]", "spark.driver.memory": "4g"}
@@ -342,31 +346,31 @@ def main() -> None:
             for topic in TOPICS:
                 admin.create_topic(topic, partitions=PARTITIONS)
         with Producer(broker.native, acks=1) as producer:
-            last = fill(producer, 0, given.lines)
+            last = fill(producer, 0, options.lines)
         if alone:
-            freshness(broker, Path(base), last, given.lines, given.seconds)
+            freshness(broker, Path(base), last, options.lines, options.seconds)
             return
-        light = "" if jars and given.only in "connector" else LIGHT_JVM  # Spark SQL needs a JVM that is fast
+        light = "" if jars and options.only in "connector" else LIGHT_JVM  # Spark SQL needs a JVM that is fast
         spark = build_session("perf", settings, scratch=Path(base) / "spark", jvm=light)
-        contest = Contest(spark, broker, Path(base), given.lines)
+        contest = Contest(spark, broker, Path(base), options.lines)
         sides: dict[str, Callable[[], Seconds]] = {
             "mixed": lambda: contest.ours(True),
             "plain": lambda: contest.ours(False),
         }
         if jars:
             sides["connector"] = contest.connector
-        sides = {name: once for name, once in sides.items() if given.only in name}
-        if given.smoke:
+        sides = {name: once for name, once in sides.items() if options.only in name}
+        if options.smoke:
             sides = {"mixed": sides["mixed"]}
         try:
-            for once in () if given.smoke else sides.values():
+            for once in () if options.smoke else sides.values():
                 once()  # warm-up
-            contest.compare(sides, given.rounds)
+            contest.compare(sides, options.rounds)
         finally:
             spark.stop()
-    if not given.only:
-        again = [sys.executable, __file__, "--only", FRESHNESS, "--seconds", str(given.seconds)]
-        again += ["--lines", str(min(given.lines, 100_000)), *(["--smoke"] if given.smoke else [])]
+    if not options.only:
+        again = [sys.executable, __file__, "--only", FRESHNESS, "--seconds", str(options.seconds)]
+        again += ["--lines", str(min(options.lines, 100_000)), *(["--smoke"] if options.smoke else [])]
         subprocess.run(again, check=True)
 
 

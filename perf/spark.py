@@ -47,7 +47,7 @@ assert len(VALUE) == PAYLOAD_BYTES
 
 def connector(cache: Path, may_fetch: bool) -> list[Path]:
     """The connector's jars; an empty list if they cannot be found or fetched."""
-    found = []
+    jars = []
     for artifact in JARS:
         group, name, version = artifact.split(":")
         jar = cache / f"{name}-{version}.jar"
@@ -60,8 +60,8 @@ def connector(cache: Path, may_fetch: bool) -> list[Path]:
                 return []
             cache.mkdir(parents=True, exist_ok=True)
             shutil.copy(stored, jar)
-        found.append(jar)
-    return found
+        jars.append(jar)
+    return jars
 
 
 def cpu_of_all_s() -> float:
@@ -85,8 +85,8 @@ class Contest:
         return {"kafka.bootstrap.servers": self.broker.kafka, "subscribe": topic}
 
     def source(self, side: str, topic: str, reader: Any) -> Any:
-        given = self.options(side, topic) | {"startingOffsets": "earliest"}
-        return reader.format("appliance" if side == "ours" else "kafka").options(**given).load()
+        reader_options = self.options(side, topic) | {"startingOffsets": "earliest"}
+        return reader.format("appliance" if side == "ours" else "kafka").options(**reader_options).load()
 
     def fresh(self) -> str:
         self._number += 1
@@ -155,7 +155,7 @@ class Contest:
         if "connector" in rates:
             pairs = [ours / theirs for ours, theirs in zip(rates["ours"], rates["connector"], strict=True)]
             figures["ratio"] = statistics.median(pairs)
-            figures["ratios"] = " ".join(f"{each:.2f}" for each in pairs)
+            figures["ratios"] = " ".join(f"{ratio:.2f}" for ratio in pairs)
         row(name, **figures)
 
 

@@ -60,8 +60,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--messages", type=int, default=10_000_000)
     parser.add_argument("--smoke", action="store_true", help="100,000 messages")
-    given = parser.parse_args()
-    messages = 100_000 if given.smoke else given.messages
+    options = parser.parse_args()
+    messages = 100_000 if options.smoke else options.messages
     headline(__doc__.splitlines()[0], messages=messages, cores=f"1 of {os.cpu_count()}")
     by_status = dict.fromkeys(sorted(STATUSES), 0)
     for number in range(messages):
@@ -79,14 +79,14 @@ def main() -> None:
         ),
     }
     late: list[str] = []
-    with appliance() as one:
-        fill(one.server.native, messages)
+    with appliance() as broker:
+        fill(broker.server.native, messages)
         for name, (query, expected) in questions.items():
-            said, seconds, cpu_s = ask(one.server.native, query)
+            said, seconds, cpu_s = ask(broker.server.native, query)
             rows = said.partition("\n")[2]
             assert rows == expected, f"{name}: {rows!r} instead of {expected!r}"
             row(name, seconds=seconds, cpu_s=cpu_s, messages_per_s=messages / seconds)
-            if name in CPU_S_MAX and not given.smoke and cpu_s > CPU_S_MAX[name]:
+            if name in CPU_S_MAX and not options.smoke and cpu_s > CPU_S_MAX[name]:
                 late.append(f"{name} took {cpu_s:.2f} s of CPU, more than {CPU_S_MAX[name]:g} s")
     if late:
         sys.exit("; ".join(late))

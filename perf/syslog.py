@@ -73,8 +73,8 @@ class Bench:
         self._udp, self._tcp, self._relp = [(HOST, port) for port in ports]
 
     def _input(self) -> dict[str, Any]:
-        found: dict[str, Any] = self._appliance.state["inputs"]["net"]
-        return found
+        state: dict[str, Any] = self._appliance.state["inputs"]["net"]
+        return state
 
     def _wait_until(self, condition: Callable[[], bool]) -> bool:
         """Whether it came true; False once no message has come for 3 s."""

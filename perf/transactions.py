@@ -41,20 +41,22 @@ def measure(broker: brokers.Broker, size: int, seconds: float, offsets: bool) ->
     address, topic = broker.address, f"tx-{size}-{offsets}"
     admin = AdminClient({"bootstrap.servers": address})
     admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result(WAIT_S)
-    one = producer(address, topic)
+    transactional = producer(address, topic)
     reader = Consumer({"bootstrap.servers": address, "group.id": topic})
     payload = bytes(PAYLOAD_BYTES)
     commits: list[float] = []
 
     def transaction(number: int) -> None:
-        one.begin_transaction()
-        for each in range(size):
-            one.produce(topic, payload, partition=each % PARTITIONS)
+        transactional.begin_transaction()
+        for number in range(size):
+            transactional.produce(topic, payload, partition=number % PARTITIONS)
         if offsets:
-            one.send_offsets_to_transaction([TopicPartition(topic, 0, number)], reader.consumer_group_metadata())
-        assert one.flush(WAIT_S) == 0
+            transactional.send_offsets_to_transaction(
+                [TopicPartition(topic, 0, number)], reader.consumer_group_metadata()
+            )
+        assert transactional.flush(WAIT_S) == 0
         start = time.perf_counter()
-        one.commit_transaction(WAIT_S)
+        transactional.commit_transaction(WAIT_S)
         commits.append((time.perf_counter() - start) * 1000)
 
     for number in range(5):
@@ -90,10 +92,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--peer", choices=["kafka"], help="measure Kafka, too")
     parser.add_argument("--smoke", action="store_true", help="a small size that only shows that it works")
-    given = parser.parse_args()
-    seconds, ids = (0.5, 20) if given.smoke else (given.seconds, IDS)
+    options = parser.parse_args()
+    seconds, ids = (0.5, 20) if options.smoke else (options.seconds, IDS)
     headline("Transactions of a producer, one after another", seconds=seconds, ids=ids)
-    for make in [brokers.OurBroker] + ([brokers.Kafka] if given.peer else []):
+    for make in [brokers.OurBroker] + ([brokers.Kafka] if options.peer else []):
         with tempfile.TemporaryDirectory(prefix="perf-") as directory:
             broker = (
                 make(Path(directory), {"zookeeper.nodes": 1}) if make is brokers.OurBroker else make(Path(directory))

@@ -116,8 +116,8 @@ class Session:
         if len(reply) < SESSION_AT + 8 + 2 + len(self._topic) + 4 + 6 + 8:
             return False
         end = struct.unpack_from(">q", reply, SESSION_AT + 8 + 2 + len(self._topic) + 4 + 6)[0]
-        found, self._offset = end > self._offset, end
-        return found
+        has_new, self._offset = end > self._offset, end
+        return has_new
 
     def empty(self) -> tuple[int, int]:
         """Bytes of a request and of its reply when there is nothing to read."""
@@ -164,10 +164,10 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=300)
     parser.add_argument("--peer", choices=["kafka"], help="measure Kafka, too")
     parser.add_argument("--smoke", action="store_true", help="a small size that only shows that it works")
-    given = parser.parse_args()
-    sizes, messages = ((1, 20), 10) if given.smoke else (PARTITIONS, given.messages)
+    options = parser.parse_args()
+    sizes, messages = ((1, 20), 10) if options.smoke else (PARTITIONS, options.messages)
     headline("CPU in µs for each message, by what a consumer of so many partitions does", messages=messages)
-    makers = [brokers.OurBroker] + ([brokers.Kafka] if given.peer else [])
+    makers = [brokers.OurBroker] + ([brokers.Kafka] if options.peer else [])
     for make in makers:
         with tempfile.TemporaryDirectory(prefix="perf-") as directory:
             broker = make(Path(directory))

@@ -27,15 +27,15 @@ def tree(pid: int) -> list[int]:
                     for child in (task / "children").read_text().split()]  # fmt: skip
     except (FileNotFoundError, ProcessLookupError):
         return []
-    return [pid, *(one for child in children for one in tree(child))]
+    return [pid, *(descendant for child in children for descendant in tree(child))]
 
 
 def kill_tree(pid: int) -> None:
     """SIGKILL to a process and all its descendants; returns when all of them have ended."""
     handles = []
-    for each in tree(pid):
+    for descendant in tree(pid):
         with contextlib.suppress(ProcessLookupError):
-            handles.append(os.pidfd_open(each))
+            handles.append(os.pidfd_open(descendant))
     for handle in handles:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(handle, signal.SIGKILL)

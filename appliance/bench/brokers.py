@@ -151,10 +151,10 @@ class OurBroker:
         self.address = f"127.0.0.1:{free_port()}"
         self.data_dir = directory / "data"
         directory.mkdir(parents=True, exist_ok=True)
-        given = dict(settings or {})
-        self._tls = "tls.certificate" in given
-        given["kafka.listen"] = f"SSL://{self.address}" if self._tls else self.address
-        self.server = LocalAppliance(self.data_dir, **given)
+        own_settings = dict(settings or {})
+        self._tls = "tls.certificate" in own_settings
+        own_settings["kafka.listen"] = f"SSL://{self.address}" if self._tls else self.address
+        self.server = LocalAppliance(self.data_dir, **own_settings)
         self.start()
 
     def start(self) -> None:
@@ -169,8 +169,8 @@ class OurBroker:
 
     def messages(self, topic: str, partitions: int) -> int:
         with Admin(self.server.native) as admin:
-            found = admin.topics([topic])[0]["partitions"]
-        return sum(partition["messages"] for partition in found)
+            parts = admin.topics([topic])[0]["partitions"]
+        return sum(partition["messages"] for partition in parts)
 
     def cpu_s(self) -> float:
         assert self.server.process is not None
@@ -289,19 +289,19 @@ def kafka_jars(name: str = KAFKA) -> Path:
     """
     need_java()
     version = KAFKA_VERSIONS[name]
-    given = os.environ.get("KAFKA_LIB", "")
-    if given and (Path(given) / f"kafka_2.13-{version}.jar").exists():
-        return Path(given)
+    kafka_lib = os.environ.get("KAFKA_LIB", "")
+    if kafka_lib and (Path(kafka_lib) / f"kafka_2.13-{version}.jar").exists():
+        return Path(kafka_lib)
     jars = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "appliance" / f"kafka-{version}"
     if not (jars / f"kafka_2.13-{version}.jar").exists():
-        wanted, instead = f"the jars of Kafka {version}", "set KAFKA_LIB to a directory that has them"
+        jars_wanted, instead = f"the jars of Kafka {version}", "set KAFKA_LIB to a directory that has them"
         if shutil.which("mvn") is None:
-            raise Missing(f"{wanted}: apt-get install maven, or {instead}")
+            raise Missing(f"{jars_wanted}: apt-get install maven, or {instead}")
         pom = Path(__file__).parent / "kafka" / "pom.xml"
         command = ["mvn", "-q", "-f", str(pom), f"-Dkafka.version={version}"]
         command += ["dependency:copy-dependencies", f"-DoutputDirectory={jars}"]
         if subprocess.run(command, check=False, stdout=subprocess.DEVNULL).returncode:
-            raise Missing(f"{wanted}: Maven could not fetch them; {instead}")
+            raise Missing(f"{jars_wanted}: Maven could not fetch them; {instead}")
     return jars
 
 

@@ -57,13 +57,13 @@ def receive(sock: socket.socket) -> bytes:
 
 
 def _exactly(sock: socket.socket, count: int) -> bytes:
-    found = b""
-    while len(found) < count:
-        got = sock.recv(count - len(found))
+    received = b""
+    while len(received) < count:
+        got = sock.recv(count - len(received))
         if not got:
             raise BadReply("a connection was closed")
-        found += got
-    return found
+        received += got
+    return received
 
 
 class Crowd:

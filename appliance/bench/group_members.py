@@ -41,8 +41,8 @@ class Member:
         self.fresh = False
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        self.owned, self.fresh = {each.partition for each in partitions}, True
-        consumer.assign([TopicPartition(each.topic, each.partition, OFFSET_END) for each in partitions])
+        self.owned, self.fresh = {place.partition for place in partitions}, True
+        consumer.assign([TopicPartition(place.topic, place.partition, OFFSET_END) for place in partitions])
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self.owned = set()
@@ -64,21 +64,21 @@ def settled(members: Sequence[Member], partitions: int) -> float:
 
 
 def measure(address: str, topic: str, partitions: int, count: int) -> dict[str, float]:
-    found = {}
+    seconds = {}
     start = time.perf_counter()
     members = [Member(address, topic) for _ in range(count - 1)]
     if members:
-        found["formed_s"] = settled(members, partitions) - start
+        seconds["formed_s"] = settled(members, partitions) - start
     start = _expect(members)
     last = Member(address, topic)
-    found["join_s"] = settled([*members, last], partitions) - start
+    seconds["join_s"] = settled([*members, last], partitions) - start
     if members:
         start = _expect(members)
         closing = threading.Thread(target=last.consumer.close)
         closing.start()
-        found["leave_s"] = settled(members, partitions) - start
+        seconds["leave_s"] = settled(members, partitions) - start
         closing.join()
-    return found
+    return seconds
 
 
 def _expect(members: Sequence[Member]) -> float:
@@ -89,8 +89,8 @@ def _expect(members: Sequence[Member]) -> float:
 
 def main(arguments: list[str]) -> None:
     address, topic, partitions, count = arguments
-    found: dict[str, Any] = measure(address, topic, int(partitions), int(count))
-    print(json.dumps(found), flush=True)
+    seconds: dict[str, Any] = measure(address, topic, int(partitions), int(count))
+    print(json.dumps(seconds), flush=True)
     os._exit(0)  # dozens of clients need not be closed one after the other
 
 

@@ -89,7 +89,7 @@ class Harness:
     def scaled(self, count: int) -> int:
         return max(count // SMOKE_SCALE, COUNT_MIN) if self.options.smoke else count
 
-    def wanted(self, workload: str) -> bool:
+    def is_chosen(self, workload: str) -> bool:
         return self.options.only in workload
 
     def note(self, **parameters: object) -> None:
@@ -152,7 +152,7 @@ class Harness:
 
         ``limit`` names what bounds the rate; ``bytes_each`` is what one message costs of it.
         """
-        if not self.wanted(workload):
+        if not self.is_chosen(workload):
             return
         rates: dict[str, list[float]] = {side.name: [] for side in sides}
         cpus: dict[str, list[float]] = {side.name: [] for side in sides}
@@ -179,13 +179,13 @@ class Harness:
 
     def figures(self, workload: str, sides: Sequence[N], once: Callable[[N], Mapping[str, float]]) -> None:
         """``once`` measures one side: the values of some :data:`~.quantities.QUANTITIES`; none if it cannot."""
-        if not self.wanted(workload):
+        if not self.is_chosen(workload):
             return
-        found: dict[str, dict[str, list[float]]] = {side.name: {} for side in sides}
+        values_by_side: dict[str, dict[str, list[float]]] = {side.name: {} for side in sides}
         for side in self.turns(sides):
             for what, value in once(side).items():
-                found[side.name].setdefault(what, []).append(value)
-        for name, values in found.items():
+                values_by_side[side.name].setdefault(what, []).append(value)
+        for name, values in values_by_side.items():
             for what in values:
                 self.add(workload, name, what, values[what])
 

@@ -93,9 +93,9 @@ class KafkaSide:
             Wrong: they see others within COUNT_S_MAX.
         """
         deadline = time.monotonic() + COUNT_S_MAX
-        while (found := self.broker.messages(topic, partitions)) != count:
-            if found > count or time.monotonic() > deadline:
-                raise Wrong(f"{self.name}: {found} messages in the log, {count} were acknowledged")
+        while (count_there := self.broker.messages(topic, partitions)) != count:
+            if count_there > count or time.monotonic() > deadline:
+                raise Wrong(f"{self.name}: {count_there} messages in the log, {count} were acknowledged")
             time.sleep(0.005)
 
     def delete(self, topic: str) -> None:
@@ -121,18 +121,20 @@ class KafkaSide:
     def produce(self, topic: str, count: int, size: int, settings: dict[str, str], partitions: int = 1) -> Run:
         """Produce, then count and check what the log has.  Without acknowledgements it takes until that is done."""
         run = self.client.produce(self.broker.address, topic, count, size, settings | self._security, partitions)
-        found = self.consume(topic, count, size, partitions)
-        if found.check != run.check:
-            raise Wrong(f"{self.name}: what arrived is not what was sent: {run.check}, {found.check}")
-        return msgspec.structs.replace(run, seconds=run.seconds + found.seconds) if settings["acks"] == "0" else run
+        arrived = self.consume(topic, count, size, partitions)
+        if arrived.check != run.check:
+            raise Wrong(f"{self.name}: what arrived is not what was sent: {run.check}, {arrived.check}")
+        return msgspec.structs.replace(run, seconds=run.seconds + arrived.seconds) if settings["acks"] == "0" else run
 
     def consume(
         self, topic: str, count: int, size: int, partitions: int = 1, settings: Mapping[str, str] | None = None,
         *, one_processor: bool = False,
     ) -> Run:  # fmt: skip
         """``settings`` go over the client's defaults; ``one_processor``: all its threads run on the same."""
-        given, client = dict(settings or {}) | self._security, self.client
-        return client.consume(self.broker.address, topic, count, size, given, partitions, one_processor=one_processor)
+        consumer_settings, client = dict(settings or {}) | self._security, self.client
+        return client.consume(
+            self.broker.address, topic, count, size, consumer_settings, partitions, one_processor=one_processor
+        )
 
 
 @contextmanager
@@ -163,10 +165,10 @@ def warm_up(harness: Harness, sides: Iterable[KafkaSide]) -> None:
 
 def launchers(harness: Harness, settings: Mapping[str, str] | None = None) -> list[Launcher]:
     """An appliance with ``settings``, and the versions of Kafka that are wanted."""
-    given = dict(settings or {}) | harness.options.settings
-    found = [Launcher(APPLIANCE, lambda directory: brokers.OurBroker(directory, given))]
-    wanted = [name for peer, name in KAFKA_PEERS.items() if peer in harness.options.peers]
-    return found + [Launcher(name, partial(brokers.Kafka, name=name)) for name in wanted]
+    own_settings = dict(settings or {}) | harness.options.settings
+    sides = [Launcher(APPLIANCE, lambda directory: brokers.OurBroker(directory, own_settings))]
+    peers = [name for peer, name in KAFKA_PEERS.items() if peer in harness.options.peers]
+    return sides + [Launcher(name, partial(brokers.Kafka, name=name)) for name in peers]
 
 
 def bare(harness: Harness) -> list[Launcher]:

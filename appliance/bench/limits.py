@@ -33,23 +33,23 @@ REPEATS = 3
 
 def measure(directory: Path, scale: int, notices: list[str]) -> list[Limit]:
     """All limits, with files in ``directory``; ``scale`` divides the sizes."""
-    found = [
+    measured = [
         Limit("memcpy", _best(lambda: _memcpy(1024 * MIB // scale)), "B/s"),
         Limit("loopback sendfile", _best(lambda: _sendfile(directory, 512 * MIB // scale), 8), "B/s"),
         Limit("page cache write", _best(lambda: _write(directory, 512 * MIB // scale)), "B/s"),
     ]
     for name, size in SYNC_SIZES.items():
         times = _fdatasync(directory, size, max(400 // scale, 20))
-        found += [
+        measured += [
             Limit(f"fdatasync {name} p50", statistics.median(times) * 1000, "ms"),
             Limit(f"fdatasync {name} p99", times[int(len(times) * 0.99)] * 1000, "ms"),
         ]
-    found.append(Limit("wake-up of a process", _wake_up(max(20_000 // scale, 100)) * 1000, "ms"))
+    measured.append(Limit("wake-up of a process", _wake_up(max(20_000 // scale, 100)) * 1000, "ms"))
     try:
-        found += _echoes(max(20_000 // scale, 500))
+        measured += _echoes(max(20_000 // scale, 500))
     except Missing as missing:
         notices.append(f"the echo servers were not measured, missing: {missing}")
-    return found
+    return measured
 
 
 def _best(once: Callable[[], float], repeats: int = REPEATS) -> float:
@@ -111,14 +111,14 @@ def _write(directory: Path, count: int) -> float:
 
 def _fdatasync(directory: Path, size: int, times: int) -> list[float]:
     """Seconds that each flush of an appended block took, in ascending order."""
-    block, found = os.urandom(size), []
+    block, seconds = os.urandom(size), []
     with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
         for _ in range(times):
             file.write(block)
             start = time.perf_counter()
             os.fdatasync(file.fileno())
-            found.append(time.perf_counter() - start)
-    return sorted(found)
+            seconds.append(time.perf_counter() - start)
+    return sorted(seconds)
 
 
 def _wake_up(times: int) -> float:
@@ -134,13 +134,13 @@ def _wake_up(times: int) -> float:
                 os.eventfd_write(here, 1)
 
         with _child(answer):
-            found = []
+            seconds = []
             for _ in range(times):
                 start = time.perf_counter()
                 os.eventfd_write(there, 1)
                 os.eventfd_read(here)
-                found.append((time.perf_counter() - start) / 2)
-    return statistics.median(found)
+                seconds.append((time.perf_counter() - start) / 2)
+    return statistics.median(seconds)
 
 
 def _echoes(count: int) -> Iterator[Limit]:

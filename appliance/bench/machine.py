@@ -70,16 +70,16 @@ def file_system(directory: Path) -> str:
 
 def versions() -> dict[str, str]:
     """Versions of the appliance and of the clients that are installed."""
-    found = {"appliance": __version__}
+    versions_by_name = {"appliance": __version__}
     commit = subprocess.run(
         ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"],
         capture_output=True, text=True, check=False,
     ) if (Path(__file__).parents[2] / ".git").exists() else None  # fmt: skip
     if commit is not None and commit.returncode == 0:
-        found["commit"] = commit.stdout.strip()
+        versions_by_name["commit"] = commit.stdout.strip()
     for package in PACKAGES:
         try:
-            found[package] = importlib.metadata.version(package)
+            versions_by_name[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions_by_name

@@ -94,8 +94,8 @@ def ratios(ours: Measure, theirs: Measure) -> list[float]:
 
 
 def median_ratio(ours: Measure, theirs: Measure) -> float | None:
-    found = ratios(ours, theirs)
-    return statistics.median(found) if found else None
+    ratios_found = ratios(ours, theirs)
+    return statistics.median(ratios_found) if ratios_found else None
 
 
 def limit_named(limits: Sequence[Limit], name: str) -> Limit | None:

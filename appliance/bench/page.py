@@ -18,12 +18,12 @@ def stored(directory: Path) -> list[Result]:
     return list(measures.stored(directory, (LIMITS, *QUESTIONS)).values())
 
 
-def rewrite(page: Path, found: Sequence[Result], directory: Path) -> str:
+def rewrite(page: Path, results: Sequence[Result], directory: Path) -> str:
     """The text of ``page`` with the results between its two marks; ``directory`` has their charts."""
     before, rest = page.read_text().split(BEGIN)
     _, after = rest.split(END)
     folder = directory.relative_to(page.parent)
-    sections = "\n".join(_section(result, directory, folder) for result in found)
+    sections = "\n".join(_section(result, directory, folder) for result in results)
     return f"{before}{BEGIN}\n\n{sections}\n{END}{after}"
 
 

@@ -78,16 +78,16 @@ def delays(settings: dict[str, str], topic: str, skip: int, count: int, size: in
     consumer.poll(1.0)
     print("ready", flush=True)
     start = time.perf_counter()
-    found: list[int] = []
+    delays_ns: list[int] = []
     seen: list[int] = []
-    while len(found) < count:
+    while len(delays_ns) < count:
         message = consumer.poll(PATIENCE_S)
-        assert message is not None, f"only {len(found)} of {count} messages arrived"
+        assert message is not None, f"only {len(delays_ns)} of {count} messages arrived"
         if message.error() is None:
             stamp = stamps.stamp_of(message.value() or b"")
-            found.append(time.monotonic_ns() - stamp)
+            delays_ns.append(time.monotonic_ns() - stamp)
             seen.append(stamp)
-    counted = sorted(found[skip:])
+    counted = sorted(delays_ns[skip:])
     at = {"p50_ms": 50, "p99_ms": 99, "p999_ms": 99.9, "max_ms": 100}
     values = {name: counted[min(len(counted) - 1, int(len(counted) * part / 100))] / 1e6 for name, part in at.items()}
     return {"count": count, "seconds": time.perf_counter() - start, "check": stamps.check(seen), **values}
@@ -101,12 +101,12 @@ def _assigned(settings: dict[str, str], topic: str, partitions: int) -> Consumer
 
 
 def main(arguments: list[str]) -> None:
-    what, address, topic, number, count, size, *given = arguments
-    settings = {"bootstrap.servers": address} | dict(setting.split("=", 1) for setting in given)
+    what, address, topic, number, count, size, *assignments = arguments
+    settings = {"bootstrap.servers": address} | dict(setting.split("=", 1) for setting in assignments)
     program = {"produce": produce, "timed": timed, "consume": consume, "delays": delays}[what]
     cpu = time.process_time()
-    found = program(settings, topic, int(number), int(count), int(size))
-    print(json.dumps(found | {"client_cpu_s": time.process_time() - cpu, "version": libversion()[0]}))
+    figures = program(settings, topic, int(number), int(count), int(size))
+    print(json.dumps(figures | {"client_cpu_s": time.process_time() - cpu, "version": libversion()[0]}))
 
 
 if __name__ == "__main__":

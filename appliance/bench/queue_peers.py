@@ -45,10 +45,10 @@ def on_path(command: str, package: str) -> str:
     Raises:
         Missing: there is no such command.
     """
-    found = shutil.which(command, path="/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin")
-    if found is None:
+    program = shutil.which(command, path="/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin")
+    if program is None:
         raise Missing(f"{command}: RUNLEVEL=1 apt-get install {package}")
-    return found
+    return program
 
 
 def import_client(module: str) -> None:
@@ -172,19 +172,19 @@ class RabbitMq(QueuePeer):
         pika.SelectConnection(parameters, on_open_callback=opened, on_close_callback=closed).ioloop.start()
 
     def _read(self, topic: str, count: int) -> list[bytes]:
-        channel, found = self._channel(), []
+        channel, bodies = self._channel(), []
         channel.basic_qos(prefetch_count=FETCHED_AT_ONCE)
         offset = {"x-stream-offset": "first"} if self.arguments else None
         for method, _, body in channel.consume(topic, arguments=offset, inactivity_timeout=PATIENCE_S):
             if method is None:
                 break
-            found.append(body)
-            if len(found) % (FETCHED_AT_ONCE // 2) == 0 or len(found) == count:
+            bodies.append(body)
+            if len(bodies) % (FETCHED_AT_ONCE // 2) == 0 or len(bodies) == count:
                 channel.basic_ack(method.delivery_tag, multiple=True)
-            if len(found) == count:
+            if len(bodies) == count:
                 break
         channel.connection.close()
-        return found
+        return bodies
 
 
 class RabbitMqStream(RabbitMq):
@@ -244,7 +244,7 @@ class ActiveMq(QueuePeer):
         connection.subscribe(f"/queue/{topic}", "1", ack="client", headers=prefetch)
         bodies.done.wait(PATIENCE_S * 2)
         connection.disconnect()
-        return bodies.found
+        return bodies.received
 
 
 class NatsJetStream(QueuePeer):
@@ -288,15 +288,15 @@ class NatsJetStream(QueuePeer):
         async def read() -> list[bytes]:
             client = await self._connected()
             subscription = await client.jetstream().pull_subscribe(topic, "reader")
-            found: list[bytes] = []
-            while len(found) < count:
-                messages = await subscription.fetch(min(FETCHED_AT_ONCE, count - len(found)), timeout=PATIENCE_S)
-                found += [message.data for message in messages]
+            bodies: list[bytes] = []
+            while len(bodies) < count:
+                messages = await subscription.fetch(min(FETCHED_AT_ONCE, count - len(bodies)), timeout=PATIENCE_S)
+                bodies += [message.data for message in messages]
                 for message in messages:
                     await message.ack()
             await client.flush()
             await client.close()
-            return found
+            return bodies
 
         return asyncio.run(read())
 
@@ -333,12 +333,12 @@ class RedisStreams(QueuePeer):
     def _read(self, topic: str, count: int) -> list[bytes]:
         with self._client() as client:
             last = b"0"
-            found: list[bytes] = []
-            while len(found) < count:
+            bodies: list[bytes] = []
+            while len(bodies) < count:
                 (_, entries), *_ = client.xread({topic: last}, FETCHED_AT_ONCE)
-                found += [fields[b"v"] for _, fields in entries]
+                bodies += [fields[b"v"] for _, fields in entries]
                 last = entries[-1][0]
-            return found
+            return bodies
 
 
 class Receipts:
@@ -359,14 +359,14 @@ class Bodies:
 
     def __init__(self, count: int) -> None:
         self._count, self.done = count, threading.Event()
-        self.found: list[bytes] = []
+        self.received: list[bytes] = []
         self.acknowledge: Any = None
 
     def on_message(self, frame: Any) -> None:
-        self.found.append(frame.body)
-        if len(self.found) % 100 == 0 or len(self.found) == self._count:
+        self.received.append(frame.body)
+        if len(self.received) % 100 == 0 or len(self.received) == self._count:
             self.acknowledge(frame.headers)
-        if len(self.found) == self._count:
+        if len(self.received) == self._count:
             self.done.set()
 
 

@@ -55,13 +55,13 @@ def draw(result: Result, directory: Path) -> list[Path]:
 
 def _panels(result: Result) -> list[tuple[str, Quantity, list[Measure]]]:
     """One panel for each workload and quantity that is drawn."""
-    found = []
+    panels = []
     for workload in result.workloads:
         for what, quantity in QUANTITIES.items():
-            bars = [each for each in result.measures if (each.workload, each.what) == (workload, what)]
+            bars = [measure for measure in result.measures if (measure.workload, measure.what) == (workload, what)]
             if bars and quantity.drawn:
-                found.append((f"{workload}: {quantity.heading}", quantity, bars))
-    return found
+                panels.append((f"{workload}: {quantity.heading}", quantity, bars))
+    return panels
 
 
 def _bars(axis: Any, title: str, quantity: Quantity, bars: list[Measure]) -> None:

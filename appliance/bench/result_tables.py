@@ -18,8 +18,8 @@ def columns(result: Result) -> Sequence[str]:
     """The columns that something is in."""
     if not result.measures:
         return LIMIT_COLUMNS
-    found = rows(result)
-    return ("workload", "side", *(column for column in _all_columns() if any(row[column] for row in found)))
+    measured_rows = rows(result)
+    return ("workload", "side", *(column for column in _all_columns() if any(row[column] for row in measured_rows)))
 
 
 def rows(result: Result) -> list[Row]:
@@ -55,19 +55,19 @@ def _ratio(result: Result, workload: str, side: str) -> str:
     """What was measured of an appliance divided by Kafka's; the first one with the range of rounds."""
     if not side.startswith(APPLIANCE):
         return ""
-    others = [each.side for each in result.measures if each.workload == workload]
-    known = [name for kafka in KAFKA_VERSIONS for name in (side.replace(APPLIANCE, kafka, 1), kafka)]
-    other = next((name for name in known if name in others), "")
-    found: list[str] = []
+    others = [measure.side for measure in result.measures if measure.workload == workload]
+    kafka_sides = [name for kafka in KAFKA_VERSIONS for name in (side.replace(APPLIANCE, kafka, 1), kafka)]
+    other = next((name for name in kafka_sides if name in others), "")
+    compared: list[str] = []
     for what, quantity in QUANTITIES.items():
         ours, theirs = result.of(workload, side, what), result.of(workload, other, what)
         if quantity.compared is None or ours is None or theirs is None:
             continue
         if (ratio := median_ratio(ours, theirs)) is not None:
-            each = ratios(ours, theirs)
-            within = "" if found else f" ({min(each):.2f}-{max(each):.2f})"
-            found.append(f"{quantity.compared} {ratio:.2f}{within}".strip())
-    return ", ".join(found)
+            ratios_by_round = ratios(ours, theirs)
+            within = "" if compared else f" ({min(ratios_by_round):.2f}-{max(ratios_by_round):.2f})"
+            compared.append(f"{quantity.compared} {ratio:.2f}{within}".strip())
+    return ", ".join(compared)
 
 
 def spread(measure: Measure) -> str:

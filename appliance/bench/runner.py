@@ -27,16 +27,16 @@ def estimate_s(questions: Sequence[str], options: Options, stored: Mapping[str, 
 
     What was measured elsewhere is for two processors, with Kafka beside the appliance.
     """
-    found = LIMITS_S / SMOKE_SCALE if options.smoke else float(LIMITS_S)
+    estimate = LIMITS_S / SMOKE_SCALE if options.smoke else float(LIMITS_S)
     for question in questions:
         before = stored.get(question)
         if options.smoke:
-            found += SMOKE_S
+            estimate += SMOKE_S
         elif before is not None and not before.smoke:
-            found += before.took_s / before.rounds * options.rounds
+            estimate += before.took_s / before.rounds * options.rounds
         else:
-            found += module_of(question).ROUND_S * options.rounds
-    return found
+            estimate += module_of(question).ROUND_S * options.rounds
+    return estimate
 
 
 def module_of(question: str) -> ModuleType:
@@ -55,12 +55,12 @@ def run(
     with tempfile.TemporaryDirectory(prefix="bench-", dir=options.directory) as directory:
         harness = Harness(LIMITS, "What the machine itself can do", options, [], tell)
         tell("measuring the limits of the machine")
-        found = limits.measure(Path(directory), SMOKE_SCALE if options.smoke else 1, harness.result.notices)
-        harness.result.limits += found
+        machine_limits = limits.measure(Path(directory), SMOKE_SCALE if options.smoke else 1, harness.result.notices)
+        harness.result.limits += machine_limits
         done(harness.finish())
     for question in questions:
         module = module_of(question)
-        harness = Harness(question, module.TITLE, options, found, tell)
+        harness = Harness(question, module.TITLE, options, machine_limits, tell)
         tell(f"{question}: {module.TITLE}")
         ended = False
         try:

@@ -68,9 +68,9 @@ def check(config: ConfigFile = None, settings: Overrides = None, data: Data = No
     chosen, directory = load(config, settings or []), data_dir(data)
     state, guard = _state(directory), Guard.of(chosen, directory)
     rows = [
-        {"input": one.input, "what": one.what, "state": one.fault or "good", "todo": one.todo}
+        {"input": finding.input, "what": finding.what, "state": finding.fault or "good", "todo": finding.todo}
         for name, input_settings in chosen.inputs.items()
-        for one in findings(
+        for finding in findings(
             name,
             input_settings,
             directory,
@@ -317,9 +317,9 @@ def _print_audit(rows: Sequence[Row], pipeline: Path, data: Path | None, connect
             "bytes": sum(row.bytes for row in of_sources[name, path]),
             "gaps": sum(len(row.gaps) for row in of_sources[name, path]),
             "messages": sum(block.messages for block in set(sent[name, path])),
-            **found._asdict(),
+            **judged._asdict(),
         }
-        for (name, path), found in audit(settings, sent).items()
+        for (name, path), judged in audit(settings, sent).items()
     ]
     columns = [
         "input",
@@ -449,20 +449,20 @@ def _rows(data: Path | None, connect: str | None, topic: str, since: str) -> Ite
 
 
 def _by_source(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
-    found: dict[tuple[str, str], list[Row]] = {}
+    by_source: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
-        found.setdefault((row.input, row.source), []).append(row)
-    return found
+        by_source.setdefault((row.input, row.source), []).append(row)
+    return by_source
 
 
 def _places(rows: Sequence[Row]) -> str:
     """The partitions of some rows, each with its first and last offset."""
-    found: dict[tuple[str, int], tuple[int, int]] = {}
+    ranges: dict[tuple[str, int], tuple[int, int]] = {}
     for row in rows:
         for topic, partition, offset, messages, *_ in row.spans:
-            first, last = found.get((topic, partition), (offset, offset))
-            found[topic, partition] = min(first, offset), max(last, offset + messages - 1)
-    return ", ".join(f"{topic}-{partition} {first} to {last}" for (topic, partition), (first, last) in found.items())
+            first, last = ranges.get((topic, partition), (offset, offset))
+            ranges[topic, partition] = min(first, offset), max(last, offset + messages - 1)
+    return ", ".join(f"{topic}-{partition} {first} to {last}" for (topic, partition), (first, last) in ranges.items())
 
 
 def _moment(seconds: int) -> str:

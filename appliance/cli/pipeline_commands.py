@@ -100,17 +100,17 @@ def status(config: Config, data: Data = None, connect: Connect = None, as_json: 
     settings = load(config, data, connect)
     from ..spark.pipeline.pipeline_status import status as ask
 
-    found = ask(settings)
+    current = ask(settings)
     if as_json:
-        output.print_json(found.as_json())
+        output.print_json(current.as_json())
         return
-    rows = [each._asdict() for each in found.positions]
+    rows = [position._asdict() for position in current.positions]
     output.print_rows(rows, ["topic", "partition", "offset", "end", "lag_bytes"], title="Offsets")
-    doing = f"running as process {found.running}" if found.running else found.state
-    rates = f"lately {found.rows_per_s:,.0f} rows/s, {found.bytes_per_s / 1e6:.1f} MB/s"
-    number = "none" if found.batch is None else found.batch
+    doing = f"running as process {current.running}" if current.running else current.state
+    rates = f"lately {current.rows_per_s:,.0f} rows/s, {current.bytes_per_s / 1e6:.1f} MB/s"
+    number = "none" if current.batch is None else current.batch
     output.remark(f"{settings.pipeline.name}: {doing}, last micro-batch {number}, {rates}")
-    show_summary(found.summary, *found.remarks)
+    show_summary(current.summary, *current.remarks)
 
 
 @app.command()
@@ -127,15 +127,15 @@ def check(config: Config, data: Data = None, connect: Connect = None, as_json: J
     from ..spark.pipeline.startup import check as compare
     from ..spark.pipeline.startup import raise_refused
 
-    found = compare(settings)
-    rows: list[dict[str, Any]] = [each._asdict() for each in found.findings]
+    examination = compare(settings)
+    rows: list[dict[str, Any]] = [finding._asdict() for finding in examination.findings]
     if as_json:
-        ends = found.resumption.begun.ends.items()
+        ends = examination.resumption.begun.ends.items()
         offsets = [{"topic": topic, "partition": part, "offset": offset} for (topic, part), offset in sorted(ends)]
         output.print_json({"findings": rows, "continues_at": offsets})
     else:
         output.print_rows(rows, ["subject", "effect", "text"], title="Findings")
-    raise_refused(found)
+    raise_refused(examination)
 
 
 @app.command()
@@ -152,7 +152,7 @@ def accept(config: Config, data: Data = None, connect: Connect = None, as_json: 
     settings = load(config, data, connect)
     from ..spark.pipeline.startup import accept as accept_all
 
-    rows: list[dict[str, Any]] = [each._asdict() for each in accept_all(settings)]
+    rows: list[dict[str, Any]] = [finding._asdict() for finding in accept_all(settings)]
     output.print_rows(rows, ["subject", "effect", "text"], title="Accepted", as_json=as_json)
 
 

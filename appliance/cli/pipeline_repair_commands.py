@@ -40,16 +40,16 @@ def reparse(
     from ..spark.pipeline.iceberg_table import follow_iceberg
     from ..spark.pipeline.reparse import reparse as parse_again
 
-    found = parse_again(settings, every=every, **{f"{name}_us": micros for name, micros in bounds.items()})
+    reparsed = parse_again(settings, every=every, **{f"{name}_us": micros for name, micros in bounds.items()})
     follow_iceberg(settings)
     if as_json:
-        output.print_json(found._asdict())
+        output.print_json(reparsed._asdict())
         return
-    output.say(f"{found.lines:,} lines were parsed again: {found.taken:,} that were rejected are events now")
-    if found.lost:
-        output.remark(f"{found.lost:,} lines that were events are rejected now: a parser is stricter than it was")
-    if found.without:
-        output.remark(f"{found.without:,} lines stay as they are: the table does not have their bytes (output.raw)")
+    output.say(f"{reparsed.lines:,} lines were parsed again: {reparsed.taken:,} that were rejected are events now")
+    if reparsed.lost:
+        output.remark(f"{reparsed.lost:,} lines that were events are rejected now: a parser is stricter than it was")
+    if reparsed.without:
+        output.remark(f"{reparsed.without:,} lines stay as they are: the table does not have their bytes (output.raw)")
 
 
 def forget(
@@ -99,15 +99,17 @@ def forget(
         for remark in filter(None, remarks):
             output.remark(remark)
     if as_json:
-        kept = [each._asdict() for each in remains]
-        found = [place._asdict() for place in places]
-        output.print_json({"rows": rows, "removed": removed, "files": files, "places": found, "remains": kept})
+        kept = [remainder._asdict() for remainder in remains]
+        place_rows = [place._asdict() for place in places]
+        output.print_json({"rows": rows, "removed": removed, "files": files, "places": place_rows, "remains": kept})
         return
     done = f"{removed:,} rows were removed, with {files:,} files of earlier versions"
     output.say(f"{rows:,} rows would be removed" if dry_run else done)
     for effect in effects:
         output.remark(effect)
-    output.print_rows([each._asdict() for each in remains], ["where", "until"], title="What remains elsewhere")
+    output.print_rows(
+        [remainder._asdict() for remainder in remains], ["where", "until"], title="What remains elsewhere"
+    )
 
 
 def expire(
@@ -145,7 +147,7 @@ def expire(
         removed = expire_rows(settings, micros)
         follow_iceberg(settings)
     if as_json:
-        output.print_json({"rows": rows, "removed": removed, "places": [each._asdict() for each in places]})
+        output.print_json({"rows": rows, "removed": removed, "places": [place._asdict() for place in places]})
         return
     output.say(f"{rows:,} rows would be removed" if dry_run else f"{removed:,} rows were removed")
     for place in places:
@@ -168,11 +170,11 @@ def verify(config: Config, data: Data = None, connect: Connect = None, as_json: 
     settings = load(config, data, connect)
     from ..spark.pipeline.verify import verify as compare
 
-    found = list(compare(settings))
-    rows: list[dict[str, Any]] = [each._asdict() for each in found]
+    comparisons = list(compare(settings))
+    rows: list[dict[str, Any]] = [comparison._asdict() for comparison in comparisons]
     columns = ["topic", "partition", "first", "end", "messages", "rows", "missing", "twice", "unknown", "left_out"]
     output.print_rows(rows, columns, title="Events and topics", as_json=as_json)
-    if not all(each.equal for each in found):
+    if not all(comparison.equal for comparison in comparisons):
         raise typer.Exit(1)
 
 

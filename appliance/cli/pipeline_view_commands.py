@@ -47,21 +47,21 @@ def views(config: Config, as_json: Json = False) -> None:
     from ..spark.pipeline.event_versions import EventVersions
     from ..spark.pipeline.view_states import orphans, state_of
 
-    wanted = defined(settings)
+    definitions = defined(settings)
     events = EventVersions(settings.output)
     rows: list[dict[str, Any]] = []
-    for view in wanted:
-        found = state_of(settings, view, events)
+    for view in definitions:
+        view_state = state_of(settings, view, events)
         rows.append(
             {
                 "view": view.name,
-                "state": found.state,
-                "version": None if found.basis is None else found.basis.version,
-                "behind": found.behind,
+                "state": view_state.state,
+                "version": None if view_state.basis is None else view_state.basis.version,
+                "behind": view_state.behind,
                 "window_ms": view.window_us // 1000,
                 "cadence_ms": view.cadence_ms,
                 "keys": ", ".join(view.keys),
-                "text": STATES[found.state] or view.about,
+                "text": STATES[view_state.state] or view.about,
             }
         )
     rows += [{"view": name, "state": "orphan", "text": STATES["orphan"]} for name in orphans(settings)]
@@ -86,9 +86,9 @@ def refresh(
     from ..spark.pipeline.view_refresh import refresher
     from ..spark.pipeline.view_states import view_of
 
-    wanted = [view_of(settings, view)] if view else defined(settings)
+    definitions = [view_of(settings, view)] if view else defined(settings)
     with refresher(settings) as refreshing:
-        show([refreshing.refresh(each) for each in wanted], as_json)
+        show([refreshing.refresh(definition) for definition in definitions], as_json)
 
 
 def rebuild(
@@ -115,9 +115,9 @@ def rebuild(
     from ..spark.pipeline.view_refresh import refresher
     from ..spark.pipeline.view_states import view_of
 
-    wanted = view_of(settings, view)
+    definition = view_of(settings, view)
     with refresher(settings) as refreshing:
-        show([refreshing.rebuild(wanted, since_us)], as_json)
+        show([refreshing.rebuild(definition, since_us)], as_json)
 
 
 COMMANDS = (views, refresh, rebuild)
@@ -127,30 +127,30 @@ def defined(settings: Settings) -> Sequence[Any]:
     """The views of the pipeline.  Raises BadValue if there is none."""
     from ..spark.pipeline.view_states import views_of
 
-    if found := views_of(settings):
-        return found
+    if definitions := views_of(settings):
+        return definitions
     raise BadValue(
         'the pipeline has no views: `appliance pipeline example --views DIR` writes some, and `[views] path = "DIR"` '
         "in its file names them"
     )
 
 
-def show(found: Sequence[Refreshed], as_json: bool) -> None:
+def show(refreshed: Sequence[Refreshed], as_json: bool) -> None:
     rows: list[dict[str, Any]] = [
         {
-            "view": each.name,
-            "was": each.state,
-            "version": each.version,
-            "replaced": spoken(each.ranges),
-            "rows": each.rows,
-            "seconds": round(each.seconds, 1),
+            "view": view.name,
+            "was": view.state,
+            "version": view.version,
+            "replaced": spoken(view.ranges),
+            "rows": view.rows,
+            "seconds": round(view.seconds, 1),
         }
-        for each in found
+        for view in refreshed
     ]
     output.print_rows(rows, ["view", "was", "version", "replaced", "rows", "seconds"], title="Views", as_json=as_json)
-    for each in found:
-        if each.remark:
-            output.remark(each.remark)
+    for view in refreshed:
+        if view.remark:
+            output.remark(view.remark)
 
 
 def spoken(ranges: Ranges | None) -> str:
@@ -159,7 +159,7 @@ def spoken(ranges: Ranges | None) -> str:
         return "all"
     if not ranges:
         return "nothing"
-    first, last = (datetime.fromtimestamp(each / 1e6, UTC).isoformat() for each in (ranges[0][0], ranges[-1][1]))
+    first, last = (datetime.fromtimestamp(time_us / 1e6, UTC).isoformat() for time_us in (ranges[0][0], ranges[-1][1]))
     return f"{first} to {last}" + (f", in {len(ranges)} pieces" if len(ranges) > 1 else "")
 
 
@@ -178,10 +178,10 @@ def write_examples(directory: Path) -> list[Path]:
         BadValue: one of the files is there.
     """
     refuse_others_directory(directory)
-    given = {each.name: each.read_text() for each in (files("appliance.spark.pipeline") / "example_views").iterdir()}
-    if there := [name for name in sorted(given) if (directory / name).exists()]:
+    texts = {file.name: file.read_text() for file in (files("appliance.spark.pipeline") / "example_views").iterdir()}
+    if there := [name for name in sorted(texts) if (directory / name).exists()]:
         raise BadValue(f"{directory / there[0]} is there already: name another directory, or remove it")
     directory.mkdir(parents=True, exist_ok=True)
-    for name, text in given.items():
+    for name, text in texts.items():
         (directory / name).write_text(text)
-    return [directory / name for name in sorted(given)]
+    return [directory / name for name in sorted(texts)]

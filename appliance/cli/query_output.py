@@ -159,7 +159,7 @@ def _convert(kind: pa.DataType) -> Callable[[Any], Any]:
         return lambda value: value
     if pa.types.is_map(kind):
         inner = _convert(kind.item_type)
-        return lambda value: None if value is None else {str(name): inner(each) for name, each in value}
+        return lambda value: None if value is None else {str(name): inner(item) for name, item in value}
     return plain_value
 
 

@@ -129,11 +129,11 @@ def sql(
 
 
 def _ask(session: Session, text: str, form: Form, file: Path | None, *, again: bool = False) -> None:
-    known = set(session.guesses)
+    topics_before = set(session.guesses)
     result = session.run(text)
     if sys.stderr.isatty():
         for topic, guess in session.guesses.items():
-            if topic not in known:
+            if topic not in topics_before:
                 output.remark(f"{topic}: {guess.parser} takes {guess.taken} of its {guess.seen} newest lines")
     if file is not None:
         count = save(result, form, file)
@@ -145,7 +145,7 @@ def _ask(session: Session, text: str, form: Form, file: Path | None, *, again: b
     sys.stdout.flush()
 
 
-def _chosen(given: list[str]) -> dict[str, str]:
+def _chosen(assignments: list[str]) -> dict[str, str]:
     """``["web=access"]`` as a dictionary.
 
     Raises:
@@ -154,7 +154,7 @@ def _chosen(given: list[str]) -> dict[str, str]:
     from ..spark.pipeline.settings import BUILT_IN
 
     chosen = {}
-    for text in given:
+    for text in assignments:
         topic, equals, parser = text.partition("=")
         if not equals or not topic or (parser and parser not in BUILT_IN):
             raise typer.BadParameter(f"--parser {text}: must be TOPIC=NAME, with one of {', '.join(BUILT_IN)}")

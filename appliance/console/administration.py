@@ -96,18 +96,18 @@ class Kind(NamedTuple):
 KINDS: Final[dict[str, Kind]] = {
     "create_topic": Kind("create_topic", native_admin.CreateTopic),
     "alter_topic": Kind("alter_topic", native_admin.AlterTopic),
-    "delete_topic": Kind("delete_topic", OneTopic, lambda given: str(given.name)),
+    "delete_topic": Kind("delete_topic", OneTopic, lambda topic: str(topic.name)),
     "undelete_topic": Kind("undelete_topic", native_admin.UndeleteTopic),
-    "trim": Kind("delete_records", Trim, lambda given: str(given.name)),
-    "delete_offsets": Kind("delete_offsets", WholeGroup, lambda given: str(given.group)),
+    "trim": Kind("delete_records", Trim, lambda topic: str(topic.name)),
+    "delete_offsets": Kind("delete_offsets", WholeGroup, lambda group: str(group.group)),
     "put_user": Kind("put_user", Password),
     "alter_user": Kind("alter_user", native_admin.AlterUser),
-    "delete_user": Kind("delete_user", OneUser, lambda given: str(given.name)),
+    "delete_user": Kind("delete_user", OneUser, lambda user: str(user.name)),
     "create_role": Kind("create_role", OneRole),
     "alter_role": Kind("alter_role", native_admin.AlterRole),
-    "delete_role": Kind("delete_role", OneRole, lambda given: str(given.name)),
+    "delete_role": Kind("delete_role", OneRole, lambda role: str(role.name)),
     "add_acls": Kind("add_acls", native_admin.AddAcls),
-    "delete_acls": Kind("delete_acls", SelectAcls, lambda given: given.principal or ""),
+    "delete_acls": Kind("delete_acls", SelectAcls, lambda selection: selection.principal or ""),
     "put_quota": Kind("put_quota", native_admin.PutQuota),
 }
 
@@ -164,42 +164,42 @@ def _given(arguments: Struct) -> Arguments:
         secret = arguments.password.encode("utf-8", "surrogatepass")
         verifiers = encode_verifiers(secret)
         return {"name": arguments.name, "verifiers": verifiers, "new": arguments.new}
-    found: Arguments = msgspec.to_builtins(arguments)
+    fields: Arguments = msgspec.to_builtins(arguments)
     if isinstance(arguments, native_admin.CreateTopic) and arguments.partitions is None:
-        del found["partitions"]
-    return found
+        del fields["partitions"]
+    return fields
 
 
 def _ask(
-    cluster: Cluster, verb: str, given: Arguments, visitor: Visitor, audit: Audit, *, broker_id: int | None = None
+    cluster: Cluster, verb: str, arguments: Arguments, visitor: Visitor, audit: Audit, *, broker_id: int | None = None
 ) -> Any:
     """Ask the appliance, or this broker of its cluster, and write what was done."""
     result, more, unanswered = None, {}, None
     try:
-        result = cluster.admin(verb, given, broker_id)
+        result = cluster.admin(verb, arguments, broker_id)
     except Unavailable as error:  # it may have been done
         unanswered, more = error, {"error": error.code}
-    for fields in NATIVE_CHANGES[verb](given, result):
+    for fields in NATIVE_CHANGES[verb](arguments, result):
         audit.changed(visitor.access.principal, visitor.peer, verb, **fields, **more)
     if unanswered is not None:
         raise unanswered
     return result
 
 
-def _trim(wanted: Trim, cluster: Cluster, visitor: Visitor, audit: Audit) -> dict[str, int]:
+def _trim(trim: Trim, cluster: Cluster, visitor: Visitor, audit: Audit) -> dict[str, int]:
     """Delete what is before a time, or all, partition by partition; returns the bytes that went.
 
     A time beyond the last message deletes all, as `appliance topics trim` does.
     """
-    cluster.refresh([wanted.name])
-    parts = [(wanted.name, number) for number in range(len(cluster.topic(wanted.name).leaders))]
+    cluster.refresh([trim.name])
+    parts = [(trim.name, number) for number in range(len(cluster.topic(trim.name).leaders))]
     starts = cluster.offsets(dict.fromkeys(parts, EARLIEST))
-    befores = cluster.offsets(dict.fromkeys(parts, LATEST if wanted.to == "latest" else wanted.time_ms))
+    befores = cluster.offsets(dict.fromkeys(parts, LATEST if trim.to == "latest" else trim.time_ms))
     gone = 0
     for part, before in befores.items():
         if before > starts[part]:
-            given = {"name": wanted.name, "partition": part[1], "offset": before}
-            _ask(cluster, "delete_records", given, visitor, audit, broker_id=cluster.leader(*part))
+            arguments = {"name": trim.name, "partition": part[1], "offset": before}
+            _ask(cluster, "delete_records", arguments, visitor, audit, broker_id=cluster.leader(*part))
             gone += before - starts[part]
     return {"bytes": gone}
 
@@ -223,14 +223,14 @@ def listed(query: ListQuery, address: str, visitor: Visitor, audit: Audit) -> di
     """
     check(query.what, SelectAcls() if query.what == "acls" else Nothing(), visitor, audit)
     with contextlib.closing(_cluster(address)) as cluster:
-        found = cluster.admin(query.what, {})
-    rows = found["clients"] if isinstance(found, dict) else found
+        answer = cluster.admin(query.what, {})
+    rows = answer["clients"] if isinstance(answer, dict) else answer
     if query.what == "roles":
         rows = [row | {"rules": len(row["rules"])} for row in rows]
-    if wanted := query.text.lower():
-        rows = [row for row in rows if any(wanted in text for text in _texts(row))]
+    if sought := query.text.lower():
+        rows = [row for row in rows if any(sought in text for text in _texts(row))]
     begin = query.page * ROWS_MAX
-    others = found["others"] if isinstance(found, dict) else 0
+    others = answer["others"] if isinstance(answer, dict) else 0
     return {"rows": rows[begin : begin + ROWS_MAX], "total": len(rows), "page_rows": ROWS_MAX, "others": others}
 
 
@@ -239,7 +239,7 @@ def _texts(row: Mapping[str, Any]) -> Iterator[str]:
         if isinstance(value, str):
             yield value.lower()
         elif isinstance(value, list):
-            yield from (one.lower() for one in value if isinstance(one, str))
+            yield from (item.lower() for item in value if isinstance(item, str))
 
 
 class TopicQuery(Struct, frozen=True, forbid_unknown_fields=True):
@@ -252,13 +252,13 @@ def settings_of(query: TopicQuery, address: str, visitor: Visitor, audit: Audit)
     Raises:
         NotPermitted, UnknownPartition: see the message.
     """
-    wanted = ManyTopics(names=[query.topic])
-    check("topics", wanted, visitor, audit)
+    topics = ManyTopics(names=[query.topic])
+    check("topics", topics, visitor, audit)
     with contextlib.closing(_cluster(address)) as cluster:
-        (found,) = cluster.admin("topics", {"names": wanted.names})
+        (topic,) = cluster.admin("topics", {"names": topics.names})
     return [
-        {"name": name, "value": str(value), "source": found["sources"][name]}
-        for name, value in sorted(found["settings"].items())
+        {"name": name, "value": str(value), "source": topic["sources"][name]}
+        for name, value in sorted(topic["settings"].items())
     ]
 
 

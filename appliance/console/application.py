@@ -197,12 +197,12 @@ class Console:
 
     def _visitor(self, request: Request) -> Visitor:
         """Raises LoginOutOfOrder: nothing may be seen before a login."""
-        found = self._visitors.find(self._token(request), _peer(request))
-        if found is None:
+        visitor = self._visitors.find(self._token(request), _peer(request))
+        if visitor is None:
             raise LoginOutOfOrder("log in first")
-        if found.session is not None and (connection := getattr(request.state, "connection", None)) is not None:
+        if visitor.session is not None and (connection := getattr(request.state, "connection", None)) is not None:
             connection.logged_in = True
-        return found
+        return visitor
 
     def _changing(self, request: Request) -> Visitor:
         """The visitor of a request that changes something.  Raises LoginOutOfOrder."""
@@ -225,9 +225,9 @@ class Console:
         )
 
     async def _log_in(self, request: Request) -> Response:
-        given = await _body(request, Login, LOGIN_BYTES_MAX)
+        login = await _body(request, Login, LOGIN_BYTES_MAX)
         try:
-            token = await self._visitors.log_in(given.user, given.password, _peer(request))
+            token = await self._visitors.log_in(login.user, login.password, _peer(request))
         except BadCredentials:
             await asyncio.sleep(FAILED_LOGIN_S)
             raise
@@ -261,44 +261,44 @@ class Console:
     async def _messages(self, request: Request) -> Response:
         query = _query(request, Query)
         visitor = self._reading(request, query.topic)
-        found = await self._search(query, visitor)
+        page = await self._search(query, visitor)
         return reply(
             {
-                **found._asdict(),
-                "messages": [shown(message, PREVIEW_BYTES_MAX) for message in found.messages],
+                **page._asdict(),
+                "messages": [shown(message, PREVIEW_BYTES_MAX) for message in page.messages],
             }
         )
 
     async def _message(self, request: Request) -> Response:
         query = _query(request, Query)
         visitor = self._reading(request, query.topic)
-        one = msgspec.structs.replace(query, order="oldest", limit=1, cursor="", **NO_FILTER)
-        found = await self._search(one, visitor)
-        if not found.messages or found.messages[0].offset != query.offset:
+        at_offset = msgspec.structs.replace(query, order="oldest", limit=1, cursor="", **NO_FILTER)
+        page = await self._search(at_offset, visitor)
+        if not page.messages or page.messages[0].offset != query.offset:
             raise UnknownPartition("there is no message at this offset any more")
-        return reply(shown(found.messages[0], MESSAGE_BYTES_MAX))
+        return reply(shown(page.messages[0], MESSAGE_BYTES_MAX))
 
     async def _file(self, request: Request) -> Response:
         """Raises BufferFull: too many are made already."""
-        wanted = _query(request, Download)
-        self._reading(request, wanted.topic, download=wanted.format)
+        download = _query(request, Download)
+        self._reading(request, download.topic, download=download.format)
         if self._downloads >= DOWNLOADS_MAX:
             raise BufferFull("too many files are made: try again")
         self._downloads += 1
         try:
             async with self._download:
-                made = await asyncio.to_thread(self._make_file, wanted)
+                made = await asyncio.to_thread(self._make_file, download)
         finally:
             self._downloads -= 1
         headers = {
-            "content-disposition": f'attachment; filename="{wanted.topic}.{wanted.format}"',
+            "content-disposition": f'attachment; filename="{download.topic}.{download.format}"',
             **{"x-messages": str(made.messages), "x-cursor": made.cursor},
         }
-        return Response(made.content, headers=NO_STORE | headers, media_type=MEDIA_TYPES[wanted.format])
+        return Response(made.content, headers=NO_STORE | headers, media_type=MEDIA_TYPES[download.format])
 
-    def _make_file(self, wanted: Download) -> File:
+    def _make_file(self, download: Download) -> File:
         with ConsumedLog(own_address(self._data_dir), self._clock) as log:
-            return make_file(wanted, log, self._clock, self._views.of_topic(wanted.topic))
+            return make_file(download, log, self._clock, self._views.of_topic(download.topic))
 
     def _reading(self, request: Request, topic: str, **details: object) -> Visitor:
         """Who is asking, who may read a topic; the audit log has the reading, and what was masked, or the refusal.
@@ -335,16 +335,16 @@ class Console:
     # ---- what can be changed
 
     async def _produce(self, request: Request) -> Response:
-        visitor, wanted = self._changing(request), await _body(request, NewMessage)
-        return reply(await self._ask(produce, wanted, visitor))
+        visitor, new_message = self._changing(request), await _body(request, NewMessage)
+        return reply(await self._ask(produce, new_message, visitor))
 
     async def _offsets(self, request: Request) -> Response:
-        visitor, wanted = self._changing(request), await _body(request, NewOffsets)
-        return reply(await self._ask(move_offsets, wanted, visitor))
+        visitor, new_offsets = self._changing(request), await _body(request, NewOffsets)
+        return reply(await self._ask(move_offsets, new_offsets, visitor))
 
     async def _act(self, request: Request) -> Response:
-        visitor, wanted = self._changing(request), await _body(request, administration.Act)
-        return reply({"result": await self._ask(administration.carry_out, wanted, visitor)})
+        visitor, act = self._changing(request), await _body(request, administration.Act)
+        return reply({"result": await self._ask(administration.carry_out, act, visitor)})
 
     async def _list(self, request: Request) -> Response:
         query, visitor = _query(request, administration.ListQuery), self._visitor(request)
@@ -364,7 +364,7 @@ class Console:
         query, visitor = _query(request, input_ledgers.LedgerQuery), self._visitor(request)
         return reply(await self._ask(partial(input_ledgers.account, self._ledger_topic), query, visitor))
 
-    async def _ask(self, ask: Callable[[T, str, Visitor, Audit], Any], wanted: T, visitor: Visitor) -> Any:
+    async def _ask(self, ask: Callable[[T, str, Visitor, Audit], Any], body: T, visitor: Visitor) -> Any:
         """Ask the appliance in a thread.
 
         Raises:
@@ -376,7 +376,7 @@ class Console:
         self._asking_waiting += 1
         try:
             async with self._asking:
-                return await asyncio.to_thread(ask, wanted, address, visitor, audit)
+                return await asyncio.to_thread(ask, body, address, visitor, audit)
         finally:
             self._asking_waiting -= 1
 
@@ -391,9 +391,9 @@ def _peer(request: Request) -> str:
 
 def _query(request: Request, kind: type[T]) -> T:
     """The query of an address.  Raises InvalidRequest."""
-    given = {name: value for name, value in request.query_params.items() if value}
+    parameters = {name: value for name, value in request.query_params.items() if value}
     try:
-        return msgspec.convert(given, kind, strict=False)
+        return msgspec.convert(parameters, kind, strict=False)
     except msgspec.ValidationError as error:
         raise InvalidRequest(str(error)) from None
 

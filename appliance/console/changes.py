@@ -51,24 +51,24 @@ class NewOffsets(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     time_ms: Annotated[int, Meta(ge=0, le=2**62)] = 0
 
 
-def produce(wanted: NewMessage, address: str, visitor: Visitor, audit: Audit) -> dict[str, Any]:
+def produce(new_message: NewMessage, address: str, visitor: Visitor, audit: Audit) -> dict[str, Any]:
     """Produce one message, and wait until it is on the disk.
 
     Raises:
         NotPermitted: without the right to write.
         ApplianceError: it may have been written only if the error is retriable.
     """
-    visitor.check_see(Operation.WRITE, ResourceType.TOPIC, wanted.topic, audit=audit, what="produce")
+    visitor.check_see(Operation.WRITE, ResourceType.TOPIC, new_message.topic, audit=audit, what="produce")
     with contextlib.closing(_cluster(address)) as cluster:  # a topic is not created by a mistyped name
-        cluster.refresh([wanted.topic])
-        cluster.topic(wanted.topic)
-    key = None if wanted.key is None else wanted.key.encode()
-    headers = tuple((name, value.encode()) for name, value in wanted.headers)
+        cluster.refresh([new_message.topic])
+        cluster.topic(new_message.topic)
+    key = None if new_message.key is None else new_message.key.encode()
+    headers = tuple((name, value.encode()) for name, value in new_message.headers)
     with Producer(
         address, client_name=CLIENT_NAME, request_timeout_ms=REQUEST_MS_MAX, delivery_timeout_ms=REQUEST_MS_MAX
     ) as producer:
-        value = wanted.value.encode()
-        delivery = producer.send(wanted.topic, value, key=key, partition=wanted.partition, headers=headers)
+        value = new_message.value.encode()
+        delivery = producer.send(new_message.topic, value, key=key, partition=new_message.partition, headers=headers)
         sent = delivery.result()
     audit.changed(
         visitor.access.principal,
@@ -81,7 +81,7 @@ def produce(wanted: NewMessage, address: str, visitor: Visitor, audit: Audit) ->
     return {"topic": sent.topic, "partition": sent.partition, "offset": sent.offset}
 
 
-def move_offsets(wanted: NewOffsets, address: str, visitor: Visitor, audit: Audit) -> dict[str, Any]:
+def move_offsets(new_offsets: NewOffsets, address: str, visitor: Visitor, audit: Audit) -> dict[str, Any]:
     """Move the committed offsets of a group without members in a topic.
 
     Raises:
@@ -89,25 +89,25 @@ def move_offsets(wanted: NewOffsets, address: str, visitor: Visitor, audit: Audi
         InvalidRequest: the group has members, or its name was not typed.
         UnknownGroup, UnknownPartition: see the message.
     """
-    visitor.check_see(Operation.READ, ResourceType.GROUP, wanted.group, audit=audit, what="move offsets")
-    visitor.check_see(Operation.READ, ResourceType.TOPIC, wanted.topic, audit=audit, what="move offsets")
-    check_typed(wanted.confirm, wanted.group)
-    whens = {"earliest": EARLIEST, "latest": LATEST, "time": wanted.time_ms}
+    visitor.check_see(Operation.READ, ResourceType.GROUP, new_offsets.group, audit=audit, what="move offsets")
+    visitor.check_see(Operation.READ, ResourceType.TOPIC, new_offsets.topic, audit=audit, what="move offsets")
+    check_typed(new_offsets.confirm, new_offsets.group)
+    whens = {"earliest": EARLIEST, "latest": LATEST, "time": new_offsets.time_ms}
     with contextlib.closing(_cluster(address)) as cluster:
-        known = {row["group"]: row for row in cluster.admin("groups", {})}
-        if wanted.group not in known:
-            raise UnknownGroup(f"there is no group {wanted.group!r}")
-        if known[wanted.group]["members"]:
+        groups = {row["group"]: row for row in cluster.admin("groups", {})}
+        if new_offsets.group not in groups:
+            raise UnknownGroup(f"there is no group {new_offsets.group!r}")
+        if groups[new_offsets.group]["members"]:
             raise InvalidRequest(
-                f"group {wanted.group!r} has {known[wanted.group]['members']} members: stop them first"
+                f"group {new_offsets.group!r} has {groups[new_offsets.group]['members']} members: stop them first"
             )
-        cluster.refresh([wanted.topic])
-        count = len(cluster.topic(wanted.topic).leaders)
-        offsets = cluster.offsets({(wanted.topic, partition): whens[wanted.to] for partition in range(count)})
+        cluster.refresh([new_offsets.topic])
+        count = len(cluster.topic(new_offsets.topic).leaders)
+        offsets = cluster.offsets({(new_offsets.topic, partition): whens[new_offsets.to] for partition in range(count)})
         rows = [[*part, offset] for part, offset in sorted(offsets.items())]
-        cluster.admin("commit", {"group": wanted.group, "offsets": rows})
+        cluster.admin("commit", {"group": new_offsets.group, "offsets": rows})
     for topic, partition, offset in rows:
-        place = {"group": wanted.group, "topic": topic, "partition": partition, "offset": offset}
+        place = {"group": new_offsets.group, "topic": topic, "partition": partition, "offset": offset}
         audit.changed(visitor.access.principal, visitor.peer, "move offsets", **place)
     return {"partitions": len(rows)}
 

@@ -55,7 +55,7 @@ async def _serve(arguments: SideArguments) -> None:
     console = make_console(config, data_dir, address_text(sock.getsockname()), audit)
     guarded: Any = Guard(console.application(), host_names(config.console.hosts, config.broker.host))
     proxies = parse_networks(config.console.proxies)
-    app: Any = ProxyHeadersMiddleware(guarded, [str(one) for one in proxies])
+    app: Any = ProxyHeadersMiddleware(guarded, [str(network) for network in proxies])
 
     def read() -> None:
         if Stop() in [message for message, _ in channel.receive(TO_SIDE_PROCESS)] or channel.closed:
@@ -76,7 +76,7 @@ async def _serve(arguments: SideArguments) -> None:
 def _has_logins(config: Config) -> bool:
     """Whether some clients have to say who they are, or visitors come from other hosts."""
     certificates = config.tls.client_auth == "required"
-    listeners = any(one.sasl or (one.tls and certificates) for one in config.listeners)
+    listeners = any(listener.sasl or (listener.tls and certificates) for listener in config.listeners)
     return listeners or bool(config.console.hosts or config.console.proxies)
 
 

@@ -83,9 +83,9 @@ class Sessions:
         self._by_hash.pop(_hash(token), None)
 
 
-def is_csrf(session: Session, given: str) -> bool:
+def is_csrf(session: Session, token: str) -> bool:
     """Whether a request brings the session's CSRF token."""
-    return hmac.compare_digest(session.csrf.encode(), given.encode("utf-8", "replace"))
+    return hmac.compare_digest(session.csrf.encode(), token.encode("utf-8", "replace"))
 
 
 def _hash(token: str) -> bytes:

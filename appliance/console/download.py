@@ -45,31 +45,31 @@ class File(NamedTuple):
     cursor: str
 
 
-def make_file(wanted: Download, log: Log, clock: Callable[[], float], view: MessageView) -> File:
+def make_file(download: Download, log: Log, clock: Callable[[], float], view: MessageView) -> File:
     """Search until the file is full, or all is found.
 
     Raises:
         InvalidRequest: nobody can download what is still to come; or see :meth:`.message_search.Search.step`.
         UnknownPartition: there is no such topic or partition.
     """
-    if wanted.follow:
+    if download.follow:
         raise InvalidRequest("what arrives is not downloaded: begin at the newest, the oldest, a time or an offset")
-    writer = _Csv() if wanted.format == "csv" else _JsonLines()
+    writer = _Csv() if download.format == "csv" else _JsonLines()
     until_s = clock() + SEARCH_MS_MAX / 1000
-    query: Query = wanted
+    query: Query = download
     count = 0
     while True:
         limit = min(STEP_MESSAGES, MESSAGES_MAX - count)
-        found = Search(msgspec.structs.replace(query, limit=limit), log, clock, view).step()
-        for place, message in enumerate(found.messages):
+        page = Search(msgspec.structs.replace(query, limit=limit), log, clock, view).step()
+        for place, message in enumerate(page.messages):
             writer.add(json_row(message))
             count += 1
-            if writer.size >= BYTES_MAX and place + 1 < len(found.messages):
-                left = found.messages[place + 1 :]
-                return File(writer.content, count, moved_back(found.cursor, left, newest=query.order == "newest"))
-        if not found.cursor or count >= MESSAGES_MAX or writer.size >= BYTES_MAX or clock() >= until_s:
-            return File(writer.content, count, found.cursor)
-        query = msgspec.structs.replace(query, cursor=found.cursor)
+            if writer.size >= BYTES_MAX and place + 1 < len(page.messages):
+                unwritten = page.messages[place + 1 :]
+                return File(writer.content, count, moved_back(page.cursor, unwritten, newest=query.order == "newest"))
+        if not page.cursor or count >= MESSAGES_MAX or writer.size >= BYTES_MAX or clock() >= until_s:
+            return File(writer.content, count, page.cursor)
+        query = msgspec.structs.replace(query, cursor=page.cursor)
 
 
 class _JsonLines:

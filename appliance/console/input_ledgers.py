@@ -72,17 +72,19 @@ def account(topic: str, query: LedgerQuery, address: str, visitor: Visitor, audi
     visitor.check_see(Operation.READ, ResourceType.TOPIC, topic, audit=audit, what="read")
     audit.read(visitor.access.principal, visitor.peer, "console", topic=topic)
     reading = _bounds()
-    found: dict[str, dict[str, Any]] = {}
+    by_source: dict[str, dict[str, Any]] = {}
     gaps: deque[dict[str, Any]] = deque(maxlen=GAPS_MAX)
     with contextlib.suppress(UnknownPartition):  # nothing was published yet
         rows = (row for row in _read(address, topic, query.hours, reading) if row.input == query.input)
-        found = _sources(rows, visitor.access.describable.__getitem__, gaps)
-    sources = sorted(found.values(), key=lambda one: (-one["gaps"], -one["refused"], -one["lines"], one["source"]))
+        by_source = _sources(rows, visitor.access.describable.__getitem__, gaps)
+    sources = sorted(
+        by_source.values(), key=lambda source: (-source["gaps"], -source["refused"], -source["lines"], source["source"])
+    )
     return {
         "sources": sources[:SOURCES_MAX],
         "sources_total": len(sources),
         "gaps": list(gaps),
-        "gaps_total": sum(one["gaps"] for one in sources),
+        "gaps_total": sum(source["gaps"] for source in sources),
         "is_cut": reading.is_cut,
         "unreadable": reading.unreadable,
     }
@@ -107,31 +109,31 @@ def _sources(
     rows: Iterable[Row], may_see: Callable[[str], bool], gaps: deque[dict[str, Any]]
 ) -> dict[str, dict[str, Any]]:
     """What each source gave, by its name; ``gaps`` gets what was lost."""
-    found: dict[str, dict[str, Any]] = {}
+    by_source: dict[str, dict[str, Any]] = {}
     places: dict[str, dict[tuple[str, int], tuple[int, int]]] = {}
     for row in rows:
-        one = found.setdefault(
+        entry = by_source.setdefault(
             row.source,
             {"source": row.source, "lines": 0, "bytes": 0, "messages": 0, "refused": 0, "gaps": 0, "last_minute": 0},
         )
         for name in ("lines", "bytes", "messages"):
-            one[name] += getattr(row, name)
-        one["refused"] += sum(row.refused.values())
-        one["gaps"] += len(row.gaps)
+            entry[name] += getattr(row, name)
+        entry["refused"] += sum(row.refused.values())
+        entry["gaps"] += len(row.gaps)
         gaps.extend(
             {"source": row.source, "start": gap.start, "stop": gap.stop, "unit": gap.unit, "reason": gap.reason,
              "minute": row.minute}
             for gap in row.gaps
         )  # fmt: skip
-        one["last_minute"] = max(one["last_minute"], row.minute)
+        entry["last_minute"] = max(entry["last_minute"], row.minute)
         of_source = places.setdefault(row.source, {})
         for topic, partition, offset, messages, *_ in row.spans:
             if may_see(topic):
                 first, last = of_source.get((topic, partition), (offset, offset))
                 of_source[topic, partition] = min(first, offset), max(last, offset + messages - 1)
-    for source, one in found.items():
-        one["places"] = [
+    for source, entry in by_source.items():
+        entry["places"] = [
             {"topic": topic, "partition": partition, "first": first, "last": last}
             for (topic, partition), (first, last) in places[source].items()
         ]
-    return found
+    return by_source

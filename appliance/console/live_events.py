@@ -50,7 +50,7 @@ Sections = dict[str, Mapping[str, Any]]
 def visible(snapshot: Snapshot, visitor: Visitor, topic: str, group: str) -> Sections:
     """What a visitor may see of a snapshot, with the topic and the group that the page looks at."""
     access = visitor.access
-    found: Sections = {
+    sections: Sections = {
         "topics": {name: row for name, row in snapshot.topics.items() if access.describable[name]},
         "groups": {},
         "partitions": {},
@@ -61,18 +61,18 @@ def visible(snapshot: Snapshot, visitor: Visitor, topic: str, group: str) -> Sec
     }
     every = access.may(Operation.DESCRIBE, ResourceType.CLUSTER)
     if every:
-        found["appliance"] = {"": snapshot.appliance}
-        found["alerts"] = {"": snapshot.alerts}
+        sections["appliance"] = {"": snapshot.appliance}
+        sections["alerts"] = {"": snapshot.alerts}
     groups = access.of(Operation.DESCRIBE, ResourceType.GROUP)
-    found["groups"] = {name: row for name, row in snapshot.groups.items() if every or groups[name]}
+    sections["groups"] = {name: row for name, row in snapshot.groups.items() if every or groups[name]}
     if topic and access.describable[topic]:
-        found["partitions"] = {str(row["partition"]): row for row in snapshot.partitions.get(topic, [])}
-        found["readers"] = readers(snapshot, topic, found["groups"])
+        sections["partitions"] = {str(row["partition"]): row for row in snapshot.partitions.get(topic, [])}
+        sections["readers"] = readers(snapshot, topic, sections["groups"])
     if group in snapshot.details and groups[group]:
         detail = snapshot.details[group]
         rows = [row for row in detail["partitions"] if access.describable[row["topic"]]]
-        found["group"] = {"": {**detail, "partitions": rows}}
-    return found
+        sections["group"] = {"": {**detail, "partitions": rows}}
+    return sections
 
 
 def readers(snapshot: Snapshot, topic: str, groups: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,12 +83,12 @@ def readers(snapshot: Snapshot, topic: str, groups: Mapping[str, Any]) -> dict[s
         parts = [row for row in detail["partitions"] if row["topic"] == topic]
         if not parts:
             continue
-        members = [one for one in detail["members"] if any(part[0] == topic for part in one["partitions"])]
+        members = [member for member in detail["members"] if any(part[0] == topic for part in member["partitions"])]
         seconds = [row["lag_seconds"] for row in parts if row["lag_seconds"] is not None]
         rows[name] = {
             "state": groups[name]["state"],
             "members": len(members),
-            "clients": sorted({f"{one['client'] or '?'} at {one['host'] or '?'}" for one in members})[
+            "clients": sorted({f"{member['client'] or '?'} at {member['host'] or '?'}" for member in members})[
                 :READER_CLIENTS_MAX
             ],
             "lag_messages": total(parts, "lag_messages"),
@@ -104,10 +104,10 @@ def changes(before: Sections, after: Sections) -> dict[str, Any]:
     """What turns one state into the other."""
     changed: dict[str, Any] = {"set": {}, "gone": {}}
     for section, rows in after.items():
-        known = before.get(section, {})
-        if new := {key: row for key, row in rows.items() if key not in known or known[key] != row}:
+        rows_before = before.get(section, {})
+        if new := {key: row for key, row in rows.items() if key not in rows_before or rows_before[key] != row}:
             changed["set"][section] = new
-        if gone := [key for key in known if key not in rows]:
+        if gone := [key for key in rows_before if key not in rows]:
             changed["gone"][section] = gone
     return changed
 
@@ -172,7 +172,7 @@ class LiveEvents:
     async def _answer(self, receive: Receive, send: Send) -> None:
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"x-accel-buffering", b"no")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        ends = [asyncio.ensure_future(one) for one in (_disconnect(receive), self._stopping.wait())]
+        ends = [asyncio.ensure_future(task) for task in (_disconnect(receive), self._stopping.wait())]
         sending = asyncio.ensure_future(self._send_all(send))
         try:
             with self._observer.watching(self._group):
@@ -187,7 +187,7 @@ class LiveEvents:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_all(self, send: Send) -> None:
-        known: Sections = {}
+        sent: Sections = {}
         number = 0
         while (visitor := self._visitor()) is not None:
             try:
@@ -197,9 +197,9 @@ class LiveEvents:
                 continue
             number = snapshot.number
             state = visible(snapshot, visitor, self._topic, self._group)
-            event = {"at": snapshot.at_ms, **changes(known, state)}
+            event = {"at": snapshot.at_ms, **changes(sent, state)}
             await _send_text(send, b"data: " + msgspec.json.encode(event) + b"\n\n")
-            known = state
+            sent = state
 
 
 async def _disconnect(receive: Receive) -> None:

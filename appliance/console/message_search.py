@@ -168,23 +168,23 @@ def parse_cursor(text: str) -> dict[int, int]:
     return {int(partition): int(offset) for partition, offset in pairs}
 
 
-def cursor_text(newest: bool, left: Mapping[int, int]) -> str:
-    places = [f"{partition}-{offset}" for partition, offset in sorted(left.items())]
+def cursor_text(newest: bool, next_offsets: Mapping[int, int]) -> str:
+    places = [f"{partition}-{offset}" for partition, offset in sorted(next_offsets.items())]
     return ".".join(["n" if newest else "o", *places]) if places else ""
 
 
 def moved_back(cursor: str, messages: Iterable[Message], *, newest: bool) -> str:
     """The cursor of a search that has not seen these messages."""
-    left = parse_cursor(cursor) if cursor else {}
-    _move_back(left, messages, newest=newest)
-    return cursor_text(newest, left)
+    places = parse_cursor(cursor) if cursor else {}
+    _move_back(places, messages, newest=newest)
+    return cursor_text(newest, places)
 
 
-def _move_back(left: dict[int, int], messages: Iterable[Message], *, newest: bool) -> None:
+def _move_back(places: dict[int, int], messages: Iterable[Message], *, newest: bool) -> None:
     for message in messages:
         at, partition = message.offset + (1 if newest else 0), message.partition
-        known = left.get(partition)
-        left[partition] = at if known is None else (max if newest else min)(known, at)
+        place = places.get(partition)
+        places[partition] = at if place is None else (max if newest else min)(place, at)
 
 
 class Search:
@@ -216,22 +216,22 @@ class Search:
             UnknownPartition: there is no such topic or partition.
             InvalidRequest: the query contradicts itself.
         """
-        bounds, left = self._begin()
+        bounds, places = self._begin()
         self._deadline_s = self._clock() + STEP_MS_MAX / 1000
         self._enough = self._log.unpacked_bytes + UNPACKED_BYTES_MAX
-        size = self._first_size(len(left))
-        while left and self._found < self._query.limit and self._bytes < STEP_BYTES_MAX:
-            for partition in sorted(left):
+        size = self._first_size(len(places))
+        while places and self._found < self._query.limit and self._bytes < STEP_BYTES_MAX:
+            for partition in sorted(places):
                 if self._bytes and self._is_over:
                     break
-                self._read_window(partition, left, bounds[partition], size)
+                self._read_window(partition, places, bounds[partition], size)
             if self._bytes and self._is_over:
                 break
             size = min(size * 2, WINDOW_BYTES_MAX)
-        messages = self._first(left)
+        messages = self._first(places)
         return Found(
             messages,
-            cursor_text(self._newest, {**self._ended, **left} if self._query.follow else left),
+            cursor_text(self._newest, {**self._ended, **places} if self._query.follow else places),
             *(self._scanned, self._bytes, self._reached_ms),
             *(self._log.damaged, self._log.too_large),
             *(self._too_costly, self._unreadable),
@@ -259,19 +259,19 @@ class Search:
         if query.partition is not None and query.partition >= count:
             raise UnknownPartition(f"topic {query.topic!r} has the partitions 0 to {count - 1}, not {query.partition}")
         if query.cursor:
-            left = parse_cursor(query.cursor)
-            if (query.cursor[0] == "n") != self._newest or max(left) >= count:
+            places = parse_cursor(query.cursor)
+            if (query.cursor[0] == "n") != self._newest or max(places) >= count:
                 raise InvalidRequest("the cursor belongs to another search: search again")
         else:
             chosen = list(range(count)) if query.partition is None else [query.partition]
             if len(chosen) > PARTITIONS_MAX:
                 raise InvalidRequest(f"{query.topic} has {count} partitions: choose one of them")
-            left = self._starts(chosen)
-        starts = self._offsets(sorted(left), EARLIEST)
+            places = self._starts(chosen)
+        starts = self._offsets(sorted(places), EARLIEST)
         ends = self._offsets(sorted(starts), LATEST)
         bounds = {partition: (starts[partition], end) for partition, end in ends.items()}
-        inside = {partition: min(max(left[partition], first), end) for partition, (first, end) in bounds.items()}
-        self._ended = {**left, **inside}
+        inside = {partition: min(max(places[partition], first), end) for partition, (first, end) in bounds.items()}
+        self._ended = {**places, **inside}
         return bounds, {part: at for part, at in inside.items() if at != bounds[part][0 if self._newest else 1]}
 
     def _starts(self, chosen: list[int]) -> dict[int, int]:
@@ -285,22 +285,22 @@ class Search:
         return self._offsets(chosen, LATEST if self._newest or query.follow else EARLIEST)
 
     def _offsets(self, partitions: list[int], when: int) -> dict[int, int]:
-        found, failed = self._log.offsets(self._query.topic, partitions, when)
+        offsets, failed = self._log.offsets(self._query.topic, partitions, when)
         self._unreadable |= failed
-        return found
+        return offsets
 
     def _first_size(self, count: int) -> int:
         if self._is_filtered:
             return WINDOW_BYTES_MAX
         return max(FIRST_BYTES // max(1, count), WINDOW_BYTES_MIN)
 
-    def _read_window(self, partition: int, left: dict[int, int], bounds: tuple[int, int], size: int) -> None:
+    def _read_window(self, partition: int, places: dict[int, int], bounds: tuple[int, int], size: int) -> None:
         """Read on in a partition, batch by batch, for ``size`` bytes or until the step is over.
 
-        Moves the partition's place in ``left`` behind what is read, and drops it there when it is finished.
+        Moves the partition's place in ``places`` behind what is read, and drops it there when it is finished.
         """
         first, end = bounds
-        at = left[partition]
+        at = places[partition]
         start, stop = (max(first, at - size), at) if self._newest else (at, min(end, at + size))
         lowest, above = (first, at) if self._newest else (at, end)
         reached, target = at, start if self._newest else stop
@@ -309,10 +309,10 @@ class Search:
                 inside = [message for message in batch.messages if lowest <= message.offset < above]
                 if self._newest:
                     inside.reverse()
-                found, count = self._chosen(inside)
+                matching, count = self._chosen(inside)
                 self._scanned += count
-                if found:
-                    self._matches.setdefault(partition, []).extend(found)
+                if matching:
+                    self._matches.setdefault(partition, []).extend(matching)
                 if inside:
                     self._reached_ms = inside[count - 1].timestamp
                 if count < len(inside):
@@ -325,13 +325,13 @@ class Search:
                 reached = min(reached, target) if self._newest else max(reached, target)
         except ApplianceError as error:
             self._unreadable[partition] = str(error)
-            del left[partition]
+            del places[partition]
             return
         reached = min(max(reached, first), end)
         self._bytes += abs(reached - at)
-        left[partition] = self._ended[partition] = reached
+        places[partition] = self._ended[partition] = reached
         if reached == (first if self._newest else end):
-            del left[partition]
+            del places[partition]
 
     def _chosen(self, messages: list[Message]) -> tuple[list[Message], int]:
         """Which of them are wanted, and how many were looked at: all, or until the step is over."""
@@ -340,7 +340,7 @@ class Search:
             return list(filter(self._fits, messages)), len(messages)
         # A batch is unpacked again by each step that goes on in it, so it has the time of a step for itself.
         until_s = max(self._deadline_s, self._clock() + STEP_MS_MAX / 1000)
-        found: list[Message] = []
+        matching: list[Message] = []
         for count, whole in enumerate(messages, 1):
             message = self._view.of(whole) if changes else whole
             if not self._fits(message):
@@ -348,29 +348,29 @@ class Search:
             elif len(message.value or b"") > self._value_bytes_max:
                 self._too_costly += 1
             elif self._select is None or self._select([message.value]):
-                found.append(message)
+                matching.append(message)
                 self._shown_bytes += len(message.value or b"") * changes
             if self._clock() >= until_s or self._shows_enough:
-                return found, count
-        return found, len(messages)
+                return matching, count
+        return matching, len(messages)
 
     def _fits(self, message: Message) -> bool:
         if self._key and (message.key is None or self._key not in message.key.lower()):
             return False
         return not self._text or (message.value is not None and self._text in message.value.lower())
 
-    def _first(self, left: dict[int, int]) -> list[Message]:
-        """The first ``limit`` of what was found; ``left`` is moved back to what is not among them.
+    def _first(self, places: dict[int, int]) -> list[Message]:
+        """The first ``limit`` of what was found; ``places`` is moved back to what is not among them.
 
         The partitions are merged by timestamp.  Each keeps its order, also where its timestamps go back.
         """
         sign = -1 if self._newest else 1
-        for found in self._matches.values():
-            found.sort(key=lambda message: sign * message.offset)
+        for matching in self._matches.values():
+            matching.sort(key=lambda message: sign * message.offset)
         merged = heapq.merge(*self._matches.values(), key=lambda message: sign * message.timestamp)
         chosen = itertools.islice(merged, self._query.limit)
         messages = list(chosen if self._is_filtered or self._view.is_plain else self._viewed(chosen))
-        _move_back(left, merged, newest=self._newest)
+        _move_back(places, merged, newest=self._newest)
         return messages
 
     def _viewed(self, messages: Iterable[Message]) -> Iterator[Message]:
@@ -443,9 +443,9 @@ class ConsumedLog:
         return len(self._cluster.topic(topic).leaders)
 
     def offsets(self, topic: str, partitions: list[int], when: int) -> tuple[dict[int, int], dict[int, str]]:
-        found, failed = self._cluster.try_offsets({(topic, partition): when for partition in partitions})
-        known = {partition: offset for (_, partition), offset in found.items()}
-        return known, {partition: str(error) for (_, partition), error in failed.items()}
+        offsets, failed = self._cluster.try_offsets({(topic, partition): when for partition in partitions})
+        by_partition = {partition: offset for (_, partition), offset in offsets.items()}
+        return by_partition, {partition: str(error) for (_, partition), error in failed.items()}
 
     def read(self, topic: str, partition: int, start: int, stop: int, *, newest_first: bool) -> Iterator[Batch]:
         batches = self._fetch((topic, partition), start, stop)

@@ -101,8 +101,8 @@ class Poller:
 
     def close(self) -> None:
         """Forget what was polled: nobody looks any more."""
-        for known in (self._groups, self._details, self._asked_ms, self._totals):
-            known.clear()
+        for polled in (self._groups, self._details, self._asked_ms, self._totals):
+            polled.clear()
         self._topics, self._partitions = {}, {}  # those of before are in a snapshot
         if self._cluster is not None:
             self._cluster.close()
@@ -153,8 +153,8 @@ class Poller:
         """What is wrong, the worst first."""
         full_s = self._forecast.seconds_until_full(look.at_s, look.readings.room)
         groups = Groups(list(self._details.values()), len(self._groups), unknown[0] if unknown else "")
-        known = seen(look, at_directory(self._data_dir), self._wall_s(), groups=groups, full_s=full_s)
-        return [finding.as_json() for finding in judge(known)[:ALERTS_MAX]]
+        state_seen = seen(look, at_directory(self._data_dir), self._wall_s(), groups=groups, full_s=full_s)
+        return [finding.as_json() for finding in judge(state_seen)[:ALERTS_MAX]]
 
     def _admin(self, verb: str, **arguments: Any) -> Any:
         """Raises ApplianceError."""
@@ -165,10 +165,10 @@ class Poller:
 
     def _ask_groups(self, focus: Collection[str]) -> None:
         rows = {row["group"]: row for row in self._admin("groups")}
-        known: dict[str, Any]
-        for known in (self._details, self._asked_ms, self._groups):
-            for name in known.keys() - rows.keys():
-                del known[name]
+        polled: dict[str, Any]
+        for polled in (self._details, self._asked_ms, self._groups):
+            for name in polled.keys() - rows.keys():
+                del polled[name]
         for name, row in rows.items():
             self._note_group(name, row)
         due = sorted(rows, key=lambda name: (name not in focus, self._asked_ms.get(name, 0)))
@@ -178,8 +178,8 @@ class Poller:
             self._note_group(name, rows[name])
 
     def _note_group(self, name: str, row: Row) -> None:
-        known, asked_ms = self._groups.get(name, {}), self._asked_ms.get(name)
-        if known.get("lag_asked_ms") != asked_ms or any(known.get(field) != value for field, value in row.items()):
+        earlier, asked_ms = self._groups.get(name, {}), self._asked_ms.get(name)
+        if earlier.get("lag_asked_ms") != asked_ms or any(earlier.get(field) != value for field, value in row.items()):
             texts = {field: sys.intern(row[field]) for field in ("protocol", "state")}  # the same few for all groups
             self._groups[name] = {**row, **texts, **self._lag_row(name)}
 
@@ -231,10 +231,10 @@ def own_address(data_dir: Path) -> str:
 def _topic_row(topic: Row, rate: Row) -> Row:
     rows = topic["partitions"]
     troubled = sorted({row["state"] for row in rows} - {"online", "elsewhere"})
-    known = [row["messages"] for row in rows if row["messages"] is not None]
+    counts = [row["messages"] for row in rows if row["messages"] is not None]
     return {
         "partitions": len(rows),
-        "messages": sum(known) if known else None,
+        "messages": sum(counts) if counts else None,
         "bytes": sum(row["bytes"] or 0 for row in rows),
         "state": ", ".join(troubled) or "online",
         "own": topic["own"],
@@ -244,8 +244,8 @@ def _topic_row(topic: Row, rate: Row) -> Row:
 
 def total(rows: list[Row], name: str) -> float | None:
     """The sum of what is known of a column; None if nothing is."""
-    known = [row[name] for row in rows if row[name] is not None]
-    return sum(known) if known else None
+    values = [row[name] for row in rows if row[name] is not None]
+    return sum(values) if values else None
 
 
 def _appliance_row(state: Mapping[str, Any], readings: Readings, topics: Mapping[str, Row]) -> Row:
@@ -264,8 +264,8 @@ def _appliance_row(state: Mapping[str, Any], readings: Readings, topics: Mapping
 
 
 def _total(topics: Mapping[str, Row], name: str) -> float | None:
-    known = [row[name] for row in topics.values() if row[name] is not None]
-    return round(sum(known), 1) if known else None
+    values = [row[name] for row in topics.values() if row[name] is not None]
+    return round(sum(values), 1) if values else None
 
 
 class Observer:

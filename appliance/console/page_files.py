@@ -32,12 +32,12 @@ class PageFiles:
     def __init__(self) -> None:
         """Raises OSError: the installation lacks them."""
         self._files: dict[str, _File] = {}
-        for found in files("appliance.console").joinpath("page").iterdir():
-            kind = found.name.rpartition(".")[2]
+        for entry in files("appliance.console").joinpath("page").iterdir():
+            kind = entry.name.rpartition(".")[2]
             if kind in TYPES:
-                content = found.read_bytes()
+                content = entry.read_bytes()
                 tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
-                path = "/" if found.name == FIRST else f"/{found.name}"
+                path = "/" if entry.name == FIRST else f"/{entry.name}"
                 self._files[path] = _File(content, gzip.compress(content, mtime=0), TYPES[kind], tag)
 
     @property

@@ -48,7 +48,7 @@ class TopicRows:
             StorageFault: the catalog cannot be read.
         """
         self._load()
-        states, known = readings.states, self._known
+        states, rows_before = readings.states, self._known
         self._known = {}
         for name, topic in self._topics.items():
             parts = []
@@ -58,7 +58,7 @@ class TopicRows:
                     parts.append(self._elsewhere.get(key) or self._row(topic, number, NOT_KNOWN, (ELSEWHERE, "")))
                     continue
                 state = states.get(f"{name}-{number}", (STATE_NAMES[OPENING], ""))
-                counts, before = readings.partitions.get(key), known.get(key)
+                counts, before = readings.partitions.get(key), rows_before.get(key)
                 if counts is None:
                     parts.append(self._row(topic, number, NOT_KNOWN, state))
                 elif before is not None and before[0] is counts and before[1] == state:
@@ -94,8 +94,8 @@ class TopicRows:
     def _load(self) -> None:
         """Read the catalog again if it has changed."""
         try:
-            found = (self._data_dir / FILE_NAME).stat()
-            stamp = (found.st_mtime_ns, found.st_ino, found.st_size)
+            status = (self._data_dir / FILE_NAME).stat()
+            stamp = (status.st_mtime_ns, status.st_ino, status.st_size)
         except OSError:
             stamp = None
         if stamp is None or stamp != self._stamp:

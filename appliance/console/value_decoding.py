@@ -94,8 +94,8 @@ def _decoder(how: str) -> Decode:
         return msgspec.msgpack.decode
     path, _, name = how.partition("#")
     try:
-        found = Path(path).stat()
-        return _read_schema(path, name, (found.st_mtime_ns, found.st_ino, found.st_size))
+        status = Path(path).stat()
+        return _read_schema(path, name, (status.st_mtime_ns, status.st_ino, status.st_size))
     except OSError as error:
         raise InvalidRequest(f"console.decode: {path}: {error.strerror}") from None
     except BadValue as error:
@@ -143,9 +143,9 @@ def _protobuf(text: bytes, name: str) -> Decode:
 
     def decode(value: bytes) -> Any:
         try:
-            found = kind.FromString(value[_frame_end(value) :])
+            decoded = kind.FromString(value[_frame_end(value) :])
             # With the pool also what is in an `Any` is decoded, and masked, if its type is among the descriptors.
-            return json_format.MessageToDict(found, preserving_proto_field_name=True, descriptor_pool=pool)
+            return json_format.MessageToDict(decoded, preserving_proto_field_name=True, descriptor_pool=pool)
         except (message.DecodeError, json_format.SerializeToJsonError) as error:
             raise ValueError(str(error)) from None
 

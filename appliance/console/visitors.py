@@ -192,8 +192,8 @@ class Visitors:
     def _refresh(self) -> None:
         """Read the file again if it has changed.  One that cannot be read leaves the last state in force."""
         try:
-            found = self._path.stat()
-            stamp = (found.st_mtime_ns, found.st_ino, found.st_size)
+            status = self._path.stat()
+            stamp = (status.st_mtime_ns, status.st_ino, status.st_size)
         except OSError:
             return
         if stamp == self._stamp:

@@ -42,7 +42,7 @@ class Connection(H11Protocol):
         peer = transport.get_extra_info("peername")
         address = str(peer[0]).removeprefix(MAPPED).partition("%")[0]
         self.host = site_of(address)
-        self.of_proxy = any(ipaddress.ip_address(address) in one for one in self.proxies)
+        self.of_proxy = any(ipaddress.ip_address(address) in network for network in self.proxies)
         """Whether visitors of many addresses come from this one."""
         self.number = next(_numbers)
         self.logged_in = False
@@ -62,17 +62,21 @@ class Connection(H11Protocol):
 
     def _find_place(self) -> bool:
         """Let another connection give way if there is no place; False if none can."""
-        open_ones = [one for one in self.connections if isinstance(one, Connection) and not one.transport.is_closing()]
-        others = [one for one in open_ones if one is not self]
-        crowd = [] if self.of_proxy else [one for one in others if one.host == self.host]
+        open_ones = [
+            connection
+            for connection in self.connections
+            if isinstance(connection, Connection) and not connection.transport.is_closing()
+        ]
+        others = [connection for connection in open_ones if connection is not self]
+        crowd = [] if self.of_proxy else [connection for connection in others if connection.host == self.host]
         if len(crowd) < CONNECTIONS_OF_ADDRESS_MAX:
             if len(others) < CONNECTIONS_MAX:
                 return True
             crowd = others
-        guests = [one for one in crowd if not one.logged_in]
+        guests = [connection for connection in crowd if not connection.logged_in]
         if not guests:
             return False
-        min(guests, key=lambda one: (not one.idle, one.number)).transport.abort()
+        min(guests, key=lambda connection: (not connection.idle, connection.number)).transport.abort()
         return True
 
     @property

@@ -59,9 +59,9 @@ def _rows(state: AlertState, figures: Figures, now_s: float) -> Iterator[tuple[s
     for standing in lasting:
         row = standing.findings[0]
         yield f"lasts for {duration(now_s - standing.since)}: {row['what']}", row["why"], row["todo"]
-    for one in reversed(state.over):
-        began = datetime.fromtimestamp(one.since).astimezone().isoformat(timespec="minutes")
-        yield f"over: {one.what}", f"it began at {began} and lasted for {duration(one.at - one.since)}", ""
+    for ended in reversed(state.over):
+        began = datetime.fromtimestamp(ended.since).astimezone().isoformat(timespec="minutes")
+        yield f"over: {ended.what}", f"it began at {began} and lasted for {duration(ended.at - ended.since)}", ""
     if state.over_dropped:
         yield f"over: {state.over_dropped} earlier ones", "", ""
     if figures.room_bytes:

@@ -96,8 +96,8 @@ class ElasticBulk:
         self._items: list[_Item] = []
 
     def batches(self, request: Request, body: bytes, outcome: Outcome) -> Iterator[Batch]:
-        found = BULK_PATH.fullmatch(request.path)
-        self._items = _items(body, (found and found[1]) or "")
+        path = BULK_PATH.fullmatch(request.path)
+        self._items = _items(body, (path and path[1]) or "")
         if not self._items:
             raise BodyFault("request body is required")
         return self._yield(request, body, outcome)
@@ -173,12 +173,12 @@ def _line_end(body: bytes, at: int) -> int:
 
 def _action(text: bytes, line: int) -> tuple[str, _Meta]:
     try:
-        found = _decode_action(text)
+        entries = _decode_action(text)
     except JSON_FAULTS as error:
         raise BodyFault(f"Malformed action/metadata line [{line}]: {error}") from None
-    if len(found) != 1:
+    if len(entries) != 1:
         raise BodyFault(f"Malformed action/metadata line [{line}]: it must have one action")
-    ((action, meta),) = found.items()
+    ((action, meta),) = entries.items()
     if action not in (*TAKEN, "update", "delete"):
         raise BodyFault(f"Malformed action/metadata line [{line}]: unknown action {action[:40]!r}")
     return action, meta

@@ -147,7 +147,9 @@ class Generation:
 
     def is_source_of(self, fd: int, size: int) -> bool:
         """Whether a file of this size is a copy of this one, made when it had as much.  Raises OSError."""
-        return any(0 < one.tail_stop <= size and one.fits(fd, one.tail_stop) for one in (self.identity, *self.marks))
+        return any(
+            0 < mark.tail_stop <= size and mark.fits(fd, mark.tail_stop) for mark in (self.identity, *self.marks)
+        )
 
     def goes_on_in(self, fd: int, size: int) -> bool:
         """Whether a file of this size has all that was flushed of this one, or is its copy.  Raises OSError."""
@@ -157,17 +159,17 @@ class Generation:
 
     def may_become(self, fd: int, size: int) -> bool:
         """Whether a file may be a copy of this one, which is being made.  Raises OSError."""
-        known = self.marks[-1]
+        last_mark = self.marks[-1]
         if self.is_source_of(fd, size):
             return True
-        if size >= known.tail_stop > 0:
+        if size >= last_mark.tail_stop > 0:
             return False
         if self.fd < 0:
-            return known.tail_stop > 0 and (size < known.head_bytes or known.has_head(fd))
+            return last_mark.tail_stop > 0 and (size < last_mark.head_bytes or last_mark.has_head(fd))
         count = min(size, HEAD_BYTES)
         mine = os.pread(self.fd, count, 0)
         if len(mine) < count:  # it was truncated in this moment
-            return known.tail_stop > 0 or (0 < known.head_bytes <= size and known.has_head(fd))
+            return last_mark.tail_stop > 0 or (0 < last_mark.head_bytes <= size and last_mark.has_head(fd))
         return self.seen_bytes > 0 and os.pread(fd, count, 0) == mine
 
     def may_go_on_in(self, fd: int, size: int) -> bool:

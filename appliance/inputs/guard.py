@@ -98,7 +98,7 @@ class Guard:
     def __init__(self, data_dir: Path | None = None, secrets: Sequence[str] = (), reader: int | None = None) -> None:
         """``data_dir``: None: there is none on this host; ``secrets``: paths of files that are never read; ``reader``:
         the user who reads, and whom the caller acts as; None: that of this process."""
-        self._data_dir, self._secrets = data_dir, [Path(one) for one in secrets if one]
+        self._data_dir, self._secrets = data_dir, [Path(secret) for secret in secrets if secret]
         self._reader = os.geteuid() if reader is None else reader
         self._data_files: set[Key] | None = None
 
@@ -109,7 +109,7 @@ class Guard:
         Root then acts as the owner of the directory: :func:`.owners.acting_as_owner`.
         """
         tls = config.tls
-        tokens = [one.token_file for one in config.inputs.values() if isinstance(one, Http)]
+        tokens = [http.token_file for http in config.inputs.values() if isinstance(http, Http)]
         secrets = [tls.certificate, tls.key, tls.ca, config.zookeeper.password_file, *tokens]
         return cls(data_dir, secrets, keeper_of(data_dir).uid if data_dir and os.geteuid() == 0 else None)
 
@@ -124,9 +124,9 @@ class Guard:
             FileNotPermitted: a link must not be followed.
             OSError.
         """
-        with _walked(path, self._reader) as found:
-            _check_links(found)
-            return found.status, FileKey.of(found.fd)
+        with _walked(path, self._reader) as walked:
+            _check_links(walked)
+            return walked.status, FileKey.of(walked.fd)
 
     def open(self, path: str) -> int:
         """Open a file to read it; what is no regular file is not opened.
@@ -138,16 +138,16 @@ class Guard:
         with contextlib.ExitStack() as refused:
             # Another user than root has no more rights than it needs.
             acting = contextlib.nullcontext() if self._reader else acting_as_owner(Path(path))
-            with acting, _walked(path, self._reader) as found:
-                _check_links(found)
-                if not stat.S_ISREG(found.status.st_mode):
+            with acting, _walked(path, self._reader) as walked:
+                _check_links(walked)
+                if not stat.S_ISREG(walked.status.st_mode):
                     raise FileNotPermitted("is no regular file")
-                fd = os.open(found.name, _READ, dir_fd=found.parent)
+                fd = os.open(walked.name, _READ, dir_fd=walked.parent)
                 refused.callback(os.close, fd)
                 status = os.fstat(fd)
-                if _key(status) != _key(found.status):
+                if _key(status) != _key(walked.status):
                     raise FileNotPermitted("was replaced in this moment")
-                is_of_data = self._is_below_data(found.parent)
+                is_of_data = self._is_below_data(walked.parent)
             if is_of_data or self._is_data_file(status):
                 raise FileNotPermitted(OF_THE_DATA)
             if _key(status) in _keys(self._secrets):
@@ -185,19 +185,19 @@ class Guard:
         return _key(status) in self._data_files
 
 
-def _check_links(found: _Found) -> None:
-    others = found.owners - {found.status.st_uid}
+def _check_links(walked: _Found) -> None:
+    others = walked.owners - {walked.status.st_uid}
     if others:
         who = " and ".join(str(Owner(uid, 0)) for uid in sorted(others))
-        raise FileNotPermitted(f"is a symbolic link of {who} to a file of {Owner(found.status.st_uid, 0)}")
+        raise FileNotPermitted(f"is a symbolic link of {who} to a file of {Owner(walked.status.st_uid, 0)}")
 
 
 def _keys(paths: Sequence[Path]) -> set[Key]:
-    found: set[Key] = set()
+    keys: set[Key] = set()
     for path in paths:
         with contextlib.suppress(OSError):
-            found.add(_key(path.stat()))
-    return found
+            keys.add(_key(path.stat()))
+    return keys
 
 
 def _files_below(directory: Path) -> Iterator[Key]:

@@ -382,8 +382,8 @@ class HttpInput:
         held.on_release(partial(self._work.leave, len(body)))
         try:
             for batches in _groups(reader.batches(request, body, outcome), self._expanded_bytes_max):
-                each = outcome if reader.per_record else None
-                puts = [asyncio.create_task(self._put_batch(request.host, batch, each)) for batch in batches]
+                record_outcome = outcome if reader.per_record else None
+                puts = [asyncio.create_task(self._put_batch(request.host, batch, record_outcome)) for batch in batches]
                 done, late = await asyncio.wait(puts, timeout=max(0.0, deadline - self._clock_s()))
                 if late:
                     held.keep(late)
@@ -392,7 +392,7 @@ class HttpInput:
                         raise error
                 if late:
                     raise Rejected(503, f"not flushed within {ANSWER_MS_MAX} ms: send it again; some may be in the log")
-                if each is None:
+                if record_outcome is None:
                     outcome.taken += sum(len(batch.values) for batch in batches)
         except BodyTooLarge as error:
             raise Rejected(413, str(error)) from None
@@ -700,10 +700,10 @@ class _Access:
         self._reload(self._path)
         if self._fault:
             raise Rejected(503, self._fault)
-        given = hashlib.sha256(_token_of(authorization)).digest()
+        digest_sent = hashlib.sha256(_token_of(authorization)).digest()
         is_known = False
         for digest in self._digests:  # all of them: the time tells nothing
-            is_known |= hmac.compare_digest(digest, given)
+            is_known |= hmac.compare_digest(digest, digest_sent)
         if not is_known:
             raise Rejected(401, "no token that this input knows: Authorization: Bearer TOKEN")
 

@@ -60,7 +60,7 @@ class _Put:
     def __init__(self, messages: list[Message], sizes: list[int], done: asyncio.Future[None]) -> None:
         self.messages, self.sizes, self.done = messages, sizes, done
         self.bytes = sum(sizes)
-        self.left = len(messages)
+        self.unflushed_count = len(messages)
         keyed = sum([message.key is not None for message in messages])
         self.has_keys: bool | None = keyed > 0 if keyed in (0, len(messages)) else None
         """None: some have one."""
@@ -190,14 +190,14 @@ class Intake:
         Raises:
             ApplianceError: nothing is known of it yet, and it cannot be asked now, or never.
         """
-        known = self._learned.get(topic)
-        if known is None:
+        learned = self._learned.get(topic)
+        if learned is None:
             return await asyncio.shield(self._ask(topic))
         now = self._clock_s()
-        if now - known[1] > LEARN_S:
-            self._learned[topic] = known[0], now
+        if now - learned[1] > LEARN_S:
+            self._learned[topic] = learned[0], now
             self._ask(topic)
-        return known[0]
+        return learned[0]
 
     def _ask(self, topic: str) -> asyncio.Task[int]:
         task = self._asking.get(topic)
@@ -255,18 +255,18 @@ class Intake:
         messages: list[Message] = []
         puts: list[tuple[_Put, int]] = []
         has_keys = lane.waiting[0][0].messages[lane.waiting[0][1]].key is not None
-        left = lane.block_bytes_max
+        room = lane.block_bytes_max
         while lane.waiting:
             put, at = lane.waiting[0]
-            if not at and put.bytes <= left and put.has_keys == has_keys:
+            if not at and put.bytes <= room and put.has_keys == has_keys:
                 stop = len(put.messages)
-                left -= put.bytes
+                room -= put.bytes
             else:
                 stop = at
                 while stop < len(put.messages):
-                    if put.sizes[stop] > left or (put.messages[stop].key is not None) != has_keys:
+                    if put.sizes[stop] > room or (put.messages[stop].key is not None) != has_keys:
                         break
-                    left -= put.sizes[stop]
+                    room -= put.sizes[stop]
                     stop += 1
             if stop > at:
                 messages += put.messages[at:stop]
@@ -290,8 +290,8 @@ class Intake:
                 Source(lane.sender.number, lane.sender.name, origin.stop, origin.stop + 1, b"", False), span
             )
             for put, count in puts:
-                put.left -= count
-                if not put.left and not put.done.done():
+                put.unflushed_count -= count
+                if not put.unflushed_count and not put.done.done():
                     put.done.set_result(None)
         self._send(lane)
 
@@ -306,12 +306,12 @@ def _all_done(futures: list[asyncio.Future[None]]) -> asyncio.Future[None]:
     if len(futures) == 1:
         return futures[0]
     result: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    left = len(futures)
+    pending = len(futures)
 
     def settle(_: asyncio.Future[None]) -> None:
-        nonlocal left
-        left -= 1
-        if left or result.done():
+        nonlocal pending
+        pending -= 1
+        if pending or result.done():
             return
         errors = [error for future in futures if (error := future.exception()) is not None]
         if errors:

@@ -261,21 +261,21 @@ def journal_directories(directory: str) -> list[Path]:
 
 def journal_files(directories: list[Path]) -> list[str]:
     """The files of journals in directories, and in those that are in them, and the directories that cannot be read."""
-    found: list[str] = []
+    paths: list[str] = []
     for directory in directories:
         try:
             inner = [directory, *(Path(entry.path) for entry in os.scandir(directory) if entry.is_dir())]
-            found += [
+            paths += [
                 entry.path
-                for one in inner
-                for entry in os.scandir(one)
+                for directory in inner
+                for entry in os.scandir(directory)
                 if entry.name.endswith((".journal", ".journal~"))
             ]
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
-            found.append(str(error.filename))
-    return found
+            paths.append(str(error.filename))
+    return paths
 
 
 def journal_input(settings: Journal, machinery: Machinery) -> _JournalInput:

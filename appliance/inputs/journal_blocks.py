@@ -186,7 +186,7 @@ def json_of(entry: Entry, bytes_max: int) -> tuple[bytes, list[str]]:
     Text is a string, other bytes a list of numbers; a field that comes more than once is a list.
     """
     room = bytes_max - 2
-    found: dict[str, list[bytes]] = {}
+    values_by_name: dict[str, list[bytes]] = {}
     cut = ["..."] if entry.left_out else []
     for name, value in entry.fields:
         around = len(name) + _AROUND_BYTES
@@ -196,10 +196,10 @@ def json_of(entry: Entry, bytes_max: int) -> tuple[bytes, list[str]]:
             encoded = b"null"
         if len(encoded) + around <= room:
             room -= len(encoded) + around
-            found.setdefault(name, []).append(encoded)
+            values_by_name.setdefault(name, []).append(encoded)
     pairs = [
         b'"%s":%s' % (_escaped(name), values[0] if len(values) == 1 else b"[%s]" % b",".join(values))
-        for name, values in found.items()
+        for name, values in values_by_name.items()
     ]
     return b"{%s}" % b",".join(pairs), cut
 

@@ -65,17 +65,17 @@ class ExportReader:
     def feed(self, data: bytes) -> list[Entry]:
         """Raises ExportFault: the reader is of no use any more."""
         self._buffer += data
-        found: list[Entry] = []
+        entries: list[Entry] = []
         at = 0
         while True:
-            after = self._step(at, found)
+            after = self._step(at, entries)
             if after < 0:
                 break
             at = after
         del self._buffer[:at]
-        return found
+        return entries
 
-    def _step(self, at: int, found: list[Entry]) -> int:
+    def _step(self, at: int, entries: list[Entry]) -> int:
         """Read what is at ``at``; return where the next begins, -1: more bytes are needed."""
         buffer = self._buffer
         if self._skip:
@@ -103,7 +103,7 @@ class ExportReader:
         if separator:
             self._add(name, value)
         else:
-            found.append(Entry(self._fields, self._left_out))
+            entries.append(Entry(self._fields, self._left_out))
             self._begin()
         return end + 1
 

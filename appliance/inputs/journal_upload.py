@@ -127,9 +127,9 @@ class Upload:
         if self._reader.is_within_entry:
             raise Rejected(400, "the upload ends within an entry; those before it were taken")
 
-    async def _flush(self, left: int) -> None:
-        """Wait until at most ``left`` pieces are on their way."""
-        while len(self._waiting) > left:
+    async def _flush(self, pieces_max: int) -> None:
+        """Wait until at most ``pieces_max`` pieces are on their way."""
+        while len(self._waiting) > pieces_max:
             done, _ = await asyncio.wait([self._waiting[0]], timeout=FLUSH_MS_MAX / 1000)
             if not done:
                 raise Rejected(503, f"not flushed within {FLUSH_MS_MAX} ms: send it again; some may be in the log")
@@ -144,10 +144,10 @@ class Upload:
 
     def _compare(self, entry: Entry, numbers: dict[str, int], gaps: list[Gap]) -> None:
         """Note the number of an entry, and those that are missing before it."""
-        found = sequence_number_of(entry.first("__CURSOR").decode("ascii", "replace"))
-        if found is None or not self._uploads.has_all:
+        numbered = sequence_number_of(entry.first("__CURSOR").decode("ascii", "replace"))
+        if numbered is None or not self._uploads.has_all:
             return
-        sequence, number = found
+        sequence, number = numbered
         last = self._numbers.get(sequence, self._uploads.flushed_number(sequence))
         if last is not None and number > last + 1:
             gaps.append(Gap(last + 1, number, "sequence numbers", REMOVED))

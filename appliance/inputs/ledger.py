@@ -126,13 +126,13 @@ class Ledger:
 
     def _take_told(self) -> None:
         """What an earlier process has told, and not published."""
-        for one in self._store.told():
-            key = one.source, one.name, one.minute
-            if one.kind == GAP:
+        for told in self._store.told():
+            key = told.source, told.name, told.minute
+            if told.kind == GAP:
                 self._waiting += 1
-                self._gaps.setdefault(key, []).append(msgspec.json.decode(one.what, type=Gap))
+                self._gaps.setdefault(key, []).append(msgspec.json.decode(told.what, type=Gap))
             else:
-                self._refused.setdefault(key, Counter())[one.at] = int(one.what)
+                self._refused.setdefault(key, Counter())[told.at] = int(told.what)
 
     @staticmethod
     def minute() -> int:
@@ -319,20 +319,20 @@ class Ledger:
         Raises:
             ApplianceError: a log cannot be read.
         """
-        found = await asyncio.to_thread(self._origins, self._store.partitions())
-        spans = self._store.recover(found, self.minute())
+        origins = await asyncio.to_thread(self._origins, self._store.partitions())
+        spans = self._store.recover(origins, self.minute())
         if spans:
             logger.info("%d blocks are in the log and were not noted: taken into account", len(spans))
         return spans
 
     def _origins(self, rows: list[tuple[str, int, int]]) -> list[tuple[Origin, str, int, int, int]]:
         """The blocks of this and other inputs from these offsets on."""
-        found: list[tuple[Origin, str, int, int, int]] = []
+        origins: list[tuple[Origin, str, int, int, int]] = []
         if rows:
             with Consumer(self._bootstrap) as consumer:
                 for topic, partition, offset in rows:
-                    found += _origins(consumer, topic, partition, offset)
-        return found
+                    origins += _origins(consumer, topic, partition, offset)
+        return origins
 
 
 class Reading:
@@ -366,8 +366,8 @@ class Reading:
 
     def is_late(self) -> bool:
         """Whether nothing more is to be read."""
-        left = min(self._rows_left, self._bytes_left, self._parts_left)
-        self.is_cut = self.is_cut or left < 0 or now_ms() >= self._until_ms
+        smallest_rest = min(self._rows_left, self._bytes_left, self._parts_left)
+        self.is_cut = self.is_cut or smallest_rest < 0 or now_ms() >= self._until_ms
         return self.is_cut
 
 
@@ -447,16 +447,16 @@ def _origins(consumer: Consumer, topic: str, partition: int, offset: int) -> lis
     """The blocks of a log from an offset to its present end: origin, place, offset and number of the messages."""
     consumer.assign({(topic, partition): offset})
     end = consumer.offsets_at(LATEST)[topic, partition]
-    found: list[tuple[Origin, str, int, int, int]] = []
+    origins: list[tuple[Origin, str, int, int, int]] = []
     next_offset = -1  # of the block that was seen last
     while consumer.position(topic, partition) < end:
         for message in consumer.poll(timeout=1.0, messages_max=10_000):
             header = message.headers[0] if message.headers else ("", None)
             origin = Origin.decode(header[1]) if header[0] == ORIGIN and header[1] is not None else None
             if origin is not None:
-                found.append((origin, topic, partition, message.offset, 1))
+                origins.append((origin, topic, partition, message.offset, 1))
                 next_offset = message.offset + 1
             elif message.offset == next_offset:  # of the same batch: there is a gap between batches
-                found[-1] = (*found[-1][:4], found[-1][4] + 1)
+                origins[-1] = (*origins[-1][:4], origins[-1][4] + 1)
                 next_offset += 1
-    return found
+    return origins

@@ -185,9 +185,9 @@ def _entry(entry: Any) -> Entry:
     if isinstance(entry, list):
         metadata = entry[2] if len(entry) == 3 else {}
         return Entry(int(str(entry[0])[:20]), entry[1].encode("utf-8", "replace"), metadata)
-    found = _entry_class().FromString(entry)
-    time_ns = found.timestamp.seconds * 10**9 + found.timestamp.nanos
-    return Entry(time_ns, found.line, {pair.name: pair.value for pair in found.structured_metadata})
+    message = _entry_class().FromString(entry)
+    time_ns = message.timestamp.seconds * 10**9 + message.timestamp.nanos
+    return Entry(time_ns, message.line, {pair.name: pair.value for pair in message.structured_metadata})
 
 
 # ---- protobuf
@@ -258,11 +258,11 @@ def parse_labels(text: str) -> dict[str, str]:
     labels: dict[str, str] = {}
     at = 0
     while at < len(inner):
-        found = _LABEL.match(inner, at)
-        if found is None:
+        label = _LABEL.match(inner, at)
+        if label is None:
             raise BodyFault(f'labels {text[:60]!r}: must be NAME="VALUE", separated by commas')
-        labels[found[1]] = found[3] if found[3] is not None else _unquote(found[2])
-        at = found.end()
+        labels[label[1]] = label[3] if label[3] is not None else _unquote(label[2])
+        at = label.end()
     return labels
 
 

@@ -235,10 +235,10 @@ def _names_of(resource: bytes) -> tuple[str, str]:
         return "", ""
     try:
         rows = _decode_attributes(resource).attributes or []
-        found = {row.key: _decode_text(row.value) for row in rows if row.key in ("host.name", "service.name")}
+        values = {row.key: _decode_text(row.value) for row in rows if row.key in ("host.name", "service.name")}
     except JSON_FAULTS as error:
         raise BodyFault(f"a resource is no OTLP JSON: {error}") from None
-    texts = {key: value.get("stringValue", "") for key, value in found.items()}
+    texts = {key: value.get("stringValue", "") for key, value in values.items()}
     host, app = texts.get("host.name"), texts.get("service.name")
     return host if isinstance(host, str) else "", app if isinstance(app, str) else ""
 
@@ -364,44 +364,44 @@ def _yield_protobuf(
 
 
 def _resource(resource: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if resource.attributes:
-        found["attributes"] = _key_values(resource.attributes)
+        fields["attributes"] = _key_values(resource.attributes)
     if resource.dropped_attributes_count:
-        found["droppedAttributesCount"] = resource.dropped_attributes_count
-    return found
+        fields["droppedAttributesCount"] = resource.dropped_attributes_count
+    return fields
 
 
 def _scope(scope: Any) -> dict[str, Any]:
-    found = {name: text for name, text in (("name", scope.name), ("version", scope.version)) if text}
-    return found | _resource(scope)
+    named = {name: text for name, text in (("name", scope.name), ("version", scope.version)) if text}
+    return named | _resource(scope)
 
 
 def _log_record(record: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if time := record.time_unix_nano:
-        found["timeUnixNano"] = str(time)
+        fields["timeUnixNano"] = str(time)
     if time := record.observed_time_unix_nano:
-        found["observedTimeUnixNano"] = str(time)
+        fields["observedTimeUnixNano"] = str(time)
     if number := record.severity_number:
-        found["severityNumber"] = number
+        fields["severityNumber"] = number
     if text := record.severity_text:
-        found["severityText"] = text
+        fields["severityText"] = text
     if record.HasField("body"):
-        found["body"] = _any_value(record.body)
+        fields["body"] = _any_value(record.body)
     if attributes := record.attributes:
-        found["attributes"] = _key_values(attributes)
+        fields["attributes"] = _key_values(attributes)
     if count := record.dropped_attributes_count:
-        found["droppedAttributesCount"] = count
+        fields["droppedAttributesCount"] = count
     if flags := record.flags:
-        found["flags"] = flags
+        fields["flags"] = flags
     if trace_id := record.trace_id:
-        found["traceId"] = trace_id.hex()
+        fields["traceId"] = trace_id.hex()
     if span_id := record.span_id:
-        found["spanId"] = span_id.hex()
+        fields["spanId"] = span_id.hex()
     if name := getattr(record, "event_name", ""):  # since release 1.5 of the protocol
-        found["eventName"] = name
-    return found
+        fields["eventName"] = name
+    return fields
 
 
 def _key_values(rows: Iterable[Any]) -> list[dict[str, Any]]:
@@ -419,7 +419,7 @@ def _any_value(value: Any) -> dict[str, Any]:
         case "double_value":
             return {"doubleValue": _double(value.double_value)}
         case "array_value":
-            return {"arrayValue": {"values": [_any_value(one) for one in value.array_value.values]}}
+            return {"arrayValue": {"values": [_any_value(item) for item in value.array_value.values]}}
         case "kvlist_value":
             return {"kvlistValue": {"values": _key_values(value.kvlist_value.values)}}
         case "bytes_value":

@@ -275,7 +275,7 @@ class PositionStore:
             )
             self._db.executemany(_ADD_SPAN, self._noted_spans)
             self._db.executemany(
-                _ADD_TOLD, [(one.source, _stored(one.name), *one[2:]) for one in self._noted_told.values()]
+                _ADD_TOLD, [(told.source, _stored(told.name), *told[2:]) for told in self._noted_told.values()]
             )
             self._db.executemany(_RAISE_OFFSET, offsets)
             self._db.execute(_LOOKED, (msgspec.json.encode(self.looked).decode(),))
@@ -290,7 +290,7 @@ class PositionStore:
 
     def drop_spans(self, before_minute: int) -> None:
         """The ledger has published them; forget the sources that have ended and have none left, but the last files."""
-        self._noted_told = {key: one for key, one in self._noted_told.items() if one.minute >= before_minute}
+        self._noted_told = {key: told for key, told in self._noted_told.items() if told.minute >= before_minute}
         with self._transaction():
             self._db.execute("delete from span where minute < ?", (before_minute,))
             self._db.execute("delete from told where minute < ?", (before_minute,))
@@ -302,12 +302,12 @@ class PositionStore:
 
     # ---- after a kill
 
-    def recover(self, found: Iterable[tuple[Origin, str, int, int, int]], minute: int) -> list[Span]:
+    def recover(self, origins: Iterable[tuple[Origin, str, int, int, int]], minute: int) -> list[Span]:
         """Take into account what the log has behind the offsets of the store.
 
-        ``found``: in the order of each log: origin, topic, partition, offset of the first message, their number.
+        ``origins``: in the order of each log: origin, topic, partition, offset of the first message, their number.
         """
-        mine = [row for row in found if row[0].store == self.id]
+        mine = [row for row in origins if row[0].store == self.id]
         spans = [
             Span(origin.source, topic, partition, offset, count, *origin[2:6], minute)
             for origin, topic, partition, offset, count in mine

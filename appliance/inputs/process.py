@@ -165,9 +165,9 @@ class _InputProcess:
         as long as this process lives, none of them begins again.
         """
         of = self._arguments
-        wanted = {store_path(of.data_dir, member) for member in members(of.name, of.settings)}
+        own_stores = {store_path(of.data_dir, member) for member in members(of.name, of.settings)}
         for path in sorted((of.data_dir / DIRECTORY).glob(f"{of.name}.[0-9]*.sqlite")) if of.member == of.name else ():
-            if path in wanted or path in self._accounted:
+            if path in own_stores or path in self._accounted:
                 continue
             with contextlib.suppress(ApplianceError), contextlib.closing(PositionStore(path, wait_s=0)) as store:
                 ledger = self._ledger_of(store)  # that of one that still runs is locked: it does this itself

@@ -91,9 +91,9 @@ class RelpReader:
 
     def _open(self, number: bytes, offers: bytes) -> bytes:
         """Answer the sender's offers: lines such as ``commands=syslog,starttls``."""
-        known = dict(line.strip().partition(b"=")[::2] for line in offers.split(b"\n") if b"=" in line)
-        version = known.get(b"relp_version", b"0").strip()
-        commands = [command.strip() for command in known.get(b"commands", b"syslog").split(b",")]
+        offered = dict(line.strip().partition(b"=")[::2] for line in offers.split(b"\n") if b"=" in line)
+        version = offered.get(b"relp_version", b"0").strip()
+        commands = [command.strip() for command in offered.get(b"commands", b"syslog").split(b",")]
         if version not in _VERSIONS or b"syslog" not in commands:
             self.is_closed = True
             return rsp(number, b"500 relp_version must be 0 or 1, and commands have syslog")

@@ -72,12 +72,12 @@ async def answer(stream: Stream, queue: asyncio.Queue[Unanswered | None]) -> Non
         for sent in unanswered.sent:
             refused |= {sent.numbers[index]: reason for index, reason in (await sent.refusals).items()}
         frames: list[bytes] = []
-        for one in unanswered.answers:
-            if isinstance(one, Answer):
-                frames.append(one.frame)
-            elif refused and one in refused:
-                frames.append(rsp(one, f"500 {refused.pop(one)}".encode()))
+        for item in unanswered.answers:
+            if isinstance(item, Answer):
+                frames.append(item.frame)
+            elif refused and item in refused:
+                frames.append(rsp(item, f"500 {refused.pop(item)}".encode()))
             else:
-                frames.append(one + TAKEN)
+                frames.append(item + TAKEN)
         await stream.write(b"".join(frames))
     await stream.write(SERVER_CLOSE)

@@ -106,13 +106,13 @@ class Patterns(NamedTuple):
 
     def paths(self) -> list[str]:
         """The paths that match a pattern and no exclusion, each once, in order."""
-        found: dict[str, None] = {}
+        paths: dict[str, None] = {}
         for pattern in self.include:
             if "**" in pattern:
-                found |= dict.fromkeys(_walk(pattern))
+                paths |= dict.fromkeys(_walk(pattern))
             else:
-                found |= dict.fromkeys(glob.glob(pattern))
-        return sorted(path for path in found if not self.is_excluded(path))
+                paths |= dict.fromkeys(glob.glob(pattern))
+        return sorted(path for path in paths if not self.is_excluded(path))
 
     def closed(self) -> dict[str, str]:
         """What cannot be looked into, so that nobody knows which paths match: directories, and why."""
@@ -150,15 +150,16 @@ class Patterns(NamedTuple):
                 if path.startswith(pattern.partition("**")[0]) and _is_below(path, pattern):
                     return True
                 continue
-            parent, wanted = os.path.split(pattern)
-            if fnmatch.fnmatch(name, wanted) and fnmatch.fnmatch(directory, parent):
+            parent, name_pattern = os.path.split(pattern)
+            if fnmatch.fnmatch(name, name_pattern) and fnmatch.fnmatch(directory, parent):
                 return True
         return False
 
     def is_excluded(self, path: str) -> bool:
         name = os.path.basename(path)
         return any(
-            fnmatch.fnmatch(path, one) or ("/" not in one and fnmatch.fnmatch(name, one)) for one in self.exclude
+            fnmatch.fnmatch(path, pattern) or ("/" not in pattern and fnmatch.fnmatch(name, pattern))
+            for pattern in self.exclude
         )
 
 

@@ -121,4 +121,4 @@ def total_bytes(files: Iterable[str]) -> int:
 
 
 def _patterns(files: Iterable[str]) -> tuple[str, ...]:
-    return tuple(str(Path(one).absolute()) for one in files)
+    return tuple(str(Path(file).absolute()) for file in files)

@@ -62,8 +62,8 @@ class _SyslogInput:
 
     def __init__(self, settings: Syslog, machinery: Machinery) -> None:
         self._settings, self._machinery, self._ledger = settings, machinery, machinery.ledger
-        known = {row.name for row in machinery.store.sources()}
-        machinery.store.add_sources((text, 0, 1, b"") for text in machinery.sockets if text not in known)
+        names = {row.name for row in machinery.store.sources()}
+        machinery.store.add_sources((text, 0, 1, b"") for text in machinery.sockets if text not in names)
         self._intake = Intake(machinery)
         self._parser = Parser(Topics(settings.topic, settings.topics_max), settings.key, wall_s)
         self._allowed = _Allowed(settings.allow)
@@ -264,12 +264,12 @@ class _Allowed:
     def admits(self, host: str) -> bool:
         if not self._networks:
             return True
-        if (known := self._known.get(host)) is None:
+        if (is_admitted := self._known.get(host)) is None:
             if len(self._known) >= ADDRESSES_MAX:
                 self._known.clear()
             address = ipaddress.ip_address(host.partition("%")[0])
-            known = self._known[host] = any(address in network for network in self._networks)
-        return known
+            is_admitted = self._known[host] = any(address in network for network in self._networks)
+        return is_admitted
 
 
 def _why(error: OSError) -> str:

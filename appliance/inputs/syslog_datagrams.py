@@ -28,35 +28,35 @@ _DROPS: Final = 8  # SK_MEMINFO_DROPS
 
 def read_datagrams(sock: socket.socket, message_bytes_max: int) -> dict[str, list[Frames]]:
     """What the kernel holds, up to DATAGRAMS_MAX, by the address of its sender."""
-    found: dict[str, list[Frames]] = {}
+    by_sender: dict[str, list[Frames]] = {}
     receive = sock.recvfrom
     try:
         for _ in range(DATAGRAMS_MAX):
             data, address = receive(DATAGRAM_BYTES_MAX)
-            frames = found.get(address[0])
+            frames = by_sender.get(address[0])
             if frames is None:
-                frames = found[address[0]] = [Frames([])]
+                frames = by_sender[address[0]] = [Frames([])]
             if data[-1:] > b"\n" and len(data) <= message_bytes_max:
                 frames[-1].values.append(data)
             else:
                 _add(frames, data, message_bytes_max)
     except BlockingIOError:
         pass
-    return found
+    return by_sender
 
 
 def read_local(sock: socket.socket, message_bytes_max: int) -> dict[str, list[Frames]]:
     """As :func:`read_datagrams`, of a Unix socket: all come from LOCAL."""
     frames = [Frames([])]
-    found: dict[str, list[Frames]] = {}
+    by_sender: dict[str, list[Frames]] = {}
     try:
         for _ in range(DATAGRAMS_MAX):
             data = sock.recv(UNIX_DATAGRAM_BYTES_MAX)
-            found[LOCAL] = frames
+            by_sender[LOCAL] = frames
             _add(frames, data, message_bytes_max)
     except BlockingIOError:
         pass
-    return found
+    return by_sender
 
 
 def _add(frames: list[Frames], data: bytes, message_bytes_max: int) -> None:

@@ -121,10 +121,10 @@ class CountedReader:
     def feed(self, data: bytes) -> list[Counted]:
         """Take the bytes that follow; return the messages that are complete, and parts of a long one."""
         data = self._held + data if self._held else data
-        found: list[Counted] = []
-        at = self._add_parts(data, 0, found) if self._left else 0
+        messages: list[Counted] = []
+        at = self._add_parts(data, 0, messages) if self._left else 0
         while not self._left and not self.is_broken:
-            at = self._add_whole(data, at, found)
+            at = self._add_whole(data, at, messages)
             header = self._match(data, at)
             if header is None:
                 self.is_broken = len(data) - at > self._header_bytes_max
@@ -134,11 +134,11 @@ class CountedReader:
             if size <= self._message_bytes_max:
                 break
             self._fields, self._left, self._part = fields, size, 0
-            at = self._add_parts(data, header.end(), found)
+            at = self._add_parts(data, header.end(), messages)
         self._held = data[at:]
-        return found
+        return messages
 
-    def _add_whole(self, data: bytes, at: int, found: list[Counted]) -> int:
+    def _add_whole(self, data: bytes, at: int, messages: list[Counted]) -> int:
         """Return the messages that are complete; say where the next one begins."""
         match, size_max, end = self._match, self._message_bytes_max, len(data)
         while (header := match(data, at)) is not None:
@@ -150,11 +150,11 @@ class CountedReader:
             value = data[start:stop]
             if value[-1:] <= b"\n":
                 value = without_terminator(value)
-            found.append((fields, value, 0, True))
+            messages.append((fields, value, 0, True))
             at = stop
         return at
 
-    def _add_parts(self, data: bytes, at: int, found: list[Counted]) -> int:
+    def _add_parts(self, data: bytes, at: int, messages: list[Counted]) -> int:
         """Return parts of a long message; say where the bytes begin that wait."""
         size_max = self._message_bytes_max
         while self._left and (len(data) - at > size_max or len(data) - at >= self._left):
@@ -163,7 +163,7 @@ class CountedReader:
             self._part += 1
             value = data[at : at + size]
             value = value if self._left else without_terminator(value)
-            found.append((self._fields, value, self._part, not self._left))
+            messages.append((self._fields, value, self._part, not self._left))
             at += size
         return at
 
@@ -177,12 +177,12 @@ class CountedReader:
         self._left = 0
         if len(held) > self._message_bytes_max:
             part = max(part, 1)
-        found: list[Counted] = []
+        messages: list[Counted] = []
         while held:
             size = utf8_cut(held, self._message_bytes_max) if len(held) > self._message_bytes_max else len(held)
-            found.append((fields, held[:size], part, size == len(held)))
+            messages.append((fields, held[:size], part, size == len(held)))
             held, part = held[size:], part + 1
-        return found
+        return messages
 
 
 OCTETS: Final = re.compile(rb"[\r\n\0]{0,3}([1-9]\d{0,8}) ")
@@ -221,18 +221,18 @@ class Framing:
 
     def finish(self) -> list[Frames]:
         """The stream has ended, or cannot be cut: return what is left of it."""
-        found: list[Frames] = []
+        blocks: list[Frames] = []
         if self._first:
             first, self._first = self._first, b""
             self._decide(b"")
             assert self._lines is not None
-            found += self._of_lines(self._lines, first)
+            blocks += self._of_lines(self._lines, first)
         if self._lines is not None:
-            found += _without_empty(self._lines.finish())
+            blocks += _without_empty(self._lines.finish())
         elif self._octets is not None:
-            left = self._octets.finish()
-            found += _grouped([one for one in left if one[0] or one[1].strip(b"\r\n\0")])
-        return found
+            rest = self._octets.finish()
+            blocks += _grouped([counted for counted in rest if counted[0] or counted[1].strip(b"\r\n\0")])
+        return blocks
 
     def _decide(self, data: bytes) -> None:
         size = self._message_bytes_max
@@ -249,40 +249,40 @@ class Framing:
 
 
 def _without_empty(blocks: Sequence[Block]) -> list[Frames]:
-    found: list[Frames] = []
+    kept: list[Frames] = []
     for block in blocks:
         values = [value for value in block.values if value] if b"" in block.values else block.values
         if values:
-            found.append(Frames(values, block.part))
-    return found
+            kept.append(Frames(values, block.part))
+    return kept
 
 
 def _grouped(counted: Sequence[Counted]) -> list[Frames]:
     """Whole messages that follow each other together."""
-    found: list[Frames] = []
+    blocks: list[Frames] = []
     whole: list[bytes] | None = None
     for _, value, part, _ in counted:
         if not value:
             continue
         if part:
-            found.append(Frames([value], part))
+            blocks.append(Frames([value], part))
             whole = None
         elif whole is None:
             whole = [value]
-            found.append(Frames(whole))
+            blocks.append(Frames(whole))
         else:
             whole.append(value)
-    return found
+    return blocks
 
 
 def in_parts(value: bytes, message_bytes_max: int) -> list[Frames]:
     """A message that is too long, in parts."""
-    found: list[Frames] = []
+    parts: list[Frames] = []
     while value:
         size = utf8_cut(value, message_bytes_max) if len(value) > message_bytes_max else len(value)
-        found.append(Frames([value[:size]], len(found) + 1))
+        parts.append(Frames([value[:size]], len(parts) + 1))
         value = value[size:]
-    return found
+    return parts
 
 
 # ---- headers
@@ -316,15 +316,15 @@ class Parser:
         """Messages by topic; those under "" belong to one topic too many.  ``host``: the address of their sender."""
         self._forget_times()
         whole, framed = self._whole, self._framed
-        found: dict[str, list[Message]] = {}
+        by_topic: dict[str, list[Message]] = {}
         for value in values:
             usual = _usual(value)
             if usual is not None and usual.lastindex == 1:
-                known = whole.get(usual[1])
-                if known is None:
+                remembered = whole.get(usual[1])
+                if remembered is None:
                     sort, time = self._parse(value, host)
-                    known = _remember(whole, usual[1], (sort.topic, sort.key, sort.head + time + sort.rest))
-                topic, key, tail = known
+                    remembered = _remember(whole, usual[1], (sort.topic, sort.key, sort.head + time + sort.rest))
+                topic, key, tail = remembered
             else:
                 if usual is None:
                     sort, time = self._parse(value, host)
@@ -335,11 +335,11 @@ class Parser:
                 topic, key, head, rest = sort
                 tail = head + time + rest
             message = Message(value, tail, key)
-            if topic in found:
-                found[topic].append(message)
+            if topic in by_topic:
+                by_topic[topic].append(message)
             else:
-                found[topic] = [message]
-        return found
+                by_topic[topic] = [message]
+        return by_topic
 
     def _parse(self, value: bytes, host: str) -> tuple[_Sort, bytes]:
         """What a message has in common with others, and its time."""
@@ -402,11 +402,11 @@ class Parser:
         return _remember(self._times, text, time_of_3164(text, self._clock_s()).encode())
 
 
-def _remember(known: dict[K, V], key: K, value: V) -> V:
+def _remember(memory: dict[K, V], key: K, value: V) -> V:
     """Add to what is known, of which there is at most KNOWN_MAX."""
-    if len(known) >= KNOWN_MAX:
-        known.clear()
-    known[key] = value
+    if len(memory) >= KNOWN_MAX:
+        memory.clear()
+    memory[key] = value
     return value
 
 
@@ -417,19 +417,19 @@ def with_part(message: Message, part: int) -> Message:
 
 def time_of_3164(text: bytes, now_s: float) -> str:
     """``Oct 11 22:14:15`` as RFC 3339, in our zone; "" if there is no such time."""
-    found = _BSD_FIELDS.fullmatch(text.decode("ascii", "replace"))
-    if found is None:
+    match = _BSD_FIELDS.fullmatch(text.decode("ascii", "replace"))
+    if match is None:
         return ""
-    month, day = _MONTHS.index(found[1]) + 1 if found[1] in _MONTHS else 0, int(found[2])
+    month, day = _MONTHS.index(match[1]) + 1 if match[1] in _MONTHS else 0, int(match[2])
     this_year = datetime.fromtimestamp(now_s).year
     times: list[datetime] = []
-    for year in [int(found[3])] if found[3] else [this_year - 1, this_year, this_year + 1]:
+    for year in [int(match[3])] if match[3] else [this_year - 1, this_year, this_year + 1]:
         try:
-            times.append(datetime(year, month, day, int(found[4]), int(found[5]), int(found[6])).astimezone())
+            times.append(datetime(year, month, day, int(match[4]), int(match[5]), int(match[6])).astimezone())
         except (ValueError, OverflowError):  # no such day in that year, or no such year
             continue
     if not times:
         return ""
     latest = max([time for time in times if time.timestamp() <= now_s + AHEAD_S], default=times[0])
     text_of = latest.isoformat()
-    return f"{text_of[:19]}{found[7] or ''}{text_of[19:]}"
+    return f"{text_of[:19]}{match[7] or ''}{text_of[19:]}"

@@ -381,7 +381,11 @@ class Access:
     def operations(self, resource: ResourceType, name: str = CLUSTER_NAME) -> frozenset[int]:
         """The operations that are allowed on a resource."""
         every = OPERATIONS[resource]
-        return every if self.unrestricted else frozenset(one for one in every if self.of(one, resource)[name])
+        return (
+            every
+            if self.unrestricted
+            else frozenset(operation for operation in every if self.of(operation, resource)[name])
+        )
 
 
 class NotedAccess(Access):
@@ -498,7 +502,7 @@ class Rights:
         if principal.startswith(BROKERS):
             return BROKER_RULES
         whose = principal, *self._roles.get(principal, ()), ANYBODY
-        return [acl for one in whose for acl in self._by_principal.get(one, ())]
+        return [acl for subject in whose for acl in self._by_principal.get(subject, ())]
 
 
 UNRESTRICTED: Final = Rights(enforced=False).access("User:ANONYMOUS", ANY)

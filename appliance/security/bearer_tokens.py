@@ -212,7 +212,7 @@ def _scopes(claims: Mapping[str, Any]) -> set[str]:
     for name in ("scope", "scp"):
         value = claims.get(name, "")
         rows = value.split() if isinstance(value, str) else value if isinstance(value, list) else []
-        scopes |= {one for one in rows if isinstance(one, str)}
+        scopes |= {scope for scope in rows if isinstance(scope, str)}
     return scopes
 
 

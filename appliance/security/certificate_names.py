@@ -68,14 +68,14 @@ class CertificateNames:
         if not name:
             raise BadValue(f"the certificate has no {self._source}: tls.principal_from says which name counts")
         for rule in self._rules:
-            found = rule(name)
-            if found is not None:
+            user = rule(name)
+            if user is not None:
                 break
         else:
             raise BadValue(f"no rule of tls.principal_rules matches {name!r:.300}")
-        if why := login_fault(found):
+        if why := login_fault(user):
             raise BadValue(f"{why}, which tls.principal_rules makes of {name!r:.300}")
-        return found
+        return user
 
     def _name(self, certificate: Mapping[str, Any]) -> str:
         if self._source == SUBJECT:
@@ -122,10 +122,10 @@ def _rule(pattern: str, replacement: str, case: str) -> Rule:
         match = compiled.fullmatch(name)
         if match is None:
             return None
-        found = _REFERENCE.sub(
+        user = _REFERENCE.sub(
             lambda part: part[1] if part[1] is not None else (match.group(int(part[2])) or ""), replacement
         )
-        return found.lower() if case == "L" else found.upper() if case == "U" else found
+        return user.lower() if case == "L" else user.upper() if case == "U" else user
 
     return apply
 

@@ -120,21 +120,21 @@ def faults_of(
     listeners: Sequence[Listener], advertised: Sequence[Listener], tls: Tls, security: Security
 ) -> Iterator[str]:
     """What is wrong with listeners of the configuration, each with its remedy."""
-    for one in listeners:
-        key = f"{one.protocol}.listen = {one}"
-        if one.tls:
+    for listener in listeners:
+        key = f"{listener.protocol}.listen = {listener}"
+        if listener.tls:
             yield from faults_of_certificate(key, tls)
-        if not security.allow_insecure and is_insecure(one, tls):
+        if not security.allow_insecure and is_insecure(listener, tls):
             yield (
                 f"{key}: other hosts reach this address, and whoever does may do everything: must be SASL_SSL, or SSL"
                 ' with tls.client_auth = "required", or loopback; or set security.allow_insecure = true'
             )
-    for one in advertised:
-        securities = sorted({other.security for other in listeners if other.protocol == one.protocol})
-        if one.security not in securities:
+    for address in advertised:
+        securities = sorted({other.security for other in listeners if other.protocol == address.protocol})
+        if address.security not in securities:
             yield (
-                f"{one.protocol}.advertised = {one}: must have the protocol of a listener of {one.protocol}.listen"
-                f" before the address: {', '.join(securities) or 'there is none'}"
+                f"{address.protocol}.advertised = {address}: must have the protocol of a listener of "
+                f"{address.protocol}.listen before the address: {', '.join(securities) or 'there is none'}"
             )
     if not set(parse_mechanisms(security.mechanisms)) <= {*PASSWORD_MECHANISMS, OAUTHBEARER}:
         mechanisms = ", ".join((*PASSWORD_MECHANISMS, OAUTHBEARER))

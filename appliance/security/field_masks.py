@@ -108,7 +108,9 @@ class FieldMask:
             return shown if any(shown[name] is not inner for name, inner in decoded.items()) else decoded
         if isinstance(decoded, list):
             inners = [self._without(inner, may_be_bytes=may_be_bytes) for inner in decoded]
-            return inners if any(one is not other for one, other in zip(inners, decoded, strict=True)) else decoded
+            return (
+                inners if any(masked is not other for masked, other in zip(inners, decoded, strict=True)) else decoded
+            )
         if may_be_bytes and self._has_hidden_bytes(decoded):
             return MASK
         if isinstance(decoded, str):

@@ -57,16 +57,16 @@ class LoginState(enum.Enum):
 class PlainCheck:
     """A password to be compared with a verifier.  It has no text that could show the password."""
 
-    __slots__ = ("known", "mechanism", "password", "user", "verifier")
+    __slots__ = ("is_known", "mechanism", "password", "user", "verifier")
 
-    def __init__(self, user: str, password: bytes, mechanism: str, verifier: Verifier, known: bool) -> None:
+    def __init__(self, user: str, password: bytes, mechanism: str, verifier: Verifier, is_known: bool) -> None:
         self.user, self.password = user, password
-        self.mechanism, self.verifier, self.known = mechanism, verifier, known
+        self.mechanism, self.verifier, self.is_known = mechanism, verifier, is_known
 
     def run(self) -> bool:
         """Whether the password is right; as slow as PBKDF2."""
         right = is_password(self.mechanism, self.password, self.verifier)
-        return right and self.known
+        return right and self.is_known
 
 
 class Exchange:
@@ -176,8 +176,8 @@ class Exchange:
         if self._proved is None:  # a token, which nobody here can change
             return
         mechanism, verifier = self._proved
-        found = credentials.find_broker() if self.mechanism == BROKERS else credentials.find(mechanism, self.user)
-        if found != (verifier, True):
+        stored = credentials.find_broker() if self.mechanism == BROKERS else credentials.find(mechanism, self.user)
+        if stored != (verifier, True):
             self.state = LoginState.FAILED
             raise BadCredentials("wrong password or unknown user")
 

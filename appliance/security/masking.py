@@ -46,9 +46,9 @@ class Masking:
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, dict):
-            return {self.text(str(name)): self.value(one) for name, one in value.items()}
+            return {self.text(str(name)): self.value(member) for name, member in value.items()}
         if isinstance(value, list | tuple):
-            return [self.value(one) for one in value]
+            return [self.value(item) for item in value]
         return value
 
 

@@ -56,11 +56,11 @@ def effective(state: SecurityState, chosen: AclFilter) -> Iterator[EffectiveRule
 
 def roles_of_principals(roles: Mapping[str, Collection[str]]) -> dict[str, list[str]]:
     """The principals whose rules a principal has besides its own."""
-    found: dict[str, list[str]] = {}
+    roles_by_principal: dict[str, list[str]] = {}
     for role in sorted(roles):
         for user in roles[role]:
-            found.setdefault(principal_of(user), []).append(principal_of_role(role))
-    return found
+            roles_by_principal.setdefault(principal_of(user), []).append(principal_of_role(role))
+    return roles_by_principal
 
 
 def checked(state: SecurityState) -> SecurityState:

@@ -57,7 +57,7 @@ class RuleDeletion:
         selected: list[Acl] = []
         kept: list[Acl] = []
         for acl in state.acls:
-            (selected if any(one.selects(acl) for one in self._chosen) else kept).append(acl)
+            (selected if any(chosen.selects(acl) for chosen in self._chosen) else kept).append(acl)
         if selected:
             self.deleted = selected
         return msgspec.structs.replace(state, acls=tuple(kept))
@@ -83,35 +83,35 @@ def limited(
     return change
 
 
-def from_words(given: Any) -> Acl:
+def from_words(rule: Any) -> Acl:
     """The rule with these words.
 
     Raises:
         InvalidRequest: the message says what is wrong.
     """
     acl = Acl(
-        parse(ResourceType, given.resource),
-        given.name,
-        parse(PatternType, given.pattern),
-        given.principal,
-        given.host,
-        parse(Operation, given.operation),
-        parse(Permission, given.permission),
+        parse(ResourceType, rule.resource),
+        rule.name,
+        parse(PatternType, rule.pattern),
+        rule.principal,
+        rule.host,
+        parse(Operation, rule.operation),
+        parse(Permission, rule.permission),
     )
     acls.check(acl)
     return acl
 
 
-def filter_from_words(given: Any) -> AclFilter:
+def filter_from_words(rule: Any) -> AclFilter:
     """The filter with these words.  Raises InvalidRequest."""
     return AclFilter(
-        parse(ResourceType, given.resource),
-        given.name,
-        parse(PatternType, given.pattern),
-        given.principal,
-        given.host,
-        parse(Operation, given.operation),
-        parse(Permission, given.permission),
+        parse(ResourceType, rule.resource),
+        rule.name,
+        parse(PatternType, rule.pattern),
+        rule.principal,
+        rule.host,
+        parse(Operation, rule.operation),
+        parse(Permission, rule.permission),
     )
 
 

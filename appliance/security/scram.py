@@ -190,10 +190,10 @@ class ScramServer:
         return reply
 
 
-def _xor(one: bytes, other: bytes) -> bytes:
+def _xor(first: bytes, other: bytes) -> bytes:
     """The shorter one decides the length."""
-    size = min(len(one), len(other))
-    return (int.from_bytes(one[:size]) ^ int.from_bytes(other[:size])).to_bytes(size)
+    size = min(len(first), len(other))
+    return (int.from_bytes(first[:size]) ^ int.from_bytes(other[:size])).to_bytes(size)
 
 
 class ScramClient:

@@ -89,7 +89,7 @@ def _copyright(made: Environment) -> str:
         texts = made.path / jar.parent.relative_to(made.path) / "licences" / jar.stem
         where = f"{PREFIX}/{texts.relative_to(made.path)}" if texts.is_dir() else "licences/LICENSE.spark"
         parts.append(f"Files: {target}\nCopyright: its authors\nLicense: {licence}\nComment: {where}\n")
-    for package in sorted(distributions(path=[str(made.site_packages)]), key=lambda each: each.name.lower()):
+    for package in sorted(distributions(path=[str(made.site_packages)]), key=lambda package: package.name.lower()):
         if package.name != "appliance":
             where = f"{PREFIX}/lib/{made.python}/site-packages/{_directory(package)}"
             parts.append(
@@ -106,8 +106,8 @@ def _licence(package: Distribution) -> str:
     """The licence of a Python package, by its metadata."""
     metadata = package.metadata
     named = metadata.get("License-Expression") or (metadata.get("License") or "").strip().split("\n")[0]
-    found = re.findall(r"License :: (?:OSI Approved :: )?(.+)", "\n".join(metadata.get_all("Classifier") or []))
-    return f"License: {named or ', '.join(found) or 'see the file'}\n"
+    licences = re.findall(r"License :: (?:OSI Approved :: )?(.+)", "\n".join(metadata.get_all("Classifier") or []))
+    return f"License: {named or ', '.join(licences) or 'see the file'}\n"
 
 
 def _write(path: Path, text: str) -> None:

@@ -68,9 +68,9 @@ def make(staging: Path, python: str) -> Environment:
     path.parent.mkdir(parents=True)
     subprocess.run([python, "-m", "venv", "--without-pip", str(path)], check=True)
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"].get("optional-dependencies", {})
-    wanted = f"{ROOT}[{','.join(sorted(extras.keys() - LEFT_OUT.keys()))}]".removesuffix("[]")
+    requirement = f"{ROOT}[{','.join(sorted(extras.keys() - LEFT_OUT.keys()))}]".removesuffix("[]")
     pip = [sys.executable, "-m", "pip", "--python", str(path / "bin/python"), "--disable-pip-version-check"]
-    subprocess.run([*pip, "install", "--quiet", "--no-compile", "--root-user-action=ignore", wanted], check=True)
+    subprocess.run([*pip, "install", "--quiet", "--no-compile", "--root-user-action=ignore", requirement], check=True)
     jars = _copy_jars(path)
     made = Environment(path, name, _said("dpkg", "--print-architecture"), list(_libraries(path)), jars)
     _settle(made)
@@ -119,12 +119,12 @@ def _copy_jars(path: Path) -> list[Path]:
 
 def _libraries(path: Path) -> Iterator[str]:
     """The packages of the shared libraries that compiled modules link with."""
-    found: set[str] = set()
+    linked: set[str] = set()
     for module in path.rglob("*.so"):
-        found |= set(re.findall(r"=> (/\S+)", _said("ldd", str(module))))
-    inside = {library for library in found if Path(library).is_relative_to(path)}  # a wheel's own
+        linked |= set(re.findall(r"=> (/\S+)", _said("ldd", str(module))))
+    inside = {library for library in linked if Path(library).is_relative_to(path)}  # a wheel's own
     packages = set()
-    for library in found - inside:
+    for library in linked - inside:
         for name in (library, str(Path(library).resolve()), str(Path(library).resolve()).removeprefix("/usr")):
             owner = subprocess.run(["dpkg-query", "-S", name], capture_output=True, text=True)
             if owner.returncode == 0:

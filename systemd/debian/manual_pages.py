@@ -45,12 +45,12 @@ def write(directory: Path, version: str) -> None:
 def pages(version: str) -> dict[tuple[str, int], str]:
     """The pages as roff, by name and section."""
     root = get_command(tree())
-    found = {("appliance", 1): _lines(_root_page(root, version))}
+    pages_by_name = {("appliance", 1): _lines(_root_page(root, version))}
     for name, command in sorted(root.commands.items()):
         if not command.hidden:
-            found[(f"appliance-{name}", 1)] = _lines(_command_page(name, command, version))
-    found[("appliance.toml", 5)] = _lines(_configuration_page(version))
-    return found
+            pages_by_name[(f"appliance-{name}", 1)] = _lines(_command_page(name, command, version))
+    pages_by_name[("appliance.toml", 5)] = _lines(_configuration_page(version))
+    return pages_by_name
 
 
 def _lines(parts: Iterator[str]) -> str:
@@ -79,12 +79,16 @@ def _command_page(name: str, command: Any, version: str) -> Iterator[str]:
     yield from _head(full.upper(), 1, version, full, _first(command.help))
     inner = {f"appliance {name}": command} if not hasattr(command, "commands") else _below(command, f"appliance {name}")
     yield ".SH SYNOPSIS"
-    for words, each in inner.items():
-        yield from (f".B {_safe(words)}", _safe(_usage(each)), ".br")
+    for words, inner_command in inner.items():
+        yield from (f".B {_safe(words)}", _safe(_usage(inner_command)), ".br")
     if hasattr(command, "commands"):
         yield from (".SH DESCRIPTION", *_paragraphs(command.help))
-        for words, each in inner.items():
-            yield from (f".SH {_safe(words.upper())}", *_paragraphs(each.help), *_options(each, ".PP"))
+        for words, inner_command in inner.items():
+            yield from (
+                f".SH {_safe(words.upper())}",
+                *_paragraphs(inner_command.help),
+                *_options(inner_command, ".PP"),
+            )
     else:
         yield from (".SH DESCRIPTION", *_paragraphs(command.help), *_options(command, ".SH OPTIONS"))
     yield from (".SH EXIT STATUS", "As of", ".BR appliance (1).", ".SH SEE ALSO", r".BR appliance (1)")
@@ -92,11 +96,11 @@ def _command_page(name: str, command: Any, version: str) -> Iterator[str]:
 
 def _below(group: Any, words: str) -> dict[str, Any]:
     """The commands of a group, and of the groups in it."""
-    found: dict[str, Any] = {}
-    for name, each in group.commands.items():
+    commands: dict[str, Any] = {}
+    for name, command in group.commands.items():
         full = f"{words} {name}"
-        found |= _below(each, full) if hasattr(each, "commands") else {full: each}
-    return found
+        commands |= _below(command, full) if hasattr(command, "commands") else {full: command}
+    return commands
 
 
 def _configuration_page(version: str) -> Iterator[str]:
@@ -161,7 +165,7 @@ def _options(command: Any, heading: str) -> Iterator[str]:
         if param.param_type_name == "argument":
             names = rf"\fI{_safe(_argument(param))}\fR"
         else:
-            names = ", ".join(rf"\fB{_safe(each)}\fR" for each in [*param.opts, *param.secondary_opts])
+            names = ", ".join(rf"\fB{_safe(option)}\fR" for option in [*param.opts, *param.secondary_opts])
             if param.metavar:
                 names += rf" \fI{_safe(param.metavar)}\fR"
         yield from (".TP", names, _safe(_plain(param.help or "").rstrip(".") + "."))

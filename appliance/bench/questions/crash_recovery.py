@@ -57,8 +57,8 @@ class Logged:
         Raises:
             Wrong: a message that was acknowledged is missing or out of order.
         """
-        found = self._side.consume(self._topic, self._count, SIZE)
-        if found.check != stamps.check(range(self._count)):
+        consumed = self._side.consume(self._topic, self._count, SIZE)
+        if consumed.check != stamps.check(range(self._count)):
             raise stamps.Wrong(f"{self.name}: the log has other messages than those that were acknowledged")
 
     def _again(self, end: Callable[[], None]) -> dict[str, float]:

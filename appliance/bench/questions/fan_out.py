@@ -27,10 +27,10 @@ def run(harness: Harness) -> None:
     harness.note(message_bytes=SIZE, partitions=1)
     with ours_and_kafka(harness, also=bare(harness)) as sides:
         for consumers in CONSUMERS[:2] if harness.options.smoke else CONSUMERS:
-            each = harness.scaled(max(COUNT // consumers, 100_000))
+            count_each = harness.scaled(max(COUNT // consumers, 100_000))
             harness.run(
-                f"{consumers} consumers", sides, lambda side: side.filled(each, SIZE),  # noqa: B023 - run at once
-                lambda side, topic: together(side, topic, each, consumers),  # noqa: B023 - as above
+                f"{consumers} consumers", sides, lambda side: side.filled(count_each, SIZE),  # noqa: B023 - run at once
+                lambda side, topic: together(side, topic, count_each, consumers),  # noqa: B023 - as above
                 limit="loopback sendfile", bytes_each=SIZE,
             )  # fmt: skip
 

@@ -53,7 +53,7 @@ def with_zookeeper(harness: Harness) -> list[Launcher]:
 
 
 def once(harness: Harness, launcher: Launcher, client: KafkaClient, idle_s: float) -> dict[str, float]:
-    found: dict[str, float] = {}
+    costs: dict[str, float] = {}
     with harness.started([launcher]) as running:
         for broker in running:
             side = KafkaSide(broker, client)
@@ -62,11 +62,11 @@ def once(harness: Harness, launcher: Launcher, client: KafkaClient, idle_s: floa
             time.sleep(0 if harness.options.smoke else SETTLE_S)
             before = broker.cpu_s()
             time.sleep(idle_s)
-            found = {"start_s": broker.start_s, "idle": (broker.cpu_s() - before) / idle_s,
+            costs = {"start_s": broker.start_s, "idle": (broker.cpu_s() - before) / idle_s,
                      "memory_bytes": broker.pss_bytes()}  # fmt: skip
             if isinstance(broker, OurBroker):
                 writers = [private_bytes(pid) for pid in broker.server.pids("writer")]
-                found |= {"ready_s": broker.ready_s, "each_bytes": statistics.median(writers)}
+                costs |= {"ready_s": broker.ready_s, "each_bytes": statistics.median(writers)}
             side.produce(side.topic(), harness.scaled(LOAD), SIZE, FIFTY | {"acks": "1"})
-            found["loaded_bytes"] = broker.pss_bytes()
-    return found
+            costs["loaded_bytes"] = broker.pss_bytes()
+    return costs

@@ -89,10 +89,10 @@ def producer_rate(said: str, count: int) -> float:
     Raises:
         Wrong: it does not say that it sent ``count``.
     """
-    found = re.findall(rf"^{count} records sent, ([\d.]+) records/sec", said, re.MULTILINE)
-    if not found:
+    rates = re.findall(rf"^{count} records sent, ([\d.]+) records/sec", said, re.MULTILINE)
+    if not rates:
         raise Wrong(f"ProducerPerformance does not say that it sent {count} messages: {said.strip()[-400:]}")
-    return float(found[-1])
+    return float(rates[-1])
 
 
 def consumer_rate(said: str, count: int) -> float:
@@ -113,7 +113,7 @@ def delays(said: str) -> dict[str, float]:
     Raises:
         Wrong: it prints none.
     """
-    found = re.search(r"50th = (\d+), 99th = (\d+), 99.9th = (\d+)", said)
-    if found is None:
+    percentiles = re.search(r"50th = (\d+), 99th = (\d+), 99.9th = (\d+)", said)
+    if percentiles is None:
         raise Wrong(f"EndToEndLatency prints no percentiles: {said.strip()[-400:]}")
-    return dict(zip(("p50_ms", "p99_ms", "p999_ms"), map(float, found.groups()), strict=True))
+    return dict(zip(("p50_ms", "p99_ms", "p999_ms"), map(float, percentiles.groups()), strict=True))

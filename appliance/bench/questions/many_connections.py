@@ -57,8 +57,8 @@ def once(harness: Harness, side: KafkaSide, connections: int) -> dict[str, float
         run = side.produce(topic, count, SIZE, FIFTY | {"acks": "1"})
         cpu = (side.cpu_s() - used) / count * 1e6
         delays = end_to_end.once(side, side.topic(), RATE, seconds)
-    found = {"rate": run.rate, "cpu": cpu, **delays.delays, "memory_bytes": memory}
-    return found | ({"each_bytes": max(memory - before, 0) / connections} if connections > 1 else {})
+    figures = {"rate": run.rate, "cpu": cpu, **delays.delays, "memory_bytes": memory}
+    return figures | ({"each_bytes": max(memory - before, 0) / connections} if connections > 1 else {})
 
 
 @contextmanager

@@ -92,6 +92,8 @@ def _relate(harness: Harness, side: str, counts: Sequence[int]) -> None:
         lones, loads = (harness.result.of(workload(count), side, what) for what in ("lone_rate", "loaded_bytes"))
         if lone and loaded and lones and loads:
             harness.add(workload(count), side, "relative", ratios(lones, lone))
-            added = [more - one for more, one in zip(loads.values, loaded.values, strict=True)]
+            added = [more - alone for more, alone in zip(loads.values, loaded.values, strict=True)]
             spread = min(count, SPREAD_MAX)
-            harness.add(workload(count), side, "each_bytes", [max(each, 0) / (spread - 1) for each in added])
+            harness.add(
+                workload(count), side, "each_bytes", [max(added_bytes, 0) / (spread - 1) for added_bytes in added]
+            )

@@ -66,10 +66,10 @@ class NativeSide:
         cpu, start = time.process_time(), time.perf_counter()
         batches = list(self._batches(topic, count))
         seconds, used = time.perf_counter() - start, time.process_time() - cpu
-        found = [stamps.stamp_of(bytes(value or b"")) for values in batches for value in values]
-        if found != list(range(count)):
-            raise stamps.Wrong(f"{len(found)} of {count} messages, or not in order")
-        return Run(count, seconds, used, stamps.check(found))
+        stamps_read = [stamps.stamp_of(bytes(value or b"")) for values in batches for value in values]
+        if stamps_read != list(range(count)):
+            raise stamps.Wrong(f"{len(stamps_read)} of {count} messages, or not in order")
+        return Run(count, seconds, used, stamps.check(stamps_read))
 
     def _batches(self, topic: str, count: int) -> Iterator[list[bytes | None]]:
         with Consumer(self.broker.server.native) as consumer:

@@ -42,8 +42,8 @@ class Contender:
 
 def run(harness: Harness) -> None:
     harness.note(message_bytes=SIZE, producers=1, consumers=1, acks="1, or what the broker confirms")
-    with ours_and_kafka(harness) as sides, harness.started(wanted(harness)) as queues:
-        contenders = [each for side in sides for each in kafka_contenders(harness, side)]
+    with ours_and_kafka(harness) as sides, harness.started(chosen_queues(harness)) as queues:
+        contenders = [contender for side in sides for contender in kafka_contenders(harness, side)]
         contenders += [queue_contender(harness, queue) for queue in queues]
         for contender in contenders:  # connections, code and queues that are used for the first time
             topic = contender.topic()
@@ -64,9 +64,11 @@ def run(harness: Harness) -> None:
             contender.produce(topic, contender.count)
             return topic
 
-        harness.run(PRODUCE, contenders, lambda each: each.topic(), produce, limit="page cache write", bytes_each=SIZE)
         harness.run(
-            CONSUME, contenders, filled, lambda each, topic: each.consume(topic, each.count),
+            PRODUCE, contenders, lambda contender: contender.topic(), produce, limit="page cache write", bytes_each=SIZE
+        )
+        harness.run(
+            CONSUME, contenders, filled, lambda contender, topic: contender.consume(topic, contender.count),
             limit="loopback sendfile", bytes_each=SIZE,
         )  # fmt: skip
         for name, values in stored.items():
@@ -74,7 +76,7 @@ def run(harness: Harness) -> None:
                 harness.add(STORED, name, "bytes", values)
 
 
-def wanted(harness: Harness) -> list[Callable[[Path], QueuePeer]]:
+def chosen_queues(harness: Harness) -> list[Callable[[Path], QueuePeer]]:
     return [peer for name, peer in QUEUE_PEERS.items() if name in harness.options.peers]
 
 
@@ -102,13 +104,15 @@ def queue_contender(harness: Harness, queue: QueuePeer) -> Contender:
 
 def held(directory: Path) -> dict[Path, int]:
     """The bytes in each file below ``directory``, without blocks of zeros: brokers make files before they fill them."""
-    found = {}
+    held_bytes = {}
     for path in directory.rglob("*"):
         with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
             if path.is_file() and not path.is_symlink():
                 with path.open("rb") as file:
-                    found[path] = sum(len(block) for block in iter(lambda: file.read(BLOCK), b"") if block.strip(b"\0"))
-    return found
+                    held_bytes[path] = sum(
+                        len(block) for block in iter(lambda: file.read(BLOCK), b"") if block.strip(b"\0")
+                    )
+    return held_bytes
 
 
 def added(before: Mapping[Path, int], after: Mapping[Path, int]) -> int:
