@@ -18,9 +18,9 @@ SECURITY: Final = (PLAINTEXT, "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 UNIX: Final = "unix:"
 UNIX_MODE: Final = 0o600
 MAPPED: Final = "::ffff:"
-"""Before the IPv4 address of a client, at a socket of IPv6."""
+"""What a socket of IPv6 puts before the IPv4 address of a client."""
 SITE_BITS: Final = 64
-"""Of the IPv6 addresses with these first bits one host may have as many as it likes (RFC 4291)."""
+"""One host may use any number of the IPv6 addresses that have these first bits in common (RFC 4291)."""
 
 _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253})(:\d{1,5})?")
 

@@ -29,8 +29,8 @@ class Alerts(Struct, frozen=True):
     ] = 10_000
 
     @property
-    def on(self) -> bool:
-        """Whether anybody is told."""
+    def has_receivers(self) -> bool:
+        """Whether anybody is told: there is an address for mail, or a webhook."""
         return bool(self.webhook or self.mail_to)
 
     @property
@@ -91,7 +91,7 @@ def faults_of_alerts(alerts: Alerts, allow_insecure: bool) -> Iterator[str]:
             yield f"alerts.mail_to: {address} is no address"
     if alerts.digest and not re.fullmatch("([01][0-9]|2[0-3]):[0-5][0-9]", alerts.digest):
         yield f"alerts.digest = {alerts.digest:.20}: must be a time of day, as 07:00"
-    elif alerts.digest and not alerts.on:
+    elif alerts.digest and not alerts.has_receivers:
         yield "alerts.digest: nobody would get it: set alerts.webhook or alerts.mail_to"
     if alerts.mail_to and not alerts.sendmail.startswith("/"):
         yield f"alerts.sendmail = {alerts.sendmail}: must be a path from the root"

@@ -33,7 +33,7 @@ from .config_keys import GIB, KIB, MIB, Scalar, Value, keys_of, nearest, read_fi
 from .disk_settings import Disk, Scrub
 from .errors import BadValue, InvalidSetting, UnknownKey
 from .input_settings import TABLE as INPUTS
-from .input_settings import InputSettings, flat_inputs, given_of, open_addresses, parse_inputs, secured_addresses
+from .input_settings import InputSettings, flat_inputs, input_value, open_addresses, parse_inputs, secured_addresses
 from .kafka_settings import ACCEPTED
 from .names import OFFSET_MAX
 from .security.configuration import (
@@ -613,10 +613,10 @@ def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
         UnknownKey: one or more keys do not exist; the nearest ones are offered.
         BadValue: the file is not TOML, or values are of the wrong kind, out of bounds, or in contradiction.
     """
-    values = [(name, value, f"{path}{_at(line)}: ") for name, value, line in read_file(path)] if path else []
+    values = [(name, value, f"{path}{_line_text(line)}: ") for name, value, line in read_file(path)] if path else []
     values += [(name, value, "") for name, value in split_overrides(overrides)]
     tables: dict[str, dict[str, Scalar]] = {}
-    inputs, faults = parse_inputs(given_of(*value) for value in values if value[0].startswith(f"{INPUTS}."))
+    inputs, faults = parse_inputs(input_value(*value) for value in values if value[0].startswith(f"{INPUTS}."))
     patterned = [PatternValue(*split, value, where) for name, value, where in values if (split := split_name(name))]
     patterns, wrong = parse_patterns(patterned, PATTERN_KEYS)
     faults += wrong
@@ -640,7 +640,7 @@ def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
     return config
 
 
-def _at(line: int) -> str:
+def _line_text(line: int) -> str:
     return f":{line}" if line else ""
 
 

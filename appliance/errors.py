@@ -592,7 +592,7 @@ _BY_CODE = {
 
 
 def branch_codes(branch: type[ApplianceError]) -> frozenset[int]:
-    """The codes of all errors of a branch."""
+    """The positive codes of all errors of a branch."""
     return frozenset(cls.code for cls in _classes(branch) if cls.code > 0)
 
 

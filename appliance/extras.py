@@ -1,7 +1,7 @@
-"""What is beside the package: how the packages of an extra (a group of optional packages in pyproject.toml) are
-installed, and where this installation has its pages.
+"""Says how to install the packages of an extra, and where this installation has its pages.
 
-The appliance is on no public package index, so its name alone is nothing that pip could find.
+An extra is a group of optional packages in pyproject.toml.  The appliance is on no public package index, so its name
+alone is nothing that pip could find.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from .security.configuration import Tls, is_loopback
 
 TABLE: Final = "inputs"
 INPUTS_MAX: Final = 100
-"""Each is a process."""
+"""Each input is at least one process."""
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,30}")
 WANTED_NAME: Final = "must be up to 31 of a-z, 0-9, _ and -, the first one a letter or digit"
 TOPIC_FIELDS: Final = {
@@ -31,7 +31,7 @@ TOPIC_FIELDS: Final = {
 }
 """What a template of ``topic`` may name, by type."""
 MATCH: Final = re.compile(r"[A-Z0-9_]{1,64}=[^\0]*|\+")
-"""A field and its value, as journalctl wants it, or what stands between those of which one has to be met."""
+"""A match as journalctl takes it: a field and its value, or what stands between alternatives."""
 
 
 class Files(Struct, frozen=True, tag="files", tag_field="type"):
@@ -226,7 +226,7 @@ def secured_addresses(settings: InputSettings) -> list[str]:
     return [text for text in listen_of(settings) if parse_address(text).is_secured]
 
 
-class Given(NamedTuple):
+class InputValue(NamedTuple):
     """A value that a file (``where``) or an option says for the key ``name`` of the input ``table``."""
 
     table: str
@@ -239,17 +239,17 @@ class Given(NamedTuple):
         return f"{TABLE}.{self.table}.{self.name}" if self.name else f"{TABLE}.{self.table}"
 
 
-def given_of(name: str, value: object, where: str) -> Given:
+def input_value(name: str, value: object, where: str) -> InputValue:
     """``name``: the dotted name of a key below ``inputs.``."""
     table, _, inner = name.removeprefix(f"{TABLE}.").partition(".")
-    return Given(table, inner, value, where)
+    return InputValue(table, inner, value, where)
 
 
-def parse_inputs(keys_given: Iterable[Given]) -> tuple[dict[str, InputSettings], list[UnknownKey | BadValue]]:
+def parse_inputs(values_set: Iterable[InputValue]) -> tuple[dict[str, InputSettings], list[UnknownKey | BadValue]]:
     """The inputs by name, and what is wrong."""
-    tables: dict[str, list[Given]] = {}
-    for key in keys_given:
-        tables.setdefault(key.table, []).append(key)
+    tables: dict[str, list[InputValue]] = {}
+    for value in values_set:
+        tables.setdefault(value.table, []).append(value)
     inputs: dict[str, InputSettings] = {}
     faults: list[UnknownKey | BadValue] = []
     for table, rows in tables.items():
@@ -273,7 +273,9 @@ def parse_inputs(keys_given: Iterable[Given]) -> tuple[dict[str, InputSettings],
     return inputs, faults
 
 
-def _parse_table(rows: list[Given], keys: Mapping[str, Key]) -> tuple[dict[str, Value], list[UnknownKey | BadValue]]:
+def _parse_table(
+    rows: list[InputValue], keys: Mapping[str, Key]
+) -> tuple[dict[str, Value], list[UnknownKey | BadValue]]:
     values: dict[str, Value] = {}
     faults: list[UnknownKey | BadValue] = []
     for row in rows:

@@ -137,7 +137,9 @@ def plan(
         for use, count, reason in zip(uses, gone, reasons, strict=True)
         if count
     ]
-    return RetentionPlan(deletions, max(0, lacking_bytes), list(_to_roll(uses, gone, lacking_bytes)), empties)
+    return RetentionPlan(
+        deletions, max(0, lacking_bytes), list(_partitions_to_roll(uses, gone, lacking_bytes)), empties
+    )
 
 
 def _base(use: PartitionUse, count: int) -> int:
@@ -145,7 +147,9 @@ def _base(use: PartitionUse, count: int) -> int:
     return use.segments[count].base if count < len(use.segments) else use.segments[-1].base + use.segments[-1].bytes
 
 
-def _to_roll(uses: Sequence[PartitionUse], gone: Sequence[int], lacking_bytes: int) -> Iterator[TopicPartition]:
+def _partitions_to_roll(
+    uses: Sequence[PartitionUse], gone: Sequence[int], lacking_bytes: int
+) -> Iterator[TopicPartition]:
     """Yields the partitions with the largest active segments, until these make enough room."""
     large = [
         (-use.segments[-1].disk_bytes, use.topic, use.partition)

@@ -151,7 +151,7 @@ def read_clients(data_dir: Path) -> dict[str, Any]:
 
 
 def note_failed_start(data_dir: Path, at_s: float, exit_status: int, message: str, remedy: str) -> None:
-    """Leave a note of a start that has failed, for ``doctor``; nowhere else is it known to whom did not see it.
+    """Note a failed start for ``doctor``: whoever did not see it fail finds it nowhere else.
 
     No note is left in a directory that somebody else serves, or that belongs to somebody else.
     """
@@ -169,7 +169,7 @@ def forget_failed_start(data_dir: Path) -> None:
 
 
 def failed_start(data_dir: Path) -> dict[str, Any] | None:
-    """What the last start that has failed has noted; None when none has since the last one that succeeded."""
+    """The note of the last failed start; None if a later one has succeeded, or none has failed."""
     try:
         note: dict[str, Any] = msgspec.json.decode((data_dir / FAILED_START_FILE).read_bytes())
     except (OSError, ValueError):
@@ -219,9 +219,9 @@ def collect(data_dir: Path) -> dict[str, Any]:
     partitions = []
     catalog = Catalog.load(data_dir)
     for name, topic, partition in hosted(data_dir, catalog):
-        row = from_table(data_dir / name, tables[name], state["pid"]) if name in tables else None
+        row = row_from_table(data_dir / name, tables[name], state["pid"]) if name in tables else None
         if row is None:
-            row = from_files(data_dir / name) | ({"state": "opening"} if served else {})
+            row = row_from_files(data_dir / name) | ({"state": "opening"} if served else {})
         if name in state.get("foreign", {}):
             row |= {"state": ELSEWHERE}
         if name in offline:
@@ -272,7 +272,7 @@ def hosted(data_dir: Path, catalog: Catalog) -> list[tuple[str, str, int]]:
     return sorted((row for row in rows if (data_dir / row[0]).is_dir()), key=lambda row: row[1:])
 
 
-def from_table(path: Path, table_name: str, pid: int) -> dict[str, Any] | None:
+def row_from_table(path: Path, table_name: str, pid: int) -> dict[str, Any] | None:
     """The row of a partition from its table in the memory of the appliance ``pid``; None when it has no valid one."""
     try:
         mapped = memory.attach_elsewhere(table_name, pid)
@@ -291,7 +291,7 @@ def records_before(path: Path, seen: TableSnapshot) -> int:
     return LogReader(path, FileCache(2)).time_and_count(seen.bases, seen.high_watermark, seen.start)[1]
 
 
-def from_files(path: Path) -> dict[str, Any]:
+def row_from_files(path: Path) -> dict[str, Any]:
     """The row of a partition from its files: exact after a clean stop, else from their names and sizes."""
     summary = peek(path)
     if summary is not None:

@@ -94,7 +94,7 @@ WORKLOADS = {
 
 
 def cpu_us(server: LocalAppliance, client: Client, workload: str, requests: int) -> float:
-    """CPU of the worker for one request."""
+    """The worker's processor time for one request, in microseconds: a mean of ``requests``."""
     encode, in_flight = WORKLOADS[workload]
     frames = [encode(partition) for partition in range(PARTITIONS)]
     client.ask(frames, requests // 20, in_flight)

@@ -63,7 +63,7 @@ def _token(reply: bytes) -> bytes:
 
 
 def _login() -> Talk:
-    """The requests of one login."""
+    """Yields the requests of one login, and is sent the answer to each."""
     name = MECHANISM.encode()
     chosen = yield _request(HANDSHAKE, struct.pack(">h", len(name)) + name)
     assert chosen[:2] == b"\0\0", chosen

@@ -52,13 +52,13 @@ SETTLE_S_MAX = 60
 FRESHNESS = "freshness"
 
 
-def when(number: int) -> datetime:
+def time_of(number: int) -> datetime:
     return BEGIN + timedelta(milliseconds=number // 10)
 
 
 def access(number: int) -> str:
     return (
-        f"10.1.{number // 251 % 8}.{number % 251} - - [{when(number):%d/%b/%Y:%H:%M:%S} +0000] "
+        f"10.1.{number // 251 % 8}.{number % 251} - - [{time_of(number):%d/%b/%Y:%H:%M:%S} +0000] "
         f'"GET /page/{number % 5000} HTTP/1.1" {200 if number % 50 else 500} {number * 7919 % 90_000} '
         '"https://www.example.com/" "Mozilla/5.0 (X11; Linux x86_64; rv:140.0) Gecko/20100101"'
     )
@@ -67,7 +67,7 @@ def access(number: int) -> str:
 def app(number: int) -> str:
     return json.dumps(
         {
-            "time": when(number).isoformat(timespec="milliseconds"),
+            "time": time_of(number).isoformat(timespec="milliseconds"),
             "level": "info" if number % 20 else "error",
             "host": f"web{number % 9}",
             "service": "shop",
@@ -80,15 +80,15 @@ def app(number: int) -> str:
 
 def system(number: int) -> str:
     return (
-        f"<{30 + number % 4}>{when(number):%b %d %H:%M:%S} host{number % 7} {('sshd', 'cron', 'kernel')[number % 3]}"
+        f"<{30 + number % 4}>{time_of(number):%b %d %H:%M:%S} host{number % 7} {('sshd', 'cron', 'kernel')[number % 3]}"
         f"[{number % 9999}]: Accepted publickey for user{number % 100} from 10.0.0.{number % 250} port 22 ssh2"
     )
 
 
 def api(number: int) -> str:
     return (
-        f"time={when(number):%Y-%m-%dT%H:%M:%S}Z level={('info', 'warn')[number % 2]} service=api host=api{number % 5} "
-        f'msg="request done" route=/v1/items/{number % 700} took_ms={number % 500}.5'
+        f"time={time_of(number):%Y-%m-%dT%H:%M:%S}Z level={('info', 'warn')[number % 2]} service=api "
+        f'host=api{number % 5} msg="request done" route=/v1/items/{number % 700} took_ms={number % 500}.5'
     )
 
 

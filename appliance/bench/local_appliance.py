@@ -104,7 +104,6 @@ class LocalAppliance:
         return self.address("kafka")
 
     def address(self, protocol: str, security: str = PLAINTEXT) -> str:
-        """The address of a listener."""
         return first_with(security, parse_listeners(protocol, self.state["listeners"][protocol]))
 
     def pids(self, role: str = "") -> list[int]:

@@ -56,7 +56,7 @@ class Result(msgspec.Struct):
     measures: list[Measure]
     notices: list[str]
 
-    def of(self, workload: str, side: str, what: str) -> Measure | None:
+    def find_measure(self, workload: str, side: str, what: str) -> Measure | None:
         for measure in self.measures:
             if (measure.workload, measure.side, measure.what) == (workload, side, what):
                 return measure

@@ -40,7 +40,7 @@ WINDOW = 500
 PATIENCE_S = 60
 
 
-def on_path(command: str, package: str) -> str:
+def find_program(command: str, package: str) -> str:
     """
     Raises:
         Missing: there is no such command.
@@ -109,7 +109,7 @@ class RabbitMq(QueuePeer):
     arguments: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, directory: Path) -> None:
-        on_path("rabbitmq-server", "rabbitmq-server")  # where the package is; its own script would change the user
+        find_program("rabbitmq-server", "rabbitmq-server")  # where the package is; its own script would change the user
         import_client("pika")
         directory.mkdir(parents=True)
         self.port, self._mapper = free_port(), free_port()
@@ -210,7 +210,7 @@ class ActiveMq(QueuePeer):
         properties = [f"-Dactivemq.{name}={path}" for name, path in paths.items()]
         stored = f"persistent=true&dataDirectory={self.data_dir}"
         broker = f"broker:(stomp://127.0.0.1:{self.port})?useJmx=false&{stored}"
-        java = on_path("java", "default-jre-headless")
+        java = find_program("java", "default-jre-headless")
         command = [java, *properties, "-jar", str(home / "bin/activemq.jar"), "start"]
         greeting = b"CONNECT\naccept-version:1.2\nhost:x\n\n\0"
         super().__init__([*command, broker], directory, lambda: greets(f"127.0.0.1:{self.port}", greeting))
@@ -254,7 +254,7 @@ class NatsJetStream(QueuePeer):
 
     def __init__(self, directory: Path) -> None:
         import_client("nats")
-        server = on_path("nats-server", "nats-server")
+        server = find_program("nats-server", "nats-server")
         self.port, self.data_dir = free_port(), directory / "data"
         command = [server, "-js", "-sd", str(self.data_dir), "-a", "127.0.0.1", "-p", str(self.port)]
         super().__init__(command, directory, lambda: greets(f"127.0.0.1:{self.port}"))
@@ -308,7 +308,7 @@ class RedisStreams(QueuePeer):
 
     def __init__(self, directory: Path) -> None:
         import_client("redis")
-        server = on_path("redis-server", "redis-server")
+        server = find_program("redis-server", "redis-server")
         self.port, self.data_dir = free_port(), directory
         command = [server, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(directory)]
         ready = lambda: greets(f"127.0.0.1:{self.port}", b"PING\r\n")  # noqa: E731

@@ -15,7 +15,7 @@ Row = dict[str, str]
 
 
 def columns(result: Result) -> Sequence[str]:
-    """The columns that something is in."""
+    """The columns in which at least one row has something."""
     if not result.measures:
         return LIMIT_COLUMNS
     measured_rows = rows(result)
@@ -43,9 +43,9 @@ def _all_columns() -> Iterator[str]:
 def _row(result: Result, workload: str, side: str) -> Row:
     row = {"workload": workload, "side": side} | dict.fromkeys(_all_columns(), "")
     for what, quantity in QUANTITIES.items():
-        if (measure := result.of(workload, side, what)) is not None:
+        if (measure := result.find_measure(workload, side, what)) is not None:
             row[quantity.heading] = quantity.text(measure.median)
-    if (rate := result.of(workload, side, "rate")) is not None:
+    if (rate := result.find_measure(workload, side, "rate")) is not None:
         row["spread"] = spread(rate)
         row["share of limit"] = f"{rate.share:.0%} of {rate.limit}" if rate.limit else ""
     return row | {"ratio": _ratio(result, workload, side)}
@@ -60,7 +60,7 @@ def _ratio(result: Result, workload: str, side: str) -> str:
     other = next((name for name in kafka_sides if name in others), "")
     compared: list[str] = []
     for what, quantity in QUANTITIES.items():
-        ours, theirs = result.of(workload, side, what), result.of(workload, other, what)
+        ours, theirs = result.find_measure(workload, side, what), result.find_measure(workload, other, what)
         if quantity.compared is None or ours is None or theirs is None:
             continue
         if (ratio := median_ratio(ours, theirs)) is not None:

@@ -8,9 +8,9 @@ import typer
 
 from ..security.acls import CLUSTER_NAME, OPERATIONS, Operation, ResourceType, parse, word
 from . import output
-from .asking import DryRun, Yes, confirm, how_many
+from .asking import DryRunOption, YesOption, confirm, how_many
 from .live_names import complete_groups, complete_topics
-from .target import Connect, Data, Json, cluster
+from .target import ConnectOption, DataOption, JsonOption, cluster
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -25,22 +25,26 @@ COLUMNS = ["principal", "host", "permission", "operation", "resource", "name", "
 EFFECTIVE_COLUMNS = [*COLUMNS, "role"]
 """With the role through which a user has the rule."""
 
-Principal = Annotated[str | None, typer.Option("--principal", metavar="User:NAME", help="Whose; User:* is everybody.")]
-Topics = Annotated[
+PrincipalOption = Annotated[
+    str | None, typer.Option("--principal", metavar="User:NAME", help="Whose; User:* is everybody.")
+]
+RuleTopicsOption = Annotated[
     list[str] | None, typer.Option("--topic", autocompletion=complete_topics, help="A topic; '*' is all; repeatable.")
 ]
-Groups = Annotated[
+RuleGroupsOption = Annotated[
     list[str] | None,
     typer.Option("--group", autocompletion=complete_groups, help="A group of consumers; '*' is all; repeatable."),
 ]
-Transactions = Annotated[list[str] | None, typer.Option("--transactional-id", help="A transactional id; repeatable.")]
-ClusterToo = Annotated[bool, typer.Option("--cluster", help="The cluster itself.")]
-Prefixed = Annotated[bool, typer.Option("--prefixed", help="All whose names begin so.")]
-Operations = Annotated[
+TransactionalIdsOption = Annotated[
+    list[str] | None, typer.Option("--transactional-id", help="A transactional id; repeatable.")
+]
+ClusterOption = Annotated[bool, typer.Option("--cluster", help="The cluster itself.")]
+PrefixedOption = Annotated[bool, typer.Option("--prefixed", help="All whose names begin so.")]
+OperationsOption = Annotated[
     list[str] | None,
     typer.Option("--operation", help="Read, Write, Create, Delete, Alter, Describe, ... or All; repeatable."),
 ]
-Host = Annotated[
+HostOption = Annotated[
     str | None, typer.Option("--host", metavar="ADDRESS", help="Only from this address, or network: 10.0.0.0/8.")
 ]
 
@@ -48,17 +52,17 @@ Host = Annotated[
 @app.command()
 def add(
     principal: Annotated[str, typer.Option("--principal", metavar="User:NAME", help="Whose; User:* is everybody.")],
-    operations: Operations = None,
-    topics: Topics = None,
-    groups: Groups = None,
-    transactions: Transactions = None,
-    of_cluster: ClusterToo = False,
-    prefixed: Prefixed = False,
+    operations: OperationsOption = None,
+    topics: RuleTopicsOption = None,
+    groups: RuleGroupsOption = None,
+    transactions: TransactionalIdsOption = None,
+    of_cluster: ClusterOption = False,
+    prefixed: PrefixedOption = False,
     deny: Annotated[bool, typer.Option("--deny", help="Deny it instead.")] = False,
-    host: Host = None,
-    data: Data = None,
-    connect: Connect = None,
-    as_json: Json = False,
+    host: HostOption = None,
+    data: DataOption = None,
+    connect: ConnectOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Allow or deny operations on topics, groups or the cluster.
 
@@ -96,14 +100,14 @@ def add(
 
 @app.command(name="list")
 def list_(
-    principal: Principal = None,
-    topics: Topics = None,
-    groups: Groups = None,
-    transactions: Transactions = None,
-    of_cluster: ClusterToo = False,
-    data: Data = None,
-    connect: Connect = None,
-    as_json: Json = False,
+    principal: PrincipalOption = None,
+    topics: RuleTopicsOption = None,
+    groups: RuleGroupsOption = None,
+    transactions: TransactionalIdsOption = None,
+    of_cluster: ClusterOption = False,
+    data: DataOption = None,
+    connect: ConnectOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Show access rules: all, those of a principal, or those that are about a topic or group (by prefix and '*', too).
 
@@ -125,19 +129,19 @@ def list_(
 
 @app.command()
 def delete(
-    principal: Principal = None,
-    operations: Operations = None,
-    topics: Topics = None,
-    groups: Groups = None,
-    transactions: Transactions = None,
-    of_cluster: ClusterToo = False,
-    prefixed: Prefixed = False,
-    host: Host = None,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    data: Data = None,
-    connect: Connect = None,
-    as_json: Json = False,
+    principal: PrincipalOption = None,
+    operations: OperationsOption = None,
+    topics: RuleTopicsOption = None,
+    groups: RuleGroupsOption = None,
+    transactions: TransactionalIdsOption = None,
+    of_cluster: ClusterOption = False,
+    prefixed: PrefixedOption = False,
+    host: HostOption = None,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    data: DataOption = None,
+    connect: ConnectOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Delete the access rules that have all of what is given.
 

@@ -15,8 +15,8 @@ import typer
 
 from . import output
 
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")]
+YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 SHOWN_MAX = 20
 """Most lines above a question.  ``--dry-run`` shows all."""

@@ -9,15 +9,15 @@ import typer
 
 from .. import units
 from . import output
-from .target import Data, Json, data_dir
+from .target import DataOption, JsonOption, data_dir
 
 
 def backup(
     target: Annotated[
         Path, typer.Argument(metavar="DIR", readable=False, help="A new directory, best on the same file system.")
     ],
-    data: Data = None,
-    as_json: Json = False,
+    data: DataOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Make a backup of a data directory, while the appliance serves it or when it is stopped.
 

@@ -12,7 +12,7 @@ import typer
 from ..errors import Unavailable
 from ..owners import refuse_others_directory
 from . import ending, output
-from .target import Json
+from .target import JsonOption
 
 if TYPE_CHECKING:
     from ..bench.harness import Options
@@ -25,11 +25,11 @@ def _complete_question(incomplete: str) -> list[str]:
     return [name for name in QUESTIONS if name.startswith(incomplete)]
 
 
-Questions = Annotated[
+QuestionsArgument = Annotated[
     list[str] | None,
     typer.Argument(metavar="[QUESTION]...", autocompletion=_complete_question, help="Which; all if none is named."),
 ]
-Directory = Annotated[
+BrokersDirectoryOption = Annotated[
     Path | None,
     typer.Option(
         "--directory",
@@ -38,7 +38,7 @@ Directory = Annotated[
         help="Where the brokers keep their data meanwhile: a disk to be measured; else a temporary one.",
     ),
 ]
-Peers = Annotated[
+PeersOption = Annotated[
     list[str] | None,
     typer.Option(
         "--peer",
@@ -47,39 +47,39 @@ Peers = Annotated[
         "activemq, nats, redis, or all but the older Kafka; repeatable.",
     ),
 ]
-Client = Annotated[str, typer.Option("--client", help="The client of the Kafka protocol: c or python.")]
-Rounds = Annotated[int, typer.Option("--rounds", min=1, max=100, help="Medians of so many rounds.")]
-Only = Annotated[str, typer.Option("--only", metavar="WORD", help="Workloads whose name contains it.")]
-Settings = Annotated[
+ClientOption = Annotated[str, typer.Option("--client", help="The client of the Kafka protocol: c or python.")]
+RoundsOption = Annotated[int, typer.Option("--rounds", min=1, max=100, help="Medians of so many rounds.")]
+WorkloadsOption = Annotated[str, typer.Option("--only", metavar="WORD", help="Workloads whose name contains it.")]
+BenchSettingsOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="A key of the appliance's configuration; repeatable."),
 ]
-Smoke = Annotated[bool, typer.Option("--smoke", help="A small size, once: it only proves that all works.")]
-Large = Annotated[
+SmokeOption = Annotated[bool, typer.Option("--smoke", help="A small size, once: it only proves that all works.")]
+LargeOption = Annotated[
     bool,
     typer.Option(
         "--large",
         help="Also what takes long or much room: 10,000 partitions, 10 and 50 GB to recover (60 GB of disk).",
     ),
 ]
-Results = Annotated[
+ResultsOption = Annotated[
     Path | None,
     typer.Option("--results", metavar="DIR", readable=False, help="Write JSON there, and charts as SVG and PNG."),
 ]
 
 
 def bench(
-    questions: Questions = None,
-    directory: Directory = None,
-    peers: Peers = None,
-    client: Client = "c",
-    rounds: Rounds = 3,
-    only: Only = "",
-    settings: Settings = None,
-    smoke: Smoke = False,
-    large: Large = False,
-    results: Results = None,
-    as_json: Json = False,
+    questions: QuestionsArgument = None,
+    directory: BrokersDirectoryOption = None,
+    peers: PeersOption = None,
+    client: ClientOption = "c",
+    rounds: RoundsOption = 3,
+    only: WorkloadsOption = "",
+    settings: BenchSettingsOption = None,
+    smoke: SmokeOption = False,
+    large: LargeOption = False,
+    results: ResultsOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Measure an appliance on this host: produce, consume, delays, beside the limits of the machine and other brokers.
 
@@ -115,7 +115,7 @@ def bench(
             _show(result)
 
     try:
-        with ending.in_order():
+        with ending.end_in_order():
             runner.run(chosen, options, output.remark, done)
     except Wrong as wrong:
         raise Unavailable(f"no result: {wrong}") from None

@@ -9,7 +9,7 @@ import typer
 
 from ..owners import acting_as_owner
 from . import output
-from .target import Connect, Data, Json, cluster, data_dir
+from .target import ConnectOption, DataOption, JsonOption, cluster, data_dir
 
 COLUMNS = ("user", "host", "client_id", "software", "listener", "connections", "since")
 NUMBERS = ("bytes_in", "bytes_out", "in_s", "out_s")
@@ -20,10 +20,10 @@ def clients(
     text: Annotated[
         str, typer.Argument(metavar="[TEXT]", help="Only those with this in a name, an address or the listener.")
     ] = "",
-    first: Annotated[int, typer.Option("-n", min=1, max=10_000, help="How many at most.")] = 50,
-    data: Data = None,
-    connect: Connect = None,
-    as_json: Json = False,
+    rows_max: Annotated[int, typer.Option("-n", min=1, max=10_000, help="How many at most.")] = 50,
+    data: DataOption = None,
+    connect: ConnectOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Show who is connected: user, address, client id, software, listener, and how much each moves.
 
@@ -39,12 +39,12 @@ def clients(
     answer = _ask(data, connect)
     rows = [row for row in answer["clients"] if any(text in row[name] for name in SEARCHED)]
     if as_json:
-        output.print_json({"clients": rows[:first], "others": answer["others"]})
+        output.print_json({"clients": rows[:rows_max], "others": answer["others"]})
         return
-    shown = [{**row, "since": output.moment(row["since"])} for row in rows[:first]]
+    shown = [{**row, "since": output.moment(row["since"])} for row in rows[:rows_max]]
     output.print_rows(shown, [*COLUMNS, *NUMBERS])
-    if len(rows) > first:
-        output.remark(f"{len(rows) - first} more: -n {len(rows)} shows them")
+    if len(rows) > rows_max:
+        output.remark(f"{len(rows) - rows_max} more: -n {len(rows)} shows them")
     if answer["others"]:
         output.remark(f"{answer['others']} connections of others that move less are not in the list")
 

@@ -15,11 +15,11 @@ from ..input_settings import TABLE, TYPE_KEYS, kind_of, values_of
 from ..owners import acting_as_owner
 from ..topic_patterns import flat_patterns, split_name
 from . import output
-from .asking import DryRun
+from .asking import DryRunOption
 from .config_file import differences, replace_config, with_key
 from .health_commands import ask_to_reload, check_read
-from .service_commands import ConfigFile, Overrides
-from .target import Data, Json
+from .service_commands import ConfigOption, OverridesOption
+from .target import DataOption, JsonOption
 
 app = typer.Typer(no_args_is_help=True, help="Show, check and change the configuration.")
 TEXT_COLUMN = 44
@@ -34,7 +34,7 @@ TAKEN: Final = {None: "nobody was asked", True: "yes", False: "at the next resta
 
 
 @app.command()
-def show(config: ConfigFile = None, settings: Overrides = None, as_json: Json = False) -> None:
+def show(config: ConfigOption = None, settings: OverridesOption = None, as_json: JsonOption = False) -> None:
     """Print every key with its value, unit, default and meaning, as a TOML file that --config takes.
 
     [b]Examples[/b]
@@ -53,7 +53,7 @@ def show(config: ConfigFile = None, settings: Overrides = None, as_json: Json = 
 
 
 @app.command()
-def check(config: ConfigFile = None, settings: Overrides = None, as_json: Json = False) -> None:
+def check(config: ConfigOption = None, settings: OverridesOption = None, as_json: JsonOption = False) -> None:
     """Check the configuration, and the files of TLS if a listener needs them.  Exit status 78 if it is wrong.
 
     Every fault is on a line of its own.
@@ -86,9 +86,9 @@ def set_(
             "--config", metavar="FILE.toml", readable=False, help="The file to change; made if there is none."
         ),
     ],
-    dry_run: DryRun = False,
-    data: Data = None,
-    as_json: Json = False,
+    dry_run: DryRunOption = False,
+    data: DataOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Set one key in a configuration file, check all of it, and with --data let the running appliance take it.
 
@@ -232,7 +232,6 @@ def _bounds(key: Key) -> str:
 
 
 def toml_value(value: object) -> str:
-    """A value as TOML has it."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple):

@@ -9,7 +9,7 @@ import typer
 from ..addresses import parse_listeners
 from . import contexts, output
 from .contexts import Context
-from .target import Connect, Data, Json
+from .target import ConnectOption, DataOption, JsonOption
 
 app = typer.Typer(no_args_is_help=True, help="Name several appliances, and choose the one that commands are about.")
 
@@ -18,11 +18,11 @@ def _complete(incomplete: str) -> list[str]:
     return [name for name in sorted(contexts.load().contexts) if name.startswith(incomplete)]
 
 
-Name = Annotated[str, typer.Argument(metavar="NAME", autocompletion=_complete, help="Name of a context.")]
+ContextArgument = Annotated[str, typer.Argument(metavar="NAME", autocompletion=_complete, help="Name of a context.")]
 
 
 @app.command(name="list")
-def list_(as_json: Json = False) -> None:
+def list_(as_json: JsonOption = False) -> None:
     """List contexts, and which one is in use.
 
     [b]Example[/b]
@@ -39,11 +39,11 @@ def list_(as_json: Json = False) -> None:
 
 @app.command()
 def add(
-    name: Name,
+    name: ContextArgument,
     use: Annotated[bool, typer.Option("--use", help="Use it from now on.")] = False,
-    data: Data = None,
-    connect: Connect = None,
-    as_json: Json = False,
+    data: DataOption = None,
+    connect: ConnectOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Name the appliance of --data or --connect, or give that name to another one.
 
@@ -69,7 +69,7 @@ def add(
 
 
 @app.command()
-def use(name: Name, as_json: Json = False) -> None:
+def use(name: ContextArgument, as_json: JsonOption = False) -> None:
     """Let commands be about the appliance of a context, where they say nothing else.
 
     --data, --connect, APPLIANCE_DATA, APPLIANCE_CONNECT and APPLIANCE_CONTEXT go before it.
@@ -86,7 +86,7 @@ def use(name: Name, as_json: Json = False) -> None:
 
 
 @app.command()
-def remove(name: Name, as_json: Json = False) -> None:
+def remove(name: ContextArgument, as_json: JsonOption = False) -> None:
     """Forget a name; the appliance is not touched.  If it was in use, none is.
 
     [b]Example[/b]

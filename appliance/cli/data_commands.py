@@ -42,7 +42,7 @@ from .messages.line_input import (
 )
 from .messages.message_text import MessageWriter
 from .offset_spec import OffsetSpec, parse_offset_spec, resolve
-from .target import Connect, Data, Json, address, cluster
+from .target import ConnectOption, DataOption, JsonOption, address, cluster
 from .waiting import TroubleWatch
 
 if TYPE_CHECKING:
@@ -53,29 +53,33 @@ JOIN_S_MAX = 10.0
 """How long --timeout waits until the group has assigned partitions to this member."""
 CLOSE_S = 5.0
 """How long ``produce`` continues to deliver after it was ended or has failed."""
-Files = Annotated[
+FilesArgument = Annotated[
     list[Path] | None, typer.Argument(metavar="[FILE]...", readable=False, help="Files; standard input if none.")
 ]
-KeyBefore = Annotated[
+KeySeparatorOption = Annotated[
     str | None,
     typer.Option(
         "--key-separator", metavar="TEXT", callback=any_bytes, help="What stands before it in a line is the key."
     ),
 ]
-Key = Annotated[str | None, typer.Option("--key", metavar="TEXT", callback=any_bytes, help="The key of all messages.")]
-Acks = Annotated[
+KeyOption = Annotated[
+    str | None, typer.Option("--key", metavar="TEXT", callback=any_bytes, help="The key of all messages.")
+]
+AcksOption = Annotated[
     Literal["all", "1", "0"], typer.Option("--acks", help="A line counts as sent when flushed, written, gone.")
 ]
-Codec = Annotated[Literal["none", "gzip", "snappy", "lz4", "zstd"], typer.Option("--codec", help="Compress batches.")]
-HeaderOptions = Annotated[
+CodecOption = Annotated[
+    Literal["none", "gzip", "snappy", "lz4", "zstd"], typer.Option("--codec", help="Compress batches.")
+]
+HeadersOption = Annotated[
     list[str] | None,
     typer.Option("--header", metavar="NAME=VALUE", callback=any_bytes, help="A header of all messages; repeatable."),
 ]
-InputForm = Annotated[
+InputFormOption = Annotated[
     Literal["lines", "json", "file"],
     typer.Option("--input", help="A line is a value, or an object as consume --json prints; or each file is a value."),
 ]
-Template = Annotated[
+ConsumeFormatOption = Annotated[
     str | None,
     typer.Option(
         "--format",
@@ -92,7 +96,7 @@ LongLinesOption = Annotated[
         "leave its end out, or send it in pieces.  All but refuse are counted, told, and end with 0.",
     ),
 ]
-Group = Annotated[
+ConsumerGroupOption = Annotated[
     str | None,
     typer.Option(
         "--group",
@@ -101,7 +105,7 @@ Group = Annotated[
         help="Share the topic with others of this group, and commit.",
     ),
 ]
-From = Annotated[
+FromOption = Annotated[
     str | None,
     typer.Option(
         "--from",
@@ -114,19 +118,19 @@ From = Annotated[
 
 def produce(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", autocompletion=complete_topics, help="Topic to send to.")],
-    files: Files = None,
-    key_separator: KeyBefore = None,
-    key: Key = None,
-    headers: HeaderOptions = None,
-    form: InputForm = "lines",
-    template: Template = None,
+    files: FilesArgument = None,
+    key_separator: KeySeparatorOption = None,
+    key: KeyOption = None,
+    headers: HeadersOption = None,
+    form: InputFormOption = "lines",
+    template: ConsumeFormatOption = None,
     long_lines: LongLinesOption = "refuse",
     partition: Annotated[int | None, typer.Option("--partition", min=0, help="To this partition only.")] = None,
-    acks: Acks = "all",
-    codec: Codec = "none",
-    data: Data = None,
-    connect: Connect = None,
-    as_json: Json = False,
+    acks: AcksOption = "all",
+    codec: CodecOption = "none",
+    data: DataOption = None,
+    connect: ConnectOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Send lines of files or of standard input, each as one message, without its line break (LF or CR LF).
 
@@ -165,7 +169,7 @@ def produce(
 
     begun = time.monotonic()
     producer = Producer(listener, acks=acks, codec=codec, client_name="appliance-produce")
-    with ending.in_order(), _Sending(producer, listener, topic, partition, parse, long) as sending:
+    with ending.end_in_order(), _Sending(producer, listener, topic, partition, parse, long) as sending:
         for source in _contents(files or [], long) if form == "file" else _sources(files or [], long):
             sending.send(source)
         sending.finish()
@@ -347,8 +351,8 @@ def _sources(files: list[Path], long: LongLines) -> Iterator[list[bytes]]:
 
 def consume(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", autocompletion=complete_topics, help="Topic to read.")],
-    group: Group = None,
-    since: From = None,
+    group: ConsumerGroupOption = None,
+    since: FromOption = None,
     partitions: Annotated[
         list[int] | None, typer.Option("--partition", min=0, help="Only this one; repeatable.  Not with --group.")
     ] = None,
@@ -364,9 +368,9 @@ def consume(
     raw: Annotated[
         bool, typer.Option("--raw", help="Write values as they are, also to a terminal, which they may change.")
     ] = False,
-    data: Data = None,
-    connect: Connect = None,
-    as_json: Json = False,
+    data: DataOption = None,
+    connect: ConnectOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Print messages, one per line, until --max, --timeout or Ctrl-C.
 
@@ -414,7 +418,10 @@ def _read(
         parts = [(topic, partition) for partition in chosen or range(len(asked.topic(topic).leaders))]
         offsets = None if spec.offset is None else resolve(asked, spec, parts)
     messages_left = limits.count_max
-    with ending.in_order(), Consumer(listener, client_name="appliance-consume", on_out_of_range="raise") as consumer:
+    with (
+        ending.end_in_order(),
+        Consumer(listener, client_name="appliance-consume", on_out_of_range="raise") as consumer,
+    ):
         if offsets is None:
             consumer.assign(parts, at=spec.timestamp)
         else:
@@ -443,7 +450,7 @@ def _read_as_group(
     start = {EARLIEST: "earliest", LATEST: "latest"}.get(spec.timestamp, spec.timestamp)
     messages_left = limits.count_max
     with (
-        ending.in_order(),
+        ending.end_in_order(),
         GroupConsumer(listener, group, start=start, client_name="appliance-consume") as consumer,
         TroubleWatch(listener, consumer.troubles) as watch,
     ):

@@ -27,12 +27,12 @@ class Ended(BaseException):
 
 
 @contextlib.contextmanager
-def in_order() -> Iterator[None]:
+def end_in_order() -> Iterator[None]:
     """Lets SIGTERM and SIGHUP end the block by raising :class:`Ended`."""
     ignored = {number for number in SIGNALS if signal.getsignal(number) is signal.SIG_IGN}  # nohup
     before = {number: signal.signal(number, _end) for number in SIGNALS if number not in ignored}
     try:
-        with on_closed_pipe():
+        with end_on_closed_pipe():
             yield
     finally:
         for number, handler in before.items():
@@ -40,7 +40,7 @@ def in_order() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def on_closed_pipe() -> Iterator[None]:
+def end_on_closed_pipe() -> Iterator[None]:
     """Lets the end of the pipe behind standard output end the block by raising :class:`Ended`."""
     try:
         yield

@@ -13,10 +13,10 @@ from ..errors import InvalidRequest, UnknownGroup
 from ..groups.group_settings import GROUP_KEYS
 from ..wire.requests import EARLIEST, LATEST
 from . import group_positions, output
-from .asking import DryRun, Yes, confirm, how_many
+from .asking import DryRunOption, YesOption, confirm, how_many
 from .live_names import complete_groups, complete_members, complete_topics
 from .offset_spec import parse_offset_spec, resolve
-from .target import Connect, Data, Json, cluster, parse_settings
+from .target import ConnectOption, DataOption, JsonOption, cluster, parse_settings
 
 if TYPE_CHECKING:
     from ..client.cluster_client import Cluster
@@ -32,11 +32,13 @@ def complete_setting(incomplete: str) -> list[str]:
     return [name for name in GROUP_KEYS if name.startswith(incomplete)]
 
 
-Group = Annotated[str, typer.Argument(metavar="GROUP", autocompletion=complete_groups, help="Name of the group.")]
+GroupArgument = Annotated[
+    str, typer.Argument(metavar="GROUP", autocompletion=complete_groups, help="Name of the group.")
+]
 
 
 @app.command(name="list")
-def list_(data: Data = None, connect: Connect = None, as_json: Json = False) -> None:
+def list_(data: DataOption = None, connect: ConnectOption = None, as_json: JsonOption = False) -> None:
     """List groups of both listeners.
 
     [b]Example[/b]
@@ -50,14 +52,14 @@ def list_(data: Data = None, connect: Connect = None, as_json: Json = False) -> 
 
 @app.command()
 def describe(
-    group: Group,
+    group: GroupArgument,
     member: Annotated[
         str | None,
         typer.Option("--member", metavar="ID", autocompletion=complete_members, help="Only what this member reads."),
     ] = None,
-    data: Data = None,
-    connect: Connect = None,
-    as_json: Json = False,
+    data: DataOption = None,
+    connect: ConnectOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Show members, offsets and lag (messages, bytes and seconds) of a group, and what was removed before it read it.
 
@@ -91,7 +93,7 @@ def describe(
 
 @app.command()
 def alter(
-    group: Group,
+    group: GroupArgument,
     settings: Annotated[
         list[str] | None,
         typer.Option("--setting", metavar="KEY=VALUE", autocompletion=complete_setting, help="A setting; repeatable."),
@@ -105,9 +107,9 @@ def alter(
             help="Give a setting back to the appliance's value; repeatable.",
         ),
     ] = None,
-    data: Data = None,
-    connect: Connect = None,
-    as_json: Json = False,
+    data: DataOption = None,
+    connect: ConnectOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Change settings of a group, there or not: session and heartbeat of its members of the consumer protocol.
 
@@ -165,7 +167,7 @@ def _standing(description: dict[str, Any]) -> str:
 
 @app.command()
 def reset(
-    group: Group,
+    group: GroupArgument,
     topic: Annotated[str, typer.Option("--topic", autocompletion=complete_topics, help="Topic to move the group in.")],
     to: Annotated[str, typer.Option("--to", metavar="earliest|latest|TIME|OFFSET", help="Where to.")],
     partitions: Annotated[
@@ -173,11 +175,11 @@ def reset(
         typer.Option("--partition", min=0, help="Only this one; repeatable; all if not given."),
     ] = None,
     new: Annotated[bool, typer.Option("--new", help="Also for a group that there is not yet.")] = False,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    data: Data = None,
-    connect: Connect = None,
-    as_json: Json = False,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    data: DataOption = None,
+    connect: ConnectOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Change the committed offsets of a group without members; an offset outside of a partition becomes its nearest.
 
@@ -218,11 +220,11 @@ def delete(
     groups: Annotated[
         list[str], typer.Argument(metavar="GROUP...", autocompletion=complete_groups, help="Groups without members.")
     ],
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    data: Data = None,
-    connect: Connect = None,
-    as_json: Json = False,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    data: DataOption = None,
+    connect: ConnectOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Delete groups and their committed offsets.  Messages stay.
 
@@ -255,8 +257,8 @@ def export(
     groups: Annotated[
         list[str] | None, typer.Argument(metavar="[GROUP...]", autocompletion=complete_groups, help="All if not given.")
     ] = None,
-    data: Data = None,
-    connect: Connect = None,
+    data: DataOption = None,
+    connect: ConnectOption = None,
 ) -> None:
     """Print the committed offsets of groups as JSON, for a file that groups import reads.
 
@@ -283,14 +285,14 @@ def export(
 @app.command(name="import")
 def import_(
     file: Annotated[Path, typer.Argument(metavar="FILE", readable=False, help="What groups export has printed.")],
-    only: Annotated[
+    chosen: Annotated[
         list[str] | None, typer.Option("--group", metavar="GROUP", help="Only this group; repeatable.")
     ] = None,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    data: Data = None,
-    connect: Connect = None,
-    as_json: Json = False,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    data: DataOption = None,
+    connect: ConnectOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Commit the offsets of a file that groups export has printed, for groups without members.
 
@@ -305,9 +307,9 @@ def import_(
         appliance groups import positions.json --group reports --yes --data /var/lib/appliance
     """
     positions = group_positions.read(file)
-    if only:
-        positions = {name: positions[name] for name in only if name in positions}
-        if missing := [name for name in only if name not in positions]:
+    if chosen:
+        positions = {name: positions[name] for name in chosen if name in positions}
+        if missing := [name for name in chosen if name not in positions]:
             raise UnknownGroup(f"{file} has no group {missing[0]!r}")
     with cluster(data, connect) as asked:
         before = {name: _committed(asked, name) if _resting(asked, name) else {} for name in positions}

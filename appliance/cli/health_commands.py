@@ -16,18 +16,18 @@ from ..owners import acting_as_owner, keeper_of
 from ..processes.clock import now_ms
 from ..units import duration, size
 from . import output
-from .asking import DryRun, Yes, confirm
+from .asking import DryRunOption, YesOption, confirm
 from .subject import Subject
-from .target import Connect, Data, Json, cluster, running_dir
+from .target import ConnectOption, DataOption, JsonOption, cluster, running_dir
 
 RELOAD_MS_MAX = 20_000
 LOOK_S = 0.02
 
 
 def health(
-    data: Data = None,
-    connect: Connect = None,
-    as_json: Json = False,
+    data: DataOption = None,
+    connect: ConnectOption = None,
+    as_json: JsonOption = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing; the exit status says it.")] = False,
 ) -> None:
     """Say whether all is well: 0 yes, 75 something passes or needs room, 74 a log is damaged.
@@ -67,7 +67,7 @@ def health(
     raise typer.Exit(status)
 
 
-def reload(data: Data = None, as_json: Json = False) -> None:
+def reload(data: DataOption = None, as_json: JsonOption = False) -> None:
     """Let a running appliance read its configuration again, and wait until it has.
 
     Prints what has changed and what needs a restart.  A file that cannot be used changes nothing: exit status 78.
@@ -128,11 +128,11 @@ def check_read(config: Path, keys: Collection[str], reloaded: Mapping[str, Any])
 
 
 def accept_clock(
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    data: Data = None,
-    connect: Connect = None,
-    as_json: Json = False,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    data: DataOption = None,
+    connect: ConnectOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Believe the clock of the machine after it has jumped: messages that are old by it are deleted.
 

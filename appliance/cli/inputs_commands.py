@@ -19,8 +19,8 @@ from .config_commands import toml_value
 from .config_file import replace_config
 from .health_commands import ask_to_reload, check_read
 from .pipeline_file import load as load_pipeline
-from .service_commands import ConfigFile, Overrides
-from .target import Connect, Data, Json, address, cluster, data_dir, running_dir
+from .service_commands import ConfigOption, OverridesOption
+from .target import ConnectOption, DataOption, JsonOption, address, cluster, data_dir, running_dir
 
 if TYPE_CHECKING:
     from ..inputs.ledger import Row
@@ -37,7 +37,7 @@ app = typer.Typer(no_args_is_help=True, help="Logs that are taken in without a s
 
 
 @app.command(name="list")
-def list_(data: Data = None, as_json: Json = False) -> None:
+def list_(data: DataOption = None, as_json: JsonOption = False) -> None:
     """Show the inputs of a running appliance: what each has taken in since it began, and what it waits for.
 
     [b]Example[/b]
@@ -50,7 +50,9 @@ def list_(data: Data = None, as_json: Json = False) -> None:
 
 
 @app.command()
-def check(config: ConfigFile = None, settings: Overrides = None, data: Data = None, as_json: Json = False) -> None:
+def check(
+    config: ConfigOption = None, settings: OverridesOption = None, data: DataOption = None, as_json: JsonOption = False
+) -> None:
     """Check that the inputs of a configuration can begin: files that the service's user may read, addresses free.
 
     A file that the input refuses is named with the reason, as a link that another user has put among the logs.
@@ -66,7 +68,7 @@ def check(config: ConfigFile = None, settings: Overrides = None, data: Data = No
     from ..inputs.service_rights import groups_of
 
     chosen, directory = load(config, settings or []), data_dir(data)
-    state, guard = _state(directory), Guard.of(chosen, directory)
+    state, guard = _state(directory), Guard.of_config(chosen, directory)
     rows = [
         {"input": finding.input, "what": finding.what, "state": finding.fault or "good", "todo": finding.todo}
         for name, input_settings in chosen.inputs.items()
@@ -122,8 +124,8 @@ def add(
     keys: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A further key; repeatable.")
     ] = None,
-    data: Data = None,
-    as_json: Json = False,
+    data: DataOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Add an input to a configuration file, check it, and with --data let the running appliance take it.
 
@@ -183,7 +185,7 @@ def rights(
         Path,
         typer.Option("--config", metavar="FILE.toml", readable=False, help="Configuration of the service."),
     ] = PACKAGED,
-    data: Data = None,
+    data: DataOption = None,
     apply: Annotated[bool, typer.Option("--apply", help="Write the files, and restart the service.")] = False,
     units: Annotated[
         Path,
@@ -194,7 +196,7 @@ def rights(
             help="Write to this directory of units; another one than systemd's is left to you.",
         ),
     ] = UNITS,
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Show what the service needs beyond its unit for its inputs, as files of systemd; with --apply give it that.
 
@@ -230,11 +232,11 @@ def rights(
 
 # ---- the ledger
 
-Since = Annotated[str, typer.Option("--since", metavar="-2d|TIME", help="Rows from then on.")]
-LedgerTopic = Annotated[str, typer.Option("--ledger", help="The topic of the ledger (ledger.topic).")]
+LedgerSinceOption = Annotated[str, typer.Option("--since", metavar="-2d|TIME", help="Rows from then on.")]
+LedgerTopicOption = Annotated[str, typer.Option("--ledger", help="The topic of the ledger (ledger.topic).")]
 
 
-Pipeline = Annotated[
+LedgerPipelineOption = Annotated[
     Path | None,
     typer.Option(
         "--pipeline",
@@ -248,12 +250,12 @@ Pipeline = Annotated[
 @app.command()
 def ledger(
     source: Annotated[str, typer.Argument(metavar="[SOURCE]", help="A file or a sender; all if not given.")] = "",
-    since: Since = "-1d",
-    topic: LedgerTopic = "ledger",
-    pipeline: Pipeline = None,
-    data: Data = None,
-    connect: Connect = None,
-    as_json: Json = False,
+    since: LedgerSinceOption = "-1d",
+    topic: LedgerTopicOption = "ledger",
+    pipeline: LedgerPipelineOption = None,
+    data: DataOption = None,
+    connect: ConnectOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Show what each source gave: lines and bytes read, where they are, what was refused, and what was lost.
 
@@ -290,7 +292,7 @@ def ledger(
             "gaps": sum(len(row.gaps) for row in of_source),
             "in": _places(of_source),
         }
-        for (name, path), of_source in _by_source(rows).items()
+        for (name, path), of_source in _group_by_source(rows).items()
     ]
     output.print_rows(shown, ["input", "source", "lines", "bytes", "messages", "refused", "gaps", "in"])
     gaps = [
@@ -307,7 +309,7 @@ def _print_audit(rows: Sequence[Row], pipeline: Path, data: Path | None, connect
     settings = load_pipeline(pipeline, data, connect)
     from ..spark.pipeline.input_audit import Block, audit
 
-    of_sources = _by_source(rows)
+    of_sources = _group_by_source(rows)
     sent = {key: [Block(*span[:4]) for row in some for span in row.spans] for key, some in of_sources.items()}
     shown = [
         {
@@ -343,11 +345,11 @@ def _print_audit(rows: Sequence[Row], pipeline: Path, data: Path | None, connect
 def find(
     file: Annotated[str, typer.Argument(metavar="FILE", help="Path of a file, as the input reads it.")],
     line: Annotated[int, typer.Option("--line", min=1, help="Number of the line, from 1.")],
-    since: Since = "-7d",
-    topic: LedgerTopic = "ledger",
-    data: Data = None,
-    connect: Connect = None,
-    as_json: Json = False,
+    since: LedgerSinceOption = "-7d",
+    topic: LedgerTopicOption = "ledger",
+    data: DataOption = None,
+    connect: ConnectOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Say in which topic, partition and offset a line of a file is.
 
@@ -388,10 +390,10 @@ def ship(
         Path | None,
         typer.Option("--positions", metavar="FILE", readable=False, help="Remember here what was sent; go on there."),
     ] = None,
-    topic_of_ledger: LedgerTopic = "ledger",
-    data: Data = None,
-    connect: Connect = None,
-    as_json: Json = False,
+    topic_of_ledger: LedgerTopicOption = "ledger",
+    data: DataOption = None,
+    connect: ConnectOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Send files to an appliance, here or elsewhere, each line once, as the input of type files does.
 
@@ -448,7 +450,7 @@ def _rows(data: Path | None, connect: str | None, topic: str, since: str) -> Ite
         yield from read_rows(consumer, topic, spec.timestamp)
 
 
-def _by_source(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
+def _group_by_source(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
     by_source: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         by_source.setdefault((row.input, row.source), []).append(row)

@@ -22,7 +22,7 @@ from ..errors import OthersDirectory
 from ..owners import refuse_others_directory
 from . import output
 from .invocation import run
-from .target import Connect, Data, address
+from .target import ConnectOption, DataOption, address
 
 ENDINGS: Final = ("exit", "quit")
 NOT_HERE: Final = {
@@ -32,7 +32,7 @@ NOT_HERE: Final = {
 HISTORY: Final = "appliance/history"
 
 
-def shell(data: Data = None, connect: Connect = None) -> None:
+def shell(data: DataOption = None, connect: ConnectOption = None) -> None:
     """Type commands with history and completion: names of topics, groups, members, users and settings.
 
     Commands are those of `appliance`, without that word.  Tab completes, the arrow up brings back, Ctrl-R searches,

@@ -21,7 +21,7 @@ import typer.exceptions
 
 from ..errors import ApplianceError
 from . import contexts, output
-from .ending import Ended, on_closed_pipe
+from .ending import Ended, end_on_closed_pipe
 from .faults import Fault, named_in, report, show
 
 USAGE_ERROR: Final = "UsageError"
@@ -80,7 +80,7 @@ class Commands(typer.core.TyperGroup):
             return super().make_context(*arguments, **options)
 
     def invoke(self, ctx: Any) -> Any:
-        with _shown_safely(), on_closed_pipe():
+        with _shown_safely(), end_on_closed_pipe():
             return super().invoke(ctx)
 
 

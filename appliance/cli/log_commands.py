@@ -22,9 +22,9 @@ from .. import units
 from ..errors import AlreadyRunning, NoDirectory, UnknownPartition
 from ..owners import acting_as_owner
 from . import output
-from .asking import DryRun, Yes, confirm, how_many
+from .asking import DryRunOption, YesOption, confirm, how_many
 from .faults import STORAGE
-from .target import Data, Json, address, data_dir
+from .target import DataOption, JsonOption, address, data_dir
 
 if TYPE_CHECKING:
     from ..log.repair import Repaired
@@ -43,7 +43,7 @@ RECORD_COLUMNS = ("offset", "timestamp", "key", "value", "headers")
 REPORTED_MAX: Final = 100
 """Places of a partition that a running appliance is told: it finds what is beside them."""
 
-Partitions = Annotated[
+PartitionsArgument = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[PARTITION]...", help="Directories, or with --data names: web-0, or all of web; all if none."
@@ -79,7 +79,7 @@ def directories(names: list[str] | None, data: Path | None) -> list[Path]:
     for name in names:
         path = root / name if root is not None and "/" not in name else Path(name)
         with acting_as_owner(path):
-            paths = [path] if path.is_dir() else _of_topic(path)
+            paths = [path] if path.is_dir() else _partitions_of_topic(path)
             if not paths and root is not None and "/" not in name:
                 raise UnknownPartition(f"{name}: no such partition or topic in {root}{_near(root, name)}")
             if not paths:
@@ -100,7 +100,7 @@ def _partitions(root: Path) -> list[Path]:
     return sorted(path for path in found_here if not path.name.endswith((DELETED_SUFFIX, TRASH_SUFFIX)))
 
 
-def _of_topic(path: Path) -> list[Path]:
+def _partitions_of_topic(path: Path) -> list[Path]:
     """The partitions of a topic, by what their directories are called without the number."""
     numbered = [sibling for sibling in path.parent.glob("*-*") if sibling.name.rpartition("-")[0] == path.name]
     return sorted(
@@ -128,8 +128,8 @@ def dump(
     start: Annotated[int, typer.Option("--from", min=0, metavar="OFFSET", help="From the batch that has it.")] = 0,
     count_max: Annotated[int | None, typer.Option("--max", min=1, metavar="N", help="End after N batches.")] = None,
     records: Annotated[bool, typer.Option("--records", help="Print each record instead of each batch.")] = False,
-    data: Data = None,
-    as_json: Json = False,
+    data: DataOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Print the batches in a partition's files; damaged ones, holes and ends of transactions on standard error.
 
@@ -222,7 +222,7 @@ def _text(value: bytes | None) -> str | None:
 
 
 @app.command()
-def verify(partitions: Partitions = None, data: Data = None, as_json: Json = False) -> None:
+def verify(partitions: PartitionsArgument = None, data: DataOption = None, as_json: JsonOption = False) -> None:
     """Check every byte of partitions: batches, checksums, offsets, indexes.  Exit status 74 when one is damaged.
 
     A running appliance is told, looks itself, and serves what is damaged no more.
@@ -298,12 +298,12 @@ def _report_row(report: Report) -> dict[str, Any]:
 
 @app.command()
 def repair(
-    partitions: Partitions = None,
-    dry_run: DryRun = False,
+    partitions: PartitionsArgument = None,
+    dry_run: DryRunOption = False,
     cut: Annotated[bool, typer.Option("--cut", help="End the log at damage that cannot be mended; asks.")] = False,
-    yes: Yes = False,
-    data: Data = None,
-    as_json: Json = False,
+    yes: YesOption = False,
+    data: DataOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Repair damaged partitions, and keep all that is not damaged, with its offsets.
 

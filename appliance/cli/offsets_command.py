@@ -11,7 +11,7 @@ from ..wire.requests import EARLIEST, LATEST
 from . import output
 from .live_names import complete_topics
 from .offset_spec import parse_offset_spec, resolve
-from .target import Connect, Data, Json, cluster
+from .target import ConnectOption, DataOption, JsonOption, cluster
 
 
 def offsets(
@@ -23,9 +23,9 @@ def offsets(
     partitions: Annotated[
         list[int] | None, typer.Option("--partition", min=0, help="Only this one; repeatable; all if not given.")
     ] = None,
-    data: Data = None,
-    connect: Connect = None,
-    as_json: Json = False,
+    data: DataOption = None,
+    connect: ConnectOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Show the offset of the first message of each partition that is not older than a time.
 

@@ -17,9 +17,9 @@ import typer
 from .. import units
 from ..owners import refuse_others_directory
 from . import output, pipeline_repair_commands, pipeline_view_commands
-from .pipeline_file import Config, load
+from .pipeline_file import PipelineArgument, load
 from .pipeline_view_commands import moment_us
-from .target import Connect, Data, Json
+from .target import ConnectOption, DataOption, JsonOption
 
 if TYPE_CHECKING:
     from ..spark.pipeline.pipeline_status import Summary
@@ -32,11 +32,11 @@ for command in (*pipeline_view_commands.COMMANDS, *pipeline_repair_commands.COMM
 
 @app.command()
 def run(
-    config: Config,
+    config: PipelineArgument,
     once: Annotated[bool, typer.Option("--once", help="Read what there is now, then end.")] = False,
-    data: Data = None,
-    connect: Connect = None,
-    as_json: Json = False,
+    data: DataOption = None,
+    connect: ConnectOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Read topics, parse their lines, write tables and dead letters; continues where it stopped.
 
@@ -88,7 +88,9 @@ def example(
 
 
 @app.command()
-def status(config: Config, data: Data = None, connect: Connect = None, as_json: Json = False) -> None:
+def status(
+    config: PipelineArgument, data: DataOption = None, connect: ConnectOption = None, as_json: JsonOption = False
+) -> None:
     """Show state, offsets, lag, rates and the content of the tables; also publishes the offsets as those of a group.
 
     States: never run, running, stopped, failed, refused (a run would be; `check` says more).
@@ -114,7 +116,9 @@ def status(config: Config, data: Data = None, connect: Connect = None, as_json: 
 
 
 @app.command()
-def check(config: Config, data: Data = None, connect: Connect = None, as_json: Json = False) -> None:
+def check(
+    config: PipelineArgument, data: DataOption = None, connect: ConnectOption = None, as_json: JsonOption = False
+) -> None:
     """Compare configuration, tables and topics, and say what a run would do.  Changes nothing.
 
     Exit status 0: it would run.  78: something is refused, or must be accepted first.
@@ -139,7 +143,9 @@ def check(config: Config, data: Data = None, connect: Connect = None, as_json: J
 
 
 @app.command()
-def accept(config: Config, data: Data = None, connect: Connect = None, as_json: Json = False) -> None:
+def accept(
+    config: PipelineArgument, data: DataOption = None, connect: ConnectOption = None, as_json: JsonOption = False
+) -> None:
     """Accept what `check` shows as "accept": lost offsets, topics that were created again, wider types.
 
     Offsets: the tables record that they continue at the offsets that `check` names.  Wider types: all files of the
@@ -158,7 +164,7 @@ def accept(config: Config, data: Data = None, connect: Connect = None, as_json: 
 
 @app.command()
 def report(
-    config: Config,
+    config: PipelineArgument,
     directory: Annotated[
         Path | None,
         typer.Option(
@@ -168,7 +174,7 @@ def report(
     zone: Annotated[str, typer.Option("--zone", help="Time zone of the page, as Europe/Berlin.")] = "UTC",
     since: Annotated[str, typer.Option("--since", metavar="-2d|TIME", help="Only lines of from then on.")] = "",
     until: Annotated[str, typer.Option("--until", metavar="-2d|TIME", help="Only lines of before.")] = "",
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Write a page of what is asked daily: volume, errors, heaviest, percentiles, sessions, freshness, lag, audit.
 

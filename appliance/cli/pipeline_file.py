@@ -15,7 +15,7 @@ from . import target
 if TYPE_CHECKING:
     from ..spark.pipeline.settings import Settings
 
-Config = Annotated[
+PipelineArgument = Annotated[
     Path, typer.Argument(metavar="CONFIG.toml", readable=False, help="What to read, how to parse it, where to write.")
 ]
 

@@ -7,22 +7,22 @@ from typing import Annotated, Any
 import typer
 
 from . import output
-from .asking import DryRun, Yes, confirm
-from .pipeline_file import Config, load
+from .asking import DryRunOption, YesOption, confirm
+from .pipeline_file import PipelineArgument, load
 from .pipeline_view_commands import moment_us
-from .target import Connect, Data, Json
+from .target import ConnectOption, DataOption, JsonOption
 
 
 def reparse(
-    config: Config,
-    every: Annotated[
+    config: PipelineArgument,
+    also_parsed: Annotated[
         bool, typer.Option("--all", help="Also lines that were parsed; needs output.raw = true since then.")
     ] = False,
     since: Annotated[
         str, typer.Option("--since", metavar="-2d|TIME", help="Only lines that arrived in the log from then on.")
     ] = "",
     until: Annotated[str, typer.Option("--until", metavar="-2d|TIME", help="Only those that arrived before.")] = "",
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Parse lines of the table again after parsers have changed: those that were rejected, or all.
 
@@ -40,7 +40,7 @@ def reparse(
     from ..spark.pipeline.iceberg_table import follow_iceberg
     from ..spark.pipeline.reparse import reparse as parse_again
 
-    reparsed = parse_again(settings, every=every, **{f"{name}_us": micros for name, micros in bounds.items()})
+    reparsed = parse_again(settings, every=also_parsed, **{f"{name}_us": micros for name, micros in bounds.items()})
     follow_iceberg(settings)
     if as_json:
         output.print_json(reparsed._asdict())
@@ -53,11 +53,11 @@ def reparse(
 
 
 def forget(
-    config: Config,
+    config: PipelineArgument,
     where: Annotated[str, typer.Option("--where", metavar="SQL", help="Which rows of events: client = '10.0.0.1'.")],
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    as_json: Json = False,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Remove a person's rows from events, views, and the files of earlier versions; say what else has their lines.
 
@@ -113,13 +113,13 @@ def forget(
 
 
 def expire(
-    config: Config,
+    config: PipelineArgument,
     before: Annotated[
         str, typer.Option("--before", metavar="-90d|TIME", help="Rows whose time is earlier: -90d, 2026-08-01.")
     ],
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    as_json: Json = False,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Remove old rows from events: those whose time is before the one that is given.
 
@@ -154,7 +154,9 @@ def expire(
         output.remark(f"{place.rows:,} rows of {place.topic}-{place.partition}, up to offset {place.last}")
 
 
-def verify(config: Config, data: Data = None, connect: Connect = None, as_json: Json = False) -> None:
+def verify(
+    config: PipelineArgument, data: DataOption = None, connect: ConnectOption = None, as_json: JsonOption = False
+) -> None:
     """Compare events with the topics they were read from: which messages have no row, and which have two.
 
     From the start of each log, or where reading began, to where the table says it has read. Rows that were deleted on

@@ -14,8 +14,8 @@ from ..errors import BadValue
 from ..owners import refuse_others_directory
 from . import output
 from .offset_spec import parse_offset_spec
-from .pipeline_file import Config, load
-from .target import Json
+from .pipeline_file import PipelineArgument, load
+from .target import JsonOption
 
 if TYPE_CHECKING:
     from ..spark.pipeline.settings import Settings
@@ -30,10 +30,10 @@ STATES: dict[str, str] = {
     "orphan": "its file is gone: nobody refreshes its table; put the file back, or delete the directory",
     "unknown": "what it comes from is not known any more: computed whole by the next refresh",
 }
-ViewName = Annotated[str, typer.Argument(metavar="VIEW", help="Name of its file, without .sql.")]
+ViewArgument = Annotated[str, typer.Argument(metavar="VIEW", help="Name of its file, without .sql.")]
 
 
-def views(config: Config, as_json: Json = False) -> None:
+def views(config: PipelineArgument, as_json: JsonOption = False) -> None:
     """List the views: how far each is behind the events, and what the next refresh does.
 
     A view is a file of SQL in the directory `views.path`, over the table `events`; its answer is kept as a table, in
@@ -70,9 +70,9 @@ def views(config: Config, as_json: Json = False) -> None:
 
 
 def refresh(
-    config: Config,
+    config: PipelineArgument,
     view: Annotated[str, typer.Argument(metavar="[VIEW]", help="Only this one.")] = "",
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Make views current: compute the windows whose events have changed, all windows where that is not known.
 
@@ -92,12 +92,12 @@ def refresh(
 
 
 def rebuild(
-    config: Config,
-    view: ViewName,
+    config: PipelineArgument,
+    view: ViewArgument,
     since: Annotated[
         str, typer.Option("--since", metavar="-2d|TIME", help="Only windows from then on; rows before stay.")
     ] = "",
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Compute a view again from the events, whole or from a time on, in one transaction.
 

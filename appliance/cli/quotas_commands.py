@@ -12,9 +12,9 @@ from ..errors import BadValue
 from ..security.quotas import BYTES_IN, BYTES_OUT, REQUESTS
 from ..units import size
 from . import output
-from .asking import DryRun, Yes, confirm, how_many
+from .asking import DryRunOption, YesOption, confirm, how_many
 from .live_names import complete_users
-from .target import Connect, Data, Json, cluster
+from .target import ConnectOption, DataOption, JsonOption, cluster
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -28,12 +28,16 @@ COLUMNS = ["user", "client_id", "in", "out", "requests"]
 DEFAULT_TEXT: Final = "(default)"
 ANY_TEXT: Final = "(any)"
 
-User = Annotated[
+UserOption = Annotated[
     str | None, typer.Option("--user", metavar="NAME", autocompletion=complete_users, help="Clients of this user.")
 ]
-DefaultUser = Annotated[bool, typer.Option("--default-user", help="Clients of each user that has no quota of its own.")]
-ClientId = Annotated[str | None, typer.Option("--client-id", metavar="ID", help="Clients that call themselves this.")]
-DefaultClientId = Annotated[
+DefaultUserOption = Annotated[
+    bool, typer.Option("--default-user", help="Clients of each user that has no quota of its own.")
+]
+ClientIdOption = Annotated[
+    str | None, typer.Option("--client-id", metavar="ID", help="Clients that call themselves this.")
+]
+DefaultClientIdOption = Annotated[
     bool, typer.Option("--default-client-id", help="Clients of each client id that has no quota of its own.")
 ]
 
@@ -41,9 +45,9 @@ DefaultClientId = Annotated[
 @app.command(name="list")
 def list_(
     text: Annotated[str, typer.Argument(metavar="[TEXT]", help="Only those with this in a name.")] = "",
-    data: Data = None,
-    connect: Connect = None,
-    as_json: Json = False,
+    data: DataOption = None,
+    connect: ConnectOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Show all quotas.  Nobody is limited who has none.
 
@@ -62,10 +66,10 @@ def list_(
 
 @app.command(name="set")
 def set_(
-    user: User = None,
-    default_user: DefaultUser = False,
-    client_id: ClientId = None,
-    default_client_id: DefaultClientId = False,
+    user: UserOption = None,
+    default_user: DefaultUserOption = False,
+    client_id: ClientIdOption = None,
+    default_client_id: DefaultClientIdOption = False,
     bytes_in: Annotated[
         str | None, typer.Option("--in", metavar="SIZE", help="Bytes produced per second, such as 10MiB.")
     ] = None,
@@ -73,9 +77,9 @@ def set_(
         str | None, typer.Option("--out", metavar="SIZE", help="Bytes fetched per second, such as 50MiB.")
     ] = None,
     requests: Annotated[str | None, typer.Option("--requests", metavar="NUMBER", help="Requests per second.")] = None,
-    data: Data = None,
-    connect: Connect = None,
-    as_json: Json = False,
+    data: DataOption = None,
+    connect: ConnectOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Limit what a user, a client id, or a user with a client id may use.  Limits that are not given stay.
 
@@ -100,15 +104,15 @@ def set_(
 
 @app.command()
 def delete(
-    user: User = None,
-    default_user: DefaultUser = False,
-    client_id: ClientId = None,
-    default_client_id: DefaultClientId = False,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    data: Data = None,
-    connect: Connect = None,
-    as_json: Json = False,
+    user: UserOption = None,
+    default_user: DefaultUserOption = False,
+    client_id: ClientIdOption = None,
+    default_client_id: DefaultClientIdOption = False,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    data: DataOption = None,
+    connect: ConnectOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Delete a quota.  What its clients owe already, they wait for.
 

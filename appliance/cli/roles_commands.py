@@ -10,9 +10,9 @@ import typer
 from ..security.principals import principal_of_role
 from . import output
 from .acl_commands import COLUMNS
-from .asking import DryRun, Yes, confirm
+from .asking import DryRunOption, YesOption, confirm
 from .live_names import complete_roles, complete_users
-from .target import Connect, Data, Json, cluster
+from .target import ConnectOption, DataOption, JsonOption, cluster
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -22,15 +22,15 @@ app = typer.Typer(
     They hold for all users who have the role, beside their own.""",
 )
 
-Role = Annotated[str, typer.Argument(metavar="ROLE", autocompletion=complete_roles, help="Name of the role.")]
-Users = Annotated[
+RoleArgument = Annotated[str, typer.Argument(metavar="ROLE", autocompletion=complete_roles, help="Name of the role.")]
+RoleUsersArgument = Annotated[
     list[str],
     typer.Argument(metavar="USER...", autocompletion=complete_users, help="Users, without the `User:` before them."),
 ]
 
 
 @app.command(name="list")
-def list_(data: Data = None, connect: Connect = None, as_json: Json = False) -> None:
+def list_(data: DataOption = None, connect: ConnectOption = None, as_json: JsonOption = False) -> None:
     """List roles, with their users and the number of their rules; with --json the rules themselves.
 
     [b]Examples[/b]
@@ -47,7 +47,9 @@ def list_(data: Data = None, connect: Connect = None, as_json: Json = False) -> 
 
 
 @app.command()
-def create(role: Role, data: Data = None, connect: Connect = None, as_json: Json = False) -> None:
+def create(
+    role: RoleArgument, data: DataOption = None, connect: ConnectOption = None, as_json: JsonOption = False
+) -> None:
     """Create a role, without rules and users.
 
     [b]Example[/b]
@@ -65,8 +67,8 @@ def create(role: Role, data: Data = None, connect: Connect = None, as_json: Json
 
 @app.command()
 def grant(
-    role: Role,
-    users: Users,
+    role: RoleArgument,
+    users: RoleUsersArgument,
     without_password: Annotated[
         bool,
         typer.Option(
@@ -74,9 +76,9 @@ def grant(
             help="Also to a user without a password here: the subject of a certificate, or the claim of a token.",
         ),
     ] = False,
-    data: Data = None,
-    connect: Connect = None,
-    as_json: Json = False,
+    data: DataOption = None,
+    connect: ConnectOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Give a role to users.  It holds at once, on open connections, too.
 
@@ -91,7 +93,13 @@ def grant(
 
 
 @app.command()
-def revoke(role: Role, users: Users, data: Data = None, connect: Connect = None, as_json: Json = False) -> None:
+def revoke(
+    role: RoleArgument,
+    users: RoleUsersArgument,
+    data: DataOption = None,
+    connect: ConnectOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """Take a role from users.  Their own rules, and those of their other roles, stay.
 
     [b]Example[/b]
@@ -104,12 +112,12 @@ def revoke(role: Role, users: Users, data: Data = None, connect: Connect = None,
 
 @app.command()
 def delete(
-    role: Role,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    data: Data = None,
-    connect: Connect = None,
-    as_json: Json = False,
+    role: RoleArgument,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    data: DataOption = None,
+    connect: ConnectOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Delete a role with its rules.  Users lose what they may through it, and are denied what it denies no more.
 

@@ -15,7 +15,7 @@ from ..health.findings import exit_status, wrong
 from ..processes.clock import wall_s
 from . import ending, output, starting
 from .subject import Subject
-from .target import Connect, Data, Json, directory_path
+from .target import ConnectOption, DataOption, JsonOption, directory_path
 
 if TYPE_CHECKING:
     from ..health.findings import Finding
@@ -26,13 +26,13 @@ def _complete_key(incomplete: str) -> list[str]:
     return [f"{name}=" for name in KEYS if name.startswith(incomplete)]
 
 
-ConfigFile = Annotated[
+ConfigOption = Annotated[
     Path | None,
     typer.Option(
         "--config", metavar="FILE.toml", readable=False, help="Configuration; `appliance config show` prints one."
     ),
 ]
-Overrides = Annotated[
+OverridesOption = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
@@ -50,8 +50,8 @@ def start(
             "--data", metavar="DIR", readable=False, parser=directory_path, help="Where logs are kept; made if need be."
         ),
     ],
-    config: ConfigFile = None,
-    settings: Overrides = None,
+    config: ConfigOption = None,
+    settings: OverridesOption = None,
 ) -> None:
     """Run an appliance in the foreground until SIGTERM or Ctrl-C.
 
@@ -70,9 +70,9 @@ def start(
 
 
 def status(
-    data: Data = None,
-    connect: Connect = None,
-    as_json: Json = False,
+    data: DataOption = None,
+    connect: ConnectOption = None,
+    as_json: JsonOption = False,
     watch: Annotated[
         float | None,
         typer.Option("--watch", metavar="SECONDS", min=0.2, help="Show it again and again, until Ctrl-C."),
@@ -95,7 +95,7 @@ def status(
         if meter.reads and not as_json:
             meter.measure(RATES_S)
         raise typer.Exit(exit_status(_show_status(meter, as_json)))
-    with ending.in_order():
+    with ending.end_in_order():
         while True:
             if sys.stdout.isatty():
                 output.clear()

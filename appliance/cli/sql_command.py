@@ -17,26 +17,26 @@ from ..config_keys import SIZES, parse_units
 from ..errors import ConfigFault, Unavailable
 from . import ending, output
 from .query_output import Form, form_of, save, show
-from .target import Connect, Data, Json, address
+from .target import ConnectOption, DataOption, JsonOption, address
 
 if TYPE_CHECKING:
     from ..sql.session import Session
 
 
-Follow = Annotated[
+FollowOption = Annotated[
     float | None, typer.Option("--follow", min=0.1, metavar="S", help="Ask again after S seconds, until Ctrl-C.")
 ]
-Format = Annotated[
+SqlFormatOption = Annotated[
     Form | None,
     typer.Option("--format", help="How rows are printed; in a pipe fields of a table are separated by tabs."),
 ]
-File = Annotated[
+SqlOutputOption = Annotated[
     Path | None,
     typer.Option(
         "--output", metavar="FILE", readable=False, help="Write the rows to this file; its name may say the format."
     ),
 ]
-Parsers = Annotated[
+ParsersOption = Annotated[
     list[str] | None,
     typer.Option(
         "--parser",
@@ -45,7 +45,7 @@ Parsers = Annotated[
         "[dim]\\[default: what takes its newest lines][/dim]",
     ),
 ]
-Pipelines = Annotated[
+PipelinesOption = Annotated[
     list[Path] | None,
     typer.Option(
         "--pipeline",
@@ -54,11 +54,11 @@ Pipelines = Annotated[
         help="A pipeline whose tables are asked: NAME.events, and NAME.live with what it has not read; repeatable.",
     ),
 ]
-Bytes = Annotated[bool, typer.Option("--bytes", help="Keys, values and headers as they are, not as texts.")]
-Memory = Annotated[
+BytesOption = Annotated[bool, typer.Option("--bytes", help="Keys, values and headers as they are, not as texts.")]
+MemoryOption = Annotated[
     str, typer.Option("--memory", metavar="SIZE", help="Memory of DuckDB; what has no room goes to the disk.")
 ]
-Allowed = Annotated[
+AllowOption = Annotated[
     list[Path] | None,
     typer.Option(
         "--allow", metavar="PATH", readable=False, help="A directory or file that the query may use; repeatable."
@@ -68,17 +68,17 @@ Allowed = Annotated[
 
 def sql(
     query: Annotated[str, typer.Argument(metavar="QUERY", help="One query; - reads it from standard input.")],
-    follow: Follow = None,
-    form: Format = None,
-    file: File = None,
-    parsers: Parsers = None,
-    pipelines: Pipelines = None,
-    as_bytes: Bytes = False,
-    memory: Memory = "512MiB",
-    allowed: Allowed = None,
-    data: Data = None,
-    connect: Connect = None,
-    as_json: Json = False,
+    follow: FollowOption = None,
+    form: SqlFormatOption = None,
+    file: SqlOutputOption = None,
+    parsers: ParsersOption = None,
+    pipelines: PipelinesOption = None,
+    as_bytes: BytesOption = False,
+    memory: MemoryOption = "512MiB",
+    allowed: AllowOption = None,
+    data: DataOption = None,
+    connect: ConnectOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Ask topics with SQL, as DuckDB speaks it: all that has come until now, without a copy or a schema.
 
@@ -118,7 +118,7 @@ def sql(
         allowed=allowed or [],
         as_bytes=as_bytes,
     )
-    with ending.in_order(), session:
+    with ending.end_in_order(), session:
         _ask(session, text, form, file)
         while follow is not None:
             threading.Event().wait(follow)

@@ -18,7 +18,7 @@ from ..config import Config, load
 from ..errors import ApplianceError, BadValue
 from ..security import configuration
 from . import event_log
-from .ending import Ended, on_closed_pipe
+from .ending import Ended, end_on_closed_pipe
 from .faults import describe, report
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def _start(options: Options) -> int:
 def run(options: Options) -> int:
     """As :func:`start`, with errors printed."""
     try:
-        with on_closed_pipe():
+        with end_on_closed_pipe():
             return start(options)
     except Ended as ended:
         return ended.status

@@ -46,7 +46,7 @@ def directory_path(text: str) -> Path:
     return Path(text)
 
 
-Data = Annotated[
+DataOption = Annotated[
     Path | None,
     typer.Option(
         "--data",
@@ -56,7 +56,7 @@ Data = Annotated[
         help="Data directory of an appliance on this host [dim](or APPLIANCE_DATA)[/dim].",
     ),
 ]
-Connect = Annotated[
+ConnectOption = Annotated[
     str | None,
     typer.Option(
         "--connect",
@@ -65,8 +65,8 @@ Connect = Annotated[
         f"[dim](or APPLIANCE_CONNECT; else {KEYS['native.listen'].default})[/dim].",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-Settings = Annotated[
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+TopicSettingsOption = Annotated[
     list[str] | None,
     typer.Option(
         "--setting",
@@ -84,7 +84,7 @@ def data_dir(data: Path | None) -> Path | None:
 
 
 _VERBS: dict[type[ApplianceError], str] = {UnknownPartition: "topics", UnknownGroup: "groups", UnknownUser: "users"}
-"""What lists the names that there are, by the error about a name that there is not."""
+"""The command that lists the existing names, by the error about a name that does not exist."""
 
 
 def running_dir(data: Path | None) -> Path:

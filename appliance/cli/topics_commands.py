@@ -16,10 +16,10 @@ from ..owners import acting_as_owner
 from ..retention import lost_bytes
 from ..wire.requests import EARLIEST, LATEST
 from . import output
-from .asking import DryRun, Yes, confirm, how_many
+from .asking import DryRunOption, YesOption, confirm, how_many
 from .live_names import complete_setting_names, complete_topics
 from .offset_spec import FORMS, OffsetSpec, parse_offset_spec, resolve
-from .target import Connect, Data, Json, Settings, cluster, data_dir, parse_settings
+from .target import ConnectOption, DataOption, JsonOption, TopicSettingsOption, cluster, data_dir, parse_settings
 
 if TYPE_CHECKING:
     from ..client.cluster_client import Cluster
@@ -33,20 +33,22 @@ YEAR_9999_S = 253_370_764_800
 UNREAD_LINES_MAX = 5
 """Groups that a question names for each topic or partition."""
 
-Name = Annotated[str, typer.Argument(metavar="NAME", autocompletion=complete_topics, help="Name of the topic.")]
-NewName = Annotated[str, typer.Argument(metavar="NAME", help="Name of the topic.")]
+TopicArgument = Annotated[
+    str, typer.Argument(metavar="NAME", autocompletion=complete_topics, help="Name of the topic.")
+]
+NewTopicArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the topic.")]
 
 
 @app.command()
 def create(
-    name: NewName,
+    name: NewTopicArgument,
     partitions: Annotated[
         int | None, typer.Option("--partitions", min=1, help="How many; topics.partitions if not given.")
     ] = None,
-    settings: Settings = None,
-    data: Data = None,
-    connect: Connect = None,
-    as_json: Json = False,
+    settings: TopicSettingsOption = None,
+    data: DataOption = None,
+    connect: ConnectOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Create a topic.
 
@@ -70,7 +72,7 @@ def create(
 
 
 @app.command(name="list")
-def list_(data: Data = None, connect: Connect = None, as_json: Json = False) -> None:
+def list_(data: DataOption = None, connect: ConnectOption = None, as_json: JsonOption = False) -> None:
     """List topics with their sizes.
 
     [b]Example[/b]
@@ -83,7 +85,9 @@ def list_(data: Data = None, connect: Connect = None, as_json: Json = False) -> 
 
 
 @app.command()
-def describe(name: Name, data: Data = None, connect: Connect = None, as_json: Json = False) -> None:
+def describe(
+    name: TopicArgument, data: DataOption = None, connect: ConnectOption = None, as_json: JsonOption = False
+) -> None:
     """Show a topic's settings and the first and last offset of each partition.
 
     Each setting says where it comes from: the topic, a pattern of the configuration such as [topics."web-*"], the
@@ -111,8 +115,8 @@ def describe(name: Name, data: Data = None, connect: Connect = None, as_json: Js
 
 @app.command()
 def alter(
-    name: Name,
-    settings: Settings = None,
+    name: TopicArgument,
+    settings: TopicSettingsOption = None,
     unset: Annotated[
         list[str] | None,
         typer.Option(
@@ -125,9 +129,9 @@ def alter(
     partitions: Annotated[
         int | None, typer.Option("--partitions", min=1, help="More partitions; they cannot become fewer.")
     ] = None,
-    data: Data = None,
-    connect: Connect = None,
-    as_json: Json = False,
+    data: DataOption = None,
+    connect: ConnectOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Change settings of a topic, or give it more partitions.
 
@@ -155,18 +159,18 @@ def alter(
 
 @app.command()
 def trim(
-    name: Name,
+    name: TopicArgument,
     before: Annotated[
         str, typer.Option("--before", metavar="TIME|OFFSET|latest", help=f"Messages before this go: {FORMS}.")
     ],
     partitions: Annotated[
         list[int] | None, typer.Option("--partition", min=0, help="Only this one; repeatable; all if not given.")
     ] = None,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    data: Data = None,
-    connect: Connect = None,
-    as_json: Json = False,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    data: DataOption = None,
+    connect: ConnectOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Delete the oldest messages of a topic, at once.
 
@@ -265,11 +269,11 @@ def _unread_text(unread: Mapping[str, int] | None) -> str:
 @app.command()
 def delete(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", autocompletion=complete_topics, help="Topics.")],
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    data: Data = None,
-    connect: Connect = None,
-    as_json: Json = False,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    data: DataOption = None,
+    connect: ConnectOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Delete topics and all that is in them.
 
@@ -290,7 +294,9 @@ def delete(
             for part in topic["partitions"]
         }
         unread = _unread(asked, spans)
-        rows = [{**_summary(described[name]), "unread": _of_topic(unread, name)} for name in dict.fromkeys(names)]
+        rows = [
+            {**_summary(described[name]), "unread": _unread_of_topic(unread, name)} for name in dict.fromkeys(names)
+        ]
         if dry_run:
             output.print_rows(rows, [*COLUMNS, "unread"], as_json=as_json)
             return
@@ -314,7 +320,7 @@ TRASH_COLUMNS = ["name", "id", "partitions", "bytes", "deleted", "until"]
 
 
 @app.command()
-def trash(data: Data = None, connect: Connect = None, as_json: Json = False) -> None:
+def trash(data: DataOption = None, connect: ConnectOption = None, as_json: JsonOption = False) -> None:
     """List deleted topics that can be brought back, the newest last.
 
     They go at the time in the last column, or earlier, the oldest first, when the disk needs their room. Bytes are
@@ -344,9 +350,9 @@ def _time_text(at_ms: int) -> str:
 def undelete(
     name: Annotated[str, typer.Argument(metavar="NAME|ID", help="A deleted topic: the last one of that name.")],
     new_name: Annotated[str, typer.Option("--as", metavar="NEW", help="Bring it back under another name.")] = "",
-    data: Data = None,
-    connect: Connect = None,
-    as_json: Json = False,
+    data: DataOption = None,
+    connect: ConnectOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Bring a deleted topic back, with its messages, settings and the offsets that groups had committed.
 
@@ -393,9 +399,9 @@ def restore(
     ],
     name: Annotated[str, typer.Argument(metavar="NAME", help="A topic in it.")],
     new_name: Annotated[str, typer.Option("--as", metavar="NEW", help="Restore it under another name.")] = "",
-    settings: Settings = None,
-    data: Data = None,
-    as_json: Json = False,
+    settings: TopicSettingsOption = None,
+    data: DataOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Restore one topic of a backup into a running appliance; everything else stays as it is.
 
@@ -433,7 +439,7 @@ def restore(
     _say_back(back, as_json)
 
 
-def _of_topic(unread: Mapping[tuple[str, int], Mapping[str, int]] | None, name: str) -> dict[str, int] | None:
+def _unread_of_topic(unread: Mapping[tuple[str, int], Mapping[str, int]] | None, name: str) -> dict[str, int] | None:
     """What groups have not read of a whole topic."""
     if unread is None:
         return None

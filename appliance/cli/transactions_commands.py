@@ -12,9 +12,9 @@ import typer
 from ..errors import InvalidTransactionState
 from ..units import duration
 from . import output
-from .asking import DryRun, Yes, confirm, how_many
+from .asking import DryRunOption, YesOption, confirm, how_many
 from .live_names import complete_transactions
-from .target import Connect, Data, Json, cluster
+from .target import ConnectOption, DataOption, JsonOption, cluster
 
 ONGOING: Final = "Ongoing"
 """The only state in which a transaction can be aborted, by Kafka's word."""
@@ -23,7 +23,7 @@ app = typer.Typer(
     no_args_is_help=True, help="Look at transactions of producers, abort one, or what ZooKeeper has lost of them."
 )
 
-Id = Annotated[
+TransactionalIdArgument = Annotated[
     str, typer.Argument(metavar="ID", autocompletion=complete_transactions, help="transactional.id of the producer.")
 ]
 
@@ -31,9 +31,9 @@ Id = Annotated[
 @app.command(name="list")
 def list_(
     only_open: Annotated[bool, typer.Option("--open", help="Only those that are open now.")] = False,
-    data: Data = None,
-    connect: Connect = None,
-    as_json: Json = False,
+    data: DataOption = None,
+    connect: ConnectOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """List transactional ids: the state of each, and for how long its transaction has been open.
 
@@ -55,7 +55,12 @@ def list_(
 
 
 @app.command()
-def describe(transactional_id: Id, data: Data = None, connect: Connect = None, as_json: Json = False) -> None:
+def describe(
+    transactional_id: TransactionalIdArgument,
+    data: DataOption = None,
+    connect: ConnectOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """Show a transactional id, with the partitions and committed offsets of its transaction.
 
     [b]Example[/b]
@@ -77,12 +82,12 @@ def describe(transactional_id: Id, data: Data = None, connect: Connect = None, a
 
 @app.command()
 def abort(
-    transactional_id: Id,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    data: Data = None,
-    connect: Connect = None,
-    as_json: Json = False,
+    transactional_id: TransactionalIdArgument,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    data: DataOption = None,
+    connect: ConnectOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Abort an open transaction, as when its time is up.  Its producer is fenced: it has to begin anew.
 
@@ -106,11 +111,11 @@ def abort(
 @app.command(name="abort-hanging")
 def abort_hanging(
     name: Annotated[str, typer.Argument(metavar="TOPIC-N", help="Partition that readers cannot read to its end.")],
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    data: Data = None,
-    connect: Connect = None,
-    as_json: Json = False,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    data: DataOption = None,
+    connect: ConnectOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Abort what is open in a partition's log, and no coordinator knows of: what ZooKeeper knew of it is lost.
 

@@ -18,12 +18,12 @@ from ..errors import BadValue
 from ..security.accounts import EXPIRY_MS_MAX
 from . import output
 from .live_names import complete_users
-from .target import Connect, Data, Json, cluster
+from .target import ConnectOption, DataOption, JsonOption, cluster
 
 app = typer.Typer(no_args_is_help=True, help="Add, list, lock, kick and delete users; change their passwords.")
 
-Name = Annotated[str, typer.Argument(metavar="NAME", autocompletion=complete_users, help="Name of the user.")]
-PasswordFile = Annotated[
+UserArgument = Annotated[str, typer.Argument(metavar="NAME", autocompletion=complete_users, help="Name of the user.")]
+PasswordFileOption = Annotated[
     Path | None,
     typer.Option(
         "--password-file",
@@ -37,11 +37,11 @@ ATTEMPTS_MAX: Final = 3
 
 @app.command()
 def add(
-    name: Name,
-    password_file: PasswordFile = None,
-    data: Data = None,
-    connect: Connect = None,
-    as_json: Json = False,
+    name: UserArgument,
+    password_file: PasswordFileOption = None,
+    data: DataOption = None,
+    connect: ConnectOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Add a user, who can log in with PLAIN, SCRAM-SHA-256 and SCRAM-SHA-512.
 
@@ -56,11 +56,11 @@ def add(
 
 @app.command()
 def password(
-    name: Name,
-    password_file: PasswordFile = None,
-    data: Data = None,
-    connect: Connect = None,
-    as_json: Json = False,
+    name: UserArgument,
+    password_file: PasswordFileOption = None,
+    data: DataOption = None,
+    connect: ConnectOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Change the password of a user.  Connections that are logged in stay so.
 
@@ -72,7 +72,7 @@ def password(
 
 
 @app.command(name="list")
-def list_(data: Data = None, connect: Connect = None, as_json: Json = False) -> None:
+def list_(data: DataOption = None, connect: ConnectOption = None, as_json: JsonOption = False) -> None:
     """List users, with the mechanisms that they can log in with, their roles, and who is locked or expires.
 
     [b]Example[/b]
@@ -98,8 +98,8 @@ def _standing(row: dict[str, Any]) -> str:
     return ", ".join([*locked, f"expired at {at}" if row["expired"] else f"until {at}"])
 
 
-Names = Annotated[list[str], typer.Argument(metavar="NAME...", autocompletion=complete_users, help="Users.")]
-WithoutPassword = Annotated[
+UsersArgument = Annotated[list[str], typer.Argument(metavar="NAME...", autocompletion=complete_users, help="Users.")]
+WithoutPasswordOption = Annotated[
     bool,
     typer.Option(
         "--without-password",
@@ -110,11 +110,11 @@ WithoutPassword = Annotated[
 
 @app.command()
 def lock(
-    names: Names,
-    without_password: WithoutPassword = False,
-    data: Data = None,
-    connect: Connect = None,
-    as_json: Json = False,
+    names: UsersArgument,
+    without_password: WithoutPasswordOption = False,
+    data: DataOption = None,
+    connect: ConnectOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Lock users: nobody logs in as them any more, and their connections end.
 
@@ -134,11 +134,11 @@ def lock(
 
 @app.command()
 def unlock(
-    names: Names,
-    without_password: WithoutPassword = False,
-    data: Data = None,
-    connect: Connect = None,
-    as_json: Json = False,
+    names: UsersArgument,
+    without_password: WithoutPasswordOption = False,
+    data: DataOption = None,
+    connect: ConnectOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Let locked users log in again.
 
@@ -153,11 +153,11 @@ def unlock(
 
 @app.command()
 def kick(
-    names: Names,
-    without_password: WithoutPassword = False,
-    data: Data = None,
-    connect: Connect = None,
-    as_json: Json = False,
+    names: UsersArgument,
+    without_password: WithoutPasswordOption = False,
+    data: DataOption = None,
+    connect: ConnectOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """End all connections of users, also at the other appliances of the ensemble.  They may connect again.
 
@@ -173,14 +173,14 @@ def kick(
 
 @app.command()
 def expire(
-    names: Names,
+    names: UsersArgument,
     after: Annotated[
         str, typer.Option("--after", metavar="TIME", help="A time (2026-12-31), a time from now (90d), or `never`.")
     ],
-    without_password: WithoutPassword = False,
-    data: Data = None,
-    connect: Connect = None,
-    as_json: Json = False,
+    without_password: WithoutPasswordOption = False,
+    data: DataOption = None,
+    connect: ConnectOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Let users expire: from then on they are refused, and their connections end.
 
@@ -234,10 +234,10 @@ def _alter_each(
 
 @app.command()
 def delete(
-    names: Names,
-    data: Data = None,
-    connect: Connect = None,
-    as_json: Json = False,
+    names: UsersArgument,
+    data: DataOption = None,
+    connect: ConnectOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Delete users, whose connections end.  Access rules and roles of the user stay.
 

@@ -52,7 +52,7 @@ from .visitors import Visitor
 CLIENT_NAME: Final = "appliance-console"
 REQUEST_MS_MAX: Final = 10_000
 ROWS_MAX: Final = 200
-"""Of one page of a list."""
+"""Rows of one page of a list."""
 Arguments = dict[str, Any]
 
 

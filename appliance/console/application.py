@@ -68,12 +68,12 @@ from .visitors import Visitor, Visitors
 
 BODY_BYTES_MAX: Final = 2 * 1024 * 1024
 LOGIN_BYTES_MAX: Final = 8 * 1024
-"""Of the body of a login: anybody may send one, and nobody has been asked who he is."""
+"""Bytes of the body of a login: whoever sends one has not logged in yet."""
 BODY_S_MAX: Final = 10.0
 SEARCHES_MAX: Final = 2
 SEARCHES_WAITING_MAX: Final = 16
 DOWNLOADS_MAX: Final = 4
-"""That wait for each other: one file is made at a time."""
+"""Files that are asked for and not yet made: one is made at a time."""
 ASKING_MAX: Final = 4
 """Changes and lists that are asked for at a time, each with a connection."""
 ASKING_WAITING_MAX: Final = 32
@@ -181,7 +181,7 @@ class Console:
         finally:
             observing.cancel()
 
-    # ---- what all of them need
+    # ---- shared by the handlers
 
     def _answering(self, handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
@@ -210,7 +210,7 @@ class Console:
         visitor.check_change(request.headers.get("x-csrf-token", ""))
         return visitor
 
-    # ---- who is there
+    # ---- logins
 
     async def _session(self, request: Request) -> Response:
         visitor = self._visitors.find(self._token(request), _peer(request))
@@ -233,7 +233,7 @@ class Console:
             raise
         self._visitors.log_out(self._token(request))
         answer = reply({})
-        # The page's own origin, which the guard has compared, also tells where a proxy does not.
+        # The guard has compared the page's Origin. It says whether TLS is in use, also where the proxy does not.
         secure = request.url.scheme == "https" or request.headers.get("origin", "").startswith("https://")
         answer.set_cookie(self._cookie, token, httponly=True, samesite="strict", secure=secure, path="/")
         return answer
@@ -245,7 +245,7 @@ class Console:
         answer.delete_cookie(self._cookie, httponly=True, samesite="strict", path="/")
         return answer
 
-    # ---- what there is to see
+    # ---- what a visitor sees
 
     async def _events(self, request: Request) -> Any:
         try:
@@ -298,7 +298,7 @@ class Console:
 
     def _make_file(self, download: Download) -> File:
         with ConsumedLog(own_address(self._data_dir), self._clock) as log:
-            return make_file(download, log, self._clock, self._views.of_topic(download.topic))
+            return make_file(download, log, self._clock, self._views.view_of_topic(download.topic))
 
     def _reading(self, request: Request, topic: str, **details: object) -> Visitor:
         """Who is asking, who may read a topic; the audit log has the reading, and what was masked, or the refusal.
@@ -308,7 +308,7 @@ class Console:
         """
         visitor, audit = self._visitor(request), self._visitors.audit
         visitor.check_see(Operation.READ, ResourceType.TOPIC, topic, audit=audit, what="read")
-        if (mask := self._views.of_topic(topic).mask) is not None:
+        if (mask := self._views.view_of_topic(topic).mask) is not None:
             details["masked"] = ",".join(mask.names)
         audit.read(visitor.access.principal, visitor.peer, "console", topic=topic, **details)
         return visitor
@@ -330,9 +330,9 @@ class Console:
 
     def _step(self, query: Query) -> Any:
         with ConsumedLog(own_address(self._data_dir), self._clock) as log:
-            return Search(query, log, self._clock, self._views.of_topic(query.topic)).step()
+            return Search(query, log, self._clock, self._views.view_of_topic(query.topic)).step()
 
-    # ---- what can be changed
+    # ---- what a visitor changes
 
     async def _produce(self, request: Request) -> Response:
         visitor, new_message = self._changing(request), await _body(request, NewMessage)

@@ -29,7 +29,7 @@ TOKEN_BYTES: Final = 32
 ATTEMPTS_S: Final = 60.0
 FAILURES_MAX: Final = 10
 FAILURES_OF_ADDRESS_MAX: Final = 30
-"""Failed logins per ATTEMPTS_S from one address: of one user, of all together."""
+"""Failed logins per ATTEMPTS_S from one address: those of one user, and those of all users together."""
 COUNTED_MAX: Final = 10_000
 KNOWN_MAX: Final = 1_000
 

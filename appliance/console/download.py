@@ -24,13 +24,13 @@ from .value_decoding import MessageView
 
 MESSAGES_MAX: Final = 10_000
 BYTES_MAX: Final = 8 * 1024 * 1024
-"""Of a file; the last message may go beyond it."""
+"""Bytes of a file; the last message may go beyond it."""
 SEARCH_MS_MAX: Final = 20_000
 STEP_MESSAGES: Final = 500
 MEDIA_TYPES: Final = {"csv": "text/csv; charset=utf-8", "jsonl": "application/jsonl"}
 COLUMNS: Final = ("topic", "partition", "offset", "timestamp", "key", "value", "headers")
 FORMULAS: Final = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
-"""What texts begin with that spreadsheets compute (OWASP, *CSV Injection*); the last are wide forms of the first."""
+"""A text that begins so is a formula to spreadsheets (OWASP, *CSV Injection*); the last are wide forms of the first."""
 
 
 class Download(Query, frozen=True, forbid_unknown_fields=True, kw_only=True):

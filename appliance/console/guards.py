@@ -1,4 +1,4 @@
-"""Checks every request before the application gets it, and adds headers to every answer that browsers enforce.
+"""Checks every request before the application gets it, and adds to every answer headers that browsers enforce.
 
 * The Host header is an IP address, ``localhost``, or a name from ``console.hosts``.  A page of another site that makes
   its own name point here (DNS rebinding) is refused: its requests carry that name.

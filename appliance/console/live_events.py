@@ -42,7 +42,7 @@ STREAM_S_MAX: Final = 3_600.0
 SEND_S_MAX: Final = 20.0
 READER_CLIENTS_MAX: Final = 20
 BEAT_S: Final = 15.0
-"""An empty comment: the end of a page that has gone is noticed."""
+"""An empty comment, sent so that a page that has gone is noticed."""
 
 Sections = dict[str, Mapping[str, Any]]
 
@@ -63,7 +63,7 @@ def visible(snapshot: Snapshot, visitor: Visitor, topic: str, group: str) -> Sec
     if every:
         sections["appliance"] = {"": snapshot.appliance}
         sections["alerts"] = {"": snapshot.alerts}
-    groups = access.of(Operation.DESCRIBE, ResourceType.GROUP)
+    groups = access.decisions(Operation.DESCRIBE, ResourceType.GROUP)
     sections["groups"] = {name: row for name, row in snapshot.groups.items() if every or groups[name]}
     if topic and access.describable[topic]:
         sections["partitions"] = {str(row["partition"]): row for row in snapshot.partitions.get(topic, [])}
@@ -191,7 +191,7 @@ class LiveEvents:
         number = 0
         while (visitor := self._visitor()) is not None:
             try:
-                snapshot = await asyncio.wait_for(self._observer.after(number), BEAT_S)
+                snapshot = await asyncio.wait_for(self._observer.snapshot_after(number), BEAT_S)
             except TimeoutError:
                 await _send_text(send, b": beat\n\n")
                 continue

@@ -3,10 +3,10 @@
 Offsets count bytes, so a *window* of a log is a range of offsets of a known size.  A step reads windows of each
 partition, next to those of the step before, until it has found enough, has read STEP_BYTES_MAX, which have unpacked to
 UNPACKED_BYTES_MAX, has decoded values to as many bytes, or STEP_MS_MAX have passed.  The batches of a window are
-unpacked one by one, newest first from its end, so a step can stop behind any batch, and nothing is unpacked for
-nothing.  Where an expression or a field is looked for, which may take long, a step can also stop behind any message.  A
-batch that unpacks to more than BATCH_BYTES_MAX is stepped over and counted.  The cursor has the offset of each
-partition that is not finished::
+unpacked one by one, newest first from its end, so a step can stop behind any batch, and unpacks no batch that it does
+not search.  Where an expression or a field is looked for, which may take long, a step can also stop behind any
+message.  A batch that unpacks to more than BATCH_BYTES_MAX is stepped over and counted.  The cursor has the offset of
+each partition that is not finished::
 
     "n" newest first: messages below the offset are left      n.0-52811.3-901
     "o" oldest first: messages at or above it are left        o.1-4096
@@ -47,9 +47,9 @@ KIB: Final = 1024
 STEP_BYTES_MAX: Final = 32 * KIB * KIB
 STEP_MS_MAX: Final = 500
 BATCH_BYTES_MAX: Final = 16 * KIB * KIB
-"""What a batch may unpack to; others are stepped over."""
+"""Bytes that a batch may unpack to; a larger one is stepped over."""
 UNPACKED_BYTES_MAX: Final = 32 * KIB * KIB
-"""Of one step, with what Python needs for each message; its last batch may go beyond it."""
+"""Bytes that one step unpacks, with what Python needs for each message; the last batch may go beyond it."""
 READ_S_MAX: Final = 2.0
 POLL_S: Final = 0.2
 REQUEST_MS_MAX: Final = 5_000
@@ -69,10 +69,10 @@ OPTIONS: Final = FetchOptions(
 FIRST_BYTES: Final = 256 * KIB
 """Shared by the first windows of all partitions, when nothing is filtered."""
 PARTITIONS_MAX: Final = 512
-"""Of one search; more make a cursor that is longer than an address may be."""
+"""Partitions of one search; more would make a cursor longer than an address may be."""
 FOUND_MAX: Final = 200
 PATTERN_MEMORY_BYTES_MAX: Final = 32 * KIB
-"""Of RE2, for a program and what it caches: some 1,000 instructions.  Where its cache does not help, each byte costs
+"""Memory of RE2 for a program and its cache: some 1,000 instructions.  Where its cache does not help, each byte costs
 time for each of them.  Expressions that people write need a tenth of it."""
 EXPRESSION_STEPS_MAX: Final = 1 << 26
 """Instructions of an expression times bytes of one value: about 0.3 s where no cache of RE2 helps.  An expression of 64
@@ -188,7 +188,7 @@ def _move_back(places: dict[int, int], messages: Iterable[Message], *, newest: b
 
 
 class Search:
-    """One step of a search."""
+    """Does one step of a search; the cursor of what it returns begins the next."""
 
     def __init__(self, query: Query, log: Log, clock: Callable[[], float], view: MessageView = AS_IT_IS) -> None:
         """``view``: how the topic's messages are shown."""
@@ -334,7 +334,7 @@ class Search:
             del places[partition]
 
     def _chosen(self, messages: list[Message]) -> tuple[list[Message], int]:
-        """Which of them are wanted, and how many were looked at: all, or until the step is over."""
+        """The messages that match, and how many were looked at: all, or until the step is over."""
         changes = self._is_filtered and not self._view.is_plain
         if self._select is None and not changes:
             return list(filter(self._fits, messages)), len(messages)
@@ -342,7 +342,7 @@ class Search:
         until_s = max(self._deadline_s, self._clock() + STEP_MS_MAX / 1000)
         matching: list[Message] = []
         for count, whole in enumerate(messages, 1):
-            message = self._view.of(whole) if changes else whole
+            message = self._view.show_message(whole) if changes else whole
             if not self._fits(message):
                 pass
             elif len(message.value or b"") > self._value_bytes_max:
@@ -377,7 +377,7 @@ class Search:
         """The first of them as they are shown: those for which there is time and room, and one at least."""
         until_s = max(self._deadline_s, self._clock() + STEP_MS_MAX / 1000)
         for whole in messages:
-            message = self._view.of(whole)
+            message = self._view.show_message(whole)
             self._shown_bytes += len(message.value or b"")
             yield message
             if self._clock() >= until_s or self._shows_enough:

@@ -211,7 +211,7 @@ class Poller:
 
 
 def _kept(before: T | None, now: T) -> T:
-    """The value of before, if it is the same."""
+    """The earlier object, if it is equal: what has not changed keeps its identity."""
     return before if before is not None and before == now else now
 
 
@@ -243,7 +243,7 @@ def _topic_row(topic: Row, rate: Row) -> Row:
 
 
 def total(rows: list[Row], name: str) -> float | None:
-    """The sum of what is known of a column; None if nothing is."""
+    """The sum of the values in a column that are known; None if none is."""
     values = [row[name] for row in rows if row[name] is not None]
     return sum(values) if values else None
 
@@ -294,7 +294,7 @@ class Observer:
         finally:
             self._watchers -= Counter([group])
 
-    async def after(self, number: int) -> Snapshot:
+    async def snapshot_after(self, number: int) -> Snapshot:
         """A snapshot that is newer than this number."""
         async with self._changed:
             while self._last is None or self._last.number <= number:

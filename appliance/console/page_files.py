@@ -45,7 +45,7 @@ class PageFiles:
         return sorted(self._files)
 
     async def answer(self, request: Request) -> Response:
-        """Any file may be kept by the browser, and is asked for again each time: an upgrade is seen at once."""
+        """A browser may keep a file, but asks each time whether it has changed: an upgrade shows at once."""
         file = self._files[request.url.path]
         headers = {"etag": file.tag, "cache-control": "no-cache", "vary": "accept-encoding"}
         if file.tag in request.headers.get("if-none-match", ""):

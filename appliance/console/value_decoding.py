@@ -30,10 +30,10 @@ from ..topic_rules import MSGPACK, parse_decodings
 
 VALUE_BYTES_MAX: Final = 128 * 1024
 DECODED_BYTES_MAX: Final = 1024 * 1024
-"""As JSON.  An item of an array takes no byte where its schema says all, and its name each time in JSON."""
+"""Size of a decoded value as JSON: an item of an array may take no byte by its schema, but in JSON it has its names."""
 SCHEMA_BYTES_MAX: Final = 4 * 1024 * 1024
 MAGIC: Final = b"\0"
-"""Before a number of 4 bytes, as serializers with a schema registry write it."""
+"""What serializers with a schema registry write first, before the number of the schema in 4 bytes."""
 FRAME_BYTES: Final = 5
 SINGLE_OBJECT: Final = b"\xc3\x01"
 SINGLE_OBJECT_BYTES: Final = 10
@@ -53,7 +53,7 @@ class MessageView(NamedTuple):
         """Whether they are shown as they are."""
         return self.decode is None and self.mask is None
 
-    def of(self, message: Message) -> Message:
+    def show_message(self, message: Message) -> Message:
         value, headers, key = message.value, message.headers, message.key
         if self.decode is not None and value is not None:
             decoded = self._decoded(value)
@@ -82,10 +82,10 @@ class MessageViews:
         self._rules = parse_decodings(decode)
         self._masks = masks
 
-    def of_topic(self, topic: str) -> MessageView:
+    def view_of_topic(self, topic: str) -> MessageView:
         """Raises InvalidRequest: a file cannot be read, or has no schema."""
         how = next((how for pattern, how in self._rules if pattern.fullmatch(topic)), "")
-        return MessageView(_decoder(how) if how else None, self._masks.of_topic(topic))
+        return MessageView(_decoder(how) if how else None, self._masks.mask_of_topic(topic))
 
 
 def _decoder(how: str) -> Decode:

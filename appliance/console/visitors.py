@@ -48,11 +48,11 @@ from .console_sessions import Attempts, Session, Sessions, Standing, is_csrf
 logger = logging.getLogger(__name__)
 
 CHECKS_MAX: Final = 2
-"""Passwords that are compared at a time: each takes some milliseconds of a core, of which others have no need."""
+"""Passwords that are compared at a time: each takes a core for some milliseconds, which others have to wait for."""
 NICENESS: Final = 10
 WAITING_MAX: Final = 16
 WAITING_RESERVED: Final = 8
-"""Of them for users at addresses from which they have logged in before."""
+"""Places among them for users at addresses from which they have logged in before."""
 WAITING_OF_ADDRESS_MAX: Final = 2
 
 

@@ -273,7 +273,7 @@ class _Copy:
             data = f"{ENSEMBLE}/{node.name}/data"
             for name in (f"{ENSEMBLE}/{node.name}", data, f"{data}/version-2"):
                 self._mkdir(name)
-            self._copy_each([f"{data}/myid", *_in_order(node / "data" / "version-2", f"{data}/version-2")])
+            self._copy_each([f"{data}/myid", *_files_in_order(node / "data" / "version-2", f"{data}/version-2")])
             sync_directory(self._target / data / "version-2")
 
     # ---- files
@@ -350,7 +350,7 @@ def _is_state(path: Path) -> bool:
     return path.is_file() and not path.name.startswith(tuple(LEFT_OUT)) and path.suffix != ".tmp"
 
 
-def _in_order(directory: Path, prefix: str) -> Iterator[str]:
+def _files_in_order(directory: Path, prefix: str) -> Iterator[str]:
     """ZooKeeper's files in the order in which they have to be copied."""
     order = ("snapshot.", "log.", "currentEpoch", "acceptedEpoch")
     names = sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []

@@ -17,7 +17,6 @@ HEAD: Final = "| what people notice | `doctor` finds | from | what to do |\n|---
 
 
 def table() -> str:
-    """The lines of the table."""
     return HEAD + "".join(map(_row, CONDITIONS))
 
 

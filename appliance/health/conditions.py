@@ -41,21 +41,21 @@ UNTRUSTED: Final = StorageFault.exit_status
 LAG_S: Final = 60
 LAG_MESSAGES: Final = 10_000
 LAG_ALERT_S: Final = 600
-"""A person who asks is interested in less than what should wake somebody."""
+"""Longer than LAG_S: whoever asks wants to see a lag that need not wake anybody."""
 FREE_SHARE: Final = 0.05
 FULL_WITHIN_S: Final = 24 * 3600
 RESTARTED_WITHIN_S: Final = 600
 DIES_AGAIN: Final = 3
-"""So many deaths of a process within RESTARTED_WITHIN_S: it is not getting over it."""
+"""So many deaths of a process within RESTARTED_WITHIN_S mean that restarts do not help."""
 REFUSED_WITHIN_S: Final = 300
-"""For how long something that was refused to a client is worth a word."""
+"""For how long a refusal to a client is reported."""
 BUSY: Final = 0.9
 """The share of a core from which on a process is busy."""
 SPINS: Final = 0.5
 """The share of a core that a process which serves no messages does not need."""
 ARENA_FULL: Final = 0.9
 SHM_FREE_MIN: Final = 1 << 20
-"""Less than this in /dev/shm is no room: a topic of 64 partitions takes so much."""
+"""Less room than this in /dev/shm counts as none: it is what a topic of 64 partitions takes."""
 CONNECTIONS: Final = 500
 """So many connections from one address are a flood."""
 SLOW_FLUSH_S: Final = 1

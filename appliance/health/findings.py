@@ -55,7 +55,7 @@ class Finding(NamedTuple):
 
     @property
     def text(self) -> str:
-        """One line."""
+        """What is wrong and why, on one line."""
         return f"{self.what}{': ' if self.why else ''}{self.why}"
 
     def as_json(self) -> dict[str, str]:
@@ -135,7 +135,7 @@ def partitions_of(state: Mapping[str, Any] | None, states: Mapping[str, str]) ->
 
 
 def judge(seen: Seen) -> list[Finding]:
-    """All that is wrong, the worst first; nothing when all is well."""
+    """All findings, the worst first; none when all is well."""
     if seen.state is None or seen.state.get("state") in (None, "stopped"):
         return [_down(seen)]
     findings = [finding for rule in RULES for finding in rule(seen)]
@@ -164,7 +164,7 @@ def _down(seen: Seen) -> Finding:
 
 
 def wrong(seen: Seen) -> list[Finding]:
-    """Those that keep the appliance from serving everything, or soon will: all that have an exit status."""
+    """The findings with an exit status: they keep the appliance from serving everything, or soon will."""
     return [finding for finding in judge(seen) if finding.exit_status]
 
 
@@ -226,12 +226,12 @@ def _partitions(seen: Seen) -> Iterator[Finding]:
         (STATE_NAMES[OFFLINE], of.PARTITION_OFFLINE, "partitions are offline"),
         (DAMAGED, of.PARTITION_DAMAGED, "partitions are damaged"),
     ):
-        names = _in_state(seen, bad)
+        names = _names_in_state(seen, bad)
         findings = [
             _finding(condition, f"{name} is {bad}", seen.partitions[name][1], _mend(seen, name)) for name in names
         ]
         yield from _bounded(findings, others)
-    if names := _in_state(seen, STATE_NAMES[OPENING]):
+    if names := _names_in_state(seen, STATE_NAMES[OPENING]):
         yield _finding(of.PARTITION_OPENING, f"{_listed(names)}: being opened", "not served yet")
 
 
@@ -257,7 +257,7 @@ def _uncompacted(seen: Seen) -> Iterator[Finding]:
     yield from _bounded(findings, "logs cannot be compacted")
 
 
-def _in_state(seen: Seen, state: str) -> list[str]:
+def _names_in_state(seen: Seen, state: str) -> list[str]:
     return sorted(name for name, (partition_state, _) in seen.partitions.items() if partition_state == state)
 
 
@@ -423,9 +423,11 @@ def _deaths(seen: Seen) -> Iterator[Finding]:
         count = f"{len(times)} times in {duration(of.RESTARTED_WITHIN_S)}" if len(times) > 1 else "once"
         why = f"{count}; the last time {duration(now_s - times[-1])} ago{_ending(row['status'])}"
         if len(times) >= of.DIES_AGAIN:
-            again.append(_finding(of.PROCESS_DIES, f"{_name(row)} dies again and again", why, _after_death(row)))
+            again.append(_finding(of.PROCESS_DIES, f"{_name(row)} dies again and again", why, _advice_after_death(row)))
         else:
-            once.append(_finding(of.PROCESS_RESTARTED, f"{_name(row)} was started again", why, _after_death(row)))
+            once.append(
+                _finding(of.PROCESS_RESTARTED, f"{_name(row)} was started again", why, _advice_after_death(row))
+            )
     yield from _bounded(again, "processes die again and again")
     yield from _bounded(once, "processes were started again")
 
@@ -436,7 +438,7 @@ def _ending(status: int | None) -> str:
     return f", killed by signal {-status}" if status < 0 else f", with status {status}"
 
 
-def _after_death(row: Mapping[str, Any]) -> str:
+def _advice_after_death(row: Mapping[str, Any]) -> str:
     role = row["role"] if row["role"] != "zookeeper" else "ZooKeeper"
     if row["status"] == -9:
         return (
@@ -491,7 +493,7 @@ def _refusals(seen: Seen) -> Iterator[Finding]:
 def _disk(seen: Seen) -> Iterator[Finding]:
     """The disk of the logs: full, low, or soon full, whichever is the worst."""
     assert seen.state is not None
-    names = _in_state(seen, STATE_NAMES[DISK_FULL])
+    names = _names_in_state(seen, STATE_NAMES[DISK_FULL])
     lacking = [row["reason"] for row in seen.state["refused"] if row.get("limit") == DISK]
     lacking += [row["advice"] for row in seen.state["limits"] if row["limit"] == DISK]
     disk = seen.host.disk if seen.host is not None else None

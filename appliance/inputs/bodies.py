@@ -21,11 +21,11 @@ BATCH_BYTES: Final = 1 << 20
 BATCH_RECORDS: Final = 10_000
 """A batch ends with the record that reaches one of them."""
 VALUES_MAX: Final = 2_000_000
-"""Of a request: each is an object of Python, so many small ones take more memory than the body."""
+"""Values of a request: each is an object of Python, so many small ones take more memory than the body."""
 RECORDS_MAX: Final = 500_000
-"""Of a request whose answer says of each record whether it was taken."""
+"""Records of a request whose answer says of each one whether it was taken."""
 NAME_CHARS_MAX: Final = 200
-"""Of the name of a host or application; more is left out."""
+"""Characters of the name of a host or application; the rest is cut off."""
 HEADERS_MAX: Final = 40
 """Headers that a sender gives a message; others come to it, and the encoding counts up to 63 in one byte."""
 HEADER_BYTES_MAX: Final = 64 * 1024
@@ -174,7 +174,7 @@ def small_cache(entries: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def encode_header(name: str, value: str) -> bytes:
-    """One encoded header."""
+    """A header as it stands in a record; a name is cut to NAME_CHARS_MAX."""
     return encode_headers([(name[:NAME_CHARS_MAX], _header_bytes(value))])[1:]
 
 
@@ -328,7 +328,6 @@ def _with_parts(
 
 
 def part_tails(shared: Front, parts: int, *more: bytes) -> list[bytes]:
-    """The tails of the parts of one line."""
     if parts == 1:
         return [shared.tail(*more)]
     return [shared.tail(*more, encode_header("part", str(number))) for number in range(1, parts + 1)]

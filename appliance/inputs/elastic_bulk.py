@@ -37,9 +37,9 @@ from .bodies import (
 
 JSON: Final = "application/json"
 VERSION: Final = "8.19.0"
-"""Of Elasticsearch, as its clients are told: they look whether they know it."""
+"""The version of Elasticsearch that clients are told: they refuse one that they do not know."""
 ITEMS_MAX: Final = 100_000
-"""Of a request: the answer has an object for each."""
+"""Actions of a request: the answer has an object for each."""
 BULK_PATH: Final = re.compile(r"(?:/([^/]+))?/_bulk/?")
 TAKEN: Final = ("create", "index")
 _OF_ITEM: Final = {

@@ -14,10 +14,10 @@ from .lines import Block, LineReader
 from .positions import LOST, Source
 
 HEAD_BYTES: Final = 1_024
-"""Of a file, by which it is known."""
+"""First bytes of a file, by which it is known."""
 TAIL_BYTES: Final = 64
 MARKS_MAX: Final = 4
-"""Of a file, by which its copies are known."""
+"""Earlier positions of a file, by whose hashes its copies are known."""
 
 
 class FileKey(NamedTuple):

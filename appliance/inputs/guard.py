@@ -32,7 +32,7 @@ from .generation import FileKey
 _LOOK: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 PARTS_MAX: Final = 256
-"""Of one path, with those of links: each is open while it is walked."""
+"""Parts of one path and of the links in it: each is open while the path is walked."""
 OF_THE_DATA: Final = "is a file of the data directory"
 SECRET: Final = "is a file of [tls], or has a password or tokens"
 
@@ -93,7 +93,7 @@ def _walked(path: str, reader: int) -> Iterator[_Found]:
 
 
 class Guard:
-    """See the module's docstring."""
+    """Opens the files of an input by the rules of the module's docstring."""
 
     def __init__(self, data_dir: Path | None = None, secrets: Sequence[str] = (), reader: int | None = None) -> None:
         """``data_dir``: None: there is none on this host; ``secrets``: paths of files that are never read; ``reader``:
@@ -103,7 +103,7 @@ class Guard:
         self._data_files: set[Key] | None = None
 
     @classmethod
-    def of(cls, config: Config, data_dir: Path | None) -> Guard:
+    def of_config(cls, config: Config, data_dir: Path | None) -> Guard:
         """Of an input of the appliance that has this configuration and directory, also where root asks for it.
 
         Root then acts as the owner of the directory: :func:`.owners.acting_as_owner`.

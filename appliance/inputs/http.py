@@ -11,7 +11,7 @@ POST to other paths             lines, NDJSON or a JSON array (:mod:`.bodies`), 
                                 array if it is one, else lines.  ``?app=`` and ``?host=`` say whose they are
 ==============================  =====================================================================================
 
-An answer of 2xx comes once everything is flushed.  401, 403, 404, 405, 415: this request is none that is taken.  400:
+An answer of 2xx comes once everything is flushed.  401, 403, 404, 405, 415: such a request is not taken.  400:
 the body is wrong, and nothing of it was taken.  413: it never fits.  408, 429 and 503, with Retry-After: not now; what
 comes again may be in the log twice.
 
@@ -72,7 +72,7 @@ ANSWER_MS_MAX: Final = 30_000
 UNREAD_S: Final = 30.0
 """How long a sender may leave an answer unread."""
 LINGER_S: Final = 2.0
-"""How long the rest of a body is read and dropped that was answered early: else its sender would not see the answer."""
+"""How long the rest of a body is read and dropped after an early answer, which the sender would not see otherwise."""
 STOP_LINGER_S: Final = 0.3
 """Likewise when the input stops, which has little time: a sender that sees no answer sends again, as after a 503."""
 CHECK_S: Final = 2.0
@@ -80,18 +80,18 @@ BODIES_FACTOR: Final = 4
 EXPANSION_MAX: Final = 32
 """How many times ``body_bytes_max`` the records of a request may have: each has headers that they share in the body."""
 REFUSED_SOURCES_MAX: Final = 1_000
-"""Addresses by which refusals are counted in a minute; others count as one."""
+"""Addresses whose refusals are counted separately in a minute; all others count as one."""
 STOPPING: Final = "this input stops, or starts again"
 TOO_MUCH: Final = "too much is on its way: send it again"
 NO_APP: Final = "unknown"
-"""Stands in the name of a topic for an application that is not named."""
+"""What the name of a topic has in place of an application that is not named."""
 GROUP_BYTES: Final = 2 << 20
 GROUP_RECORDS: Final = 20_000
 """How much of a request is put at a time: a group ends with the batch that reaches one of them."""
 OTLP_PATH: Final = "/v1/logs"
 LOKI_PATH: Final = "/loki/api/v1/push"
 OTHER_APIS: Final = re.compile(r"/v1/(traces|metrics|profiles)$|/v1development/|/loki/|/_|/[^/]+/_")
-"""Paths of protocols that have no logs: what comes there is no lines."""
+"""Paths of protocols for other things than logs: what comes there is not read as lines."""
 _ENCODINGS: Final = {b"gzip": GZIP, b"x-gzip": GZIP, b"zstd": ZSTD}
 
 
@@ -467,7 +467,7 @@ class HttpInput:
         self._ledger.trouble(0, host, f"records are refused: {reason}")
 
     def _note_fault(self, host: str) -> None:
-        """Something that is no HTTP came."""
+        """Count bytes that are no HTTP."""
         self._note_refused(host, "no HTTP request", 1)
 
     # ---- files

@@ -31,11 +31,11 @@ LANE_BLOCKS_MAX: Final = 4
 SOURCES_MAX: Final = 10_000
 OTHERS: Final = "others"
 TAKEN_BYTES_MAX: Final = 8 << 20
-"""Of messages that are not flushed, whichever their lane.  One call may go beyond it."""
+"""Bytes of messages that are not flushed, of all lanes together.  One call may go beyond it."""
 LEARN_S: Final = 30.0
 """How long what is known of a topic is used: its settings may change."""
 SLOW_S: Final = 2.0
-"""After so long without an answer of a topic, look whether it is there."""
+"""After so long without an answer about a topic, look whether it is there."""
 DRAIN_POLL_S: Final = 0.01
 
 
@@ -67,7 +67,10 @@ class _Put:
 
 
 class _Lane:
-    """See the module's docstring.  ``waiting``: puts, each with the index of its first message that was not sent."""
+    """What one source sends to one partition.
+
+    ``waiting``: puts, each with the index of its first message that was not sent.
+    """
 
     def __init__(self, sender: _Sender, topic: str, partition: int, block_bytes_max: int) -> None:
         self.sender, self.topic, self.partition = sender, topic, partition
@@ -77,7 +80,7 @@ class _Lane:
 
 
 class Intake:
-    """See the module's docstring.  Make it in a running loop."""
+    """Collects messages of senders into blocks, and says when they are flushed.  Make it in a running loop."""
 
     def __init__(self, machinery: Machinery) -> None:
         self._store, self._outlet, self._ledger = machinery.store, machinery.outlet, machinery.ledger
@@ -101,7 +104,6 @@ class Intake:
             await self._room.wait()
 
     def number_of(self, source: str) -> int:
-        """The number of a source in the ledger."""
         return self._sender(source).number
 
     async def put(self, source: str, topic: str, messages: Sequence[Message]) -> None:
@@ -152,7 +154,7 @@ class Intake:
         return _all_done([put.done for put in puts.values()])
 
     def _puts(self, topic: str, sender: _Sender, messages: Sequence[Message], sizes: list[int]) -> dict[int, _Put]:
-        """The messages by partition."""
+        """One put for each partition that the messages go to, by their keys or that of the source."""
         own_key = sender.name.encode("utf-8", "surrogateescape")
         keys = [message.key for message in messages]
         partitions = {

@@ -49,7 +49,7 @@ RESTART_S_MAX: Final = 30.0
 RECHECK_S: Final = 10.0
 """How soon to look again at files that cannot be read."""
 SAID_BYTES_MAX: Final = 2_000
-"""Of what the child says on standard error: the last ones."""
+"""Bytes kept of what the child writes to standard error: the last ones."""
 
 
 class _Child:

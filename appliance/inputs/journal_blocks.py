@@ -49,7 +49,7 @@ START: Final = "-"
 """Stands for a cursor before the first entry."""
 CURSOR_BYTES_MAX: Final = 160
 HEADER_BYTES_MAX: Final = 200
-"""Of the value of a header."""
+"""Bytes of the value of a header."""
 TAIL_BYTES_MAX: Final = 1_500
 """Upper bound of what a message takes beside its value."""
 SEQUENCES_MAX: Final = 1_000
@@ -68,7 +68,7 @@ _SEQUENCE_NUMBER: Final = re.compile(r"[0-9a-fA-F]{1,16}")
 """64 bits in hexadecimal, as journald writes them.  ``int`` also takes signs, blanks, ``_``, ``0x`` and any length; a
 number beyond 64 bits could not be written to the ledger."""
 _AROUND_BYTES: Final = 6
-"""Of JSON, around a name and a value."""
+"""Bytes of JSON around a name and a value."""
 
 _encode_json = msgspec.json.Encoder().encode
 

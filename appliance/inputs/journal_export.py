@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from ..errors import ApplianceError
 
 FIELDS_MAX: Final = 2_048
-"""Of an entry; journald takes 1,024."""
+"""Fields of an entry; journald takes 1,024."""
 NAME_BYTES_MAX: Final = 64
 _NAME: Final = re.compile(rb"[!-<>-~]{1,%d}" % NAME_BYTES_MAX)
 _LENGTH_BYTES: Final = 8

@@ -71,7 +71,7 @@ class JournalUploads:
 
 
 class Upload:
-    """One request."""
+    """The body of one upload, from its first piece to :meth:`finish`."""
 
     def __init__(
         self, uploads: JournalUploads, host: str, place: Callable[[str, str], tuple[str, bytes | None]]
@@ -172,6 +172,6 @@ class Upload:
 
 
 def _look_at(done: asyncio.Future[None]) -> None:
-    """Nobody may wait for it any more, once another one has failed."""
+    """Look at the result, which nobody waits for once another put has failed: asyncio would report it as forgotten."""
     if not done.cancelled():
         done.exception()

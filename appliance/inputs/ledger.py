@@ -47,12 +47,12 @@ GAPS_MAX: Final = 10_000
 """Gaps that wait to be published; more are counted in the last one of their source and minute, whose first one always
 waits."""
 SOURCE_GAPS_MAX: Final = 2_000
-"""Those of one source and minute: what a sender makes hides nothing of another source."""
+"""Gaps of one source and minute, so that those that a sender causes hide nothing of another source."""
 ROW_GAPS_MAX: Final = 1_000
 """Gaps of one row, some 200 bytes each; a source that lost more in a minute has several rows.  A row beyond
 ``max.message.bytes`` would be refused for ever, and with it all that waits behind it."""
 ROW_BYTES_MAX: Final = 2 << 20
-"""Of a row that is read: whoever may write to the topic could make them as large as it takes."""
+"""Size of a row that is read: whoever may write to the topic could make rows as large as it takes."""
 NAME_CHARS_MAX: Final = 32 * 1024
 """A path of 4,096 bytes, each escaped, and a reason around it."""
 MORE: Final = "; more of them"

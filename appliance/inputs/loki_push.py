@@ -113,7 +113,7 @@ def _yield(request: Request, streams: Streams) -> Iterator[Batch]:
 
 
 def _more(entry: Entry, severity: str) -> list[bytes]:
-    """The headers of one entry."""
+    """The headers that this entry has beside those of its stream."""
     metadata = entry.metadata
     severity = _first(metadata, SEVERITY_LABELS) or severity if metadata else severity
     more = [severity_header(severity_of(severity))] if severity else []
@@ -194,7 +194,7 @@ def _entry(entry: Any) -> Entry:
 
 
 STREAMS: Final = 1
-"""Of logproto.PushRequest, in Loki's pkg/push/push.proto; the next two are fields of a StreamAdapter."""
+"""A field of logproto.PushRequest, in Loki's pkg/push/push.proto; the next two are fields of a StreamAdapter."""
 LABELS: Final = 1
 ENTRIES: Final = 2
 

@@ -54,7 +54,7 @@ JSON: Final = "application/json"
 BATCH_RECORDS: Final = 1_000
 """Reading a record takes about 10 us: others have their turn in between."""
 GROUPS_MAX: Final = 50_000
-"""Scopes with their resources, of a request."""
+"""Scopes of a request, with their resources."""
 RESOURCE_LOGS: Final = ExportLogsServiceRequest.RESOURCE_LOGS_FIELD_NUMBER
 RESOURCE: Final = ResourceLogs.RESOURCE_FIELD_NUMBER
 SCOPE_LOGS: Final = ResourceLogs.SCOPE_LOGS_FIELD_NUMBER

@@ -21,7 +21,7 @@ from ..records.partitioner import partition_for
 DELIVERY_TIMEOUT_MS: Final = 24 * 3600 * 1000
 """A block is not given up while the appliance is away: what it was read from waits behind it."""
 IN_FLIGHT_BYTES_MAX: Final = 8 << 20
-"""Of one input: enough for the disk to flush in large pieces, and little beside 60 MB of Python."""
+"""Bytes of one input: enough for the disk to flush in large pieces, and little beside 60 MB of Python."""
 BUFFER_FACTOR: Final = 2
 """The producer's buffer holds a little more than a batch's bytes for each; it must never make the loop wait."""
 
@@ -51,7 +51,7 @@ def make_producer(address: str, name: str, delivery_timeout_ms: int = DELIVERY_T
 
 
 class Outlet:
-    """See the module's docstring.  Make it in a running loop."""
+    """Sends blocks of one input, many at a time, and says when each is flushed.  Make it in a running loop."""
 
     def __init__(self, producer: Producer, admin: Admin) -> None:
         """``producer``: from :func:`make_producer`; ``admin`` makes topics."""

@@ -96,7 +96,7 @@ class _InputProcess:
                 self._producer = make_producer(arguments.address, f"input-{arguments.member}")
                 outlet = Outlet(self._producer, Admin(arguments.address))
             ledger = self._ledger_of(store)
-            guard = Guard.of(arguments.config, arguments.data_dir)
+            guard = Guard.of_config(arguments.config, arguments.data_dir)
             machinery = Machinery(
                 *(arguments.name, arguments.config, store, outlet, ledger, arguments.sockets, guard, arguments.heart)
             )

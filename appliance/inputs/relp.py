@@ -54,7 +54,7 @@ def rsp(number: bytes, data: bytes) -> bytes:
 
 
 class RelpReader:
-    """What the sender of one connection says."""
+    """Reads what the sender of one connection says, and keeps the state of the session."""
 
     def __init__(self, message_bytes_max: int) -> None:
         self._frames = CountedReader(_HEADER, _HEADER_BYTES_MAX, message_bytes_max)

@@ -43,7 +43,7 @@ async def send_events(events: Sequence[Syslog | Answer], flow: Flow, host: str, 
     by_topic: dict[str, tuple[list[Message], list[bytes]]] = {}
     whole = [event for event in events if not isinstance(event, Answer) and event.value and not event.part]
     if len(whole) == len(events):  # nearly always
-        parsed = messages.of(Frames([event.value for event in whole]))
+        parsed = messages.split_by_topic(Frames([event.value for event in whole]))
         if len(parsed) == 1:
             ((topic, rows),) = parsed.items()
             by_topic[topic] = rows, [event.number for event in whole]
@@ -59,7 +59,7 @@ def _add_one_by_one(
 ) -> None:
     for event in events:
         if not isinstance(event, Answer) and event.value:
-            ((topic, (message,)),) = messages.of(Frames([event.value], event.part)).items()
+            ((topic, (message,)),) = messages.split_by_topic(Frames([event.value], event.part)).items()
             rows, numbers = by_topic.setdefault(topic, ([], []))
             rows.append(message)
             numbers.append(event.number)

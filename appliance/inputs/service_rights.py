@@ -71,7 +71,7 @@ def needed(config: Config, data_dir: Path, has: Sequence[int] = ()) -> Needed:
     """
     groups: dict[str, None] = {}
     addresses: list[str] = []
-    guard = Guard.of(config, data_dir)
+    guard = Guard.of_config(config, data_dir)
     for settings in config.inputs.values():
         group = GROUPS["journal"] if isinstance(settings, Journal) else GROUPS["files"]
         if isinstance(settings, Files | Journal) and _opens_more(settings, data_dir, guard, group, has):

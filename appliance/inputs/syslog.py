@@ -46,9 +46,9 @@ from .syslog_format import Frames, Framing, Parser
 FLOW_BYTES_MAX: Final = 1 << 20
 DATAGRAM_FLOW_BYTES_MAX: Final = 8 << 20
 ADDRESSES_MAX: Final = 10_000
-"""Of which it is known whether they may send."""
+"""Addresses for which it is remembered whether they may send."""
 MESSAGES_MAX: Final = 1_000
-"""Of a connection that are objects before there is room for them; of other messages their bytes wait."""
+"""Messages of a connection that are objects before there is room for them; the others wait as bytes."""
 TLS_LOOK_S: Final = 10.0
 DRAIN_S: Final = 2.0
 
@@ -58,7 +58,7 @@ def syslog_input(settings: Syslog, machinery: Machinery) -> Input:
 
 
 class _SyslogInput:
-    """All listeners of an input."""
+    """Reads all listeners of an input, and sends what comes."""
 
     def __init__(self, settings: Syslog, machinery: Machinery) -> None:
         self._settings, self._machinery, self._ledger = settings, machinery, machinery.ledger
@@ -132,7 +132,7 @@ class _SyslogInput:
             return
         messages = Messages(self._parser, self._host_name if address.path else source)
         for some in frames:
-            await flow.send(source, messages.of(some))
+            await flow.send(source, messages.split_by_topic(some))
 
     async def _readable(self, sock: socket.socket, timeout_s: float | None = None) -> None:
         """Wait until there is something to read, the time is over, or the input stops."""
@@ -229,11 +229,11 @@ class _SyslogInput:
             for values, part in framing.feed(data):
                 for start in range(0, len(values), MESSAGES_MAX):
                     await flow.room()
-                    await flow.send(host, messages.of(Frames(values[start : start + MESSAGES_MAX], part)))
+                    await flow.send(host, messages.split_by_topic(Frames(values[start : start + MESSAGES_MAX], part)))
         if framing.is_broken:
             self._ledger.trouble(0, host, "octet counting: no length where a message begins: the connection is closed")
         for frames in framing.finish():
-            await flow.send(host, messages.of(frames))
+            await flow.send(host, messages.split_by_topic(frames))
 
     async def _read_relp(self, stream: Stream, flow: Flow, host: str) -> None:
         reader = RelpReader(self._settings.message_bytes_max)

@@ -11,7 +11,7 @@ from typing import Final
 from ..processes.clock import now_ms
 from .machinery import Machinery
 from .positions import Source
-from .syslog_format import Frames, in_parts, without_terminator
+from .syslog_format import Frames, split_message, without_terminator
 
 DATAGRAMS_MAX: Final = 512
 """Read before others have their turn."""
@@ -63,7 +63,7 @@ def _add(frames: list[Frames], data: bytes, message_bytes_max: int) -> None:
     """Add the message of a datagram; ``frames`` ends with whole ones."""
     value = without_terminator(data)
     if len(value) > message_bytes_max:
-        frames += [*in_parts(value, message_bytes_max), Frames([])]
+        frames += [*split_message(value, message_bytes_max), Frames([])]
     elif value:
         frames[-1].values.append(value)
 

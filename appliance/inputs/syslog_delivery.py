@@ -12,7 +12,7 @@ from .ledger import Ledger
 from .syslog_format import Frames, Parser, with_part
 
 MESSAGE_BYTES: Final = 200
-"""What a message takes beside its value."""
+"""Bytes that a message takes beside its value."""
 RETRY_S: Final = 1.0
 
 
@@ -23,7 +23,7 @@ class Messages:
         self._parser, self._host = parser, host
         self._first: tuple[str, Message] | None = None
 
-    def of(self, frames: Frames) -> dict[str, list[Message]]:
+    def split_by_topic(self, frames: Frames) -> dict[str, list[Message]]:
         """By topic; those under "" belong to one topic too many."""
         if not frames.part:
             return self._parser.parse(frames.values, self._host)
@@ -46,7 +46,7 @@ class Delivery:
         self._intake, self._ledger = intake, ledger
         self._tasks: set[asyncio.Task[Refusals]] = set()
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Has the error after which nothing can be sent by this process."""
+        """Done with the error after which this process can send nothing."""
 
     async def begin(self, source: str, topic: str, messages: list[Message]) -> asyncio.Task[Refusals]:
         """Send messages; return when they have their place in the order.  The result comes when they are flushed."""

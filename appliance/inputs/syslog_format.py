@@ -215,7 +215,7 @@ class Framing:
             self._first = b""
             self._decide(data)
         if self._lines is not None:
-            return self._of_lines(self._lines, data)
+            return self._frames_of_lines(self._lines, data)
         assert self._octets is not None
         return _grouped(self._octets.feed(data))
 
@@ -226,7 +226,7 @@ class Framing:
             first, self._first = self._first, b""
             self._decide(b"")
             assert self._lines is not None
-            blocks += self._of_lines(self._lines, first)
+            blocks += self._frames_of_lines(self._lines, first)
         if self._lines is not None:
             blocks += _without_empty(self._lines.finish())
         elif self._octets is not None:
@@ -242,7 +242,7 @@ class Framing:
             # A block of this reader is what is read at a time: the intake makes its own.
             self._lines = LineReader(0, 1, message_bytes_max=size, block_bytes_max=1 << 40, record_bytes=0)
 
-    def _of_lines(self, lines: LineReader, data: bytes) -> list[Frames]:
+    def _frames_of_lines(self, lines: LineReader, data: bytes) -> list[Frames]:
         if b"\0" in data:
             data = data.replace(b"\0", b"\n")
         return _without_empty(lines.feed(data))
@@ -275,7 +275,7 @@ def _grouped(counted: Sequence[Counted]) -> list[Frames]:
     return blocks
 
 
-def in_parts(value: bytes, message_bytes_max: int) -> list[Frames]:
+def split_message(value: bytes, message_bytes_max: int) -> list[Frames]:
     """A message that is too long, in parts."""
     parts: list[Frames] = []
     while value:
@@ -411,7 +411,6 @@ def _remember(memory: dict[K, V], key: K, value: V) -> V:
 
 
 def with_part(message: Message, part: int) -> Message:
-    """The message with a header ``part``."""
     return message._replace(tail=put_header_first(message.tail, "part", str(part).encode()))
 
 

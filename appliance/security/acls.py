@@ -42,7 +42,7 @@ ACLS_MAX: Final = 10_000
 DECISIONS_MAX: Final = 1_000
 HOSTS_MAX: Final = 10_000
 PRINCIPAL_CHARACTERS_MAX: Final = 1_000
-"""Enough for the subject of a certificate."""
+"""Characters of a principal: enough for the subject of a certificate."""
 HOST_CHARACTERS_MAX: Final = 64
 NAME_CHARACTERS_MAX: Final = max(TOPIC_CHARACTERS_MAX, GROUP_CHARACTERS_MAX)
 ANY: Final = "*"
@@ -352,16 +352,16 @@ class Access:
         self._decisions: dict[tuple[int, int], Decisions] | None = None
         if not administrator and not rights.is_unrestricted(principal):
             self._decisions = {}
-        self.readable = self.of(Operation.READ, ResourceType.TOPIC)
-        self.writable = self.of(Operation.WRITE, ResourceType.TOPIC)
-        self.describable = self.of(Operation.DESCRIBE, ResourceType.TOPIC)
+        self.readable = self.decisions(Operation.READ, ResourceType.TOPIC)
+        self.writable = self.decisions(Operation.WRITE, ResourceType.TOPIC)
+        self.describable = self.decisions(Operation.DESCRIBE, ResourceType.TOPIC)
 
     @property
     def unrestricted(self) -> bool:
         """Whether everything is allowed."""
         return self._decisions is None
 
-    def of(self, operation: Operation, resource: ResourceType) -> Decisions:
+    def decisions(self, operation: Operation, resource: ResourceType) -> Decisions:
         """The decisions about one right."""
         if self._decisions is None:
             return _ALWAYS
@@ -372,20 +372,18 @@ class Access:
         return decisions
 
     def may(self, operation: Operation, resource: ResourceType, name: str = CLUSTER_NAME) -> bool:
-        return self.of(operation, resource)[name]
+        return self.decisions(operation, resource)[name]
 
     def may_some(self, operation: Operation, resource: ResourceType) -> bool:
         """Whether the operation is allowed on at least one resource that may exist, as authorizeByResourceType."""
-        return self.of(operation, resource).some
+        return self.decisions(operation, resource).some
 
     def operations(self, resource: ResourceType, name: str = CLUSTER_NAME) -> frozenset[int]:
-        """The operations that are allowed on a resource."""
+        """The allowed ones of the operations that apply to this type of resource."""
         every = OPERATIONS[resource]
-        return (
-            every
-            if self.unrestricted
-            else frozenset(operation for operation in every if self.of(operation, resource)[name])
-        )
+        if self.unrestricted:
+            return every
+        return frozenset(operation for operation in every if self.may(operation, resource, name))
 
 
 class NotedAccess(Access):
@@ -398,21 +396,21 @@ class NotedAccess(Access):
         self._administrator, self._decisions = access._administrator, access._decisions
         self.asked: set[tuple[Operation, ResourceType]] = set()
 
-    def of(self, operation: Operation, resource: ResourceType) -> Decisions:
+    def decisions(self, operation: Operation, resource: ResourceType) -> Decisions:
         self.asked.add((operation, resource))
-        return super().of(operation, resource)
+        return super().decisions(operation, resource)
 
     @property
     def readable(self) -> Decisions:  # type: ignore[override]  # an attribute of Access, where no call may cost time
-        return self.of(Operation.READ, ResourceType.TOPIC)
+        return self.decisions(Operation.READ, ResourceType.TOPIC)
 
     @property
     def writable(self) -> Decisions:  # type: ignore[override]
-        return self.of(Operation.WRITE, ResourceType.TOPIC)
+        return self.decisions(Operation.WRITE, ResourceType.TOPIC)
 
     @property
     def describable(self) -> Decisions:  # type: ignore[override]
-        return self.of(Operation.DESCRIBE, ResourceType.TOPIC)
+        return self.decisions(Operation.DESCRIBE, ResourceType.TOPIC)
 
 
 class Rights:
@@ -483,7 +481,7 @@ class Rights:
         return Access(self, principal, self.effective_host(host))
 
     def decisions(self, principal: str, host: str, operation: Operation, resource: ResourceType) -> Decisions:
-        """See :meth:`Access.of`."""
+        """The decisions about one right of a principal at a host; see :meth:`Access.decisions`."""
         allowed, denied, hosts = [], [], self._names_of(host)
         for acl in self._about(principal):
             if acl.resource is not resource or acl.host not in hosts:
@@ -498,7 +496,7 @@ class Rights:
         return Decisions(_Names(allowed), _Names(denied), covered)
 
     def _about(self, principal: str) -> Iterable[Acl]:
-        """The rules about a principal."""
+        """The rules about a principal: its own, those of its roles, and those of everybody."""
         if principal.startswith(BROKERS):
             return BROKER_RULES
         whose = principal, *self._roles.get(principal, ()), ANYBODY

@@ -23,7 +23,7 @@ from .acls import Operation, ResourceType
 
 
 class How(Enum):
-    """See the module's docstring."""
+    """What a missing right leads to."""
 
     WHOLE = "the request is refused"
     EACH = "each named resource is refused by itself"

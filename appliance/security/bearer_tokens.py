@@ -44,7 +44,7 @@ RSA_BITS_MIN: Final = 2048
 LEEWAY_S: Final = 30
 """By how much the clocks of provider and appliance may differ."""
 TIME_S_MAX: Final = 2**53
-"""Of what is a time in a token: JSON has integers that no float can hold, and infinite floats."""
+"""Bound of a time in a token: JSON has integers that no float can hold, and infinite floats."""
 GIVEN_UP: Final = b"\x01"
 _MESSAGE: Final = re.compile(rb"[ny],(?:a=([^,\x01]{0,1000}))?,\x01([^\x00]*)\x01\x01", re.DOTALL)
 _TOKEN: Final = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")

@@ -93,13 +93,13 @@ def parse_rules(text: str) -> Sequence[Rule]:
         if match is None:
             raise BadValue(f"{text[at:].strip()!r:.100} is no rule: such as {EXAMPLE}")
         at = match.end()
-        rules.append(_as_it_is if match[1] else _rule(match[2], match[3], match[4]))
+        rules.append(_keep_name if match[1] else _rule(match[2], match[3], match[4]))
     if not rules:
         raise BadValue(f"must have at least one rule, such as {EXAMPLE}")
     return rules
 
 
-def _as_it_is(name: str) -> str:
+def _keep_name(name: str) -> str:
     return name
 
 

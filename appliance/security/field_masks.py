@@ -27,7 +27,7 @@ from .masking import MASK
 
 HIDDEN: Final = MASK.encode()
 FIELDS_MAX: Final = 100
-"""Of one rule."""
+"""Names of fields in one rule."""
 _FIELD: Final = re.compile(r"[A-Za-z0-9_.@$-]{1,100}")
 _VALUE: Final = (
     rb"""(?:"(?:[^"\\]|\\.)*"?|'(?:[^'\\]|\\.)*'?|(?P<run>\\{1,15})"(?:(?!(?<!\\)(?P=run)").)*(?:(?P=run)")?|[\[{].*"""
@@ -87,27 +87,27 @@ class FieldMask:
         Raises:
             RecursionError: it is nested too deeply.
         """
-        return self._without(value, may_be_bytes=True)
+        return self._masked(value, may_be_bytes=True)
 
     def _json(self, value: bytes) -> bytes:
         """Raises msgspec.MsgspecError, ValueError, OverflowError, RecursionError: it is no JSON, or cannot be read."""
         decoded = msgspec.json.decode(value)
-        hidden = self._without(decoded)
+        hidden = self._masked(decoded)
         if hidden is decoded and not (_ESCAPE in value or self._pairs.search(value)):
             return value
         # Also where nothing is hidden: of a name that stands there twice only the last was decoded.
         return msgspec.json.encode(hidden)
 
-    def _without(self, decoded: Any, *, may_be_bytes: bool = False) -> Any:
+    def _masked(self, decoded: Any, *, may_be_bytes: bool = False) -> Any:
         """A value of JSON without what is hidden; the same object if nothing is."""
         if isinstance(decoded, dict):
             shown = {
-                name: MASK if self._hides_key(name) else self._without(inner, may_be_bytes=may_be_bytes)
+                name: MASK if self._hides_key(name) else self._masked(inner, may_be_bytes=may_be_bytes)
                 for name, inner in decoded.items()
             }
             return shown if any(shown[name] is not inner for name, inner in decoded.items()) else decoded
         if isinstance(decoded, list):
-            inners = [self._without(inner, may_be_bytes=may_be_bytes) for inner in decoded]
+            inners = [self._masked(inner, may_be_bytes=may_be_bytes) for inner in decoded]
             return (
                 inners if any(masked is not other for masked, other in zip(inners, decoded, strict=True)) else decoded
             )
@@ -153,7 +153,7 @@ class FieldMasks:
                 raise BadValue(f"a rule has 1 to {FIELDS_MAX} fields, not {len(names)}")
             self._rules.append((pattern, names))
 
-    def of_topic(self, topic: str) -> FieldMask | None:
+    def mask_of_topic(self, topic: str) -> FieldMask | None:
         """What all rules together hide in a topic; None: nothing."""
         names = [name for pattern, listed in self._rules if pattern.fullmatch(topic) for name in listed]
         return FieldMask(names) if names else None

@@ -34,7 +34,7 @@ from .scram import MECHANISMS, PASSWORD_BYTES_MAX, ScramServer, Verifier, is_pas
 
 PLAIN: Final = "PLAIN"
 PASSWORD_MECHANISMS: Final = (*MECHANISMS, PLAIN)
-"""Those for users of the appliance."""
+"""The mechanisms for users of the appliance."""
 BROKERS: Final = f"{BROKERS_MECHANISM}-BROKERS"
 """The mechanism of brokers; it is not told to clients."""
 

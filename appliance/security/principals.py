@@ -11,13 +11,13 @@ ANONYMOUS: Final = "User:ANONYMOUS"
 """The principal of a connection without a login."""
 USER_CHARACTERS_MAX: Final = 249
 BROKERS: Final = "Broker:"
-"""What the principals of brokers of this cluster begin with, such as ``Broker:2``: no user is called that."""
+"""The prefix of principals of brokers of this cluster, such as ``Broker:2``: no user has one."""
 SEPARATOR: Final = ";"
 """Between super users: the name in a certificate may have commas."""
 USERS: Final = "User:"
-"""What the principals of all who log in begin with."""
+"""The prefix of principals of all who log in."""
 ROLES: Final = "Role:"
-"""What the principals of roles begin with: rules have them, and nobody logs in as one."""
+"""The prefix of principals of roles: rules name them, and nobody logs in as one."""
 
 
 def name_fault(user: str) -> str:

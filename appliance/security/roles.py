@@ -27,7 +27,7 @@ from .user_changes import StateChange, check_user
 
 ROLES_MAX: Final = 1_000
 GRANTS_MAX: Final = 10_000
-"""Of all roles together: users that they are given to.  Every worker holds all of them."""
+"""Grants of all roles to users together.  Every worker holds all of them."""
 EFFECTIVE_MAX: Final = 50_000
 """Rules of users and of roles, those once for each of their users: the longest answer to who may do what."""
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")

@@ -191,7 +191,7 @@ class ScramServer:
 
 
 def _xor(first: bytes, other: bytes) -> bytes:
-    """The shorter one decides the length."""
+    """XOR of two byte strings, as long as the shorter one."""
     size = min(len(first), len(other))
     return (int.from_bytes(first[:size]) ^ int.from_bytes(other[:size])).to_bytes(size)
 

@@ -63,14 +63,14 @@ def test_sides_take_turns_and_change_their_order(tmp_path: Path, told: list[str]
 
 def test_figures_are_medians_with_all_rounds_kept(tmp_path: Path, told: list[str]) -> None:
     result, _ = measured(tmp_path, told, rounds=3)
-    rate = result.of("consume", "appliance", "rate")
+    rate = result.find_measure("consume", "appliance", "rate")
     assert rate is not None and rate.values == [1_000_000, 500_000, 250_000] and rate.median == 500_000
     assert (rate.limit, rate.share, rate.check) == ("loopback sendfile", 0.1, "abc")
-    cpu = result.of("consume", "appliance", "cpu")
+    cpu = result.find_measure("consume", "appliance", "cpu")
     assert cpu is not None and cpu.values == [2, 2, 2]
-    both = result.of("consume", "appliance", "both")
+    both = result.find_measure("consume", "appliance", "both")
     assert both is not None and both.values == [2.5, 2.5, 2.5], "what the client uses, too"
-    theirs = result.of("consume", "Kafka 4.4", "rate")
+    theirs = result.find_measure("consume", "Kafka 4.4", "rate")
     assert theirs is not None and ratios(rate, theirs) == [2, 1, 0.5]
 
 

@@ -97,7 +97,7 @@ def test_nothing_is_done_while_nobody_watches() -> None:
         await asyncio.sleep(0)
         assert look.focus == []
         with observer.watching("g"):
-            assert (await observer.after(0)).number == 1
+            assert (await observer.snapshot_after(0)).number == 1
         assert look.focus == [["g"]] and observer.watchers == 0
         running.cancel()
 

@@ -82,8 +82,8 @@ def rules(tmp_path: Path) -> str:
 
 
 def shown(rules: str, topic: str, value: bytes | None, masks: str = "") -> bytes | None:
-    view = MessageViews(rules, FieldMasks(masks)).of_topic(topic)
-    return view.of(Message(topic, 0, 0, 0, None, value, ())).value
+    view = MessageViews(rules, FieldMasks(masks)).view_of_topic(topic)
+    return view.show_message(Message(topic, 0, 0, 0, None, value, ())).value
 
 
 CASES: list[tuple[str, bytes, dict[str, Any]]] = [
@@ -135,7 +135,7 @@ def test_bytes_with_what_is_masked_are_hidden() -> None:
 
 def test_a_search_looks_at_what_is_shown(rules: str) -> None:
     log = OneLog(*(Message("web", 0, 0, 5, None, value, ()) for value in (RECORD, b"\x10\x084112")))
-    view = MessageViews(rules, FieldMasks("")).of_topic("payments")
+    view = MessageViews(rules, FieldMasks("")).view_of_topic("payments")
     for asked in ({"field": "id=7"}, {"text": '"4111"'}, {"match": '"id":7'}):
         found = Search(Query(topic="web", **asked), log, lambda: 0.0, view).step().messages  # type: ignore[arg-type]
         assert [message.value for message in found] == [b'{"id":7,"card":"4111"}']
@@ -150,7 +150,7 @@ def test_values_that_become_much_longer_end_a_step(
     file = tmp_path / "items.avsc"
     item = {"type": "record", "name": "item", "fields": [{"name": "item", "type": "null"}]}
     file.write_text(json.dumps({"type": "array", "items": item}))
-    view = MessageViews(f"*: {file}", FieldMasks("")).of_topic("web")
+    view = MessageViews(f"*: {file}", FieldMasks("")).view_of_topic("web")
     log = OneLog(*(Message("web", 0, 0, 5, None, b"\xd0\x0f\x00", ()) for _ in range(5)))
     monkeypatch.setattr(message_search, "UNPACKED_BYTES_MAX", 28_000)
     offsets: list[int] = []
@@ -170,24 +170,24 @@ def test_a_value_that_would_become_too_long_stays(tmp_path: Path) -> None:
     for count, is_decoded in ((500, True), (1_000, False)):
         value = bytes([count * 2 & 0x7F | 0x80, count >> 6]) + bytes(count + 1)
         message = Message("web", 0, 0, 5, None, value, ())
-        shown_value = MessageViews(f"*: {file}", FieldMasks("")).of_topic("web").of(message).value
+        shown_value = MessageViews(f"*: {file}", FieldMasks("")).view_of_topic("web").show_message(message).value
         assert (shown_value != value) is is_decoded and len(shown_value or b"") <= DECODED_BYTES_MAX
 
 
 def test_a_file_is_read_again_when_it_has_changed(rules: str, tmp_path: Path) -> None:
     views = MessageViews(rules, FieldMasks(""))
-    assert views.of_topic("payments").decode is views.of_topic("payments").decode
+    assert views.view_of_topic("payments").decode is views.view_of_topic("payments").decode
     file = tmp_path / "payment.avsc"
     file.write_text('"long"')
-    assert views.of_topic("payments").of(Message("payments", 0, 0, 0, None, b"\x0e", ())).value == b"7"
+    assert views.view_of_topic("payments").show_message(Message("payments", 0, 0, 0, None, b"\x0e", ())).value == b"7"
     file.write_text("{")
     with pytest.raises(InvalidRequest, match=r"payment\.avsc: is no Avro schema"):
-        views.of_topic("payments")
+        views.view_of_topic("payments")
     file.unlink()
     with pytest.raises(InvalidRequest, match="No such file"):
-        views.of_topic("payments")
+        views.view_of_topic("payments")
     with pytest.raises(InvalidRequest, match=r"has no message shop\.None"):
-        MessageViews(f"*: {tmp_path}/shop.desc#shop.None", FieldMasks("")).of_topic("web")
+        MessageViews(f"*: {tmp_path}/shop.desc#shop.None", FieldMasks("")).view_of_topic("web")
 
 
 @pytest.mark.parametrize(

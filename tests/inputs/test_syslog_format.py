@@ -20,7 +20,7 @@ from appliance.inputs.syslog_format import (
     Frames,
     Framing,
     Parser,
-    in_parts,
+    split_message,
     time_of_3164,
     with_part,
     without_terminator,
@@ -157,7 +157,7 @@ def test_a_long_stream_is_held_up_to_one_message() -> None:
 
 @given(value=st.text(max_size=60).map(str.encode))
 def test_parts_end_with_characters(value: bytes) -> None:
-    parts = in_parts(value, MESSAGE_BYTES_MAX)
+    parts = split_message(value, MESSAGE_BYTES_MAX)
     assert b"".join(frames.values[0] for frames in parts) == value
     assert [frames.part for frames in parts] == list(range(1, len(parts) + 1))
     for frames in parts:

@@ -151,10 +151,10 @@ def test_headers_are_masked_by_name_and_by_what_they_have() -> None:
 
 def test_rules_are_chosen_by_topic_and_add_up() -> None:
     masks = FieldMasks(" payments-*: card, iban ;*-eu:iban,vat;")
-    assert masks.of_topic("web") is None
+    assert masks.mask_of_topic("web") is None
 
     def hidden(topic: str) -> tuple[str, ...]:
-        mask = masks.of_topic(topic)
+        mask = masks.mask_of_topic(topic)
         return mask.names if mask else ()
 
     assert hidden("payments-1") == ("card", "iban") and hidden("payments-eu") == ("card", "iban", "vat")

@@ -46,10 +46,10 @@ class Logged:
         self._side.wait_for(count, self._topic)
 
     def killed(self) -> dict[str, float]:
-        return self._again(self._broker.kill)
+        return self._restart(self._broker.kill)
 
     def stopped(self) -> dict[str, float]:
-        return self._again(self._broker.stop)
+        return self._restart(self._broker.stop)
 
     def check(self) -> None:
         """Read the whole log.
@@ -61,7 +61,7 @@ class Logged:
         if consumed.check != stamps.check(range(self._count)):
             raise stamps.Wrong(f"{self.name}: the log has other messages than those that were acknowledged")
 
-    def _again(self, end: Callable[[], None]) -> dict[str, float]:
+    def _restart(self, end: Callable[[], None]) -> dict[str, float]:
         """End the broker, start it, and produce to the log meanwhile."""
         end()
         with ThreadPoolExecutor(1) as producer:

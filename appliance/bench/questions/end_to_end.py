@@ -43,10 +43,10 @@ def run(harness: Harness) -> None:
                 ways.append(Way(f"{name}, not flushed", side, {"flush.messages": "0"}))
         for rate in rates:
             workload = f"{rate:,} messages/s"
-            _at_rate(harness, workload, ways, rate, seconds)
+            _measure_rate(harness, workload, ways, rate, seconds)
 
 
-def _at_rate(harness: Harness, workload: str, ways: Sequence[Way], rate: int, seconds: int) -> None:
+def _measure_rate(harness: Harness, workload: str, ways: Sequence[Way], rate: int, seconds: int) -> None:
     def figures(way: Way) -> dict[str, float]:
         return once(way.side, way.side.topic(settings=way.settings), rate, seconds).delays
 

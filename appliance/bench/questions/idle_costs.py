@@ -33,11 +33,11 @@ def run(harness: Harness) -> None:
     idle_s = 1 if harness.options.smoke else IDLE_S
     harness.note(partitions=PARTITIONS, idle_s=idle_s, client=client.name, load_messages=harness.scaled(LOAD))
     sides = launchers(harness)
-    sides[1:1] = with_zookeeper(harness)
+    sides[1:1] = zookeeper_launchers(harness)
     harness.figures("little to do", sides, lambda launcher: once(harness, launcher, client, idle_s))
 
 
-def with_zookeeper(harness: Harness) -> list[Launcher]:
+def zookeeper_launchers(harness: Harness) -> list[Launcher]:
     """Appliances that run ZooKeeper, too; none at the smallest size, as it takes seconds to start."""
     if harness.options.smoke:
         return []

@@ -87,9 +87,11 @@ def workload(partitions: int) -> str:
 
 def _relate(harness: Harness, side: str, counts: Sequence[int]) -> None:
     """Add what follows from a comparison with one partition."""
-    lone, loaded = (harness.result.of(workload(1), side, what) for what in ("lone_rate", "loaded_bytes"))
+    lone, loaded = (harness.result.find_measure(workload(1), side, what) for what in ("lone_rate", "loaded_bytes"))
     for count in counts:
-        lones, loads = (harness.result.of(workload(count), side, what) for what in ("lone_rate", "loaded_bytes"))
+        lones, loads = (
+            harness.result.find_measure(workload(count), side, what) for what in ("lone_rate", "loaded_bytes")
+        )
         if lone and loaded and lones and loads:
             harness.add(workload(count), side, "relative", ratios(lones, lone))
             added = [more - alone for more, alone in zip(loads.values, loaded.values, strict=True)]

@@ -19,10 +19,10 @@ def run(harness: Harness) -> None:
     harness.note(partitions=1, acks=1)
     with ours_and_kafka(harness) as sides:
         for size in SIZES[::4] if harness.options.smoke else SIZES:
-            _of_size(harness, sides, size)
+            _measure_size(harness, sides, size)
 
 
-def _of_size(harness: Harness, sides: list[KafkaSide], size: int) -> None:
+def _measure_size(harness: Harness, sides: list[KafkaSide], size: int) -> None:
     count = harness.scaled(min(COUNT_MAX, BYTES_MAX // size))
 
     def produce(side: KafkaSide, topic: str) -> Run:

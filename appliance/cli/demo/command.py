@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ..target import Json
+from ..target import JsonOption
 
 
 def demo(
@@ -21,7 +21,7 @@ def demo(
     pipeline: Annotated[
         bool, typer.Option("--pipeline/--no-pipeline", help="In the end, turn the lines into tables with Spark.")
     ] = True,
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Ship log files through an appliance and account for every line.  Only tables of them stay.
 

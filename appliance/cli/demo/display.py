@@ -45,7 +45,7 @@ class Display:
         else:
             output.remark(text)
 
-    def at(self, shipped: int, consumed: int) -> None:
+    def show_counts(self, shipped: int, consumed: int) -> None:
         """Show how many lines have been shipped and consumed."""
         if self._bars is not None:
             for task, count in zip(self._tasks, (shipped, consumed), strict=True):

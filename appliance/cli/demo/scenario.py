@@ -76,7 +76,7 @@ def _interrupt(*_: object) -> NoReturn:
 
 
 class Demo:
-    """One run of the demo."""
+    """Runs the demo once in a sandbox, and checks what came out."""
 
     def __init__(self, sandbox: Sandbox, work: ShippingPlan, pipeline: bool) -> None:
         self._sandbox = sandbox
@@ -123,10 +123,12 @@ class Demo:
         words = [word for setting in settings for word in ("--set", setting)]
         self._appliance = sandbox.spawn("appliance", "start", "--data", str(sandbox.data), *words, log="appliance")
         self._display.say("starting an appliance with three ZooKeeper nodes")
-        self._until(lambda: "serving" in sandbox.output_of("appliance"), "the appliance to serve")
+        self._wait_until(lambda: "serving" in sandbox.output_of("appliance"), "the appliance to serve")
         listeners = dict(word.split("=", 1) for word in sandbox.output_of("appliance").split() if "=" in word)
         self._bootstrap = listeners["native"]
-        self._until(lambda: collect(sandbox.data)["zookeeper"]["state"] == "connected", "ZooKeeper to be connected")
+        self._wait_until(
+            lambda: collect(sandbox.data)["zookeeper"]["state"] == "connected", "ZooKeeper to be connected"
+        )
         with self._connected() as cluster:
             for topic in self._topics:
                 cluster.admin("create_topic", {"name": topic, "partitions": PARTITIONS})
@@ -165,10 +167,10 @@ class Demo:
             Audit(sender, pipeline_step.AUDIT) as producer,
             self._connected() as cluster,
         ):
-            self._until(lambda: len(self._owners(cluster)) == len(self._consumers), "both consumers to join")
+            self._wait_until(lambda: len(self._owners(cluster)) == len(self._consumers), "both consumers to join")
             begun = time.monotonic()
             self._ship(producer, islice(lines, self._plan.lines // 2))
-            self._until(lambda: self._has_read("first") and self._has_read("second"), "both consumers to read")
+            self._wait_until(lambda: self._has_read("first") and self._has_read("second"), "both consumers to read")
             before = self._owners(cluster)
             self._consumers.pop("first").kill()
             killed = time.monotonic()
@@ -179,10 +181,10 @@ class Demo:
             )
             self._ship(producer, islice(lines, self._plan.lines * 4 // 10))
             # The last tenth is shipped when the successor owns partitions, so that it certainly has lines to read.
-            self._until(lambda: bool(self._owners(cluster) - before), "the successor to get partitions")
+            self._wait_until(lambda: bool(self._owners(cluster) - before), "the successor to get partitions")
             self._ship(producer, lines)
-        self._until(lambda: self._has_read("successor"), "the successor to read")
-        self._until(lambda: self._ledger.lines_out >= self._ledger.lines_in, "all lines to come back")
+        self._wait_until(lambda: self._has_read("successor"), "the successor to read")
+        self._wait_until(lambda: self._ledger.lines_out >= self._ledger.lines_in, "all lines to come back")
         return Move(
             seconds=time.monotonic() - begun,
             shipping_s=self._shipping_s,
@@ -231,7 +233,7 @@ class Demo:
                 self._ledger.received(*entry)
             if spool.count:
                 self._first_read_s.setdefault(name, time.monotonic())
-        self._display.at(self._ledger.lines_in, self._ledger.lines_out)
+        self._display.show_counts(self._ledger.lines_in, self._ledger.lines_out)
 
     def _wait_for_lag(self) -> list[dict[str, Any]]:
         """Waits until the group has committed its last offsets.  Returns the partitions of the group."""
@@ -242,10 +244,10 @@ class Demo:
             return bool(seen) and not any(row["lag_messages"] for row in seen)
 
         with self._connected() as cluster:
-            self._until(caught_up, "the group's lag to be 0")
+            self._wait_until(caught_up, "the group's lag to be 0")
         return seen
 
-    def _until(self, done: Callable[[], bool], what: str) -> None:
+    def _wait_until(self, done: Callable[[], bool], what: str) -> None:
         """Waits for ``done`` until no line was consumed for STALL_S.
 
         Raises:

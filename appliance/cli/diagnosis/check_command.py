@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from .. import output
-from ..service_commands import ConfigFile, Overrides
-from ..target import Json
+from ..service_commands import ConfigOption, OverridesOption
+from ..target import JsonOption
 
 CONFIGURATION = 78
 
@@ -18,9 +18,9 @@ def check(
     data: Annotated[
         Path, typer.Option("--data", metavar="DIR", readable=False, help="Where the logs will be; need not exist yet.")
     ] = Path("/var/lib/appliance"),
-    config: ConfigFile = None,
-    settings: Overrides = None,
-    as_json: Json = False,
+    config: ConfigOption = None,
+    settings: OverridesOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Check a host before an appliance is installed: kernel, memory, limits, disk, Java, clock, ports.
 

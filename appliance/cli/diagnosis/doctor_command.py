@@ -10,17 +10,17 @@ import typer
 from ... import extras
 from .. import output
 from ..subject import Subject
-from ..target import Connect, Data, Json
+from ..target import ConnectOption, DataOption, JsonOption
 
 BETWEEN_S: Final = 0.5
 PAGE: Final = "systemd/README.md"
 
 
 def doctor(
-    data: Data = None,
-    connect: Connect = None,
+    data: DataOption = None,
+    connect: ConnectOption = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Only what has an exit status.")] = False,
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Say what is wrong with an appliance now, why, what to do, and where it is explained.
 

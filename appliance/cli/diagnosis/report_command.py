@@ -14,8 +14,8 @@ import typer
 from ...owners import acting_as_owner
 from ...processes.clock import wall_s
 from .. import output
-from ..service_commands import ConfigFile
-from ..target import Data, Json, data_dir
+from ..service_commands import ConfigOption
+from ..target import DataOption, JsonOption, data_dir
 
 if TYPE_CHECKING:
     from .report_parts import ReportPart
@@ -30,9 +30,9 @@ def report(
             metavar="[FILE.tar.gz]", readable=False, help="A new file; by default named after the time, here."
         ),
     ] = None,
-    data: Data = None,
-    config: ConfigFile = None,
-    as_json: Json = False,
+    data: DataOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Write an archive for somebody who helps: configuration, status, findings, metrics, log, versions, sizes.
 

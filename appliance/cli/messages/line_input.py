@@ -248,24 +248,26 @@ def make_parse(
     """
     general = None if key is None else os.fsencode(key)
     if form == "json":
-        return lambda line: _of_object(line, general, headers)
+        return lambda line: _message_of_object(line, general, headers)
     if template is not None:
         pieces = line_pieces(template)
-        return lambda line: _of_template(line, pieces, general, headers)
+        return lambda line: _message_of_template(line, pieces, general, headers)
     if separator is not None:
         between = os.fsencode(separator)
-        return lambda line: _of_line(line, between, general, headers)
+        return lambda line: _message_of_line(line, between, general, headers)
     if general is not None or headers:
         return lambda line: Outgoing(line, general, headers)
     return None
 
 
-def _of_line(line: bytes, separator: bytes, general: bytes | None, headers: Headers) -> Outgoing:
+def _message_of_line(line: bytes, separator: bytes, general: bytes | None, headers: Headers) -> Outgoing:
     key, separated, value = line.partition(separator)
     return Outgoing(value, key, headers) if separated else Outgoing(line, general, headers)
 
 
-def _of_template(line: bytes, pieces: Sequence[bytes | str], general: bytes | None, headers: Headers) -> Outgoing:
+def _message_of_template(
+    line: bytes, pieces: Sequence[bytes | str], general: bytes | None, headers: Headers
+) -> Outgoing:
     """Raises InvalidRequest: the line does not look like that."""
     values: dict[str, bytes] = {}
     at = 0
@@ -310,7 +312,7 @@ def _unlike(line: bytes) -> InvalidRequest:
     return InvalidRequest(f"a line does not look like --format says: {shown!r}")
 
 
-def _of_object(line: bytes, general: bytes | None, headers: Headers) -> Outgoing:
+def _message_of_object(line: bytes, general: bytes | None, headers: Headers) -> Outgoing:
     """Raises InvalidRequest: the line is no such object."""
     try:
         message = _DECODER.decode(line)

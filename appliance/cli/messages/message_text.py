@@ -78,9 +78,9 @@ class MessageWriter:
         if self._raw:
             return value + b"\n"
         text = output.safe(value, kept="\t")
-        return f"{self._before(message)}{self._in_colour(value, text)}\n".encode()
+        return f"{self._text_before(message)}{self._colour_value(value, text)}\n".encode()
 
-    def _before(self, message: Message) -> str:
+    def _text_before(self, message: Message) -> str:
         if not self._prefix:
             return ""
         before = f"{_clock(message.timestamp)} "
@@ -88,7 +88,7 @@ class MessageWriter:
             before += f"{message.topic}-{message.partition} "
         return f"{DIM}{before}{PLAIN}" if self._coloured else before
 
-    def _in_colour(self, value: bytes, text: str) -> str:
+    def _colour_value(self, value: bytes, text: str) -> str:
         begin = colour(value) if self._coloured else ""
         return f"{begin}{text}{PLAIN}" if begin else text
 

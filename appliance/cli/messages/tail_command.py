@@ -20,7 +20,7 @@ from .. import ending, output
 from ..invocation import any_bytes
 from ..live_names import complete_topics
 from ..offset_spec import OffsetSpec, parse_offset_spec
-from ..target import Connect, Data, Json, address
+from ..target import ConnectOption, DataOption, JsonOption, address
 from ..waiting import TroubleWatch
 from .format_string import parse_format
 from .message_text import MessageWriter
@@ -34,29 +34,36 @@ COUNT: Final = 10
 COUNT_MAX: Final = 100_000
 NEW_TOPICS_S: Final = 5.0
 """How often ``-f`` looks for new topics that a pattern fits, and for new partitions."""
-Lines = Annotated[
+LinesOption = Annotated[
     int | None,
     typer.Option("-n", "--lines", min=0, max=COUNT_MAX, help="The last N of all.  [dim]\\[10; all with --since][/dim]"),
 ]
-Since = Annotated[str | None, typer.Option("--since", metavar="TIME", help="From then: 10m, 2h, 7d, 06:00, …")]
-Until = Annotated[str | None, typer.Option("--until", metavar="TIME", help="Up to then.  Not with -f.")]
-Grep = Annotated[str | None, typer.Option("--grep", metavar="RE", callback=any_bytes, help="Whose value has this.")]
-Fields = Annotated[
+TailSinceOption = Annotated[
+    str | None, typer.Option("--since", metavar="TIME", help="From then: 10m, 2h, 7d, 06:00, …")
+]
+TailUntilOption = Annotated[str | None, typer.Option("--until", metavar="TIME", help="Up to then.  Not with -f.")]
+GrepOption = Annotated[
+    str | None,
+    typer.Option("--grep", metavar="RE", callback=any_bytes, help="Only messages in whose value this is found."),
+]
+FieldsOption = Annotated[
     list[str] | None,
     typer.Option(
         "--field",
         metavar="NAME=TEXT",
         callback=any_bytes,
-        help="Whose JSON or key=value text has this field; repeatable.",
+        help="Only messages whose JSON or key=value text has this field; repeatable.",
     ),
 ]
-Format = Annotated[
+TailFormatOption = Annotated[
     str | None,
     typer.Option(
         "--format", metavar="TEXT", callback=any_bytes, help="As kcat's -f: %t %p %o %T %k %s %h %S %K %R \\n"
     ),
 ]
-Partitions = Annotated[list[int] | None, typer.Option("--partition", min=0, help="Only this one; repeatable.")]
+TailPartitionsOption = Annotated[
+    list[int] | None, typer.Option("--partition", min=0, help="Only this one; repeatable.")
+]
 
 
 def tail(
@@ -65,19 +72,19 @@ def tail(
         typer.Argument(metavar="TOPIC...", autocompletion=complete_topics, help="Topics, or patterns such as 'web-*'."),
     ],
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on with what arrives.")] = False,
-    count: Lines = None,
-    since: Since = None,
-    until: Until = None,
-    pattern: Grep = None,
+    count: LinesOption = None,
+    since: TailSinceOption = None,
+    until: TailUntilOption = None,
+    pattern: GrepOption = None,
     ignore_case: Annotated[bool, typer.Option("-i", "--ignore-case", help="For --grep.")] = False,
-    fields: Fields = None,
-    partitions: Partitions = None,
-    form: Format = None,
+    fields: FieldsOption = None,
+    partitions: TailPartitionsOption = None,
+    form: TailFormatOption = None,
     headers: Annotated[bool, typer.Option("--headers", help="Print headers before the value.")] = False,
     raw: Annotated[bool, typer.Option("--raw", help="Values as they are, also to a terminal.")] = False,
-    data: Data = None,
-    connect: Connect = None,
-    as_json: Json = False,
+    data: DataOption = None,
+    connect: ConnectOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Print the newest messages of topics in the order of their times, and with -f what follows.
 
@@ -104,7 +111,7 @@ def tail(
 
     listener = address(data, connect)
     with (
-        ending.in_order(),
+        ending.end_in_order(),
         MergedReader(listener, client_name="appliance-tail", select=select) as reader,
         TroubleWatch(listener, reader.troubles) as watch,
     ):
