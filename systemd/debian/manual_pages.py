@@ -77,7 +77,11 @@ def _root_page(root: Any, version: str) -> Iterator[str]:
 def _command_page(name: str, command: Any, version: str) -> Iterator[str]:
     full = f"appliance-{name}"
     yield from _head(full.upper(), 1, version, full, _first(command.help))
-    inner = {f"appliance {name}": command} if not hasattr(command, "commands") else _below(command, f"appliance {name}")
+    inner = (
+        {f"appliance {name}": command}
+        if not hasattr(command, "commands")
+        else _commands_below(command, f"appliance {name}")
+    )
     yield ".SH SYNOPSIS"
     for words, inner_command in inner.items():
         yield from (f".B {_safe(words)}", _safe(_usage(inner_command)), ".br")
@@ -94,12 +98,12 @@ def _command_page(name: str, command: Any, version: str) -> Iterator[str]:
     yield from (".SH EXIT STATUS", "As of", ".BR appliance (1).", ".SH SEE ALSO", r".BR appliance (1)")
 
 
-def _below(group: Any, words: str) -> dict[str, Any]:
+def _commands_below(group: Any, words: str) -> dict[str, Any]:
     """The commands of a group, and of the groups in it."""
     commands: dict[str, Any] = {}
     for name, command in group.commands.items():
         full = f"{words} {name}"
-        commands |= _below(command, full) if hasattr(command, "commands") else {full: command}
+        commands |= _commands_below(command, full) if hasattr(command, "commands") else {full: command}
     return commands
 
 
