@@ -24,7 +24,7 @@ SITE_BITS: Final = 64
 
 _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253})(:\d{1,5})?")
 
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class Listener(NamedTuple):
@@ -109,7 +109,7 @@ def unix_path(address: str) -> tuple[str, int]:
     return match[1], int(match[2], 8) if match[2] else UNIX_MODE
 
 
-def parse_network(text: str) -> Network:
+def parse_network(text: str) -> IpNetwork:
     """``10.0.0.7`` or ``10.0.0.0/8``, in the one form that an address has as text (RFC 5952).
 
     Raises:
@@ -126,7 +126,7 @@ def parse_network(text: str) -> Network:
     return network
 
 
-def parse_networks(text: str) -> list[Network]:
+def parse_networks(text: str) -> list[IpNetwork]:
     """Several, separated by commas.  Raises ValueError, as :func:`parse_network`."""
     return [parse_network(part) for part in _parts(text)]
 

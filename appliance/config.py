@@ -49,8 +49,8 @@ from .security.field_masks import FieldMasks
 from .topic_patterns import (
     EXAMPLE,
     PARTITIONS,
-    Patterns,
     PatternValue,
+    TopicPatterns,
     flat_patterns,
     parse_patterns,
     split_name,
@@ -459,7 +459,7 @@ class TopicDefaults(Struct, frozen=True):
     """What holds for topics that do not set their own: ``of_all``, and over it what patterns say."""
 
     of_all: TopicSettings = TopicSettings()
-    patterns: Patterns = {}
+    patterns: TopicPatterns = {}
 
     def settings_of(self, topic: str) -> TopicSettings:
         """The settings of a topic that has none of its own."""
@@ -551,7 +551,7 @@ class Config(Struct, frozen=True):
     alerts: Alerts = Alerts()
     log: LogSection = LogSection()
     ledger: LedgerSection = LedgerSection()
-    topic_patterns: Patterns = {}
+    topic_patterns: TopicPatterns = {}
     """What stands in ``[topics."PATTERN"]``: their keys are in PATTERN_KEYS."""
     inputs: dict[str, InputSettings] = {}
     """By name.  Their keys depend on their type, so they are not in KEYS."""

@@ -145,7 +145,7 @@ SCHEMES: Final = {"http": ("http", "https"), "syslog": ("udp", "tcp", "tls", "re
 TYPE_KEYS: Final = {kind: {key.name: key for key in keys_of("", struct)} for kind, struct in TYPES.items()}
 
 
-class Address(NamedTuple):
+class InputAddress(NamedTuple):
     """An address of ``listen``: of an interface, or the path of a Unix socket."""
 
     scheme: str
@@ -167,7 +167,7 @@ class Address(NamedTuple):
         return self.scheme in ("https", "relps", "tls")
 
 
-def parse_address(text: str) -> Address:
+def parse_address(text: str) -> InputAddress:
     """``udp://127.0.0.1:5514``, ``unix:///run/log``.
 
     Raises:
@@ -179,7 +179,7 @@ def parse_address(text: str) -> Address:
     if scheme == "unix":
         if not rest.startswith("/"):
             raise BadValue(f"{text!r}: must be such as unix:///run/log.sock")
-        return Address(scheme, "", 0, rest)
+        return InputAddress(scheme, "", 0, rest)
     problem = f"{text!r}: must be one address with a port, such as {scheme}://127.0.0.1:5514"
     try:
         addresses = parse_addresses(rest)
@@ -187,7 +187,7 @@ def parse_address(text: str) -> Address:
         raise BadValue(f"{problem}: {error}" if ":" in rest else problem) from None
     if len(addresses) != 1:
         raise BadValue(problem)
-    return Address(scheme, *addresses[0], "")
+    return InputAddress(scheme, *addresses[0], "")
 
 
 def listen_of(settings: InputSettings) -> tuple[str, ...]:

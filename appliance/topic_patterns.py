@@ -22,7 +22,7 @@ from .names import TOPIC_CHARACTERS_MAX
 TABLE: Final = "topics"
 PARTITIONS: Final = "partitions"
 EXAMPLE: Final = 'topics."web-*".retention.ms'
-Patterns = dict[str, dict[str, Scalar]]
+TopicPatterns = dict[str, dict[str, Scalar]]
 """By pattern: the values of keys, by the names that they have in ``[topics]``."""
 
 _NAME = re.compile(rf'{TABLE}\."([^"]*)"\.(.+)', re.DOTALL)
@@ -50,9 +50,9 @@ def full_name(pattern: str, key: str) -> str:
 
 def parse_patterns(
     values: Iterable[PatternValue], keys: Mapping[str, Key]
-) -> tuple[Patterns, list[UnknownKey | BadValue]]:
+) -> tuple[TopicPatterns, list[UnknownKey | BadValue]]:
     """The patterns, and what is wrong with them; ``keys``: those that a pattern can set."""
-    patterns: Patterns = {}
+    patterns: TopicPatterns = {}
     faults: list[UnknownKey | BadValue] = []
     for pattern, name, value, where in values:
         full = full_name(pattern, name)
@@ -97,7 +97,7 @@ def _matcher(pattern: str) -> Callable[[str], object]:
     return matches
 
 
-def values_for(patterns: Patterns, topic: str) -> dict[str, tuple[Scalar, str]]:
+def values_for(patterns: TopicPatterns, topic: str) -> dict[str, tuple[Scalar, str]]:
     """What the patterns give a topic: by the name of the key its value, and the pattern that it comes from."""
     if not patterns:
         return {}
@@ -108,6 +108,6 @@ def values_for(patterns: Patterns, topic: str) -> dict[str, tuple[Scalar, str]]:
     return values
 
 
-def flat_patterns(patterns: Patterns) -> dict[str, Scalar]:
+def flat_patterns(patterns: TopicPatterns) -> dict[str, Scalar]:
     """Every key of every pattern by its dotted name, with its value."""
     return {full_name(pattern, key): value for pattern, values in patterns.items() for key, value in values.items()}

@@ -16,7 +16,7 @@ from typing import Any
 
 from appliance.bench import machine, result_tables
 from appliance.bench.brokers import OurBroker
-from appliance.bench.measures import Result
+from appliance.bench.measures import BenchResult
 
 PAYLOAD_BYTES = 200
 
@@ -49,7 +49,7 @@ def text(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def show(result: Result) -> None:
+def show(result: BenchResult) -> None:
     """Print the table of a result."""
     for fact in result_tables.facts(result):
         print(fact)

@@ -119,7 +119,7 @@ def slow_disk(pid: int, directory: Path) -> Iterator[Callable[[float], None]]:
         group.rmdir()
 
 
-def measure(broker: brokers.Broker, pid: int, name: str, rates: list[float], seconds: float) -> None:
+def measure(broker: brokers.MeasuredBroker, pid: int, name: str, rates: list[float], seconds: float) -> None:
     admin = brokers.admin_of(broker.address)
     topics = ["hot", *(f"cold-{rate:g}" for rate in rates)]
     for future in admin.create_topics([NewTopic(topic, 1, 1) for topic in topics]).values():
@@ -140,7 +140,7 @@ def measure(broker: brokers.Broker, pid: int, name: str, rates: list[float], sec
             slow_down(0)
 
 
-def beside(broker: brokers.Broker, name: str, rate: float, seconds: float) -> None:
+def beside(broker: brokers.MeasuredBroker, name: str, rate: float, seconds: float) -> None:
     """Measure a producer alone, and beside a consumer of what is not in memory."""
     topic = f"cold-{rate:g}"
     alone = latencies_ms(broker.address, "hot", seconds / 2)
@@ -181,7 +181,7 @@ def main() -> None:
                 ours.stop()
     if options.peer:
         with tempfile.TemporaryDirectory(prefix="perf-") as directory:
-            peer = brokers.Kafka(Path(directory))
+            peer = brokers.KafkaBroker(Path(directory))
             try:
                 measure(peer, peer.process.pid, peer.name, rates, seconds)
             finally:

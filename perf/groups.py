@@ -203,7 +203,7 @@ def main() -> None:
     options = parser.parse_args()
     sizes = (0.5, 10, 20, 2) if options.smoke else (options.seconds, PARTITIONS, options.groups, REPEATS)
     headline("Committed offsets and lists of groups", seconds=sizes[0], partitions=sizes[1], groups=sizes[2])
-    for make in [brokers.OurBroker] + ([brokers.Kafka] if options.peer else []):
+    for make in [brokers.OurBroker] + ([brokers.KafkaBroker] if options.peer else []):
         with tempfile.TemporaryDirectory(prefix="perf-") as directory:
             broker = (
                 make(Path(directory), {"zookeeper.nodes": 1}) if make is brokers.OurBroker else make(Path(directory))

@@ -17,7 +17,7 @@ from _certificates import Certificates
 
 from appliance.bench import brokers
 from appliance.bench.compiling import Missing
-from appliance.bench.harness import Harness, Options
+from appliance.bench.harness import BenchOptions, Harness
 from appliance.bench.kafka_side import KafkaSide, warm_up
 from appliance.bench.questions import kafka_rows
 
@@ -28,11 +28,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="", help="workloads whose name contains this")
     parsed = parser.parse_args()
-    options = Options(Path(tempfile.gettempdir()), rounds=parsed.rounds, smoke=parsed.smoke, only=parsed.only)
+    options = BenchOptions(Path(tempfile.gettempdir()), rounds=parsed.rounds, smoke=parsed.smoke, only=parsed.only)
     harness = Harness("kafka_tls", "Produce and consume over TLS", options, [], print)
     with tempfile.TemporaryDirectory(prefix="perf-") as directory:
         made = Certificates(Path(directory) / "certificates")
-        makers = [lambda at: brokers.OurBroker(at, made.appliance), lambda at: brokers.Kafka(at, made.kafka)]
+        makers = [lambda at: brokers.OurBroker(at, made.appliance), lambda at: brokers.KafkaBroker(at, made.kafka)]
         try:
             client = harness.kafka_client()
         except Missing as missing:

@@ -36,7 +36,7 @@ def producer(address: str, name: str, **settings: Any) -> Producer:
     return made
 
 
-def measure(broker: brokers.Broker, size: int, seconds: float, offsets: bool) -> None:
+def measure(broker: brokers.MeasuredBroker, size: int, seconds: float, offsets: bool) -> None:
     """Transactions of ``size`` messages."""
     address, topic = broker.address, f"tx-{size}-{offsets}"
     admin = AdminClient({"bootstrap.servers": address})
@@ -79,7 +79,7 @@ def measure(broker: brokers.Broker, size: int, seconds: float, offsets: bool) ->
     )
 
 
-def measure_ids(broker: brokers.Broker, count: int) -> None:
+def measure_ids(broker: brokers.MeasuredBroker, count: int) -> None:
     """New transactional ids, in requests of their own."""
     start = time.perf_counter()
     with ThreadPoolExecutor(20) as pool:
@@ -95,7 +95,7 @@ def main() -> None:
     options = parser.parse_args()
     seconds, ids = (0.5, 20) if options.smoke else (options.seconds, IDS)
     headline("Transactions of a producer, one after another", seconds=seconds, ids=ids)
-    for make in [brokers.OurBroker] + ([brokers.Kafka] if options.peer else []):
+    for make in [brokers.OurBroker] + ([brokers.KafkaBroker] if options.peer else []):
         with tempfile.TemporaryDirectory(prefix="perf-") as directory:
             broker = (
                 make(Path(directory), {"zookeeper.nodes": 1}) if make is brokers.OurBroker else make(Path(directory))

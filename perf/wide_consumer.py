@@ -81,7 +81,7 @@ class Client:
         self._sock.close()
 
 
-def cpu_us(broker: brokers.Broker, topic: str, messages: int) -> float:
+def cpu_us(broker: brokers.MeasuredBroker, topic: str, messages: int) -> float:
     """CPU of the broker for each message that is sent to a topic's first partition."""
     producer = Client(broker.address)
     for _ in range(max(messages // 10, 3)):
@@ -125,7 +125,7 @@ class Session:
         self._epoch += 1
         return size, len(self._client.receive())
 
-    def cpu_us(self, broker: brokers.Broker, messages: int) -> float:
+    def cpu_us(self, broker: brokers.MeasuredBroker, messages: int) -> float:
         """CPU of the broker for each message that is sent and read, one at a time."""
         producer = Client(broker.address)
         for _ in range(max(messages // 10, 3)):
@@ -141,7 +141,7 @@ class Session:
         self._client.close()
 
 
-def measure(broker: brokers.Broker, partitions: int, messages: int) -> None:
+def measure(broker: brokers.MeasuredBroker, partitions: int, messages: int) -> None:
     topic = f"wide-{partitions}"
     admin = brokers.admin_of(broker.address)
     admin.create_topics([NewTopic(topic, partitions, 1)], request_timeout=120)[topic].result(150)
@@ -167,7 +167,7 @@ def main() -> None:
     options = parser.parse_args()
     sizes, messages = ((1, 20), 10) if options.smoke else (PARTITIONS, options.messages)
     headline("CPU in µs for each message, by what a consumer of so many partitions does", messages=messages)
-    makers = [brokers.OurBroker] + ([brokers.Kafka] if options.peer else [])
+    makers = [brokers.OurBroker] + ([brokers.KafkaBroker] if options.peer else [])
     for make in makers:
         with tempfile.TemporaryDirectory(prefix="perf-") as directory:
             broker = make(Path(directory))

@@ -57,7 +57,7 @@ API_VERSIONS = b"\0\0\0\x0a\0\x12\0\0\0\0\0\1\xff\xff"
 """An ApiVersions request, version 0, without a client id."""
 
 
-class Broker(Protocol):
+class MeasuredBroker(Protocol):
     """A broker with a listener of Kafka's protocol.  ``start_s``: from exec until that listener answers.
 
     It serves when it is made.  After :meth:`stop`, or :meth:`kill` (SIGKILL to all its processes), :meth:`start` starts
@@ -82,9 +82,9 @@ class Launcher:
     """Makes a broker, given its directory."""
 
     name: str
-    make: Callable[[Path], Broker]
+    make: Callable[[Path], MeasuredBroker]
 
-    def __call__(self, directory: Path) -> Broker:
+    def __call__(self, directory: Path) -> MeasuredBroker:
         return self.make(directory)
 
 
@@ -186,7 +186,7 @@ class OurBroker:
         self.server.kill()
 
 
-class Kafka(Daemon):
+class KafkaBroker(Daemon):
     """One KRaft broker with Kafka's default settings; ``tls``: more lines of its properties, then it listens with TLS.
 
     ``name``: one of :data:`KAFKA_VERSIONS`.

@@ -66,7 +66,7 @@ def _exactly(sock: socket.socket, count: int) -> bytes:
     return received
 
 
-class Crowd:
+class ConnectionCrowd:
     """The connections.  ``acknowledged`` counts messages."""
 
     def __init__(self, address: str, topic: str, connections: int) -> None:
@@ -122,7 +122,7 @@ def main(arguments: list[str]) -> None:
     address, topic, connections, requests_per_s = arguments
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    crowd = Crowd(address, topic, int(connections))
+    crowd = ConnectionCrowd(address, topic, int(connections))
     print("ready", flush=True)
     crowd.run(int(requests_per_s))
     print(json.dumps({"acknowledged": crowd.acknowledged}), flush=True)

@@ -28,7 +28,7 @@ SETTINGS = {
 }  # fmt: skip
 
 
-class Member:
+class TimedMember:
     """One consumer, of the group that has the topic's name.  ``fresh``: it got partitions since :meth:`expect`."""
 
     def __init__(self, address: str, topic: str) -> None:
@@ -49,7 +49,7 @@ class Member:
         consumer.unassign()
 
 
-def settled(members: Sequence[Member], partitions: int) -> float:
+def settled(members: Sequence[TimedMember], partitions: int) -> float:
     """Poll until all have an assignment; the time at which they have."""
     deadline = time.perf_counter() + PATIENCE_S
     while time.perf_counter() < deadline:
@@ -66,11 +66,11 @@ def settled(members: Sequence[Member], partitions: int) -> float:
 def measure(address: str, topic: str, partitions: int, count: int) -> dict[str, float]:
     seconds = {}
     start = time.perf_counter()
-    members = [Member(address, topic) for _ in range(count - 1)]
+    members = [TimedMember(address, topic) for _ in range(count - 1)]
     if members:
         seconds["formed_s"] = settled(members, partitions) - start
     start = _expect(members)
-    last = Member(address, topic)
+    last = TimedMember(address, topic)
     seconds["join_s"] = settled([*members, last], partitions) - start
     if members:
         start = _expect(members)
@@ -81,7 +81,7 @@ def measure(address: str, topic: str, partitions: int, count: int) -> dict[str, 
     return seconds
 
 
-def _expect(members: Sequence[Member]) -> float:
+def _expect(members: Sequence[TimedMember]) -> float:
     for member in members:
         member.expect()
     return time.perf_counter()

@@ -28,7 +28,7 @@ import msgspec
 from . import machine
 from .compiling import Missing
 from .kafka_clients import CLIENTS, KafkaClient, Run, python_client
-from .measures import Limit, Measure, Result, limit_named
+from .measures import BenchMeasure, BenchResult, MachineLimit, limit_named
 
 SMOKE_SCALE = 200
 COUNT_MIN = 200
@@ -52,7 +52,7 @@ S = TypeVar("S", bound=Side)
 
 
 @dataclass(frozen=True)
-class Options:
+class BenchOptions:
     """``directory``: where brokers keep their data.  ``only``: workloads whose name contains it.  ``peers``: names.
 
     ``large``: also the sizes that take long, or tens of gigabytes.
@@ -71,10 +71,12 @@ class Options:
 class Harness:
     """One question's run.  ``tell`` gets a line of progress after each workload."""
 
-    def __init__(self, question: str, title: str, options: Options, limits: list[Limit], tell: Callable[[str], None]):
+    def __init__(
+        self, question: str, title: str, options: BenchOptions, limits: list[MachineLimit], tell: Callable[[str], None]
+    ):
         self.options, self._tell = options, tell
         self._began = time.perf_counter()
-        self.result = Result(
+        self.result = BenchResult(
             question=question, title=title,
             date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), took_s=0.0,
             rounds=1 if options.smoke else options.rounds, smoke=options.smoke,
@@ -82,7 +84,7 @@ class Harness:
             measures=[], notices=[],
         )  # fmt: skip
 
-    def finish(self) -> Result:
+    def finish(self) -> BenchResult:
         self.result.took_s = round(time.perf_counter() - self._began, 1)
         return self.result
 
@@ -194,7 +196,7 @@ class Harness:
         limit: str = "", bytes_each: int = 1, check: str = "",
     ) -> None:  # fmt: skip
         bound = limit_named(self.result.limits, limit)
-        measure = Measure(workload, side, what, [round(value, 6) for value in values], check=check)
+        measure = BenchMeasure(workload, side, what, [round(value, 6) for value in values], check=check)
         if bound is not None:
             share = round(measure.median * bytes_each / bound.value, 6)
             measure = msgspec.structs.replace(measure, limit=limit, share=share)

@@ -13,7 +13,7 @@ import msgspec
 
 from .. import extras
 from . import brokers
-from .brokers import APPLIANCE, BARE, KAFKA_PEERS, BareBroker, Broker, Launcher
+from .brokers import APPLIANCE, BARE, KAFKA_PEERS, BareBroker, Launcher, MeasuredBroker
 from .compiling import Missing
 from .harness import Harness, drop_page_cache
 from .kafka_clients import FIFTY, LARGE, KafkaClient, Run
@@ -36,7 +36,7 @@ class KafkaSide:
         Missing: confluent-kafka is not installed.
     """
 
-    def __init__(self, broker: Broker, client: KafkaClient, security: Mapping[str, str] | None = None) -> None:
+    def __init__(self, broker: MeasuredBroker, client: KafkaClient, security: Mapping[str, str] | None = None) -> None:
         self.broker, self.client, self.name = broker, client, broker.name
         self._security = dict(security or {})
         try:
@@ -168,7 +168,7 @@ def launchers(harness: Harness, settings: Mapping[str, str] | None = None) -> li
     own_settings = dict(settings or {}) | harness.options.settings
     sides = [Launcher(APPLIANCE, lambda directory: brokers.OurBroker(directory, own_settings))]
     peers = [name for peer, name in KAFKA_PEERS.items() if peer in harness.options.peers]
-    return sides + [Launcher(name, partial(brokers.Kafka, name=name)) for name in peers]
+    return sides + [Launcher(name, partial(brokers.KafkaBroker, name=name)) for name in peers]
 
 
 def bare(harness: Harness) -> list[Launcher]:

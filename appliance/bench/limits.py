@@ -22,7 +22,7 @@ from pathlib import Path
 
 from ..wire.sockets import set_options
 from .compiling import Missing, echo
-from .measures import Limit
+from .measures import MachineLimit
 
 MIB = 1 << 20
 ECHO_BYTES = 200
@@ -31,20 +31,20 @@ SYNC_SIZES = {"4 KiB": 4096, "64 KiB": 65536, "1 MiB": MIB}
 REPEATS = 3
 
 
-def measure(directory: Path, scale: int, notices: list[str]) -> list[Limit]:
+def measure(directory: Path, scale: int, notices: list[str]) -> list[MachineLimit]:
     """All limits, with files in ``directory``; ``scale`` divides the sizes."""
     measured = [
-        Limit("memcpy", _best(lambda: _memcpy(1024 * MIB // scale)), "B/s"),
-        Limit("loopback sendfile", _best(lambda: _sendfile(directory, 512 * MIB // scale), 8), "B/s"),
-        Limit("page cache write", _best(lambda: _write(directory, 512 * MIB // scale)), "B/s"),
+        MachineLimit("memcpy", _best(lambda: _memcpy(1024 * MIB // scale)), "B/s"),
+        MachineLimit("loopback sendfile", _best(lambda: _sendfile(directory, 512 * MIB // scale), 8), "B/s"),
+        MachineLimit("page cache write", _best(lambda: _write(directory, 512 * MIB // scale)), "B/s"),
     ]
     for name, size in SYNC_SIZES.items():
         times = _fdatasync(directory, size, max(400 // scale, 20))
         measured += [
-            Limit(f"fdatasync {name} p50", statistics.median(times) * 1000, "ms"),
-            Limit(f"fdatasync {name} p99", times[int(len(times) * 0.99)] * 1000, "ms"),
+            MachineLimit(f"fdatasync {name} p50", statistics.median(times) * 1000, "ms"),
+            MachineLimit(f"fdatasync {name} p99", times[int(len(times) * 0.99)] * 1000, "ms"),
         ]
-    measured.append(Limit("wake-up of a process", _wake_up(max(20_000 // scale, 100)) * 1000, "ms"))
+    measured.append(MachineLimit("wake-up of a process", _wake_up(max(20_000 // scale, 100)) * 1000, "ms"))
     try:
         measured += _echoes(max(20_000 // scale, 500))
     except Missing as missing:
@@ -143,7 +143,7 @@ def _wake_up(times: int) -> float:
     return statistics.median(seconds)
 
 
-def _echoes(count: int) -> Iterator[Limit]:
+def _echoes(count: int) -> Iterator[MachineLimit]:
     """Requests per second of an empty server, by the requests that a client has in flight."""
     servers = {"C": [str(echo()), "serve", str(ECHO_BYTES)], "Python": [sys.executable, "-m", __name__]}
     for language, command in servers.items():
@@ -153,7 +153,7 @@ def _echoes(count: int) -> Iterator[Limit]:
                 port = server.stdout.readline().strip()
                 for depth in ECHO_DEPTHS:
                     rate = _best(lambda: _ask(port, count * depth, depth))  # noqa: B023 - called at once
-                    yield Limit(f"echo in {language}, {depth} in flight", rate, "1/s")
+                    yield MachineLimit(f"echo in {language}, {depth} in flight", rate, "1/s")
             finally:
                 server.kill()
 

@@ -11,7 +11,7 @@ import msgspec
 from .machine import Machine
 
 
-class Limit(msgspec.Struct, frozen=True):
+class MachineLimit(msgspec.Struct, frozen=True):
     """What the machine itself can do, measured in the same run; ``unit`` is "B/s", "1/s" or "ms"."""
 
     name: str
@@ -19,12 +19,12 @@ class Limit(msgspec.Struct, frozen=True):
     unit: str
 
 
-class Measure(msgspec.Struct, frozen=True):
+class BenchMeasure(msgspec.Struct, frozen=True):
     """One quantity of one workload on one side: a value for each round.
 
     ``what`` is a key of :data:`~.quantities.QUANTITIES`: "rate" (messages/s), "cpu" (s of the broker per million
-    messages), "both" (the same of broker and client), "p50_ms", ...  ``limit`` names the :class:`Limit` that bounds a
-    rate, and ``share`` is the median's part of it.  ``check`` is the sum of what arrived.
+    messages), "both" (the same of broker and client), "p50_ms", ...  ``limit`` names the :class:`MachineLimit` that
+    bounds a rate, and ``share`` is the median's part of it.  ``check`` is the sum of what arrived.
     """
 
     workload: str
@@ -40,7 +40,7 @@ class Measure(msgspec.Struct, frozen=True):
         return statistics.median(self.values)
 
 
-class Result(msgspec.Struct):
+class BenchResult(msgspec.Struct):
     """The answer to one question.  ``notices`` say what was skipped, and why."""
 
     question: str
@@ -52,11 +52,11 @@ class Result(msgspec.Struct):
     machine: Machine
     versions: dict[str, str]
     parameters: dict[str, str]
-    limits: list[Limit]
-    measures: list[Measure]
+    limits: list[MachineLimit]
+    measures: list[BenchMeasure]
     notices: list[str]
 
-    def find_measure(self, workload: str, side: str, what: str) -> Measure | None:
+    def find_measure(self, workload: str, side: str, what: str) -> BenchMeasure | None:
         for measure in self.measures:
             if (measure.workload, measure.side, measure.what) == (workload, side, what):
                 return measure
@@ -78,25 +78,25 @@ class Result(msgspec.Struct):
         return path
 
 
-def load(path: Path) -> Result:
-    return msgspec.json.decode(path.read_bytes(), type=Result)
+def load(path: Path) -> BenchResult:
+    return msgspec.json.decode(path.read_bytes(), type=BenchResult)
 
 
-def stored(directory: Path, questions: Sequence[str]) -> dict[str, Result]:
+def stored(directory: Path, questions: Sequence[str]) -> dict[str, BenchResult]:
     """The results of these questions that are in ``directory``."""
     paths = {question: directory / f"{question}.json" for question in questions}
     return {question: load(path) for question, path in paths.items() if path.exists()}
 
 
-def ratios(ours: Measure, theirs: Measure) -> list[float]:
+def ratios(ours: BenchMeasure, theirs: BenchMeasure) -> list[float]:
     """Ours divided by theirs, round by round."""
     return [a / b for a, b in zip(ours.values, theirs.values, strict=True) if b]
 
 
-def median_ratio(ours: Measure, theirs: Measure) -> float | None:
+def median_ratio(ours: BenchMeasure, theirs: BenchMeasure) -> float | None:
     ratios_found = ratios(ours, theirs)
     return statistics.median(ratios_found) if ratios_found else None
 
 
-def limit_named(limits: Sequence[Limit], name: str) -> Limit | None:
+def limit_named(limits: Sequence[MachineLimit], name: str) -> MachineLimit | None:
     return next((limit for limit in limits if limit.name == name), None)

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from . import measures, result_tables
-from .measures import Result
+from .measures import BenchResult
 from .runner import LIMITS, QUESTIONS, module_of
 
 BEGIN, END = "<!-- results: written by `make bench` -->", "<!-- end of results -->"
 
 
-def stored(directory: Path) -> list[Result]:
+def stored(directory: Path) -> list[BenchResult]:
     """The results in ``directory``, in the order of the questions."""
     return list(measures.stored(directory, (LIMITS, *QUESTIONS)).values())
 
 
-def rewrite(page: Path, results: Sequence[Result], directory: Path) -> str:
+def rewrite(page: Path, results: Sequence[BenchResult], directory: Path) -> str:
     """The text of ``page`` with the results between its two marks; ``directory`` has their charts."""
     before, rest = page.read_text().split(BEGIN)
     _, after = rest.split(END)
@@ -27,7 +27,7 @@ def rewrite(page: Path, results: Sequence[Result], directory: Path) -> str:
     return f"{before}{BEGIN}\n\n{sections}\n{END}{after}"
 
 
-def _section(result: Result, directory: Path, folder: Path) -> str:
+def _section(result: BenchResult, directory: Path, folder: Path) -> str:
     lines = [f"### {result.title}", ""]
     if result.question in QUESTIONS:
         question = inspect.getdoc(module_of(result.question)) or ""
@@ -43,6 +43,6 @@ def _section(result: Result, directory: Path, folder: Path) -> str:
     return "\n".join(lines)
 
 
-def _table(columns: Sequence[str], rows: Sequence[result_tables.Row]) -> list[str]:
+def _table(columns: Sequence[str], rows: Sequence[result_tables.ResultRow]) -> list[str]:
     lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
     return lines + [f"| {' | '.join(row[column] for column in columns)} |" for row in rows]

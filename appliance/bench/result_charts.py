@@ -11,14 +11,14 @@ from typing import Any
 
 from .. import extras
 from .compiling import Missing
-from .measures import Measure, Result
+from .measures import BenchMeasure, BenchResult
 from .quantities import QUANTITIES, Quantity
 
 PANEL_COLUMNS, BAR_INCHES, PANEL_INCHES = 2, 0.28, 6.0
 OURS, OTHERS = "#1b6e9c", "#b8b8b8"
 
 
-def draw(result: Result, directory: Path) -> list[Path]:
+def draw(result: BenchResult, directory: Path) -> list[Path]:
     """Write ``<question>.svg`` and ``.png``; nothing if there is nothing to draw.
 
     Raises:
@@ -53,7 +53,7 @@ def draw(result: Result, directory: Path) -> list[Path]:
     return paths
 
 
-def _panels(result: Result) -> list[tuple[str, Quantity, list[Measure]]]:
+def _panels(result: BenchResult) -> list[tuple[str, Quantity, list[BenchMeasure]]]:
     """One panel for each workload and quantity that is drawn."""
     panels = []
     for workload in result.workloads:
@@ -64,7 +64,7 @@ def _panels(result: Result) -> list[tuple[str, Quantity, list[Measure]]]:
     return panels
 
 
-def _bars(axis: Any, title: str, quantity: Quantity, bars: list[Measure]) -> None:
+def _bars(axis: Any, title: str, quantity: Quantity, bars: list[BenchMeasure]) -> None:
     names, medians = [bar.side for bar in bars], [bar.median for bar in bars]
     low = [bar.median - min(bar.values) for bar in bars]
     high = [max(bar.values) - bar.median for bar in bars]

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from .brokers import APPLIANCE, KAFKA_VERSIONS
-from .measures import Limit, Measure, Result, median_ratio, ratios
+from .measures import BenchMeasure, BenchResult, MachineLimit, median_ratio, ratios
 from .quantities import QUANTITIES, number
 
 LIMIT_COLUMNS = ("limit", "value")
 AFTER_RATE = ("spread", "share of limit")
 
-Row = dict[str, str]
+ResultRow = dict[str, str]
 
 
-def columns(result: Result) -> Sequence[str]:
+def columns(result: BenchResult) -> Sequence[str]:
     """The columns in which at least one row has something."""
     if not result.measures:
         return LIMIT_COLUMNS
@@ -22,7 +22,7 @@ def columns(result: Result) -> Sequence[str]:
     return ("workload", "side", *(column for column in _all_columns() if any(row[column] for row in measured_rows)))
 
 
-def rows(result: Result) -> list[Row]:
+def rows(result: BenchResult) -> list[ResultRow]:
     """One row per workload and side; limits if nothing else was measured."""
     if not result.measures:
         return [{"limit": limit.name, "value": limit_text(limit)} for limit in result.limits]
@@ -40,7 +40,7 @@ def _all_columns() -> Iterator[str]:
     yield "ratio"
 
 
-def _row(result: Result, workload: str, side: str) -> Row:
+def _row(result: BenchResult, workload: str, side: str) -> ResultRow:
     row = {"workload": workload, "side": side} | dict.fromkeys(_all_columns(), "")
     for what, quantity in QUANTITIES.items():
         if (measure := result.find_measure(workload, side, what)) is not None:
@@ -51,7 +51,7 @@ def _row(result: Result, workload: str, side: str) -> Row:
     return row | {"ratio": _ratio(result, workload, side)}
 
 
-def _ratio(result: Result, workload: str, side: str) -> str:
+def _ratio(result: BenchResult, workload: str, side: str) -> str:
     """What was measured of an appliance divided by Kafka's; the first one with the range of rounds."""
     if not side.startswith(APPLIANCE):
         return ""
@@ -70,17 +70,17 @@ def _ratio(result: Result, workload: str, side: str) -> str:
     return ", ".join(compared)
 
 
-def spread(measure: Measure) -> str:
+def spread(measure: BenchMeasure) -> str:
     return f"{number(min(measure.values))}-{number(max(measure.values))}"
 
 
-def limit_text(limit: Limit) -> str:
+def limit_text(limit: MachineLimit) -> str:
     if limit.unit == "B/s":
         return f"{number(limit.value)}B/s"
     return f"{number(limit.value)}/s" if limit.unit == "1/s" else f"{limit.value:.3g} ms"
 
 
-def facts(result: Result) -> Iterator[str]:
+def facts(result: BenchResult) -> Iterator[str]:
     """What figures depend on, a line each."""
     of = result.machine
     yield (f"{of.processors} x {of.processor}, {of.memory_bytes / 2**30:.0f} GiB, Linux {of.kernel}, {of.python}, "

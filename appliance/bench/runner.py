@@ -10,8 +10,8 @@ from types import ModuleType
 
 from . import limits
 from .compiling import Missing
-from .harness import SMOKE_SCALE, Harness, Options
-from .measures import Result
+from .harness import SMOKE_SCALE, BenchOptions, Harness
+from .measures import BenchResult
 
 LIMITS = "limits"
 QUESTIONS = (
@@ -22,7 +22,7 @@ QUESTIONS = (
 LIMITS_S, SMOKE_S = 25, 3
 
 
-def estimate_s(questions: Sequence[str], options: Options, stored: Mapping[str, Result]) -> float:
+def estimate_s(questions: Sequence[str], options: BenchOptions, stored: Mapping[str, BenchResult]) -> float:
     """About how long :func:`run` takes: as long as the ``stored`` results took, else as long as it took elsewhere.
 
     What was measured elsewhere is for two processors, with Kafka beside the appliance.
@@ -45,7 +45,7 @@ def module_of(question: str) -> ModuleType:
 
 
 def run(
-    questions: Sequence[str], options: Options, tell: Callable[[str], None], done: Callable[[Result], None]
+    questions: Sequence[str], options: BenchOptions, tell: Callable[[str], None], done: Callable[[BenchResult], None]
 ) -> None:
     """Measure the limits, then answer the questions; ``done`` gets each result as soon as there is one.
 

@@ -15,8 +15,8 @@ from . import ending, output
 from .target import JsonOption
 
 if TYPE_CHECKING:
-    from ..bench.harness import Options
-    from ..bench.measures import Result
+    from ..bench.harness import BenchOptions
+    from ..bench.measures import BenchResult
 
 
 def _complete_question(incomplete: str) -> list[str]:
@@ -105,9 +105,9 @@ def bench(
     for place in filter(None, (options.directory, results)):
         refuse_others_directory(place)
     output.remark(_estimate(chosen, options, results))
-    measured: list[Result] = []
+    measured: list[BenchResult] = []
 
-    def done(result: Result) -> None:
+    def done(result: BenchResult) -> None:
         measured.append(result)
         if results is not None:
             _keep(result, results)
@@ -135,9 +135,9 @@ def _options(
     *,
     smoke: bool,
     large: bool,
-) -> Options:
+) -> BenchOptions:
     from ..bench import brokers, queue_peers
-    from ..bench.harness import Options
+    from ..bench.harness import BenchOptions
     from ..bench.kafka_clients import CLIENTS
 
     kafka, *before = brokers.KAFKA_PEERS
@@ -147,7 +147,7 @@ def _options(
     for setting in settings:
         if "=" not in setting:
             raise typer.BadParameter(f"{setting!r} is not KEY=VALUE", param_hint="--set")
-    return Options(
+    return BenchOptions(
         directory=(directory or Path(tempfile.gettempdir())).resolve(),
         rounds=rounds,
         smoke=smoke,
@@ -159,7 +159,7 @@ def _options(
     )
 
 
-def _estimate(questions: Sequence[str], options: Options, results: Path | None) -> str:
+def _estimate(questions: Sequence[str], options: BenchOptions, results: Path | None) -> str:
     from ..bench import measures, runner
 
     stored = measures.stored(results, questions) if results is not None else {}
@@ -173,7 +173,7 @@ def _among(what: str, names: list[str], allowed: tuple[str, ...]) -> None:
             raise typer.BadParameter(f"no {what} {name!r}; there are {', '.join(allowed)}")
 
 
-def _keep(result: Result, directory: Path) -> None:
+def _keep(result: BenchResult, directory: Path) -> None:
     from ..bench import result_charts
     from ..bench.compiling import Missing
 
@@ -184,7 +184,7 @@ def _keep(result: Result, directory: Path) -> None:
         output.remark(f"no charts, missing: {missing}")
 
 
-def _show(result: Result) -> None:
+def _show(result: BenchResult) -> None:
     from ..bench import result_tables
 
     output.print_rows(result_tables.rows(result), result_tables.columns(result), title=result.title)

@@ -31,10 +31,10 @@ from .invocation import any_bytes
 from .live_names import complete_groups, complete_topics
 from .messages.line_input import (
     LINE_BYTES_MAX,
-    Headers,
-    LineReader,
+    LineHeaders,
+    LineMessage,
+    LongLineReader,
     LongLines,
-    Outgoing,
     Treatment,
     details_bytes,
     make_parse,
@@ -181,9 +181,9 @@ def _parse_of(
     long_lines: str,
     key: str | None,
     key_separator: str | None,
-    general: Headers,
+    general: LineHeaders,
     template: str | None,
-) -> Callable[[bytes], Outgoing] | None:
+) -> Callable[[bytes], LineMessage] | None:
     """What makes a message of a line.
 
     Raises:
@@ -232,7 +232,7 @@ class _Sending:
         listener: str,
         topic: str,
         partition: int | None,
-        parse: Callable[[bytes], Outgoing] | None,
+        parse: Callable[[bytes], LineMessage] | None,
         long: LongLines,
     ) -> None:
         self._producer = producer
@@ -274,10 +274,10 @@ class _Sending:
             self._producer.send_many(self._topic, lines)
         else:
             for line in lines:
-                self._send_one(Outgoing(line) if self._parse is None else self._parse(line))
+                self._send_one(LineMessage(line) if self._parse is None else self._parse(line))
         self._check()
 
-    def _send_one(self, message: Outgoing) -> None:
+    def _send_one(self, message: LineMessage) -> None:
         size = len(message.value or b"") + details_bytes(message.key, message.headers)
         if self._long.treatment == "skip" and size > self._long.message_bytes_max:  # an object: its line is no measure
             self._long.add("the input", self.count + self._long.count + 1, size, size)
@@ -335,7 +335,7 @@ def _contents(files: list[Path], long: LongLines) -> Iterator[list[bytes]]:
 def _sources(files: list[Path], long: LongLines) -> Iterator[list[bytes]]:
     """Yields the lines of all files, or of standard input, in lists, as they can be read."""
     if not files:
-        yield from LineReader(sys.stdin.buffer, "standard input", long)
+        yield from LongLineReader(sys.stdin.buffer, "standard input", long)
         return
     total = 0
     for path in files:
@@ -344,7 +344,7 @@ def _sources(files: list[Path], long: LongLines) -> Iterator[list[bytes]]:
     with output.progress("sending", total) as advance:
         for path in files:
             with open_as_owner(path) as file:
-                for lines in LineReader(file, str(path), long):
+                for lines in LongLineReader(file, str(path), long):
                     yield lines
                     advance(sum(map(len, lines)) + len(lines))
 

@@ -18,7 +18,7 @@ from types import FrameType
 SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
-class Ended(BaseException):
+class CommandEnded(BaseException):
     """A signal ended the command.  Not an Exception, so that no handler of errors catches it."""
 
     def __init__(self, number: int) -> None:
@@ -28,7 +28,7 @@ class Ended(BaseException):
 
 @contextlib.contextmanager
 def end_in_order() -> Iterator[None]:
-    """Lets SIGTERM and SIGHUP end the block by raising :class:`Ended`."""
+    """Lets SIGTERM and SIGHUP end the block by raising :class:`CommandEnded`."""
     ignored = {number for number in SIGNALS if signal.getsignal(number) is signal.SIG_IGN}  # nohup
     before = {number: signal.signal(number, _end) for number in SIGNALS if number not in ignored}
     try:
@@ -41,7 +41,7 @@ def end_in_order() -> Iterator[None]:
 
 @contextlib.contextmanager
 def end_on_closed_pipe() -> Iterator[None]:
-    """Lets the end of the pipe behind standard output end the block by raising :class:`Ended`."""
+    """Lets the end of the pipe behind standard output end the block by raising :class:`CommandEnded`."""
     try:
         yield
         sys.stdout.flush()
@@ -49,8 +49,8 @@ def end_on_closed_pipe() -> Iterator[None]:
         # The rest in the buffer of standard output would raise again at the interpreter's exit.
         with contextlib.suppress(OSError, ValueError), Path(os.devnull).open("wb") as nothing:
             os.dup2(nothing.fileno(), sys.stdout.fileno())
-        raise Ended(signal.SIGPIPE) from None
+        raise CommandEnded(signal.SIGPIPE) from None
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    raise Ended(number)
+    raise CommandEnded(number)

@@ -22,7 +22,7 @@ from . import output
 PRIORITIES = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
 
 
-class Text(logging.Formatter):
+class TextFormatter(logging.Formatter):
     def __init__(self, for_journald: bool) -> None:
         super().__init__()
         self._for_journald = for_journald
@@ -36,7 +36,7 @@ class Text(logging.Formatter):
         return f"{_moment(record)} {record.levelname.lower():7} {record.process} {where}: {message}"
 
 
-class Json(logging.Formatter):
+class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         event = {"time": _moment(record), "level": record.levelname.lower(), "pid": record.process}
         event |= {"module": record.name, "message": _message(self, record)}
@@ -56,5 +56,7 @@ def _message(formatter: logging.Formatter, record: logging.LogRecord) -> str:
 def configure(settings: LogSection) -> None:
     """Send everything from ``settings.level`` on to standard error."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(Json() if settings.format == "json" else Text(bool(os.environ.get("JOURNAL_STREAM"))))
+    handler.setFormatter(
+        JsonFormatter() if settings.format == "json" else TextFormatter(bool(os.environ.get("JOURNAL_STREAM")))
+    )
     logging.basicConfig(level=settings.level.upper(), handlers=[handler], force=True)

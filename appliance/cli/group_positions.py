@@ -27,7 +27,7 @@ FORMAT: Final = "appliance group offsets"
 FILE_BYTES_MAX: Final = 64 << 20
 
 
-class Position(Struct, forbid_unknown_fields=True):
+class GroupPosition(Struct, forbid_unknown_fields=True):
     """A committed offset of a group; ``id``: of the topic."""
 
     topic: Annotated[str, Meta(pattern=TOPIC_PATTERN)]
@@ -38,7 +38,7 @@ class Position(Struct, forbid_unknown_fields=True):
 
 class _Group(Struct, forbid_unknown_fields=True):
     group: Annotated[str, Meta(min_length=1, max_length=GROUP_CHARACTERS_MAX)]
-    offsets: Annotated[list[Position], Meta(max_length=PARTS_MAX_MAX)]
+    offsets: Annotated[list[GroupPosition], Meta(max_length=PARTS_MAX_MAX)]
 
 
 class _File(Struct, forbid_unknown_fields=True):
@@ -64,7 +64,7 @@ def exported(committed: Mapping[str, Sequence[tuple[str, int, int]]], topic_id: 
     return {"format": FORMAT, "version": 1, "groups": groups}
 
 
-def read(path: Path) -> dict[str, list[Position]]:
+def read(path: Path) -> dict[str, list[GroupPosition]]:
     """The positions of each group in a file; ``-`` is standard input.
 
     Raises:
@@ -91,7 +91,7 @@ def read(path: Path) -> dict[str, list[Position]]:
     return groups
 
 
-def check_topics(positions: Mapping[str, Sequence[Position]], topic_id: Callable[[str], str]) -> None:
+def check_topics(positions: Mapping[str, Sequence[GroupPosition]], topic_id: Callable[[str], str]) -> None:
     """Check that the topics are those that the offsets were committed in.
 
     Raises:

@@ -17,7 +17,7 @@ from ..processes.clock import now_ms
 from ..units import duration, size
 from . import output
 from .asking import DryRunOption, YesOption, confirm
-from .subject import Subject
+from .subject import CommandSubject
 from .target import ConnectOption, DataOption, JsonOption, cluster, running_dir
 
 RELOAD_MS_MAX = 20_000
@@ -44,7 +44,7 @@ def health(
     """
     from ..health.findings import Seen, exit_status, wrong
 
-    subject = Subject(data, connect)
+    subject = CommandSubject(data, connect)
     try:
         findings = wrong(subject.seen(subject.look()))
     except Unavailable:  # nobody answers at the address

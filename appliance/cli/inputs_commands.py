@@ -23,7 +23,7 @@ from .service_commands import ConfigOption, OverridesOption
 from .target import ConnectOption, DataOption, JsonOption, address, cluster, data_dir, running_dir
 
 if TYPE_CHECKING:
-    from ..inputs.ledger import Row
+    from ..inputs.ledger import LedgerRow
     from ..processes.messages import InputStats
 
 SERVICE_DATA = Path("/var/lib/appliance")
@@ -305,7 +305,9 @@ def ledger(
         output.print_rows(gaps, ["source", "from", "to", "unit", "reason", "at"], title="Lost before it was read")
 
 
-def _print_audit(rows: Sequence[Row], pipeline: Path, data: Path | None, connect: str | None, as_json: bool) -> None:
+def _print_audit(
+    rows: Sequence[LedgerRow], pipeline: Path, data: Path | None, connect: str | None, as_json: bool
+) -> None:
     settings = load_pipeline(pipeline, data, connect)
     from ..spark.pipeline.input_audit import Block, audit
 
@@ -437,7 +439,7 @@ def ship(
         output.say(f"{topic}: {stats.lines:,} lines, {stats.bytes:,} bytes of {stats.sources} files")
 
 
-def _rows(data: Path | None, connect: str | None, topic: str, since: str) -> Iterator[Row]:
+def _rows(data: Path | None, connect: str | None, topic: str, since: str) -> Iterator[LedgerRow]:
     """The rows of the ledger from a time on, each once."""
     from ..client import Consumer
     from ..inputs.ledger import read_rows
@@ -450,14 +452,14 @@ def _rows(data: Path | None, connect: str | None, topic: str, since: str) -> Ite
         yield from read_rows(consumer, topic, spec.timestamp)
 
 
-def _group_by_source(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
-    by_source: dict[tuple[str, str], list[Row]] = {}
+def _group_by_source(rows: Sequence[LedgerRow]) -> dict[tuple[str, str], list[LedgerRow]]:
+    by_source: dict[tuple[str, str], list[LedgerRow]] = {}
     for row in rows:
         by_source.setdefault((row.input, row.source), []).append(row)
     return by_source
 
 
-def _places(rows: Sequence[Row]) -> str:
+def _places(rows: Sequence[LedgerRow]) -> str:
     """The partitions of some rows, each with its first and last offset."""
     ranges: dict[tuple[str, int], tuple[int, int]] = {}
     for row in rows:

@@ -21,7 +21,7 @@ import typer.exceptions
 
 from ..errors import ApplianceError
 from . import contexts, output
-from .ending import Ended, end_on_closed_pipe
+from .ending import CommandEnded, end_on_closed_pipe
 from .faults import Fault, named_in, report, show
 
 USAGE_ERROR: Final = "UsageError"
@@ -100,7 +100,7 @@ def run(app: typer.Typer, words: Sequence[str]) -> int:
         return int(app(list(words), prog_name="appliance", standalone_mode=drawn) or 0)
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    except Ended as ended:
+    except CommandEnded as ended:
         return ended.status
     except typer.exceptions.TyperException as error:
         message = error.format_message()

@@ -23,7 +23,7 @@ from typing import Any
 
 from .. import units
 
-Row = Mapping[str, Any]
+OutputRow = Mapping[str, Any]
 
 WIDE_COLUMNS = 80
 """A table that does not fit a terminal narrower than this is printed as blocks; a wider one folds its cells."""
@@ -89,7 +89,7 @@ def print_json(value: object) -> None:
     print(json_text(value, 2 if sys.stdout.isatty() else None))
 
 
-def print_rows(rows: Sequence[Row], columns: Sequence[str], *, title: str = "", as_json: bool = False) -> None:
+def print_rows(rows: Sequence[OutputRow], columns: Sequence[str], *, title: str = "", as_json: bool = False) -> None:
     """Print ``columns`` of ``rows``; with ``as_json`` whole rows, as a list.
 
     In a pipe: one header line and one line per row, tabs between the fields, plain numbers.
@@ -135,7 +135,7 @@ def _flat(text: str) -> str:
     return text.replace("\t", " ").replace("\n", " ")
 
 
-def _draw(rows: Sequence[Row], columns: Sequence[str], title: str) -> None:
+def _draw(rows: Sequence[OutputRow], columns: Sequence[str], title: str) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -155,7 +155,7 @@ def _draw(rows: Sequence[Row], columns: Sequence[str], title: str) -> None:
     console.print(table)
 
 
-def _draw_as_blocks(rows: Sequence[Row], columns: Sequence[str], title: str) -> None:
+def _draw_as_blocks(rows: Sequence[OutputRow], columns: Sequence[str], title: str) -> None:
     """Print each row as lines of name and value, where a table would not fit; empty values are left out."""
     width = max(map(len, columns))
     if title:
@@ -168,7 +168,7 @@ def _draw_as_blocks(rows: Sequence[Row], columns: Sequence[str], title: str) -> 
                 say(f"  {name:{width}} {value}")
 
 
-def style(column: str, row: Row) -> str:
+def style(column: str, row: OutputRow) -> str:
     if column != "state":
         return ""
     good = row.get("state") in ("online", "serving", "connected", "stable")

@@ -14,7 +14,7 @@ from ..config import KEYS
 from ..health.findings import exit_status, wrong
 from ..processes.clock import wall_s
 from . import ending, output, starting
-from .subject import Subject
+from .subject import CommandSubject
 from .target import ConnectOption, DataOption, JsonOption, directory_path
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def start(
 
         appliance start --data box --set native.listen=127.0.0.1:0 --set kafka.listen=127.0.0.1:0
     """
-    raise typer.Exit(starting.start(starting.Options(data, config, settings or [])))
+    raise typer.Exit(starting.start(starting.StartOptions(data, config, settings or [])))
 
 
 def status(
@@ -90,7 +90,7 @@ def status(
 
         appliance status --data /var/lib/appliance --watch 2
     """
-    meter = RateMeter(Subject(data, connect))
+    meter = RateMeter(CommandSubject(data, connect))
     if watch is None:
         if meter.reads and not as_json:
             meter.measure(RATES_S)
@@ -122,7 +122,7 @@ RATES_S = 0.25
 class RateMeter:
     """Measures rates of an appliance on this host, between two readings of its counters."""
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, subject: CommandSubject) -> None:
         self.subject = subject
         self._before = self._after = self._read()
 

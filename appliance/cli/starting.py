@@ -18,7 +18,7 @@ from ..config import Config, load
 from ..errors import ApplianceError, BadValue
 from ..security import configuration
 from . import event_log
-from .ending import Ended, end_on_closed_pipe
+from .ending import CommandEnded, end_on_closed_pipe
 from .faults import describe, report
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 CONSOLE_PACKAGES = ("starlette", "uvicorn")
 
 
-class Options(NamedTuple):
+class StartOptions(NamedTuple):
     """The options of a start: ``--data``, ``--config``, and each ``--set``."""
 
     data: Path
@@ -36,7 +36,7 @@ class Options(NamedTuple):
     settings: list[str]
 
 
-def plain_options(words: Sequence[str]) -> Options | None:
+def plain_options(words: Sequence[str]) -> StartOptions | None:
     """The options, if all of them are ``--name value`` and right; None for any other words."""
     values: dict[str, list[str]] = {"--data": [], "--config": [], "--set": []}
     for name, value in zip(words[::2], words[1::2], strict=False):
@@ -46,10 +46,10 @@ def plain_options(words: Sequence[str]) -> Options | None:
     data, config, settings = values.values()
     if len(words) % 2 or len(data) != 1 or len(config) > 1:
         return None
-    return Options(Path(data[0]), Path(config[0]) if config else None, settings)
+    return StartOptions(Path(data[0]), Path(config[0]) if config else None, settings)
 
 
-def start(options: Options) -> int:
+def start(options: StartOptions) -> int:
     """Serve until SIGTERM or SIGINT; return the exit status.  What ends it earlier is noted for ``doctor``.
 
     Raises:
@@ -66,7 +66,7 @@ def start(options: Options) -> int:
         raise
 
 
-def _start(options: Options) -> int:
+def _start(options: StartOptions) -> int:
     def read() -> Config:
         chosen = load(options.config, options.settings)
         event_log.configure(chosen.log)
@@ -87,12 +87,12 @@ def _start(options: Options) -> int:
     return supervisor.run(chosen, options.data, read, SIDE_ROLES, _run_input)
 
 
-def run(options: Options) -> int:
+def run(options: StartOptions) -> int:
     """As :func:`start`, with errors printed."""
     try:
         with end_on_closed_pipe():
             return start(options)
-    except Ended as ended:
+    except CommandEnded as ended:
         return ended.status
     except KeyboardInterrupt:
         return 128 + signal.SIGINT

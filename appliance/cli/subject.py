@@ -12,11 +12,11 @@ from ..processes.clock import wall_s
 from .target import cluster, data_dir
 
 if TYPE_CHECKING:
-    from ..health.findings import Groups, Seen
+    from ..health.findings import GroupsSeen, Seen
     from ..metrics.looks import Look
 
 
-class Subject:
+class CommandSubject:
     """The appliance that a command is about.  ``at``: the options that name it."""
 
     def __init__(self, data: Path | None, connect: str | None) -> None:
@@ -64,21 +64,21 @@ class Subject:
         with acting_as_owner(self.directory):
             return self._looker.take()
 
-    def groups(self, look: Look) -> Groups:
+    def groups(self, look: Look) -> GroupsSeen:
         """Ask for its groups, within some time."""
         from ..errors import ApplianceError
-        from ..health.findings import Groups
+        from ..health.findings import GroupsSeen
         from ..metrics.looks import GROUPS_MS, ask_groups
 
         if look.readings.state is None:
-            return Groups()
+            return GroupsSeen()
         try:
             with cluster(self.directory, self._connect, timeout_ms=GROUPS_MS) as asked:
                 return ask_groups(asked.admin, look.state)
         except ApplianceError as failed:
-            return Groups(unknown=str(failed))
+            return GroupsSeen(unknown=str(failed))
 
-    def seen(self, now: Look, before: Look | None = None, groups: Groups | None = None) -> Seen:
+    def seen(self, now: Look, before: Look | None = None, groups: GroupsSeen | None = None) -> Seen:
         """What looks say, to be judged."""
         from ..metrics.looks import seen
 

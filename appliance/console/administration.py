@@ -85,7 +85,7 @@ class Act(Struct, frozen=True, forbid_unknown_fields=True):
     confirm: str = ""
 
 
-class Kind(NamedTuple):
+class ActKind(NamedTuple):
     """``arguments``: their type; ``typed``: what the visitor has to type; ``verb``: whose rights and audit line."""
 
     verb: str
@@ -93,22 +93,22 @@ class Kind(NamedTuple):
     typed: Callable[[Any], str] | None = None
 
 
-KINDS: Final[dict[str, Kind]] = {
-    "create_topic": Kind("create_topic", native_admin.CreateTopic),
-    "alter_topic": Kind("alter_topic", native_admin.AlterTopic),
-    "delete_topic": Kind("delete_topic", OneTopic, lambda topic: str(topic.name)),
-    "undelete_topic": Kind("undelete_topic", native_admin.UndeleteTopic),
-    "trim": Kind("delete_records", Trim, lambda topic: str(topic.name)),
-    "delete_offsets": Kind("delete_offsets", WholeGroup, lambda group: str(group.group)),
-    "put_user": Kind("put_user", Password),
-    "alter_user": Kind("alter_user", native_admin.AlterUser),
-    "delete_user": Kind("delete_user", OneUser, lambda user: str(user.name)),
-    "create_role": Kind("create_role", OneRole),
-    "alter_role": Kind("alter_role", native_admin.AlterRole),
-    "delete_role": Kind("delete_role", OneRole, lambda role: str(role.name)),
-    "add_acls": Kind("add_acls", native_admin.AddAcls),
-    "delete_acls": Kind("delete_acls", SelectAcls, lambda selection: selection.principal or ""),
-    "put_quota": Kind("put_quota", native_admin.PutQuota),
+KINDS: Final[dict[str, ActKind]] = {
+    "create_topic": ActKind("create_topic", native_admin.CreateTopic),
+    "alter_topic": ActKind("alter_topic", native_admin.AlterTopic),
+    "delete_topic": ActKind("delete_topic", OneTopic, lambda topic: str(topic.name)),
+    "undelete_topic": ActKind("undelete_topic", native_admin.UndeleteTopic),
+    "trim": ActKind("delete_records", Trim, lambda topic: str(topic.name)),
+    "delete_offsets": ActKind("delete_offsets", WholeGroup, lambda group: str(group.group)),
+    "put_user": ActKind("put_user", Password),
+    "alter_user": ActKind("alter_user", native_admin.AlterUser),
+    "delete_user": ActKind("delete_user", OneUser, lambda user: str(user.name)),
+    "create_role": ActKind("create_role", OneRole),
+    "alter_role": ActKind("alter_role", native_admin.AlterRole),
+    "delete_role": ActKind("delete_role", OneRole, lambda role: str(role.name)),
+    "add_acls": ActKind("add_acls", native_admin.AddAcls),
+    "delete_acls": ActKind("delete_acls", SelectAcls, lambda selection: selection.principal or ""),
+    "put_quota": ActKind("put_quota", native_admin.PutQuota),
 }
 
 

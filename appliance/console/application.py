@@ -58,7 +58,7 @@ from ..security.acls import Operation, ResourceType
 from ..security.audit_log import Audit
 from . import administration, input_ledgers
 from .changes import NewMessage, NewOffsets, move_offsets, produce
-from .download import MEDIA_TYPES, Download, File, make_file
+from .download import MEDIA_TYPES, Download, DownloadFile, make_file
 from .live_events import LiveEvents, StreamPlaces
 from .message_search import ConsumedLog, Query, Search, shown
 from .observer import Observer, own_address
@@ -102,7 +102,7 @@ STATUSES: Final[tuple[tuple[type[ApplianceError], int], ...]] = (
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-class Login(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class LoginForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     user: str
     password: str
 
@@ -121,7 +121,7 @@ def fault_reply(error: ApplianceError) -> Response:
     return reply({"error": str(error)}, status, {"retry-after": "5"} if status == 503 else None)
 
 
-class Console:
+class ConsoleHandlers:
     """The handlers.
 
     ``cookie``: the name of the session's cookie; ``ledger_topic``: where inputs publish; ``views``: how messages
@@ -225,7 +225,7 @@ class Console:
         )
 
     async def _log_in(self, request: Request) -> Response:
-        login = await _body(request, Login, LOGIN_BYTES_MAX)
+        login = await _body(request, LoginForm, LOGIN_BYTES_MAX)
         try:
             token = await self._visitors.log_in(login.user, login.password, _peer(request))
         except BadCredentials:
@@ -296,7 +296,7 @@ class Console:
         }
         return Response(made.content, headers=NO_STORE | headers, media_type=MEDIA_TYPES[download.format])
 
-    def _make_file(self, download: Download) -> File:
+    def _make_file(self, download: Download) -> DownloadFile:
         with ConsumedLog(own_address(self._data_dir), self._clock) as log:
             return make_file(download, log, self._clock, self._views.view_of_topic(download.topic))
 

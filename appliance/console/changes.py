@@ -23,12 +23,12 @@ from .visitors import Visitor
 CLIENT_NAME: Final = "appliance-console"
 REQUEST_MS_MAX: Final = 5_000
 VALUE_CHARACTERS_MAX: Final = 1024 * 1024
-TopicName = Annotated[str, Meta(pattern=TOPIC_PATTERN)]
+MessageTopic = Annotated[str, Meta(pattern=TOPIC_PATTERN)]
 PartitionNumber = Annotated[int, Meta(ge=0, le=999_999)]
 
 
 class NewMessage(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    topic: TopicName
+    topic: MessageTopic
     partition: PartitionNumber | None = None
     key: Annotated[str, Meta(max_length=65_536)] | None = None
     value: Annotated[str, Meta(max_length=VALUE_CHARACTERS_MAX)]
@@ -46,7 +46,7 @@ class NewOffsets(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     group: Annotated[str, Meta(min_length=1, max_length=GROUP_CHARACTERS_MAX)]
     confirm: str
-    topic: TopicName
+    topic: MessageTopic
     to: Literal["earliest", "latest", "time"]
     time_ms: Annotated[int, Meta(ge=0, le=2**62)] = 0
 

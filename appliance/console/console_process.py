@@ -23,9 +23,9 @@ from ..security import security_file
 from ..security.audit_log import Audit
 from ..security.configuration import is_loopback
 from ..security.field_masks import FieldMasks
-from .application import Console
+from .application import ConsoleHandlers
 from .console_sessions import SESSION_S_DEFAULT, Attempts, Sessions
-from .guards import Guard
+from .guards import RequestGuard
 from .observer import Observer, Poller
 from .value_decoding import MessageViews
 from .visitors import Visitors
@@ -53,7 +53,7 @@ async def _serve(arguments: SideArguments) -> None:
 
     audit = Audit(now_ms, refused)
     console = make_console(config, data_dir, address_text(sock.getsockname()), audit)
-    guarded: Any = Guard(console.application(), host_names(config.console.hosts, config.broker.host))
+    guarded: Any = RequestGuard(console.application(), host_names(config.console.hosts, config.broker.host))
     proxies = parse_networks(config.console.proxies)
     app: Any = ProxyHeadersMiddleware(guarded, [str(network) for network in proxies])
 
@@ -80,7 +80,7 @@ def _has_logins(config: Config) -> bool:
     return listeners or bool(config.console.hosts or config.console.proxies)
 
 
-def make_console(config: Config, data_dir: Path, address: str, audit: Audit) -> Console:
+def make_console(config: Config, data_dir: Path, address: str, audit: Audit) -> ConsoleHandlers:
     """The handlers of a console that is served at an address."""
     clock = time.monotonic
     listener = Listener("console", PLAINTEXT, address)
@@ -95,4 +95,4 @@ def make_console(config: Config, data_dir: Path, address: str, audit: Audit) -> 
     observer = Observer(Poller(data_dir, config.broker.id, clock, wall_s), time.thread_time)
     cookie = f"appliance_console_{address.rpartition(':')[2]}"
     views = MessageViews(config.console.decode, FieldMasks(config.console.masks))
-    return Console(data_dir, observer, visitors, clock, cookie, config.ledger.topic, views)
+    return ConsoleHandlers(data_dir, observer, visitors, clock, cookie, config.ledger.topic, views)

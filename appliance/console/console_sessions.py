@@ -34,7 +34,7 @@ COUNTED_MAX: Final = 10_000
 KNOWN_MAX: Final = 1_000
 
 
-class Standing(NamedTuple):
+class UserStanding(NamedTuple):
     """What a session depends on: the user's verifiers, and which order to end connections was the last."""
 
     verifiers: Mapping[str, Verifier]
@@ -42,11 +42,11 @@ class Standing(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class VisitorSession:
     """One login.  ``standing``: that of the user then; another one ends the session."""
 
     user: str
-    standing: Standing
+    standing: UserStanding
     csrf: str
     until_s: float
 
@@ -54,21 +54,21 @@ class Session:
 class Sessions:
     def __init__(self, clock: Callable[[], float], lifetime_s: float = SESSION_S_DEFAULT) -> None:
         self._clock, self._lifetime_s = clock, lifetime_s
-        self._by_hash: OrderedDict[bytes, Session] = OrderedDict()
+        self._by_hash: OrderedDict[bytes, VisitorSession] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._by_hash)
 
-    def begin(self, user: str, standing: Standing) -> tuple[str, Session]:
+    def begin(self, user: str, standing: UserStanding) -> tuple[str, VisitorSession]:
         """Begin a session; returns the token for the cookie."""
         token, csrf = secrets.token_urlsafe(TOKEN_BYTES), secrets.token_urlsafe(TOKEN_BYTES)
-        session = Session(user, standing, csrf, self._clock() + self._lifetime_s)
+        session = VisitorSession(user, standing, csrf, self._clock() + self._lifetime_s)
         self._by_hash[_hash(token)] = session
         while len(self._by_hash) > SESSIONS_MAX:
             self._by_hash.popitem(last=False)
         return token, session
 
-    def find(self, token: str, standing_of: Callable[[str], Standing]) -> Session | None:
+    def find(self, token: str, standing_of: Callable[[str], UserStanding]) -> VisitorSession | None:
         """The session of a token; None when it is over.  ``standing_of`` returns that of a user now."""
         key = _hash(token)
         session = self._by_hash.get(key)
@@ -83,7 +83,7 @@ class Sessions:
         self._by_hash.pop(_hash(token), None)
 
 
-def is_csrf(session: Session, token: str) -> bool:
+def is_csrf(session: VisitorSession, token: str) -> bool:
     """Whether a request brings the session's CSRF token."""
     return hmac.compare_digest(session.csrf.encode(), token.encode("utf-8", "replace"))
 

@@ -19,7 +19,7 @@ import msgspec
 
 from ..client.message_rows import json_row
 from ..errors import InvalidRequest
-from .message_search import Log, Query, Search, moved_back
+from .message_search import Query, Search, SearchedLog, moved_back
 from .value_decoding import MessageView
 
 MESSAGES_MAX: Final = 10_000
@@ -39,13 +39,13 @@ class Download(Query, frozen=True, forbid_unknown_fields=True, kw_only=True):
     format: Literal["csv", "jsonl"] = "jsonl"
 
 
-class File(NamedTuple):
+class DownloadFile(NamedTuple):
     content: bytes
     messages: int
     cursor: str
 
 
-def make_file(download: Download, log: Log, clock: Callable[[], float], view: MessageView) -> File:
+def make_file(download: Download, log: SearchedLog, clock: Callable[[], float], view: MessageView) -> DownloadFile:
     """Search until the file is full, or all is found.
 
     Raises:
@@ -66,9 +66,11 @@ def make_file(download: Download, log: Log, clock: Callable[[], float], view: Me
             count += 1
             if writer.size >= BYTES_MAX and place + 1 < len(page.messages):
                 unwritten = page.messages[place + 1 :]
-                return File(writer.content, count, moved_back(page.cursor, unwritten, newest=query.order == "newest"))
+                return DownloadFile(
+                    writer.content, count, moved_back(page.cursor, unwritten, newest=query.order == "newest")
+                )
         if not page.cursor or count >= MESSAGES_MAX or writer.size >= BYTES_MAX or clock() >= until_s:
-            return File(writer.content, count, page.cursor)
+            return DownloadFile(writer.content, count, page.cursor)
         query = msgspec.structs.replace(query, cursor=page.cursor)
 
 

@@ -45,7 +45,7 @@ HEADERS: Final = (
 )
 
 
-class Guard:
+class RequestGuard:
     """The outermost ASGI application.  ``names``: those that the browser may call this server by, in lower case."""
 
     def __init__(self, app: ASGIApp, names: Collection[str]) -> None:

@@ -28,7 +28,7 @@ from ..status import read_state
 from .visitors import Visitor
 
 if TYPE_CHECKING:
-    from ..inputs.ledger import Reading, Row
+    from ..inputs.ledger import LedgerReading, LedgerRow
 
 HOURS_MAX: Final = 24 * 7
 ROWS_MAX: Final = 50_000
@@ -90,13 +90,13 @@ def account(topic: str, query: LedgerQuery, address: str, visitor: Visitor, audi
     }
 
 
-def _bounds() -> Reading:
-    from ..inputs.ledger import Reading  # with the first page of an input: it takes memory
+def _bounds() -> LedgerReading:
+    from ..inputs.ledger import LedgerReading  # with the first page of an input: it takes memory
 
-    return Reading(ROWS_MAX, BYTES_MAX, PARTS_MAX, now_ms() + READ_MS_MAX)
+    return LedgerReading(ROWS_MAX, BYTES_MAX, PARTS_MAX, now_ms() + READ_MS_MAX)
 
 
-def _read(address: str, topic: str, hours: int, reading: Reading) -> Iterable[Row]:
+def _read(address: str, topic: str, hours: int, reading: LedgerReading) -> Iterable[LedgerRow]:
     from ..inputs.ledger import read_rows
 
     bounds: dict[str, Any] = {"unpacked_bytes_max": BYTES_MAX, "on_corrupt": "skip"}
@@ -106,7 +106,7 @@ def _read(address: str, topic: str, hours: int, reading: Reading) -> Iterable[Ro
 
 
 def _sources(
-    rows: Iterable[Row], may_see: Callable[[str], bool], gaps: deque[dict[str, Any]]
+    rows: Iterable[LedgerRow], may_see: Callable[[str], bool], gaps: deque[dict[str, Any]]
 ) -> dict[str, dict[str, Any]]:
     """What each source gave, by its name; ``gaps`` gets what was lost."""
     by_source: dict[str, dict[str, Any]] = {}

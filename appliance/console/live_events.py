@@ -32,7 +32,7 @@ from starlette.types import Receive, Scope, Send
 from ..addresses import site_of
 from ..errors import BufferFull
 from ..security.acls import Operation, ResourceType
-from .observer import Observer, Snapshot, total
+from .observer import ConsoleSnapshot, Observer, total
 from .visitors import Visitor
 
 STREAMS_MAX: Final = 32
@@ -47,7 +47,7 @@ BEAT_S: Final = 15.0
 Sections = dict[str, Mapping[str, Any]]
 
 
-def visible(snapshot: Snapshot, visitor: Visitor, topic: str, group: str) -> Sections:
+def visible(snapshot: ConsoleSnapshot, visitor: Visitor, topic: str, group: str) -> Sections:
     """What a visitor may see of a snapshot, with the topic and the group that the page looks at."""
     access = visitor.access
     sections: Sections = {
@@ -75,7 +75,7 @@ def visible(snapshot: Snapshot, visitor: Visitor, topic: str, group: str) -> Sec
     return sections
 
 
-def readers(snapshot: Snapshot, topic: str, groups: Mapping[str, Any]) -> dict[str, Any]:
+def readers(snapshot: ConsoleSnapshot, topic: str, groups: Mapping[str, Any]) -> dict[str, Any]:
     """The groups, of these, that read a topic."""
     rows = {}
     for name in groups.keys() & snapshot.details.keys():

@@ -80,10 +80,10 @@ instructions, as people write, is applied to values of up to 1 MiB."""
 AS_IT_IS: Final = MessageView()
 POLLED_MAX: Final = 5_000
 CURSOR: Final = re.compile(r"[no](\.\d{1,6}-\d{1,19}){1,512}")
-Text = Annotated[str, Meta(max_length=1_000)]
-Offset = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+SearchText = Annotated[str, Meta(max_length=1_000)]
+CursorOffset = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
-Bounds = Mapping[int, tuple[int, int]]
+LogBounds = Mapping[int, tuple[int, int]]
 """Partition → its first offset and its end."""
 
 
@@ -93,20 +93,20 @@ class Query(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     topic: Annotated[str, Meta(pattern=TOPIC_PATTERN)]
     partition: Annotated[int, Meta(ge=0, le=999_999)] | None = None
     order: Literal["newest", "oldest"] = "newest"
-    time_ms: Offset | None = None
-    offset: Offset | None = None
-    key: Text = ""
-    text: Text = ""
-    match: Text = ""
+    time_ms: CursorOffset | None = None
+    offset: CursorOffset | None = None
+    key: SearchText = ""
+    text: SearchText = ""
+    match: SearchText = ""
     """A regular expression (RE2) that is found in the value."""
-    field: Text = ""
+    field: SearchText = ""
     """``NAME=TEXT``: a field of a value that is JSON or ``key=value`` text."""
     follow: bool = False
     limit: Annotated[int, Meta(ge=1, le=FOUND_MAX)] = 50
     cursor: Annotated[str, Meta(max_length=16 * KIB)] = ""
 
 
-class Found(NamedTuple):
+class StepResult(NamedTuple):
     """The result of one step.  ``cursor``: "" when all is read; ``reached_ms``: time of the last message read."""
 
     messages: list[Message]
@@ -120,7 +120,7 @@ class Found(NamedTuple):
     unreadable: dict[int, str]
 
 
-class Batch(NamedTuple):
+class SearchedBatch(NamedTuple):
     """The messages of a batch, none if it is stepped over, and its place in the log: ``start`` to ``stop``."""
 
     messages: list[Message]
@@ -128,7 +128,7 @@ class Batch(NamedTuple):
     stop: int
 
 
-class Log(Protocol):
+class SearchedLog(Protocol):
     """Where messages come from."""
 
     @property
@@ -148,7 +148,7 @@ class Log(Protocol):
     def offsets(self, topic: str, partitions: list[int], when: int) -> tuple[dict[int, int], dict[int, str]]:
         """The offsets of EARLIEST, LATEST or a time; and why those of other partitions are not known."""
 
-    def read(self, topic: str, partition: int, start: int, stop: int, *, newest_first: bool) -> Iterator[Batch]:
+    def read(self, topic: str, partition: int, start: int, stop: int, *, newest_first: bool) -> Iterator[SearchedBatch]:
         """Yields the batches that have a part of ``start`` to ``stop``; each is unpacked when it is its turn.
 
         Raises:
@@ -190,7 +190,9 @@ def _move_back(places: dict[int, int], messages: Iterable[Message], *, newest: b
 class Search:
     """Does one step of a search; the cursor of what it returns begins the next."""
 
-    def __init__(self, query: Query, log: Log, clock: Callable[[], float], view: MessageView = AS_IT_IS) -> None:
+    def __init__(
+        self, query: Query, log: SearchedLog, clock: Callable[[], float], view: MessageView = AS_IT_IS
+    ) -> None:
         """``view``: how the topic's messages are shown."""
         self._query, self._log, self._clock, self._view = query, log, clock, view
         self._newest = query.order == "newest"
@@ -209,7 +211,7 @@ class Search:
         self._shown_bytes = 0
         """Of values that were decoded: they may be many times as long as what was unpacked."""
 
-    def step(self) -> Found:
+    def step(self) -> StepResult:
         """Read until enough is found, or a bound is reached.
 
         Raises:
@@ -229,7 +231,7 @@ class Search:
                 break
             size = min(size * 2, WINDOW_BYTES_MAX)
         messages = self._first(places)
-        return Found(
+        return StepResult(
             messages,
             cursor_text(self._newest, {**self._ended, **places} if self._query.follow else places),
             *(self._scanned, self._bytes, self._reached_ms),
@@ -250,7 +252,7 @@ class Search:
     def _found(self) -> int:
         return sum(map(len, self._matches.values()))
 
-    def _begin(self) -> tuple[Bounds, dict[int, int]]:
+    def _begin(self) -> tuple[LogBounds, dict[int, int]]:
         """The bounds of the partitions, and where to continue in those that are not finished."""
         query, log = self._query, self._log
         if query.follow and self._newest:
@@ -447,10 +449,10 @@ class ConsumedLog:
         by_partition = {partition: offset for (_, partition), offset in offsets.items()}
         return by_partition, {partition: str(error) for (_, partition), error in failed.items()}
 
-    def read(self, topic: str, partition: int, start: int, stop: int, *, newest_first: bool) -> Iterator[Batch]:
+    def read(self, topic: str, partition: int, start: int, stop: int, *, newest_first: bool) -> Iterator[SearchedBatch]:
         batches = self._fetch((topic, partition), start, stop)
         for batch in reversed(batches) if newest_first else batches:
-            yield Batch(self._decoder.messages(batch) or [], batch.start_offset, batch.stop_offset)
+            yield SearchedBatch(self._decoder.messages(batch) or [], batch.start_offset, batch.stop_offset)
 
     def _fetch(self, part: tuple[str, int], start: int, stop: int) -> list[Chunk]:
         """The batches from ``start`` to ``stop``, still packed, each as a chunk of its own."""

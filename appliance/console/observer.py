@@ -29,7 +29,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from .. import __version__
 from ..client.cluster_client import Cluster
 from ..errors import ApplianceError, BrokerAway
-from ..health.findings import Groups, judge
+from ..health.findings import GroupsSeen, judge
 from ..metrics.disk_forecast import DiskForecast
 from ..metrics.looks import Look, Looker, at_directory, seen
 from ..metrics.readings import Readings
@@ -49,11 +49,11 @@ REQUEST_MS_MAX: Final = 5_000
 ALERTS_MAX: Final = 100
 
 T = TypeVar("T")
-Alert = dict[str, str]
-Row = dict[str, Any]
+AlertRow = dict[str, str]
+PolledRow = dict[str, Any]
 
 
-class Snapshot(NamedTuple):
+class ConsoleSnapshot(NamedTuple):
     """What a poll has found.  ``topics``, ``partitions``: by topic; ``groups``, ``details``: by group.
 
     Nobody changes any of it.
@@ -62,15 +62,15 @@ class Snapshot(NamedTuple):
     number: int
     """One more than that of the poll before."""
     at_ms: int
-    appliance: Row
-    alerts: list[Alert]
-    topics: Mapping[str, Row]
-    partitions: Mapping[str, list[Row]]
-    groups: Mapping[str, Row]
-    details: Mapping[str, Row]
+    appliance: PolledRow
+    alerts: list[AlertRow]
+    topics: Mapping[str, PolledRow]
+    partitions: Mapping[str, list[PolledRow]]
+    groups: Mapping[str, PolledRow]
+    details: Mapping[str, PolledRow]
 
 
-class Totals(NamedTuple):
+class TopicTotals(NamedTuple):
     """What a rate is computed from: bytes and messages written up to a time."""
 
     at_s: float
@@ -91,13 +91,13 @@ class Poller:
         self._forecast = DiskForecast()
         self._cluster: Cluster | None = None
         self._number = 0
-        self._groups: dict[str, Row] = {}
-        self._details: dict[str, Row] = {}
+        self._groups: dict[str, PolledRow] = {}
+        self._details: dict[str, PolledRow] = {}
         self._asked_ms: dict[str, int] = {}
         """When a group's lag was asked for, since 1970."""
-        self._totals: dict[str, Totals] = {}
-        self._topics: dict[str, Row] = {}
-        self._partitions: dict[str, list[Row]] = {}
+        self._totals: dict[str, TopicTotals] = {}
+        self._topics: dict[str, PolledRow] = {}
+        self._partitions: dict[str, list[PolledRow]] = {}
 
     def close(self) -> None:
         """Forget what was polled: nobody looks any more."""
@@ -112,7 +112,7 @@ class Poller:
         """Read what is known on this host."""
         return self._looker.take()
 
-    def take(self, look: Look, focus: Collection[str]) -> Snapshot:
+    def take(self, look: Look, focus: Collection[str]) -> ConsoleSnapshot:
         """Ask for the rest now.  ``focus``: the groups that pages show.  What cannot be read stays as it was."""
         self._number += 1
         readings = look.readings
@@ -128,7 +128,7 @@ class Poller:
                 ask()
             except ApplianceError as error:
                 unknown.append(f"{error}; shown are the last known ones")
-        return Snapshot(
+        return ConsoleSnapshot(
             self._number,
             round(self._wall_s() * 1000),
             _appliance_row(state, readings, self._topics),
@@ -149,10 +149,10 @@ class Poller:
             partitions[name] = _kept(self._partitions.get(name), parts)
         self._totals, self._topics, self._partitions = totals, topics, partitions
 
-    def _alerts(self, look: Look, unknown: list[str]) -> list[Alert]:
+    def _alerts(self, look: Look, unknown: list[str]) -> list[AlertRow]:
         """What is wrong, the worst first."""
         full_s = self._forecast.seconds_until_full(look.at_s, look.readings.room)
-        groups = Groups(list(self._details.values()), len(self._groups), unknown[0] if unknown else "")
+        groups = GroupsSeen(list(self._details.values()), len(self._groups), unknown[0] if unknown else "")
         state_seen = seen(look, at_directory(self._data_dir), self._wall_s(), groups=groups, full_s=full_s)
         return [finding.as_json() for finding in judge(state_seen)[:ALERTS_MAX]]
 
@@ -177,13 +177,13 @@ class Poller:
             self._asked_ms[name] = round(self._wall_s() * 1000)
             self._note_group(name, rows[name])
 
-    def _note_group(self, name: str, row: Row) -> None:
+    def _note_group(self, name: str, row: PolledRow) -> None:
         earlier, asked_ms = self._groups.get(name, {}), self._asked_ms.get(name)
         if earlier.get("lag_asked_ms") != asked_ms or any(earlier.get(field) != value for field, value in row.items()):
             texts = {field: sys.intern(row[field]) for field in ("protocol", "state")}  # the same few for all groups
             self._groups[name] = {**row, **texts, **self._lag_row(name)}
 
-    def _lag_row(self, name: str) -> Row:
+    def _lag_row(self, name: str) -> PolledRow:
         """The lag of a group in all partitions, and since when; its seconds are those of the latest partition."""
         rows = self._details[name]["partitions"] if name in self._details else []
         seconds = [row["lag_seconds"] for row in rows if row["lag_seconds"] is not None]
@@ -195,10 +195,10 @@ class Poller:
             "topics": sorted({row["topic"] for row in rows}),
         }
 
-    def _rate(self, topic: Row) -> tuple[Totals, Row]:
+    def _rate(self, topic: PolledRow) -> tuple[TopicTotals, PolledRow]:
         """Bytes and messages per second since the last poll; None at the first."""
         ends = sum(row["end"] or 0 for row in topic["partitions"])
-        now = Totals(self._clock(), ends, sum(row["messages"] or 0 for row in topic["partitions"]))
+        now = TopicTotals(self._clock(), ends, sum(row["messages"] or 0 for row in topic["partitions"]))
         before = self._totals.get(topic["name"])
         if before is None or now.at_s <= before.at_s or ends < before.bytes:
             return now, {"bytes_per_s": None, "messages_per_s": None}
@@ -228,7 +228,7 @@ def own_address(data_dir: Path) -> str:
     return local
 
 
-def _topic_row(topic: Row, rate: Row) -> Row:
+def _topic_row(topic: PolledRow, rate: PolledRow) -> PolledRow:
     rows = topic["partitions"]
     troubled = sorted({row["state"] for row in rows} - {"online", "elsewhere"})
     counts = [row["messages"] for row in rows if row["messages"] is not None]
@@ -242,13 +242,13 @@ def _topic_row(topic: Row, rate: Row) -> Row:
     }
 
 
-def total(rows: list[Row], name: str) -> float | None:
+def total(rows: list[PolledRow], name: str) -> float | None:
     """The sum of the values in a column that are known; None if none is."""
     values = [row[name] for row in rows if row[name] is not None]
     return sum(values) if values else None
 
 
-def _appliance_row(state: Mapping[str, Any], readings: Readings, topics: Mapping[str, Row]) -> Row:
+def _appliance_row(state: Mapping[str, Any], readings: Readings, topics: Mapping[str, PolledRow]) -> PolledRow:
     return {
         "state": state["state"],
         "version": __version__,
@@ -263,7 +263,7 @@ def _appliance_row(state: Mapping[str, Any], readings: Readings, topics: Mapping
     }
 
 
-def _total(topics: Mapping[str, Row], name: str) -> float | None:
+def _total(topics: Mapping[str, PolledRow], name: str) -> float | None:
     values = [row[name] for row in topics.values() if row[name] is not None]
     return round(sum(values), 1) if values else None
 
@@ -278,7 +278,7 @@ class Observer:
         """How many pages show each group; "" for those that show none."""
         self._wake = asyncio.Event()
         self._changed = asyncio.Condition()
-        self._last: Snapshot | None = None
+        self._last: ConsoleSnapshot | None = None
 
     @property
     def watchers(self) -> int:
@@ -294,7 +294,7 @@ class Observer:
         finally:
             self._watchers -= Counter([group])
 
-    async def snapshot_after(self, number: int) -> Snapshot:
+    async def snapshot_after(self, number: int) -> ConsoleSnapshot:
         """A snapshot that is newer than this number."""
         async with self._changed:
             while self._last is None or self._last.number <= number:
@@ -315,7 +315,7 @@ class Observer:
             self._last = None
             await asyncio.to_thread(self._poller.close)
 
-    def _take(self, focus: Collection[str]) -> tuple[Snapshot, float]:
+    def _take(self, focus: Collection[str]) -> tuple[ConsoleSnapshot, float]:
         """A poll, and its processor time in seconds in all processes."""
         begun_s = self._cpu_s()
         look = self._poller.look()  # which this thread does alone

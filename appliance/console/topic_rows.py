@@ -23,25 +23,25 @@ from ..shared.table import TableCounts
 FILES_MAX: Final = 16
 NOT_KNOWN: Final = dict.fromkeys(("start", "end", "bytes", "messages"))
 
-Row = dict[str, Any]
-Ask = Callable[[list[str]], list[Row]]
+TopicRow = dict[str, Any]
+AskTopics = Callable[[list[str]], list[TopicRow]]
 
 
 class TopicRows:
     """The rows, poll after poll.  ``ask``: the admin verb ``topics``, for topics by their names."""
 
-    def __init__(self, data_dir: Path, broker_id: int, reader: Reader, ask: Ask) -> None:
+    def __init__(self, data_dir: Path, broker_id: int, reader: Reader, ask: AskTopics) -> None:
         self._data_dir, self._broker_id = data_dir.absolute(), broker_id
         self._reader, self._ask = reader, ask
         self._files = FileCache(open_files_max(FILES_MAX))
         self._stamp: tuple[int, int, int] | None = None
         self._topics: dict[str, Topic] = {}
-        self._known: dict[TopicPartition, tuple[TableCounts, tuple[str, str], Row]] = {}
+        self._known: dict[TopicPartition, tuple[TableCounts, tuple[str, str], TopicRow]] = {}
         self._retired: dict[TopicPartition, tuple[int, int]] = {}
         """The log start offset, and the number of messages before it."""
-        self._elsewhere: dict[TopicPartition, Row] = {}
+        self._elsewhere: dict[TopicPartition, TopicRow] = {}
 
-    def make(self, readings: Readings) -> Iterator[Row]:
+    def make(self, readings: Readings) -> Iterator[TopicRow]:
         """Yields the rows now, one by one: all of them together would take more memory than what is kept of them.
 
         Raises:
@@ -107,11 +107,11 @@ class TopicRows:
             self._known.clear()
             self._stamp = stamp
 
-    def _row(self, topic: Topic, number: int, extent: Row, state: tuple[str, str]) -> Row:
+    def _row(self, topic: Topic, number: int, extent: TopicRow, state: tuple[str, str]) -> TopicRow:
         row = {"partition": number, "leader": topic.leader(number), **extent, "state": state[0]}
         return row | {"reason": state[1]} if state[1] else row
 
-    def _extent(self, key: TopicPartition, counts: TableCounts) -> Row:
+    def _extent(self, key: TopicPartition, counts: TableCounts) -> TopicRow:
         start, end = counts.start, counts.high_watermark
         retired = self._retired.get(key, (0, 0))
         if retired[0] != start:

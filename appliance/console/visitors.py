@@ -43,7 +43,7 @@ from ..security.login_exchange import PlainCheck
 from ..security.principals import ANONYMOUS, USER_CHARACTERS_MAX, Origin, principal_of
 from ..security.scram import PASSWORD_BYTES_MAX
 from ..security.security_state import SecurityState
-from .console_sessions import Attempts, Session, Sessions, Standing, is_csrf
+from .console_sessions import Attempts, Sessions, UserStanding, VisitorSession, is_csrf
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class Visitor(NamedTuple):
 
     access: Access
     peer: str
-    session: Session | None = None
+    session: VisitorSession | None = None
 
     def check_see(
         self, operation: Operation, resource: ResourceType, name: str = CLUSTER_NAME, *, audit: Audit, what: str
@@ -184,10 +184,10 @@ class Visitors:
     def log_out(self, token: str) -> None:
         self._sessions.end(token)
 
-    def _standing_of(self, user: str) -> Standing:
+    def _standing_of(self, user: str) -> UserStanding:
         account = self._state.accounts.get(user, OPEN)
         refused = account.refusal(self._wall_ms())
-        return Standing({} if refused else self._state.users.get(user, {}), account.ended)
+        return UserStanding({} if refused else self._state.users.get(user, {}), account.ended)
 
     def _refresh(self) -> None:
         """Read the file again if it has changed.  One that cannot be read leaves the last state in force."""

@@ -19,7 +19,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from ..addresses import MAPPED, Network, site_of
+from ..addresses import MAPPED, IpNetwork, site_of
 from ..processes.http_server import HttpServer
 from ..wire.sockets import set_options
 
@@ -32,10 +32,10 @@ STOP_S_MAX: Final = 0.5
 _numbers = itertools.count()
 
 
-class Connection(H11Protocol):
+class BrowserConnection(H11Protocol):
     """One connection of a browser.  The application finds it in the state of a request, as ``connection``."""
 
-    proxies: ClassVar[Sequence[Network]] = ()
+    proxies: ClassVar[Sequence[IpNetwork]] = ()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -65,7 +65,7 @@ class Connection(H11Protocol):
         open_ones = [
             connection
             for connection in self.connections
-            if isinstance(connection, Connection) and not connection.transport.is_closing()
+            if isinstance(connection, BrowserConnection) and not connection.transport.is_closing()
         ]
         others = [connection for connection in open_ones if connection is not self]
         crowd = [] if self.of_proxy else [connection for connection in others if connection.host == self.host]
@@ -99,12 +99,12 @@ class Connection(H11Protocol):
 
 
 async def serve_until(
-    stopping: asyncio.Event, app: ASGIApp, sockets: Sequence[Any], proxies: Sequence[Network] = ()
+    stopping: asyncio.Event, app: ASGIApp, sockets: Sequence[Any], proxies: Sequence[IpNetwork] = ()
 ) -> None:
     """Serve until the event is set; answers that never end see it, too."""
     settings = uvicorn.Config(
         app,
-        http=type("OwnConnection", (Connection,), {"proxies": proxies}),
+        http=type("OwnConnection", (BrowserConnection,), {"proxies": proxies}),
         ws="none",
         lifespan="on",
         log_config=None,

@@ -42,7 +42,7 @@ class Event(Struct):
     to: list[str]
 
 
-class Standing(Struct):
+class StandingCondition(Struct):
     """A condition that was found lately."""
 
     since: float
@@ -76,7 +76,7 @@ class AlertState(Struct):
 
     version: int = 1
     number: int = 0
-    standing: dict[str, Standing] = field(default_factory=dict)
+    standing: dict[str, StandingCondition] = field(default_factory=dict)
     waiting: list[Event] = field(default_factory=list)
     failing: dict[str, Undelivered] = field(default_factory=dict)
     """By receiver."""
@@ -109,7 +109,7 @@ def take(state: AlertState, all_findings: Sequence[Finding], now_s: float, to: S
     for name, findings in rows.items():
         standing = state.standing.get(name)
         if standing is None:
-            standing = state.standing[name] = Standing(now_s, findings[:NAMED_MAX])
+            standing = state.standing[name] = StandingCondition(now_s, findings[:NAMED_MAX])
         else:
             standing.seen, standing.missing, standing.findings = standing.seen + 1, 0, findings[:NAMED_MAX]
         if standing.seen >= BEGIN_LOOKS and not standing.told:
@@ -133,7 +133,9 @@ def take(state: AlertState, all_findings: Sequence[Finding], now_s: float, to: S
     return dropped
 
 
-def _tell(state: AlertState, event: str, name: str, standing: Standing, now_s: float, to: Sequence[str]) -> None:
+def _tell(
+    state: AlertState, event: str, name: str, standing: StandingCondition, now_s: float, to: Sequence[str]
+) -> None:
     level = _LEVELS.get(name, "")  # "": of a release that had other conditions
     add_event(state, Event(0, event, name, level, now_s, standing.since, standing.findings, []), to)
 
@@ -146,7 +148,7 @@ def add_event(state: AlertState, event: Event, to: Sequence[str]) -> None:
         state.waiting.append(event)
 
 
-def _note_end(state: AlertState, standing: Standing, now_s: float) -> None:
+def _note_end(state: AlertState, standing: StandingCondition, now_s: float) -> None:
     what = standing.findings[0]["what"]
     state.over.append(Over(what, standing.since, now_s))
     dropped = max(0, len(state.over) - OVER_MAX)

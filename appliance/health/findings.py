@@ -79,7 +79,7 @@ class Rates(NamedTuple):
     waiting: frozenset[int] = frozenset()
 
 
-class Groups(NamedTuple):
+class GroupsSeen(NamedTuple):
     """What the coordinator says: some groups, as the admin verb ``group``, of how many, and why not of the others.
 
     ``unknown`` is "" when only time was lacking for the others.
@@ -106,7 +106,7 @@ class Seen(NamedTuple):
     at: Sequence[str] = ()
     host: Host | None = None
     rates: Rates | None = None
-    groups: Groups | None = None
+    groups: GroupsSeen | None = None
     peers: Mapping[str, int] = {}
     largest: tuple[str, int, int] | None = None
     arenas: Mapping[str, tuple[int, int]] = {}

@@ -1,7 +1,7 @@
 """Reads the bodies of requests that send lines or JSON values, and has what the readers of all bodies share.  No I/O.
 
-A reader yields :class:`Batch` after batch, each with some records of one application on one host; so what a request
-takes in memory beside its body is bounded.  The value of a record is what the sender wrote, byte by byte.
+A reader yields :class:`RecordBatch` after batch, each with some records of one application on one host; so what a
+request takes in memory beside its body is bounded.  The value of a record is what the sender wrote, byte by byte.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class BodyTooLarge(BodyFault):
     """A body that could never be taken as one: its records have to be sent in smaller requests."""
 
 
-class Batch(NamedTuple):
+class RecordBatch(NamedTuple):
     """``tails``: the encoded headers of each value; ``numbers``: which records of the request they are, from 0 on."""
 
     host: str
@@ -86,7 +86,7 @@ class Batch(NamedTuple):
     numbers: Sequence[int]
 
 
-class Answer(NamedTuple):
+class HttpAnswer(NamedTuple):
     """An answer; ``headers``: others than those that every one has."""
 
     status: int
@@ -103,7 +103,7 @@ class Rejected(ApplianceError):
         self.status = status
 
 
-class Request(NamedTuple):
+class HttpRequest(NamedTuple):
     """``host``: the sender's address; ``query``: the last value of each name."""
 
     host: str
@@ -113,7 +113,7 @@ class Request(NamedTuple):
     message_bytes_max: int
 
 
-class Outcome:
+class RequestOutcome:
     """What became of the records of a request; ``refused``: status and reason, by the number of the record."""
 
     def __init__(self) -> None:
@@ -132,13 +132,13 @@ class BodyReader(Protocol):
     packed: int
     """How bodies are packed that have no Content-Encoding."""
 
-    def batches(self, request: Request, body: bytes, outcome: Outcome) -> Iterator[Batch]:
+    def batches(self, request: HttpRequest, body: bytes, outcome: RequestOutcome) -> Iterator[RecordBatch]:
         """The records of a body.  Raises BodyFault before anything is yielded."""
 
-    def accepted(self, request: Request, outcome: Outcome) -> Answer:
+    def accepted(self, request: HttpRequest, outcome: RequestOutcome) -> HttpAnswer:
         """The answer after everything was flushed."""
 
-    def fault(self, request: Request, status: int, reason: str) -> Answer:
+    def fault(self, request: HttpRequest, status: int, reason: str) -> HttpAnswer:
         """Another answer."""
 
 
@@ -274,7 +274,7 @@ def _varint(data: bytes, at: int, stop: int) -> tuple[int, int]:
 # ---- lines
 
 
-def line_batches(body: bytes, host: str, app: str, message_bytes_max: int) -> Iterator[Batch]:
+def line_batches(body: bytes, host: str, app: str, message_bytes_max: int) -> Iterator[RecordBatch]:
     """The lines of a body; one with more than ``message_bytes_max`` bytes becomes several, with a header ``part``."""
     shared = front(host, app)
     tail = shared.plain
@@ -288,7 +288,7 @@ def line_batches(body: bytes, host: str, app: str, message_bytes_max: int) -> It
         number += len(lines)
         if len(chunk) > message_bytes_max and len(max(lines, key=len)) > message_bytes_max:
             lines, tails, numbers = _with_parts(lines, shared, numbers, message_bytes_max)
-        yield Batch(host, app, lines, tails, numbers)
+        yield RecordBatch(host, app, lines, tails, numbers)
 
 
 def _chunks(body: bytes) -> Iterator[bytes]:
@@ -348,7 +348,7 @@ def split_line(line: bytes, bytes_max: int) -> list[bytes]:
 # ---- JSON
 
 
-def json_batches(body: bytes, host: str, app: str, message_bytes_max: int) -> Iterator[Batch]:
+def json_batches(body: bytes, host: str, app: str, message_bytes_max: int) -> Iterator[RecordBatch]:
     """The elements of a JSON array, or the one value that a body is, or one on each line.
 
     Raises:
@@ -384,27 +384,27 @@ def _array_values(body: bytes) -> list[msgspec.Raw]:
         raise BodyFault(f"no JSON array: {error}") from None
 
 
-def _value_batches(values: list[msgspec.Raw], host: str, app: str, bytes_max: int) -> Iterator[Batch]:
+def _value_batches(values: list[msgspec.Raw], host: str, app: str, bytes_max: int) -> Iterator[RecordBatch]:
     for value in values:
         if memoryview(value).nbytes > bytes_max:
             raise BodyTooLarge(f"a value has more than {bytes_max} bytes (message_bytes_max)")
     tail = front(host, app).plain
 
-    def batches() -> Iterator[Batch]:
+    def batches() -> Iterator[RecordBatch]:
         number, size, some = 0, 0, list[bytes]()
         for value in values:
             some.append(bytes(value))
             size += len(some[-1])
             if size >= BATCH_BYTES or len(some) >= BATCH_RECORDS:
-                yield Batch(host, app, some, [tail] * len(some), range(number, number + len(some)))
+                yield RecordBatch(host, app, some, [tail] * len(some), range(number, number + len(some)))
                 number, size, some = number + len(some), 0, []
         if some:
-            yield Batch(host, app, some, [tail] * len(some), range(number, number + len(some)))
+            yield RecordBatch(host, app, some, [tail] * len(some), range(number, number + len(some)))
 
     return batches()
 
 
-def ndjson_batches(body: bytes, host: str, app: str, message_bytes_max: int) -> Iterator[Batch]:
+def ndjson_batches(body: bytes, host: str, app: str, message_bytes_max: int) -> Iterator[RecordBatch]:
     """A JSON value on each line; empty lines count for nothing.
 
     Raises:
@@ -420,12 +420,12 @@ def ndjson_batches(body: bytes, host: str, app: str, message_bytes_max: int) -> 
         line += chunk.count(b"\n") + 1
     tail = front(host, app).plain
 
-    def batches() -> Iterator[Batch]:
+    def batches() -> Iterator[RecordBatch]:
         number = 0
         for chunk in _chunks(body):
             values = list(map(bytes, _lines_of_values(chunk, 1)))
             if values:
-                yield Batch(host, app, values, [tail] * len(values), range(number, number + len(values)))
+                yield RecordBatch(host, app, values, [tail] * len(values), range(number, number + len(values)))
             number += len(values)
 
     return batches()
@@ -447,13 +447,13 @@ def _lines_of_values(chunk: bytes, first_line: int) -> list[msgspec.Raw]:
     raise AssertionError("one of the lines was no JSON")
 
 
-class Lines:
+class LinesReader:
     """Lines, NDJSON and JSON."""
 
     per_record = False
     packed = NONE
 
-    def batches(self, request: Request, body: bytes, outcome: Outcome) -> Iterator[Batch]:
+    def batches(self, request: HttpRequest, body: bytes, outcome: RequestOutcome) -> Iterator[RecordBatch]:
         host = request.query.get("host", "")[:NAME_CHARS_MAX] or request.host
         app = request.query.get("app", "")[:NAME_CHARS_MAX]
         rest = host, app, request.message_bytes_max
@@ -465,8 +465,8 @@ class Lines:
             return json_batches(body, *rest)
         return line_batches(body, *rest)
 
-    def accepted(self, request: Request, outcome: Outcome) -> Answer:
-        return Answer(200, "application/json", b'{"messages":%d}\n' % outcome.taken)
+    def accepted(self, request: HttpRequest, outcome: RequestOutcome) -> HttpAnswer:
+        return HttpAnswer(200, "application/json", b'{"messages":%d}\n' % outcome.taken)
 
-    def fault(self, request: Request, status: int, reason: str) -> Answer:
-        return Answer(status, "text/plain; charset=utf-8", f"{reason}\n".encode("utf-8", "replace"))
+    def fault(self, request: HttpRequest, status: int, reason: str) -> HttpAnswer:
+        return HttpAnswer(status, "text/plain; charset=utf-8", f"{reason}\n".encode("utf-8", "replace"))

@@ -23,12 +23,12 @@ from .bodies import (
     BATCH_RECORDS,
     JSON_FAULTS,
     NAME_CHARS_MAX,
-    Answer,
-    Batch,
     BodyFault,
     BodyTooLarge,
-    Outcome,
-    Request,
+    HttpAnswer,
+    HttpRequest,
+    RecordBatch,
+    RequestOutcome,
     front,
     severity_header,
     severity_of,
@@ -95,15 +95,15 @@ class ElasticBulk:
     def __init__(self) -> None:
         self._items: list[_Item] = []
 
-    def batches(self, request: Request, body: bytes, outcome: Outcome) -> Iterator[Batch]:
+    def batches(self, request: HttpRequest, body: bytes, outcome: RequestOutcome) -> Iterator[RecordBatch]:
         path = BULK_PATH.fullmatch(request.path)
         self._items = _items(body, (path and path[1]) or "")
         if not self._items:
             raise BodyFault("request body is required")
         return self._yield(request, body, outcome)
 
-    def _yield(self, request: Request, body: bytes, outcome: Outcome) -> Iterator[Batch]:
-        groups: dict[tuple[str, str], Batch] = {}
+    def _yield(self, request: HttpRequest, body: bytes, outcome: RequestOutcome) -> Iterator[RecordBatch]:
+        groups: dict[tuple[str, str], RecordBatch] = {}
         size = records = 0
         for number, item in enumerate(self._items):
             if item.action not in TAKEN:
@@ -122,7 +122,7 @@ class ElasticBulk:
             host = _text(document.host_name) or _name(document.host, "name") or request.host
             app = _text(document.service_name) or _name(document.service, "name") or item.index
             host, app = host[:NAME_CHARS_MAX], app[:NAME_CHARS_MAX]
-            batch = groups.setdefault((host, app), Batch(host, app, [], [], []))
+            batch = groups.setdefault((host, app), RecordBatch(host, app, [], [], []))
             batch.values.append(value)
             batch.tails.append(_tail(host, app, item.index, document))
             batch.numbers.append(number)  # type: ignore[attr-defined]  # a list: see above
@@ -133,13 +133,13 @@ class ElasticBulk:
                 groups, size, records = {}, 0, 0
         yield from groups.values()
 
-    def accepted(self, request: Request, outcome: Outcome) -> Answer:
+    def accepted(self, request: HttpRequest, outcome: RequestOutcome) -> HttpAnswer:
         prefix = os.urandom(9).hex()
         refused = outcome.refused
         items = [_row(item, f"{prefix}{number}", refused.get(number)) for number, item in enumerate(self._items)]
         return _answer(200, encode_json({"took": 0, "errors": bool(refused), "items": items}))
 
-    def fault(self, request: Request, status: int, reason: str) -> Answer:
+    def fault(self, request: HttpRequest, status: int, reason: str) -> HttpAnswer:
         return _answer(status, _fault(status, _OF_REQUEST.get(status, _OF_ITEM.get(status, "exception")), reason))
 
 
@@ -226,7 +226,7 @@ def _fault(status: int, kind: str, reason: str) -> bytes:
     return encode_json({"error": {"root_cause": [cause], **cause}, "status": status})
 
 
-def preparation(method: str, path: str) -> Answer | None:
+def preparation(method: str, path: str) -> HttpAnswer | None:
     """The answer to what clients ask before they send; None: they do not ask this."""
     if path == "/" and method in ("GET", "HEAD"):
         version = {
@@ -248,5 +248,5 @@ def preparation(method: str, path: str) -> Answer | None:
     return _answer(200, b'{"acknowledged":true}') if _PREPARATIONS.fullmatch(path) else None
 
 
-def _answer(status: int, body: bytes) -> Answer:
-    return Answer(status, JSON, body, ((b"x-elastic-product", b"Elasticsearch"),))
+def _answer(status: int, body: bytes) -> HttpAnswer:
+    return HttpAnswer(status, JSON, body, ((b"x-elastic-product", b"Elasticsearch"),))

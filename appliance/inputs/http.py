@@ -40,16 +40,27 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl
 
 from .. import extras
-from ..addresses import MAPPED, Network, parse_networks
+from ..addresses import MAPPED, IpNetwork, parse_networks
 from ..errors import ApplianceError, BadValue, BufferFull, CorruptBatch, InvalidTopic, MessageTooLarge
 from ..input_settings import Http, secured_addresses
 from ..processes.tls_files import TlsFiles
 from ..records.batch import CODECS
 from ..records.compression import GZIP, NONE, ZSTD, decompress
 from ..security.secret_files import read_secret_file
-from .bodies import RETRY_AFTER_S, Answer, Batch, BodyFault, BodyReader, BodyTooLarge, Lines, Outcome, Rejected, Request
+from .bodies import (
+    RETRY_AFTER_S,
+    BodyFault,
+    BodyReader,
+    BodyTooLarge,
+    HttpAnswer,
+    HttpRequest,
+    LinesReader,
+    RecordBatch,
+    Rejected,
+    RequestOutcome,
+)
 from .elastic_bulk import BULK_PATH, ElasticBulk, preparation
-from .intake import Intake, Message
+from .intake import InputMessage, Intake
 from .journal_upload import CONTENT_TYPE, UPLOAD_PATH, JournalUploads, Upload
 from .machinery import Machinery, Topics
 from .work_room import WorkRoom
@@ -99,7 +110,7 @@ class Gone(ApplianceError):
     """The sender closed the connection before its body was complete."""
 
 
-LINES: Final = Lines()
+LINES: Final = LinesReader()
 
 
 def http_input(settings: Http, machinery: Machinery) -> HttpInput:
@@ -150,9 +161,9 @@ class HttpInput:
         import uvicorn
 
         from ..processes.http_server import HttpServer
-        from .http_connection import Places, SenderConnection
+        from .http_connection import SenderConnection, SenderPlaces
 
-        bounds = {"places": Places(self._settings.connections_max), "on_fault": staticmethod(self._note_fault)}
+        bounds = {"places": SenderPlaces(self._settings.connections_max), "on_fault": staticmethod(self._note_fault)}
         settings = uvicorn.Config(
             self._serve,
             http=type("BoundedConnection", (SenderConnection,), bounds),
@@ -242,7 +253,7 @@ class HttpInput:
         finally:
             self._lingering.discard(scope)
 
-    def _reader_of(self, request: Request) -> BodyReader:
+    def _reader_of(self, request: HttpRequest) -> BodyReader:
         """Raises Rejected: 404."""
         path = request.path.rstrip("/")
         if path == OTLP_PATH:
@@ -303,8 +314,8 @@ class HttpInput:
         return self._unpack(body, codec, held) if body and codec != NONE else body
 
     async def _take_upload(
-        self, request: Request, exchange: _Exchange, headers: dict[bytes, bytes], held: _Held
-    ) -> Answer:
+        self, request: HttpRequest, exchange: _Exchange, headers: dict[bytes, bytes], held: _Held
+    ) -> HttpAnswer:
         """Put the entries of a journal as they come; return when the body is complete and all are flushed.
 
         Raises:
@@ -337,7 +348,7 @@ class HttpInput:
             except ApplianceError as error:
                 raise error if isinstance(error, Rejected) else _rejected_of(error) from None
             if not piece:
-                return Answer(202, "text/plain; charset=utf-8", b"OK.\n")
+                return HttpAnswer(202, "text/plain; charset=utf-8", b"OK.\n")
 
     def _place(self, app: str, host: str) -> tuple[str, bytes | None]:
         """Topic and key of messages of an application on a host.
@@ -366,13 +377,13 @@ class HttpInput:
         held.grow(len(unpacked))
         return unpacked
 
-    async def _take(self, request: Request, reader: BodyReader, body: bytes, held: _Held) -> Outcome:
+    async def _take(self, request: HttpRequest, reader: BodyReader, body: bytes, held: _Held) -> RequestOutcome:
         """Put the records of a body; return when all are flushed.
 
         Raises:
             Rejected: not all are.  What is still on its way stays counted in ``held``.
         """
-        outcome = Outcome()
+        outcome = RequestOutcome()
         deadline = self._clock_s() + ANSWER_MS_MAX / 1000
         try:
             async with asyncio.timeout(ANSWER_MS_MAX / 1000):
@@ -400,7 +411,7 @@ class HttpInput:
             raise Rejected(400, str(error)) from None
         return outcome
 
-    async def _put_batch(self, source: str, batch: Batch, outcome: Outcome | None) -> None:
+    async def _put_batch(self, source: str, batch: RecordBatch, outcome: RequestOutcome | None) -> None:
         """Put the records of a batch.  ``outcome``: notes those that are refused; None: the first one is an error.
 
         Raises:
@@ -413,11 +424,16 @@ class HttpInput:
                 raise
             _refuse_all(outcome, batch.numbers, rejected)
             return
-        messages = [Message(value, tail, key) for value, tail in zip(batch.values, batch.tails, strict=True)]
+        messages = [InputMessage(value, tail, key) for value, tail in zip(batch.values, batch.tails, strict=True)]
         await self._put(source, topic, messages, batch.numbers, outcome)
 
     async def _put(
-        self, source: str, topic: str, messages: list[Message], numbers: Sequence[int], outcome: Outcome | None
+        self,
+        source: str,
+        topic: str,
+        messages: list[InputMessage],
+        numbers: Sequence[int],
+        outcome: RequestOutcome | None,
     ) -> None:
         try:
             await self._intake.put(source, topic, messages)
@@ -447,7 +463,7 @@ class HttpInput:
         else:
             self._note_refused(host, _REASONS.get(rejected.status, "malformed"), 1)
 
-    def _note_refused_records(self, request: Request, outcome: Outcome) -> None:
+    def _note_refused_records(self, request: HttpRequest, outcome: RequestOutcome) -> None:
         reasons = Counter(status for status, _ in outcome.refused.values())
         for status, count in reasons.items():
             if status in RETRY_AFTER_S:
@@ -503,7 +519,7 @@ def _rejected_of(error: ApplianceError) -> Rejected:
     return Rejected(503, str(error))  # also what only an operator can mend: the sender keeps its logs until then
 
 
-def _refuse_all(outcome: Outcome, numbers: Sequence[int], rejected: Rejected) -> None:
+def _refuse_all(outcome: RequestOutcome, numbers: Sequence[int], rejected: Rejected) -> None:
     for number in numbers:
         outcome.refuse(number, rejected.status, str(rejected))
 
@@ -512,13 +528,13 @@ def _topic_field(value: str) -> str:
     return value[:100].strip(".") or "_"
 
 
-def _groups(batches: Iterator[Batch], bytes_max: int) -> Iterator[list[Batch]]:
+def _groups(batches: Iterator[RecordBatch], bytes_max: int) -> Iterator[list[RecordBatch]]:
     """Batches that are put together: those of many applications need not wait for each other.
 
     Raises:
         BodyTooLarge: all of them have more than ``bytes_max``, after some were yielded.
     """
-    group: list[Batch] = []
+    group: list[RecordBatch] = []
     size = records = 0
     for batch in batches:
         group.append(batch)
@@ -535,8 +551,8 @@ def _groups(batches: Iterator[Batch], bytes_max: int) -> Iterator[list[Batch]]:
         yield group
 
 
-def _request_of(scope: Any, headers: dict[bytes, bytes], message_bytes_max: int) -> Request:
-    return Request(
+def _request_of(scope: Any, headers: dict[bytes, bytes], message_bytes_max: int) -> HttpRequest:
+    return HttpRequest(
         host_of_peer(scope["client"]),
         scope["path"],
         headers.get(b"content-type", b"").decode("latin-1").partition(";")[0].strip().lower(),
@@ -550,10 +566,10 @@ def host_of_peer(client: Sequence[Any] | None) -> str:
     return str(client[0]).removeprefix(MAPPED).partition("%")[0] if client else "?"
 
 
-def _greeting(method: str, path: str) -> Answer | None:
+def _greeting(method: str, path: str) -> HttpAnswer | None:
     """The answer to a request that asks whether, or what, this is; None: it does not."""
     if path in ("/ready", "/health") and method in ("GET", "HEAD"):
-        return Answer(200, "text/plain", b"ready\n")
+        return HttpAnswer(200, "text/plain", b"ready\n")
     return preparation(method, path)
 
 
@@ -574,7 +590,7 @@ class _Exchange:
             if event["body"]:
                 yield event["body"]
 
-    async def answer(self, answer: Answer, linger: Callable[[AsyncIterator[bytes]], Awaitable[None]]) -> None:
+    async def answer(self, answer: HttpAnswer, linger: Callable[[AsyncIterator[bytes]], Awaitable[None]]) -> None:
         """``linger``: reads what is left of the body behind an answer that came before its end."""
         status, content_type, body, more = answer
         headers = [(b"content-type", content_type.encode()), *more]
@@ -679,7 +695,7 @@ class _Access:
 
     def __init__(self, settings: Http, machinery: Machinery) -> None:
         """Raises BadValue: the file cannot be used."""
-        self._networks: list[Network] = parse_networks(",".join(settings.allow))
+        self._networks: list[IpNetwork] = parse_networks(",".join(settings.allow))
         self._path = Path(settings.token_file) if settings.token_file else None
         self._key, self._machinery = f"inputs.{machinery.name}.token_file", machinery
         self._digests: list[bytes] = []

@@ -17,7 +17,7 @@ _silent = logging.getLogger(f"{__name__}.silent")
 _silent.setLevel(logging.ERROR)  # what is no HTTP is counted, and not worth a line each time
 
 
-class Places:
+class SenderPlaces:
     """The connections by the address of their sender, in the order in which they came."""
 
     def __init__(self, connections_max: int) -> None:
@@ -52,7 +52,7 @@ class Places:
 class SenderConnection(HttpToolsProtocol):
     """The application finds it in the state of a request, as ``connection``."""
 
-    places: ClassVar[Places]
+    places: ClassVar[SenderPlaces]
     on_fault: ClassVar[Callable[[str], None]]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]

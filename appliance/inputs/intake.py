@@ -39,7 +39,7 @@ SLOW_S: Final = 2.0
 DRAIN_POLL_S: Final = 0.01
 
 
-class Message(NamedTuple):
+class InputMessage(NamedTuple):
     """``tail``: its headers, encoded; ``key``: None for the order of its source."""
 
     value: bytes
@@ -57,7 +57,7 @@ class _Sender:
 class _Put:
     """The messages of one call that go to one lane; ``done`` when all of them are flushed."""
 
-    def __init__(self, messages: list[Message], sizes: list[int], done: asyncio.Future[None]) -> None:
+    def __init__(self, messages: list[InputMessage], sizes: list[int], done: asyncio.Future[None]) -> None:
         self.messages, self.sizes, self.done = messages, sizes, done
         self.bytes = sum(sizes)
         self.unflushed_count = len(messages)
@@ -106,7 +106,7 @@ class Intake:
     def number_of(self, source: str) -> int:
         return self._sender(source).number
 
-    async def put(self, source: str, topic: str, messages: Sequence[Message]) -> None:
+    async def put(self, source: str, topic: str, messages: Sequence[InputMessage]) -> None:
         """Send messages of a source; return when all are flushed.  Their order is kept among those of one partition.
 
         Raises:
@@ -127,7 +127,7 @@ class Intake:
                     continue
         await flushed
 
-    async def begin(self, source: str, topic: str, messages: Sequence[Message]) -> asyncio.Future[None]:
+    async def begin(self, source: str, topic: str, messages: Sequence[InputMessage]) -> asyncio.Future[None]:
         """As :meth:`put`, but return when the messages have their place in the order; the result comes when all are
         flushed.  So a source whose calls follow each other may have many on their way.
         """
@@ -153,7 +153,7 @@ class Intake:
             self._send(lane)
         return _all_done([put.done for put in puts.values()])
 
-    def _puts(self, topic: str, sender: _Sender, messages: Sequence[Message], sizes: list[int]) -> dict[int, _Put]:
+    def _puts(self, topic: str, sender: _Sender, messages: Sequence[InputMessage], sizes: list[int]) -> dict[int, _Put]:
         """One put for each partition that the messages go to, by their keys or that of the source."""
         own_key = sender.name.encode("utf-8", "surrogateescape")
         keys = [message.key for message in messages]
@@ -163,7 +163,7 @@ class Intake:
         create_future = asyncio.get_running_loop().create_future
         if len(set(partitions.values())) == 1:
             return {partition: _Put(list(messages), sizes, create_future()) for partition in partitions.values()}
-        rows: dict[int, tuple[list[Message], list[int]]] = {}
+        rows: dict[int, tuple[list[InputMessage], list[int]]] = {}
         for message, size, key in zip(messages, sizes, keys, strict=True):
             some = rows.setdefault(partitions[key], ([], []))
             some[0].append(message)
@@ -252,9 +252,9 @@ class Intake:
         if not lane.waiting and not lane.blocks:
             self._lanes.pop((lane.sender.number, lane.topic, lane.partition), None)
 
-    def _block(self, lane: _Lane) -> tuple[list[Message], list[tuple[_Put, int]]]:
+    def _block(self, lane: _Lane) -> tuple[list[InputMessage], list[tuple[_Put, int]]]:
         """As many of the first messages that wait as one block takes; all with a key, or none."""
-        messages: list[Message] = []
+        messages: list[InputMessage] = []
         puts: list[tuple[_Put, int]] = []
         has_keys = lane.waiting[0][0].messages[lane.waiting[0][1]].key is not None
         room = lane.block_bytes_max

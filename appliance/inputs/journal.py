@@ -30,7 +30,7 @@ from ..errors import ApplianceError, ConfigFault
 from ..input_settings import Journal
 from ..records.encode import put_header_first
 from .in_order import InOrder
-from .journal_blocks import START, TAIL_BYTES_MAX, Block, JournalReader, cursor_of
+from .journal_blocks import START, TAIL_BYTES_MAX, JournalBlock, JournalReader, cursor_of
 from .journal_export import ExportReader
 from .machinery import Machinery, is_readable
 from .outlet import ORIGIN_BYTES, Placed
@@ -217,7 +217,7 @@ class _JournalInput:
 
     # ---- sending
 
-    def _send(self, topic: str, partition: int, block: Block) -> None:
+    def _send(self, topic: str, partition: int, block: JournalBlock) -> None:
         assert self._source is not None
         origin = Origin(self._store.id, self._source.number, *block.units, block.cursor)
         tails = [put_header_first(block.tails[0], ORIGIN, origin.encode()), *block.tails[1:]]
@@ -228,7 +228,7 @@ class _JournalInput:
             future.set_exception(error)
         self._in_order.add(block, future)
 
-    def _take(self, block: Block, placed: Placed) -> None:
+    def _take(self, block: JournalBlock, placed: Placed) -> None:
         """A block is flushed, and so is all before it."""
         assert self._source is not None
         number = self._source.number

@@ -42,7 +42,7 @@ import msgspec
 
 from ..client.outgoing import PLAIN_BYTES
 from ..records.encode import encode_headers
-from .journal_export import Entry, ExportFault, ExportReader
+from .journal_export import ExportFault, ExportReader, JournalEntry
 from .syslog_format import FACILITIES, SEVERITIES
 
 START: Final = "-"
@@ -73,7 +73,7 @@ _AROUND_BYTES: Final = 6
 _encode_json = msgspec.json.Encoder().encode
 
 
-class Gap(NamedTuple):
+class JournalGap(NamedTuple):
     """As :meth:`.ledger.Ledger.gap` wants it."""
 
     start: int
@@ -82,7 +82,7 @@ class Gap(NamedTuple):
     reason: str
 
 
-class Block:
+class JournalBlock:
     """The entries [start, stop) of a source, for one batch.
 
     ``cursor``: of the last one; ``gaps``: before one of them; ``cut``: how many have not all of their fields.
@@ -92,7 +92,7 @@ class Block:
         self.start, self.stop, self.cursor = start, start, ""
         self.values: list[bytes] = []
         self.tails: list[bytes] = []
-        self.gaps: list[Gap] = []
+        self.gaps: list[JournalGap] = []
         self.bytes = self.cut = 0
 
     @property
@@ -116,9 +116,9 @@ class JournalReader:
         if number := sequence_number_of(cursor):
             self._numbers[number[0]] = number[1]
 
-    def feed(self, data: bytes) -> list[Block]:
+    def feed(self, data: bytes) -> list[JournalBlock]:
         """Raises ExportFault."""
-        blocks: list[Block] = []
+        blocks: list[JournalBlock] = []
         for entry in self._export.feed(data):
             cursor = cursor_of(entry)
             was_read, gap = self._compare(cursor)
@@ -128,7 +128,7 @@ class JournalReader:
             tail = encode_headers(headers_of(entry, cut))
             size = len(value) + len(tail) + PLAIN_BYTES
             if not blocks or blocks[-1].bytes + size > self._block_bytes_max:
-                blocks.append(Block(self._position))
+                blocks.append(JournalBlock(self._position))
             block = blocks[-1]
             self._position += 1
             block.stop, block.cursor = self._position, cursor
@@ -140,7 +140,7 @@ class JournalReader:
                 block.gaps.append(gap)
         return blocks
 
-    def _compare(self, cursor: str) -> tuple[bool, Gap | None]:
+    def _compare(self, cursor: str) -> tuple[bool, JournalGap | None]:
         """Whether an entry was read before, else what is missing before it."""
         if not self._joined and cursor == self._cursor:
             self._joined = True
@@ -152,9 +152,9 @@ class JournalReader:
             if not self._joined and number[1] <= last:
                 return True, None
             if number[1] > last + 1 and self._has_all:
-                gap = Gap(last + 1, number[1], "sequence numbers", REMOVED)
+                gap = JournalGap(last + 1, number[1], "sequence numbers", REMOVED)
         if not self._joined and gap is None and not (number and last is not None and number[1] == last + 1):
-            gap = Gap(self._position, None, "entries", GONE)
+            gap = JournalGap(self._position, None, "entries", GONE)
         self._joined = True
         if number:
             if len(self._numbers) >= SEQUENCES_MAX and number[0] not in self._numbers:
@@ -163,7 +163,7 @@ class JournalReader:
         return False, gap
 
 
-def cursor_of(entry: Entry) -> str:
+def cursor_of(entry: JournalEntry) -> str:
     """Raises ExportFault: it has none that can be a position."""
     cursor = entry.first("__CURSOR").decode("ascii", "replace")
     if not cursor.isascii() or not cursor.isprintable() or " " in cursor or not 1 < len(cursor) <= CURSOR_BYTES_MAX:
@@ -180,7 +180,7 @@ def sequence_number_of(cursor: str) -> tuple[str, int] | None:
     return (words["s"], int(number, 16)) if "s" in words and _SEQUENCE_NUMBER.fullmatch(number) else None
 
 
-def json_of(entry: Entry, bytes_max: int) -> tuple[bytes, list[str]]:
+def json_of(entry: JournalEntry, bytes_max: int) -> tuple[bytes, list[str]]:
     """An entry as JSON, and the names of fields that did not fit.
 
     Text is a string, other bytes a list of numbers; a field that comes more than once is a list.
@@ -215,7 +215,7 @@ def _value(value: bytes, room: int) -> bytes | None:
         return _encode_json(list(value)) if 2 * len(value) <= room else None
 
 
-def headers_of(entry: Entry, cut: Sequence[str]) -> list[tuple[str, bytes | None]]:
+def headers_of(entry: JournalEntry, cut: Sequence[str]) -> list[tuple[str, bytes | None]]:
     """As the module's docstring has them."""
     headers: list[tuple[str, bytes | None]] = []
     for header, names in _PLAIN_HEADERS:

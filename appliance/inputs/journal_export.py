@@ -26,7 +26,7 @@ class ExportFault(ApplianceError):
     """What is read is not in this format."""
 
 
-class Entry(NamedTuple):
+class JournalEntry(NamedTuple):
     """``fields``: in their order, names may come more than once; ``left_out``: fields beyond FIELDS_MAX."""
 
     fields: list[tuple[str, bytes | None]]
@@ -62,10 +62,10 @@ class ExportReader:
         """Whether what was fed ends before the empty line of an entry."""
         return bool(self._buffer or self._fields or self._left_out or self._skip or self._in_line)
 
-    def feed(self, data: bytes) -> list[Entry]:
+    def feed(self, data: bytes) -> list[JournalEntry]:
         """Raises ExportFault: the reader is of no use any more."""
         self._buffer += data
-        entries: list[Entry] = []
+        entries: list[JournalEntry] = []
         at = 0
         while True:
             after = self._step(at, entries)
@@ -75,7 +75,7 @@ class ExportReader:
         del self._buffer[:at]
         return entries
 
-    def _step(self, at: int, entries: list[Entry]) -> int:
+    def _step(self, at: int, entries: list[JournalEntry]) -> int:
         """Read what is at ``at``; return where the next begins, -1: more bytes are needed."""
         buffer = self._buffer
         if self._skip:
@@ -103,7 +103,7 @@ class ExportReader:
         if separator:
             self._add(name, value)
         else:
-            entries.append(Entry(self._fields, self._left_out))
+            entries.append(JournalEntry(self._fields, self._left_out))
             self._begin()
         return end + 1
 

@@ -23,18 +23,18 @@ from typing import TYPE_CHECKING, Final
 
 from ..records.encode import encode_headers
 from .bodies import Rejected
-from .intake import Message
+from .intake import InputMessage
 from .journal_blocks import (
     REMOVED,
     SEQUENCES_MAX,
     TAIL_BYTES_MAX,
-    Gap,
+    JournalGap,
     cursor_of,
     headers_of,
     json_of,
     sequence_number_of,
 )
-from .journal_export import Entry, ExportFault, ExportReader
+from .journal_export import ExportFault, ExportReader, JournalEntry
 
 if TYPE_CHECKING:
     from .intake import Intake
@@ -60,7 +60,7 @@ class JournalUploads:
     def flushed_number(self, sequence: str) -> int | None:
         return self._flushed.get(sequence)
 
-    def note_flushed(self, host: str, numbers: dict[str, int], gaps: list[Gap]) -> None:
+    def note_flushed(self, host: str, numbers: dict[str, int], gaps: list[JournalGap]) -> None:
         for gap in gaps:
             self.ledger.gap(self.intake.number_of(host), host, *gap, is_one_of_many=True)
         for sequence, number in numbers.items():
@@ -98,8 +98,8 @@ class Upload:
             entries = [entry for entry in self._reader.feed(data) if entry.fields]
         except ExportFault as error:
             raise Rejected(400, f"no Journal Export Format: {error}; entries before it were taken") from None
-        by_topic: dict[str, list[Message]] = {}
-        gaps: list[Gap] = []
+        by_topic: dict[str, list[InputMessage]] = {}
+        gaps: list[JournalGap] = []
         numbers: dict[str, int] = {}
         cut = 0
         for entry in entries:
@@ -135,14 +135,14 @@ class Upload:
                 raise Rejected(503, f"not flushed within {FLUSH_MS_MAX} ms: send it again; some may be in the log")
             await self._waiting.popleft()
 
-    async def _settle(self, puts: list[asyncio.Future[None]], numbers: dict[str, int], gaps: list[Gap]) -> None:
+    async def _settle(self, puts: list[asyncio.Future[None]], numbers: dict[str, int], gaps: list[JournalGap]) -> None:
         results = await asyncio.gather(*puts, return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
                 raise result
         self._uploads.note_flushed(self._host, numbers, gaps)
 
-    def _compare(self, entry: Entry, numbers: dict[str, int], gaps: list[Gap]) -> None:
+    def _compare(self, entry: JournalEntry, numbers: dict[str, int], gaps: list[JournalGap]) -> None:
         """Note the number of an entry, and those that are missing before it."""
         numbered = sequence_number_of(entry.first("__CURSOR").decode("ascii", "replace"))
         if numbered is None or not self._uploads.has_all:
@@ -150,12 +150,12 @@ class Upload:
         sequence, number = numbered
         last = self._numbers.get(sequence, self._uploads.flushed_number(sequence))
         if last is not None and number > last + 1:
-            gaps.append(Gap(last + 1, number, "sequence numbers", REMOVED))
+            gaps.append(JournalGap(last + 1, number, "sequence numbers", REMOVED))
         if len(self._numbers) >= SEQUENCES_MAX and sequence not in self._numbers:
             del self._numbers[next(iter(self._numbers))]
         self._numbers[sequence] = numbers[sequence] = max(number, last or 0)
 
-    async def _add(self, entry: Entry, by_topic: dict[str, list[Message]]) -> bool:
+    async def _add(self, entry: JournalEntry, by_topic: dict[str, list[InputMessage]]) -> bool:
         """Make the message of an entry; return whether some of its fields did not fit."""
         app = (entry.first("SYSLOG_IDENTIFIER") or entry.first("_COMM")).decode("utf-8", "replace")
         host = entry.first("_HOSTNAME").decode("utf-8", "replace") or self._host
@@ -167,7 +167,7 @@ class Upload:
             headers.append(("cursor", cursor_of(entry).encode()))
         except ExportFault:  # from a sender that has none: it is no position here
             pass
-        by_topic.setdefault(topic, []).append(Message(value, encode_headers(headers), key))
+        by_topic.setdefault(topic, []).append(InputMessage(value, encode_headers(headers), key))
         return bool(cut)
 
 

@@ -63,8 +63,8 @@ TROUBLE_S: Final = 60
 TROUBLE_CHARS_MAX: Final = 500
 
 
-Name = Annotated[str, msgspec.Meta(max_length=NAME_CHARS_MAX)]
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+SourceName = Annotated[str, msgspec.Meta(max_length=NAME_CHARS_MAX)]
+LedgerCount = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class Gap(msgspec.Struct, frozen=True):
@@ -72,26 +72,29 @@ class Gap(msgspec.Struct, frozen=True):
 
     start: int
     stop: int | None
-    unit: Name
-    reason: Name
+    unit: SourceName
+    reason: SourceName
 
 
-class Row(msgspec.Struct, frozen=True, omit_defaults=True):
+class LedgerRow(msgspec.Struct, frozen=True, omit_defaults=True):
     """One message of the ledger's topic."""
 
-    input: Name
-    host: Name
-    source: Name
-    number: Count
-    store: Name
+    input: SourceName
+    host: SourceName
+    source: SourceName
+    number: LedgerCount
+    store: SourceName
     minute: Annotated[int, msgspec.Meta(ge=0, le=2**36)]
-    lines: Count = 0
-    bytes: Count = 0
-    messages: Count = 0
+    lines: LedgerCount = 0
+    bytes: LedgerCount = 0
+    messages: LedgerCount = 0
     spans: Annotated[
-        list[tuple[Name, Count, Count, Count, Count, Count, Count, Count]], msgspec.Meta(max_length=SPANS_MAX)
+        list[
+            tuple[SourceName, LedgerCount, LedgerCount, LedgerCount, LedgerCount, LedgerCount, LedgerCount, LedgerCount]
+        ],
+        msgspec.Meta(max_length=SPANS_MAX),
     ] = []
-    refused: dict[Name, Count] = {}
+    refused: dict[SourceName, LedgerCount] = {}
     gaps: Annotated[list[Gap], msgspec.Meta(max_length=GAPS_MAX)] = []
 
 
@@ -101,7 +104,7 @@ def shown_name(name: str) -> str:
 
 
 encode_row = msgspec.json.Encoder().encode
-decode_row = msgspec.json.Decoder(Row).decode
+decode_row = msgspec.json.Decoder(LedgerRow).decode
 
 
 class Ledger:
@@ -252,10 +255,10 @@ class Ledger:
         for key in refused:
             del self._refused[key]
 
-    def _row(self, number: int, source: str, minute: int, **values: Any) -> Row:
-        return Row(self._name, self._host, shown_name(source), number, self._store.id, 60 * minute, **values)
+    def _row(self, number: int, source: str, minute: int, **values: Any) -> LedgerRow:
+        return LedgerRow(self._name, self._host, shown_name(source), number, self._store.id, 60 * minute, **values)
 
-    def _rows(self, before: int) -> Iterable[Row]:
+    def _rows(self, before: int) -> Iterable[LedgerRow]:
         names = self._store.names()
         for group in merged(self._store.spans(before)):
             for start in range(0, len(group), SPANS_MAX):
@@ -268,7 +271,7 @@ class Ledger:
                     spans=[span[1:9] for span in spans],
                 )
 
-    async def _send(self, row: Row, loop: asyncio.AbstractEventLoop) -> None:
+    async def _send(self, row: LedgerRow, loop: asyncio.AbstractEventLoop) -> None:
         done: asyncio.Future[None] = loop.create_future()
 
         def on_delivery(error: ApplianceError | None, *_: object) -> None:
@@ -335,7 +338,7 @@ class Ledger:
         return origins
 
 
-class Reading:
+class LedgerReading:
     """How much of a ledger is read for one question.
 
     ``parts_max``: spans, gaps and reasons; ``until_ms``: by :func:`.now_ms`.
@@ -353,7 +356,7 @@ class Reading:
         self._until_ms = until_ms
         self.unreadable, self.is_cut = 0, False
 
-    def row(self, value: bytes) -> Row | None:
+    def row(self, value: bytes) -> LedgerRow | None:
         """The row that a message is, if it is one and may still be taken."""
         self._bytes_left -= len(value)
         row = _row_of(value)
@@ -371,7 +374,7 @@ class Reading:
         return self.is_cut
 
 
-def _row_of(value: bytes) -> Row | None:
+def _row_of(value: bytes) -> LedgerRow | None:
     if len(value) > ROW_BYTES_MAX:
         return None
     try:
@@ -380,17 +383,19 @@ def _row_of(value: bytes) -> Row | None:
         return None
 
 
-def read_rows(consumer: Consumer, topic: str, timestamp: int, reading: Reading | None = None) -> Iterator[Row]:
+def read_rows(
+    consumer: Consumer, topic: str, timestamp: int, reading: LedgerReading | None = None
+) -> Iterator[LedgerRow]:
     """The rows of a ledger from a time on (ms since 1970, or EARLIEST), each once, as far as they are there now.
 
     Raises:
         UnknownPartition: no input has published anything yet.
     """
     consumer.assign_topic(topic)
-    return once(_published(consumer, topic, timestamp, reading or Reading()))
+    return once(_published(consumer, topic, timestamp, reading or LedgerReading()))
 
 
-def once(rows: Iterable[Row]) -> Iterator[Row]:
+def once(rows: Iterable[LedgerRow]) -> Iterator[LedgerRow]:
     """Rows without the spans and gaps of earlier ones: a kill lets them be published twice, also with others."""
     spans: set[tuple[str, int, int, int]] = set()
     others: set[bytes] = set()
@@ -417,7 +422,7 @@ def _digest(data: bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=16).digest()
 
 
-def _published(consumer: Consumer, topic: str, timestamp: int, reading: Reading) -> Iterator[Row]:
+def _published(consumer: Consumer, topic: str, timestamp: int, reading: LedgerReading) -> Iterator[LedgerRow]:
     """The rows as they are in the topic."""
     ends = consumer.offsets_at(LATEST)
     consumer.assign(list(ends), at=timestamp)

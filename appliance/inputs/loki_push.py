@@ -28,12 +28,12 @@ from .bodies import (
     RECORDS_MAX,
     RESERVED,
     VALUES_MAX,
-    Answer,
-    Batch,
     BodyFault,
     BodyTooLarge,
-    Outcome,
-    Request,
+    HttpAnswer,
+    HttpRequest,
+    RecordBatch,
+    RequestOutcome,
     encode_header,
     front,
     open_name,
@@ -55,7 +55,7 @@ SEVERITY_LABELS: Final = ("severity", "level", "detected_level")
 _LABEL: Final = re.compile(r'\s*([a-zA-Z_:][\w:.]*)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|`([^`]*)`)\s*(,|$)', re.DOTALL)
 
 
-class Entry(NamedTuple):
+class LokiEntry(NamedTuple):
     """``metadata``: of this entry alone."""
 
     time_ns: int
@@ -72,22 +72,22 @@ class LokiPush:
         self._is_protobuf = content_type == PROTOBUF
         self.packed = SNAPPY if self._is_protobuf else NONE
 
-    def batches(self, request: Request, body: bytes, outcome: Outcome) -> Iterator[Batch]:
+    def batches(self, request: HttpRequest, body: bytes, outcome: RequestOutcome) -> Iterator[RecordBatch]:
         streams = _protobuf_streams(body) if self._is_protobuf else _json_streams(body)
         return _yield(request, streams)
 
-    def accepted(self, request: Request, outcome: Outcome) -> Answer:
-        return Answer(204, "text/plain", b"")
+    def accepted(self, request: HttpRequest, outcome: RequestOutcome) -> HttpAnswer:
+        return HttpAnswer(204, "text/plain", b"")
 
-    def fault(self, request: Request, status: int, reason: str) -> Answer:
-        return Answer(status, "text/plain; charset=utf-8", f"{reason}\n".encode("utf-8", "replace"))
+    def fault(self, request: HttpRequest, status: int, reason: str) -> HttpAnswer:
+        return HttpAnswer(status, "text/plain; charset=utf-8", f"{reason}\n".encode("utf-8", "replace"))
 
 
-Streams = list[tuple[dict[str, str], list[Any]]]
+LokiStreams = list[tuple[dict[str, str], list[Any]]]
 """Labels, and entries: those of JSON, or of protobuf."""
 
 
-def _yield(request: Request, streams: Streams) -> Iterator[Batch]:
+def _yield(request: HttpRequest, streams: LokiStreams) -> Iterator[RecordBatch]:
     number = 0
     for labels, entries in streams:
         host = _first(labels, HOST_LABELS)[:NAME_CHARS_MAX] or request.host
@@ -106,13 +106,13 @@ def _yield(request: Request, streams: Streams) -> Iterator[Batch]:
             number += 1
             size += len(entry.line)
             if size >= BATCH_BYTES or len(values) >= BATCH_RECORDS:
-                yield Batch(host, app, values, tails, numbers)
+                yield RecordBatch(host, app, values, tails, numbers)
                 values, tails, numbers, size = [], [], [], 0
         if values:
-            yield Batch(host, app, values, tails, numbers)
+            yield RecordBatch(host, app, values, tails, numbers)
 
 
-def _more(entry: Entry, severity: str) -> list[bytes]:
+def _more(entry: LokiEntry, severity: str) -> list[bytes]:
     """The headers that this entry has beside those of its stream."""
     metadata = entry.metadata
     severity = _first(metadata, SEVERITY_LABELS) or severity if metadata else severity
@@ -160,7 +160,7 @@ class _Push(Struct):
 _decode_push = msgspec.json.Decoder(_Push).decode
 
 
-def _json_streams(body: bytes) -> Streams:
+def _json_streams(body: bytes) -> LokiStreams:
     if body.count(b",") > VALUES_MAX:
         raise BodyTooLarge(f"more than {VALUES_MAX} commas: send smaller requests")
     try:
@@ -181,13 +181,13 @@ def _json_streams(body: bytes) -> Streams:
     return [(stream.stream, stream.values) for stream in push.streams]
 
 
-def _entry(entry: Any) -> Entry:
+def _entry(entry: Any) -> LokiEntry:
     if isinstance(entry, list):
         metadata = entry[2] if len(entry) == 3 else {}
-        return Entry(int(str(entry[0])[:20]), entry[1].encode("utf-8", "replace"), metadata)
+        return LokiEntry(int(str(entry[0])[:20]), entry[1].encode("utf-8", "replace"), metadata)
     message = _entry_class().FromString(entry)
     time_ns = message.timestamp.seconds * 10**9 + message.timestamp.nanos
-    return Entry(time_ns, message.line, {pair.name: pair.value for pair in message.structured_metadata})
+    return LokiEntry(time_ns, message.line, {pair.name: pair.value for pair in message.structured_metadata})
 
 
 # ---- protobuf
@@ -224,8 +224,8 @@ def _entry_class() -> Any:
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("logproto.Entry"))
 
 
-def _protobuf_streams(body: bytes) -> Streams:
-    streams: Streams = []
+def _protobuf_streams(body: bytes) -> LokiStreams:
+    streams: LokiStreams = []
     count = 0
     try:
         for field, start, stop in submessages(body, 0, len(body)):

@@ -33,14 +33,14 @@ from .bodies import (
     RECORDS_MAX,
     RETRY_AFTER_S,
     VALUES_MAX,
-    Answer,
-    Batch,
     BodyFault,
     BodyTooLarge,
     Front,
-    Outcome,
+    HttpAnswer,
+    HttpRequest,
+    RecordBatch,
     Rejected,
-    Request,
+    RequestOutcome,
     rfc3339,
     severity_header,
     severity_of,
@@ -74,14 +74,14 @@ class OtlpLogs:
     per_record = True
     packed = NONE
 
-    def batches(self, request: Request, body: bytes, outcome: Outcome) -> Iterator[Batch]:
+    def batches(self, request: HttpRequest, body: bytes, outcome: RequestOutcome) -> Iterator[RecordBatch]:
         if request.content_type in PROTOBUF:
             return _protobuf_batches(request, body, outcome)
         if request.content_type == JSON:
             return _json_batches(request, body, outcome)
         raise Rejected(415, f"Content-Type {request.content_type[:60]}: must be {PROTOBUF[0]} or {JSON}")
 
-    def accepted(self, request: Request, outcome: Outcome) -> Answer:
+    def accepted(self, request: HttpRequest, outcome: RequestOutcome) -> HttpAnswer:
         refused = outcome.refused
         for status, reason in refused.values():
             if status in RETRY_AFTER_S:  # the protocol has no way to send again only those: all
@@ -89,26 +89,28 @@ class OtlpLogs:
         reason = next(iter(refused.values()))[1] if refused else ""
         if request.content_type == JSON:
             partial = {"partialSuccess": {"rejectedLogRecords": str(len(refused)), "errorMessage": reason}}
-            return Answer(200, JSON, encode_json(partial if refused else {}))
+            return HttpAnswer(200, JSON, encode_json(partial if refused else {}))
         response = ExportLogsServiceResponse()
         if refused:
             response.partial_success.rejected_log_records = len(refused)
             response.partial_success.error_message = reason
-        return Answer(200, PROTOBUF[0], response.SerializeToString())
+        return HttpAnswer(200, PROTOBUF[0], response.SerializeToString())
 
-    def fault(self, request: Request, status: int, reason: str) -> Answer:
+    def fault(self, request: HttpRequest, status: int, reason: str) -> HttpAnswer:
         """A google.rpc.Status: code (1) and message (2)."""
         code = _GRPC_CODES.get(status, _INVALID_ARGUMENT)
         if request.content_type == JSON:
-            return Answer(status, JSON, encode_json({"code": code, "message": reason}))
+            return HttpAnswer(status, JSON, encode_json({"code": code, "message": reason}))
         text = reason.encode("utf-8", "replace")
-        return Answer(status, PROTOBUF[0], b"".join((b"\x08", unsigned(code), b"\x12", unsigned(len(text)), text)))
+        return HttpAnswer(status, PROTOBUF[0], b"".join((b"\x08", unsigned(code), b"\x12", unsigned(len(text)), text)))
 
 
 class _Records:
     """Collects the records of one resource and scope, and gives them as batches."""
 
-    def __init__(self, request: Request, outcome: Outcome, first: int, resource: bytes, scope: bytes) -> None:
+    def __init__(
+        self, request: HttpRequest, outcome: RequestOutcome, first: int, resource: bytes, scope: bytes
+    ) -> None:
         self._bytes_max, self._outcome = request.message_bytes_max, outcome
         self._number = first
         names = _names_of(resource)
@@ -122,7 +124,7 @@ class _Records:
         self._numbers: list[int] = []
         self._bytes = 0
 
-    def put(self, value: bytes, time_ns: int, severity: str) -> Batch | None:
+    def put(self, value: bytes, time_ns: int, severity: str) -> RecordBatch | None:
         """Take one record more; a batch that it has filled."""
         more: list[bytes] = []
         if severity:
@@ -148,11 +150,11 @@ class _Records:
         refused[self._number] = status, reason if len(refused) < REASONS_MAX else ""
         self._number += 1
 
-    def end(self) -> Batch | None:
+    def end(self) -> RecordBatch | None:
         """What was collected, if it is anything."""
         if not self._values:
             return None
-        batch = Batch(self._host, self._app, self._values, self._tails, self._numbers)
+        batch = RecordBatch(self._host, self._app, self._values, self._tails, self._numbers)
         self._begin()
         return batch
 
@@ -243,7 +245,7 @@ def _names_of(resource: bytes) -> tuple[str, str]:
     return host if isinstance(host, str) else "", app if isinstance(app, str) else ""
 
 
-def _json_batches(request: Request, body: bytes, outcome: Outcome) -> Iterator[Batch]:
+def _json_batches(request: HttpRequest, body: bytes, outcome: RequestOutcome) -> Iterator[RecordBatch]:
     if body.count(b",") > VALUES_MAX:
         raise BodyTooLarge(f"more than {VALUES_MAX} commas: send smaller requests")
     try:
@@ -268,7 +270,9 @@ def _bytes_of(raw: Raw) -> bytes:
     return b"" if value == b"null" else value
 
 
-def _yield_json(request: Request, groups: list[tuple[bytes, bytes, list[Raw]]], outcome: Outcome) -> Iterator[Batch]:
+def _yield_json(
+    request: HttpRequest, groups: list[tuple[bytes, bytes, list[Raw]]], outcome: RequestOutcome
+) -> Iterator[RecordBatch]:
     number = 0
     for resource, scope, raws in groups:
         records = _Records(request, outcome, number, resource, scope)
@@ -291,7 +295,7 @@ def _yield_json(request: Request, groups: list[tuple[bytes, bytes, list[Raw]]], 
 # ---- protobuf
 
 
-def _protobuf_batches(request: Request, body: bytes, outcome: Outcome) -> Iterator[Batch]:
+def _protobuf_batches(request: HttpRequest, body: bytes, outcome: RequestOutcome) -> Iterator[RecordBatch]:
     """Records are parsed one by one.  All that is around them is checked before the first is taken."""
     groups: list[tuple[bytes, bytes, list[tuple[int, int]]]] = []
     count = 0
@@ -313,7 +317,7 @@ def _protobuf_batches(request: Request, body: bytes, outcome: Outcome) -> Iterat
     return _yield_protobuf(request, body, groups, outcome)
 
 
-def _scope_logs(request: Request, body: bytes, start: int, stop: int) -> tuple[bytes, list[tuple[int, int]]]:
+def _scope_logs(request: HttpRequest, body: bytes, start: int, stop: int) -> tuple[bytes, list[tuple[int, int]]]:
     """The scope as JSON, and where the records are."""
     scope = b""
     records: list[tuple[int, int]] = []
@@ -332,15 +336,15 @@ def _bounded(fields: Iterable[tuple[int, int, int]]) -> Iterator[tuple[int, int,
         yield field
 
 
-def _small(request: Request, encoded: bytes) -> bytes:
+def _small(request: HttpRequest, encoded: bytes) -> bytes:
     if len(encoded) > request.message_bytes_max:
         raise BodyTooLarge(f"a resource or scope has more than {request.message_bytes_max} bytes (message_bytes_max)")
     return encoded
 
 
 def _yield_protobuf(
-    request: Request, body: bytes, groups: list[tuple[bytes, bytes, list[tuple[int, int]]]], outcome: Outcome
-) -> Iterator[Batch]:
+    request: HttpRequest, body: bytes, groups: list[tuple[bytes, bytes, list[tuple[int, int]]]], outcome: RequestOutcome
+) -> Iterator[RecordBatch]:
     number = 0
     for resource, scope, places in groups:
         records = _Records(request, outcome, number, resource, scope)

@@ -29,7 +29,7 @@ SERVER_CLOSE: Final = b"0 serverclose 0\n"
 """Says that the server closes the connection."""
 
 
-class Syslog(NamedTuple):
+class RelpMessage(NamedTuple):
     """A message, or a part of one (``part`` > 0); it is to be answered if ``is_last``."""
 
     number: bytes
@@ -38,7 +38,7 @@ class Syslog(NamedTuple):
     is_last: bool
 
 
-class Answer(NamedTuple):
+class RelpAnswer(NamedTuple):
     """The answer to another command, to be sent after those to what came before it."""
 
     frame: bytes
@@ -64,25 +64,25 @@ class RelpReader:
         self.fault: ProtocolFault | None = None
         """What is wrong with the bytes after those of which events were returned: nothing more is taken."""
 
-    def feed(self, data: bytes) -> list[Syslog | Answer]:
+    def feed(self, data: bytes) -> list[RelpMessage | RelpAnswer]:
         """Take the bytes that follow; return what is to be done, in its order."""
-        events: list[Syslog | Answer] = []
+        events: list[RelpMessage | RelpAnswer] = []
         if self.is_closed or self.fault is not None:
             return events
         for (number, command, _), value, part, is_last in self._frames.feed(data):
             if command == b"syslog" and self._is_open:
-                events.append(Syslog(number, value, part, is_last))
+                events.append(RelpMessage(number, value, part, is_last))
             elif part or command == b"syslog":
                 what = "before open" if command == b"syslog" else "of this length"
                 self.fault = ProtocolFault(f"RELP: {command.decode()} {what}")
                 return events
             elif command == b"open":
-                events.append(Answer(self._open(number, value)))
+                events.append(RelpAnswer(self._open(number, value)))
             elif command == b"close":
                 self.is_closed = True
-                events.append(Answer(rsp(number, b"")))
+                events.append(RelpAnswer(rsp(number, b"")))
             else:
-                events.append(Answer(rsp(number, b"500 command not known")))
+                events.append(RelpAnswer(rsp(number, b"500 command not known")))
             if self.is_closed:
                 return events
         if self._frames.is_broken:

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from .intake import Message
-from .relp import SERVER_CLOSE, TAKEN, Answer, Syslog, rsp
-from .sender_streams import Stream
-from .syslog_delivery import Flow, Messages, Refusals
+from .intake import InputMessage
+from .relp import SERVER_CLOSE, TAKEN, RelpAnswer, RelpMessage, rsp
+from .sender_streams import SenderStream
+from .syslog_delivery import Flow, Messages, SyslogRefusals
 from .syslog_format import Frames
 
 ANSWERS_MAX: Final = 16
@@ -19,7 +19,7 @@ ANSWERS_MAX: Final = 16
 class _Sent(NamedTuple):
     """Messages of one topic on their way; ``numbers``: their transactions."""
 
-    refusals: asyncio.Task[Refusals]
+    refusals: asyncio.Task[SyslogRefusals]
     numbers: list[bytes]
 
 
@@ -30,18 +30,20 @@ class Unanswered(NamedTuple):
     """
 
     sent: list[_Sent]
-    answers: list[Answer | bytes]
+    answers: list[RelpAnswer | bytes]
 
 
-async def send_events(events: Sequence[Syslog | Answer], flow: Flow, host: str, messages: Messages) -> Unanswered:
+async def send_events(
+    events: Sequence[RelpMessage | RelpAnswer], flow: Flow, host: str, messages: Messages
+) -> Unanswered:
     unanswered = Unanswered([], [])
     for event in events:
-        if isinstance(event, Answer):
+        if isinstance(event, RelpAnswer):
             unanswered.answers.append(event)
         elif event.is_last:
             unanswered.answers.append(event.number)
-    by_topic: dict[str, tuple[list[Message], list[bytes]]] = {}
-    whole = [event for event in events if not isinstance(event, Answer) and event.value and not event.part]
+    by_topic: dict[str, tuple[list[InputMessage], list[bytes]]] = {}
+    whole = [event for event in events if not isinstance(event, RelpAnswer) and event.value and not event.part]
     if len(whole) == len(events):  # nearly always
         parsed = messages.split_by_topic(Frames([event.value for event in whole]))
         if len(parsed) == 1:
@@ -55,17 +57,19 @@ async def send_events(events: Sequence[Syslog | Answer], flow: Flow, host: str, 
 
 
 def _add_one_by_one(
-    events: Sequence[Syslog | Answer], messages: Messages, by_topic: dict[str, tuple[list[Message], list[bytes]]]
+    events: Sequence[RelpMessage | RelpAnswer],
+    messages: Messages,
+    by_topic: dict[str, tuple[list[InputMessage], list[bytes]]],
 ) -> None:
     for event in events:
-        if not isinstance(event, Answer) and event.value:
+        if not isinstance(event, RelpAnswer) and event.value:
             ((topic, (message,)),) = messages.split_by_topic(Frames([event.value], event.part)).items()
             rows, numbers = by_topic.setdefault(topic, ([], []))
             rows.append(message)
             numbers.append(event.number)
 
 
-async def answer(stream: Stream, queue: asyncio.Queue[Unanswered | None]) -> None:
+async def answer(stream: SenderStream, queue: asyncio.Queue[Unanswered | None]) -> None:
     """Answer transactions in their order, each when it is flushed."""
     refused: dict[bytes, str] = {}
     while (unanswered := await queue.get()) is not None:
@@ -73,7 +77,7 @@ async def answer(stream: Stream, queue: asyncio.Queue[Unanswered | None]) -> Non
             refused |= {sent.numbers[index]: reason for index, reason in (await sent.refusals).items()}
         frames: list[bytes] = []
         for item in unanswered.answers:
-            if isinstance(item, Answer):
+            if isinstance(item, RelpAnswer):
                 frames.append(item.frame)
             elif refused and item in refused:
                 frames.append(rsp(item, f"500 {refused.pop(item)}".encode()))

@@ -10,7 +10,7 @@ from typing import ClassVar, Final
 READ_BYTES: Final = 64 * 1024
 
 
-class Stream(asyncio.BaseProtocol):
+class SenderStream(asyncio.BaseProtocol):
     """A connection that is read as fast as its reader takes: READ_BYTES wait, and what is received at a time."""
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ class Stream(asyncio.BaseProtocol):
         self._wake.set()
 
 
-class PlainStream(Stream, asyncio.BufferedProtocol):
+class PlainStream(SenderStream, asyncio.BufferedProtocol):
     """One without TLS."""
 
     _received: ClassVar = memoryview(bytearray(READ_BYTES))
@@ -117,7 +117,7 @@ class PlainStream(Stream, asyncio.BufferedProtocol):
         return True  # answers may follow; with TLS there is no half of a connection
 
 
-class TlsStream(Stream, asyncio.Protocol):
+class TlsStream(SenderStream, asyncio.Protocol):
     """One with TLS.  No BufferedProtocol: at the end of a connection asyncio fills its buffer once, and that is all.
 
     There is no half of such a connection: nothing can be written behind its end.  So where answers are to come

@@ -17,8 +17,8 @@ from ..config import Config
 from ..durable_files import replace_file
 from ..errors import ConfigFault, StorageFault
 from ..input_settings import (
-    Address,
     Files,
+    InputAddress,
     Journal,
     listen_of,
     parse_address,
@@ -126,7 +126,7 @@ def restart_service() -> bool:
     return True
 
 
-def needs_root(address: Address, data_dir: Path) -> bool:
+def needs_root(address: InputAddress, data_dir: Path) -> bool:
     """Whether the owner of a data directory may not bind an address."""
     first = int(FIRST_OPEN_PORT.read_text())
     return 0 < address.port < first and keeper_of(data_dir).uid != 0
@@ -150,7 +150,7 @@ def _readable(settings: Files | Journal, data_dir: Path, guard: Guard, groups: S
         return {path for path in Patterns(settings.include, settings.exclude).paths() if guard.is_readable(path)}
 
 
-def _socket_unit(addresses: Sequence[Address]) -> str:
+def _socket_unit(addresses: Sequence[InputAddress]) -> str:
     shares = "ReusePort=yes\n" if len(set(addresses)) < len(addresses) else ""
     lines = [
         f"Listen{'Datagram' if address.is_datagram else 'Stream'}={address_text((address.host, address.port))}\n"

@@ -30,7 +30,7 @@ from typing import Final
 
 from ..addresses import MAPPED, parse_networks
 from ..errors import ApplianceError
-from ..input_settings import Address, Syslog, parse_address
+from ..input_settings import InputAddress, Syslog, parse_address
 from ..processes.clock import wall_s
 from ..processes.supervisor.inputs import text_of
 from ..processes.tls_files import TlsFiles
@@ -38,10 +38,10 @@ from .intake import Intake
 from .machinery import Input, Machinery, Topics
 from .relp import RelpReader
 from .relp_answers import ANSWERS_MAX, Unanswered, answer, send_events
-from .sender_streams import PlainStream, Stream, TlsStream
+from .sender_streams import PlainStream, SenderStream, TlsStream
 from .syslog_datagrams import Losses, read_datagrams, read_local
-from .syslog_delivery import RETRY_S, Delivery, Flow, Messages
-from .syslog_format import Frames, Framing, Parser
+from .syslog_delivery import RETRY_S, Flow, Messages, SyslogDelivery
+from .syslog_format import Frames, Framing, SyslogParser
 
 FLOW_BYTES_MAX: Final = 1 << 20
 DATAGRAM_FLOW_BYTES_MAX: Final = 8 << 20
@@ -65,13 +65,13 @@ class _SyslogInput:
         names = {row.name for row in machinery.store.sources()}
         machinery.store.add_sources((text, 0, 1, b"") for text in machinery.sockets if text not in names)
         self._intake = Intake(machinery)
-        self._parser = Parser(Topics(settings.topic, settings.topics_max), settings.key, wall_s)
+        self._parser = SyslogParser(Topics(settings.topic, settings.topics_max), settings.key, wall_s)
         self._allowed = _Allowed(settings.allow)
-        self._delivery = Delivery(self._intake, machinery.ledger)
+        self._delivery = SyslogDelivery(self._intake, machinery.ledger)
         self._host_name = socket.gethostname()
         self._is_stopping = False
         self._waiting: set[asyncio.Event] = set()  # of listeners that have nothing to read
-        self._connections: dict[asyncio.Task[None], Stream] = {}
+        self._connections: dict[asyncio.Task[None], SenderStream] = {}
         self._listening: list[asyncio.Task[None]] = []
         self._tls = machinery.config.tls
         self._tls_files: TlsFiles | None = None
@@ -105,7 +105,7 @@ class _SyslogInput:
 
     # ---- datagrams
 
-    async def _receive(self, text: str, address: Address, sock: socket.socket) -> None:
+    async def _receive(self, text: str, address: InputAddress, sock: socket.socket) -> None:
         losses = Losses(text, sock, self._machinery)
         flow = Flow(self._delivery, DATAGRAM_FLOW_BYTES_MAX)
         loop = asyncio.get_running_loop()
@@ -124,7 +124,7 @@ class _SyslogInput:
                 await self._readable(sock, wait_s)
         losses.look(is_last=True)
 
-    async def _take(self, text: str, address: Address, host: str, frames: list[Frames], flow: Flow) -> None:
+    async def _take(self, text: str, address: InputAddress, host: str, frames: list[Frames], flow: Flow) -> None:
         """Send what one sender has sent, if it may."""
         source = host.removeprefix(MAPPED)
         if not address.path and not self._allowed.admits(source):
@@ -151,7 +151,7 @@ class _SyslogInput:
 
     # ---- connections
 
-    async def _accept(self, text: str, address: Address, sock: socket.socket) -> None:
+    async def _accept(self, text: str, address: InputAddress, sock: socket.socket) -> None:
         while True:
             try:
                 if address.is_secured:
@@ -170,7 +170,7 @@ class _SyslogInput:
                 self._admit(connection, str(peer[0]).removeprefix(MAPPED), text, address)
                 await asyncio.sleep(0)
 
-    def _admit(self, connection: socket.socket, host: str, text: str, address: Address) -> None:
+    def _admit(self, connection: socket.socket, host: str, text: str, address: InputAddress) -> None:
         if not self._allowed.admits(host):
             self._delivery.refuse(text, host, "not in allow", 1)
             connection.close()
@@ -202,7 +202,9 @@ class _SyslogInput:
                 except ApplianceError as error:
                     self._ledger.trouble(0, "tls", str(error))
 
-    async def _serve(self, stream: Stream, connection: socket.socket, host: str, text: str, address: Address) -> None:
+    async def _serve(
+        self, stream: SenderStream, connection: socket.socket, host: str, text: str, address: InputAddress
+    ) -> None:
         tls = self._tls_files.context if address.is_secured and self._tls_files is not None else None
         timeout_s = self._tls.handshake_ms_max / 1000 if tls is not None else None
         try:
@@ -222,7 +224,7 @@ class _SyslogInput:
         finally:
             stream.close()
 
-    async def _read_stream(self, stream: Stream, flow: Flow, host: str) -> None:
+    async def _read_stream(self, stream: SenderStream, flow: Flow, host: str) -> None:
         framing = Framing(self._settings.message_bytes_max)
         messages = Messages(self._parser, host)
         while not framing.is_broken and (data := await stream.read()):
@@ -235,7 +237,7 @@ class _SyslogInput:
         for frames in framing.finish():
             await flow.send(host, messages.split_by_topic(frames))
 
-    async def _read_relp(self, stream: Stream, flow: Flow, host: str) -> None:
+    async def _read_relp(self, stream: SenderStream, flow: Flow, host: str) -> None:
         reader = RelpReader(self._settings.message_bytes_max)
         answers: asyncio.Queue[Unanswered | None] = asyncio.Queue(ANSWERS_MAX)
         answering = asyncio.create_task(answer(stream, answers))

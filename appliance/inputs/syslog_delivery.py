@@ -7,9 +7,9 @@ from functools import partial
 from typing import Final
 
 from ..errors import ApplianceError, BadValue, ClientBroken, InvalidTopic, MessageTooLarge, NotPermitted, StorageFault
-from .intake import Intake, Message
+from .intake import InputMessage, Intake
 from .ledger import Ledger
-from .syslog_format import Frames, Parser, with_part
+from .syslog_format import Frames, SyslogParser, with_part
 
 MESSAGE_BYTES: Final = 200
 """Bytes that a message takes beside its value."""
@@ -19,11 +19,11 @@ RETRY_S: Final = 1.0
 class Messages:
     """The messages of one connection; the parts of a long one have the headers of its first part."""
 
-    def __init__(self, parser: Parser, host: str) -> None:
+    def __init__(self, parser: SyslogParser, host: str) -> None:
         self._parser, self._host = parser, host
-        self._first: tuple[str, Message] | None = None
+        self._first: tuple[str, InputMessage] | None = None
 
-    def split_by_topic(self, frames: Frames) -> dict[str, list[Message]]:
+    def split_by_topic(self, frames: Frames) -> dict[str, list[InputMessage]]:
         """By topic; those under "" belong to one topic too many."""
         if not frames.part:
             return self._parser.parse(frames.values, self._host)
@@ -35,20 +35,20 @@ class Messages:
         return {topic: [with_part(message._replace(value=value), frames.part)]}
 
 
-Refusals = dict[int, str]
+SyslogRefusals = dict[int, str]
 """Why messages were refused, by their index."""
 
 
-class Delivery:
+class SyslogDelivery:
     """Sends messages until they are flushed, or refused for good."""
 
     def __init__(self, intake: Intake, ledger: Ledger) -> None:
         self._intake, self._ledger = intake, ledger
-        self._tasks: set[asyncio.Task[Refusals]] = set()
+        self._tasks: set[asyncio.Task[SyslogRefusals]] = set()
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done with the error after which this process can send nothing."""
 
-    async def begin(self, source: str, topic: str, messages: list[Message]) -> asyncio.Task[Refusals]:
+    async def begin(self, source: str, topic: str, messages: list[InputMessage]) -> asyncio.Task[SyslogRefusals]:
         """Send messages; return when they have their place in the order.  The result comes when they are flushed."""
         begun = await self._begin(source, topic, messages)
         task = asyncio.create_task(self._see_through(source, topic, messages, begun))
@@ -64,7 +64,9 @@ class Delivery:
         while self._tasks:
             await asyncio.wait(list(self._tasks))
 
-    async def _begin(self, source: str, topic: str, messages: list[Message]) -> asyncio.Future[None] | ApplianceError:
+    async def _begin(
+        self, source: str, topic: str, messages: list[InputMessage]
+    ) -> asyncio.Future[None] | ApplianceError:
         if not topic:
             return BadValue("one more topic than topics_max")
         try:
@@ -73,8 +75,8 @@ class Delivery:
             return error
 
     async def _see_through(
-        self, source: str, topic: str, messages: list[Message], begun: asyncio.Future[None] | ApplianceError
-    ) -> Refusals:
+        self, source: str, topic: str, messages: list[InputMessage], begun: asyncio.Future[None] | ApplianceError
+    ) -> SyslogRefusals:
         while True:
             try:
                 if isinstance(begun, ApplianceError):
@@ -96,8 +98,8 @@ class Delivery:
             await asyncio.sleep(RETRY_S)
             begun = await self._begin(source, topic, messages)
 
-    async def _one_by_one(self, source: str, topic: str, messages: list[Message]) -> Refusals:
-        refusals: Refusals = {}
+    async def _one_by_one(self, source: str, topic: str, messages: list[InputMessage]) -> SyslogRefusals:
+        refusals: SyslogRefusals = {}
         for index, message in enumerate(messages):
             begun = await self._begin(source, topic, [message])
             for reason in (await self._see_through(source, topic, [message], begun)).values():
@@ -115,7 +117,7 @@ class Delivery:
         except StorageFault:  # it is new, and cannot be stored: whatever it sends waits
             return 0
 
-    def _refuse(self, source: str, messages: list[Message], reason: str, error: ApplianceError) -> Refusals:
+    def _refuse(self, source: str, messages: list[InputMessage], reason: str, error: ApplianceError) -> SyslogRefusals:
         self.refuse(source, source, reason, len(messages), str(error))
         return dict.fromkeys(range(len(messages)), reason)
 
@@ -123,7 +125,7 @@ class Delivery:
 class Flow:
     """What one connection has on its way: up to ``bytes_max`` and what was read at a time."""
 
-    def __init__(self, delivery: Delivery, bytes_max: int) -> None:
+    def __init__(self, delivery: SyslogDelivery, bytes_max: int) -> None:
         self._delivery, self._bytes_max = delivery, bytes_max
         self._bytes = 0
         self._has_room = asyncio.Event()
@@ -134,11 +136,11 @@ class Flow:
         await self._has_room.wait()
         await self._delivery.room()
 
-    async def send(self, source: str, messages: dict[str, list[Message]]) -> None:
+    async def send(self, source: str, messages: dict[str, list[InputMessage]]) -> None:
         for topic, some in messages.items():
             await self.send_topic(source, topic, some)
 
-    async def send_topic(self, source: str, topic: str, messages: list[Message]) -> asyncio.Task[Refusals]:
+    async def send_topic(self, source: str, topic: str, messages: list[InputMessage]) -> asyncio.Task[SyslogRefusals]:
         size = sum([len(message.value) for message in messages]) + MESSAGE_BYTES * len(messages)
         self._bytes += size
         if self._bytes >= self._bytes_max:
@@ -147,7 +149,7 @@ class Flow:
         task.add_done_callback(partial(self._give_back, size))
         return task
 
-    def _give_back(self, size: int, _: asyncio.Task[Refusals]) -> None:
+    def _give_back(self, size: int, _: asyncio.Task[SyslogRefusals]) -> None:
         self._bytes -= size
         if self._bytes < self._bytes_max:
             self._has_room.set()

@@ -5,9 +5,9 @@ Framing of a stream is decided by its first bytes, once (:class:`Framing`)::
     digits and a space        octet counting: ``LENGTH SP MESSAGE``; terminators between messages are skipped
     anything else             every message ends with LF, CR LF or NUL
 
-What a message says in its first fields becomes headers (:class:`Parser`); the message itself stays as it came, but for
-one terminator at its end, which some senders also count, and put into datagrams.  Nothing between two terminators is no
-message.
+What a message says in its first fields becomes headers (:class:`SyslogParser`); the message itself stays as it came,
+but for one terminator at its end, which some senders also count, and put into datagrams.  Nothing between two
+terminators is no message.
 
 ==========  ============================================================================================================
 header      value
@@ -31,7 +31,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from ..errors import BadValue
 from ..records.encode import encode_headers, put_header_first
-from .intake import Message
+from .intake import InputMessage
 from .lines import Block, LineReader, utf8_cut
 from .machinery import Topics
 
@@ -300,7 +300,7 @@ class _Sort(NamedTuple):
     rest: bytes
 
 
-class Parser:
+class SyslogParser:
     """Makes messages with headers of the messages of syslog; one for all senders of an input."""
 
     def __init__(self, topics: Topics, key: str, clock_s: Callable[[], float]) -> None:
@@ -312,11 +312,11 @@ class Parser:
         self._framed: dict[tuple[bytes, int, bytes], _Sort] = {}
         self._hour = 0
 
-    def parse(self, values: Sequence[bytes], host: str) -> dict[str, list[Message]]:
+    def parse(self, values: Sequence[bytes], host: str) -> dict[str, list[InputMessage]]:
         """Messages by topic; those under "" belong to one topic too many.  ``host``: the address of their sender."""
         self._forget_times()
         whole, framed = self._whole, self._framed
-        by_topic: dict[str, list[Message]] = {}
+        by_topic: dict[str, list[InputMessage]] = {}
         for value in values:
             usual = _usual(value)
             if usual is not None and usual.lastindex == 1:
@@ -334,7 +334,7 @@ class Parser:
                     sort = framed.get(framed_key) or _remember(framed, framed_key, self._parse(value, host)[0])
                 topic, key, head, rest = sort
                 tail = head + time + rest
-            message = Message(value, tail, key)
+            message = InputMessage(value, tail, key)
             if topic in by_topic:
                 by_topic[topic].append(message)
             else:
@@ -410,7 +410,7 @@ def _remember(memory: dict[K, V], key: K, value: V) -> V:
     return value
 
 
-def with_part(message: Message, part: int) -> Message:
+def with_part(message: InputMessage, part: int) -> InputMessage:
     return message._replace(tail=put_header_first(message.tail, "part", str(part).encode()))
 
 

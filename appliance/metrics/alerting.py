@@ -31,7 +31,7 @@ from ..errors import ApplianceError, StorageFault
 from ..health import alerts as told
 from ..health.alerts import AlertState, Event, Figures
 from ..health.digest import take_digest
-from ..health.findings import Finding, Groups, judge
+from ..health.findings import Finding, GroupsSeen, judge
 from ..health.undelivered import ALERTS_FILE
 from ..processes.clock import now_ms, wall_s
 from ..processes.messages import TO_SIDE_PROCESS, Reload, Stop
@@ -186,7 +186,7 @@ class Alerting:
         self._looker, self._forecast = Looker(arguments.data_dir), DiskForecast()
         self._book = Book(arguments.data_dir / ALERTS_FILE)
         self._before: Look | None = None
-        self._groups: Groups | None = None
+        self._groups: GroupsSeen | None = None
         self._groups_ms = now_ms() - GROUPS_EVERY_MS
         self._appliance = {"host": os.uname().nodename, "data": str(arguments.data_dir), "version": __version__}
 
@@ -223,9 +223,9 @@ class Alerting:
         except (ApplianceError, OSError) as error:  # no descriptor is left, for example: the next look may find one
             logger.warning("the appliance is not looked at: %s", error)
 
-    def _ask_groups(self, now: Look) -> Groups:
+    def _ask_groups(self, now: Look) -> GroupsSeen:
         if not now.state["listeners"].get("local"):
-            return Groups()
+            return GroupsSeen()
         with contextlib.closing(Cluster(str(now.state["listeners"]["local"]), client_name="alerts")) as cluster:
             return ask_groups(cluster.admin, now.state, GROUPS_MS)
 

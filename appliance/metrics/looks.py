@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from ..addresses import parse_addresses, parse_listeners
 from ..errors import ApplianceError, ClientFault, StorageFault, UnknownGroup
-from ..health.findings import Groups, Rates, Seen
+from ..health.findings import GroupsSeen, Rates, Seen
 from ..health.host import Host, HostProcess, from_json, look
 from ..proc_net import peers
 from ..processes.clock import now_ms, wall_s
@@ -102,7 +102,7 @@ def seen(
     at: tuple[str, ...],
     now_s: float,
     before: Look | None = None,
-    groups: Groups | None = None,
+    groups: GroupsSeen | None = None,
     full_s: float | None = None,
 ) -> Seen:
     """What a look says, and what has changed since the one before.
@@ -142,14 +142,14 @@ def at_directory(directory: Path) -> tuple[str, ...]:
     return ("--data", str(directory))
 
 
-def ask_groups(ask: Ask, state: Mapping[str, Any], timeout_ms: int = GROUPS_MS) -> Groups:
+def ask_groups(ask: Ask, state: Mapping[str, Any], timeout_ms: int = GROUPS_MS) -> GroupsSeen:
     """The groups that can be described within a time, in the order of their names.
 
     All names are asked for at first, which costs little however many there are.  Without ZooKeeper there are none.  A
     group that cannot be described is named, and does not hide the others.
     """
     if state["zookeeper"].get("state") != "connected":
-        return Groups()
+        return GroupsSeen()
     deadline_ms = now_ms() + timeout_ms
     rows: list[dict[str, Any]] = []
     failed: dict[str, str] = {}
@@ -168,8 +168,10 @@ def ask_groups(ask: Ask, state: Mapping[str, Any], timeout_ms: int = GROUPS_MS) 
                 failed[name] = str(error)
     except ApplianceError as error:
         if not rows:
-            return Groups((), len(names), str(error))
-    return Groups(rows, len(names), "; ".join(f"{name}: {text}" for name, text in list(failed.items())[:FAILED_MAX]))
+            return GroupsSeen((), len(names), str(error))
+    return GroupsSeen(
+        rows, len(names), "; ".join(f"{name}: {text}" for name, text in list(failed.items())[:FAILED_MAX])
+    )
 
 
 def _peers(listeners: Mapping[str, str]) -> Mapping[str, int]:

@@ -9,14 +9,14 @@ import pytest
 
 from appliance.bench import limits, machine, result_tables, runner
 from appliance.bench.compiling import Missing
-from appliance.bench.harness import SMOKE_SCALE, Harness, Options
+from appliance.bench.harness import SMOKE_SCALE, BenchOptions, Harness
 from appliance.bench.kafka_clients import Run
-from appliance.bench.measures import Limit, Result, load, ratios
+from appliance.bench.measures import BenchResult, MachineLimit, load, ratios
 from appliance.bench.questions import java_tools, paper_figures, sizes
 from appliance.bench.stamps import Wrong
 from appliance.cli import bench_command
 
-LIMITS = [Limit("loopback sendfile", 1e9, "B/s"), Limit("fdatasync 4 KiB p50", 0.2, "ms")]
+LIMITS = [MachineLimit("loopback sendfile", 1e9, "B/s"), MachineLimit("fdatasync 4 KiB p50", 0.2, "ms")]
 
 
 class Counting:
@@ -46,8 +46,8 @@ def told() -> list[str]:
     return []
 
 
-def measured(tmp_path: Path, told: list[str], **options: object) -> tuple[Result, list[str]]:
-    harness = Harness("kafka_rows", "Rows", Options(tmp_path, **options), LIMITS, told.append)  # type: ignore[arg-type]
+def measured(tmp_path: Path, told: list[str], **options: object) -> tuple[BenchResult, list[str]]:
+    harness = Harness("kafka_rows", "Rows", BenchOptions(tmp_path, **options), LIMITS, told.append)  # type: ignore[arg-type]
     turns: list[str] = []
     sides = [Counting("appliance", [1, 2, 4], turns), Counting("Kafka 4.4", [2, 2, 2], turns)]
     harness.run("consume", sides, lambda side: f"of {side.name}", lambda side, topic: side.once(topic),
@@ -88,7 +88,7 @@ def test_a_table_has_medians_spread_share_and_ratio(tmp_path: Path, told: list[s
 def test_a_ratio_is_that_of_the_newest_kafka(
     tmp_path: Path, told: list[str], sides: tuple[str, ...], ratio: str
 ) -> None:
-    harness = Harness("kafka_rows", "Rows", Options(tmp_path, rounds=1), [], told.append)
+    harness = Harness("kafka_rows", "Rows", BenchOptions(tmp_path, rounds=1), [], told.append)
     seconds = {"appliance": 4.0, "Kafka 4.1": 1.0, "Kafka 4.4": 2.0, "klite": 3.0}
     harness.run("consume", [Counting(name, [seconds[name]], []) for name in ("appliance", *sides)],
                 lambda side: "", lambda side, topic: side.once(topic))  # fmt: skip
@@ -107,7 +107,7 @@ def test_results_are_stored_with_what_they_depend_on(tmp_path: Path, told: list[
 def test_smoke_is_one_small_round(tmp_path: Path, told: list[str]) -> None:
     result, turns = measured(tmp_path, told, rounds=3, smoke=True)
     assert len(turns) == 2 and result.rounds == 1
-    harness = Harness("sizes", "Sizes", Options(tmp_path, smoke=True), [], told.append)
+    harness = Harness("sizes", "Sizes", BenchOptions(tmp_path, smoke=True), [], told.append)
     assert harness.scaled(1_000_000) == 1_000_000 // SMOKE_SCALE
 
 
@@ -117,7 +117,7 @@ def test_workloads_that_are_not_wanted_do_not_run(tmp_path: Path, told: list[str
 
 
 def test_figures_of_any_quantity_are_compared(tmp_path: Path, told: list[str]) -> None:
-    harness = Harness("idle_costs", "Idle", Options(tmp_path, rounds=2), [], told.append)
+    harness = Harness("idle_costs", "Idle", BenchOptions(tmp_path, rounds=2), [], told.append)
     starts = {"appliance": iter([0.2, 0.4]), "Kafka 4.4": iter([2.0, 2.0])}
     sides = [Counting("appliance", [], []), Counting("Kafka 4.4", [], []), Counting("absent", [], [])]
 
@@ -143,7 +143,7 @@ class Stoppable:
 
 
 def test_what_is_missing_is_skipped_and_said_so(tmp_path: Path, told: list[str]) -> None:
-    harness = Harness("sizes", "Sizes", Options(tmp_path), [], told.append)
+    harness = Harness("sizes", "Sizes", BenchOptions(tmp_path), [], told.append)
     stopped: list[str] = []
 
     def absent(directory: Path) -> Stoppable:
@@ -167,9 +167,9 @@ def test_workloads_that_were_measured_are_a_result_whatever_ends_the_question(
 
     monkeypatch.setattr(limits, "measure", lambda *_: LIMITS)
     monkeypatch.setattr(sizes, "run", half)
-    found: list[Result] = []
+    found: list[BenchResult] = []
     with pytest.raises(Wrong):
-        runner.run(["sizes"], Options(tmp_path, rounds=1), told.append, found.append)
+        runner.run(["sizes"], BenchOptions(tmp_path, rounds=1), told.append, found.append)
     assert [each.question for each in found] == ["limits", "sizes"]
     assert found[1].workloads == ["consume"] and "stopped before its end" in found[1].notices[0]
 
@@ -182,8 +182,8 @@ def test_a_question_without_a_figure_replaces_no_result(
 
     monkeypatch.setattr(limits, "measure", lambda *_: LIMITS)
     monkeypatch.setattr(sizes, "run", absent)
-    found: list[Result] = []
-    runner.run(["sizes"], Options(tmp_path, rounds=1), told.append, found.append)
+    found: list[BenchResult] = []
+    runner.run(["sizes"], BenchOptions(tmp_path, rounds=1), told.append, found.append)
     assert [each.question for each in found] == ["limits"]
     assert any("apt-get install default-jre-headless" in line for line in told)
 
@@ -191,7 +191,7 @@ def test_a_question_without_a_figure_replaces_no_result(
 def test_the_estimate_is_what_it_took_before(tmp_path: Path, told: list[str]) -> None:
     result, _ = measured(tmp_path, told, rounds=2)
     result.took_s = 100.0
-    options = Options(tmp_path, rounds=3)
+    options = BenchOptions(tmp_path, rounds=3)
     typical = runner.estimate_s(["sizes"], options, {})
     assert typical == runner.LIMITS_S + 3 * sizes.ROUND_S
     both = runner.estimate_s(["kafka_rows", "sizes"], options, {"kafka_rows": result})

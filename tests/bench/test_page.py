@@ -9,23 +9,23 @@ import pytest
 
 from appliance.bench import page, result_charts, runner
 from appliance.bench.machine import Machine
-from appliance.bench.measures import Limit, Measure, Result
+from appliance.bench.measures import BenchMeasure, BenchResult, MachineLimit
 
 PERF = Path(__file__).parents[2] / "perf"
 
 
-def result(question: str = "kafka_rows", **changes: object) -> Result:
+def result(question: str = "kafka_rows", **changes: object) -> BenchResult:
     rows = [
-        Measure("consume", "appliance", "rate", [3e6, 4e6], "loopback sendfile", 0.7, "ab"),
-        Measure("consume", "Kafka 4.1", "rate", [2e6, 2e6]),
+        BenchMeasure("consume", "appliance", "rate", [3e6, 4e6], "loopback sendfile", 0.7, "ab"),
+        BenchMeasure("consume", "Kafka 4.1", "rate", [2e6, 2e6]),
     ]
     fields: dict[str, object] = {
         "question": question, "title": "Rows", "date": "2026-11-22T12:00:00+00:00", "took_s": 1.0, "rounds": 2,
         "smoke": False, "machine": Machine(2, "Processor", 1 << 34, "6.18", "CPython 3.11", 0.1, "ext4"),
         "versions": {"appliance": "0.1.0"}, "parameters": {"partitions": "1"},
-        "limits": [Limit("loopback sendfile", 1e9, "B/s")], "measures": rows, "notices": ["NATS is skipped"],
+        "limits": [MachineLimit("loopback sendfile", 1e9, "B/s")], "measures": rows, "notices": ["NATS is skipped"],
     }  # fmt: skip
-    return Result(**(fields | changes))  # type: ignore[arg-type]
+    return BenchResult(**(fields | changes))  # type: ignore[arg-type]
 
 
 def test_the_page_is_what_the_results_say() -> None:

@@ -192,7 +192,7 @@ def test_a_start_is_parsed_alike_with_typer_and_without(words: list[str]) -> Non
         return
     context = get_command(tree("start")).commands["start"].make_context("start", list(words))  # type: ignore[attr-defined]
     data, config, settings = (context.params[name] for name in ("data", "config", "settings"))
-    assert found == starting.Options(data, config, [*settings])  # typer has () for none
+    assert found == starting.StartOptions(data, config, [*settings])  # typer has () for none
 
 
 def test_each_command_is_found_in_its_module() -> None:

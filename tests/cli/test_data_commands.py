@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from appliance.cli.messages.format_string import parse_format
-from appliance.cli.messages.line_input import LineReader, LongLines, details_bytes, make_parse
+from appliance.cli.messages.line_input import LongLineReader, LongLines, details_bytes, make_parse
 from appliance.client import Message, Producer
 from appliance.errors import MessageTooLarge
 from appliance.records.encode import encode_values
@@ -32,10 +32,10 @@ class Pipe(io.RawIOBase):
         return self._pieces.pop(0) if self._pieces else b""
 
 
-def reader(pipe: Pipe, treatment: Any = "refuse", bytes_max: int = 1000) -> LineReader:
+def reader(pipe: Pipe, treatment: Any = "refuse", bytes_max: int = 1000) -> LongLineReader:
     long_lines = LongLines(treatment, 1 << 20, 0)
     long_lines.bytes_max = bytes_max
-    return LineReader(pipe, "pipe", long_lines)  # type: ignore[arg-type]
+    return LongLineReader(pipe, "pipe", long_lines)  # type: ignore[arg-type]
 
 
 def lines_in(text: bytes) -> list[bytes]:

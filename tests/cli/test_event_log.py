@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from appliance.cli.event_log import Json, Text, configure
+from appliance.cli.event_log import JsonFormatter, TextFormatter, configure
 from appliance.config import LogSection
 
 
@@ -24,18 +24,18 @@ def record(message: str, *arguments: object, fault: bool = False) -> logging.Log
 
 
 def test_text_has_time_level_pid_module_and_message() -> None:
-    line = Text(for_journald=False).format(record("cut %d bytes", 7))
+    line = TextFormatter(for_journald=False).format(record("cut %d bytes", 7))
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]+Z warning +\d+ processes\.writer\.writer: cut 7 bytes", line)
 
 
 def test_further_lines_are_indented_for_people_and_escaped_for_journald() -> None:
-    assert "\n    Traceback" in Text(for_journald=False).format(record("bug", fault=True))
-    line = Text(for_journald=True).format(record("bug", fault=True))
+    assert "\n    Traceback" in TextFormatter(for_journald=False).format(record("bug", fault=True))
+    line = TextFormatter(for_journald=True).format(record("bug", fault=True))
     assert line.startswith("<4>processes.writer.writer: bug\\nTraceback") and "\n" not in line
 
 
 def test_json_is_one_object_per_line() -> None:
-    line = Json().format(record("bug", fault=True))
+    line = JsonFormatter().format(record("bug", fault=True))
     event = json.loads(line)
     assert "\n" not in line
     assert (event["level"], event["module"]) == ("warning", "appliance.processes.writer.writer")

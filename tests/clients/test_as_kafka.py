@@ -41,7 +41,7 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KAFKA_LIB", kafka_jars())
         patch.setattr(brokers, "JVM", SMALL_JVM)
-        broker = brokers.Kafka(tmp_path_factory.mktemp("kafka"))
+        broker = brokers.KafkaBroker(tmp_path_factory.mktemp("kafka"))
     with KafkaPeer(broker.address) as peer:  # that makes the topic of the coordinators
         wait_for(lambda: find(peer, "any").error_code == 0, "a coordinator of groups")
     yield broker.address

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from appliance.client import Message
 from appliance.console import download
 from appliance.console.download import Download, make_file
-from appliance.console.message_search import Batch, Query, Search
+from appliance.console.message_search import Query, Search, SearchedBatch
 from appliance.console.value_decoding import MessageView
 from appliance.errors import InvalidRequest
 from appliance.security.field_masks import FieldMask
@@ -61,7 +61,7 @@ class OneLog(FakeLog):
         super().__init__([(0, b"")] * len(messages))
         self._messages = [[one._replace(offset=40 * at + 39) for at, one in enumerate(messages)]]
 
-    def read(self, topic: str, partition: int, start: int, stop: int, *, newest_first: bool) -> Iterator[Batch]:
+    def read(self, topic: str, partition: int, start: int, stop: int, *, newest_first: bool) -> Iterator[SearchedBatch]:
         return super().read(topic, partition, start, stop, newest_first=newest_first)
 
 

@@ -15,7 +15,7 @@ from appliance.client.cluster_client import Cluster
 from appliance.console import input_ledgers
 from appliance.console.input_ledgers import GAPS_MAX, SOURCES_MAX, LedgerQuery, account
 from appliance.console.visitors import Visitor
-from appliance.inputs.ledger import ROW_BYTES_MAX, SPANS_MAX, Gap, Reading, Row, encode_row
+from appliance.inputs.ledger import ROW_BYTES_MAX, SPANS_MAX, Gap, LedgerReading, LedgerRow, encode_row
 from appliance.processes.clock import wall_s
 from appliance.security.audit_log import Audit
 from appliance.security.scram import encode_verifier, make_verifier
@@ -89,8 +89,8 @@ def test_a_large_ledger_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sources with gaps come first; the last gaps are shown."""
     gaps = [Gap(number, number + 1, "bytes", "vanished") for number in range(GAPS_MAX + 1)]
     span = ("disk", 0, 100, 2, 0, 8, 1, 2)
-    rows = [Row("disk", "h", f"/{number}", number, "s", 60, 2, 8, 2, [span]) for number in range(SOURCES_MAX)]
-    rows += [Row("disk", "h", "/lost", 9_999, "s", 120, gaps=gaps), Row("other", "h", "/x", 1, "s", 60, 5)]
+    rows = [LedgerRow("disk", "h", f"/{number}", number, "s", 60, 2, 8, 2, [span]) for number in range(SOURCES_MAX)]
+    rows += [LedgerRow("disk", "h", "/lost", 9_999, "s", 120, gaps=gaps), LedgerRow("other", "h", "/x", 1, "s", 60, 5)]
     monkeypatch.setattr(input_ledgers, "_read", lambda *_: rows)
     everybody = SimpleNamespace(principal="User:root", describable={"disk": True})
     visitor = cast(Visitor, SimpleNamespace(peer="127.0.0.1:1", access=everybody, check_see=lambda *_, **__: None))
@@ -104,7 +104,7 @@ def test_a_large_ledger_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_whoever_writes_to_the_ledger_cannot_break_its_page(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is no row is counted, and what is read for one question is bounded."""
-    fresh = Row("odd", "h", "/x", 1, "s", int(wall_s()), 1, 1, 1, [("disk", 0, 1, 1, 0, 1, 1, 1)] * 3)
+    fresh = LedgerRow("odd", "h", "/x", 1, "s", int(wall_s()), 1, 1, 1, [("disk", 0, 1, 1, 0, 1, 1, 1)] * 3)
     good = encode_row(fresh)
     odd = [
         b"", b"\xff", good.replace(b'"/x"', b'"\xff"'), good.replace(b"{", b'{"more":' + b"[" * 10**5, 1),
@@ -117,9 +117,9 @@ def test_whoever_writes_to_the_ledger_cannot_break_its_page(server: Server, monk
             producer.send("ledger", value, key=b"/x")
     status, found = asker(server)("/api/ledger?input=odd&hours=24")
     assert (status, found["sources_total"], found["unreadable"], found["is_cut"]) == (200, 1, len(odd) - 1, False)
-    assert all(Reading().row(value) is None for value in odd)
+    assert all(LedgerReading().row(value) is None for value in odd)
     for bounds in ({"rows_max": 9}, {"bytes_max": 10 * len(good) - 1}, {"parts_max": 29}, {"until_ms": 0}):
-        reading = Reading(**bounds)
+        reading = LedgerReading(**bounds)
         rows = [reading.row(good) for _ in range(10)]
         assert reading.is_cut and None in rows
 
@@ -128,7 +128,7 @@ def test_whoever_writes_to_the_ledger_cannot_break_its_page(server: Server, monk
 def test_each_question_has_its_bounds(monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
     monkeypatch.setattr(input_ledgers, bound, 0)
     reading = input_ledgers._bounds()
-    reading.row(encode_row(Row("disk", "h", "/x", 1, "s", 60, 1, 1, 1, [("disk", 0, 1, 1, 0, 1, 1, 1)])))
+    reading.row(encode_row(LedgerRow("disk", "h", "/x", 1, "s", 60, 1, 1, 1, [("disk", 0, 1, 1, 0, 1, 1, 1)])))
     assert reading.is_cut
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.console.live_events import changes, visible
-from appliance.console.observer import Observer, Poller, Snapshot
+from appliance.console.observer import ConsoleSnapshot, Observer, Poller
 from appliance.console.visitors import Visitor
 from appliance.metrics.looks import Look
 from appliance.metrics.readings import of_status
@@ -48,7 +48,7 @@ def test_only_what_may_be_seen() -> None:
         {"client": "", "host": "", "partitions": [["other", 0]]},
     ]
     detail = {"partitions": rows, "members": members}
-    snapshot = Snapshot(
+    snapshot = ConsoleSnapshot(
         number=1,
         at_ms=0,
         appliance={"state": "serving"},
@@ -81,9 +81,9 @@ class FakePoller(Poller):
     def look(self) -> Look:
         return Look(of_status(NOTHING | {"pid": None, "partitions": []}, 0))
 
-    def take(self, look: Look, focus: Collection[str]) -> Snapshot:
+    def take(self, look: Look, focus: Collection[str]) -> ConsoleSnapshot:
         self.focus.append(focus)
-        return Snapshot(len(self.focus), 0, {}, [], {}, {}, {}, {})
+        return ConsoleSnapshot(len(self.focus), 0, {}, [], {}, {}, {}, {})
 
     def close(self) -> None:
         self.closed += 1

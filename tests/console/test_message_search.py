@@ -15,10 +15,10 @@ from appliance.console import message_search
 from appliance.console.message_search import (
     STEP_MS_MAX,
     UNPACKED_BYTES_MAX,
-    Batch,
-    Found,
     Query,
     Search,
+    SearchedBatch,
+    StepResult,
     cursor_text,
     parse_cursor,
     shown,
@@ -59,16 +59,16 @@ class FakeLog:
             found[number] = {EARLIEST: 0, LATEST: end}.get(when, since)
         return found, {}
 
-    def read(self, topic: str, partition: int, start: int, stop: int, *, newest_first: bool) -> Iterator[Batch]:
+    def read(self, topic: str, partition: int, start: int, stop: int, *, newest_first: bool) -> Iterator[SearchedBatch]:
         if partition in self._broken:
             raise WriterGone("being restarted")
         rows = [row for row in self._messages[partition] if start <= row.offset and row.offset - GAP + 1 < stop]
         for row in reversed(rows) if newest_first else rows:
             self.unpacked_bytes += self._cost
-            yield Batch([row], row.offset - GAP + 1, row.offset + 1)
+            yield SearchedBatch([row], row.offset - GAP + 1, row.offset + 1)
 
 
-def steps(log: FakeLog, **query: object) -> list[Found]:
+def steps(log: FakeLog, **query: object) -> list[StepResult]:
     """All steps of a search."""
     found = [Search(Query(topic="web", **query), log, lambda: 0.0).step()]  # type: ignore[arg-type]
     while found[-1].cursor:
@@ -251,10 +251,10 @@ def test_no_expression_makes_a_search_slow() -> None:
 class OneBatchLog(FakeLog):
     """All messages of a partition are in one batch."""
 
-    def read(self, topic: str, partition: int, start: int, stop: int, *, newest_first: bool) -> Iterator[Batch]:
+    def read(self, topic: str, partition: int, start: int, stop: int, *, newest_first: bool) -> Iterator[SearchedBatch]:
         rows = self._messages[partition]
         if start < len(rows) * GAP and stop > 0:
-            yield Batch(list(rows), 0, len(rows) * GAP)
+            yield SearchedBatch(list(rows), 0, len(rows) * GAP)
 
 
 @pytest.mark.parametrize("order", ["newest", "oldest"])

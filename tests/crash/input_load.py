@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from appliance.client import Consumer
-from appliance.inputs.ledger import Row, read_rows
+from appliance.inputs.ledger import LedgerRow, read_rows
 from appliance.wire.requests import EARLIEST
 
 from ..support.server import wait_for
@@ -117,11 +117,11 @@ class InputLoad(Workload):
         }
         return {process: numbers for process, numbers in missing.items() if numbers}
 
-    def _rows(self) -> list[Row]:
+    def _rows(self) -> list[LedgerRow]:
         with Consumer(self.control) as consumer:
             return list(read_rows(consumer, "ledger", EARLIEST))
 
-    def _unnamed(self, rows: list[Row]) -> list[str]:
+    def _unnamed(self, rows: list[LedgerRow]) -> list[str]:
         """What is missing and in no gap of the ledger, one for each life of a file; and how the counts differ."""
         gaps = Counter(gap.start for row in rows if row.input == "disk" for gap in row.gaps)
         unnamed = []

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.inputs import bodies
-from appliance.inputs.bodies import Batch, BodyFault, BodyTooLarge, split_line
+from appliance.inputs.bodies import BodyFault, BodyTooLarge, RecordBatch, split_line
 
 MESSAGE_BYTES_MAX = 16
 
@@ -24,7 +24,7 @@ def small_batches() -> Iterator[None]:
         yield
 
 
-def values_of(batches: Iterable[Batch]) -> list[bytes]:
+def values_of(batches: Iterable[RecordBatch]) -> list[bytes]:
     values: list[bytes] = []
     numbers: list[int] = []
     for batch in batches:

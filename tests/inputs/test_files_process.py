@@ -15,7 +15,7 @@ import pytest
 
 from appliance.client import Consumer
 from appliance.errors import UnknownPartition
-from appliance.inputs.ledger import Row, once
+from appliance.inputs.ledger import LedgerRow, once
 from appliance.wire.requests import LATEST
 
 from ..support.long import LONG
@@ -137,8 +137,8 @@ def flushed(server: Server) -> int:
     return sum(row["messages"] for row in server.state["inputs"].values())
 
 
-def rows_of(server: Server) -> list[Row]:
-    return list(once(msgspec.json.decode(value, type=Row) for _, value, _ in messages_of(server, "ledger")))
+def rows_of(server: Server) -> list[LedgerRow]:
+    return list(once(msgspec.json.decode(value, type=LedgerRow) for _, value, _ in messages_of(server, "ledger")))
 
 
 def test_every_line_is_in_the_topic_once_and_in_order_through_rotations_and_kills(tmp_path: Path) -> None:

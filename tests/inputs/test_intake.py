@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from appliance.errors import MessageTooLarge, ZooKeeperAway
 from appliance.inputs import intake as module
-from appliance.inputs.intake import Intake, Message
+from appliance.inputs.intake import InputMessage, Intake
 from appliance.inputs.outlet import ORIGIN_BYTES, Placed
 from appliance.inputs.positions import PositionStore
 
@@ -95,7 +95,7 @@ def test_each_partition_has_the_order_of_the_calls(
 ) -> None:
     outlet = Outlet(partitions)
     numbers = iter(range(1_000))
-    calls = [[Message(b"%d %b" % (next(numbers), b"x" * size), b"\0", key) for size, key in put] for put in puts]
+    calls = [[InputMessage(b"%d %b" % (next(numbers), b"x" * size), b"\0", key) for size, key in put] for put in puts]
 
     async def test(intake: Intake) -> None:
         done = [await intake.begin("s", "t", call) for call in calls]
@@ -128,7 +128,7 @@ def test_what_waits_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     async def test(intake: Intake) -> None:
         begun: list[asyncio.Task[Any]] = []
         for number in range(100):
-            begun.append(asyncio.create_task(intake.begin(f"s{number % 10}", "t", [Message(b"x" * 100, b"\0")])))
+            begun.append(asyncio.create_task(intake.begin(f"s{number % 10}", "t", [InputMessage(b"x" * 100, b"\0")])))
         for _ in range(100):
             await asyncio.sleep(0)
         assert sum(task.done() for task in begun) <= 2_000 // 100 + 1
@@ -145,7 +145,7 @@ def test_a_message_that_no_block_takes_is_refused_before_any_is_sent(tmp_path: P
 
     async def test(intake: Intake) -> None:
         with pytest.raises(MessageTooLarge):
-            await intake.put("s", "t", [Message(b"x", b"\0"), Message(b"x" * 301, b"\0")])
+            await intake.put("s", "t", [InputMessage(b"x", b"\0"), InputMessage(b"x" * 301, b"\0")])
         assert not outlet.blocks
 
     run(tmp_path, outlet, test)
@@ -158,15 +158,15 @@ def test_a_topic_that_is_known_is_used_while_nobody_can_be_asked(
     outlet = Outlet()
 
     async def test(intake: Intake) -> None:
-        await intake.begin("s", "t", [Message(b"1", b"\0")])
+        await intake.begin("s", "t", [InputMessage(b"1", b"\0")])
         outlet.is_away = True
         for _ in range(5):
-            await intake.begin("s", "t", [Message(b"2", b"\0")])
+            await intake.begin("s", "t", [InputMessage(b"2", b"\0")])
             await asyncio.sleep(0)
         assert outlet.asked > 1
         assert len(outlet.blocks) == module.LANE_BLOCKS_MAX
         with pytest.raises(ZooKeeperAway):
-            await intake.begin("s", "new", [Message(b"3", b"\0")])
+            await intake.begin("s", "new", [InputMessage(b"3", b"\0")])
 
     run(tmp_path, outlet, test)
 
@@ -175,7 +175,7 @@ def test_a_topic_is_asked_once_by_all_that_wait(tmp_path: Path) -> None:
     outlet = Outlet()
 
     async def test(intake: Intake) -> None:
-        await asyncio.gather(*(intake.begin(f"s{number}", "t", [Message(b"1", b"\0")]) for number in range(50)))
+        await asyncio.gather(*(intake.begin(f"s{number}", "t", [InputMessage(b"1", b"\0")]) for number in range(50)))
         assert outlet.asked == 1
 
     run(tmp_path, outlet, test)

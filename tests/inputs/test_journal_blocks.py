@@ -12,13 +12,13 @@ from appliance.inputs.journal_blocks import (
     REMOVED,
     START,
     TAIL_BYTES_MAX,
-    Block,
-    Gap,
+    JournalBlock,
+    JournalGap,
     JournalReader,
     json_of,
     sequence_number_of,
 )
-from appliance.inputs.journal_export import Entry, ExportFault
+from appliance.inputs.journal_export import ExportFault, JournalEntry
 from appliance.records.encode import encode_headers
 
 
@@ -30,7 +30,7 @@ def exported(*cursors: str) -> bytes:
     return b"".join(b"__CURSOR=%s\nMESSAGE=m\n\n" % one.encode() for one in cursors)
 
 
-def read(last: str, *cursors: str, has_all: bool = True) -> tuple[list[str], list[Gap]]:
+def read(last: str, *cursors: str, has_all: bool = True) -> tuple[list[str], list[JournalGap]]:
     """The last cursors of the blocks of one entry each, and the gaps, after 7 entries up to ``last``."""
     reader = JournalReader(last, 7, block_bytes_max=1, entry_bytes_max=10_000, has_all=has_all)
     blocks = reader.feed(exported(*cursors))
@@ -39,14 +39,21 @@ def read(last: str, *cursors: str, has_all: bool = True) -> tuple[list[str], lis
 
 
 A5, A6, A7, A9, B1 = cursor(5), cursor(6), cursor(7), cursor(9), cursor(1, "b")
-UNKNOWN = Gap(7, None, "entries", GONE)
+UNKNOWN = JournalGap(7, None, "entries", GONE)
 CASES = [
     ("the first of all", START, [A5, A6], True, [A5, A6], []),
     ("what follows", A5, [A5, A6, A7], True, [A6, A7], []),
     ("nothing new", A5, [A5], True, [], []),
     ("the last one was removed, and none after it", A5, [A6, A7], True, [A6, A7], []),
-    ("more were removed", A5, [A9], True, [A9], [Gap(6, 9, "sequence numbers", REMOVED)]),
-    ("some were removed while it was read", A5, [A5, A6, A9], True, [A6, A9], [Gap(7, 9, "sequence numbers", REMOVED)]),
+    ("more were removed", A5, [A9], True, [A9], [JournalGap(6, 9, "sequence numbers", REMOVED)]),
+    (
+        "some were removed while it was read",
+        A5,
+        [A5, A6, A9],
+        True,
+        [A6, A9],
+        [JournalGap(7, 9, "sequence numbers", REMOVED)],
+    ),
     ("only some are asked for", A5, [A5, A7, A9], False, [A7, A9], []),
     ("more were removed, and only some are asked for", A5, [A9], False, [A9], [UNKNOWN]),
     ("another sequence", A5, [A5, B1, A6], True, [B1, A6], []),
@@ -59,7 +66,7 @@ CASES = [
     ("last", "cursors", "has_all", "taken", "gaps"), [pytest.param(*case[1:], id=case[0]) for case in CASES]
 )
 def test_every_entry_is_taken_once_and_what_is_missing_is_told(
-    last: str, cursors: list[str], has_all: bool, taken: list[str], gaps: list[Gap]
+    last: str, cursors: list[str], has_all: bool, taken: list[str], gaps: list[JournalGap]
 ) -> None:
     assert read(last, *cursors, has_all=has_all) == (taken, gaps)
 
@@ -87,7 +94,7 @@ FIELDS = st.lists(st.tuples(NAMES, VALUES), max_size=30)
 def test_an_entry_is_json_within_its_bound_with_each_field_that_fits(
     fields: list[tuple[str, bytes]], bytes_max: int
 ) -> None:
-    value, cut = json_of(Entry(list(fields), 0), bytes_max)
+    value, cut = json_of(JournalEntry(list(fields), 0), bytes_max)
     assert len(value) <= bytes_max
     found = msgspec.json.decode(value)
     for name in {name for name, _ in fields} - set(cut):
@@ -111,7 +118,7 @@ def test_a_message_takes_no_more_than_its_bound_beside_the_value(entries: list[l
         for at, fields in enumerate(entries)
     )
     reader = JournalReader(START, 0, block_bytes_max=6_000, entry_bytes_max=6_000 - TAIL_BYTES_MAX, has_all=False)
-    blocks: list[Block] = reader.feed(data)
+    blocks: list[JournalBlock] = reader.feed(data)
     assert sum(len(block.values) for block in blocks) == len(entries)
     for block in blocks:
         assert block.bytes <= 6_000

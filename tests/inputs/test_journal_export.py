@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.inputs.journal_export import FIELDS_MAX, Entry, ExportFault, ExportReader
+from appliance.inputs.journal_export import FIELDS_MAX, ExportFault, ExportReader, JournalEntry
 
 NAMES = st.from_regex(r"[A-Z_][A-Z0-9_]{0,15}", fullmatch=True)
 FIELDS = st.lists(st.tuples(NAMES, st.binary(max_size=60)), min_size=1, max_size=6)
@@ -30,7 +30,7 @@ def exported(entries: list[list[tuple[str, bytes]]]) -> bytes:
     )
 
 
-def read(reader: ExportReader, data: bytes, cuts: list[int]) -> list[Entry]:
+def read(reader: ExportReader, data: bytes, cuts: list[int]) -> list[JournalEntry]:
     bounds = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
     return [entry for start, stop in itertools.pairwise(bounds) for entry in reader.feed(data[start:stop])]
 
@@ -68,7 +68,7 @@ def test_a_value_of_any_length_takes_no_more_memory_than_an_entry_may(form: obje
         found += reader.feed(encoded[start : start + 700])
         assert reader.held_bytes <= 2_000
     found += reader.feed(b"MESSAGE=short\n\n")
-    assert found == [Entry([("COREDUMP", None), ("MESSAGE", b"short")], 0)]
+    assert found == [JournalEntry([("COREDUMP", None), ("MESSAGE", b"short")], 0)]
 
 
 def test_fields_beyond_a_bound_are_counted() -> None:

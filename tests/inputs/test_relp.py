@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.inputs.relp import Answer, RelpReader, Syslog, rsp
+from appliance.inputs.relp import RelpAnswer, RelpMessage, RelpReader, rsp
 
 MESSAGE_BYTES_MAX = 16
 OFFERS = b"relp_version=0\nrelp_software=test\ncommands=syslog"
@@ -18,9 +18,9 @@ def frame(number: int, command: str, data: bytes = b"") -> bytes:
     return b"%d %b %d%b%b\n" % (number, command.encode(), len(data), b" " if data else b"", data)
 
 
-def read(data: bytes, pieces: list[int]) -> tuple[list[Syslog | Answer], RelpReader]:
+def read(data: bytes, pieces: list[int]) -> tuple[list[RelpMessage | RelpAnswer], RelpReader]:
     reader = RelpReader(MESSAGE_BYTES_MAX)
-    events: list[Syslog | Answer] = []
+    events: list[RelpMessage | RelpAnswer] = []
     at = 0
     for length in [*pieces, len(data)]:
         events += reader.feed(data[at : at + length])
@@ -40,13 +40,13 @@ def test_each_message_comes_with_its_number(messages: list[bytes], pieces: list[
     data = [frame(1, "open", OFFERS[:14]), *(frame(n, "syslog", m) for n, m in enumerate(messages, 2))]
     events, reader = read(b"".join([*data, frame(last, "close"), b"more"]), pieces)
     opened, *sent, closed = events
-    assert opened == Answer(rsp(b"1", b"200 OK\nrelp_version=0\nrelp_software=appliance\ncommands=syslog"))
-    assert closed == Answer(b"%d rsp 0\n" % last)
+    assert opened == RelpAnswer(rsp(b"1", b"200 OK\nrelp_version=0\nrelp_software=appliance\ncommands=syslog"))
+    assert closed == RelpAnswer(b"%d rsp 0\n" % last)
     assert reader.is_closed
     assert reader.fault is None
     values: dict[bytes, bytes] = {}
     for event in sent:
-        assert isinstance(event, Syslog)
+        assert isinstance(event, RelpMessage)
         assert len(event.value) <= MESSAGE_BYTES_MAX
         values[event.number] = values.get(event.number, b"") + event.value
         assert event.is_last == (values[event.number] == messages[int(event.number) - 2])
@@ -57,12 +57,12 @@ def test_each_message_comes_with_its_number(messages: list[bytes], pieces: list[
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\0"])
 def test_a_terminator_that_is_counted_is_no_part_of_a_message(size: int, end: bytes) -> None:
     events, _ = read(frame(1, "open") + frame(2, "syslog", b"x" * size + end), [])
-    assert b"".join(event.value for event in events if isinstance(event, Syslog)) == b"x" * size
+    assert b"".join(event.value for event in events if isinstance(event, RelpMessage)) == b"x" * size
 
 
 def test_offers_are_answered() -> None:
     events, reader = read(frame(1, "open", b"commands=syslog"), [])
-    assert events == [Answer(rsp(b"1", b"200 OK\nrelp_version=0\nrelp_software=appliance\ncommands=syslog"))]
+    assert events == [RelpAnswer(rsp(b"1", b"200 OK\nrelp_version=0\nrelp_software=appliance\ncommands=syslog"))]
     assert not reader.is_closed
 
 
@@ -70,7 +70,7 @@ def test_offers_are_answered() -> None:
 def test_offers_that_cannot_be_met_end_the_session(offers: bytes) -> None:
     events, reader = read(frame(1, "open", offers) + frame(2, "syslog", b"x"), [])
     (answer,) = events
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, RelpAnswer)
     assert answer.frame.startswith(b"1 rsp ")
     assert b" 500 " in answer.frame
     assert reader.is_closed
@@ -78,7 +78,7 @@ def test_offers_that_cannot_be_met_end_the_session(offers: bytes) -> None:
 
 def test_an_unknown_command_is_answered() -> None:
     events, _ = read(frame(1, "open") + frame(2, "starttls") + frame(3, "syslog", b"x"), [])
-    assert events[1:] == [Answer(rsp(b"2", b"500 command not known")), Syslog(b"3", b"x", 0, True)]
+    assert events[1:] == [RelpAnswer(rsp(b"2", b"500 command not known")), RelpMessage(b"3", b"x", 0, True)]
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_an_unknown_command_is_answered() -> None:
 def test_what_is_odd_is_a_fault(data: bytes) -> None:
     events, reader = read(data, [])
     assert reader.fault is not None
-    assert not any(isinstance(event, Syslog) and event.value != b"t" for event in events)
+    assert not any(isinstance(event, RelpMessage) and event.value != b"t" for event in events)
     assert reader.feed(frame(9, "syslog", b"x")) == []
 
 

@@ -15,7 +15,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 
 from appliance.inputs import elastic_bulk, loki_push, otlp_logs
-from appliance.inputs.bodies import BodyFault, BodyReader, BodyTooLarge, Outcome, Rejected, Request
+from appliance.inputs.bodies import BodyFault, BodyReader, BodyTooLarge, HttpRequest, Rejected, RequestOutcome
 from appliance.inputs.elastic_bulk import ElasticBulk
 from appliance.inputs.loki_push import LokiPush, parse_labels
 from appliance.inputs.otlp_logs import OtlpLogs, _any_value, _log_record
@@ -33,13 +33,13 @@ READERS: dict[str, tuple[str, str, Callable[[], BodyReader]]] = {
 }
 
 
-def request(path: str, content_type: str) -> Request:
-    return Request("192.0.2.1", path, content_type, {}, 1 << 10)
+def request(path: str, content_type: str) -> HttpRequest:
+    return HttpRequest("192.0.2.1", path, content_type, {}, 1 << 10)
 
 
-def taken(reader: BodyReader, asked: Request, body: bytes) -> tuple[list[bytes], Outcome]:
+def taken(reader: BodyReader, asked: HttpRequest, body: bytes) -> tuple[list[bytes], RequestOutcome]:
     """The values of a body, and what was refused of it; each record is one or the other."""
-    outcome = Outcome()
+    outcome = RequestOutcome()
     values: list[bytes] = []
     numbers: list[int] = []
     for batch in reader.batches(asked, body, outcome):
@@ -143,7 +143,7 @@ def test_many_small_records_are_refused_before_they_take_memory(what: str, monke
     path, content_type, make = READERS[kind]
     body = body.replace(b'"one"', b'"on"}') if kind == "loki protobuf" else body
     with pytest.raises(BodyTooLarge):
-        make().batches(request(path, content_type), body, Outcome())
+        make().batches(request(path, content_type), body, RequestOutcome())
 
 
 # ---- OTLP

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from .. import stamps
-from ..brokers import Broker
+from ..brokers import MeasuredBroker
 from ..harness import Harness
 from ..kafka_clients import LARGE, QUEUE, KafkaClient, outcome
 from ..kafka_side import KafkaSide, launchers
@@ -38,7 +38,7 @@ EAGER = {
 class Logged:
     """A broker with one partition, which has messages with the numbers 0 to ``count`` - 1."""
 
-    def __init__(self, broker: Broker, client: KafkaClient, count: int) -> None:
+    def __init__(self, broker: MeasuredBroker, client: KafkaClient, count: int) -> None:
         self.name, self._broker, self._side, self._count = broker.name, broker, KafkaSide(broker, client), count
         self._topic = self._side.topic()
         settings = QUEUE | LARGE | {"acks": "1"}

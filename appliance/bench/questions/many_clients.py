@@ -22,7 +22,7 @@ COUNT = 6_000_000
 """Messages of all producers together."""
 
 
-class Crowd(NamedTuple):
+class ClientCrowd(NamedTuple):
     """So many clients; each producer writes to a topic of its own, which a consumer reads."""
 
     name: str
@@ -33,12 +33,12 @@ class Crowd(NamedTuple):
 
 
 CROWDS = (
-    Crowd("1 producer", 1, 0, 6, 100),
-    Crowd("3 producers", 3, 0, 6, 100),
-    Crowd("1 consumer", 0, 1, 6, 100),
-    Crowd("3 consumers", 0, 3, 6, 100),
-    Crowd("1 producer and 1 consumer", 1, 1, 6, 100),
-    Crowd("8 producers and 8 consumers", 8, 8, 1, 200),
+    ClientCrowd("1 producer", 1, 0, 6, 100),
+    ClientCrowd("3 producers", 3, 0, 6, 100),
+    ClientCrowd("1 consumer", 0, 1, 6, 100),
+    ClientCrowd("3 consumers", 0, 3, 6, 100),
+    ClientCrowd("1 producer and 1 consumer", 1, 1, 6, 100),
+    ClientCrowd("8 producers and 8 consumers", 8, 8, 1, 200),
 )
 
 
@@ -55,7 +55,7 @@ def run(harness: Harness) -> None:
             )  # fmt: skip
 
 
-def prepared(side: KafkaSide, crowd: Crowd, count: int) -> str:
+def prepared(side: KafkaSide, crowd: ClientCrowd, count: int) -> str:
     """The topics of all pairs, filled if nobody is to produce, after the page cache was dropped."""
     drop_page_cache()
     topics = [side.topic(crowd.partitions) for _ in range(max(crowd.producers, crowd.consumers))]
@@ -64,7 +64,7 @@ def prepared(side: KafkaSide, crowd: Crowd, count: int) -> str:
     return ",".join(topics)
 
 
-def together(side: KafkaSide, topics: list[str], crowd: Crowd, count: int) -> Run:
+def together(side: KafkaSide, topics: list[str], crowd: ClientCrowd, count: int) -> Run:
     """Start all clients and wait for all.  The rate counts what was produced, or consumed where nobody produces."""
     address, start = side.broker.address, time.perf_counter()
     programs: list[subprocess.Popen[str]] = []

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..brokers import Broker
+from ..brokers import MeasuredBroker
 from ..harness import Harness
 from ..kafka_clients import LARGE, QUEUE, KafkaClient, outcome
 from ..kafka_side import KafkaSide, launchers, warm_up
@@ -35,7 +35,7 @@ PRODUCER = QUEUE | LARGE | {"acks": "1"}
 class Growing:
     """A broker and its topic, which gets more and more partitions."""
 
-    def __init__(self, broker: Broker, client: KafkaClient) -> None:
+    def __init__(self, broker: MeasuredBroker, client: KafkaClient) -> None:
         self.name, self._broker, self._side = broker.name, broker, KafkaSide(broker, client)
         self._topic, self._partitions, self._messages = self._side.topic(), 1, 0
 

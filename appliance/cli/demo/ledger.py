@@ -21,7 +21,7 @@ LINE = struct.Struct(">III")
 ENTRY = struct.Struct(">HHQ12s")  # topic (index), partition, offset, line
 assert (LINE.size, ENTRY.size) == (12, 24)
 
-Partition = tuple[int, int]
+DemoPartition = tuple[int, int]
 
 
 def line_bytes(key: bytes, number: int, text: bytes) -> bytes:
@@ -62,15 +62,15 @@ class DemoLedger:
     """Input and output of all partitions.  ``lines_out`` counts each offset once."""
 
     def __init__(self) -> None:
-        self._sent: dict[Partition, bytearray] = {}
-        self._bytes: dict[Partition, int] = {}
-        self._received: dict[Partition, dict[int, bytes]] = {}
-        self._repeats: dict[Partition, int] = {}
-        self._altered: dict[Partition, int] = {}
+        self._sent: dict[DemoPartition, bytearray] = {}
+        self._bytes: dict[DemoPartition, int] = {}
+        self._received: dict[DemoPartition, dict[int, bytes]] = {}
+        self._repeats: dict[DemoPartition, int] = {}
+        self._altered: dict[DemoPartition, int] = {}
         self.lines_in = 0
         self.lines_out = 0
 
-    def sent(self, partition: Partition, line: bytes, size: int) -> None:
+    def sent(self, partition: DemoPartition, line: bytes, size: int) -> None:
         self._sent.setdefault(partition, bytearray()).extend(line)
         self._bytes[partition] = self._bytes.get(partition, 0) + size
         self.lines_in += 1
@@ -86,11 +86,11 @@ class DemoLedger:
         if seen[offset] != line:
             self._altered[partition] = offset
 
-    def accounts(self) -> dict[Partition, PartitionAccount]:
+    def accounts(self) -> dict[DemoPartition, PartitionAccount]:
         partitions = sorted(self._sent.keys() | self._received.keys())
         return {partition: self._account(partition) for partition in partitions}
 
-    def _account(self, partition: Partition) -> PartitionAccount:
+    def _account(self, partition: DemoPartition) -> PartitionAccount:
         sent = bytes(self._sent.get(partition, b""))
         seen = self._received.get(partition, {})
         received = b"".join(seen[offset] for offset in sorted(seen))

@@ -33,7 +33,7 @@ PARSERS = {
 }
 
 
-class Tables(NamedTuple):
+class DemoTables(NamedTuple):
     """The results of the pipeline; ``talkers``: service and number of lines, the most first."""
 
     seconds: float
@@ -65,7 +65,7 @@ def missing() -> str:
     return f"without {', '.join(names)} ({extras.install('spark')})" if names else ""
 
 
-def run(sandbox: Sandbox, bootstrap: str, topics: Sequence[str]) -> Tables:
+def run(sandbox: Sandbox, bootstrap: str, topics: Sequence[str]) -> DemoTables:
     """Run the pipeline over all messages in the topics.
 
     Raises:
@@ -83,7 +83,7 @@ def run(sandbox: Sandbox, bootstrap: str, topics: Sequence[str]) -> Tables:
     by_lines = "where service is not null group by 1 order by 2 desc, 1"
     sql = f"select service, count(*) as lines from events {by_lines} limit {TOP}"
     talkers = [] if asked is None else asked.rows(sql)
-    return Tables(
+    return DemoTables(
         seconds=result["seconds"],
         parsed=result["parsed"],
         dead=result["by_reason"],

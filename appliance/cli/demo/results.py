@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from ... import units
 from .. import output
-from .ledger import Partition, PartitionAccount
+from .ledger import DemoPartition, PartitionAccount
 from .log_sources import ShippingPlan
-from .pipeline_step import Tables
+from .pipeline_step import DemoTables
 
 
 class Move(NamedTuple):
@@ -34,12 +34,12 @@ class Results:
 
     plan: ShippingPlan
     topics: list[str]
-    accounts: dict[Partition, PartitionAccount]
+    accounts: dict[DemoPartition, PartitionAccount]
     shares: dict[str, int]
     lag: int
     move: Move
     exit_status: int
-    tables: Tables | None = None
+    tables: DemoTables | None = None
     leftovers: list[str] = field(default_factory=list)
 
     @property
@@ -132,7 +132,7 @@ def show(results: Results, as_json: bool) -> None:
     output.say(good if results.good else "NOT every line is accounted for")
 
 
-def show_tables(tables: Tables) -> None:
+def show_tables(tables: DemoTables) -> None:
     dead = sum(tables.dead.values())
     output.say(f"pipeline: {tables.parsed:,} lines parsed, {dead:,} dead letters, in {tables.seconds:.1f} s")
     for reason, count in tables.dead.items():

@@ -216,7 +216,7 @@ class Demo:
         producer.flush()
         self._shipping_s += time.monotonic() - begun
 
-    def _tables(self) -> pipeline_step.Tables | None:
+    def _tables(self) -> pipeline_step.DemoTables | None:
         """Runs the pipeline.  Returns None when it is not wanted, or its packages are missing."""
         if not self._pipeline:
             return None

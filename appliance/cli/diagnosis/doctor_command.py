@@ -9,7 +9,7 @@ import typer
 
 from ... import extras
 from .. import output
-from ..subject import Subject
+from ..subject import CommandSubject
 from ..target import ConnectOption, DataOption, JsonOption
 
 BETWEEN_S: Final = 0.5
@@ -36,7 +36,7 @@ def doctor(
     """
     from ...health.findings import exit_status, judge
 
-    subject = Subject(data, connect)
+    subject = CommandSubject(data, connect)
     before = subject.look()
     threading.Event().wait(BETWEEN_S)
     now = subject.look()

@@ -24,7 +24,7 @@ import msgspec
 from ... import __version__
 from ...config import KEYS, Config, load
 from ...errors import ApplianceError, BadValue
-from ...health.findings import Groups, judge
+from ...health.findings import GroupsSeen, judge
 from ...metrics.exposition import Exposition, Snapshot, Watched
 from ...metrics.looks import Look
 from ...security.masking import Masking
@@ -33,8 +33,8 @@ from ...security.security_file import FILE_NAME as SECURITY_FILE
 from ...status import collect, read_clients
 from ...zookeeper.login import SECRET_FILE
 from ..config_commands import lines
-from ..starting import Options, plain_options
-from ..subject import Subject
+from ..starting import StartOptions, plain_options
+from ..subject import CommandSubject
 
 PART_BYTES_MAX: Final = 8 << 20
 JOURNAL_LINES_MAX: Final = 5_000
@@ -93,10 +93,10 @@ def collect_parts(directory: Path, config: Path | None) -> list[ReportPart]:
         NoDirectory: there is no such directory.
     """
     state = collect(directory)
-    options = Options(directory, config, []) if config is not None else _options(state["pid"])
+    options = StartOptions(directory, config, []) if config is not None else _options(state["pid"])
     chosen, fault = _configuration(options)
     masking = Masking(_secrets(directory, chosen))
-    subject = Subject(directory, None)
+    subject = CommandSubject(directory, None)
     look = cache(subject.look)
     groups = cache(lambda: subject.groups(look()))
     made = [
@@ -134,7 +134,7 @@ def _part(masking: Masking, name: str, make: Callable[[], Any]) -> ReportPart:
 # ---- configuration and secrets
 
 
-def _options(pid: int | None) -> Options | None:
+def _options(pid: int | None) -> StartOptions | None:
     """The options that a running appliance was started with; None when they are not known."""
     if not pid:
         return None
@@ -150,7 +150,7 @@ def _options(pid: int | None) -> Options | None:
     return options
 
 
-def _configuration(options: Options | None) -> tuple[Config, str]:
+def _configuration(options: StartOptions | None) -> tuple[Config, str]:
     """The configuration, and why it is the one of the defaults; "" if it is not."""
     if options is None:
         return Config(), "not known: name the file with --config"
@@ -205,11 +205,11 @@ def _texts(value: Any) -> Iterator[str]:
 # ---- what the appliance says
 
 
-def _findings(subject: Subject, look: Look, groups: Groups) -> list[dict[str, Any]]:
+def _findings(subject: CommandSubject, look: Look, groups: GroupsSeen) -> list[dict[str, Any]]:
     return [finding.as_json() for finding in judge(subject.seen(look, None, groups))]
 
 
-def _groups(groups: Groups) -> dict[str, Any]:
+def _groups(groups: GroupsSeen) -> dict[str, Any]:
     return {"groups": list(groups.rows), "total": groups.total, "unknown": groups.unknown}
 
 

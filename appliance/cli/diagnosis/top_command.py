@@ -14,7 +14,7 @@ import typer
 
 from ... import units
 from .. import ending, output
-from ..subject import Subject
+from ..subject import CommandSubject
 from ..target import ConnectOption, DataOption, JsonOption
 
 ROWS_MAX: Final = 8
@@ -43,7 +43,7 @@ def top(
     """
     from .activity import Sample, activity
 
-    subject = Subject(data, connect)
+    subject = CommandSubject(data, connect)
 
     def take() -> Sample:
         look = subject.look()

@@ -24,7 +24,7 @@ from ...records.batch import HEADER_BYTES
 from .. import output
 from .format_string import line_pieces
 
-Headers = tuple[tuple[str, bytes | None], ...]
+LineHeaders = tuple[tuple[str, bytes | None], ...]
 SHOWN_BYTES = 60
 NO_TIME = -1
 READ_BYTES: Final = 1 << 20
@@ -35,10 +35,10 @@ RECORD_BYTES: Final = 24
 Treatment = Literal["refuse", "skip", "cut", "split"]
 
 
-class Outgoing(NamedTuple):
+class LineMessage(NamedTuple):
     value: bytes | None
     key: bytes | None = None
-    headers: Headers = ()
+    headers: LineHeaders = ()
     timestamp: int | None = None
     partition: int | None = None
 
@@ -101,7 +101,7 @@ class LongLines:
         )
 
 
-class LineReader:
+class LongLineReader:
     """Yields lists of lines, without line breaks, as soon as they can be read.  Holds one line and one piece at most.
 
     Raises:
@@ -185,7 +185,7 @@ class LineReader:
         self._rest = rest
 
 
-def details_bytes(key: bytes | None, headers: Headers) -> int:
+def details_bytes(key: bytes | None, headers: LineHeaders) -> int:
     """What a message takes in a batch of its own beside its value, at most: every length a byte or two too long."""
     key_bytes = 0 if key is None else len(key)
     return (
@@ -212,7 +212,7 @@ def _fitting(line: bytes, bytes_max: int) -> int:
 _DECODER = msgspec.json.Decoder(_MessageObject)
 
 
-def parse_headers(texts: Sequence[str]) -> Headers:
+def parse_headers(texts: Sequence[str]) -> LineHeaders:
     """``NAME=VALUE`` each.
 
     Raises:
@@ -232,8 +232,8 @@ def parse_headers(texts: Sequence[str]) -> Headers:
 
 
 def make_parse(
-    form: str, key: str | None, separator: str | None, headers: Headers, template: str | None = None
-) -> Callable[[bytes], Outgoing] | None:
+    form: str, key: str | None, separator: str | None, headers: LineHeaders, template: str | None = None
+) -> Callable[[bytes], LineMessage] | None:
     """What makes a message of a line; None when each line is a value and nothing else.
 
     Args:
@@ -256,18 +256,18 @@ def make_parse(
         between = os.fsencode(separator)
         return lambda line: _message_of_line(line, between, general, headers)
     if general is not None or headers:
-        return lambda line: Outgoing(line, general, headers)
+        return lambda line: LineMessage(line, general, headers)
     return None
 
 
-def _message_of_line(line: bytes, separator: bytes, general: bytes | None, headers: Headers) -> Outgoing:
+def _message_of_line(line: bytes, separator: bytes, general: bytes | None, headers: LineHeaders) -> LineMessage:
     key, separated, value = line.partition(separator)
-    return Outgoing(value, key, headers) if separated else Outgoing(line, general, headers)
+    return LineMessage(value, key, headers) if separated else LineMessage(line, general, headers)
 
 
 def _message_of_template(
-    line: bytes, pieces: Sequence[bytes | str], general: bytes | None, headers: Headers
-) -> Outgoing:
+    line: bytes, pieces: Sequence[bytes | str], general: bytes | None, headers: LineHeaders
+) -> LineMessage:
     """Raises InvalidRequest: the line does not look like that."""
     values: dict[str, bytes] = {}
     at = 0
@@ -293,10 +293,10 @@ def _message_of_template(
     if (partition or 0) < 0 or (timestamp or 0) < NO_TIME:
         raise _unlike(line)
     key = values["k"] or None if "k" in values else general  # a message without a key is printed as an empty one
-    return Outgoing(values.get("s"), key, headers + own, None if timestamp == NO_TIME else timestamp, partition)
+    return LineMessage(values.get("s"), key, headers + own, None if timestamp == NO_TIME else timestamp, partition)
 
 
-def _headers_of(text: bytes) -> Headers:
+def _headers_of(text: bytes) -> LineHeaders:
     """Headers as ``tail --format %h`` prints them.  Raises ValueError."""
     headers = []
     for part in text.split(b",") if text else ():
@@ -312,7 +312,7 @@ def _unlike(line: bytes) -> InvalidRequest:
     return InvalidRequest(f"a line does not look like --format says: {shown!r}")
 
 
-def _message_of_object(line: bytes, general: bytes | None, headers: Headers) -> Outgoing:
+def _message_of_object(line: bytes, general: bytes | None, headers: LineHeaders) -> LineMessage:
     """Raises InvalidRequest: the line is no such object."""
     try:
         message = _DECODER.decode(line)
@@ -323,10 +323,10 @@ def _message_of_object(line: bytes, general: bytes | None, headers: Headers) -> 
         shown = line[:SHOWN_BYTES].decode(errors="backslashreplace")
         raise InvalidRequest(f"no message as `consume --json` prints: {error}: {shown!r}") from None
     timestamp = None if message.timestamp == NO_TIME else message.timestamp
-    return Outgoing(value, general if key is None else key, headers + own, timestamp, message.partition)
+    return LineMessage(value, general if key is None else key, headers + own, timestamp, message.partition)
 
 
-def _own_headers(fields: Any) -> Headers:
+def _own_headers(fields: Any) -> LineHeaders:
     if isinstance(fields, dict):
         return tuple((name, None if value is None else value.encode()) for name, value in fields.items())
     return tuple((header.name, _bytes(header.value, header.value_base64)) for header in fields)

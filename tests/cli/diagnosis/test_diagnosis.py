@@ -16,7 +16,7 @@ import pytest
 from appliance.cli.diagnosis import machine_checks
 from appliance.cli.diagnosis.activity import Sample, activity
 from appliance.config import load
-from appliance.health.findings import Finding, Groups, judge
+from appliance.health.findings import Finding, GroupsSeen, judge
 from appliance.health.host import DiskRoom, Host, HostProcess
 from appliance.metrics.looks import of_other_host, seen
 from appliance.status import NOTHING
@@ -60,7 +60,7 @@ def sample(at_s: float = 0.0, **changes: Any) -> Sample:
 
 
 def judged(before: Sample, now: Sample) -> list[Finding]:
-    groups = Groups(now.groups, len(now.groups))
+    groups = GroupsSeen(now.groups, len(now.groups))
     return judge(seen(now.look, ("--data", "/data"), NOW_S, before.look, groups))
 
 
