@@ -11,9 +11,13 @@ READ_BYTES: Final = 64 * 1024
 
 
 class SenderStream(asyncio.BaseProtocol):
-    """A connection that is read as fast as its reader takes: READ_BYTES wait, and what is received at a time."""
+    """A connection that is read as fast as its reader takes: READ_BYTES wait, and what is received at a time.
 
-    def __init__(self) -> None:
+    ``is_answered``: whether its sender keeps what it has sent until an answer comes.
+    """
+
+    def __init__(self, *, is_answered: bool) -> None:
+        self.is_answered = is_answered
         self._transport: asyncio.Transport | None = None
         self._pieces: list[bytes] = []
         self._bytes = 0
@@ -49,8 +53,11 @@ class SenderStream(asyncio.BaseProtocol):
             await self._may_write.wait()
 
     def end_reading(self) -> None:
-        """Read what the kernel has received already, then see the end."""
+        """Read what the kernel has received already, then see the end; at once if its sender waits for answers."""
         self._is_ending = True
+        if self.is_answered:
+            self._end()  # what comes later is dropped: its sender, without an answer, sends it again
+            return
         if self._transport is None:
             return  # connection_made does it
         with contextlib.suppress(OSError):  # the peer has closed it
@@ -73,6 +80,8 @@ class SenderStream(asyncio.BaseProtocol):
             self.end_reading()
 
     def _receive(self, data: bytes) -> None:
+        if self._is_ended:
+            return
         self._pieces.append(data)
         self._bytes += len(data)
         if self._bytes >= READ_BYTES and self._transport is not None and not self._is_paused:
@@ -120,21 +129,8 @@ class PlainStream(SenderStream, asyncio.BufferedProtocol):
 class TlsStream(SenderStream, asyncio.Protocol):
     """One with TLS.  No BufferedProtocol: at the end of a connection asyncio fills its buffer once, and that is all.
 
-    There is no half of such a connection: nothing can be written behind its end.  So where answers are to come
-    (``is_answered``) reading ends without it, and what comes later is dropped: its sender, without an answer, sends it
-    again.
+    There is no half of such a connection: nothing can be written behind its end.
     """
 
-    def __init__(self, *, is_answered: bool) -> None:
-        super().__init__()
-        self._is_answered = is_answered
-
-    def end_reading(self) -> None:
-        if self._is_answered:
-            self._end()
-        else:
-            super().end_reading()
-
     def data_received(self, data: bytes) -> None:
-        if not self._is_ended:
-            self._receive(data)
+        self._receive(data)

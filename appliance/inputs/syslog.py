@@ -12,7 +12,8 @@ relps
 
 Each connection has up to FLOW_BYTES_MAX on their way, in order.  What a topic refuses for good is counted by reason;
 what it cannot take now is sent again and again.  At an ordered end listeners take what the kernel holds for them, for
-up to DRAIN_S: senders that get no answers believe it has arrived.
+up to DRAIN_S: senders that get no answers believe it has arrived.  What others have sent is answered, however long the
+flush takes.
 
 Bounds: ``connections_max``; READ_BYTES, what is received at a time, a message, and FLOW_BYTES_MAX a connection;
 ``tls.handshake_ms_max``.
@@ -96,10 +97,15 @@ class _SyslogInput:
         await _wait(self._listening, DRAIN_S)
         await _wait(self._connections, DRAIN_S)
         for serving, stream in self._connections.items():
-            if stream.is_connected:
-                stream.abort()  # its sender never pauses, or does not read answers
-            else:
+            if not stream.is_connected:
                 serving.cancel()  # in its handshake
+            elif not stream.is_answered:
+                stream.abort()  # its sender never pauses
+        while self._delivery.is_waiting:  # for a slow disk, say: what is not answered would be sent again
+            await self._delivery.drain()
+            await _wait(self._connections, DRAIN_S)
+        for stream in self._connections.values():
+            stream.abort()  # its sender does not read answers
         await _wait([*self._listening, *self._connections], None)
         await self._delivery.drain()
 
@@ -180,7 +186,7 @@ class _SyslogInput:
         else:
             connection.setblocking(False)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            stream = TlsStream(is_answered=address.is_relp) if address.is_secured else PlainStream()
+            stream = (TlsStream if address.is_secured else PlainStream)(is_answered=address.is_relp)
             if self._is_stopping:
                 stream.end_reading()
             serving = asyncio.create_task(self._serve(stream, connection, host, text, address))

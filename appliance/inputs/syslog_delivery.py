@@ -59,6 +59,11 @@ class SyslogDelivery:
     async def room(self) -> None:
         await self._intake.room()
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether something is neither flushed nor refused."""
+        return bool(self._tasks)
+
     async def drain(self) -> None:
         """Wait until everything that was begun is flushed or refused."""
         while self._tasks:

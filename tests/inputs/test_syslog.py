@@ -12,6 +12,7 @@ import socket
 import ssl
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from appliance.bench.local_appliance import LocalAppliance
 from appliance.client import Consumer
 from appliance.client.decoder import Message
 from appliance.errors import UnknownPartition
+from appliance.inputs.syslog import DRAIN_S
 from appliance.processes.supervisor.inputs import DATAGRAM_BUFFER_BYTES, SO_RCVBUFFORCE, bind_input
 from appliance.wire.requests import LATEST
 
@@ -648,6 +650,25 @@ def test_an_ordered_stop_answers_what_relp_has_brought(own: Box, kind: str) -> N
     own.server.start()
     assert answers.count(b" rsp 6 200 OK\n") == len(own.messages())
     assert b"serverclose" in answers
+
+
+def test_an_ordered_stop_waits_for_a_slow_flush(own: Box) -> None:
+    """Longer than it waits for senders that do not pause: what was flushed, and not answered, would come twice."""
+    with own.connect("relp") as sock:
+        sock.sendall(OPEN + b"2 syslog 9 <13>first\n")
+        until(sock, b"2 rsp 6 200 OK\n")
+        writer = own.server.pid_of("writer")
+        own.server.kill(writer, signal.SIGSTOP)
+        sock.sendall(b"".join(b"%d syslog 9 <13>whole\n" % number for number in range(3, 103)))
+        assert own.server.process is not None
+        own.server.process.terminate()
+        due_s = time.monotonic() + DRAIN_S + 1
+        wait_for(lambda: time.monotonic() > due_s, "the time that senders have to pass")
+        own.server.kill(writer, signal.SIGCONT)
+        answers = until(sock, b"serverclose")
+    assert own.server._wait() == 0
+    own.server.start()
+    assert answers.count(b" rsp 6 200 OK\n") + 1 == len(own.messages()) > 1
 
 
 @pytest.mark.skipif(

@@ -220,7 +220,7 @@ def answers(server: Server) -> bool:
 
 
 def test_a_reader_that_drains_slowly_but_steadily_is_not_idle(make_appliance: Callable[..., Server]) -> None:
-    server = make_appliance(**{"network.workers": 1, "network.idle_ms": 1_000})
+    server = make_appliance(**{"network.workers": 1, "network.idle_ms": 4_000})
     batch = encode_values([os.urandom(900_000)], 1_000)
     with Peer(server.native) as peer:
         peer.create("t")
@@ -230,7 +230,7 @@ def test_a_reader_that_drains_slowly_but_steadily_is_not_idle(make_appliance: Ca
         peer.send([native.FETCH, 3, 0, 1, 1 << 26, [["t", 0, 0, 1 << 26]]])
         left, started = 30 * len(batch), time.monotonic()
         while left > 0:
-            due = started + 3 * (1 - left / 30 / len(batch))
+            due = started + 6 * (1 - left / 30 / len(batch))
             wait_for(lambda due=due: time.monotonic() > due, "its time")  # type: ignore[misc]
             data = peer.sock.recv(1 << 18)
             assert data, f"cut off with {left} bytes to come"
