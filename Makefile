@@ -1,9 +1,10 @@
-# make demo | test | lint | coverage | bench | bench-smoke | chaos | deb     each sets up .venv first; nothing else is installed anywhere
+# make demo | test | lint | coverage | bench | bench-smoke | chaos | deb | rpm     each sets up .venv first; nothing else is installed anywhere
 #
 #   make demo FILES="/var/log/syslog app.log"    ships these files instead of the logs it finds
 #   make test ARGS="-k log -x"                   passes arguments on to pytest
 #   make chaos ARGS="--minutes 5 --only killed"   lets faults strike for minutes, and writes systemd/FAULTS.md
 #   make deb                                      leaves dist/appliance_VERSION_ARCH.deb, for this distribution
+#   make rpm                                      leaves dist/appliance-VERSION-1.ARCH.rpm, likewise
 #   make bench ARGS="kafka_rows --rounds 7"       measures, beside all brokers that are installed; writes perf/README.md
 #   make setup PYTHON=/opt/python3.12/bin/python3
 
@@ -16,7 +17,7 @@ COVERED := broker groups log records security shared wire
 
 unexport PYTHONDONTWRITEBYTECODE  # else each of the hundreds of processes that tests start compiles the package anew
 
-.PHONY: demo test lint coverage bench bench-smoke chaos deb setup clean
+.PHONY: demo test lint coverage bench bench-smoke chaos deb rpm setup clean
 
 setup:
 	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 or newer here (looked for python3, python3.11 to 3.14 on PATH);" \
@@ -53,8 +54,8 @@ bench-smoke: setup  # without pipeline.py, whose smallest size takes a minute an
 chaos: setup
 	@$(BIN)/python -m tests.crash.matrix $(ARGS)
 
-deb: setup
-	@$(BIN)/python -m systemd.debian $(ARGS)
+deb rpm: setup
+	@$(BIN)/python -m systemd.packages $@ $(ARGS)
 
 clean:
 	rm -rf .venv dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -9,7 +9,7 @@ that has served it, for the message to whoever goes back to an older one.  A dir
 
 To change the format: increase :data:`FORMAT` by one, and let :func:`take_format` change directories of the former one;
 it runs before anything else reads them, and holds their lock.  Debian's package refuses a downgrade by the same file
-(``systemd/debian/preinst``).
+(``systemd/packages/scripts/preinst``).
 """
 
 from __future__ import annotations

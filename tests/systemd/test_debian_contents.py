@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ..support.debian import ROOT, package
+from ..support.packages import ROOT, package
 
 __all__ = ["package"]  # a fixture
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ..support.booted import Machine
-from ..support.debian import package
+from ..support.packages import package
 from ..support.server import wait_for
 
 __all__ = ["package"]  # a fixture

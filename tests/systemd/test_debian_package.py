@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from ..support.booted import Machine
-from ..support.debian import package
+from ..support.packages import package
 from ..support.server import wait_for
 
 __all__ = ["package"]  # a fixture

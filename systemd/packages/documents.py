@@ -10,9 +10,9 @@ import sys
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
+from .description import CONFIGURATION
 from .environment import PREFIX, ROOT, Environment
 
-CONFIGURATION = Path("etc/appliance/appliance.toml")
 HEADER = """\
 # Configuration of the appliance.  Every key has its default here, as a comment: remove the # before a key to change it.
 # The tables ([native], [kafka]...) must stay.
@@ -33,7 +33,7 @@ HEADER = """\
 """
 COMPLETIONS = {
     "bash": "usr/share/bash-completion/completions/appliance",
-    "zsh": "usr/share/zsh/vendor-completions/_appliance",
+    "zsh": "{zsh_completions}/_appliance",
     "fish": "usr/share/fish/vendor_completions.d/appliance.fish",
 }
 COPYRIGHT = """\
@@ -51,10 +51,11 @@ JAR_LICENCES = {"slf4j": "Expat"}
 """Licences of jars by the first word of their names; all others are under Apache-2.0, as NOTICE.spark lists them."""
 
 
-def write(staging: Path, made: Environment) -> None:
+def write(staging: Path, made: Environment, zsh_completions: str) -> None:
+    """Write all of them; ``zsh_completions``: where the distribution's zsh looks for functions that complete."""
     _write(staging / CONFIGURATION, configuration())
     for shell, path in COMPLETIONS.items():
-        _write(staging / path, completion(shell))
+        _write(staging / path.format(zsh_completions=zsh_completions), completion(shell))
     _write(staging / "usr/share/doc/appliance/copyright", _copyright(made))
     changes = staging / "usr/share/doc/appliance/changelog.gz"
     changes.write_bytes(gzip.compress((ROOT / "CHANGELOG.md").read_bytes(), mtime=0))

@@ -1,9 +1,11 @@
-"""systemd.debian: man pages, configuration, completions and scripts of the package agree with the program."""
+"""systemd.packages: man pages, configuration, completions and scripts of the packages agree with the program."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,12 +17,12 @@ from appliance.cli.command_tree import tree
 from appliance.config import KEYS
 from appliance.data_directory import FORMAT
 from appliance.input_settings import TYPE_KEYS
-from systemd.debian import control, documents, manual_pages
+from systemd.packages import description, documents, environment, manual_pages
+from systemd.packages.__main__ import PACKINGS
 
 from ..support.command_line import succeeding
 
 PAGES = manual_pages.pages("0.1.0")
-HERE = Path(control.__file__).parent
 
 
 def commands(group: Any, *words: str) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -82,17 +84,48 @@ def test_the_shells_can_read_their_completions(shell: str, tmp_path: Path) -> No
         assert subprocess.run([shell, "-n", str(tmp_path / "script")]).returncode == 0
 
 
-@pytest.mark.parametrize("script", control.SCRIPTS)
-def test_the_scripts_are_right_for_sh(script: str) -> None:
-    assert subprocess.run(["sh", "-n", str(HERE / script)]).returncode == 0
+def test_the_page_names_the_extras_that_the_packages_have() -> None:
+    project = tomllib.loads((environment.ROOT / "pyproject.toml").read_text())["project"]
+    extras = set(project["optional-dependencies"])
+    assert set(environment.LEFT_OUT) <= extras
+    (named,) = re.findall(r"packages have ([^.]*)\.", (environment.ROOT / "systemd/README.md").read_text())
+    assert set(re.findall(r"`(\w+)`", named)) == extras - set(environment.LEFT_OUT)
 
 
+@pytest.mark.parametrize("packing", PACKINGS)
+@pytest.mark.parametrize("name", description.SCRIPTS)
+def test_the_scripts_are_right_for_sh(packing: str, name: str) -> None:
+    text = description.script(packing, name, "0.1.0")
+    assert subprocess.run(["sh", "-n"], input=text, text=True).returncode == 0
+    assert not any(mark in text for mark in ("$SCRIPT", "$VERSION", "$FORMAT"))
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
 @pytest.mark.parametrize(("format", "status"), [(FORMAT, 0), (FORMAT + 1, 1), (10 * FORMAT + 9, 1), (None, 0)])
-def test_preinst_refuses_a_newer_format(tmp_path: Path, format: int | None, status: int) -> None:
+def test_preinst_refuses_a_newer_format(tmp_path: Path, packing: str, format: int | None, status: int) -> None:
     if format is not None:
         (tmp_path / "format.json").write_text(f'{{"format":{format},"release":"0.9.0"}}\n')
-    text = (HERE / "preinst").read_text().replace("/var/lib/appliance", str(tmp_path))
-    text = text.replace("$FORMAT", str(FORMAT)).replace("$VERSION", "0.1.0")
-    done = subprocess.run(["sh", "-c", text, "preinst", "upgrade", "0.9.0"], capture_output=True, text=True)
+    text = description.script(packing, "preinst", "0.1.0").replace("/var/lib/appliance", str(tmp_path))
+    words = {"deb": ["upgrade", "0.9.0"], "rpm": ["2"]}[packing]
+    done = subprocess.run(["sh", "-c", text, "preinst", *words], capture_output=True, text=True)
     assert done.returncode == status, done.stderr
     assert ("stay with 0.9.0 or newer" in done.stderr) == bool(status)
+
+
+@pytest.mark.parametrize(
+    ("name", "remaining", "words"),
+    [
+        ("preinst", "1", "install"),
+        ("preinst", "2", "upgrade"),
+        ("postinst", "1", "configure"),
+        ("postinst", "2", "configure before"),
+        ("prerm", "1", "upgrade"),
+        ("prerm", "0", "remove"),
+        ("postrm", "1", "upgrade"),
+        ("postrm", "0", "remove"),
+    ],
+)
+def test_the_numbers_of_rpm_are_the_words_of_dpkg(name: str, remaining: str, words: str) -> None:
+    head = (description.HERE / "rpm/head").read_text().replace("$SCRIPT", name)
+    done = subprocess.run(["sh", "-c", head + 'echo "$@"', name, remaining], capture_output=True, text=True)
+    assert done.stdout.strip() == words

@@ -1,8 +1,8 @@
 """Makes the virtual environment of the package: the appliance, its dependencies, and ZooKeeper's jars.
 
 It is made in the staging directory and gets the paths that it will have.  It uses the Python of the distribution, which
-the package depends on.  There is no pip in it: dpkg is what changes it.  Everything is compiled, because the service
-may not write there.
+the package depends on.  There is no pip in it: dpkg or rpm is what changes it.  Everything is compiled, because the
+service may not write there.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from appliance.zookeeper.java import PACKAGED_JARS, pyspark_jars
+
+from .description import Refused
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PREFIX = Path("/opt/appliance/.venv")
@@ -26,28 +27,28 @@ COMMAND = PREFIX / "bin/appliance"
 LEFT_OUT = {
     "bench": "charts and clients of other brokers, for a host that is measured",
     "dev": "for tests",
-    "java": "Debian has a Java, which the package depends on",
+    "java": "distributions have a Java, which the package depends on",
     "spark": "a gigabyte; pipelines run from an environment of their own",
     "executor": "for the machines of a Spark cluster",
+    "geoip": "for pipelines",
+    "iceberg": "for pipelines",
 }
 """Extras that are not in the package, with the reason."""
-NEVER_IMPORTED = ("numpy/**/tests", "pyarrow/tests", "pyarrow/include", "pyarrow/**/*.p[yx][xdi]", "pyarrow/src")
-"""What wheels bring for those who test them or compile against them."""
+NEVER_IMPORTED = (
+    *("numpy/**/tests", "pyarrow/tests", "pyarrow/include", "pyarrow/**/*.p[yx][xdi]", "pyarrow/src"),
+    *("pyarrow/_flight*", "pyarrow/flight.py", "pyarrow/libarrow*_flight*"),  # 35 MB
+)
+"""What wheels bring for those who test them or compile against them, and Arrow's network protocol."""
 LICENCE_FILE = re.compile(r"META-INF/(.*/)?[^/]*(licen[cs]e|notice)[^/]*(\.txt)?", re.IGNORECASE)
-
-
-class Refused(Exception):
-    """The package cannot be built here; the message has what to do."""
 
 
 @dataclass(frozen=True)
 class Environment:
-    """The staged environment: where it is, its Python (``python3.11``), what it links with, the jars."""
+    """The staged environment: where it is, its Python (``python3.11``), the libraries that it links with, the jars."""
 
     path: Path
     python: str
-    architecture: str
-    libraries: list[str]
+    libraries: dict[str, Path]
     jars: list[Path]
 
     @property
@@ -55,44 +56,43 @@ class Environment:
         return self.path / "lib" / self.python / "site-packages"
 
 
-def make(staging: Path, python: str) -> Environment:
+def make(staging: Path, python: Path) -> Environment:
     """Make the environment below ``staging``.
 
     Raises:
-        Refused: there is no dpkg, the Python is not the distribution's, or the jars are missing.
+        Refused: the jars are missing.
     """
-    if shutil.which("dpkg-deb") is None:
-        raise Refused("there is no dpkg-deb: build the package on Debian or a relative")
-    name = _python_package(python)
     path = staging / PREFIX.relative_to("/")
     path.parent.mkdir(parents=True)
-    subprocess.run([python, "-m", "venv", "--without-pip", str(path)], check=True)
+    subprocess.run([str(python), "-m", "venv", "--without-pip", str(path)], check=True)
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"].get("optional-dependencies", {})
     requirement = f"{ROOT}[{','.join(sorted(extras.keys() - LEFT_OUT.keys()))}]".removesuffix("[]")
     pip = [sys.executable, "-m", "pip", "--python", str(path / "bin/python"), "--disable-pip-version-check"]
     subprocess.run([*pip, "install", "--quiet", "--no-compile", "--root-user-action=ignore", requirement], check=True)
     jars = _copy_jars(path)
-    made = Environment(path, name, _said("dpkg", "--print-architecture"), list(_libraries(path)), jars)
+    made = Environment(path, f"python{version_of(python)}", _libraries(path), jars)
     _settle(made)
     return made
 
 
-def _python_package(python: str) -> str:
-    """The name of the package of a Python, such as ``python3.11``.
+def find_python(name: str) -> Path:
+    """The Python that the environment uses.
 
     Raises:
-        Refused: it is too old, or does not come from a package.
+        Refused: it is not there, or too old.
     """
-    path = Path(os.path.realpath(shutil.which(python) or python))
+    path = Path(os.path.realpath(shutil.which(name) or name))
     if not path.exists():
-        raise Refused(f"there is no {python}: apt-get install python3, or name one with ARGS='--python PATH'")
-    version = _said(str(path), "-c", "import sys; print('%d.%d' % sys.version_info[:2])")
+        raise Refused(f"there is no {name}: install python3, or name one with ARGS='--python PATH'")
+    version = version_of(path)
     if tuple(map(int, version.split("."))) < (3, 11):
         raise Refused(f"{path} is Python {version}; the appliance needs 3.11 or newer")
-    owner = subprocess.run(["dpkg-query", "-S", str(path)], capture_output=True, text=True)
-    if owner.returncode:
-        raise Refused(f"{path} is not of a package, which the appliance's could depend on: name the system's Python")
-    return f"python{version}"
+    return path
+
+
+def version_of(python: Path) -> str:
+    """Such as ``3.11``."""
+    return _said(str(python), "-c", "import sys; print('%d.%d' % sys.version_info[:2])")
 
 
 def _copy_jars(path: Path) -> list[Path]:
@@ -117,22 +117,14 @@ def _copy_jars(path: Path) -> list[Path]:
     return copied
 
 
-def _libraries(path: Path) -> Iterator[str]:
-    """The packages of the shared libraries that compiled modules link with."""
-    linked: set[str] = set()
+def _libraries(path: Path) -> dict[str, Path]:
+    """The shared libraries of the system that compiled modules link with: the path of each, by its name."""
+    libraries: dict[str, Path] = {}
     for module in path.rglob("*.so"):
-        linked |= set(re.findall(r"=> (/\S+)", _said("ldd", str(module))))
-    inside = {library for library in linked if Path(library).is_relative_to(path)}  # a wheel's own
-    packages = set()
-    for library in linked - inside:
-        for name in (library, str(Path(library).resolve()), str(Path(library).resolve()).removeprefix("/usr")):
-            owner = subprocess.run(["dpkg-query", "-S", name], capture_output=True, text=True)
-            if owner.returncode == 0:
-                packages.add(owner.stdout.split(":")[0])
-                break
-        else:
-            raise Refused(f"{library}, which a module links with, is of no package")
-    yield from sorted(packages)
+        for name, target in re.findall(r"(\S+) => (/\S+)", _said("ldd", str(module))):
+            if not Path(target).is_relative_to(path):  # a wheel's own
+                libraries[name] = Path(target)
+    return libraries
 
 
 def _settle(made: Environment) -> None:
