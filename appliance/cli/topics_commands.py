@@ -294,16 +294,11 @@ def delete(
             for part in topic["partitions"]
         }
         unread = _unread(asked, spans)
-        rows = [
-            {**_summary(described[name]), "unread": _unread_of_topic(unread, name)} for name in dict.fromkeys(names)
-        ]
+        rows = [_deleted_row(described[name], unread) for name in dict.fromkeys(names)]
         if dry_run:
             output.print_rows(rows, [*COLUMNS, "unread"], as_json=as_json)
             return
-        lost = [
-            f"{row['name']}: {row['messages']:,} messages, {units.size(row['bytes'])}{_unread_text(row['unread'])}"
-            for row in rows
-        ]
+        lost = [f"{row['name']}: {_size_text(row)}{_unread_text(row['unread'])}" for row in rows]
         confirm(lost, f"Delete {how_many(len(rows), 'topic')}?", yes=yes)
         for row in rows:
             row["trash_ms"] = asked.admin("delete_topic", {"name": row["name"]})["trash_ms"]
@@ -448,6 +443,21 @@ def _unread_of_topic(unread: Mapping[tuple[str, int], Mapping[str, int]] | None,
         if topic == name:
             sums.update(groups)
     return dict(sums)
+
+
+def _deleted_row(topic: dict[str, Any], unread: Mapping[tuple[str, int], Mapping[str, int]] | None) -> dict[str, Any]:
+    """What goes with a topic.  What a partition has that cannot be asked now is not known: None."""
+    parts, row = topic["partitions"], _summary(topic)
+    for size in ("messages", "bytes"):
+        if any(part.get(size) is None for part in parts):
+            row[size] = None
+    are_known = all(part["end"] is not None for part in parts)
+    return row | {"unread": _of_topic(unread, topic["name"]) if are_known else None}
+
+
+def _size_text(row: Mapping[str, Any]) -> str:
+    messages = "messages whose number is not known" if row["messages"] is None else f"{row['messages']:,} messages"
+    return messages if row["bytes"] is None else f"{messages}, {units.size(row['bytes'])}"
 
 
 def _summary(topic: dict[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+from appliance.cli.topics_commands import _deleted_row, _size_text
+
 from ..support.command_line import run, succeeding
 from ..support.server import Server
 
@@ -77,10 +79,27 @@ def test_trimming_deletes_what_is_before(appliance: Server, topic: str) -> None:
     assert succeeding(*reading).out == "a\nb\nc\n"
     succeeding(*trim, str(offsets["b"]), "--partition", "0", "--yes", *at)
     assert succeeding(*reading).out == "b\nc\n"
-    assert [row["messages"] for row in succeeding(*trim, "latest", "--dry-run", "--json", *at).json] == [2, 0]
+    trimmed = succeeding(*trim, "latest", "--dry-run", "--json", *at).json
+    assert [row["messages"] for row in trimmed] == [2, 0]
+    (deleted,) = succeeding("topics", "delete", topic, "--dry-run", "--json", *at).json
+    assert all(deleted[size] == sum(row[size] for row in trimmed) for size in ("messages", "bytes")), "both count alike"
     succeeding(*trim, "latest", "--yes", *at)
     assert succeeding(*reading).out == ""
     assert run("topics", "trim", "nothing", "--before", "latest", "--yes", *at).status == 66
+
+
+def test_a_topic_with_a_partition_that_cannot_be_asked_is_not_empty() -> None:
+    """Its messages and the groups that have not read them are not known, which is not the same as none."""
+    known = {"partition": 0, "start": 0, "end": 9, "bytes": 9, "messages": 2}
+    damaged = known | {"partition": 1, "messages": None}
+    away = dict.fromkeys(known) | {"partition": 2}
+    for parts, messages, size, unread, text in (
+        ([known], 2, 9, {"g": 4}, "2 messages, 9 B"),
+        ([known, damaged], None, 18, {"g": 4}, "messages whose number is not known, 18 B"),
+        ([known, away], None, None, None, "messages whose number is not known"),
+    ):
+        row = _deleted_row({"name": "web", "own": {}, "partitions": parts}, {("web", 0): {"g": 4}})
+        assert (row["messages"], row["bytes"], row["unread"], _size_text(row)) == (messages, size, unread, text)
 
 
 def test_deleting_asks_shows_and_deletes_all_or_none(appliance: Server, topic: str) -> None:
