@@ -96,8 +96,9 @@ class ZooKeeperSection(Struct, frozen=True):
     password_file: Annotated[str, Meta(description="its first line is the password of zookeeper.user; 0600")] = ""
     scheme: Annotated[Literal["sasl", "digest"], Meta(description="DIGEST-MD5, or digest: sends the password")] = "sasl"
     nodes: Annotated[
-        Literal[0, 1, 3], Meta(description="nodes of the local ensemble; 0 = no ZooKeeper, so no groups")
-    ] = 3
+        Literal[0, 1, 3],
+        Meta(description="nodes of the local ensemble; 3 outlive the end of a Java; 0 = no ZooKeeper, so no groups"),
+    ] = 1
     heap_mb: Annotated[
         int,
         Meta(

@@ -452,7 +452,7 @@ def _deleted_row(topic: dict[str, Any], unread: Mapping[tuple[str, int], Mapping
         if any(part.get(size) is None for part in parts):
             row[size] = None
     are_known = all(part["end"] is not None for part in parts)
-    return row | {"unread": _of_topic(unread, topic["name"]) if are_known else None}
+    return row | {"unread": _unread_of_topic(unread, topic["name"]) if are_known else None}
 
 
 def _size_text(row: Mapping[str, Any]) -> str:

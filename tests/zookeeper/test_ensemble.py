@@ -251,3 +251,7 @@ def test_stop_ends_also_a_node_that_does_not_listen(tmp_path: Path) -> None:
         own.stop(timeout_ms=100)
         assert own.processes[0].returncode == -signal.SIGKILL
         wait_until(lambda: serving(own) == [None], lambda: None, "the port is free")
+
+
+def test_a_single_host_has_one_node_unless_it_asks_for_three() -> None:
+    assert ZooKeeper().nodes == 1

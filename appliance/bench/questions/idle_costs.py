@@ -1,7 +1,7 @@
 """What does a broker cost that has little to do?
 
 *start* is from the start of the process until the listener answers; *ready* until an appliance says that it serves,
-with ZooKeeper where it runs one (its groups need it; by default it runs three nodes).  *memory* is that of all
+with ZooKeeper where it runs one (its groups need it; by default it runs one node).  *memory* is that of all
 processes (PSS) with 20 partitions that have got some messages, *idle CPU* is of one processor while nobody asks
 anything, and *memory after load* is measured when a million messages have been produced.  *memory of each* is the
 private memory of one writer process.

@@ -122,7 +122,7 @@ class Demo:
         settings = ["native.listen=127.0.0.1:0", "kafka.listen=127.0.0.1:0"]
         words = [word for setting in settings for word in ("--set", setting)]
         self._appliance = sandbox.spawn("appliance", "start", "--data", str(sandbox.data), *words, log="appliance")
-        self._display.say("starting an appliance with three ZooKeeper nodes")
+        self._display.say("starting an appliance with a ZooKeeper node")
         self._wait_until(lambda: "serving" in sandbox.output_of("appliance"), "the appliance to serve")
         listeners = dict(word.split("=", 1) for word in sandbox.output_of("appliance").split() if "=" in word)
         self._bootstrap = listeners["native"]
