@@ -10,6 +10,7 @@ status needs no listener, no ZooKeeper and no free worker.  The object that :fun
      "listeners": {"native": "127.0.0.1:9091", "kafka": "127.0.0.1:9092,SASL_SSL://10.0.0.1:9093",
                    "local": "unix:/var/lib/appliance/native.sock"},
      "insecure": ["kafka 10.0.0.1:9092"],         open to other hosts without TLS and authentication
+     "without_rules": ["kafka SASL_SSL://10.0.0.1:9093"],     who logs in there from other hosts may do everything
      "foreign": {"web-0": 1},                     partitions with a log here that another broker stores, and which
      "faults": [{"role", "reason", "todo"}],      why a process cannot start, and what to do
      "zookeeper": {"connect": "…", "state": "connected"},
@@ -80,6 +81,7 @@ LOCK_FILE = "lock"
 NOTHING: dict[str, Any] = {
     "listeners": {},
     "insecure": [],
+    "without_rules": [],
     "foreign": {},
     "faults": [],
     "tls": {"error": "", "files": []},

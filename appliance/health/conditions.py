@@ -447,6 +447,18 @@ INSECURE = Condition(
     symptom="nothing: everybody may do everything",
     seen="the listeners of the configuration",
 )
+WITHOUT_RULES = Condition(
+    *("NoAccessRules", WARNING, "access-rules-and-quotas"),
+    'set security.authorizer = "acl", restart, and `appliance acl add --principal User:NAME --operation Write --topic'
+    " TOPIC` what each user may do",
+    rule=AlertRule(
+        "appliance_listeners_without_rules > 0",
+        "",
+        "whoever can log in to {{ $labels.instance }} may do everything",
+    ),
+    symptom="nothing: whoever has a password or a certificate may delete topics and change passwords",
+    seen="the listeners of the configuration, and security.authorizer",
+)
 CERTIFICATE_EXPIRED = Condition(
     *("CertificateExpired", CRITICAL, "listeners-and-tls", RENEW),
     exit_status=NOT_NOW,
@@ -537,7 +549,7 @@ CONDITIONS: Final = (
     *(LIMIT_REACHED, LIMIT_LOW, ACTION_REFUSED),
     *(PROCESS_HANGS, PROCESS_DIES, PROCESS_RESTARTED, PROCESS_WAITS, PROCESS_BUSY, PROCESS_SPINS),
     *(CLIENTS_REFUSED, FLOOD, GROUP_LAGS, GROUP_LOST, GROUPS_UNKNOWN, TRANSACTION_LATE, TRANSACTION_HANGS),
-    *(INPUT_WAITS, INSECURE),
+    *(INPUT_WAITS, INSECURE, WITHOUT_RULES),
     *(CERTIFICATE_EXPIRED, CERTIFICATE_EXPIRES, CERTIFICATE_UNUSABLE, CLOCK_FREE, ALERTS_UNDELIVERED),
     *(REQUEST_ERRORS, SLOW_FLUSHES, ARENA_NEARLY_FULL),
 )

@@ -452,6 +452,9 @@ def _insecure(seen: Seen) -> Iterator[Finding]:
     if insecure := seen.state["insecure"]:
         why = f"other hosts reach {', '.join(insecure)}"
         yield _finding(of.INSECURE, "a listener has no TLS and no authentication", why)
+    if without_rules := seen.state["without_rules"]:
+        why = f"other hosts reach {', '.join(without_rules)}"
+        yield _finding(of.WITHOUT_RULES, "whoever can log in may do everything: there are no access rules", why)
 
 
 def _certificates(seen: Seen) -> Iterator[Finding]:

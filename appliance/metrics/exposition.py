@@ -123,6 +123,8 @@ class Snapshot(Collector):
             yield _gauge(f"transactions_{key}", about, [], [([], transactions.get(key, 0))])
         about = "Listeners that other hosts reach without TLS and authentication."
         yield _gauge("insecure_listeners", about, [], [([], len(state.get("insecure", ())))])
+        about = "Listeners that other hosts reach with a login or a certificate, where no access rules hold."
+        yield _gauge("listeners_without_rules", about, [], [([], len(state.get("without_rules", ())))])
 
         tls = state.get("tls") or {"error": "", "files": []}
         about = "When the first certificate of a file of tls.* expires, since 1970."

@@ -31,7 +31,7 @@ from appliance.addresses import parse_addresses
 from appliance.client import Producer
 from appliance.health import bad_days
 from appliance.health.conditions import CONDITIONS, CONNECTIONS, DIES_AGAIN, LAG_MESSAGES
-from appliance.log.files import COMPACTED_SUFFIX
+from appliance.log.files import COMPACTED_SUFFIX, log_path
 
 from ..cli.test_statuses import alone
 from ..support.certificates import make_certificates
@@ -348,6 +348,26 @@ def remove_it(server: Server, row: Row) -> None:
     Path(row["why"].split(":")[0]).unlink()
 
 
+@contextmanager
+def damaging(server: Server) -> Iterator[None]:
+    """A byte of what is stored changes, as on a disk that fails."""
+    succeeding("topics", "create", "harmed", *at(server))
+    for line in (b"one\n", b"two\n", b"three\n"):
+        succeeding("produce", "harmed", *at(server), stdin=line)
+    with log_path(server.data_dir / "harmed-0", 0).open("r+b") as log:
+        log.seek(-3, os.SEEK_END)
+        log.write(b"\xa5\xa5\xa5")
+    yield
+
+
+def repair_it(server: Server, row: Row) -> None:
+    """The remedy shows the damage, what can be kept, and mends it, while it serves."""
+    verify, dry_run, repair = commands_in(row["todo"])
+    assert carry_out(verify).status == row["exit_status"] and carry_out(dry_run).status == 0
+    assert carry_out(repair).status == 0
+    assert succeeding("consume", "harmed", "--from", "earliest", "--max", "2", *at(server)).out == "one\ntwo\n"
+
+
 class Case(NamedTuple):
     """``says``: a part of what is found.  ``mend``: carries the remedy out; else the condition ends with its cause.
 
@@ -373,6 +393,7 @@ CASES = {
     "ProcessRestarted": Case(dying, "console was started again", passes=True),
     "ProcessDies": Case(dying_again, "scrubber dies again and again", passes=True),
     "FileDamaged": Case(users_scribbled_over, "security.json: damaged", move_it_away),
+    "PartitionDamaged": Case(damaging, "harmed-0", repair_it),
     "ProcessSpins": Case(scraped_again_and_again, "metrics spins", kill_it),
 }
 
@@ -391,6 +412,62 @@ def test_it_is_found_by_all_and_ends_with_its_cause(ill: Server, condition: str)
             case.mend(ill, row)
     if not case.passes:
         wait_for(lambda: found(ill, condition) is None, f"the end of {condition}")
+
+
+# ---- what a restart with another configuration mends
+
+
+def test_a_limit_is_named_until_it_is_raised(make_appliance: Callable[..., Server]) -> None:
+    """Method: as many clients as a worker takes, and one more; then the limit is raised, as the remedy says."""
+    server = make_appliance(**{"network.workers": 1, "network.connections_max": 20})
+    with ExitStack() as clients:
+        connect_often(server, clients)
+        row = wait_for(lambda: found(server, "LimitReached"), "the limit to be found")
+        assert "network.connections_max" in row["what"] and row["todo"].startswith("raise it"), row
+        wait_for(lambda: agree(server), "all judges to agree")
+    wait_for(lambda: found(server, "LimitReached") is None, "the end of it, once they are gone")
+    server.stop()
+    server.settings["network.connections_max"] = 200
+    server.start()
+    with ExitStack() as clients:
+        connect_often(server, clients)
+        rows = lambda: [row for row in server.state["processes"] if row["role"] == "network"]  # noqa: E731
+        wait_for(lambda: sum(row.get("connections", 0) for row in rows()) >= 25, "all to be served")
+        assert found(server, "LimitReached") is None
+
+
+def connect_often(server: Server, clients: ExitStack) -> None:
+    address = parse_addresses(server.kafka)[0]
+    for _ in range(25):
+        clients.enter_context(socket.create_connection(address, 10))
+
+
+def test_a_listener_that_everybody_may_use_is_named_until_it_is_closed(make_appliance: Callable[..., Server]) -> None:
+    server = make_appliance(**{"kafka.listen": "0.0.0.0:0", "security.allow_insecure": True})
+    row = wait_for(lambda: found(server, "InsecureListener"), "the listener to be found")
+    assert "0.0.0.0" in row["why"] and "loopback" in row["todo"], row
+    server.stop()
+    server.settings["kafka.listen"] = "127.0.0.1:0"
+    server.start()
+    assert found(server, "InsecureListener") is None
+
+
+def test_a_login_without_access_rules_is_named_until_there_are_some(
+    make_appliance: Callable[..., Server], tmp_path: Path
+) -> None:
+    for words in (("ca",), ("server", "127.0.0.1")):
+        make_certificates(tmp_path, *words)
+    files = {"tls.certificate": tmp_path / "server.pem", "tls.key": tmp_path / "server.key"}
+    server = make_appliance(**{"kafka.listen": "127.0.0.1:0,SASL_SSL://0.0.0.0:0"}, **files)
+    row = wait_for(lambda: found(server, "NoAccessRules"), "the login to be found")
+    assert "SASL_SSL://0.0.0.0" in row["why"] and 'security.authorizer = "acl"' in row["todo"], row
+    server.stop()
+    server.settings["security.authorizer"] = "acl"
+    server.start()
+    assert found(server, "NoAccessRules") is None
+    (rule,) = commands_in(row["todo"])
+    words = [word.replace("NAME", "shipper").replace("TOPIC", "web") for word in rule]
+    succeeding(*words, *at(server))
 
 
 # ---- the disk and /dev/shm
@@ -740,7 +817,7 @@ SHOWN_BY = {
     "SlowFlushes": "metrics/test_exposition.py::test_rules_and_dashboard_ask_for_what_there_is",
 } | dict.fromkeys(
     (
-        *("PartitionDamaged", "PartitionOpening", "LimitReached", "ActionRefused", "InsecureListener"),
+        *("PartitionOpening", "ActionRefused"),
         *("ProcessBusy", "ProcessWaitsForDisk", "ClockNotSynchronised", "ArenaFull", "GroupsUnknown"),
     ),
     JUDGED,
@@ -750,7 +827,8 @@ SHOWN_BY = {
 def test_each_condition_is_made_to_happen() -> None:
     """A condition that no test causes is not in the table, and the tests that are named exist."""
     here = {
-        *("DiskFull", "DiskLow", "SharedMemoryFull", "PartitionOffline", "Down"),
+        *("DiskFull", "DiskLow", "SharedMemoryFull", "PartitionOffline", "Down", "LimitReached", "InsecureListener"),
+        "NoAccessRules",
         *("LeadersAway", "BrokerIdTaken", "OffsetsLost", "PartitionsForeign"),
     }
     names = {one.name for one in CONDITIONS}

@@ -16,7 +16,16 @@ from appliance.partition_states import STATE_NAMES
 SYSTEMD = Path(__file__).parents[2] / "systemd"
 PROCESS: dict[str, Any] = {"pid": 1, "started": 0.0, "restarts": 0}
 WELL: dict[str, Any] = {
-    **{"state": "serving", "offline": {}, "limits": [], "refused": [], "insecure": [], "deaths": [], "disk": {}},
+    **{
+        "state": "serving",
+        "offline": {},
+        "limits": [],
+        "refused": [],
+        "insecure": [],
+        "without_rules": [],
+        "deaths": [],
+        "disk": {},
+    },
     **{"refusals_recent": {}, "faults": [], "foreign": {}, "cluster": {}},
     "zookeeper": {"state": "connected"},
     "processes": [PROCESS | {"role": role} for role in ("supervisor", "network", "coordinator")],

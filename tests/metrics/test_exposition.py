@@ -28,7 +28,14 @@ from appliance.shared.table import COUNTER_NAMES, TableCounts
 HERE = Path(__file__).parents[2] / "systemd" / "prometheus"
 PROMTOOL = shutil.which("promtool")
 STATE: dict[str, Any] = {
-    **{"state": "serving", "version": "1", "started": 5.0, "insecure": [], "offline": {"t-1": "damaged"}},
+    **{
+        "state": "serving",
+        "version": "1",
+        "started": 5.0,
+        "insecure": [],
+        "without_rules": [],
+        "offline": {"t-1": "damaged"},
+    },
     "processes": [{"role": "network", "pid": 1}, {"role": "network", "pid": 2}, {"role": "coordinator", "pid": 3}],
     **{"restarts": {"network": 2}, "hangs": {"network": 1}, "zookeeper": {"state": "connected"}},
     "limits": [{"limit": "disk"}],

@@ -27,7 +27,7 @@ from ...config import Config
 from ...errors import AddressInUse, BadValue
 from ...machine_limits import limit_of
 from ...proc_net import holder_of
-from ...security.configuration import faults_of, is_insecure
+from ...security.configuration import faults_of, is_insecure, is_loopback
 from ...wire.sockets import LOCAL_SOCKET, short_path
 
 logger = logging.getLogger(__name__)
@@ -79,6 +79,14 @@ def texts(bound: BoundListeners, data_dir: Path) -> dict[str, str]:
 def insecure(bound: BoundListeners, config: Config) -> list[str]:
     """The listeners that other hosts reach without TLS and authentication."""
     return [f"{address.protocol} {address}" for address, _ in bound if is_insecure(address, config.tls)]
+
+
+def without_rules(bound: BoundListeners, config: Config) -> list[str]:
+    """The listeners that other hosts reach with a login or a certificate, which allows everything."""
+    if config.security.authorizer:
+        return []
+    reached = [address for address, _ in bound if not is_loopback(address) and not is_insecure(address, config.tls)]
+    return [f"{address.protocol} {address}" for address in reached]
 
 
 def remove_sockets(bound: BoundListeners) -> None:

@@ -100,6 +100,7 @@ class StatusReport:
         self.low: list[dict[str, Any]] = []
         """Limits of the machine that are below what the configuration allows."""
         self.insecure: list[str] = []
+        self.without_rules: list[str] = []
         """Listeners that other hosts reach without TLS and authentication."""
         self._started_s = wall_s()
         self._data_dir = data_dir
@@ -152,6 +153,7 @@ class StatusReport:
             "disk": {name: getattr(self.disk, name) for name in ("bytes_max", "free_bytes_min", "free_bytes_warn")},
             "listeners": self.listeners,
             "insecure": [*self.insecure, *self._inputs.insecure],
+            "without_rules": self.without_rules,
             "foreign": self._foreign,
             "faults": self._coordinator.faults(),
             "inputs": self._inputs.rows(),

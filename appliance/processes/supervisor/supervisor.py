@@ -88,7 +88,7 @@ from .coordinator_child import CoordinatorChild
 from .hosted import Hosted, HostedPartition
 from .inputs import PASSED_NAME, Inputs, RunInput
 from .inspection import Inspection
-from .listeners import LOCAL, PASSED, insecure, listen, remove_sockets, texts
+from .listeners import LOCAL, PASSED, insecure, listen, remove_sockets, texts, without_rules
 from .nodes import Nodes
 from .opening import Opening
 from .orphans import Orphans
@@ -354,6 +354,7 @@ class Supervisor:
         self._report.disk, self._report.low = self._config.disk, _low_limits(self._config, self._writers.count_max)
         self._report.listeners = texts(self._listeners, self._data_dir) | self._sides.listeners
         self._report.insecure = insecure(self._listeners, self._config) + self._sides.insecure
+        self._report.without_rules = without_rules(self._listeners, self._config)
         catalog = Catalog.load(self._data_dir)
         self._report.watch_foreign(foreign_partitions(self._data_dir, catalog, self._config.broker.id))
         for name, partition in catalog.hosted(self._config.broker.id):

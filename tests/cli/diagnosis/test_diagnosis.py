@@ -111,6 +111,7 @@ STOPPED = PROCESSES | {10: HostProcess("T", 0.0)}
         ({"refused": [{"action": "start writer", "reason": "no memory", "attempts": 3}]}, "ActionRefused", "start", 75),
         ({"refusals_recent": REFUSED}, "ClientsRefused", "clients are refused: certificate", 0),
         ({"insecure": ["kafka 0.0.0.0:9092"]}, "InsecureListener", "no TLS", 0),
+        ({"without_rules": ["kafka SASL_SSL://0.0.0.0:9093"]}, "NoAccessRules", "may do everything", 0),
         ({"groups": [GROUP]}, "GroupLags", "group reports lags by 50,000 messages, 90 s", 0),
         ({"groups": [LOSER]}, "GroupLost", "2.0 KiB of web were removed before group re ports had read them", 0),
         ({"peers": Counter({"10.0.0.9": 900, "10.0.0.1": 1})}, "Flood", "10.0.0.9 floods", 0),
