@@ -175,6 +175,7 @@ class ConnectionPlaces:
         """Count the connection for the principal that it has logged in as; False when there is no room."""
         session = connection.session
         if principal == session.principal:
+            self._know(connection)
             return True
         if not self.admits(session, principal, connection.peer):
             return False
