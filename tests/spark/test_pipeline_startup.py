@@ -12,12 +12,12 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from appliance.errors import BadValue
+from appliance.errors import BadValue, BrokerAway
 from appliance.spark.pipeline.batch_record import COPY, BatchRecord
 from appliance.spark.pipeline.pipeline_sink import commit
 from appliance.spark.pipeline.resume import TopicLog, next_batch
 from appliance.spark.pipeline.settings import Settings, parse
-from appliance.spark.pipeline.startup import Beginning, Finding, accept_from, begin_from, check_from
+from appliance.spark.pipeline.startup import Beginning, Finding, accept_from, begin_from, check, check_from
 from appliance.spark.pipeline.tables import claim, open_store
 from appliance.spark.pipeline.task_work import Job
 
@@ -285,3 +285,9 @@ def test_a_table_that_delta_has_restored_continues_from_its_version(configure: C
     record = run(made, topic)
     assert record is not None and record.batch == 3, "numbers that were used are not used again"
     assert column(made, "a") == [0, 1, 2]
+
+
+def test_a_check_does_not_wait_as_long_as_a_run(configure: Configure) -> None:
+    """A person waits, who may have written a wrong address."""
+    with pytest.raises(BrokerAway, match=r"gave up after 5 s .* 127\.0\.0\.1:1"):
+        check(configure(pipeline={"name": "p", "bootstrap": "127.0.0.1:1"}))

@@ -25,7 +25,7 @@ from .output_files import OutputFiles
 from .quality import DROPS
 from .resume import TopicLog
 from .settings import Settings
-from .startup import examine, output_lock, raise_refused, topic_logs
+from .startup import ASK_MS, examine, output_lock, raise_refused, topic_logs
 from .state_directory import State
 from .table_files import EVENTS
 from .tables import open_store, owner_of
@@ -34,7 +34,6 @@ from .view_states import views_of
 
 RATES_OVER: Final = 10
 """Number of micro-batches from which rates are computed."""
-ASK_MS: Final = 5_000
 LETTERS_LATE: Final = timedelta(minutes=1)
 """A run sends dead letters within seconds of their commit, and tries for so long, or longer, if it cannot."""
 

@@ -48,6 +48,8 @@ from .view_table import ViewTable
 from .writable_places import refuse_unwritable
 
 ACCEPT: Final = "appliance pipeline accept"
+ASK_MS: Final = 5_000
+"""How long a person waits for an appliance that is away; a run waits for ``input.retry_ms``."""
 
 
 class Finding(NamedTuple):
@@ -283,10 +285,11 @@ def check(settings: Settings) -> Examination:
 
     Raises:
         BadValue: tables or settings contradict each other, or this user could not write what a run writes.
+        BrokerAway: the appliance is.
     """
     refuse_unwritable(settings)
     owner_of(settings)
-    return check_from(settings, topic_logs(settings))
+    return check_from(settings, topic_logs(settings, ASK_MS))
 
 
 def check_from(settings: Settings, logs: Mapping[str, TopicLog]) -> Examination:
@@ -304,7 +307,7 @@ def accept(settings: Settings) -> list[Finding]:
     with output_lock(settings):
         identity = claim(settings)
         ensure_topics(settings, ())
-        return accept_from(settings, identity, topic_logs(settings))
+        return accept_from(settings, identity, topic_logs(settings, ASK_MS))
 
 
 def accept_from(settings: Settings, identity: str, logs: Mapping[str, TopicLog]) -> list[Finding]:
