@@ -37,7 +37,7 @@ appliance, which fences its producer.  UNREADY asks for the next epoch, which ab
 nobody else has asked meanwhile (KIP-360).
 
 A partition takes batches of a transaction once the appliance has added it (AddPartitionsToTxn).  Until then its queue
-waits (``Identity.WANTED``): the background thread asks, or who waits for the end of the transaction.
+waits (``Numbering.WANTED``): the background thread asks, or who waits for the end of the transaction.
 """
 
 from __future__ import annotations
