@@ -281,7 +281,7 @@ def sound_end(damaged: Sequence[tuple[int, int]], offset: int, end: int) -> int:
     return end
 
 
-class Lookup:
+class OffsetLookup:
     """Answers a request about offsets in steps, each of which reads a bounded amount of data.
 
     ``results`` has the answers found so far, in the order of the parts.  ``cold``: what has to be brought into memory

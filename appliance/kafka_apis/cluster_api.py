@@ -32,7 +32,7 @@ from ..wire.kafka.call import Answer, Call, Encoded, Handler
 from ..wire.kafka.codes import Code
 from ..wire.kafka.metadata_reply import NO_LEADER, asked_id, operation_bits, topic_id
 from ..wire.kafka.primitives import epoch_refusal
-from ..wire.kafka.reply import Reply
+from ..wire.kafka.reply import ReplyEncoder
 from .appliance import Appliance, ProducerInLog
 
 CREATIONS_MAX: Final = 64
@@ -257,7 +257,7 @@ class ClusterApi:
 
     async def _describe_producers(self, call: Call) -> Answer:
         """Encoded by hand: a partition remembers thousands of producers."""
-        r = Reply(flexible=True)
+        r = ReplyEncoder(flexible=True)
         parts, refused, served = [_NO_THROTTLE, r.count(len(call.request.topics))], [], 0
         for topic in call.request.topics:
             parts += [r.string(topic.name), r.count(len(topic.partition_indexes))]

@@ -33,7 +33,7 @@ from ..kafka_settings import ACCEPTED, KAFKAS_WORD, OURS, Kind
 from ..wire.kafka.apis import APIS, CREATE_TOPICS, DESCRIBE_CONFIGS
 from ..wire.kafka.codes import Code
 from ..wire.kafka.metadata_reply import NO_ID
-from ..wire.kafka.reply import Reply
+from ..wire.kafka.reply import ReplyEncoder
 from .broker_settings import BROKER_NAMES, kind_of
 
 ENCODINGS_MAX: Final = 256
@@ -156,7 +156,7 @@ def encode_topic(own: Settings, base: TopicSettings, options: ReplyOptions) -> b
 
 def encode_settings(settings: Sequence[Setting], options: ReplyOptions) -> bytes:
     """The array of settings for DescribeConfigs."""
-    r = Reply(options.version >= APIS[DESCRIBE_CONFIGS].flexible_from)
+    r = ReplyEncoder(options.version >= APIS[DESCRIBE_CONFIGS].flexible_from)
     parts = [r.count(len(settings))]
     for name, kind, about, read_only, synonyms in settings:
         _, value, source = synonyms[0]
@@ -172,7 +172,7 @@ def encode_settings(settings: Sequence[Setting], options: ReplyOptions) -> bytes
 
 def encode_described(correlation_id: int, version: int, results: Sequence[Described]) -> bytes:
     """The reply frame to DescribeConfigs."""
-    r = Reply(version >= APIS[DESCRIBE_CONFIGS].flexible_from)
+    r = ReplyEncoder(version >= APIS[DESCRIBE_CONFIGS].flexible_from)
     parts = [_NO_THROTTLE, r.count(len(results))]
     for kind, name, error, message, settings in results:
         parts += [_I16.pack(error), r.message(message), _RESOURCE.pack(kind), r.string(name)]
@@ -183,7 +183,7 @@ def encode_described(correlation_id: int, version: int, results: Sequence[Descri
 @lru_cache(ENCODINGS_MAX)
 def encode_new_topic(own: Settings, base: TopicSettings) -> bytes:
     """The settings of a topic for CreateTopics, which shows them from version 5 on."""
-    r, settings = Reply(flexible=True), kafkas_settings(own, base)
+    r, settings = ReplyEncoder(flexible=True), kafkas_settings(own, base)
     parts = [r.count(len(settings))]
     for setting in settings:
         _, value, source = setting.synonyms[0]
@@ -193,7 +193,7 @@ def encode_new_topic(own: Settings, base: TopicSettings) -> bytes:
 
 def encode_created(correlation_id: int, version: int, topics: Sequence[Created]) -> bytes:
     """The reply frame to CreateTopics."""
-    r = Reply(version >= APIS[CREATE_TOPICS].flexible_from)
+    r = ReplyEncoder(version >= APIS[CREATE_TOPICS].flexible_from)
     parts = [_NO_THROTTLE, r.count(len(topics))]
     for topic in topics:
         parts += [r.string(topic.name), topic.id.bytes if version >= 7 else b"", _I16.pack(topic.error)]

@@ -20,7 +20,7 @@ from ..records.batch import TRANSACTIONAL, BatchInfo, read_header
 from ..records.holes import is_hole
 from ..records.markers import MARKER_BYTES, is_marker, read_marker
 from .files import log_path
-from .transactions import ENTRY_BYTES, Aborted, Transactions, aborted_path, read_aborted
+from .transactions import ENTRY_BYTES, Aborted, LogTransactions, aborted_path, read_aborted
 
 PRODUCERS_MAX: Final = 100_000
 """Producers of which it is remembered where their last transaction has ended."""
@@ -74,7 +74,7 @@ class AbortedCheck:
     """
 
     def __init__(self) -> None:
-        self.transactions = Transactions()
+        self.transactions = LogTransactions()
         self._aborts: dict[int, _Abort] = {}
         self._ends: dict[int, int] = {}
         self._holes = _Holes()

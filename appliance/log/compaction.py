@@ -228,7 +228,7 @@ def _outcomes_by_segment(directory: Path, bases: Sequence[int]) -> Callable[[int
     return lambda offset: read_outcomes(bisect_right(bases, offset) - 1)
 
 
-class Rules(NamedTuple):
+class CompactionRules(NamedTuple):
     """What goes from a log."""
 
     last: LastOffsets
@@ -263,13 +263,13 @@ class _Slot(NamedTuple):
     """How many records do not stay."""
 
 
-class Compactor:
+class LogCompactor:
     """Compacts the segments of one log in order; ``counts`` adds up what was done."""
 
     def __init__(
         self,
         directory: Path,
-        rules: Rules,
+        rules: CompactionRules,
         keys: KeyDigests,
         *,
         batch_bytes_max: int,
@@ -564,8 +564,8 @@ def run_pass(
         tombstones_before = 0  # older messages of their keys may have been kept back
     else:
         keys_start = last.end
-    rules = Rules(last, tombstones_before, _last_batch_end(directory, bases) if bases[-1] == end else 0)
-    compactor = Compactor(
+    rules = CompactionRules(last, tombstones_before, _last_batch_end(directory, bases) if bases[-1] == end else 0)
+    compactor = LogCompactor(
         directory,
         rules,
         keys,

@@ -66,7 +66,7 @@ from .recovery import (
 )
 from .segment import Batches, Segment
 from .segment_list import SegmentList, headers_from
-from .transactions import Aborted, AbortedIndex, Transactions
+from .transactions import Aborted, AbortedIndex, LogTransactions
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class Log:
         self.settings = settings
         self.state = ONLINE
         self.start = self.flushed = self.high_watermark = 0
-        self.transactions = Transactions()
+        self.transactions = LogTransactions()
         """The open ones; whoever knows the log's producers puts them here, when the log has been opened."""
         self.aborted: AbortedIndex
         self._clock_ms, self._steady_ms = clock_ms, steady_ms

@@ -55,7 +55,7 @@ class Aborted(NamedTuple):
         return ENTRY.pack(VERSION, *self)
 
 
-class Transactions:
+class LogTransactions:
     """The open transactions of a log.  Both threads of a writer use it."""
 
     def __init__(self, firsts: Iterable[tuple[int, int]] = ()) -> None:

@@ -71,7 +71,7 @@ ABSENT: Final = -2
 """Instead of a version: there is no such node."""
 
 
-class GroupOffsets(NamedTuple):
+class StoredGroupOffsets(NamedTuple):
     """Committed offsets of a group that is claimed by us, as they are stored."""
 
     group: str
@@ -148,7 +148,9 @@ def write(claim: Claimed, changes: Sequence[NodeChange]) -> Operation[list[int]]
     raise ZooKeeperAway("transactions keep changing; try again")
 
 
-def commit(claim: Claimed, end: NodeChange, offsets: Sequence[GroupOffsets]) -> Operation[int | GroupOffsets]:
+def commit(
+    claim: Claimed, end: NodeChange, offsets: Sequence[StoredGroupOffsets]
+) -> Operation[int | StoredGroupOffsets]:
     """Store the end of a transaction together with the offsets that it commits, all or nothing.
 
     Returns the new version.  Or one of ``offsets``: the claim of its group is gone, and nothing was stored.
@@ -158,7 +160,7 @@ def commit(claim: Claimed, end: NodeChange, offsets: Sequence[GroupOffsets]) -> 
     """
     for _ in range(ATTEMPTS_MAX):
         parts = [check(claim.path, -1), end.request]
-        owners: list[GroupOffsets | None] = [None, None]
+        owners: list[StoredGroupOffsets | None] = [None, None]
         for group_offsets in offsets:
             requests = [
                 check(group_offsets.held.path, -1),

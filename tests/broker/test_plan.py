@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from appliance.broker.plan import PART_BYTES, PARTS_AT_ONCE, PARTS_GIVEN_MAX, FetchPlan, Lookup, offsets
+from appliance.broker.plan import PART_BYTES, PARTS_AT_ONCE, PARTS_GIVEN_MAX, FetchPlan, OffsetLookup, offsets
 from appliance.config import TopicSettings
 from appliance.errors import StorageFault, UnknownPartition
 from appliance.log import FileCache, Log, LogReader
@@ -62,7 +62,7 @@ def held(tmp_path: Path) -> Held:
     return Held(filled(tmp_path, raws, TopicSettings()), FileCache())
 
 
-def answered(lookup: Lookup, bytes_max: int) -> list[int]:
+def answered(lookup: OffsetLookup, bytes_max: int) -> list[int]:
     """Look until all is answered; how much each slice looked at."""
     slices = []
     while not lookup.done:
@@ -74,7 +74,7 @@ def test_slices_give_the_answers_that_one_look_gives(held: Held) -> None:
     times = [LATEST, EARLIEST, MAX_TIMESTAMP, -9, 0, 10**9, *range(5_000, 10_000, 17)]
     request = Offsets(None, [OffsetsPart("t", 0, time, -1) for time in times])
     partitions = [held if number % 5 else None for number in range(len(times))]
-    whole, sliced = Lookup(request, partitions), Lookup(request, partitions)
+    whole, sliced = OffsetLookup(request, partitions), OffsetLookup(request, partitions)
     assert len(answered(whole, 1 << 40)) == 1
     assert len(answered(sliced, 100_000)) > 20
     assert whole.results == sliced.results
@@ -85,10 +85,10 @@ def test_slices_give_the_answers_that_one_look_gives(held: Held) -> None:
 
 def test_a_slice_goes_beyond_its_bound_by_one_batch_at_most(held: Held) -> None:
     request = Offsets(None, [OffsetsPart("t", 0, 5_000 + number, -1) for number in range(5_000)])
-    slices = answered(Lookup(request, [held] * 5_000), 1 << 20)
+    slices = answered(OffsetLookup(request, [held] * 5_000), 1 << 20)
     assert len(slices) > 50 and max(slices) <= (1 << 20) + UNPACKED_BYTES_MAX
     unknown = Offsets(None, [OffsetsPart("t", 1, LATEST, -1)] * 10_000)
-    assert len(answered(Lookup(unknown, [None] * 10_000), 1 << 20)) == 10_000 * PART_BYTES // (1 << 20) + 1
+    assert len(answered(OffsetLookup(unknown, [None] * 10_000), 1 << 20)) == 10_000 * PART_BYTES // (1 << 20) + 1
 
 
 def test_a_fetch_gives_something_to_so_many_parts(held: Held) -> None:
@@ -156,7 +156,7 @@ def test_where_a_log_begins_and_ends_is_known_without_a_look(held: Held) -> None
     """Unless records are to be counted: the Kafka protocol has no room for their number."""
     parts = [OffsetsPart("t", 0, LATEST, -1), OffsetsPart("t", 0, EARLIEST, -1)]
     for counted, looked_min in ((False, 0), (True, 2 * QUESTION_BYTES)):
-        lookup = Lookup(Offsets(None, parts, counted), [held, held])
+        lookup = OffsetLookup(Offsets(None, parts, counted), [held, held])
         assert looked_min <= lookup.look(1 << 40) - 2 * PART_BYTES <= 2 * looked_min
         end = held.table.high_watermark
         records = (5_000, 0) if counted else (-1, -1)
@@ -165,7 +165,7 @@ def test_where_a_log_begins_and_ends_is_known_without_a_look(held: Held) -> None
 
 def test_a_partition_that_is_deleted_between_two_slices_is_unknown(held: Held) -> None:
     """What its files held is nobody's business any more: another log may live under their names."""
-    lookup = Lookup(Offsets(None, [OffsetsPart("t", 0, 5_000, -1)] * 3), [held] * 3)
+    lookup = OffsetLookup(Offsets(None, [OffsetsPart("t", 0, 5_000, -1)] * 3), [held] * 3)
     lookup.look(1)
     lookup.forget(held)
     lookup.look(1 << 40)
@@ -238,12 +238,12 @@ def test_what_is_not_in_memory_is_asked_for_piece_by_piece_and_changes_no_answer
     request = Offsets(None, parts)
     fetch = Fetch(None, 0, 1, 1 << 20, [FetchPart("t", 0, offset, 30_000) for offset in (0, 17, end // 2, end)])
     warm = Held(log, FileCache())
-    known = Lookup(request, [warm] * len(parts))
+    known = OffsetLookup(request, [warm] * len(parts))
     while not known.done:
         known.look(1 << 30)
     drop(tmp_path.glob("*.*"))
     held = Held(log, FileCache(waits=False))
-    lookup, brought = Lookup(request, [held] * len(parts)), 0
+    lookup, brought = OffsetLookup(request, [held] * len(parts)), 0
     while not lookup.done:
         lookup.look(1 << 30)
         brought += bring(lookup.cold)

@@ -34,7 +34,7 @@ ACTS = {
     ("log/index.py", "Builder.store"): DERIVED,
     ("log/index_check.py", "IndexCheck._mend"): DERIVED,
     ("log/aborted_check.py", "AbortedIndexCheck._compare"): DERIVED,
-    ("log/compaction.py", "Compactor.compact_segment"): OWN,
+    ("log/compaction.py", "LogCompactor.compact_segment"): OWN,
     ("log/compaction.py", "_Target.__init__"): OWN,
     ("log/compaction.py", "remove_unfinished"): OWN,
     ("log/log.py", "Log.swap"): "puts a file that was read to its end, and is durable, in the place of a segment: it"

@@ -65,7 +65,7 @@ USES = {
     ("inputs/http.py", "_Access._signature"): "compared for being equal: has the file changed?",
     ("inputs/syslog.py", "_SyslogInput.__init__"): "the year of RFC 3164's times, which have none",
     ("inputs/ledger.py", "Ledger.minute"): "the minute of a row of the ledger; a jump gives rows another one",
-    ("log/compaction.py", "Compactor.compact_segment"): "a compacted segment keeps the time of the one before it",
+    ("log/compaction.py", "LogCompactor.compact_segment"): "a compacted segment keeps the time of the one before it",
     ("log/reader.py", "SegmentFile.__init__"): "compared for being equal: is it another file?",
     ("metrics/lag_watch.py", "LagWatch.measure"): "lag in seconds: wrong by the jump until it is over",
     ("metrics/looks.py", "_stopped"): SHOWN,

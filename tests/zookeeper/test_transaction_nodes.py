@@ -11,7 +11,7 @@ from appliance.names import TopicPartition
 from appliance.zookeeper import claims, paths
 from appliance.zookeeper import transaction_nodes as nodes
 from appliance.zookeeper.claims import Claimant, Claimed, Held
-from appliance.zookeeper.transaction_nodes import ABSENT, GroupOffsets, NodeChange
+from appliance.zookeeper.transaction_nodes import ABSENT, NodeChange, StoredGroupOffsets
 
 from ..support.zookeeper_fixture import Tree
 
@@ -27,9 +27,11 @@ def taken(tree: Tree, claimant: Claimant = A, session_id: int = 1) -> Claimed:
     return claimed
 
 
-def grouped(tree: Tree, **values: bytes) -> GroupOffsets:
+def grouped(tree: Tree, **values: bytes) -> StoredGroupOffsets:
     held: Held = tree.run(claims.take("g", A, f"g{tree.clock_ms}", make=True)).held
-    return GroupOffsets("g", held, {TopicPartition("logs", int(name[1:])): value for name, value in values.items()})
+    return StoredGroupOffsets(
+        "g", held, {TopicPartition("logs", int(name[1:])): value for name, value in values.items()}
+    )
 
 
 def value(tree: Tree, path: str) -> Any:

@@ -70,7 +70,7 @@ from ...zookeeper import paths
 from ...zookeeper.claims import Claimant, GroupInfo, GroupWrite, Held, Stamp
 from ...zookeeper.operations import Node, Operation
 from ...zookeeper.paths import CommittedOffset
-from ...zookeeper.transaction_nodes import GroupOffsets
+from ...zookeeper.transaction_nodes import StoredGroupOffsets
 from .registry_session import RegistrySession
 from .shared_writes import SharedWrites
 
@@ -600,7 +600,7 @@ class CommittedOffsets:
     async def commit_with(
         self,
         changes: Mapping[str, Mapping[TopicPartition, CommittedOffset]],
-        store: Callable[[Sequence[GroupOffsets]], Operation[int | GroupOffsets]],
+        store: Callable[[Sequence[StoredGroupOffsets]], Operation[int | StoredGroupOffsets]],
     ) -> int:
         """Store offsets of several groups in one step with something else; see :func:`transaction_nodes.commit`.
 
@@ -617,7 +617,7 @@ class CommittedOffsets:
                 held = await self.claims.hold(entry)
                 assert held is not None
                 values = {part: paths.encode_offset(to) for part, to in sorted(changes[group].items())}
-                offsets.append(GroupOffsets(group, held, values))
+                offsets.append(StoredGroupOffsets(group, held, values))
             for group_offsets in offsets:  # once all claims are held
                 stack.enter_context(self._counted(group_offsets.group, group_offsets.held, group_offsets.values))
             try:
@@ -626,7 +626,7 @@ class CommittedOffsets:
                 for entry in entries.values():
                     entry.stamp = None
                 raise
-            if isinstance(result, GroupOffsets):
+            if isinstance(result, StoredGroupOffsets):
                 self.claims.lose(entries[result.group])
                 raise ZooKeeperAway(f"the claim on group {result.group!r} was lost: try again")
             for entry in entries.values():

@@ -47,9 +47,9 @@ class OffsetLookups:
         self._wait_lists = wait_lists
         self._cold_reads = cold_reads
         self._bytes_per_turn = self._bytes_left = bytes_per_turn
-        self.unfinished: deque[tuple[Pending, plan.Lookup]] = deque()
+        self.unfinished: deque[tuple[Pending, plan.OffsetLookup]] = deque()
         """Requests that wait for their next slice."""
-        self._cold: dict[Pending, plan.Lookup] = {}
+        self._cold: dict[Pending, plan.OffsetLookup] = {}
         """Those that wait for the disk."""
 
     def start(self, connection: WorkerConnection, request: Offsets, start: int, frame: memoryview) -> bool:
@@ -93,7 +93,7 @@ class OffsetLookups:
         self._enqueue(delayed.pending, request, self._partitions.partitions_of(request))
 
     def _enqueue(self, pending: Pending, request: Offsets, partitions: Sequence[WorkerPartition | None]) -> None:
-        self.unfinished.append((pending, plan.Lookup(request, partitions)))
+        self.unfinished.append((pending, plan.OffsetLookup(request, partitions)))
         self._look_up()
 
     def begin_turn(self) -> None:

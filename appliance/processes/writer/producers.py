@@ -42,7 +42,7 @@ from ...durable_files import SYSTEM, System, remove_file, replace_file, sync_dir
 from ...errors import StorageFault, disk_fault
 from ...log import FileCache, Log
 from ...log.segment_list import headers_from, marker_at
-from ...log.transactions import Aborted, Transactions
+from ...log.transactions import Aborted, LogTransactions
 from ...records.batch import TRANSACTIONAL
 from ...records.markers import is_marker
 
@@ -74,7 +74,7 @@ class Producers:
         log = self._log
         snapshot = load(log.path)
         self.sequences, start, aborted = recovered(log.path, log.bases, log.end_offset, snapshot, self._ids_max)
-        log.transactions = Transactions(self.sequences.open_transactions())
+        log.transactions = LogTransactions(self.sequences.open_transactions())
         try:
             log.aborted.restore(log.bases, log.end_offset, start, aborted)
         except OSError as error:
@@ -184,7 +184,7 @@ def recovered(
         start = snapshot.end
     else:
         start = bases[0]
-    transactions, aborted = Transactions(sequences.open_transactions()), list[Aborted]()
+    transactions, aborted = LogTransactions(sequences.open_transactions()), list[Aborted]()
     files = FileCache()
     for info, base, stop in headers_from(directory, bases, end, start):
         producer_id, epoch = info.producer_id, info.producer_epoch

@@ -33,7 +33,7 @@ from ...catalog import LEADER_EPOCH, Topic
 from ...names import INTERNAL_TOPICS
 from .apis import APIS, METADATA
 from .codes import Code
-from .reply import Reply
+from .reply import ReplyEncoder
 
 NO_LEADER = -1
 VERSION_MAX, FLEXIBLE_FROM = APIS[METADATA].version_max, APIS[METADATA].flexible_from
@@ -100,7 +100,7 @@ class MetadataEncoder:
     ) -> bytes:
         """Encode the reply frame, with its size.  ``topics`` comes from :meth:`topics` or :meth:`all_topics`."""
         assert 0 <= version <= VERSION_MAX
-        p = Reply(version >= FLEXIBLE_FROM)
+        p = ReplyEncoder(version >= FLEXIBLE_FROM)
         parts = [_I32.pack(0) if version >= 3 else b"", p.count(len(brokers))]
         for broker in brokers:
             parts += [_I32.pack(broker.id), p.string(broker.host), _I32.pack(broker.port)]
@@ -119,7 +119,7 @@ class MetadataEncoder:
 
     def topics(self, version: int, rows: Sequence[MetadataRow], operations: Operations | None = None) -> bytes:
         """Encode the array of topics of a reply."""
-        p = Reply(version >= FLEXIBLE_FROM)
+        p = ReplyEncoder(version >= FLEXIBLE_FROM)
         nameless = None if version >= 12 else ""
         places: _Places = {}
         parts = [p.count(len(rows))]
@@ -163,7 +163,7 @@ class MetadataEncoder:
         return kept[1]
 
     @staticmethod
-    def _place(version: int, p: Reply, place: tuple[int, ...]) -> tuple[int, bytes]:
+    def _place(version: int, p: ReplyEncoder, place: tuple[int, ...]) -> tuple[int, bytes]:
         """Error, and the fields after the number, of a partition with this leader and these brokers."""
         leader, *brokers = place
         alive = leader != NO_LEADER

@@ -15,7 +15,7 @@ MESSAGE_CHARACTERS_MAX: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class ReplyEncoder:
     """Encodes the parts of replies; ``flexible`` versions have compact lengths and tags."""
 
     flexible: bool

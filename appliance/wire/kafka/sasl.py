@@ -18,7 +18,7 @@ from ...errors import ProtocolFault, UnsupportedVersion
 from ..requests import Local, Login, LoginReply
 from .apis import APIS, SASL_AUTHENTICATE, SASL_HANDSHAKE
 from .primitives import I16, I32, SIZE, read_varint, skip_tags
-from .reply import Reply
+from .reply import ReplyEncoder
 
 MESSAGE_BYTES_MAX: Final = 16 * 1024
 """Largest message of a login."""
@@ -60,10 +60,10 @@ def _encode(context: tuple[int, int, int], reply: LoginReply) -> bytes:
     key, correlation_id, version = context
     code = I16.pack(reply.error)
     if key == SASL_HANDSHAKE:
-        form = Reply(False)
+        form = ReplyEncoder(False)
         names = [form.string(mechanism) for mechanism in reply.mechanisms]
         return form.frame(correlation_id, [code, form.count(len(names)), *names])
-    form = Reply(version >= APIS[SASL_AUTHENTICATE].flexible_from)
+    form = ReplyEncoder(version >= APIS[SASL_AUTHENTICATE].flexible_from)
     parts = [code, form.message(reply.text), form.count(len(reply.message)), reply.message]
     if version >= 1:
         parts.append(_I64.pack(reply.lifetime_ms))
