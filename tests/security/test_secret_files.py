@@ -117,6 +117,6 @@ def test_no_text_of_a_value_shows_a_secret() -> None:
                     found.add(node.name)
                     hidden = each.value is not None and ast.unparse(each.value) == "field(repr=False)"
                     assert hidden or own_text, f"{path.name}: the text of {node.name} shows {ast.unparse(each.target)}"
-    assert {"MemberIdentity", "Login", "SecurityState", "Tree"} <= found
+    assert {"BrokerIdentity", "LoginForm", "SecurityState", "Tree"} <= found
     assert "the token" not in repr(Login(None, "PLAIN", b"the token"))
     assert "the token" not in repr(ClaimPartitions("g", "m", "the token", 1, "e", []))
