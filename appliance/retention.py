@@ -164,7 +164,7 @@ def _partitions_to_roll(
 
 
 def _aged(use: PartitionUse, now_ms: int) -> int:
-    """The number of segments at the old end that are too old."""
+    """How many segments at the old end are older than ``retention.ms``."""
     if use.retention_ms < 0:
         return 0
     count = 0

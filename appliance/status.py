@@ -165,7 +165,7 @@ def note_failed_start(data_dir: Path, at_s: float, exit_status: int, message: st
 
 
 def forget_failed_start(data_dir: Path) -> None:
-    """An appliance serves the directory now."""
+    """Remove the note of a failed start: an appliance serves the directory now."""
     with contextlib.suppress(OSError):
         (data_dir / FAILED_START_FILE).unlink()
 

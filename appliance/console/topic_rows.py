@@ -92,7 +92,7 @@ class TopicRows:
             }
 
     def _load(self) -> None:
-        """Read the catalog again if it has changed."""
+        """Read the catalog again if the file has changed since the last poll."""
         try:
             status = (self._data_dir / FILE_NAME).stat()
             stamp = (status.st_mtime_ns, status.st_ino, status.st_size)

@@ -157,7 +157,7 @@ def _note_end(state: AlertState, standing: StandingCondition, now_s: float) -> N
 
 
 def delivered(state: AlertState, number: int, to: str) -> None:
-    """Somebody has got an event, or it is given up for them."""
+    """Note that a receiver has got an event, or that it is given up for that receiver."""
     for event in state.waiting:
         if event.number == number and to in event.to:
             event.to.remove(to)
@@ -177,7 +177,7 @@ def failed(state: AlertState, to: str, why: str, now_s: float) -> bool:
 
 
 def forget_others(state: AlertState, receivers: Collection[str]) -> bool:
-    """Others than these are not told any more, and wait for nothing; returns whether there was one."""
+    """Drop receivers other than these, and what waits for them; returns whether there was one."""
     others = {*state.failing, *(to for event in state.waiting for to in event.to)} - {*receivers}
     for other in others:
         state.failing.pop(other, None)

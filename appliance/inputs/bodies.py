@@ -405,7 +405,7 @@ def _value_batches(values: list[msgspec.Raw], host: str, app: str, bytes_max: in
 
 
 def ndjson_batches(body: bytes, host: str, app: str, message_bytes_max: int) -> Iterator[RecordBatch]:
-    """A JSON value on each line; empty lines count for nothing.
+    """A JSON value on each line; empty lines are skipped.
 
     Raises:
         BodyFault, BodyTooLarge: as :func:`json_batches`.

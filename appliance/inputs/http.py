@@ -130,7 +130,7 @@ def _is_there(package: str) -> bool:
 
 
 class HttpInput:
-    """The input: see the module's docstring."""
+    """Serves the requests of the module's docstring, and puts their records into topics."""
 
     def __init__(self, settings: Http, machinery: Machinery) -> None:
         self._settings, self._machinery, self._ledger = settings, machinery, machinery.ledger

@@ -49,7 +49,7 @@ FLUSH_MS_MAX: Final = 30_000
 
 
 class JournalUploads:
-    """What the uploads of one input share."""
+    """What the uploads of one input share: the last sequence numbers, and where gaps are noted."""
 
     def __init__(self, intake: Intake, ledger: Ledger, *, entry_bytes_max: int, has_all: bool) -> None:
         """``has_all``: senders upload every entry of their journals, so one that is missing was lost."""

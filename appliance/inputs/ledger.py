@@ -155,7 +155,7 @@ class Ledger:
         )
 
     def note_sources(self, count: int) -> None:
-        """How many files, or senders, there are."""
+        """Set how many files, or senders, there are."""
         self._stats = msgspec.structs.replace(self._stats, sources=count)
 
     def note_unread(self, reason: str) -> None:
@@ -223,7 +223,7 @@ class Ledger:
             self._troubles[reason] = since, count + 1
 
     def goes_on(self, number: int) -> None:
-        """A source, or the input itself, waits for nothing any more."""
+        """Drop the trouble of a source, or of the input itself (0): it goes on."""
         if self._trouble_source in (number, 0):
             self._stats = msgspec.structs.replace(self._stats, trouble="")
 

@@ -231,7 +231,7 @@ class LineReader:
         return [self._text(line) for line in lines]
 
     def _add_lines(self, lines: list[bytes], blocks: list[Block]) -> None:
-        """Every line is a message."""
+        """Make each of these lines a message."""
         start = 0
         for stop in self._cuts(lines):
             group = lines[start:stop]
@@ -285,7 +285,7 @@ class LineReader:
         self._held = self._held[len(raw) :]
 
     def _part_bytes(self, raw: bytes) -> int:
-        """How many bytes the next part takes."""
+        """How many bytes the next part of a long line takes."""
         return utf8_cut(raw, self._raw_bytes_max) if self._encoding == "utf-8" else self._raw_bytes_max
 
     def _add_last_part(self, line: bytes, blocks: list[Block]) -> None:

@@ -140,7 +140,7 @@ _ADD_SPAN: Final = f"insert into span values ({', '.join('?' * len(Span._fields)
 
 
 class PositionStore:
-    """See the module's docstring.  One process has it open.
+    """The positions and unpublished rows of one input, in a database that one process has open.
 
     Raises:
         StorageFault: the file is no such database, or cannot be written; the message has its name.

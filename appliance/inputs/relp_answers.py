@@ -17,7 +17,7 @@ ANSWERS_MAX: Final = 16
 
 
 class _Sent(NamedTuple):
-    """Messages of one topic on their way; ``numbers``: their transactions."""
+    """Messages of one topic that are not flushed yet; ``numbers``: their transactions."""
 
     refusals: asyncio.Task[SyslogRefusals]
     numbers: list[bytes]
