@@ -254,4 +254,4 @@ def test_stop_ends_also_a_node_that_does_not_listen(tmp_path: Path) -> None:
 
 
 def test_a_single_host_has_one_node_unless_it_asks_for_three() -> None:
-    assert ZooKeeper().nodes == 1
+    assert ZooKeeperSection().nodes == 1
