@@ -29,6 +29,10 @@ NOT_OURS = {
     "/usr/share/java": "of libzookeeper-java, which the package needs none of",
     "/usr/share/debconf/confmodule": "of debconf",
     "/usr/bin/deb-systemd-helper": "of init-system-helpers",
+    "/usr/sbin/sendmail": "of the host's mail server",
+    "/etc/appliance/order.avsc": "the operator's",
+    "/etc/appliance/shop.desc": "the operator's",
+    "/etc/appliance/webhook": "the operator's",
     "/etc/appliance/server.pem": "the operator's",
     "/etc/appliance/server.key": "the operator's",
     "/etc/appliance/ca.pem": "the operator's",
@@ -76,7 +80,7 @@ def texts(tree: Path) -> Iterator[tuple[str, str]]:
         name = str(path.relative_to(tree))
         if path.suffix == ".gz":
             yield name, gzip.decompress(path.read_bytes()).decode().replace("\\-", "-")
-        elif name.startswith(("DEBIAN/p", "etc/", "usr/lib/systemd", "usr/share/doc")):
+        elif name.startswith(("DEBIAN/p", "etc/", "usr/lib/systemd", "usr/share/doc")) and path.suffix != ".png":
             yield name, path.read_text()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -90,6 +91,21 @@ def test_the_page_names_the_extras_that_the_packages_have() -> None:
     assert set(environment.LEFT_OUT) <= extras
     (named,) = re.findall(r"packages have ([^.]*)\.", (environment.ROOT / "systemd/README.md").read_text())
     assert set(re.findall(r"`(\w+)`", named)) == extras - set(environment.LEFT_OUT)
+
+
+def test_the_links_of_installed_pages_lead_to_installed_files() -> None:
+    """Of all pages that a wheel or a package brings; as the package itself, without building it."""
+    project = tomllib.loads((environment.ROOT / "pyproject.toml").read_text())
+    brought = {environment.ROOT / path for path in project["tool"]["hatch"]["build"]["targets"]["wheel"]["shared-data"]}
+    pages = [
+        page for path in brought for page in (path.rglob("*.md") if path.is_dir() else [path]) if page.suffix == ".md"
+    ]
+    assert len(pages) > 5
+    for page in pages:
+        for target in re.findall(r"\]\(([^)\s#]+)", page.read_text()):
+            path = Path(os.path.normpath(page.parent / target))
+            installed = not brought.isdisjoint((path, *path.parents)) or any(path in file.parents for file in brought)
+            assert "://" in target or installed, f"{page.relative_to(environment.ROOT)}: {target}"
 
 
 @pytest.mark.parametrize("packing", PACKINGS)

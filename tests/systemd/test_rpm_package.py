@@ -100,7 +100,7 @@ def test_it_is_installed_upgraded_and_removed(machine: Machine, rpm_package: Pat
     assert "right, 1 of" in machine.said("appliance", "config", "check", "--config", CONFIGURATION)
     assert lines(machine) == ["the first line"]
     counted = machine.said("appliance", "sql", "select count(*) as lines from web", "--json")
-    assert json.loads(counted) == [{"lines": 1}]
+    assert json.loads(counted) == {"lines": 1}
     note = machine.said("cat", f"{DATA}/format.json")
     machine.write(f"{DATA}/format.json", '{"format": 99, "release": "9.9"}\n')
     refused = machine.run("rpm", "--nodeps", "--upgrade", "--force", file, check=False, seconds_max=300)
