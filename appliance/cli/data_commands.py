@@ -378,6 +378,8 @@ def consume(
     reported and waited for.  With --json one object per line: topic, partition, offset, timestamp (ms since 1970), key,
     value, headers; keys and values that are not UTF-8 are in key_base64 and value_base64.
 
+    To find messages by text, field or time: `appliance tail`.
+
     [b]Examples[/b]
 
         appliance consume web --data /tmp/box
