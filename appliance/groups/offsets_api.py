@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import Any, Final, NamedTuple, TypeVar
 
 from ..catalog import Topic
@@ -38,14 +38,14 @@ class OffsetsApi:
     """Stores and reads committed offsets, of members and of consumers that do not join.
 
     ``pending``: the partitions whose committed offset in a group may be changed by an open transaction; None: it is not
-    known yet.
+    known now.
     """
 
     def __init__(
         self,
         coordinator: GroupCoordinator,
         store: GroupStore,
-        pending: Callable[[str], Collection[TopicPartition] | None],
+        pending: Callable[[str], Awaitable[Collection[TopicPartition] | None]],
     ) -> None:
         self._coordinator, self._store, self._pending = coordinator, store, pending
         self._membership, self._consumers = coordinator.membership, coordinator.consumers
@@ -177,7 +177,7 @@ class OffsetsApi:
         committed: Mapping[TopicPartition, Commit] = {}
         unstable: Collection[TopicPartition] = ()
         if not error and call.request.require_stable:  # before the reading: what is committed meanwhile may be read
-            pending = self._pending(name)
+            pending = await self._pending(name)
             if pending is None:
                 error = unready
             else:

@@ -20,9 +20,7 @@ from ..wire.kafka.codes import Code
 from ..wire.kafka.metadata_reply import Broker
 
 GROUP_KEY, TRANSACTION_KEY = 0, 1
-NO_TRANSACTIONS: Final = (
-    "transactions need ZooKeeper and a single appliance: unset transactional.id (idempotence works without it)"
-)
+NO_TRANSACTIONS: Final = "transactions need ZooKeeper: unset transactional.id (idempotence works without it)"
 VERSION_OF_LIBRDKAFKA: Final = 2
 
 
@@ -48,7 +46,8 @@ class FindCoordinatorApi:
 
     def _coordinator_row(self, call: Call, key: str, key_type: int, brokers: Sequence[Broker]) -> dict[str, Any]:
         error, message = self._refusal(call, key, key_type)
-        broker = coordinator_of(key, brokers) if not error else Broker(-1, "", -1)
+        name = self._transactions.owner_of(key) if key_type == TRANSACTION_KEY else key
+        broker = coordinator_of(name, brokers) if not error else Broker(-1, "", -1)
         return {
             "error_code": error,
             "error_message": message,

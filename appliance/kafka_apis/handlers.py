@@ -128,7 +128,7 @@ class KafkaApis:
         apis = (
             MemberApi(groups, group_store),
             ConsumerGroupApi(groups, group_store),
-            OffsetsApi(groups, group_store, transactions.pending),
+            OffsetsApi(groups, group_store, transactions.all_pending),
             GroupLookupApi(groups, group_store),
             FindCoordinatorApi(group_store, transactions.store),
             TransactionApi(transactions, lambda: appliance.config.transactions.timeout_ms_max),

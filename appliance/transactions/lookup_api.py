@@ -16,7 +16,7 @@ from ..names import TopicPartition
 from ..security.acls import Operation, ResourceType
 from ..wire.kafka.call import Answer, Call, Handler, error_row, rows_by_topic
 from ..wire.kafka.codes import Code
-from .store import UNDECIDED_MS
+from .store import NO_SLOT, UNDECIDED_MS, Lead
 from .transaction import ProducerIdentity, Transaction, TransactionPart, TransactionState
 from .transaction_coordinator import TransactionCoordinator
 
@@ -45,7 +45,7 @@ class TransactionLookupApi:
             return {"error_code": Code.INVALID_REQUEST}
         if not call.may(Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, name):
             return {"error_code": Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED}
-        code = self._coordinator.unknown()
+        code = self._coordinator.unknown(name)
         transaction = self._coordinator.get(name)
         if code or transaction is None:
             return {"error_code": code or Code.TRANSACTIONAL_ID_NOT_FOUND}
@@ -114,7 +114,8 @@ class TransactionLookupApi:
         try:
             part = TransactionPart(key.topic, topic.id, key.partition)
             decision = marker.transaction_result, UNDECIDED_MS, False
-            await self._coordinator.writers.mark(part, producer, marker.coordinator_epoch, *decision)
+            lead = Lead(NO_SLOT, marker.coordinator_epoch)
+            await self._coordinator.writers.mark(part, producer, lead, *decision)
         except ApplianceError as error:
             return error.code
         return Code.NONE

@@ -3,19 +3,28 @@
 They wait in the transaction's own state, and change nothing of the group before its end.  The group's coordinator is
 asked whether the producer's consumer is a member still (KIP-447), which fences a producer whose partitions have gone
 to another one.
+
+Clients send it to the group's coordinator.  If another appliance coordinates the transactional id, it is passed on, and
+that one asks back whether the member is one, once the offsets are pending there.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+import logging
+from collections.abc import Sequence
+from typing import Final
 
+from ..errors import ApplianceError
 from ..groups.group_coordinator import GroupCoordinator
 from ..groups.offsets_api import refuse_offset
 from ..names import TopicPartition
 from ..wire.kafka.call import Answer, Call, Handler, error_row, rows_by_topic
 from ..wire.kafka.codes import Code
+from .store import Consumer
 from .transaction import PendingOffset, ProducerIdentity, TransactionPart
 from .transaction_coordinator import TransactionCoordinator
+
+log = logging.getLogger(__name__)
 
 _CODES: Final = {
     Code.PRODUCER_FENCED: Code.INVALID_PRODUCER_EPOCH,  # as from the log of offsets, in Kafka
@@ -36,7 +45,8 @@ class TransactionOffsetsApi:
         error = self._groups.refuse(request.group_id, call.listener)
         if not error and (request.member_id or request.generation_id >= 0):
             error = await self._groups.load(request.group_id)
-        error = error or self._refuse_member(request)
+        consumer = Consumer(request.group_id, request.member_id, request.group_instance_id, request.generation_id)
+        error = error or refuse_consumer(self._groups, consumer)
         codes: dict[TopicPartition, Code] = {}
         offsets: list[PendingOffset] = []
         topics = self._coordinator.store.topics()
@@ -52,17 +62,29 @@ class TransactionOffsetsApi:
                     offsets.append(PendingOffset(request.group_id, part, row.committed_offset, note, epoch))
         if offsets:
             producer = ProducerIdentity(request.producer_id, request.producer_epoch)
-            code = await self._coordinator.add_offsets(request.transactional_id, producer, request.group_id, offsets)
+            code = await self._add(request.transactional_id, producer, consumer, offsets)
             codes |= dict.fromkeys((offset.part.key for offset in offsets), _CODES.get(code, code))
         return {"topics": rows_by_topic(codes, error_row)}
 
-    def _refuse_member(self, request: Any) -> Code:
-        """Why the consumer may not commit.  Who says nothing of a consumer may, as before KIP-447."""
-        name, member_id, instance = request.group_id, request.member_id, request.group_instance_id
-        generation = request.generation_id
-        if generation < 0 and not member_id and instance is None:
-            return Code.NONE
-        if self._groups.consumers.get(name) is not None:
-            code = self._groups.consumers.commit_code(name, member_id, generation)
-            return Code.ILLEGAL_GENERATION if code is Code.STALE_MEMBER_EPOCH else code
-        return self._groups.membership.may_commit(name, member_id, instance, generation, self._groups.now_ms())
+    async def _add(
+        self, transactional_id: str, producer: ProducerIdentity, consumer: Consumer, offsets: Sequence[PendingOffset]
+    ) -> Code:
+        store = self._coordinator.store
+        if not store.serves or store.coordinates(transactional_id):
+            return await self._coordinator.add_offsets(transactional_id, producer, consumer.group, offsets)
+        try:
+            return await store.add_offsets_elsewhere(transactional_id, producer, consumer, offsets)
+        except ApplianceError as error:
+            log.info("offsets of group %r wait for transaction %r: %s", consumer.group, transactional_id, error)
+            return Code.COORDINATOR_LOAD_IN_PROGRESS
+
+
+def refuse_consumer(groups: GroupCoordinator, consumer: Consumer) -> Code:
+    """Why a consumer may not commit offsets of its group, which is loaded here.  Who says nothing may."""
+    if consumer.is_anonymous:
+        return Code.NONE
+    name, member_id, instance, generation = consumer
+    if groups.consumers.get(name) is not None:
+        code = groups.consumers.commit_code(name, member_id, generation)
+        return Code.ILLEGAL_GENERATION if code is Code.STALE_MEMBER_EPOCH else code
+    return groups.membership.may_commit(name, member_id, instance, generation, groups.now_ms())

@@ -14,7 +14,8 @@ CompleteAbort             AddPartitionsToTxn, AddOffsetsToTxn                   
 Ongoing                   AddPartitionsToTxn, AddOffsetsToTxn, TxnOffsetCommit   Ongoing
                           EndTxn                                                 PrepareCommit or PrepareAbort
                           its time is up; InitProducerId of another producer     PrepareAbort; epoch + 1
-PrepareCommit             every partition has its marker, offsets are committed  CompleteCommit
+PrepareCommit             another appliance has committed offsets of its groups  PrepareCommit, without these
+                          every partition has its marker, offsets are committed  CompleteCommit
 PrepareAbort              every partition has its marker                         CompleteAbort
 ========================  =====================================================  ===================================
 
@@ -239,6 +240,11 @@ class Transaction(msgspec.Struct, frozen=True, omit_defaults=True):
         if self.state is prepared:
             return Code.CONCURRENT_TRANSACTIONS
         return self if self.state is complete else Code.INVALID_TXN_STATE
+
+    def without(self, group: str) -> Transaction:
+        """The offsets of this group are committed."""
+        assert self.state is TransactionState.PREPARE_COMMIT
+        return _replace(self, offsets=tuple(offset for offset in self.offsets if offset.group != group))
 
     def complete(self, now_ms: int) -> Transaction:
         """Every partition has its marker."""

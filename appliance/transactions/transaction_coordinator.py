@@ -24,11 +24,11 @@ from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from ..errors import ApplianceError, NotCoordinator, StaleProducerEpoch, Unavailable, UnknownPartition, ZooKeeperAway
+from ..errors import ApplianceError, NotCoordinator, StaleProducerEpoch, Unavailable, UnknownPartition
 from ..groups.alarms import Alarms
 from ..names import TopicPartition
 from ..wire.kafka.codes import Code
-from .store import MarkerWriters, TransactionStore
+from .store import MarkerWriters, OpenProducer, TransactionStore
 from .transaction import (
     ENDING,
     PendingOffset,
@@ -149,30 +149,53 @@ class TransactionCoordinator:
         """The transactions that are Ongoing or end at the moment."""
         return {name: transaction for name, transaction in self.all().items() if transaction.is_open}
 
-    def ongoing(self) -> dict[TopicPartition, list[ProducerIdentity]]:
-        """Who may write to each partition in a transaction: not to one of a topic that was made again since."""
-        producers: dict[TopicPartition, list[ProducerIdentity]] = defaultdict(list)
-        for entry in self._entries.values():
-            if entry.transaction.state is TransactionState.ONGOING:
-                for part in filter(self._exists, entry.transaction.parts):
-                    producers[part.key].append(entry.transaction.producer)
-        return producers
+    def pending(self, group: str) -> Collection[TopicPartition]:
+        """The partitions of which an open transaction of this appliance may change the committed offset."""
+        return self._pending.get(group, ())
 
-    def pending(self, group: str) -> Collection[TopicPartition] | None:
-        """The partitions of which an open transaction may change the committed offset; None: not known yet."""
-        if self.loaded:
-            return self._pending.get(group, ())
-        return None if self.store.serves else ()
+    async def all_pending(self, group: str) -> Collection[TopicPartition] | None:
+        """Those of all appliances; None: not known now."""
+        if not self.store.serves:
+            return ()
+        try:
+            elsewhere = await self.store.pending_elsewhere(group)
+        except Unavailable as error:
+            log.info("it is not known which offsets of group %r may change: %s", group, error)
+            return None
+        return {*elsewhere, *self.pending(group)}
 
-    def unknown(self) -> Code:
-        """Why it cannot be said which ids there are; NONE also where there can be none."""
-        return self.refuse() if self.store.serves else Code.NONE
+    def at(self, partitions: Collection[TopicPartition]) -> list[OpenProducer]:
+        """Who is in a transaction of this appliance: not in a partition of a topic that was made again since."""
+        asked = set(partitions)
+        return [
+            OpenProducer(part.key, transaction.producer, transaction.state is TransactionState.ONGOING)
+            for transaction in self.open().values()
+            for part in transaction.parts
+            if part.key in asked and self._exists(part)
+        ]
 
-    def refuse(self) -> Code:
-        """Why nothing can be said about any id now, else NONE."""
+    async def all_at(self, partitions: Collection[TopicPartition]) -> list[OpenProducer]:
+        """Who is in a transaction there, of any appliance: all who were when this was called, and still are.
+
+        Raises:
+            Unavailable: that is not known now.
+        """
+        if not self.store.serves:
+            return []
+        elsewhere = await self.store.open_elsewhere(partitions)
+        return [*elsewhere, *self.at(partitions)]
+
+    def unknown(self, transactional_id: str | None = None) -> Code:
+        """Why it cannot be said which ids there are, or what one is; NONE also where there can be none."""
+        return self.refuse(transactional_id) if self.store.serves else Code.NONE
+
+    def refuse(self, transactional_id: str | None = None) -> Code:
+        """Why nothing can be said about any id, or this one, now, else NONE."""
         if not self.store.leads:
             return Code.COORDINATOR_NOT_AVAILABLE
-        if self.loaded:  # also when another appliance has joined since: what is open here has to end
+        if transactional_id is not None and not self.store.coordinates(transactional_id):
+            return Code.NOT_COORDINATOR
+        if self.loaded:
             return Code.NONE
         return Code.COORDINATOR_LOAD_IN_PROGRESS if self.store.serves else Code.COORDINATOR_NOT_AVAILABLE
 
@@ -186,7 +209,7 @@ class TransactionCoordinator:
         def decide(transaction: Transaction) -> TransactionOutcome:
             return transaction.initialise(timeout_ms, claimed, self.new_id(), self.clock_ms())
 
-        code = self.refuse()
+        code = self.refuse(transactional_id)
         if code:
             return code
         if transactional_id not in self._entries:
@@ -289,25 +312,18 @@ class TransactionCoordinator:
         when what ZooKeeper had is lost.
 
         Raises:
-            Unavailable: try again; with other appliances it is not known here which transactions there are.
-            UnknownPartition: there is no such partition.
+            Unavailable: try again.
+            UnknownPartition: there is no such partition here.
         """
-        await self.writers.abort_hanging(partition, lambda: self.known_at(partition))
+        await self.writers.abort_hanging(partition)
 
-    def known_at(self, partition: TopicPartition) -> set[int]:
+    async def known_at(self, partition: TopicPartition) -> set[int]:
         """The producers whose transactions in a partition somebody will end.
 
         Raises:
-            ZooKeeperAway: that is not known now.
+            Unavailable: that is not known now.
         """
-        if self.refuse():
-            raise ZooKeeperAway("it is not known now which transactions are open: try again")
-        opened = self.open().values()
-        return {
-            transaction.producer_id
-            for transaction in opened
-            if partition in {part.key for part in transaction.parts if self._exists(part)}
-        }
+        return {row.producer.id for row in await self.all_at([partition])}
 
     async def expire(self, expiration_ms: int) -> None:
         """Forget ids that have had no transaction for so long; called from time to time."""
@@ -356,7 +372,7 @@ class TransactionCoordinator:
         ``opening``: also let all its partitions know.  ``deferring``: of an Ongoing transaction it is stored with the
         next change.
         """
-        code = self.refuse()
+        code = self.refuse(transactional_id)
         entry = self._entries.get(transactional_id)
         if code or entry is None:
             return code or Code.INVALID_PRODUCER_ID_MAPPING
@@ -375,7 +391,7 @@ class TransactionCoordinator:
                         raise NotCoordinator(f"transactions of {transactional_id!r} are coordinated anew: try again")
                     self._take(transactional_id, entry, outcome)
                 if opening:
-                    await self._open(entry)
+                    await self._open(transactional_id, entry)
             except ApplianceError as error:
                 self._drop_if_new(transactional_id, entry)
                 return _answer(error)
@@ -385,11 +401,11 @@ class TransactionCoordinator:
         if not entry.transaction.has_epoch and self._entries.get(transactional_id) is entry:
             del self._entries[transactional_id]
 
-    async def _open(self, entry: KnownTransaction) -> None:
+    async def _open(self, transactional_id: str, entry: KnownTransaction) -> None:
         parts = [part for part in entry.transaction.parts if part not in entry.opened and self._exists(part)]
-        producer = entry.transaction.producer
+        producer, lead = entry.transaction.producer, self.store.lead(transactional_id)
         for error in await asyncio.gather(
-            *(self.writers.open(part, producer) for part in parts), return_exceptions=True
+            *(self.writers.open(part, producer, lead) for part in parts), return_exceptions=True
         ):
             if error is not None and not isinstance(error, UnknownPartition):
                 raise error
@@ -453,6 +469,11 @@ class TransactionCoordinator:
                 async with entry.lock:
                     if entry.transaction is not ending and entry.transaction is not complete:
                         return
+                    for group in self.store.groups_elsewhere(ending):
+                        await self.store.hand_over(transactional_id, ending, group)
+                        ending = self._without(transactional_id, entry, ending, group)
+                    if self._entries.get(transactional_id) is not entry:  # loaded anew: that may be in its next one
+                        return
                     await self.store.complete(transactional_id, ending, complete)
                     if self._entries.get(transactional_id) is entry and entry.transaction is ending:
                         self._take(transactional_id, entry, complete)
@@ -461,15 +482,22 @@ class TransactionCoordinator:
                 log.warning("the end of transaction %r is not stored yet: %s", transactional_id, error)
             pause_s = await _pause(pause_s)
 
+    def _without(self, transactional_id: str, entry: KnownTransaction, ending: Transaction, group: str) -> Transaction:
+        """The offsets of a group are stored, and not in the transaction any more."""
+        rest = ending.without(group)
+        if self._entries.get(transactional_id) is entry and entry.transaction is ending:
+            self._take(transactional_id, entry, rest)
+        return rest
+
     async def _mark(self, transactional_id: str, entry: KnownTransaction, part: TransactionPart) -> None:
         pause_s = RETRY_S
         transaction = entry.transaction
         inherited = transaction is entry.loaded
         while self._entries.get(transactional_id) is entry and self._exists(part):
             try:
-                epoch = self.store.epoch(transactional_id)
+                lead = self.store.lead(transactional_id)
                 decision = transaction.committed, transaction.changed_ms, inherited
-                await self.writers.mark(part, transaction.producer, epoch, *decision)
+                await self.writers.mark(part, transaction.producer, lead, *decision)
                 return
             except ApplianceError as error:  # also of one that is made, or brought back, at the moment
                 log.warning("%s-%d: no marker yet for %r: %s", *part.key, transactional_id, error)

@@ -60,6 +60,19 @@
     add_offsets     {PRODUCER, group, member, secret,     nil; they are committed when the transaction is; the member
                      offsets: [[t, p, offset]]}           of the group has to own these partitions
     end_transaction {PRODUCER, committed}                 nil; answered when it is decided
+    begin_passing   {}                                    text: the session of PASSED, which ends an earlier one
+    transaction_steps {PASSED, producer: [id, epoch],     [text]: for each part the name of the error, "": none; opens
+                     lead: [slot, epoch], marker?: [committed, the transaction there, or writes its marker
+                     decided_ms, inherited], parts: [[t, topic id, p]]}
+    open_at         {partitions: [[t, p]]}                {slots: [n], producers: [[t, p, [id, epoch], ongoing]]}; of
+                                                          the slots that the broker that is asked coordinates
+    pending_offsets {group}                               {slots: [n], partitions: [[t, p]]}; likewise
+    pass_offsets    {PASSED, id, producer, CONSUMER,      Kafka's code; offsets of a group whose coordinator asks
+                     offsets: [[[t, topic id, p], offset, note, leader epoch]]}
+    may_commit      {CONSUMER}                            Kafka's code; whether it is a member of its group
+    take_offsets    {id, group, gone: [topic id]}         version of the transaction's node; commits what a prepared
+                                                          transaction has of this group, but for topics that are gone
+    pass_verb       {PASSED, verb, arguments}             as that verb answers, of a transactional id
     users           {}                                    [{name, mechanisms: {mechanism: iterations}, locked,
                                                            expires_ms?, expired, roles: [name]}]
     put_user        {name, verifiers, new}                nil; replaces all verifiers of the user
@@ -79,6 +92,8 @@
 
     MEMBER          group, member, secret, sequence: see ``processes/coordinator/native_groups.py``
     PRODUCER        id, producer_id, epoch: as ``init_transactions`` has answered
+    PASSED          passed: [session, number, lowest]: see ``processes/coordinator/peer_transactions.py``
+    CONSUMER        consumer: [group, member id, instance, generation]
     ACL             {resource, name, pattern, principal, host, operation, permission}: Kafka's words as text
     FILTER          as ACL, all optional; pattern "Match": rules about the resource ``name``
     QUOTA           {user?, client_id?, limits: {key: per second}}: "" is all that have no quota of their own, nil
@@ -92,8 +107,9 @@
     COMMITTED       {topic, partition, offset, end, lag_messages, lag_bytes, lag_seconds, lost_bytes, owner}
 
 Any broker accepts these requests, except those with MEMBER, which only the group's coordinator answers.  Others pass
-``commit`` and ``delete_offsets`` on to it.
-``forwarded`` marks a request that another broker has passed on.
+``commit`` and ``delete_offsets`` on to it, and verbs of a transactional id to the coordinator of that.
+``forwarded`` marks a request that another broker has passed on.  From ``begin_passing`` to ``pass_verb`` only brokers
+of the cluster may ask.
 
 A topic's ``settings`` are those in force, and ``sources`` says for each where it comes from: "topic", "configuration"
 or "default"; ``own`` are those set for this topic.  A group's ``protocol`` is that of its
@@ -237,6 +253,52 @@ class AddOffsets(TransactionalProducer, forbid_unknown_fields=True):
 
 class EndTransaction(TransactionalProducer, forbid_unknown_fields=True):
     committed: bool
+
+
+ProducerRow = tuple[Offset, Count]
+ConsumerRow = tuple[GroupName, Name, Name | None, Count]
+PartRow = tuple[TopicName, Name, Partition]
+OffsetRow = tuple[PartRow, Offset, Name, Count]
+
+
+class Passed(msgspec.Struct, forbid_unknown_fields=True):
+    passed: tuple[Name, Offset, Offset]
+
+
+class TransactionSteps(Passed, forbid_unknown_fields=True):
+    producer: ProducerRow
+    lead: tuple[Count, Count]
+    parts: Annotated[list[PartRow], ManyPartitions]
+    marker: tuple[bool, Offset, bool] | None = None
+
+
+class OpenAt(msgspec.Struct, forbid_unknown_fields=True):
+    partitions: Annotated[list[tuple[TopicName, Partition]], ManyPartitions]
+
+
+class PassOffsets(Passed, forbid_unknown_fields=True):
+    id: TransactionalId
+    producer: ProducerRow
+    consumer: ConsumerRow
+    offsets: Annotated[list[OffsetRow], ManyPartitions]
+
+
+class MayCommit(msgspec.Struct, forbid_unknown_fields=True):
+    consumer: ConsumerRow
+
+
+class TakeOffsets(msgspec.Struct, forbid_unknown_fields=True):
+    id: TransactionalId
+    group: GroupName
+    gone: Names
+
+
+class PassVerb(Passed, forbid_unknown_fields=True):
+    verb: Name
+    arguments: msgspec.Raw
+
+    def __repr__(self) -> str:
+        return f"<PassVerb {self.verb!r}>"
 
 
 class GroupOffsets(msgspec.Struct, forbid_unknown_fields=True):
@@ -402,6 +464,8 @@ class Verb(NamedTuple):
 
 OWNER_RIGHTS: Final[NeededRights] = (*MEMBER_RIGHTS, Right(Operation.READ, ResourceType.TOPIC, How.EACH))
 """Of a member of a group, with the topics that it names."""
+PEER_RIGHTS: Final[NeededRights] = cluster_rights(Operation.CLUSTER_ACTION)
+"""Of another broker of the cluster; nobody else may ask, whatever rights it has."""
 _ROWS: Final = (
     Verb("create_topic", CreateTopic, CREATE_RIGHTS, changes=True),
     Verb(
@@ -486,6 +550,14 @@ _ROWS: Final = (
         (*TRANSACTION_RIGHTS, *MEMBER_RIGHTS, Right(Operation.READ, ResourceType.TOPIC, How.WHOLE)),
     ),
     Verb("end_transaction", EndTransaction, TRANSACTION_RIGHTS),
+    Verb("begin_passing", Nothing, PEER_RIGHTS),
+    Verb("transaction_steps", TransactionSteps, PEER_RIGHTS),
+    Verb("open_at", OpenAt, PEER_RIGHTS),
+    Verb("pending_offsets", OneGroup, PEER_RIGHTS),
+    Verb("pass_offsets", PassOffsets, PEER_RIGHTS),
+    Verb("may_commit", MayCommit, PEER_RIGHTS),
+    Verb("take_offsets", TakeOffsets, PEER_RIGHTS),
+    Verb("pass_verb", PassVerb, PEER_RIGHTS),
     Verb("users", Nothing, cluster_rights(Operation.DESCRIBE)),
     Verb("put_user", PutUser, cluster_rights(Operation.ALTER), changes=True),
     Verb("alter_user", AlterUser, cluster_rights(Operation.ALTER), changes=True),

@@ -494,9 +494,8 @@ def release(held: Held) -> Operation[None]:
     yield [delete(held.path)]
 
 
-def withdraw(group: str, claimant: Claimant) -> Operation[None]:
-    """Delete every claim of this broker on the group, also one whose creation was never answered."""
-    path = paths.group(group)
+def withdraw(path: str, claimant: Claimant) -> Operation[None]:
+    """Delete every claim of this broker on the node ``path``, also one whose creation was never answered."""
     theirs = [f"{path}/{name}" for name in (yield from list_children(path)) if name.startswith(CLAIM)]
     value = msgspec.json.encode(claimant)
     for own, node in zip(theirs, (yield from ask([get(path) for path in theirs])), strict=True):

@@ -12,13 +12,14 @@ coordinator that lost its claim or its session cannot write.
 Every write names the version of the node that it changes.  A write that was given up, because ZooKeeper did not answer
 in time, may have been carried out all the same; the next one finds another version then, and reads what is stored.
 So the offsets of a transaction, which are stored in one step with its end (:func:`commit`), are never stored twice:
-the second time might undo a later commit.
+the second time might undo a later commit.  Those of a group that another broker coordinates, this one stores
+(:func:`hand_over`), in one step with the state without them: so they are not stored twice either, whoever asks again.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from ..errors import NotCoordinator, ZooKeeperAway
@@ -112,9 +113,20 @@ def read(slot: int) -> Operation[dict[str, Node]]:
     return {name: nodes[paths.encode_name(name)] for name in paths.decode_names(nodes)}
 
 
-def used() -> Operation[list[int]]:
-    """The slots that have ever been claimed."""
-    return [int(name) for name in (yield from list_children(TRANSACTIONS)) if name.isdecimal() and int(name) < SLOTS]
+def have_ids(slots: Collection[int]) -> Operation[bool]:
+    """Whether one of these slots has an id, by all earlier writes, whichever node of the ensemble answers."""
+    yield [sync()]
+    for slot in sorted(slots):
+        if (yield from list_children(f"{slot_path(slot)}/ids")):
+            return True
+    return False
+
+
+def read_one(transactional_id: str) -> Operation[Node | None]:
+    """The node of an id, as :func:`read` reads it; None: there is none."""
+    yield [sync()]
+    (node,) = yield [get(id_path(transactional_id))]
+    return node if isinstance(node, Node) else None
 
 
 def write(claim: Claimed, changes: Sequence[NodeChange]) -> Operation[list[int]]:
@@ -186,6 +198,30 @@ def commit(
             return owner
         else:
             yield from claims.read_again(offsets)
+    raise ZooKeeperAway("the end of a transaction keeps changing; try again")
+
+
+def hand_over(end: NodeChange, offsets: StoredGroupOffsets) -> Operation[int | StoredGroupOffsets]:
+    """Store offsets of a group, and in the same step a transaction that has not these any more.
+
+    It needs no claim on the slot: the version in ``end`` is that of the state in which the offsets were decided.
+
+    Returns the new version.  Or ``offsets``: the claim of the group is gone, and nothing was stored.
+
+    Raises:
+        ZooKeeperAway: the transaction has changed: look at it again.
+    """
+    requests = [end.request, check(offsets.held.path, -1)]
+    for _ in range(ATTEMPTS_MAX):
+        (reply,) = yield [multi([*requests, *claims.offset_requests(offsets.group, offsets.held, offsets.values)])]
+        if not isinstance(reply, Failed):
+            claims.note_values(offsets.held, offsets.values)
+            return _version_after(end)
+        if reply.part_index == 0:
+            raise ZooKeeperAway("the transaction has changed; try again")
+        if reply.part_index == 1:
+            return offsets
+        yield from claims.read_again([offsets])
     raise ZooKeeperAway("the end of a transaction keeps changing; try again")
 
 

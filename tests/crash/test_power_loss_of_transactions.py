@@ -39,6 +39,7 @@ from appliance.records.encode import encode_batch
 from appliance.records.markers import Marker
 from appliance.shared.table import CELL_COUNT, SegmentTable
 from appliance.transactions import transaction_coordinator
+from appliance.transactions.store import Lead
 from appliance.transactions.transaction import ENDING, ProducerIdentity, Transaction, TransactionPart, TransactionState
 from appliance.transactions.transaction_coordinator import KnownTransaction, TransactionCoordinator
 from appliance.wire.kafka.codes import Code
@@ -157,7 +158,7 @@ class Bed(FakeTransactions):
 
     # -- the writers
 
-    async def open(self, part: TransactionPart, producer: ProducerIdentity) -> None:
+    async def open(self, part: TransactionPart, producer: ProducerIdentity, lead: Lead) -> None:
         await asyncio.sleep(0)
         self.logs[part.partition].begin(producer)
 
@@ -165,13 +166,13 @@ class Bed(FakeTransactions):
         self,
         part: TransactionPart,
         producer: ProducerIdentity,
-        coordinator_epoch: int,
+        lead: Lead,
         committed: bool,
         decided_ms: int,
         inherited: bool,
     ) -> None:
         await asyncio.sleep(0)
-        self.logs[part.partition].mark(producer, Marker(committed, coordinator_epoch))
+        self.logs[part.partition].mark(producer, Marker(committed, lead.epoch))
         await asyncio.sleep(0)
 
     # -- a client
@@ -383,8 +384,8 @@ async def _next_before_markers(self: TransactionCoordinator, transactional_id: s
     for _ in range(20):
         await asyncio.sleep(0)  # the client goes on
     for part in ending.parts:
-        epoch = self.store.epoch(transactional_id)
-        await self.writers.mark(part, ending.producer, epoch, ending.committed, ending.changed_ms, False)
+        lead = self.store.lead(transactional_id)
+        await self.writers.mark(part, ending.producer, lead, ending.committed, ending.changed_ms, False)
 
 
 _END = TransactionCoordinator.end

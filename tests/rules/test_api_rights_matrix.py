@@ -165,6 +165,7 @@ WITHOUT_GROUPS = {(api, ResourceType.TOPIC) for api in ("OffsetFetch", "OffsetDe
 """This appliance has no ZooKeeper, so there are no groups to ask about topics of: see the tests of these APIs."""
 
 SECRET = "0" * 32
+PASSED = ["", 1, 1]
 MEMBER = {"group": GROUP, "member": f"{GROUP}_host{member_suffix(SECRET)}", "secret": SECRET, "sequence": 1}
 VERBS: dict[str, dict[str, Any]] = {
     "create_topic": {"name": TOPIC},
@@ -211,6 +212,20 @@ VERBS: dict[str, dict[str, Any]] = {
         "offsets": [[TOPIC, 0, 1]],
     },
     "end_transaction": {"id": TRANSACTIONAL_ID, "producer_id": 0, "epoch": 0, "committed": False},
+    "begin_passing": {},
+    "transaction_steps": {"passed": PASSED, "producer": [0, 0], "lead": [0, 0], "parts": []},
+    "open_at": {"partitions": []},
+    "pending_offsets": {"group": GROUP},
+    "pass_offsets": {
+        "passed": PASSED,
+        "id": TRANSACTIONAL_ID,
+        "producer": [0, 0],
+        "consumer": [GROUP, "", None, -1],
+        "offsets": [],
+    },
+    "may_commit": {"consumer": [GROUP, "", None, -1]},
+    "take_offsets": {"id": TRANSACTIONAL_ID, "group": GROUP, "gone": []},
+    "pass_verb": {"passed": PASSED, "verb": "transactions", "arguments": {}},
     "users": {},
     "put_user": {"name": "nobody", "verifiers": {"SCRAM-SHA-256": "wrong"}, "new": True},
     "alter_user": {"name": "nobody", "locked": True},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Collection, Coroutine, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -11,6 +11,7 @@ from appliance.catalog import Topic
 from appliance.errors import UnknownPartition, ZooKeeperAway
 from appliance.groups.store import Commit
 from appliance.names import TopicPartition
+from appliance.transactions.store import Consumer, Lead, OpenProducer
 from appliance.transactions.transaction import (
     ENDING,
     PendingOffset,
@@ -29,7 +30,9 @@ MINUTE_MS = 60_000
 class FakeTransactions:
     """A store, writers, and the coordinator between them.  ``done``: what has happened, in order.
 
-    ``away``: the store fails; ``mute``: it stores and fails; ``offline``: partitions whose writers fail.
+    ``away``: the store fails; ``mute``: it stores and fails; ``offline``: partitions whose writers fail;
+    ``elsewhere``: ids and groups that another appliance coordinates; ``unreachable``: it does not answer;
+    ``opened_elsewhere``, ``waiting_elsewhere``: the transactions, and by group the offsets, that are open there.
     """
 
     broker_id = 1
@@ -41,7 +44,10 @@ class FakeTransactions:
         ids_max: int = 100,
     ) -> None:
         self.serves = self.leads = True
-        self.away = self.mute = False
+        self.away = self.mute = self.unreachable = False
+        self.elsewhere: set[str] = set()
+        self.opened_elsewhere: list[OpenProducer] = []
+        self.waiting_elsewhere: dict[str, set[TopicPartition]] = {}
         self.offline: set[TransactionPart] = set()
         self.stored: dict[str, Transaction] = {}
         self.committed: list[PendingOffset] = []
@@ -76,8 +82,45 @@ class FakeTransactions:
 
     # -- the store
 
-    def epoch(self, transactional_id: str) -> int:
-        return 3
+    def owner_of(self, transactional_id: str) -> str:
+        return transactional_id
+
+    def coordinates(self, transactional_id: str) -> bool:
+        return transactional_id not in self.elsewhere
+
+    def lead(self, transactional_id: str) -> Lead:
+        return Lead(0, 3)
+
+    async def open_elsewhere(self, partitions: Collection[TopicPartition]) -> list[OpenProducer]:
+        self.check_known()
+        return [row for row in self.opened_elsewhere if row.partition in partitions]
+
+    async def pending_elsewhere(self, group: str) -> Collection[TopicPartition]:
+        self.check_known()
+        return self.waiting_elsewhere.get(group, ())
+
+    def check_known(self) -> None:
+        if not self.coordinator.loaded or self.unreachable:
+            raise ZooKeeperAway("not all that is open is known")
+
+    def groups_elsewhere(self, transaction: Transaction) -> list[str]:
+        return list(dict.fromkeys(offset.group for offset in transaction.offsets if offset.group in self.elsewhere))
+
+    async def hand_over(self, transactional_id: str, transaction: Transaction, group: str) -> None:
+        if self.unreachable:
+            raise ZooKeeperAway("away")
+        before = self.stored[transactional_id]
+        if before.state is TransactionState.PREPARE_COMMIT:
+            self.committed += [offset for offset in before.offsets if offset.group == group]
+            await self.put(transactional_id, before.without(group))
+
+    async def add_offsets_elsewhere(
+        self, transactional_id: str, producer: ProducerIdentity, consumer: Consumer, offsets: Sequence[PendingOffset]
+    ) -> Code:
+        if self.unreachable:
+            raise ZooKeeperAway("away")
+        self.done.append(("passed on", transactional_id, consumer.group))
+        return Code.NONE
 
     def topics(self) -> Mapping[str, Topic]:
         return self.known
@@ -104,22 +147,23 @@ class FakeTransactions:
 
     # -- the writers
 
-    async def open(self, part: TransactionPart, producer: ProducerIdentity) -> None:
+    async def open(self, part: TransactionPart, producer: ProducerIdentity, lead: Lead) -> None:
         await self._step("open", part)
 
     async def mark(
         self,
         part: TransactionPart,
         producer: ProducerIdentity,
-        coordinator_epoch: int,
+        lead: Lead,
         committed: bool,
         decided_ms: int,
         inherited: bool,
     ) -> None:
         await self._step("commit" if committed else "abort", part)
 
-    async def abort_hanging(self, partition: TopicPartition, known: Callable[[], Collection[int]]) -> None:
-        self.done.append(("abort hanging", partition.partition, sorted(known())))
+    async def abort_hanging(self, partition: TopicPartition) -> None:
+        known = await self.coordinator.known_at(partition)
+        self.done.append(("abort hanging", partition.partition, sorted(known)))
 
     async def _step(self, what: str, part: TransactionPart) -> None:
         await asyncio.sleep(0)

@@ -10,6 +10,7 @@ from appliance.catalog import Topic
 from appliance.errors import ZooKeeperAway
 from appliance.names import TopicPartition
 from appliance.transactions import transaction_coordinator
+from appliance.transactions.store import OpenProducer
 from appliance.transactions.transaction import (
     PendingOffset,
     ProducerIdentity,
@@ -144,7 +145,7 @@ async def test_offsets_are_committed_with_the_end_and_only_once(world: FakeTrans
     assert await world.coordinator.add_offsets("x", producer, "g", [offset]) is Code.NONE
     assert list(world.coordinator.pending("g") or ()) == [TopicPartition("a", 0)]
     world.kill()
-    assert world.coordinator.pending("g") is None, "nobody knows"
+    assert await world.coordinator.all_pending("g") is None, "nobody knows"
     world.start()
     assert list(world.coordinator.pending("g") or ()) == [TopicPartition("a", 0)]
     world.away = world.mute = True
@@ -237,7 +238,7 @@ async def test_a_writer_that_cannot_be_told_is_told_when_the_client_asks_again(w
     world.done.clear()
     assert await world.coordinator.add_partitions("x", producer, [B]) is Code.NONE
     assert world.done == [("open", 1)], "it is stored already"
-    assert world.coordinator.ongoing()[B.key] == [producer]
+    assert world.coordinator.at([B.key]) == [OpenProducer(B.key, producer, True)]
 
 
 @scenario
@@ -331,9 +332,9 @@ async def test_many_producers_of_one_id_at_once(world: FakeTransactions) -> None
 async def test_a_topic_that_was_made_again_is_not_in_the_transaction(world: FakeTransactions) -> None:
     """Its writer would take batches, and nobody would end them."""
     producer = await world.begin(A)
-    assert world.coordinator.ongoing() == {A.key: [producer]}
+    assert world.coordinator.at([A.key, B.key]) == [OpenProducer(A.key, producer, True)]
     world.known = {"a": Topic("a", {0: [1], 1: [1]}, {}, "f" * 32)}
-    assert world.coordinator.ongoing() == {}
+    assert world.coordinator.at([A.key, B.key]) == []
     assert await world.coordinator.end("x", producer, True) is Code.NONE
     await world.settled()
     assert world.state() is TransactionState.COMPLETE_COMMIT
@@ -353,3 +354,52 @@ async def test_offsets_are_pending_while_they_are_stored(world: FakeTransactions
     refused = await world.coordinator.add_offsets("x", producer, "g", [PendingOffset("g", B, 7)])
     assert refused is Code.COORDINATOR_LOAD_IN_PROGRESS
     assert list(world.coordinator.pending("g") or ()) == [A.key]
+
+
+class Reloading(FakeTransactions):
+    """What is stored is loaded again while the offsets of a group are handed over, once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elsewhere = {"g"}
+        self.reloads = 0
+
+    async def hand_over(self, transactional_id: str, transaction: Transaction, group: str) -> None:
+        await super().hand_over(transactional_id, transaction, group)
+        if not self.reloads:
+            self.reloads += 1
+            self.coordinator.unload()
+            self.coordinator.load(dict(self.stored))
+
+
+@scenarios(Reloading)
+async def test_who_was_at_the_end_when_all_was_loaded_again_stores_nothing_more(world: Reloading) -> None:
+    """Goal: an end that comes late is not stored over the next transaction."""
+    producer = await world.begin(A)
+    offset = PendingOffset("g", A, 7)
+    assert await world.coordinator.add_group("x", producer, "g") is Code.NONE
+    assert await world.coordinator.add_offsets("x", producer, "g", [offset]) is Code.NONE
+    assert await world.coordinator.end("x", producer, True) is Code.NONE
+    await world.ends_stored()
+    while pending := [task for task in world.tasks if not task.done()]:
+        await asyncio.gather(*pending)
+    assert world.committed == [offset] and world.reloads == 1
+    assert world.done.count(TransactionState.COMPLETE_COMMIT) == 1
+
+
+@scenario
+async def test_what_another_coordinates_is_refused_and_what_it_has_is_asked_for(world: FakeTransactions) -> None:
+    world.elsewhere = {"y"}
+    assert await world.coordinator.initialise("y", MINUTE_MS, None) is Code.NOT_COORDINATOR
+    assert await world.coordinator.end("y", ProducerIdentity(7, 0), True) is Code.NOT_COORDINATOR
+    assert world.coordinator.unknown("y") is Code.NOT_COORDINATOR and not world.coordinator.unknown("x")
+    producer = await world.begin(A)
+    row = OpenProducer(A.key, ProducerIdentity(900, 0), True)
+    world.opened_elsewhere, world.waiting_elsewhere = [row], {"g": {B.key}}
+    assert await world.coordinator.known_at(A.key) == {900, producer.id}
+    assert await world.coordinator.all_at([B.key]) == []
+    assert await world.coordinator.all_pending("g") == {B.key}
+    world.unreachable = True
+    assert await world.coordinator.all_pending("g") is None
+    with pytest.raises(ZooKeeperAway):
+        await world.coordinator.all_at([A.key])

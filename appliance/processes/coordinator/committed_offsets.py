@@ -312,7 +312,8 @@ class GroupClaims:
                     if entry.held is not None:
                         return
                     with contextlib.suppress(Unavailable):
-                        await self._registry.ask(claim_requests.withdraw(group, self._claimant), session_id=session_id)
+                        withdrawing = claim_requests.withdraw(paths.group(group), self._claimant)
+                        await self._registry.ask(withdrawing, session_id=session_id)
                         return
                 await asyncio.sleep(RETRY_S)
         finally:

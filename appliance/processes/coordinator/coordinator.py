@@ -80,6 +80,7 @@ from .measuring import Measurements
 from .native_api import NativeApi
 from .native_members_api import NativeMembersApi
 from .partitions import Partitions
+from .peer_transactions_api import PeerTransactionsApi
 from .producers_native_api import ProducersNativeApi
 from .registered_groups import RegisteredGroups
 from .registered_transactions import RegisteredTransactions
@@ -270,6 +271,11 @@ class Coordinator:
         producers = ProducersNativeApi(
             transactions, lambda: self._config.transactions.timeout_ms_max, self._groups.owned_by
         )
+        peers = PeerTransactionsApi(
+            *(transactions, self._transactions.store, self._transactions.writers, self._kafka_groups),
+            *(self._transactions.peers, self._brokers.coordinates),
+            TransactionsNativeApi(transactions, self._hanging).of_ids | producers.verbs,
+        )
         self._native = NativeApi(
             self._broker,
             topics,
@@ -281,8 +287,8 @@ class Coordinator:
             self._clock,
             self._known_groups,
             self._trash,
-            TransactionsNativeApi(transactions, self._hanging).verbs | producers.verbs | members.verbs,
-            transactions.pending,
+            TransactionsNativeApi(transactions, self._hanging).of_partitions | peers.verbs | members.verbs,
+            transactions.all_pending,
             self._compaction,
             on_error=self._on_errors,
             on_refused=self._refusal_log.on_native,
@@ -482,7 +488,7 @@ class Coordinator:
 
     def _on_connected(self) -> None:
         self._groups.offsets.claims.new_session()  # before any answer: another broker may have our groups now
-        self._transactions.new_session()
+        self._transactions.review()
         self._known_groups.begin()
         self._spawn(self._connected())
 
@@ -491,6 +497,7 @@ class Coordinator:
         self._cluster_watch.look_soon()
         self._publish_soon()
         self._spawn(self._groups.offsets.claims.review())
+        self._transactions.review()
         self._spawn(self._transactions.load())
 
     def _on_topics(self) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 from ...catalog import Topic
-from ...errors import ApplianceError, UnknownPartition, ZooKeeperAway
+from ...errors import ApplianceError, Unavailable, UnknownPartition
 from ...kafka_apis.appliance import ProducerInLog
 from ...names import TopicPartition
 from ...partition_states import OFFLINE, OPENING
@@ -60,7 +60,7 @@ class HangingTransactions:
         before = await self._open(partition)
         if not before:
             return []
-        known_producers = self._coordinator.known_at(partition)
+        known_producers = await self._coordinator.known_at(partition)
         after = {(producer.id, producer.open_from) for producer in await self._open(partition)}
         # Whoever is open before and after, and was not known between: nobody has begun or ended it meanwhile.
         return [
@@ -91,18 +91,19 @@ class HangingTransactions:
             await asyncio.sleep(0)  # there may be thousands
         standing = sorted(key for key, offset in stable.items() if self._stable.get(key) == offset)
         self._stable = stable
-        self._hanging = {key: hanging for key in standing if (hanging := self._unknown(key))}
+        self._hanging = {key: hanging for key in standing if (hanging := await self._unknown(key))}
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LOOK_S):
                 for partition in sorted(standing, key=lambda key: (key <= self._looked, key)):
                     await self._look_at(partition)
                     self._looked = partition
 
-    def _unknown(self, partition: TopicPartition) -> set[int]:
+    async def _unknown(self, partition: TopicPartition) -> set[int]:
         """Those that were found, and are not known by now, as when what ZooKeeper had was restored."""
         hanging = self._hanging.get(partition, set())
-        with contextlib.suppress(ZooKeeperAway):
-            return hanging - self._coordinator.known_at(partition)
+        if hanging:
+            with contextlib.suppress(Unavailable):
+                return hanging - await self._coordinator.known_at(partition)
         return hanging
 
     async def _look_at(self, partition: TopicPartition) -> None:

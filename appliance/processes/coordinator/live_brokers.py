@@ -86,7 +86,8 @@ class LiveBrokers:
 
     def coordinator(self, group: str) -> int:
         """The id of the broker that coordinates a group, chosen from the live brokers that this one knows."""
-        others = [broker_id for broker_id, info in self._registry.brokers.items() if info.kafka]
+        brokers = self._registry.brokers.items()  # and perhaps an earlier registration of our own
+        others = [broker_id for broker_id, info in brokers if info.kafka and broker_id != self.broker_id]
         closed = bool(others and self.listening and not self.listening.get("kafka"))
         candidates = {*others, self.broker_id} - ({self.broker_id} if closed else set())
         return coordinator_of(group, [Broker(broker_id, "", 0) for broker_id in sorted(candidates)]).id

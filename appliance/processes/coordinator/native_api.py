@@ -114,7 +114,7 @@ class NativeApi:
         known_groups: KnownGroups,
         trash: Trash,
         more: Mapping[str, Verb],
-        pending: Callable[[str], Collection[TopicPartition] | None],
+        pending: Callable[[str], Awaitable[Collection[TopicPartition] | None]],
         compaction: CompactionEnforcer,
         on_error: Callable[[Origin, int, int], None],
         on_refused: Callable[[Origin, str], object],
@@ -364,23 +364,23 @@ class NativeApi:
 
     async def _offsets(self, request: GroupOffsets, access: Access) -> list[list[Any]]:
         if request.stable is not None:
-            self._check_stable(request.group, [TopicPartition(*key) for key in request.stable])
+            await self._check_stable(request.group, [TopicPartition(*key) for key in request.stable])
         committed = await self._committed(request.group)
         if request.stable is not None:
             committed = {key: commit for key, commit in committed.items() if key in set(request.stable)}
         may = access.describable
         return [[*key, commit.offset] for key, commit in sorted(committed.items()) if may[key.topic]]
 
-    def _check_stable(self, group: str, parts: Sequence[TopicPartition]) -> None:
+    async def _check_stable(self, group: str, parts: Sequence[TopicPartition]) -> None:
         """Look before they are read: what a transaction that ends meanwhile commits is read then.
 
         Raises:
             UnstableOffsets: an open transaction may change the committed offset of one of these partitions.
-            ZooKeeperAway: it is not known yet which transactions there are.
+            ZooKeeperAway: it is not known now which transactions there are.
         """
-        pending = self._pending(group)
+        pending = await self._pending(group)
         if pending is None:
-            raise ZooKeeperAway("it is not known yet which transactions there are: try again")
+            raise ZooKeeperAway("it is not known now which transactions there are: try again")
         for part in parts:
             if part in pending:
                 raise UnstableOffsets(f"{part}: an open transaction may change the offset of group {group!r}")

@@ -121,7 +121,5 @@ def _check(transactional_id: str, code: Code) -> None:
 
 
 def _refusal(transactional_id: str, code: Code) -> ApplianceError:
-    error, text = REFUSALS.get(
-        code, (ZooKeeperAway, "it is not coordinated now: that needs ZooKeeper, and a single appliance")
-    )
+    error, text = REFUSALS.get(code, (ZooKeeperAway, "it is not coordinated now: that needs ZooKeeper"))
     return error(f"transaction {transactional_id!r}: {text}")

@@ -14,8 +14,10 @@ from ...transactions.transaction_coordinator import TransactionCoordinator
 from ...zookeeper.claims import Claimant
 from ..messages import ToSupervisor
 from .live_brokers import LiveBrokers
+from .peer_transactions import PeerTransactions
 from .registered_groups import RegisteredGroups
 from .registry_session import RegistrySession
+from .spread_writers import SpreadWriters
 from .stored_transactions import StoredTransactions
 from .transaction_writers import TransactionWriters
 
@@ -25,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class RegisteredTransactions:
-    """Loads the transactions when a session of ZooKeeper begins, and forgets them when it is over."""
+    """Loads the transactions when a session of ZooKeeper begins, and when others are ours by the brokers that live."""
 
     def __init__(
         self,
@@ -38,20 +40,17 @@ class RegisteredTransactions:
         send: Callable[[ToSupervisor], None],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
-        self._store = StoredTransactions(
-            *(registry, Claimant(brokers.broker_id, registry.instance), groups.offsets, groups.topics),
+        self.peers = PeerTransactions(brokers)
+        self.store = StoredTransactions(
+            *(registry, Claimant(brokers.broker_id, registry.instance), groups.offsets, groups.topics, self.peers),
             new_epoch=lambda: uuid4().hex,
-            alone=lambda: not brokers.peers(),
+            coordinates=brokers.coordinates,
             spawn=spawn,
             on_lost=lambda: spawn(self._load_again()),
         )
-        self.writers = TransactionWriters(
-            send,
-            lambda: self.coordinator.ongoing(),
-            lambda: self.coordinator.loaded or not self._store.serves,
-        )
+        self.writers = TransactionWriters(send, lambda partitions: self.coordinator.all_at(partitions), spawn)
         self.coordinator = TransactionCoordinator(
-            *(self._store, self.writers),
+            *(self.store, SpreadWriters(brokers.broker_id, self.writers, self.peers, groups.topics, spawn)),
             ids_max=ids_max,
             new_id=new_producer_id,
             clock_ms=clock_ms,
@@ -60,10 +59,11 @@ class RegisteredTransactions:
         self._loading = asyncio.Lock()
         self._clock_ms = clock_ms
 
-    def new_session(self) -> None:
-        """A session of ZooKeeper works, perhaps a new one: what the former one knew may be another's now."""
-        if self._store.stale:
+    def review(self) -> None:
+        """A session of ZooKeeper works, perhaps a new one, or other brokers live: our slots may be another's now."""
+        if self.store.stale:
             self.coordinator.unload()
+            self.writers.forget_epochs()
 
     async def _load_again(self) -> None:
         self.coordinator.unload()
@@ -85,10 +85,10 @@ class RegisteredTransactions:
     async def load(self) -> None:
         """Take over what is stored, unless this session has done so; tries until it succeeds."""
         async with self._loading:
-            while self._store.serves and (self._store.stale or not self.coordinator.loaded):
+            while self.store.serves and (self.store.stale or not self.coordinator.loaded):
                 self.coordinator.unload()
                 try:
-                    self.coordinator.load(await self._store.load())
+                    self.coordinator.load(await self.store.load())
                 except Unavailable as error:
                     log.info("transactions are not known yet: %s", error)
                     await asyncio.sleep(RETRY_S)

@@ -4,8 +4,10 @@
 at the same time go together: while one round trip is under way the next ones collect.  An end with offsets is a request
 by itself, since it needs the claims of groups.
 
-Slots are claimed when the states are loaded, or when the first id of a slot is stored.  A claim lasts as long as the
-session of ZooKeeper; after that all has to be loaded again.
+The slots of this appliance are claimed when the states are loaded: those that it is to coordinate by the appliances
+that live.  A claim lasts as long as the session of ZooKeeper.  After that, and when others live, all is loaded again,
+and claims on slots of others are given back.  What others know is asked of them (:mod:`.peer_transactions`).  By the
+claims it is seen whether they know all that is not known here, and not only those that have answered.
 """
 
 from __future__ import annotations
@@ -13,20 +15,24 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from ...catalog import Topic
-from ...errors import ApplianceError, RequestTimedOut
+from ...errors import ApplianceError, NotCoordinator, RequestTimedOut, ZooKeeperAway
 from ...names import TopicPartition
-from ...transactions.transaction import Transaction, decode, encode
+from ...transactions.store import Consumer, Lead, OpenProducer
+from ...transactions.transaction import PendingOffset, ProducerIdentity, Transaction, TransactionState, decode, encode
+from ...wire.kafka.codes import Code
+from ...zookeeper import claims
 from ...zookeeper import transaction_nodes as nodes
 from ...zookeeper.claims import Claimant, Claimed
 from ...zookeeper.paths import CommittedOffset
 from ...zookeeper.transaction_nodes import ABSENT, NodeChange
 from .committed_offsets import CommittedOffsets
+from .peer_transactions import PeerTransactions
 from .registry_session import RegistrySession
 
 STORE_MS_MAX: Final = 10_000
@@ -47,7 +53,7 @@ class StoredTransactions:
     Args:
         topics: those that exist.
         new_epoch: a text that is never used again.
-        alone: whether no other appliance is in the ensemble.
+        coordinates: whether this appliance is to coordinate what has this name, by the appliances that live.
     """
 
     def __init__(
@@ -56,25 +62,26 @@ class StoredTransactions:
         claimant: Claimant,
         offsets: CommittedOffsets,
         topics: Callable[[], Mapping[str, Topic]],
+        peers: PeerTransactions,
         *,
         new_epoch: Callable[[], str],
-        alone: Callable[[], bool],
+        coordinates: Callable[[str], bool],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
         on_lost: Callable[[], None],
     ) -> None:
         self.topics = topics
         self._registry, self._claimant, self._offsets = registry, claimant, offsets
-        self._new_epoch, self._alone, self._spawn, self._on_lost = new_epoch, alone, spawn, on_lost
+        self._new_epoch, self._coordinates, self._spawn, self._on_lost = new_epoch, coordinates, spawn, on_lost
+        self._peers = peers
         self._session_id = 0
         self._claims: dict[int, Claimed] = {}
-        self._claiming = asyncio.Lock()
         self._versions: dict[str, int] = {}
         self._queue: list[_Waiting] = []
         self._writing = False
 
     @property
     def serves(self) -> bool:
-        return self._registry.enabled and self._alone()
+        return self._registry.enabled
 
     @property
     def leads(self) -> bool:
@@ -82,23 +89,49 @@ class StoredTransactions:
 
     @property
     def stale(self) -> bool:
-        """Whether the claims are those of an earlier session, or there are none yet."""
-        return self._session_id != self._registry.session_id
+        """Whether the claims are those of an earlier session, or of other slots than ours, or there are none yet."""
+        return self._session_id != self._registry.session_id or self._claims.keys() != self._own()
 
-    def epoch(self, transactional_id: str) -> int:
-        return self._claims[nodes.slot_of(transactional_id)].version
+    @property
+    def slots(self) -> Collection[int]:
+        """The slots that are loaded, and certainly claimed."""
+        return () if self.stale or not self.leads else self._claims.keys()
+
+    def _own(self) -> set[int]:
+        return {slot for slot in range(nodes.SLOTS) if self._coordinates(nodes.slot_path(slot))}
+
+    def owner_of(self, transactional_id: str) -> str:
+        return nodes.slot_path(nodes.slot_of(transactional_id))
+
+    def coordinates(self, transactional_id: str) -> bool:
+        return self._coordinates(self.owner_of(transactional_id))
+
+    def lead(self, transactional_id: str) -> Lead:
+        slot = nodes.slot_of(transactional_id)
+        return Lead(slot, self._claimed(slot).version)
+
+    def _claimed(self, slot: int) -> Claimed:
+        claim = self._claims.get(slot)
+        if claim is None:
+            raise NotCoordinator("this broker does not coordinate the transaction any more; try again")
+        return claim
 
     async def load(self) -> dict[str, Transaction]:
-        """Claim all slots that are used, and read them.
+        """Claim our slots, and read them; give the others back.
 
         Raises:
-            ZooKeeperAway: it cannot be reached, or another coordinator has one.
+            ZooKeeperAway: it cannot be reached, another coordinator has one, or our slots have changed meanwhile.
         """
         session_id = self._registry.session_id
         self._claims, self._versions, self._session_id = {}, {}, 0
+        own = self._own()
+        for slot in set(range(nodes.SLOTS)) - own:
+            withdrawing = claims.withdraw(nodes.slot_path(slot), self._claimant)
+            await self._registry.ask(withdrawing, session_id=session_id)
         loaded: dict[str, Transaction] = {}
-        for slot in await self._registry.ask(nodes.used(), session_id=session_id):
-            await self._claim(slot, session_id)
+        for slot in sorted(own):
+            taking = nodes.take(slot, self._claimant, self._new_epoch())
+            self._claims[slot] = await self._registry.ask(taking, session_id=session_id)
             for name, node in (await self._registry.ask(nodes.read(slot), session_id=session_id)).items():
                 self._versions[name] = node.version
                 try:
@@ -106,14 +139,9 @@ class StoredTransactions:
                 except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                     log.error("ZooKeeper node %s cannot be read and is left out: %s", nodes.id_path(name), error)
         self._session_id = session_id
+        if self.stale:
+            raise ZooKeeperAway("the brokers have changed: try again")
         return loaded
-
-    async def _claim(self, slot: int, session_id: int) -> Claimed:
-        async with self._claiming:
-            if slot not in self._claims:
-                taking = nodes.take(slot, self._claimant, self._new_epoch())
-                self._claims[slot] = await self._registry.ask(taking, session_id=session_id)
-            return self._claims[slot]
 
     # ---- storing
 
@@ -143,14 +171,15 @@ class StoredTransactions:
             self._writing = False
 
     async def _write(self, slot: int, waiting: list[_Waiting]) -> None:
+        claim = None
         try:
-            claim = await self._claim(slot, self._session_id)
+            claim = self._claimed(slot)
             changes = [
                 NodeChange(nodes.id_path(name), value, self._versions.get(name, ABSENT)) for name, value, _ in waiting
             ]
             versions = await self._registry.ask(nodes.write(claim, changes), session_id=self._session_id)
         except ApplianceError as error:
-            self._note_loss(error)
+            self._note_loss(slot, claim, error)
             for write in waiting:
                 if not write.done.done():
                     write.done.set_exception(error)
@@ -166,31 +195,112 @@ class StoredTransactions:
         else:
             self._versions[transactional_id] = version
 
-    def _note_loss(self, error: ApplianceError) -> None:
-        """Whoever lost a slot without losing the session has to load again."""
-        if isinstance(error, nodes.SlotLost):
+    def _note_loss(self, slot: int, claim: Claimed | None, error: ApplianceError) -> None:
+        """Whoever lost a slot without losing the session, or giving it back, has to load again."""
+        if isinstance(error, nodes.SlotLost) and claim is not None and self._claims.get(slot) is claim:
             log.warning("%s", error)
             self._session_id = 0
             self._on_lost()
 
     async def complete(self, transactional_id: str, before: Transaction, after: Transaction) -> None:
         groups: dict[str, dict[TopicPartition, CommittedOffset]] = defaultdict(dict)
+        for group, key, committed in self._committed_by(before):
+            groups[group][key] = committed
+        if not groups:
+            await self.put(transactional_id, after)
+            return
+        slot = nodes.slot_of(transactional_id)
+        claim = self._claimed(slot)
+        end = NodeChange(nodes.id_path(transactional_id), encode(after), self._versions[transactional_id])
+        try:
+            version = await self._offsets.commit_with(groups, lambda offsets: nodes.commit(claim, end, offsets))
+        except ApplianceError as error:
+            self._note_loss(slot, claim, error)
+            raise
+        self._note(transactional_id, version)
+
+    def _committed_by(self, transaction: Transaction) -> Iterator[tuple[str, TopicPartition, CommittedOffset]]:
+        """The offsets of a transaction, without those of topics that are gone: group, partition, value."""
         topics = self.topics()
-        for pending in before.offsets:
+        for pending in transaction.offsets:
             topic = topics.get(pending.part.topic)
             if topic is not None and topic.id == pending.part.topic_id:
                 committed = CommittedOffset(
                     pending.offset, pending.metadata, pending.part.topic_id, pending.leader_epoch
                 )
-                groups[pending.group][pending.part.key] = committed
-        if not groups:
-            await self.put(transactional_id, after)
-            return
-        claim = self._claims[nodes.slot_of(transactional_id)]
-        end = NodeChange(nodes.id_path(transactional_id), encode(after), self._versions[transactional_id])
+                yield pending.group, pending.part.key, committed
+
+    # ---- with other appliances
+
+    def groups_elsewhere(self, transaction: Transaction) -> list[str]:
+        groups = dict.fromkeys(offset.group for offset in transaction.offsets)
+        return [group for group in groups if not self._coordinates(group)]
+
+    async def hand_over(self, transactional_id: str, transaction: Transaction, group: str) -> None:
+        there = {topic.id for topic in self.topics().values()}
+        gone = {offset.part.topic_id for offset in transaction.offsets} - there
+        self._note(transactional_id, await self._peers.take_offsets(transactional_id, group, gone))
+
+    async def take_offsets(self, transactional_id: str, group: str, gone: Collection[str]) -> int:
+        """Commit the offsets of a group of ours in a transaction of another appliance, if that is still to be done.
+
+        It is done by the state that is stored.  So it does not matter who asks, when, or how often.
+
+        Args:
+            gone: the ids of its topics that are not there any more, as far as who asks knows.
+
+        Returns:
+            The version of the transaction's node.
+
+        Raises:
+            NotCoordinator: the group is not ours.
+            Unavailable: it may or may not be done; the same call again finds that out.  Or a topic is neither known
+                here nor gone: one of both appliances does not know yet what has become of it.
+        """
+        if not self._coordinates(group):
+            raise NotCoordinator(f"another broker coordinates group {group!r}")
+        node = await self._registry.ask(nodes.read_one(transactional_id))
+        if node is None:
+            return ABSENT
         try:
-            version = await self._offsets.commit_with(groups, lambda offsets: nodes.commit(claim, end, offsets))
-        except ApplianceError as error:
-            self._note_loss(error)
-            raise
-        self._note(transactional_id, version)
+            before = decode(node.value)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            raise ZooKeeperAway(f"transaction {transactional_id!r} cannot be read") from None
+        if before.state is not TransactionState.PREPARE_COMMIT or group not in {row.group for row in before.offsets}:
+            return node.version
+        end = NodeChange(nodes.id_path(transactional_id), encode(before.without(group)), node.version)
+        offsets = {key: committed for of, key, committed in self._committed_by(before) if of == group}
+        unknown = {row.part.topic for row in before.offsets if row.group == group and row.part.key not in offsets}
+        if unknown - {row.part.topic for row in before.offsets if row.part.topic_id in gone}:
+            raise ZooKeeperAway(f"not all topics of transaction {transactional_id!r} are known here: try again")
+        return await self._offsets.commit_with({group: offsets}, lambda held: nodes.hand_over(end, held[0]))
+
+    async def add_offsets_elsewhere(
+        self, transactional_id: str, producer: ProducerIdentity, consumer: Consumer, offsets: Sequence[PendingOffset]
+    ) -> Code:
+        owner = self.owner_of(transactional_id)
+        return await self._peers.add_offsets(owner, transactional_id, producer, consumer, offsets)
+
+    async def open_elsewhere(self, partitions: Collection[TopicPartition]) -> list[OpenProducer]:
+        slots, rows = await self._peers.open_at(partitions)
+        await self._check_all_known(slots)
+        return rows
+
+    async def pending_elsewhere(self, group: str) -> Collection[TopicPartition]:
+        slots, partitions = await self._peers.pending(group)
+        await self._check_all_known(slots)
+        return partitions
+
+    async def _check_all_known(self, slots: Collection[int]) -> None:
+        """Check that what ``slots`` of others and our own have is all that there is.
+
+        A slot without ids, as those whose coordinator is away may be where there were no transactions, has nothing.
+
+        Raises:
+            Unavailable: it is not.
+        """
+        own = set(self.slots)
+        missing = set(range(nodes.SLOTS)) - set(slots) - own
+        have_ids = bool(missing) and await self._registry.ask(nodes.have_ids(missing))
+        if have_ids or set(self.slots) != own:
+            raise ZooKeeperAway("it is not known now which transactions are open: try again")

@@ -5,18 +5,35 @@ takes unanswered steps with it and forgets what it was told.  So when one has st
 transactions that are Ongoing in its partition, and the steps that are not answered, as they are by now: the writer that
 died may have taken batches of transactions which have begun after the step.  All of these may be repeated.
 Before it is known here what is open, a writer waits, and has its clients wait.
+
+What is open is asked of all coordinators (``all_at``), which takes time, and is old when it comes: a transaction may
+have ended meanwhile.  So steps that come for this partition wait, and are sent behind it: the marker of one that was
+Ongoing when it was asked for comes after its opening.  One that came earlier came when the decision was stored, and
+then nobody says any more that the transaction is Ongoing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+import logging
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Final
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
+from typing import Any, Final
 
-from ...errors import ApplianceError, RequestTimedOut, StaleProducerEpoch, named
+from ...errors import (
+    NotCoordinator,
+    RequestTimedOut,
+    StaleProducerEpoch,
+    Unavailable,
+    UnknownPartition,
+    WriterGone,
+    named,
+)
 from ...names import TopicPartition
+from ...transactions.store import NO_SLOT, Lead, OpenProducer
 from ...transactions.transaction import ProducerIdentity, TransactionPart
 from ..messages import (
     AbortHanging,
@@ -30,69 +47,105 @@ from ..messages import (
 
 STEP_MS_MAX: Final = 15_000
 """How long an answer is waited for; whoever asks for a marker asks again."""
+RETRY_S: Final = 0.5
+NO_WRITER: Final = 0
+"""Instead of the writer that is told: it is not for one that has started."""
 
 Step = OpenTransaction | WriteMarker | AbortHanging
+Make = Callable[[int, Collection[int]], Step]
+"""Makes a step of its token, and of the producers whose transactions in the partition somebody will end."""
+
+log = logging.getLogger(__name__)
 
 
 class TransactionWriters:
-    """The coordinator's ``transactions.store.MarkerWriters``.
+    """The writers of this appliance's partitions.
 
     Args:
-        ongoing: who is in a transaction in each partition.
-        is_loaded: whether ``ongoing`` can be asked.
+        all_at: who is in transactions in some partitions; raises Unavailable while that is not known.
     """
 
     def __init__(
         self,
         send: Callable[[ToSupervisor], None],
-        ongoing: Callable[[], Mapping[TopicPartition, Sequence[ProducerIdentity]]],
-        is_loaded: Callable[[], bool],
+        all_at: Callable[[Collection[TopicPartition]], Awaitable[list[OpenProducer]]],
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
-        self._send, self._ongoing, self._is_loaded = send, ongoing, is_loaded
-        self._steps: dict[int, tuple[TopicPartition, Callable[[], Step], asyncio.Future[str]]] = {}
+        self._send, self._all_at, self._spawn = send, all_at, spawn
+        self._steps: dict[int, tuple[TopicPartition, Make, asyncio.Future[str]]] = {}
         """What is not answered yet, by token, in order: the step is made when it is sent."""
         self._waiting: dict[TopicPartition, int] = {}
-        """Writers that have started and have not been told yet."""
+        """Writers that have started and have not been told yet; NO_WRITER: its steps only wait for what is open."""
+        self._epochs: dict[int, int] = {}
+        """By slot, the highest epoch of a coordinator that has taken a step."""
+        self._telling = False
+        self._ask_again = asyncio.Event()
         # Tokens differ between incarnations: an answer to a step of a killed coordinator is dropped.
         self._tokens = itertools.count(os.getpid() << 32)
 
-    async def open(self, part: TransactionPart, producer: ProducerIdentity) -> None:
-        await self._carry_out(part.key, lambda token: OpenTransaction(part.key, token, *producer))
+    async def open(self, part: TransactionPart, producer: ProducerIdentity, lead: Lead) -> None:
+        """Of a partition that there is, and that this appliance leads."""
+        self._check(lead)
+        try:
+            await self._carry_out(part.key, lambda token, known_producers: OpenTransaction(part.key, token, *producer))
+        except UnknownPartition:  # of a topic that another appliance has made just now
+            raise WriterGone(f"{part.key} is not open yet") from None
 
     async def mark(
         self,
         part: TransactionPart,
         producer: ProducerIdentity,
-        coordinator_epoch: int,
+        lead: Lead,
         committed: bool,
         decided_ms: int,
         inherited: bool,
     ) -> None:
-        def marker(token: int) -> WriteMarker:
-            return WriteMarker(part.key, token, *producer, coordinator_epoch, committed, decided_ms, inherited)
+        def marker(token: int, known_producers: Collection[int]) -> WriteMarker:
+            return WriteMarker(part.key, token, *producer, lead.epoch, committed, decided_ms, inherited)
 
+        self._check(lead)
         try:
             await self._carry_out(part.key, marker)
         except StaleProducerEpoch:
             pass  # a newer epoch has been there, so this transaction has ended before
 
-    async def abort_hanging(self, partition: TopicPartition, known_producers: Callable[[], Collection[int]]) -> None:
-        """End what is open in a partition's log but for the transactions of ``known_producers`` at that time.
-
-        ``known_producers`` may raise an ApplianceError: then nothing is aborted.
+    async def abort_hanging(self, partition: TopicPartition) -> None:
+        """End what is open in a partition's log but for the transactions that somebody will end.
 
         Raises:
             Unavailable: not known whether it has been done; it is safe to ask again.
             UnknownPartition: there is none.
         """
-        await self._carry_out(partition, lambda token: AbortHanging(partition, token, sorted(known_producers())))
+        self._waiting.setdefault(partition, NO_WRITER)
+        aborting = self._carry_out(
+            partition, lambda token, known_producers: AbortHanging(partition, token, sorted(known_producers))
+        )
+        self.tell_waiting()
+        await aborting
 
-    async def _carry_out(self, partition: TopicPartition, make: Callable[[int], Step]) -> None:
+    def _check(self, lead: Lead) -> None:
+        """Check that nobody has taken the slot over: its steps here may be those of a later transaction.
+
+        Raises:
+            NotCoordinator: who takes the step, here or elsewhere, does not know yet that it has lost its claim.
+        """
+        if lead.slot == NO_SLOT:
+            return
+        if lead.epoch < self._epochs.get(lead.slot, 0):
+            raise NotCoordinator("another broker coordinates the transaction now")
+        self._epochs[lead.slot] = lead.epoch
+
+    def forget_epochs(self) -> None:
+        """With a new session there may be another ZooKeeper, whose epochs begin anew.  What was ours is given up."""
+        self._epochs.clear()
+
+    async def _carry_out(self, partition: TopicPartition, make: Make) -> None:
         answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         token = next(self._tokens)
-        self._steps[token] = partition, lambda: make(token), answer
+        self._steps[token] = partition, make, answer
         try:
-            self._send(make(token))
+            if partition not in self._waiting:
+                self._send(make(token, ()))
             async with asyncio.timeout(STEP_MS_MAX / 1000):
                 error = await answer
         except TimeoutError:
@@ -114,18 +167,44 @@ class TransactionWriters:
         self._waiting[message.partition] = message.writer
 
     def tell_waiting(self) -> None:
-        """Tell the writers that have started what is open in their partitions, if that is known by now."""
-        if not self._waiting or not self._is_loaded():
-            return
-        ongoing = self._ongoing()
-        for partition, writer in self._waiting.items():
-            for producer in ongoing.get(partition, ()):
-                self._send(OpenTransaction(partition, next(self._tokens), *producer))
-            for of, make, answer in list(self._steps.values()):
+        """Tell the writers that have started what is open in their partitions, as soon as that is known."""
+        self._ask_again.set()
+        if self._waiting and not self._telling:
+            self._telling = True
+            self._spawn(self._tell())
+
+    async def _tell(self) -> None:
+        try:
+            while self._waiting:
+                self._ask_again.clear()
+                asked = dict(self._waiting)
+                try:
+                    rows = await self._all_at(asked)
+                except Unavailable as error:
+                    log.info("writers wait: %s", error)
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(RETRY_S):
+                            await self._ask_again.wait()
+                    continue
+                self._tell_these(asked, rows)
+        finally:
+            self._telling = False
+
+    def _tell_these(self, asked: Mapping[TopicPartition, int], rows: Collection[OpenProducer]) -> None:
+        by_partition: dict[TopicPartition, list[OpenProducer]] = defaultdict(list)
+        for row in rows:
+            by_partition[row.partition].append(row)
+        for partition, writer in asked.items():
+            if self._waiting.get(partition) != writer:
+                continue  # another one has started since: what it needs is asked for again
+            del self._waiting[partition]
+            opened = by_partition[partition]
+            for row in opened:
+                if row.is_ongoing:
+                    self._send(OpenTransaction(partition, next(self._tokens), *row.producer))
+            open_producers = {row.producer.id for row in opened}
+            for token, (of, make, answer) in list(self._steps.items()):
                 if of == partition and not answer.done():
-                    try:
-                        self._send(make())
-                    except ApplianceError as error:  # of ``known``
-                        answer.set_exception(error)
-            self._send(TransactionsSent(partition, writer))
-        self._waiting.clear()
+                    self._send(make(token, open_producers))
+            if writer != NO_WRITER:
+                self._send(TransactionsSent(partition, writer))

@@ -16,12 +16,16 @@ from .hanging_transactions import HangingTransactions
 
 
 class TransactionsNativeApi:
+    """``of_ids``: verbs about transactional ids, those of this appliance; ``of_partitions``: about partitions here."""
+
     def __init__(self, coordinator: TransactionCoordinator, hanging: HangingTransactions) -> None:
         self._coordinator, self._hanging = coordinator, hanging
-        self.verbs: dict[str, Callable[[Any, Access], Awaitable[Any]]] = {
+        self.of_ids: dict[str, Callable[[Any, Access], Awaitable[Any]]] = {
             "transactions": self.list,
             "transaction": self.describe,
             "abort_transaction": self.abort,
+        }
+        self.of_partitions: dict[str, Callable[[Any, Access], Awaitable[Any]]] = {
             "hanging_transactions": self.hanging,
             "abort_hanging": self.abort_hanging,
         }

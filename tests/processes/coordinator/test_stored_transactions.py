@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from itertools import count
+from typing import Any
 
 import pytest
 
 from appliance.catalog import Topic
-from appliance.errors import ApplianceError, ZooKeeperAway
+from appliance.errors import ApplianceError, BrokerAway, NotCoordinator, ZooKeeperAway
 from appliance.names import TopicPartition
 from appliance.processes.coordinator.stored_transactions import StoredTransactions
+from appliance.transactions.store import OpenProducer
 from appliance.transactions.transaction import (
     PendingOffset,
     ProducerIdentity,
@@ -31,18 +34,41 @@ PART = TopicPartition("logs", 0)
 _epochs = count(1)
 
 
+class Peers:
+    """The other broker, asked in this process: see :class:`PeerTransactions`.  ``other`` None: it is away."""
+
+    other: Coordinator | None = None
+
+    def reach(self) -> Coordinator:
+        if self.other is None:
+            raise BrokerAway("away")
+        return self.other
+
+    async def open_at(self, partitions: Collection[TopicPartition]) -> tuple[set[int], list[OpenProducer]]:
+        return (set(self.other.store.slots) if self.other else set()), []
+
+    async def pending(self, group: str) -> tuple[set[int], set[TopicPartition]]:
+        return (set(self.other.store.slots) if self.other else set()), {PART}
+
+    async def take_offsets(self, transactional_id: str, group: str, gone: Collection[str]) -> int:
+        return await self.reach().store.take_offsets(transactional_id, group, gone)
+
+
 class Coordinator:
-    """One broker with its groups and transactions, on a tree that outlives it."""
+    """One broker with its groups and transactions, on a tree that outlives it.  ``elsewhere``: paths of other slots."""
 
     def __init__(self, tree: Tree, broker_id: int = 1) -> None:
+        self.elsewhere: set[str] = set()
+        self.peers = Peers()
         self.broker = Broker(tree, broker_id)
         self.zookeeper = self.broker.zookeeper
         self.lost: list[bool] = []
         self.topics = {"logs": Topic("logs", {0: [1]}, {}, TOPIC_ID)}
         self.store = StoredTransactions(
             *(self.zookeeper, Claimant(broker_id, str(broker_id)), self.broker.offsets, lambda: self.topics),
+            self.peers,
             new_epoch=lambda: f"t{next(_epochs)}",
-            alone=lambda: True,
+            coordinates=lambda name: name not in self.elsewhere | self.broker.elsewhere,
             spawn=self.broker.spawn,
             on_lost=lambda: self.lost.append(True),
         )
@@ -64,7 +90,7 @@ async def test_the_next_one_reads_what_was_stored(tree: Tree) -> None:
     tree.expire(1)
     second = Coordinator(tree, 2)
     assert await second.store.load() == {"x": Transaction(7, 1)}
-    assert second.store.epoch("x") > first.store.epoch("x")
+    assert second.store.lead("x").epoch > first.store.lead("x").epoch
     with pytest.raises(ApplianceError):
         await first.store.put("x", Transaction(9, 9))
     assert first.store.stale, "it has to load again"
@@ -174,3 +200,138 @@ async def test_a_node_that_cannot_be_read_is_left_out(tree: Tree) -> None:
     assert await again.store.load() == {}
     await again.store.put("x", Transaction(8, 0))
     assert tree.nodes[path].value == encode(Transaction(8, 0))
+
+
+def pair(tree: Tree) -> tuple[Coordinator, Coordinator]:
+    """Two brokers: the first has the slot of "x", the second group "g", and the other slots."""
+    one, two = Coordinator(tree, 1), Coordinator(tree, 2)
+    own = one.store.owner_of("x")
+    one.elsewhere = {nodes.slot_path(slot) for slot in range(nodes.SLOTS)} - {own}
+    two.elsewhere = {own}
+    one.broker.elsewhere = {"g"}
+    one.peers.other, two.peers.other = two, one
+    return one, two
+
+
+@scenario
+async def test_each_has_its_slots_and_gives_others_back(tree: Tree) -> None:
+    alone = Coordinator(tree)
+    await alone.store.load()
+    assert set(alone.store.slots) == set(range(nodes.SLOTS)) and alone.store.coordinates("x")
+    await alone.store.put("x", Transaction(7, 0))
+    two = Coordinator(tree, 2)
+    two.elsewhere = {nodes.slot_path(slot) for slot in range(nodes.SLOTS)} - {two.store.owner_of("x")}
+    with pytest.raises(ZooKeeperAway, match="broker 1 still coordinates"):
+        await two.store.load()
+    assert not two.store.slots
+    alone.elsewhere = {two.store.owner_of("x")}
+    assert alone.store.stale and not alone.store.slots and not alone.store.coordinates("x")
+    await alone.store.load()
+    assert await two.store.load() == {"x": Transaction(7, 0)}
+    assert len(alone.store.slots) == nodes.SLOTS - 1 and not alone.lost
+    with pytest.raises(NotCoordinator):
+        await alone.store.put("x", Transaction(7, 1))
+    with pytest.raises(NotCoordinator):
+        alone.store.lead("x")
+
+
+@scenario
+async def test_what_others_have_is_only_known_with_all_their_slots(tree: Tree) -> None:
+    one, two = pair(tree)
+    await one.store.load()
+    assert await one.store.pending_elsewhere("g") == {PART}, "no slot has an id"
+    await two.store.load()
+    other = next(name for name in map(str, count()) if not one.store.coordinates(name))
+    await two.store.put(other, Transaction(7, 0))
+    assert await one.store.pending_elsewhere("g") == {PART}
+    one.peers.other = None
+    for asking in (one.store.pending_elsewhere("g"), one.store.open_elsewhere([PART])):
+        with pytest.raises(ZooKeeperAway):
+            await asking
+    one.peers.other = two
+    one.zookeeper.leased = False
+    await one.store.put("x", Transaction(8, 0))
+    with pytest.raises(ZooKeeperAway):
+        await one.store.pending_elsewhere("g")
+
+
+@scenario
+async def test_offsets_of_a_group_of_another_are_stored_there_once(tree: Tree) -> None:
+    one, two = pair(tree)
+    await one.store.load()
+    await two.store.load()
+    before = prepared(5)
+    await one.store.put("x", before)
+    assert one.store.groups_elsewhere(before) == ["g"] and two.store.groups_elsewhere(before) == []
+    for _ in range(2):
+        await one.store.hand_over("x", prepared(5), "g")
+        assert await two.broker.stored() == {PART: 5}
+        assert tree.nodes[nodes.id_path("x")].value == encode(before.without("g"))
+    await two.broker.commit(9)
+    await one.store.hand_over("x", prepared(5), "g")
+    rest = before.without("g")
+    await one.store.complete("x", rest, rest.complete(4))
+    assert await two.broker.stored() == {PART: 9}
+    assert tree.nodes[nodes.id_path("x")].value == encode(before.complete(4))
+    with pytest.raises(NotCoordinator):
+        await one.store.take_offsets("x", "g", [])
+
+
+@scenario
+async def test_offsets_whose_answer_is_lost_do_not_undo_a_later_commit(tree: Tree) -> None:
+    one, two = pair(tree)
+    await one.store.load()
+    await two.store.load()
+    await one.store.put("x", prepared(5))
+    await two.broker.commit(1)
+    ask = two.zookeeper.ask
+
+    async def lose_the_answer(operation: Any, *, session_id: int | None = None) -> Any:
+        two.zookeeper.mute = operation.__name__ == "hand_over"
+        return await ask(operation, session_id=session_id)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(two.zookeeper, "ask", lose_the_answer)
+        with pytest.raises(ZooKeeperAway):
+            await one.store.hand_over("x", prepared(5), "g")
+    two.zookeeper.mute = False
+    assert tree.nodes[nodes.id_path("x")].value == encode(prepared(5).without("g")), "it was carried out"
+    await one.store.hand_over("x", prepared(5), "g")
+    assert await two.broker.stored() == {PART: 5}
+    await two.broker.commit(9)
+    await one.store.hand_over("x", prepared(5), "g")
+    assert await two.broker.stored() == {PART: 9}
+
+
+@scenario
+async def test_offsets_wait_while_their_group_is_nobodys(tree: Tree) -> None:
+    one, two = pair(tree)
+    await one.store.load()
+    await two.store.load()
+    await one.store.put("x", prepared(5))
+    one.peers.other = None
+    with pytest.raises(BrokerAway):
+        await one.store.hand_over("x", prepared(5), "g")
+    one.peers.other = two
+    two.broker.elsewhere = {"g"}
+    with pytest.raises(NotCoordinator):
+        await one.store.hand_over("x", prepared(5), "g")
+    assert tree.nodes[nodes.id_path("x")].value == encode(prepared(5))
+    assert await two.store.take_offsets("nobody", "h", []) == nodes.ABSENT
+
+
+@scenario
+async def test_offsets_of_a_topic_are_left_out_only_when_both_say_that_it_is_gone(tree: Tree) -> None:
+    """Goal: a broker that does not know a new topic yet loses no offset of it."""
+    one, two = pair(tree)
+    await one.store.load()
+    await two.store.load()
+    before = prepared(5)
+    await one.store.put("x", before)
+    two.topics = {}
+    with pytest.raises(ZooKeeperAway, match="not all topics"):
+        await one.store.hand_over("x", before, "g")
+    one.topics = {}
+    await one.store.hand_over("x", before, "g")
+    assert await two.broker.stored() == {}
+    assert tree.nodes[nodes.id_path("x")].value == encode(before.without("g"))

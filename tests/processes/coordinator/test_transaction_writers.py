@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Collection, Coroutine
 from typing import Any
 
 import pytest
 
-from appliance.errors import RequestTimedOut, UnknownPartition
+from appliance.errors import NotCoordinator, RequestTimedOut, StorageFault, WriterGone, ZooKeeperAway
 from appliance.names import TopicPartition
 from appliance.processes.coordinator import transaction_writers
 from appliance.processes.coordinator.transaction_writers import TransactionWriters
@@ -20,25 +20,41 @@ from appliance.processes.messages import (
     WriteMarker,
     WriterStarted,
 )
+from appliance.transactions.store import NO_SLOT, Lead, OpenProducer
 from appliance.transactions.transaction import ProducerIdentity, TransactionPart
 
 from ...support.scenarios import scenarios
 
 A, B = TransactionPart("a", "0" * 32, 0), TransactionPart("a", "0" * 32, 1)
 P = ProducerIdentity(7, 1)
+LEAD = Lead(0, 3)
 
 
 class Supervisor:
-    """Takes the messages; ``ongoing``: the transactions that the coordinator knows of; ``known``: whether it does."""
+    """Takes the messages; ``opened``: the transactions that coordinators know of; ``known``: set if they can say so."""
 
     def __init__(self) -> None:
         self.sent: list[Any] = []
-        self.ongoing: list[tuple[TransactionPart, ProducerIdentity]] = []
-        self.known = True
-        self.writers = TransactionWriters(self.sent.append, self.by_partition, lambda: self.known)
+        self.opened: list[OpenProducer] = []
+        self.known = asyncio.Event()
+        self.known.set()
+        self.away = False
+        self.writers = TransactionWriters(self.sent.append, self.all_at, self.spawn)
+        self.tasks: list[asyncio.Task[None]] = []
 
-    def by_partition(self) -> dict[TopicPartition, list[ProducerIdentity]]:
-        return {part.key: [one for other, one in self.ongoing if other is part] for part, _ in self.ongoing}
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self.tasks.append(asyncio.get_running_loop().create_task(work))
+
+    async def all_at(self, partitions: Collection[TopicPartition]) -> list[OpenProducer]:
+        rows = [row for row in self.opened if row.partition in partitions]
+        await self.known.wait()
+        if self.away:
+            raise ZooKeeperAway("a coordinator does not answer")
+        return rows
+
+    async def told(self) -> None:
+        self.writers.tell_waiting()
+        await asyncio.gather(*self.tasks)
 
     def answer(self, error: str = "") -> None:
         """Answer the last message."""
@@ -56,14 +72,14 @@ scenario = scenarios(Supervisor)
 
 @scenario
 async def test_a_step_is_done_when_it_is_answered(supervisor: Supervisor) -> None:
-    opening = await started(supervisor.writers.open(A, P))
+    opening = await started(supervisor.writers.open(A, P, LEAD))
     message = supervisor.sent[-1]
     assert message == OpenTransaction(A.key, message.token, 7, 1)
     supervisor.writers.on_step(TransactionStep(A.key, message.token - 1, "StorageFault"))  # of an earlier coordinator
     assert not opening.done()
     supervisor.answer()
     await opening
-    marking = await started(supervisor.writers.mark(A, P, 3, True, 1_000, inherited=False))
+    marking = await started(supervisor.writers.mark(A, P, LEAD, True, 1_000, inherited=False))
     assert supervisor.sent[-1] == WriteMarker(A.key, message.token + 1, 7, 1, 3, True, 1_000, False)
     supervisor.answer()
     await marking
@@ -71,24 +87,32 @@ async def test_a_step_is_done_when_it_is_answered(supervisor: Supervisor) -> Non
 
 @scenario
 async def test_errors_have_the_name_of_their_class(supervisor: Supervisor) -> None:
-    opening = await started(supervisor.writers.open(A, P))
-    supervisor.answer("UnknownPartition")
-    with pytest.raises(UnknownPartition):
+    opening = await started(supervisor.writers.open(A, P, LEAD))
+    supervisor.answer("StorageFault")
+    with pytest.raises(StorageFault):
         await opening
-    marking = await started(supervisor.writers.mark(A, P, 3, False, 1_000, inherited=False))
+    opening = await started(supervisor.writers.open(A, P, LEAD))
+    supervisor.answer("UnknownPartition")
+    with pytest.raises(WriterGone):
+        await opening  # of a topic that was made elsewhere: the client asks again
+    marking = await started(supervisor.writers.mark(A, P, LEAD, False, 1_000, inherited=False))
     supervisor.answer("StaleProducerEpoch")
     await marking  # a newer epoch was there: this transaction is over
 
 
 @scenario
 async def test_a_writer_that_starts_is_told_what_is_open_and_not_answered(supervisor: Supervisor) -> None:
-    supervisor.ongoing = [(A, ProducerIdentity(8, 0)), (B, ProducerIdentity(9, 0))]
-    marking = await started(supervisor.writers.mark(A, P, 3, True, 1_000, inherited=False))
-    other = await started(supervisor.writers.mark(B, P, 3, True, 1_000, inherited=False))
+    supervisor.opened = [
+        OpenProducer(A.key, ProducerIdentity(8, 0), True),
+        OpenProducer(A.key, ProducerIdentity(6, 0), False),
+        OpenProducer(B.key, ProducerIdentity(9, 0), True),
+    ]
+    marking = await started(supervisor.writers.mark(A, P, LEAD, True, 1_000, inherited=False))
+    other = await started(supervisor.writers.mark(B, P, LEAD, True, 1_000, inherited=False))
     marker = supervisor.sent[0]
     supervisor.sent.clear()
     supervisor.writers.on_writer_started(WriterStarted(A.key, 555))
-    supervisor.writers.tell_waiting()
+    await supervisor.told()
     token = supervisor.sent[0].token
     assert supervisor.sent == [OpenTransaction(A.key, token, 8, 0), marker, TransactionsSent(A.key, 555)]
     supervisor.writers.on_step(TransactionStep(A.key, marker.token, ""))
@@ -98,30 +122,86 @@ async def test_a_writer_that_starts_is_told_what_is_open_and_not_answered(superv
 
 
 @scenario
+async def test_who_has_lost_its_slot_takes_no_more_steps(supervisor: Supervisor) -> None:
+    """Goal: a marker of before does not end a later transaction, also where there was nothing for the one between."""
+    later = Lead(LEAD.slot, LEAD.epoch + 1)
+    for lead in (LEAD, later, later._replace(slot=1, epoch=1), Lead(NO_SLOT, 0)):
+        opening = await started(supervisor.writers.open(A, P, lead))
+        supervisor.answer()
+        await opening
+    for refused in (
+        supervisor.writers.open(A, P, LEAD),
+        supervisor.writers.mark(A, P, LEAD, True, 1_000, inherited=False),
+    ):
+        with pytest.raises(NotCoordinator):
+            await refused
+    supervisor.writers.forget_epochs()
+    opening = await started(supervisor.writers.open(A, P, LEAD))
+    supervisor.answer()
+    await opening
+
+
+@scenario
 async def test_what_has_begun_meanwhile_is_not_aborted_by_a_step_that_is_sent_again(supervisor: Supervisor) -> None:
     """The writer may have carried out the first one, and taken batches of another transaction, before it died."""
-    known = {7}
-    aborting = await started(supervisor.writers.abort_hanging(A.key, lambda: known))
+    supervisor.opened = [OpenProducer(A.key, P, False)]
+    aborting = await started(supervisor.writers.abort_hanging(A.key))
+    await supervisor.told()
     first = supervisor.sent[-1]
     assert first == AbortHanging(A.key, first.token, [7])
-    known.add(8)
+    supervisor.opened.append(OpenProducer(A.key, ProducerIdentity(8, 0), True))
     supervisor.writers.on_writer_started(WriterStarted(A.key, 555))
-    supervisor.writers.tell_waiting()
-    assert supervisor.sent[-2] == AbortHanging(A.key, first.token, [7, 8])
+    await supervisor.told()
+    assert supervisor.sent[-2:] == [AbortHanging(A.key, first.token, [7, 8]), TransactionsSent(A.key, 555)]
     supervisor.writers.on_step(TransactionStep(A.key, first.token, ""))
     await aborting
 
 
 @scenario
+async def test_what_comes_while_it_is_asked_what_is_open_comes_behind_that(supervisor: Supervisor) -> None:
+    """The answer is old: the transaction has ended since, and its marker must not come before its opening."""
+    supervisor.opened = [OpenProducer(A.key, P, True)]
+    supervisor.known.clear()
+    supervisor.writers.on_writer_started(WriterStarted(A.key, 555))
+    supervisor.writers.tell_waiting()
+    await asyncio.sleep(0)
+    marking = await started(supervisor.writers.mark(A, P, LEAD, True, 1_000, inherited=False))
+    other = await started(supervisor.writers.open(B, P, LEAD))
+    assert [message.partition for message in supervisor.sent] == [B.key], "nothing keeps another partition waiting"
+    supervisor.known.set()
+    await supervisor.told()
+    kinds = [type(message) for message in supervisor.sent]
+    assert kinds == [OpenTransaction, OpenTransaction, WriteMarker, TransactionsSent]
+    supervisor.writers.on_step(TransactionStep(A.key, supervisor.sent[2].token, ""))
+    await marking
+    other.cancel()
+
+
+@scenario
+async def test_a_writer_that_starts_while_the_one_before_is_told_is_asked_for_again(supervisor: Supervisor) -> None:
+    supervisor.known.clear()
+    supervisor.writers.on_writer_started(WriterStarted(A.key, 1))
+    supervisor.writers.tell_waiting()
+    await asyncio.sleep(0)
+    supervisor.opened = [OpenProducer(A.key, P, True)]  # begun behind the first question
+    supervisor.writers.on_writer_started(WriterStarted(A.key, 2))
+    supervisor.known.set()
+    await supervisor.told()
+    token = supervisor.sent[0].token
+    assert supervisor.sent == [OpenTransaction(A.key, token, *P), TransactionsSent(A.key, 2)]
+
+
+@scenario
 async def test_a_writer_waits_until_it_is_known_what_is_open(supervisor: Supervisor) -> None:
-    supervisor.known = False
+    supervisor.away = True
     supervisor.writers.on_writer_started(WriterStarted(A.key, 1))
     supervisor.writers.on_writer_started(WriterStarted(A.key, 2))
     supervisor.writers.tell_waiting()
+    await asyncio.sleep(0.01)
     assert supervisor.sent == []
-    supervisor.known = True
-    supervisor.writers.tell_waiting()
-    supervisor.writers.tell_waiting()
+    supervisor.away = False
+    await supervisor.told()
+    await supervisor.told()
     assert supervisor.sent == [TransactionsSent(TopicPartition("a", 0), 2)], "only the last one lives"
 
 
@@ -130,5 +210,5 @@ async def test_a_writer_that_never_answers(supervisor: Supervisor) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transaction_writers, "STEP_MS_MAX", 1)
         with pytest.raises(RequestTimedOut):
-            await supervisor.writers.open(A, P)
+            await supervisor.writers.open(A, P, LEAD)
     supervisor.answer()  # too late: nobody waits

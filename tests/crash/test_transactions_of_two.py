@@ -1,0 +1,279 @@
+"""Transactions in an ensemble of two appliances: each coordinates some ids and groups, and leads some partitions."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from appliance.client import Admin
+from appliance.client import Producer as NativeProducer
+from appliance.errors import ApplianceError, UnstableOffsets
+from appliance.groups.group_coordinator import coordinator_of
+from appliance.wire import native
+from appliance.wire.kafka.metadata_reply import Broker
+from appliance.zookeeper import transaction_nodes as nodes
+from appliance.zookeeper.ensemble import Ensemble
+
+from ..support.native_peer import Peer
+from ..support.server import Server, stopped, wait_for
+from ..support.zookeeper_fixture import ACCESS, fresh_connect
+from .test_transactions import AT_ONCE, FAULTS, IN, OUT, Copier, killed, read
+
+DEADLINE_S = 90.0
+HERE, THERE = 1, 2
+BOTH = (HERE, THERE)
+TOPIC = "t"
+ROLES = ("writer", "network", "coordinator", "all")
+
+
+def owned_by(broker_id: int, prefix: str, name_of: Any = lambda name: name) -> str:
+    """A name of a transactional id, or a group, that this one of both coordinates."""
+    brokers = [Broker(each, "", 0) for each in BOTH]
+    names = (f"{prefix}-{number}" for number in itertools.count())
+    return next(name for name in names if coordinator_of(name_of(name), brokers).id == broker_id)
+
+
+def id_of(broker_id: int, prefix: str = "tx") -> str:
+    return owned_by(broker_id, prefix, lambda name: nodes.slot_path(nodes.slot_of(name)))
+
+
+class Pair:
+    """Two appliances and a topic with a partition at each."""
+
+    def __init__(self, directory: Path, connect: str) -> None:
+        self.directory = directory
+        self.shared: dict[str, Any] = {"zookeeper.connect": connect, "zookeeper.session_timeout_ms": 6_000} | ACCESS
+        self.own: dict[int, dict[str, Any]] = {each: {"broker.id": each} for each in BOTH}
+        self.servers: dict[int, Server] = {}
+        for each in BOTH:
+            self.start(each)
+            listening = {"native.listen": self.servers[each].native, "kafka.listen": self.servers[each].kafka}
+            self.own[each] |= listening
+        self.wait_whole()
+        with Admin(self.servers[HERE].native) as admin:
+            admin.create_topic(TOPIC, 2)
+            self.leaders = {row["leader"]: row["partition"] for row in admin.topics([TOPIC])[0]["partitions"]}
+        assert self.leaders.keys() == set(BOTH)
+        wait_for(lambda: all(self.knows(each) for each in BOTH), "both know the topic")
+
+    def start(self, broker_id: int) -> None:
+        self.servers[broker_id] = Server(self.directory / str(broker_id), **self.shared, **self.own[broker_id]).start()
+
+    def kill(self, broker_id: int) -> None:
+        self.servers[broker_id].kill_supervisor()
+
+    def knows(self, broker_id: int) -> bool:
+        with Admin(self.servers[broker_id].native) as admin:
+            return any(row["name"] == TOPIC for row in admin.topics())
+
+    def wait_whole(self) -> None:
+        """Until each knows all transactions of both: then it can say that an offset of any group is stable."""
+
+        def is_whole(broker_id: int) -> bool:
+            try:
+                with Admin(self.servers[broker_id].native) as admin:
+                    admin.transactions()
+                with Peer(self.servers[broker_id].native) as peer:
+                    header, _ = peer.call([native.METADATA, 1, []])
+                return {row[0] for row in header[2]["brokers"]} == set(BOTH)
+            except ApplianceError:
+                return False
+
+        wait_for(lambda: all(is_whole(each) for each in BOTH), "both know each other", DEADLINE_S)
+
+    def producer(self, name: str, asked: int = HERE, **settings: Any) -> Producer:
+        servers = self.servers[asked].kafka
+        made = Producer({"bootstrap.servers": servers, "transactional.id": name, "log_level": 0, **settings})
+        made.init_transactions(DEADLINE_S)
+        return made
+
+    def state(self, name: str, asked: int = HERE) -> str:
+        try:
+            with Admin(self.servers[asked].native) as admin:
+                return str(admin.transaction(name)["state"])
+        except ApplianceError:
+            return ""
+
+    def read(self, partition: int, isolation: str = "read_committed") -> list[bytes]:
+        reader = Consumer(
+            {"bootstrap.servers": self.servers[HERE].kafka, "group.id": "r", "isolation.level": isolation}
+        )
+        part = TopicPartition(TOPIC, partition, 0)
+        try:
+            _, end = reader.get_watermark_offsets(part, DEADLINE_S)
+            reader.assign([part])
+            values: list[bytes] = []
+            while end and reader.position([part])[0].offset < end:
+                values += [each.value() for each in reader.consume(100, 0.2) if each.error() is None]
+            return values
+        finally:
+            reader.close()
+
+    def get(self, *values: bytes) -> None:
+        """Readers of committed messages get these from the partitions of both."""
+        for partition in self.leaders.values():
+            wait_for(lambda at=partition: self.read(at) == list(values), f"{values!r} in {partition}", DEADLINE_S)
+
+    def committed(self, group: str, *, isolation: str = "read_committed") -> int:
+        settings = {"bootstrap.servers": self.servers[HERE].kafka, "group.id": group, "isolation.level": isolation}
+        reader = Consumer(settings)
+        try:
+            return int(reader.committed([TopicPartition(TOPIC, 0)], DEADLINE_S)[0].offset)
+        finally:
+            reader.close()
+
+    def stop(self) -> None:
+        for server in self.servers.values():
+            server.__exit__(None, None, None)
+
+
+@pytest.fixture
+def pair(tmp_path: Path, standalone: Ensemble) -> Iterator[Pair]:
+    made = Pair(tmp_path, fresh_connect(standalone))
+    yield made
+    made.stop()
+
+
+def send(producer: Producer, value: bytes) -> None:
+    """To both partitions, flushed."""
+    for partition in (0, 1):
+        producer.produce(TOPIC, value, partition=partition)
+    assert producer.flush(DEADLINE_S) == 0
+
+
+def offsets_to(producer: Producer, pair: Pair, group: str, offset: int) -> None:
+    reader = Consumer({"bootstrap.servers": pair.servers[HERE].kafka, "group.id": group})
+    try:
+        offsets = [TopicPartition(TOPIC, 0, offset)]
+        producer.send_offsets_to_transaction(offsets, reader.consumer_group_metadata(), DEADLINE_S)
+    finally:
+        reader.close()
+
+
+@pytest.mark.parametrize("owner", BOTH)
+def test_transactions_reach_both_and_commit_offsets_of_groups_of_both(pair: Pair, owner: int) -> None:
+    name = id_of(owner)
+    producer = pair.producer(name)
+    groups = [owned_by(each, "g") for each in BOTH]
+    seen: list[bytes] = []
+    for number, committing in enumerate((True, False, True), 1):
+        value = b"%d" % number
+        producer.begin_transaction()
+        send(producer, value)
+        for group in groups:
+            offsets_to(producer, pair, group, number)
+        assert [pair.read(each)[-1:] for each in (0, 1)] == [seen[-1:]] * 2, "nothing of an open transaction"
+        for group, server in itertools.product(groups, pair.servers.values()):
+            with Peer(server.native) as peer:
+                header, _ = peer.call([native.ADMIN, 1, "offsets", {"group": group, "stable": [[TOPIC, 0]]}])
+                assert header[1] == UnstableOffsets.code, header
+        (producer.commit_transaction if committing else producer.abort_transaction)(DEADLINE_S)
+        seen += [value] * committing
+        pair.get(*seen)
+        assert [pair.committed(group) for group in groups] == [int(seen[-1])] * 2
+    for asked in BOTH:
+        wait_for(lambda asked=asked: pair.state(name, asked) == "CompleteCommit", "its end", DEADLINE_S)
+
+
+def test_the_deaths_of_both_between_the_decision_and_the_end_delay_it(pair: Pair) -> None:
+    """Method: the peer is killed, the transaction is decided, its coordinator is killed; then each comes back."""
+    name, group = id_of(HERE), owned_by(THERE, "g")
+    producer = pair.producer(name)
+    producer.begin_transaction()
+    send(producer, b"a")
+    offsets_to(producer, pair, group, 7)
+    pair.kill(THERE)
+    producer.commit_transaction(DEADLINE_S)  # answered once it is decided
+    assert pair.state(name) == "PrepareCommit"
+    pair.kill(HERE)
+    pair.start(THERE)
+    pair.start(HERE)
+    pair.wait_whole()
+    pair.get(b"a")
+    wait_for(lambda: pair.state(name) == "CompleteCommit", "its end", DEADLINE_S)
+    assert pair.committed(group) == 7
+    producer.begin_transaction()
+    send(producer, b"b")
+    producer.abort_transaction(DEADLINE_S)
+    pair.get(b"a")
+
+
+def test_the_peer_takes_over_what_its_dead_coordinator_has_decided(pair: Pair) -> None:
+    """Goal: the marker that could not be written yet is written by whoever has the slot then."""
+    name = id_of(HERE)
+    producer = pair.producer(name, THERE)
+    producer.begin_transaction()
+    send(producer, b"a")
+    with stopped(pair.servers[THERE].pid_of("coordinator"), may_die=True):  # it takes no markers
+        producer.commit_transaction(DEADLINE_S)
+        pair.kill(HERE)
+    wait_for(lambda: pair.state(name, THERE) == "PrepareCommit", "the slot moves", DEADLINE_S)
+    pair.start(HERE)
+    pair.wait_whole()
+    wait_for(lambda: pair.state(name, THERE) == "CompleteCommit", "its end", DEADLINE_S)
+    pair.get(b"a")
+
+
+def test_a_writer_of_the_peer_that_dies_is_told_again(pair: Pair) -> None:
+    producer = pair.producer(id_of(HERE))
+    producer.begin_transaction()
+    send(producer, b"a")
+    for row in pair.servers[THERE].processes("writer"):
+        os.kill(row["pid"], signal.SIGKILL)
+    send(producer, b"b")
+    producer.commit_transaction(DEADLINE_S)
+    pair.get(b"a", b"b")
+
+
+def test_native_producers_reach_any_id_through_either(pair: Pair) -> None:
+    for asked, owner in itertools.product(BOTH, BOTH):
+        name = id_of(owner, f"native-{asked}")
+        with NativeProducer(pair.servers[asked].native, transactional_id=name) as producer, producer.transaction():
+            for partition in (0, 1):
+                producer.send(TOPIC, name.encode(), partition=partition)
+        wait_for(lambda name=name: pair.state(name) == "CompleteCommit", "its end", DEADLINE_S)
+    pair.get(*(id_of(owner, f"native-{asked}").encode() for asked, owner in itertools.product(BOTH, BOTH)))
+    for asked in BOTH:
+        with Admin(pair.servers[asked].native) as admin:
+            assert len(admin.transactions()) == 4
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(2))
+def test_copies_between_two_are_exact_whatever_dies(pair: Pair, seed: int) -> None:
+    """As :func:`test_copies_are_exact_whatever_dies`, with processes of both, and now and then all of one."""
+    count = FAULTS * 3 * AT_ONCE
+    with Admin(pair.servers[HERE].native) as admin:
+        admin.create_topic(IN, 1)
+        admin.create_topic(OUT, 1)
+    addresses = ",".join(server.kafka for server in pair.servers.values())
+    source = Producer({"bootstrap.servers": addresses, "linger.ms": 0, "batch.num.messages": 7})
+    for number in range(count):
+        source.produce(IN, b"%d" % number, partition=0)
+    assert source.flush(DEADLINE_S) == 0
+    copier = Copier(addresses, count, seed)
+    copier.offsets = tuple(offset for offset, _ in read(addresses, IN))
+    assert len(copier.offsets) == count
+    copier.start()
+    chance = random.Random(seed)
+    for _ in range(FAULTS):
+        before = copier.copied
+        wait_for(lambda before=before: copier.copied > before or not copier.is_alive(), "progress", 3 * DEADLINE_S)
+        victim, role = chance.choice(BOTH), chance.choice(ROLES)
+        if role == "all":
+            pair.kill(victim)
+            pair.start(victim)
+        else:
+            killed(pair.servers[victim], role)
+    copier.join(5 * DEADLINE_S)
+    assert copier.bug is None and not copier.is_alive(), copier.bug
+    wait_for(lambda: len(list(read(addresses, OUT))) >= count, "the last stable offset", DEADLINE_S)
+    assert [value for _, value in read(addresses, OUT)] == [b"%d" % number for number in range(count)]

@@ -1,0 +1,124 @@
+"""appliance.processes.coordinator.peer_transactions: what is passed on has a number, and what is given up is so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from appliance.errors import BrokerAway, NotCoordinator, StorageFault
+from appliance.names import TopicPartition
+from appliance.processes.coordinator import peer_transactions
+from appliance.processes.coordinator.peer_transactions import PARTS_MAX, PeerTransactions
+from appliance.transactions.store import Lead, OpenProducer
+from appliance.transactions.transaction import ProducerIdentity, TransactionPart
+
+from ...support.scenarios import scenarios
+
+P, LEAD = ProducerIdentity(7, 0), Lead(0, 3)
+PARTS = [TransactionPart("a", "0" * 32, number) for number in range(PARTS_MAX + 1)]
+
+
+OTHERS: list[Others] = []
+"""The last one is asked."""
+
+
+class Others:
+    """Brokers 2 and 3.  ``asked``: what came there; ``answers``: theirs, by verb; ``held``: set if they answer."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str, Mapping[str, Any]]] = []
+        self.answers: dict[str, Any] = {"begin_passing": "s1"}
+        self.held = asyncio.Event()
+        self.held.set()
+        self.away: set[int] = set()
+        self.identity: Any = None
+        self.peers_of = PeerTransactions(self)  # type: ignore[arg-type]
+        OTHERS.append(self)
+
+    def peers(self) -> dict[int, dict[str, str]]:
+        return {2: {}, 3: {}}
+
+    def native_address(self, broker_id: int) -> str:
+        return "" if broker_id in self.away else f"broker-{broker_id}"
+
+    def coordinator(self, name: str) -> int:
+        return 2
+
+    async def answer(self, address: str, identity: Any, verb: str, arguments: Mapping[str, Any]) -> Any:
+        self.asked.append((address, verb, arguments))
+        if verb != "begin_passing":
+            await self.held.wait()
+        answer = self.answers[verb]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer(arguments) if callable(answer) else answer
+
+    def passed(self) -> list[tuple[str, int, int]]:
+        return [tuple(arguments["passed"]) for _, _, arguments in self.asked if "passed" in arguments]
+
+
+scenario = scenarios(Others)
+
+
+@pytest.fixture(autouse=True)
+def connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ask(address: str, identity: Any, verb: str, arguments: Mapping[str, Any]) -> Any:
+        return await OTHERS[-1].answer(address, identity, verb, arguments)
+
+    monkeypatch.setattr(peer_transactions, "ask_admin", ask)
+
+
+@scenario
+async def test_the_lowest_number_is_of_what_is_waited_for_still(others: Others) -> None:
+    others.answers["transaction_steps"] = lambda arguments: [""] * len(arguments["parts"])
+    others.held.clear()
+    first = asyncio.create_task(others.peers_of.step(2, PARTS[:1], P, LEAD, None))
+    second = asyncio.create_task(others.peers_of.step(2, PARTS[:1], P, LEAD, (True, 5, False)))
+    while len(others.passed()) < 2:
+        await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.sleep(0)
+    others.held.set()
+    await others.peers_of.step(2, PARTS[:1], P, LEAD, None)
+    await second
+    assert others.passed() == [("s1", 1, 1), ("s1", 2, 1), ("s1", 3, 2)]
+    assert [verb for _, verb, _ in others.asked].count("begin_passing") == 1
+
+
+@scenario
+async def test_a_session_that_the_other_side_has_forgotten_begins_anew(others: Others) -> None:
+    others.answers |= {"transaction_steps": NotCoordinator("which session?")}
+    with pytest.raises(NotCoordinator):
+        await others.peers_of.step(2, PARTS[:1], P, LEAD, None)
+    others.answers |= {"transaction_steps": [""], "begin_passing": "s2"}
+    assert await others.peers_of.step(2, PARTS[:1], P, LEAD, None) == [None]
+    assert others.passed() == [("s1", 1, 1), ("s2", 2, 2)]
+
+
+@scenario
+async def test_each_part_has_its_answer_and_one_that_is_not_understood_is_none(others: Others) -> None:
+    others.answers["transaction_steps"] = lambda arguments: ["StorageFault"] * len(arguments["parts"])
+    errors = await others.peers_of.step(2, PARTS, P, LEAD, None)
+    assert [type(error) for error in errors] == [StorageFault] * len(PARTS) and len(others.passed()) == 2
+    for answer in (["ErrorOfTomorrow"], [], [""] * 2, 7):
+        others.answers["transaction_steps"] = answer
+        with pytest.raises(BrokerAway):
+            await others.peers_of.step(2, PARTS[:1], P, LEAD, None)
+
+
+@scenario
+async def test_who_does_not_answer_leaves_its_slots_out(others: Others) -> None:
+    others.answers["pending_offsets"] = {"slots": [1, 2], "partitions": [["a", 0]]}
+    others.answers["open_at"] = {"slots": [1, 2], "producers": [["a", 0, [7, 0], True]]}
+    key = TopicPartition("a", 0)
+    others.away = {3}
+    assert await others.peers_of.pending("g") == ({1, 2}, {key})
+    assert await others.peers_of.open_at([key]) == ({1, 2}, [OpenProducer(key, P, True)])
+    others.away = {2, 3}
+    assert await others.peers_of.pending("g") == (set(), set())
+    others.away = set()
+    others.answers["open_at"] = {"slots": [1]}
+    assert await others.peers_of.open_at([key]) == (set(), [])
