@@ -1,7 +1,7 @@
 """Side processes: servers beside the data path, for people and monitors.  Each has a role of its own.
 
 A side process listens at one address, ``listen`` of the table that is called as its role; one whose table has no such
-key listens nowhere, and runs if the table is ``on``, from a reload that says so on.  The supervisor binds the
+key listens nowhere: ``alerts`` runs from the start, or the reload, that names a receiver.  The supervisor binds the
 socket before it serves, so an address that is taken fails the start, and a process that is started again finds clients
 waiting at the same socket.  Then it forks the process as any other child: heartbeat, restart with growing delays, end
 with the supervisor.  Nothing on the data path waits for it or sends to it.
@@ -17,7 +17,7 @@ import socket
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ...addresses import PLAINTEXT, Listener, address_text, parse_addresses
 from ...config import Config
@@ -51,6 +51,7 @@ class SideArguments(NamedTuple):
         return self.sock
 
 
+ALERTS: Final = "alerts"
 Serve = Callable[[SideArguments], None]
 """What a side process runs: serves until Stop comes or the channel closes.  It imports what it needs by itself."""
 
@@ -61,7 +62,7 @@ class SideProcesses:
     def __init__(
         self, roles: Mapping[str, Serve], config: Config, data_dir: Path, children: Children, actions: Actions
     ) -> None:
-        """``roles``: what each of them runs; the configuration has a key ROLE.listen, or a table that is on or off."""
+        """``roles``: what each of them runs; the configuration has a key ROLE.listen, or it is ``alerts``."""
         self._roles = roles
         self._config, self._data_dir, self._children = config, data_dir, children
         self._sockets: dict[str, socket.socket | None] = {}
@@ -96,7 +97,7 @@ class SideProcesses:
 
     def _turn_on(self) -> list[str]:
         """Note the roles that listen nowhere and are on; return those that were not."""
-        roles_on = [role for role in self._roles if getattr(getattr(self._config, role), "on", False)]
+        roles_on = [role for role in self._roles if role == ALERTS and self._config.alerts.has_receivers]
         new = [role for role in roles_on if role not in self._sockets]
         self._sockets.update(dict.fromkeys(new))
         return new
