@@ -30,7 +30,7 @@ HOSTILE = (
 )
 TOPIC = "web"
 CLEAR = "\x1b[H\x1b[2J"
-RULE = ("--principal", f"User:{HOSTILE}", "--operation", "Read", "--group", HOSTILE)
+RULE = ("--principal", "User:x", "--operation", "Read", "--group", HOSTILE)
 
 
 @pytest.fixture(autouse=True)
