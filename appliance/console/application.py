@@ -207,7 +207,7 @@ class ConsoleHandlers:
     def _changing(self, request: Request) -> Visitor:
         """The visitor of a request that changes something.  Raises LoginOutOfOrder."""
         visitor = self._visitor(request)
-        visitor.check_change(request.headers.get("x-csrf-token", ""))
+        visitor.check_logged_in(request.headers.get("x-csrf-token", ""))
         return visitor
 
     # ---- logins
@@ -307,7 +307,7 @@ class ConsoleHandlers:
             LoginOutOfOrder, NotPermitted.
         """
         visitor, audit = self._visitor(request), self._visitors.audit
-        visitor.check_see(Operation.READ, ResourceType.TOPIC, topic, audit=audit, what="read")
+        visitor.check_right(Operation.READ, ResourceType.TOPIC, topic, audit=audit, what="read")
         if (mask := self._views.view_of_topic(topic).mask) is not None:
             details["masked"] = ",".join(mask.names)
         audit.read(visitor.access.principal, visitor.peer, "console", topic=topic, **details)

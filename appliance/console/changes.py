@@ -58,7 +58,7 @@ def produce(new_message: NewMessage, address: str, visitor: Visitor, audit: Audi
         NotPermitted: without the right to write.
         ApplianceError: it may have been written only if the error is retriable.
     """
-    visitor.check_see(Operation.WRITE, ResourceType.TOPIC, new_message.topic, audit=audit, what="produce")
+    visitor.check_right(Operation.WRITE, ResourceType.TOPIC, new_message.topic, audit=audit, what="produce")
     with contextlib.closing(_cluster(address)) as cluster:  # a topic is not created by a mistyped name
         cluster.refresh([new_message.topic])
         cluster.topic(new_message.topic)
@@ -89,8 +89,8 @@ def move_offsets(new_offsets: NewOffsets, address: str, visitor: Visitor, audit:
         InvalidRequest: the group has members, or its name was not typed.
         UnknownGroup, UnknownPartition: see the message.
     """
-    visitor.check_see(Operation.READ, ResourceType.GROUP, new_offsets.group, audit=audit, what="move offsets")
-    visitor.check_see(Operation.READ, ResourceType.TOPIC, new_offsets.topic, audit=audit, what="move offsets")
+    visitor.check_right(Operation.READ, ResourceType.GROUP, new_offsets.group, audit=audit, what="move offsets")
+    visitor.check_right(Operation.READ, ResourceType.TOPIC, new_offsets.topic, audit=audit, what="move offsets")
     check_typed(new_offsets.confirm, new_offsets.group)
     whens = {"earliest": EARLIEST, "latest": LATEST, "time": new_offsets.time_ms}
     with contextlib.closing(_cluster(address)) as cluster:

@@ -55,7 +55,7 @@ def states(data_dir: Path, visitor: Visitor, audit: Audit) -> list[dict[str, Any
     Raises:
         NotPermitted.
     """
-    visitor.check_see(Operation.DESCRIBE, ResourceType.CLUSTER, audit=audit, what="inputs of")
+    visitor.check_right(Operation.DESCRIBE, ResourceType.CLUSTER, audit=audit, what="inputs of")
     inputs: dict[str, dict[str, Any]] = (read_state(data_dir) or {}).get("inputs", {})
     return [{"name": name, **{key: row[key] for key in SHOWN}} for name, row in inputs.items()]
 
@@ -69,7 +69,7 @@ def account(topic: str, query: LedgerQuery, address: str, visitor: Visitor, audi
     Raises:
         NotPermitted.
     """
-    visitor.check_see(Operation.READ, ResourceType.TOPIC, topic, audit=audit, what="read")
+    visitor.check_right(Operation.READ, ResourceType.TOPIC, topic, audit=audit, what="read")
     audit.read(visitor.access.principal, visitor.peer, "console", topic=topic)
     reading = _bounds()
     by_source: dict[str, dict[str, Any]] = {}

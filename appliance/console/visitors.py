@@ -63,7 +63,7 @@ class Visitor(NamedTuple):
     peer: str
     session: VisitorSession | None = None
 
-    def check_see(
+    def check_right(
         self, operation: Operation, resource: ResourceType, name: str = CLUSTER_NAME, *, audit: Audit, what: str
     ) -> None:
         """Raises NotPermitted: the visitor may not; the audit log has it, with ``what`` was asked for."""
@@ -72,7 +72,7 @@ class Visitor(NamedTuple):
             advice = "" if self.session else ": log in as a user who may"
             raise ClusterNotPermitted(f"not permitted: {word(operation)} on {word(resource).lower()} {name!r}{advice}")
 
-    def check_change(self, csrf: str) -> None:
+    def check_logged_in(self, csrf: str) -> None:
         """Check that the visitor may change anything at all.
 
         Raises:

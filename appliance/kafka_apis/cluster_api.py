@@ -3,8 +3,6 @@
 Metadata creates a missing topic, where that is configured, and waits for it: one round trip instead of
 LEADER_NOT_AVAILABLE and a retry 100 ms later.  Topics that cannot be created now are answered LEADER_NOT_AVAILABLE, and
 the client asks again.
-
-There are no transactions: see :mod:`appliance.groups.group_lookup_api`.
 """
 
 from __future__ import annotations

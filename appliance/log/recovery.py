@@ -226,7 +226,7 @@ class Derived(NamedTuple):
 
 
 class LogSummary(NamedTuple):
-    """The extent of a cleanly stopped log."""
+    """What readers are told of a log: segments, start, end, last stable offset."""
 
     bases: tuple[int, ...]
     start: int

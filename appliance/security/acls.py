@@ -36,7 +36,7 @@ from msgspec import Meta
 from ..addresses import parse_network
 from ..errors import InvalidRequest
 from ..names import GROUP_CHARACTERS_MAX, TOPIC_CHARACTERS_MAX
-from .principals import BROKERS, ROLES, USERS, name_fault, user_of_principal
+from .principals import BROKER_PREFIX, ROLES, USERS, name_fault, user_of_principal
 
 ACLS_MAX: Final = 10_000
 DECISIONS_MAX: Final = 1_000
@@ -142,7 +142,7 @@ class Acl(msgspec.Struct, frozen=True, order=True, array_like=True):
 
 
 BROKER_RULES: Final = tuple(
-    Acl(resource, ANY, PatternType.LITERAL, f"{BROKERS}*", ANY, operation, Permission.ALLOW)
+    Acl(resource, ANY, PatternType.LITERAL, f"{BROKER_PREFIX}*", ANY, operation, Permission.ALLOW)
     for resource, operation in (
         (ResourceType.TOPIC, Operation.READ),
         (ResourceType.GROUP, Operation.READ),
@@ -491,13 +491,13 @@ class Rights:
                     denied.append(acl)
             elif acl.operation in (operation, Operation.ALL) or IMPLIED.get(acl.operation) is operation:
                 allowed.append(acl)
-        is_open = self._without_acl and not principal.startswith(BROKERS)
+        is_open = self._without_acl and not principal.startswith(BROKER_PREFIX)
         covered = _Names(self._by_resource.get(resource, ())) if is_open else None
         return Decisions(_Names(allowed), _Names(denied), covered)
 
     def _about(self, principal: str) -> Iterable[Acl]:
         """The rules about a principal: its own, those of its roles, and those of everybody."""
-        if principal.startswith(BROKERS):
+        if principal.startswith(BROKER_PREFIX):
             return BROKER_RULES
         whose = principal, *self._roles.get(principal, ()), ANYBODY
         return [acl for subject in whose for acl in self._by_principal.get(subject, ())]

@@ -16,7 +16,7 @@ iterations, so the owner of the exchange runs :meth:`PlainCheck.run` in a thread
 
 OAUTHBEARER brings a token, which also says when the login ends (:mod:`.bearer_tokens`).
 
-A broker of this cluster logs in with the mechanism BROKERS: SCRAM with the password that brokers share.
+A broker of this cluster logs in with the mechanism BROKER_LOGIN: SCRAM with the password that brokers share.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .scram import MECHANISMS, PASSWORD_BYTES_MAX, ScramServer, Verifier, is_pas
 PLAIN: Final = "PLAIN"
 PASSWORD_MECHANISMS: Final = (*MECHANISMS, PLAIN)
 """The mechanisms for users of the appliance."""
-BROKERS: Final = f"{BROKERS_MECHANISM}-BROKERS"
+BROKER_LOGIN: Final = f"{BROKERS_MECHANISM}-BROKERS"
 """The mechanism of brokers; it is not told to clients."""
 
 
@@ -106,7 +106,7 @@ class Exchange:
         """
         self._expect(LoginState.NEW)
         credentials = self._credentials  # ScramServer keeps these, not this exchange: that would be a cycle
-        if mechanism == BROKERS and self._brokers:
+        if mechanism == BROKER_LOGIN and self._brokers:
             self._scram = ScramServer(BROKERS_MECHANISM, lambda _: credentials.find_broker())
         elif mechanism not in self._mechanisms:
             self.state = LoginState.FAILED
@@ -126,7 +126,7 @@ class Exchange:
         """Who the client says it is; "" before it has said that."""
         if not self.user:
             return ""
-        return principal_of_broker(self.user) if self.mechanism == BROKERS else principal_of(self.user)
+        return principal_of_broker(self.user) if self.mechanism == BROKER_LOGIN else principal_of(self.user)
 
     def respond(self, message: bytes) -> bytes | PlainCheck:
         """The answer to the client's next message; for PLAIN the comparison to run, whose result :meth:`checked` takes.
@@ -176,7 +176,7 @@ class Exchange:
         if self._proved is None:  # a token, which nobody here can change
             return
         mechanism, verifier = self._proved
-        stored = credentials.find_broker() if self.mechanism == BROKERS else credentials.find(mechanism, self.user)
+        stored = credentials.find_broker() if self.mechanism == BROKER_LOGIN else credentials.find(mechanism, self.user)
         if stored != (verifier, True):
             self.state = LoginState.FAILED
             raise BadCredentials("wrong password or unknown user")

@@ -10,7 +10,7 @@ from ..addresses import Listener
 ANONYMOUS: Final = "User:ANONYMOUS"
 """The principal of a connection without a login."""
 USER_CHARACTERS_MAX: Final = 249
-BROKERS: Final = "Broker:"
+BROKER_PREFIX: Final = "Broker:"
 """The prefix of principals of brokers of this cluster, such as ``Broker:2``: no user has one."""
 SEPARATOR: Final = ";"
 """Between super users: the name in a certificate may have commas."""
@@ -55,7 +55,7 @@ def role_of_principal(principal: str) -> str:
 
 
 def principal_of_broker(broker_id: str) -> str:
-    return f"{BROKERS}{broker_id}"
+    return f"{BROKER_PREFIX}{broker_id}"
 
 
 def parse_super_users(text: str) -> frozenset[str]:

@@ -28,7 +28,7 @@ import zlib
 from typing import Final
 
 SLOTS: Final = 1 << 14
-"""Marks of a doorbell: more than partitions, so that few share one.  To look through them takes 1 µs."""
+"""Marks of a doorbell: more than most hosts have partitions, so that few share one.  A look through them takes 1 µs."""
 
 _barrier = threading.Lock()
 

@@ -262,7 +262,7 @@ class PartitionMachine(RuleBasedStateMachine):
             sent.append((one[-1], times, lie))
             position += len(raw) + 3
         before = self.log.end_offset
-        ready = self.appender.check_batches(arrived)
+        ready = self.appender.admit_batches(arrived)
         admitted = list(self.admitted(before, ready, sent))
         try:
             self.appender.append()

@@ -172,7 +172,7 @@ class TransactionMachine(RuleBasedStateMachine):
             self.transactions.open(producer, 0)
         self.arena.arena[: len(raw)] = raw
         start = self.log.end_offset
-        (ready,) = self.appender.check_batches([(self.arena, (1, -1, [0, len(raw)]))])
+        (ready,) = self.appender.admit_batches([(self.arena, (1, -1, [0, len(raw)]))])
         self.appender.append()
         assert ready.answer.numbers[0] == 0, ready.answer
         stop = start + len(raw)

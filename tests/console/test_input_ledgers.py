@@ -93,7 +93,7 @@ def test_a_large_ledger_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     rows += [LedgerRow("disk", "h", "/lost", 9_999, "s", 120, gaps=gaps), LedgerRow("other", "h", "/x", 1, "s", 60, 5)]
     monkeypatch.setattr(input_ledgers, "_read", lambda *_: rows)
     everybody = SimpleNamespace(principal="User:root", describable={"disk": True})
-    visitor = cast(Visitor, SimpleNamespace(peer="127.0.0.1:1", access=everybody, check_see=lambda *_, **__: None))
+    visitor = cast(Visitor, SimpleNamespace(peer="127.0.0.1:1", access=everybody, check_right=lambda *_, **__: None))
     audit = Audit(lambda: 0, lambda: None)
     found = account("ledger", LedgerQuery("disk"), "", visitor, audit)
     assert found["sources"][0]["source"] == "/lost" and len(found["sources"]) == SOURCES_MAX

@@ -83,7 +83,7 @@ class Written:
         identity = {"producer_id": producer.id, "producer_epoch": producer.epoch, "base_sequence": sequence}
         raw = labelled(encode_batch([(value, value, (), NOW_MS)], **identity), attributes=TRANSACTIONAL)  # type: ignore[arg-type]
         self._arena.arena[: len(raw)] = raw
-        (ready,) = self._appender.check_batches([(self._arena, (1, -1, [0, len(raw)]))])
+        (ready,) = self._appender.admit_batches([(self._arena, (1, -1, [0, len(raw)]))])
         self._appender.append()
         assert ready.answer.numbers[0] == 0, ready.answer
         self.flush()

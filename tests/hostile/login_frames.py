@@ -11,7 +11,7 @@ import base64
 import struct
 from random import Random
 
-from appliance.security.login_exchange import BROKERS
+from appliance.security.login_exchange import BROKER_LOGIN
 from appliance.wire import native
 
 from .kafka_frames import ODD_NAMES, kafka_frame
@@ -62,7 +62,7 @@ def native_login_frame(rng: Random) -> bytes:
     """One request of the native listener before a login: a message of one, or any other."""
     if rng.random() < 0.15:
         return native_frame(rng)
-    mechanism = rng.choice((None, BROKERS, *MECHANISMS))
+    mechanism = rng.choice((None, BROKER_LOGIN, *MECHANISMS))
     frame = bytearray(native.encode_frame([native.LOGIN, rng.randrange(2**32), mechanism, _token(rng)]))
     if rng.random() < 0.1:
         frame[rng.randrange(min(len(frame), 40))] = rng.randrange(256)

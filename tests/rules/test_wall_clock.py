@@ -127,7 +127,7 @@ USES = {
     ("processes/supervisor/workers.py", "Workers.on_limits"): SHOWN,
     ("processes/supervisor/writers.py", "Writers._note_full"): SHOWN,
     ("processes/tls_files.py", "_signature"): "compared for being equal: has the file changed?",
-    ("processes/writer/writer.py", "Appender.check_batches"): STAMPED,
+    ("processes/writer/writer.py", "Appender.admit_batches"): STAMPED,
     ("processes/writer/writer.py", "Writer.open"): "the age of the active segment at its opening; then a steady clock",
     ("retention.py", "SegmentUse"): "given by the enforcer: trusted time",
     ("retention.py", "_aged"): "given by the enforcer: trusted time",

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from appliance.errors import BadCredentials, LoginFault, LoginOutOfOrder
 from appliance.security.credentials import Credentials
-from appliance.security.login_exchange import BROKERS, PASSWORD_MECHANISMS, PLAIN, Exchange, LoginState, PlainCheck
+from appliance.security.login_exchange import BROKER_LOGIN, PASSWORD_MECHANISMS, PLAIN, Exchange, LoginState, PlainCheck
 from appliance.security.scram import MECHANISMS, ScramClient, make_verifier
 
 PASSWORDS = {"alice": b"alice's", "bob": b"bob's"}
@@ -146,7 +146,7 @@ def test_a_password_is_in_no_text() -> None:
     assert "alice's" not in f"{check!r} {check} {exchange!r}"
 
 
-@pytest.mark.parametrize("mechanism", [*PASSWORD_MECHANISMS, BROKERS])
+@pytest.mark.parametrize("mechanism", [*PASSWORD_MECHANISMS, BROKER_LOGIN])
 def test_an_exchange_is_gone_with_its_last_reference(mechanism: str) -> None:
     """The collector of garbage runs seldom in a worker: what a client has sent must not stay until then."""
     exchange = Exchange(PASSWORD_MECHANISMS, CREDENTIALS, brokers=True)

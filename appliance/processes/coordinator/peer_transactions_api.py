@@ -16,7 +16,7 @@ from ...errors import ApplianceError, InvalidRequest, NotCoordinator, NotLeader,
 from ...groups.group_coordinator import GroupCoordinator
 from ...names import TopicPartition
 from ...security.acls import Access, Operation, ResourceType
-from ...security.principals import BROKERS
+from ...security.principals import BROKER_PREFIX
 from ...transactions.offsets_api import refuse_consumer
 from ...transactions.store import Consumer, Lead
 from ...transactions.transaction import PendingOffset, ProducerIdentity, TransactionPart
@@ -204,7 +204,7 @@ class PeerTransactionsApi:
 
 def _for_brokers(verb: Verb) -> Verb:
     async def answer(request: Any, access: Access) -> Any:
-        if not access.principal.startswith(BROKERS):
+        if not access.principal.startswith(BROKER_PREFIX):
             raise InvalidRequest("only brokers of the cluster ask this of each other")
         return await verb(request, access)
 

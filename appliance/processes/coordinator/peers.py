@@ -23,7 +23,7 @@ from ...addresses import parse_addresses, parse_listeners
 from ...errors import BrokerAway, ProtocolFault, from_code
 from ...security.configuration import Tls
 from ...security.credentials import BROKERS_MECHANISM, password_of_brokers
-from ...security.login_exchange import BROKERS
+from ...security.login_exchange import BROKER_LOGIN
 from ...security.scram import ScramClient
 from ...wire import native
 from ...wire.bounds import PARTS_MAX_MIN
@@ -103,7 +103,7 @@ class _Peer:
             ProtocolFault: one of the two is none, or does not know the secret of the cluster yet.
         """
         scram = ScramClient(BROKERS_MECHANISM, str(identity.broker_id), password_of_brokers(identity.secret))
-        proof = scram.final(await self._login_message(BROKERS, scram.first()))
+        proof = scram.final(await self._login_message(BROKER_LOGIN, scram.first()))
         scram.check(await self._login_message(None, proof))
 
     async def _login_message(self, mechanism: str | None, message: bytes) -> bytes:

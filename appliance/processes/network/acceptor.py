@@ -69,7 +69,7 @@ from ...security.audit_log import Reason
 from ...security.certificate_names import CertificateNames
 from ...security.configuration import Tls
 from ...security.local_users import is_administrator
-from ...security.principals import ANONYMOUS, BROKERS
+from ...security.principals import ANONYMOUS, BROKER_PREFIX
 from ...wire.sockets import set_options
 from ...wire.transport import PlainOnTls, TlsTransport
 from ..messages import LimitReached
@@ -101,7 +101,10 @@ def site_of_host(host: str) -> str:
 
 
 class ConnectionPlaces:
-    """The counts.  What is refused is in the audit log; the caller closes it, as Kafka does."""
+    """Counts connections by address and by user, and makes a login their principal.
+
+    What is refused is in the audit log; the caller closes it, as Kafka does.
+    """
 
     def __init__(self, turn: Turn, limits: NetworkSection) -> None:
         self._turn = turn
@@ -187,7 +190,7 @@ class ConnectionPlaces:
 
 
 def _is_counted(session: ClientSession, principal: str) -> bool:
-    return not session.administrator and principal != ANONYMOUS and not principal.startswith(BROKERS)
+    return not session.administrator and principal != ANONYMOUS and not principal.startswith(BROKER_PREFIX)
 
 
 def _count_less(counts: Counter[str], name: str) -> None:

@@ -280,7 +280,7 @@ class Connections:
     def feed_waiting(self) -> None:
         """Let connections that wait for memory try again; close one that is behind when they have waited too long."""
         if self.starved.waiting and self.starved.feed():
-            self._close_one_behind()
+            self._make_room()
         now_ms = self._turn.now_ms
         while self._buffers.parked:
             inbox = next(iter(self._buffers.parked))
@@ -294,14 +294,14 @@ class Connections:
                 self.watch(connection)
         if self._buffers.parked and now_ms >= self._parked_since_ms + STARVED_MS_MAX:
             self._parked_since_ms = now_ms
-            self._close_one_behind()
+            self._make_room()
 
     def _feed(self, connection: WorkerConnection) -> None:
         self.read(connection, first=True)
         if not connection.inbox.starved and not connection.closed:
             self.watch(connection)
 
-    def _close_one_behind(self) -> None:
+    def _make_room(self) -> None:
         """Make room for those that wait.
 
         First all go that are throttled and have sent requests all the same.  When there is none, the connection goes

@@ -40,7 +40,7 @@ KEPT_MS: Final = 120_000
 SWEEP_MS: Final = 5_000
 FEW: Final = 16
 EPOCH_MAX: Final = (1 << 31) - 1
-GONE: Final = FetchPart("", -1, -1, 0)
+NO_PART: Final = FetchPart("", -1, -1, 0)
 """In the place of a forgotten part, until another one takes it."""
 
 PartKey = tuple[str | bytes, int]
@@ -231,7 +231,7 @@ class FetchSession(OpenFetch):
         if index < 0:
             if not self._free:
                 self._free.append(len(parts))
-                parts.append(GONE)
+                parts.append(NO_PART)
                 self.partitions.append(None)
                 self.plan.results.append(NOT_LOOKED_AT)
                 self._told.append(None)
@@ -242,7 +242,7 @@ class FetchSession(OpenFetch):
         return index
 
     def _forget(self, index: int, lists: WaitLists) -> None:
-        self.plan.replace(index, GONE)
+        self.plan.replace(index, NO_PART)
         self._dirty.pop(index, None)
         partition, self.partitions[index] = self.partitions[index], None
         if partition is not None and partition.wait_list in self._numbers:

@@ -130,7 +130,7 @@ class Fetches:
             if not fetch.moved:
                 return
             parts = fetch.take_moved(self._partitions)
-            if self._goes_on(delayed, parts):
+            if self._answers_or_defers(delayed, parts):
                 return
 
     def retry(self, delayed: DelayedRequest) -> None:
@@ -139,10 +139,10 @@ class Fetches:
 
     def _take(self, delayed: DelayedRequest, moved: list[int]) -> None:
         """Go on after a look at the parts that have moved."""
-        if not self._goes_on(delayed, moved):
+        if not self._answers_or_defers(delayed, moved):
             self._wait(delayed, moved)
 
-    def _goes_on(self, delayed: DelayedRequest, moved: list[int]) -> bool:
+    def _answers_or_defers(self, delayed: DelayedRequest, moved: list[int]) -> bool:
         """Answer a fetch that has waited for these parts, or leave it to the next turn; False: it has to wait on."""
         plan = _open_fetch(delayed).plan
         if plan.unlooked:

@@ -52,7 +52,7 @@ from ...security.audit_log import Reason
 from ...security.bearer_tokens import OAUTHBEARER, BearerTokens
 from ...security.configuration import takes_tokens
 from ...security.credentials import Credentials
-from ...security.login_exchange import BROKERS, Exchange, LoginState, PlainCheck, parse_mechanisms
+from ...security.login_exchange import BROKER_LOGIN, Exchange, LoginState, PlainCheck, parse_mechanisms
 from ...security.security_state import SecurityState
 from ...wire.requests import Login, LoginReply
 from ..child import lower_priority_of_thread
@@ -220,7 +220,7 @@ class Logins:
         pending = Pending(connection, request)
         connection.begin(pending)
         by_broker = connection.listener.protocol == "native" and (
-            request.mechanism == BROKERS or connection.session.login is not None
+            request.mechanism == BROKER_LOGIN or connection.session.login is not None
         )
         if not (connection.listener.sasl or by_broker):
             refusal = LoginReply(LoginOutOfOrder.code, NO_LOGIN_HERE)

@@ -27,7 +27,7 @@ from typing import Final
 from ...wire.transport import PIECE_BYTES, RECEIVE_BYTES, Transport
 from .turn import Turn
 
-GONE: Final = select.EPOLLHUP | select.EPOLLERR
+HANG_UP: Final = select.EPOLLHUP | select.EPOLLERR
 
 _plain = memoryview(bytearray(RECEIVE_BYTES))
 """Decrypted bytes on their way to a writer; used within one call only."""
@@ -106,14 +106,14 @@ class Relays:
         """Pass on what has come."""
         relay = self.by_fd[fd]
         if fd == relay.client_fd:
-            if event & GONE:
+            if event & HANG_UP:
                 self._end_client(relay)
             else:
                 if event & select.EPOLLOUT:
                     self._send_client(relay)
                 if event & select.EPOLLIN and not relay.ended:
                     self._read_client(relay)
-        elif event & GONE:  # the writer's end is closed: its link says why
+        elif event & HANG_UP:  # the writer's end is closed: its link says why
             self.lose(relay)
             return
         else:

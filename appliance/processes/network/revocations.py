@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from ...security.accounts import OPEN, Account
-from ...security.principals import ANONYMOUS, BROKERS, user_of_principal
+from ...security.principals import ANONYMOUS, BROKER_PREFIX, user_of_principal
 from ...security.scram import Verifier
 from ...security.security_state import SecurityState
 from .connections import Connections
@@ -45,7 +45,7 @@ class Revocations:
 
     def refusal(self, principal: str) -> str:
         """Why a principal may not be connected; "": nothing is against it."""
-        if not self._accounts or principal == ANONYMOUS or principal.startswith(BROKERS):
+        if not self._accounts or principal == ANONYMOUS or principal.startswith(BROKER_PREFIX):
             return ""
         account = self._accounts.get(user_of_principal(principal))
         return account.refusal(self._wall_ms()) if account is not None else ""
@@ -88,7 +88,7 @@ class Revocations:
             self._recall()
 
     def _reason(self, session: ClientSession, reasons: Mapping[str, str]) -> str:
-        if session.administrator or session.principal == ANONYMOUS or session.principal.startswith(BROKERS):
+        if session.administrator or session.principal == ANONYMOUS or session.principal.startswith(BROKER_PREFIX):
             return ""
         why = reasons.get(user_of_principal(session.principal), "")
         return why if why != DELETED or session.mechanism else ""

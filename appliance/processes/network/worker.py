@@ -111,7 +111,7 @@ CONTROL_RETRY_MS: Final = 10
 """How soon queued messages to the supervisor are sent again."""
 UPLOADS_PER_ARENA: Final = 2
 """The private memory for unfinished requests, in arenas; clients on slow links wait until some of it is free."""
-GONE: Final = select.EPOLLHUP | select.EPOLLERR | select.EPOLLRDHUP
+HANG_UP: Final = select.EPOLLHUP | select.EPOLLERR | select.EPOLLRDHUP
 """Events that end a connection."""
 STATS_MS: Final = 5_000
 STILL_MS: Final = 500
@@ -258,7 +258,7 @@ class NetworkWorker:
         for fd, event in events:
             connection = connections.by_fd.get(fd)
             if connection is not None:
-                if event & GONE:
+                if event & HANG_UP:
                     connections.close(connection)
                     continue
                 if event & select.EPOLLOUT:

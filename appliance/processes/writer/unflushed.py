@@ -201,7 +201,10 @@ class _Job:
 
 
 class Unflushed:
-    """The unflushed batches.  ``fault``: the error of a failed flush; after it nothing more is acknowledged."""
+    """Decides when written batches are flushed, readable and acknowledged.
+
+    ``fault``: the error of a failed flush; after it nothing more is acknowledged.
+    """
 
     def __init__(
         self,

@@ -137,7 +137,7 @@ _new = tuple.__new__  # twice as fast as the constructor of a NamedTuple
 
 
 class Appender:
-    """Appends to one log.  Call :meth:`check_batches`, then :meth:`append`; after an error of that, :meth:`refuse`."""
+    """Appends to one log.  Call :meth:`admit_batches`, then :meth:`append`; after an error of that, :meth:`refuse`."""
 
     def __init__(self, log: Log, producers: Producers, table: SegmentTable, transactions: OpenTransactions) -> None:
         self._log, self._table, self._transactions = log, table, transactions
@@ -152,7 +152,7 @@ class Appender:
         """Whether the records of all batches of this turn are checked, and need keys."""
         self._future_ms = 0
 
-    def check_batches(self, arrived: list[tuple[AppendSource, AppendRow]]) -> list[ReadyAnswer]:
+    def admit_batches(self, arrived: list[tuple[AppendSource, AppendRow]]) -> list[ReadyAnswer]:
         """Check and place all batches that have arrived; return the answers, valid after :meth:`append`."""
         group: list[tuple[memoryview, BatchInfo]] = []
         self._group = group
@@ -190,7 +190,7 @@ class Appender:
         return ready
 
     def append(self) -> tuple[int, int]:
-        """Append the batches that :meth:`check_batches` has placed, and publish the log end offset.
+        """Append the batches that :meth:`admit_batches` has placed, and publish the log end offset.
 
         Returns:
             The number of bytes and records that were appended.
@@ -561,7 +561,7 @@ class Writer:
 
     def _write(self, arrived: list[tuple[AppendSource, AppendRow]]) -> None:
         """Check, append and answer the append requests that have arrived."""
-        ready = self._appender.check_batches(arrived)
+        ready = self._appender.admit_batches(arrived)
         try:
             size, records = self._appender.append()
         except (DiskFull, OutOfResources, StorageFault) as error:

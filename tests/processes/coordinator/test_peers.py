@@ -17,7 +17,7 @@ from appliance.client import Admin
 from appliance.errors import BadCredentials, BrokerAway, GroupNotPermitted, InvalidRequest, NotPermitted
 from appliance.processes.coordinator.peers import BrokerIdentity, ask_admin, ask_offsets
 from appliance.security.configuration import Tls
-from appliance.security.login_exchange import BROKERS
+from appliance.security.login_exchange import BROKER_LOGIN
 from appliance.security.scram import ScramClient
 from appliance.wire import native
 from appliance.wire.requests import LATEST, OffsetsPart
@@ -87,7 +87,7 @@ def test_offsets_and_commits_go_between_brokers_that_check_rights(pair: Pair) ->
                 assert admin.offsets(group) == {(pair.topic, 0): number}
                 admin.delete_offsets(group, [(pair.topic, 0)])
     logged_in = [line for line in pair.servers[0].log().splitlines() if "logged in: who=Broker:2" in line]
-    assert logged_in and f"mechanism={BROKERS}" in logged_in[0]
+    assert logged_in and f"mechanism={BROKER_LOGIN}" in logged_in[0]
 
 
 def test_a_role_reaches_every_broker(pair: Pair) -> None:
@@ -134,7 +134,7 @@ def test_users_are_not_taken_for_brokers(pair: Pair) -> None:
     """A user, even one who is called like a broker, by the mechanism of brokers; a listener without logins stays so."""
     for number in (0, 1):
         with Peer(pair.addresses[number]) as peer:
-            assert login(peer, BROKERS, "alice", b"correct horse") == BadCredentials.code
+            assert login(peer, BROKER_LOGIN, "alice", b"correct horse") == BadCredentials.code
     with Peer(pair.addresses[1]) as peer:
         assert login(peer, "SCRAM-SHA-512", "alice", b"correct horse") == 0
         assert peer.call([native.ADMIN, 3, "offsets", {"group": "g"}])[0][1] == GroupNotPermitted.code

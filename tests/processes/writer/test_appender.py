@@ -44,7 +44,7 @@ class Partition:
         arena = Arena()
         data = b"".join(raws)
         arena.arena[: len(data)] = data
-        (ready,) = self.appender.check_batches([(arena, (1, -1, [0, len(data)]))])
+        (ready,) = self.appender.admit_batches([(arena, (1, -1, [0, len(data)]))])
         self.appender.append()
         return ready.answer.numbers[0]
 
