@@ -434,7 +434,7 @@ def _take_away(run: Run, rename: Callable[[Path], tuple[Path, Path]]) -> None:
     run.injected += 1
     try:
         _wait_named(run, partition)
-        assert partition in run.server.state["offline"]
+        wait_for(lambda: partition in run.server.state["offline"], f"{partition} to be offline", UP_S_MAX)
     finally:
         away.rename(path)
     wait_for(lambda: not run.server.state["offline"], f"{partition} to be served again", UP_S_MAX)

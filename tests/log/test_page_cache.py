@@ -25,6 +25,7 @@ from appliance.log.page_cache import (
 )
 
 from ..support.cold_files import drop
+from ..support.server import wait_for
 
 SIZE = 3 << 20
 DATA = os.urandom(SIZE)
@@ -171,6 +172,8 @@ def test_nobody_else_is_kept_from_waiting(tmp_path: Path) -> None:
 def unnamed() -> Iterator[Path]:
     """A file whose name nobody has looked up yet: that of a process which began just now."""
     with subprocess.Popen(["sleep", "60"]) as child:
+        stat = Path(f"/proc/{child.pid}/stat")
+        wait_for(lambda: "(sleep)" in stat.read_text(), "the process to be called so, a moment after its exec")
         yield Path(f"/proc/{child.pid}/task/{child.pid}/comm")
         child.kill()
 
