@@ -195,9 +195,9 @@ def test_nodes_end_with_their_supervisor_and_a_leftover_is_ended_at_the_next_sta
     script = f"""
 import os, signal, sys
 from pathlib import Path
-from appliance.config import ZooKeeper
+from appliance.config import ZooKeeperSection
 from appliance.zookeeper.ensemble import Ensemble
-one = Ensemble(ZooKeeper(nodes=1), Path({str(tmp_path)!r}))
+one = Ensemble(ZooKeeperSection(nodes=1), Path({str(tmp_path)!r}))
 one.prepare()
 one.start_node(0)
 one.note_pid(0)
