@@ -1,4 +1,6 @@
-"""The snapshot of brokers and topics.  Network workers answer from it without a request to the coordinator.
+"""What network workers know of the cluster: brokers, topics, users, rules, quotas and what others have used.
+
+They answer from it without a request to the coordinator.
 
 The coordinator sends each worker the changes, on the stream that also brings its answers, as ``[0, change]`` with one
 of the structs of :data:`SnapshotChange`.  From :class:`SnapshotBegins` to :class:`SnapshotEnds` they replace

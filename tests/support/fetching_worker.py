@@ -128,7 +128,7 @@ class Worker:
             self.add(number, log)
         access: Any = lambda client: client.access  # noqa: E731
         self.sessions = FetchSessions(self.turn, known, self.wait_lists, access, sessions_max, parts_max)
-        connections: Any = SimpleNamespace(awaits_announcement=lambda *_: False, answer=self._answer)
+        connections: Any = SimpleNamespace(defer_for_announcement=lambda *_: False, answer=self._answer)
         self.fetches = Fetches(self.turn, connections, known, self.wait_lists, self.sessions, cold_reads)
         self.client = Client()
 

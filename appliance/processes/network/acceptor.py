@@ -175,7 +175,7 @@ class ConnectionPlaces:
             _count_less(self._by_user, session.principal)
 
     def log_in(self, connection: WorkerConnection, principal: str) -> bool:
-        """Count the connection for the principal that it has logged in as; False when there is no room."""
+        """Make this the connection's principal, and count it there; False when there is no room."""
         session = connection.session
         if principal == session.principal:
             self._know(connection)

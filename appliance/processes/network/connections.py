@@ -132,7 +132,7 @@ class Connections:
         self.leaving: list[WorkerConnection] = []
         """Those with nothing outstanding that are to be handed over at the end of this turn (``handoffs``)."""
         self.wants_room = False
-        """Whether the first connection has starved, so that all writers are to flush: then they release the arena."""
+        """Set when a connection starves while none did: all writers flush at the turn's end, and free the arena."""
 
     def add(self, connection: WorkerConnection) -> None:
         """Begin to read a connection, as one that is active now."""
@@ -228,8 +228,8 @@ class Connections:
         connection.close_when_sent = connection.close_when_sent or request.close
         return True
 
-    def awaits_announcement(self, connection: WorkerConnection, partitions: Sequence[object | None]) -> bool:
-        """Whether a request that names an unknown partition has to start again in the next turn.
+    def defer_for_announcement(self, connection: WorkerConnection, partitions: Sequence[object | None]) -> bool:
+        """Put a request that names an unknown partition off to the next turn; return whether it was.
 
         That turn reads the supervisor's messages first: the supervisor may have announced the partition, and the client
         may know it from another connection.

@@ -65,18 +65,18 @@ class WriterNeeds:
         self._turn, self._request_writer = turn, request_writer
         self._asked: dict[WorkerPartition, int] = {}
         """When the supervisor was asked for a writer of these, the earliest first."""
-        self._late: set[WorkerPartition] = set()
-        """Those that it was asked for long ago."""
+        self._uncounted: set[WorkerPartition] = set()
+        """Asked for, and not counted among those that are on their way: still opening, or not there after ASKED_MS."""
         self._queues: OrderedDict[WorkerConnection, OrderedDict[WorkerPartition, None]] = OrderedDict()
         """Partitions to ask for later, by connection; the one whose turn is next first."""
         self._queue_of: dict[WorkerPartition, OrderedDict[WorkerPartition, None]] = {}
 
     def add(self, partition: WorkerPartition, connection: WorkerConnection) -> None:
         """Ask for a writer of this partition, now or when it is its turn."""
-        if partition in self._asked or partition in self._late or partition in self._queue_of:
+        if partition in self._asked or partition in self._uncounted or partition in self._queue_of:
             return
         if partition.table.state == OPENING:  # the supervisor starts it once the log is open
-            self._late.add(partition)
+            self._uncounted.add(partition)
             self._request_writer(partition.key)
             return
         queue = self._queue_of[partition] = self._queues.setdefault(connection, OrderedDict())
@@ -86,7 +86,7 @@ class WriterNeeds:
     def remove(self, partition: WorkerPartition) -> None:
         """It has a writer, or needs none any more."""
         self._asked.pop(partition, None)
-        self._late.discard(partition)
+        self._uncounted.discard(partition)
         if (queue := self._queue_of.pop(partition, None)) is not None:
             queue.pop(partition)
         self._ask()
@@ -97,7 +97,7 @@ class WriterNeeds:
             if self._turn.now_ms - asked_ms < ASKED_MS:
                 break
             del self._asked[partition]
-            self._late.add(partition)
+            self._uncounted.add(partition)
         self._ask()
 
     def _ask(self) -> None:
@@ -159,7 +159,7 @@ class ProduceRequests:
         """
         parts = request.parts
         partitions = self._partitions.partitions_of(request)
-        if self._connections.awaits_announcement(connection, partitions):
+        if self._connections.defer_for_announcement(connection, partitions):
             return False
         for partition in partitions if self._buffers.crowded else ():
             if partition is None:

@@ -77,7 +77,7 @@ class ChildEvents:
 
     def _on_message(self, child: Child, message: messages.FromChild) -> None:
         if isinstance(message, messages.FromServer):
-            self._on_server(child, message)
+            self._on_serving_process(child, message)
         elif isinstance(message, messages.FromLog):
             self._on_log(child, message)
         elif isinstance(message, messages.FromInspector):
@@ -89,8 +89,8 @@ class ChildEvents:
         else:
             assert_never(message)
 
-    def _on_server(self, child: Child, message: messages.FromServer) -> None:
-        """Handle a message of a process about itself."""
+    def _on_serving_process(self, child: Child, message: messages.FromServer) -> None:
+        """Handle what a process that serves needs, counts or has found."""
         match message:
             case messages.WriterNeeded(partition):
                 self._writers.on_need(partition)

@@ -38,7 +38,7 @@ partitions that an opener opens, "" where there is one only.  Each key is in one
 
 Writers have a queue besides, with states of its own (:mod:`.writers`), and are forked by the nursery: of them the
 table has what their death leaves, no more.  A child whose supervisor has died is killed by the kernel
-(:func:`~appliance.processes.child.become_child`), in whatever state.
+(:func:`~appliance.processes.child.become_child`), in whatever state, but for writers: they close their logs first.
 """
 
 from __future__ import annotations

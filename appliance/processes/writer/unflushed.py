@@ -27,7 +27,7 @@ ended     nothing                after *flushing* that has failed, and from any 
                                  nothing is left to flush
 ========  =====================  =====================================================================================
 
-``lock`` guards the data of both threads: the ticket and the channels to the workers.  The loop holds it while it
+``lock`` guards the data of both threads: the job and the channels to the workers.  The loop holds it while it
 flushes, so a guard only tries to take it.  A failed flush is never retried, since the kernel may have dropped the
 pages: ``failed`` is called, once, and nothing after it is acknowledged.  Any other exception is a bug, and ends the
 process in the same way: no one waits for a thread that is gone.
@@ -62,14 +62,14 @@ READER_MS: Final = 3
 """A reader that has waited so recently is about to wait again: little is flushed for it before it asks."""
 
 
-class Ticket(Protocol):
-    """A flush of the log up to an offset: see ``appliance.log``."""
+class FlushJob(Protocol):
+    """What the flusher carries out in its thread."""
 
     def sync(self) -> None: ...
 
 
 class Flusher:
-    """Flushes tickets.  ``flushed(ticket, waiting)`` runs after each flush, in the thread that flushed, with ``lock``.
+    """Flushes jobs.  ``flushed(job, waiting)`` runs after each flush, in the thread that flushed, with ``lock``.
 
     ``flushed`` may return a function for work that no one waits for; the thread calls it without the lock.
     """
@@ -82,7 +82,7 @@ class Flusher:
     ) -> None:
         self.lock = threading.Lock()
         self._flushed, self._failed, self._heart = flushed, failed, heart
-        self._ticket: Ticket | None = None
+        self._job: FlushJob | None = None
         self._waiting: list[Any] = []
         self._gate = threading.Lock()
         self._gate.acquire()
@@ -96,9 +96,9 @@ class Flusher:
         self._ended = False
         _thread.start_new_thread(self._run, ())
 
-    def hand_over(self, ticket: Ticket, waiting: list[Any]) -> None:
-        """Flush a ticket, then answer ``waiting``.  Call with ``lock`` held."""
-        self._ticket = ticket
+    def hand_over(self, job: FlushJob, waiting: list[Any]) -> None:
+        """Flush a job, then answer ``waiting``.  Call with ``lock`` held."""
+        self._job = job
         self._waiting += waiting
         if self._idle:
             self._idle = False
@@ -109,15 +109,15 @@ class Flusher:
         """Whether the thread has nothing to do but to guard.  Ask with ``lock`` held."""
         return self._guarding and self._idle
 
-    def flush_here(self, ticket: Ticket, waiting: list[Any]) -> None:
-        """Flush a ticket in the loop's thread, then answer ``waiting``.
+    def flush_here(self, job: FlushJob, waiting: list[Any]) -> None:
+        """Flush a job in the loop's thread, then answer ``waiting``.
 
         Call with ``lock`` held, where :attr:`may_flush_here` and the answer of ``flushed`` is sure to be None.  Raises
         what the flush raises, and does not call ``failed``.
         """
         self._flushed_here = True
-        self.wait_here(ticket.sync)
-        afterwards = self._flushed(ticket, waiting)
+        self.wait_here(job.sync)
+        afterwards = self._flushed(job, waiting)
         assert afterwards is None
 
     def wait_here(self, work: Callable[..., None], *arguments: Any) -> None:
@@ -132,12 +132,12 @@ class Flusher:
             self._waiting_here = False
 
     def drain(self) -> None:
-        """Wait until all tickets are flushed, or one has failed.  The loop hands over none meanwhile."""
+        """Wait until all jobs are flushed, or one has failed.  The loop hands over none meanwhile."""
         with self.lock:
             self._resting.wait_for(lambda: self._idle or self._ended)
 
     def stop(self) -> None:
-        """Flush the last ticket, then end the thread."""
+        """Flush the last job, then end the thread."""
         with self.lock:
             self._stopping = True
             if self._idle:
@@ -160,22 +160,22 @@ class Flusher:
             self._wait()
             while True:
                 with self.lock:
-                    ticket, waiting = self._ticket, self._waiting
-                    if ticket is None:
+                    job, waiting = self._job, self._waiting
+                    if job is None:
                         if self._stopping:
                             return
                         self._idle = self._guarding = True
                         self._resting.notify_all()
                         break
-                    self._ticket, self._waiting = None, []
-                ticket.sync()
+                    self._job, self._waiting = None, []
+                job.sync()
                 with self.lock:
-                    afterwards = self._flushed(ticket, waiting)
+                    afterwards = self._flushed(job, waiting)
                 if afterwards is not None:
                     afterwards()
 
     def _wait(self) -> None:
-        """Wait for a ticket; guard the loop meanwhile, and fall asleep when it has flushed nothing for long."""
+        """Wait for a job; guard the loop meanwhile, and fall asleep when it has flushed nothing for long."""
         while not self._gate.acquire(timeout=self._heart.beat_ms / 1000 if self._guarding else -1):
             if self._waiting_here:
                 self._heart.beat()
@@ -184,7 +184,7 @@ class Flusher:
                 self.lock.release()
 
 
-class _Job:
+class _LogFlush:
     """A job of the flusher: a ticket of the log, and how many records the log has up to the ticket's end."""
 
     __slots__ = ("elapsed_ns", "records", "ticket")
@@ -379,15 +379,15 @@ class Unflushed:
         """Hand everything to the flusher.  Call with the lock held."""
         self._flusher.hand_over(*self._taken())
 
-    def _taken(self) -> tuple[_Job, list[ReadyAnswer]]:
+    def _taken(self) -> tuple[_LogFlush, list[ReadyAnswer]]:
         """Take everything that is to be flushed, and the answers that wait for it."""
-        job, answers = _Job(self._log.flush_begin(), self._log.records), self._answers
+        job, answers = _LogFlush(self._log.flush_begin(), self._log.records), self._answers
         self._answers = []
         self._records = self._bytes = self.since_ms = 0
         self._asked = self._asked_now = self._for_reader = self._looks_again = False
         return job, answers
 
-    def _flushed(self, job: _Job, waiting: list[ReadyAnswer]) -> Callable[[], None] | None:
+    def _flushed(self, job: _LogFlush, waiting: list[ReadyAnswer]) -> Callable[[], None] | None:
         """Publish and acknowledge everything below the ticket's end.  The thread that has flushed it calls this."""
         self._log.flush_done(job.ticket)
         self._table.count_flush(job.elapsed_ns)
