@@ -22,8 +22,11 @@ unknown file, has less of   a copy that was made before the last lines were writ
 an ended one than was read
 unknown file                a new generation, from the beginning; in the first scan of all from ``start``
 unknown, under a name that  as above, though no ``include`` matches: it came and was rotated away between two scans, or
-rotation gives, and newer   while nothing ran.  Compressed, and of no generation that was read: a gap.  As long as it is
-than the last scans         a copy of one that is read, it waits
+rotation gives, and newer   while nothing ran.  As long as it is a copy of one that is read, it waits
+than the last scans
+such a one, compressed      unpacked, to see which generation it is (:mod:`.packed`): one that has no file any more goes
+                            on there, and an unknown one begins there; of one that was read nothing follows.  Damaged or
+                            half-written, it waits up to PACKED_WAIT_MS; then what cannot be unpacked is a gap
 known, and cannot be        the same generation, which waits: a file, or its directory, without rights for now
 looked at or opened
 known, and not found any    removed or renamed: what its descriptor still gives is read, then it is over, ``rotate_ms``
@@ -32,34 +35,32 @@ over, and found again       the same generation goes on: a file whose directory 
                             gives, also in a copy that has more
 over, and its file has      the same generation goes on, however late: programs write to a renamed file until they open
 grown under such a name     the new one
-known from before a start,  a gap from its position, whose end is not known
-and not found
+known from before a start,  a gap from its position, whose end is not known; not before the compressed files that may be
+and not found               this one are judged
 ==========================  ========================================================================================
 
 Nobody can know of what comes and goes between two scans: of a file that was made and removed, or that was truncated and
-has the very bytes again that were read, by the first HEAD_BYTES and the last TAIL_BYTES of them.
+has the very bytes again that were read, by the first HEAD_BYTES and the last TAIL_BYTES of them; or that was
+compressed, and has no more than those of one that was read before it.
 
 A file is looked at by ``fstat`` and its content.  inotify only says when to look sooner than ``scan_ms``.
 
-Bounds: ``files_max`` generations; FILES_OPEN_MAX descriptors, of those that had new bytes last; READ_BYTES at a time.
+Bounds: ``files_max`` generations; FILES_OPEN_MAX descriptors, of those that had new bytes last; READ_BYTES at a time;
+PACKED_OPEN_MAX compressed files that are read at a time, and one that is judged.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import glob
-import itertools
 import logging
 import math
 import os
 import stat
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final, NamedTuple
-
-from inotify_simple import INotify, flags
 
 from ..errors import ApplianceError, FileNotPermitted, StorageFault
 from ..input_settings import Files, event_starts
@@ -68,25 +69,23 @@ from ..records.encode import Headers, encode_headers
 from ..shared.heartbeats import Heart
 from .generation import HEAD_BYTES, MARKS_MAX, TAIL_BYTES, FileKey, Generation, Identity
 from .guard import Guard
+from .hints import Hints
 from .in_order import InOrder
 from .ledger import Ledger
 from .lines import Block, Encoding, LineReader
 from .machinery import Machinery, Topics
 from .outlet import ORIGIN_BYTES, Outlet, Placed
-from .positions import ENDED_MAX, LOST, ORIGIN, Looked, Origin, PositionStore, Source, Span
+from .packed import PACKED_WAIT_MS, Claim, Examination, Packed, PackedFiles
+from .positions import ENDED_MAX, ORIGIN, Looked, Origin, PositionStore, Span
 from .rotation import (
     Directories,
     LikeNames,
     Looks,
-    Packed,
     Patterns,
     Rotated,
-    has_compressed_name,
-    is_compressed,
     key_of,
-    unpacked_head,
-    unpacked_size,
 )
+from .unpacking import Unpacker, has_compressed_name, is_compressed, unpacked_head
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +97,9 @@ SHADOW_MS: Final = 60_000
 """How long a file that begins like another one, under a name that rotation gives, may be its copy."""
 RETRY_MS: Final = 2_000
 IS_COMPRESSED: Final = "is compressed"
-"""Which is as it should be: what it has was read before."""
+"""Which is as it should be: what it has was read before, or is read there."""
+PACKED_OPEN_MAX: Final = 4
+"""Compressed files that are unpacked at a time."""
 _BOMS: Final[tuple[tuple[bytes, Encoding], ...]] = ((b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be"))
 
 
@@ -109,9 +110,6 @@ NEVER_READ: Final = 0
 """In place of the line: of a file that was there before the first scan, or is a copy."""
 TICK_MS: Final = 20
 """By how much the time of a file may be behind: that of the kernel's last tick."""
-WATCHES_MAX: Final = 10_000
-HINTS_MAX: Final = 10_000
-WATCHED: Final = flags.MODIFY | flags.CREATE | flags.MOVED_FROM | flags.MOVED_TO | flags.DELETE
 
 
 class FilesSettings(NamedTuple):
@@ -174,7 +172,8 @@ class FilesInput:
         self._shadows: dict[FileKey, _Shadow] = {}
         self._rotated: dict[FileKey, Rotated] = {}  # that no include matches, and that wait
         self._places: dict[FileKey, Rotated] = {}  # of files that are over, under the names that rotation gave them
-        self._packed: dict[FileKey, Packed] = {}
+        self._packed = PackedFiles(self._open_packed)
+        self._examination: Examination | None = None
         self._passed: OrderedDict[FileKey, Generation] = OrderedDict()  # that are over: the last ones
         self._passed_names: LikeNames[Generation] = LikeNames()
         self._unnumbered: list[Generation] = []  # of them, those that the store does not have yet
@@ -201,14 +200,13 @@ class FilesInput:
             identity = Identity.decode(row.identity)
             if identity is not None:
                 self._note_passed(Generation(row.number, row.name, identity, row.position, row.line))
-                self._passed[identity.key].is_lost = row.ended == LOST
         self.wake = asyncio.Event()
         self.wake_scan = False
         self._scan_due_ms = math.inf
 
     async def run(self) -> None:
         """Read until it is cancelled: all files every ``scan_ms``, those that inotify names at once."""
-        with _Hints(self._settings.include, self.wake) as hints:
+        with Hints(self._settings.include, self.wake) as hints:
             while True:
                 try:
                     with self._heart.working():  # thousands of files after a start, or on a slow disk
@@ -242,9 +240,11 @@ class FilesInput:
                     if generation.reader is not None and generation.reader.held_bytes:
                         self._send(generation, generation.reader.finish())
                 await self.drain()
-                if not any(generation.is_dirty for generation in generations):
+                if not any(generation.is_dirty for generation in generations) and not self._packed:
                     return
             await asyncio.sleep(BUSY_MS / 1000)
+            if self._packed:  # they are judged when they have not changed for two scans
+                self.scan()
 
     def _mark(self, paths: set[str]) -> None:
         for generation in self._by_inode.values():
@@ -285,22 +285,26 @@ class FilesInput:
         if self._first:
             self._store.looked = Looked(self._looks.since_ns, ())
         self._take_new({key: path for key, path in paths.items() if key not in self._by_inode}, now)
-        for generation in list(self._lost):
-            if (
-                generation in self._lost  # else adopted with another one
-                and not self._seek(generation)
-                and generation.key not in self._barred
-                and not self._is_hidden(generation.path)
-            ):
-                self._tell_lost(generation)
+        missing = [
+            generation
+            for generation in list(self._lost)
+            if generation in self._lost  # else adopted with another one
+            and not self._seek(generation)
+            and generation.key not in self._barred
+            and not self._is_hidden(generation.path)
+        ]
+        self._packed.look_again(now)
         self._take_rotated(paths, now)
+        for generation in missing:
+            if generation in self._lost and not self._awaits_packed(generation):
+                self._tell_lost(generation)
         self._shadows = {key: row for key, row in self._shadows.items() if key in paths or key in self._rotated}
         self._looks.end()
-        self._store.looked = Looked(self._looks.since_ns, tuple(self._rotated))
+        unpacked = [generation.unpacker.key for generation in self._ending if generation.unpacker is not None]
+        self._store.looked = Looked(self._looks.since_ns, (*self._rotated, *self._packed.keys(), *unpacked))
         if self._first:
             self._first = False
             self._store.commit_look()
-        self._judge_packed()
         self._ledger.note_sources(len(self._by_inode))
         for path in [path for path in self._odd if not os.path.lexists(path) and not self._is_hidden(path)]:
             del self._odd[path]
@@ -343,7 +347,11 @@ class FilesInput:
 
     def _take_back(self, paths: dict[FileKey, str]) -> None:
         """Go on with files that were gone, and came back before they had ended; their content is looked at anew."""
-        there = [generation for generation in self._ending if not generation.replaced and generation.key in paths]
+        there = [
+            generation
+            for generation in self._ending
+            if not generation.replaced and generation.unpacker is None and generation.key in paths
+        ]
         for generation in there:
             if generation.key not in self._by_inode:
                 self._ending.remove(generation)
@@ -404,13 +412,13 @@ class FilesInput:
         for file in self._patterns.rotated(self._looks.since_ns if self._has_scanned else 0):
             if file.key in is_known or self._first or file.status.st_mtime_ns >= self._looks.since_ns:
                 rotated[file.key] = file
-            self._places[file.key] = file
+            if not has_compressed_name(file.path):
+                self._places[file.key] = file
         self._has_scanned = True
         self._waiting.clear()
         rotated |= self._grown()
-        known_keys = (
-            paths.keys() | self._by_inode.keys() | {generation.key for generation in self._ending} | self._packed.keys()
-        )
+        named = {key for key, path in paths.items() if self._odd.get(path) != IS_COMPRESSED}
+        known_keys = named | self._by_inode.keys() | {generation.key for generation in self._ending}
         self._rotated = {
             key: file
             for key, file in sorted(rotated.items(), key=lambda row: row[1].status.st_mtime_ns)
@@ -447,9 +455,9 @@ class FilesInput:
         with contextlib.closing(os.fdopen(fd, "rb", buffering=0)), contextlib.suppress(OSError):
             if reason == IS_COMPRESSED:
                 if not self._first:
-                    self._packed[file.key] = Packed(file, unpacked_head(fd), unpacked_size(fd))
+                    self._packed.add(file, self._clock_ms(), fd, is_new=True)
                 return True
-            if self._patterns.is_excluded(file.path):  # what is compressed is told of, though patterns exclude it
+            if self._patterns.is_excluded(file.path):  # what is compressed is read, though patterns exclude it
                 return True
             size = os.fstat(fd).st_size
             for generation in self._fitting(fd, file.key, file.path):
@@ -514,48 +522,145 @@ class FilesInput:
         while len(self._passed) > ENDED_MAX:
             self._passed_names.discard(self._passed.popitem(last=False)[1])
 
-    def _judge_packed(self) -> None:
-        """Tell of what compressed files have and nobody has read, once no later scan would see them anew."""
-        unread: list[tuple[Packed, int, int | None]] = []
-        for key, recorded in list(self._packed.items()):
-            packed = self._packed[key] = self._as_it_is(recorded)
-            if packed.file.status.st_mtime_ns >= self._looks.since_ns:
-                continue
-            reached = self._reached(packed.head)
-            if packed.head and (reached is None or (packed.size or 0) > reached):
-                unread.append((packed, reached or 0, packed.size if reached else None))
-            del self._packed[key]
-        numbers = (
-            self._store.add_sources((packed.file.base, start, 1, b"") for packed, start, _ in unread) if unread else ()
-        )
-        for number, (packed, start, stop) in zip(numbers, unread, strict=True):
-            base = packed.file.base
-            self._ledger.gap(number, base, start, stop, "bytes", f"compressed to {packed.file.path} before it was read")
-            self._store.note(Source(number, base, start, 1, b"", ended=True))
+    # ---- what was compressed before it was read
 
-    def _as_it_is(self, packed: Packed) -> Packed:
-        """A compressed file once more, if it has changed: it was being written when it was looked at."""
-        file = packed.file
+    def _open_packed(self, path: str, key: FileKey) -> int:
+        fd, reason = self._try_open(path, key)
+        if fd >= 0 and reason != IS_COMPRESSED:
+            os.close(fd)
+            return -1
+        return fd
+
+    def _awaits_packed(self, generation: Generation) -> bool:
+        """Whether a compressed file beside it may have what is not read of one that has no file any more."""
         with contextlib.suppress(OSError):
-            fd, _ = self._try_open(file.path, file.key)
-            if fd >= 0:
-                with contextlib.closing(os.fdopen(fd, "rb", buffering=0)):
-                    status = os.fstat(fd)
-                    is_own = FileKey.of(fd) == file.key
-                    if is_own and (status.st_size, status.st_mtime_ns) != (
-                        file.status.st_size,
-                        file.status.st_mtime_ns,
-                    ):
-                        return Packed(file._replace(status=status), unpacked_head(fd), unpacked_size(fd))
-        return packed
+            for path, status in self._directories.beside(generation.path):
+                if has_compressed_name(path):
+                    file = Rotated(path, generation.path, status, FileKey.at(path))
+                    if self._packed.wants(file):
+                        self._packed.add_for(generation, file, self._clock_ms())
+        return self._packed.may_have(generation)
 
-    def _reached(self, head: bytes) -> int | None:
-        """How far what begins so was read, or will be; None: it is not known at all."""
-        reached = [generation.reached for generation in self._passed.values() if generation.identity.is_head_of(head)]
+    def _examine(self) -> bool:
+        """Unpack a piece of the compressed file that is judged now; whether there is more to do."""
+        examination = self._examination = self._examination or self._next_examination()
+        if examination is None:
+            return False
+        try:
+            if examination.step(READ_BYTES):
+                return True
+            self._judge(examination)
+        except (OSError, StorageFault) as error:  # a bad place of the disk, or one that is full
+            examination.unpacker.close()
+            examination.packed.note_fault(str(error), self._clock_ms())
+        self._examination = None
+        return True
+
+    def _next_examination(self) -> Examination | None:
+        now = self._clock_ms()
+        reading = [one for one in self._ending if one.unpacker is not None and not one.unpacker.is_over]
+        if len(reading) >= PACKED_OPEN_MAX or len(self._by_inode) + len(self._ending) >= self._settings.files_max:
+            return None
+        for packed in self._packed.waiting():
+            if not packed.is_ripe(now, self._looks.since_ns):
+                continue
+            claims = self._claims(packed)
+            if any(claim.generation.replaced and claim.generation.in_flight for claim in claims):
+                continue  # how far it was read is known once all of it is flushed
+            if any(packed.size == claim.identity.tail_stop % 2**32 and self._is_over(claim) for claim in claims):
+                self._packed.end(packed)
+                continue
+            unpacker = self._packed.open(packed)
+            if unpacker is not None:
+                return Examination(packed, unpacker, claims)
+        return None
+
+    def _claims(self, packed: Packed) -> list[Claim]:
+        claims = [
+            Claim(generation, identity)
+            for generation in (*self._lost, *self._by_inode.values(), *self._ending)
+            for identity in (generation.identity, *generation.marks)
+        ]
+        claims += [Claim(generation, generation.identity) for generation in self._passed.values()]
+        return [claim for claim in claims if packed.is_claimed(claim)]
+
+    def _is_over(self, claim: Claim) -> bool:
+        return self._passed.get(claim.generation.key) is claim.generation
+
+    def _judge(self, examination: Examination) -> None:
+        """Read a compressed file from where its generation was read, or from its beginning, if there is more.
+
+        Raises:
+            StorageFault: a new generation cannot be stored.
+        """
+        packed, unpacker, now = examination.packed, examination.unpacker, self._clock_ms()
+        if unpacker.fault and now - packed.changed_ms < PACKED_WAIT_MS:
+            unpacker.close()
+            packed.fault = unpacker.fault
+            return
+        heir = None
+        if not self._was_unpacked_read(examination):
+            heir = self._heir_of(examination)
+            if heir is None and packed.is_new:
+                identity = Identity.of_head(packed.file.key, unpacker.head)
+                (number,) = self._store.add_sources([(packed.file.base, 0, 1, identity.encode())])
+                heir = Generation(number, packed.file.base, identity, 0, 1)
+        self._packed.end(packed)
+        if heir is None:
+            unpacker.close()
+        else:
+            self._adopt_packed(heir, packed.file.path, unpacker)
+
+    def _was_unpacked_read(self, examination: Examination) -> bool:
+        """Whether all that a compressed file has was read elsewhere, or is read there."""
+        unpacker = examination.unpacker
+        size, packed_size = unpacker.position, examination.packed.file.status.st_size
+        if not size and not (unpacker.fault and packed_size):
+            return True
         for generation in (*self._by_inode.values(), *self._ending):
-            if any(mark.is_head_of(head) for mark in (generation.identity, *generation.marks)):
-                reached.append(max(generation.seen_bytes, generation.committed))
-        return max(reached, default=None)
+            if not generation.replaced and generation.has_end(unpacker.head, size, unpacker.recent):
+                return True
+        for claim in examination.fits:
+            generation = claim.generation
+            if self._is_over(claim):
+                if generation.committed_line == NEVER_READ or claim.identity.tail_stop == size:
+                    return True
+            elif size < generation.committed and (generation.replaced or generation in self._lost):
+                return True  # the copy was made before the last lines were written, and read
+        beyond = (claim for claim in self._claims(examination.packed) if claim.identity.tail_stop > size)
+        return bool(unpacker.fault) and any(map(self._is_over, beyond))  # what is damaged was read
+
+    def _heir_of(self, examination: Examination) -> Generation | None:
+        """The generation that has no file any more, and goes on in a compressed one."""
+        packed = examination.packed
+        missing = [*self._lost, *(generation for generation in self._ending if generation.replaced)]
+        for claim in reversed(examination.fits):
+            generation = claim.generation
+            if claim.identity is generation.identity and (generation in missing or self._is_over(claim)):
+                return generation
+        begun = [one for one in missing if not one.committed and packed.may_be(one)]
+        begun.sort(key=lambda one: -one.identity.head_bytes)  # of an empty one only the name is known
+        return begun[0] if begun and packed.head else None
+
+    def _adopt_packed(self, generation: Generation, path: str, unpacker: Unpacker) -> None:
+        """Read a generation in the compressed file that was examined."""
+        logger.info("%s goes on in %s", generation.path, path)
+        self._recall(generation)
+        if generation in self._ending:
+            self._ending.remove(generation)
+        generation.close()
+        size = unpacker.position
+        if size < generation.seen_bytes:
+            lost = size, generation.seen_bytes
+            self._ledger.gap(generation.source, generation.path, *lost, "bytes", f"{path} does not have it")
+        generation.seen_bytes, generation.replaced, generation.is_dirty = size, False, True
+        generation.marks = deque([generation.identity], MARKS_MAX)
+        generation.changed_ms = self._clock_ms()
+        unpacker.restart()
+        generation.unpacker = unpacker
+        self._ending.append(generation)
+        self._rewind(generation)
+        self.wake.set()
 
     def _open(self, path: str, key: FileKey) -> int:
         """Raises nothing: what cannot be read is noted; -1 then."""
@@ -661,12 +766,7 @@ class FilesInput:
 
     def _adopt(self, generation: Generation, fd: int, path: str) -> None:
         """Read a generation in the file that is open as ``fd``."""
-        self._forget_lost(generation)
-        if self._passed.get(generation.key) is generation:
-            del self._passed[generation.key]
-            self._passed_names.discard(generation)
-            generation.committed_line = max(generation.committed_line, 1)
-            self._store.note(generation.row(ended=False))
+        self._recall(generation)
         if generation in self._ending:  # what rotation has copied: it goes on in the copy
             self._ending.remove(generation)
             logger.info("%s goes on in its copy %s", generation.path, path)
@@ -686,6 +786,15 @@ class FilesInput:
         self._read_names.add(generation, path)
         self._shadows.pop(generation.key, None)
         self._rewind(generation)
+
+    def _recall(self, generation: Generation) -> None:
+        """It is neither lost nor over any more."""
+        self._forget_lost(generation)
+        if self._passed.get(generation.key) is generation:
+            del self._passed[generation.key]
+            self._passed_names.discard(generation)
+            generation.committed_line = max(generation.committed_line, 1)
+            self._store.note(generation.row(ended=False))
 
     def _seek(self, generation: Generation) -> bool:
         """Look for the file of a generation under the names that rotation gives, also where ``include`` has none."""
@@ -721,7 +830,6 @@ class FilesInput:
         if not was_empty or generation.key not in self._by_inode:  # else it is read from its beginning
             lost = (generation.committed, None, "bytes", "removed or replaced while it was not read")
             self._ledger.gap(generation.source, generation.path, *lost)
-        generation.is_lost = True
         self._note_passed(generation)
         self._store.note(generation.row(ended=True))
 
@@ -730,7 +838,8 @@ class FilesInput:
     @property
     def busy(self) -> bool:
         """Whether something is to be read now."""
-        return any(generation.is_dirty for generation in self._by_inode.values()) or bool(self._ending)
+        is_dirty = any(generation.is_dirty for generation in self._by_inode.values())
+        return is_dirty or bool(self._ending) or self._examination is not None
 
     async def work(self) -> bool:
         """Read what is new, of each file some in turn, as far as there is room in the outlet; whether there is more."""
@@ -744,12 +853,17 @@ class FilesInput:
                 has_more = True
         self._end_drained()
         self._close_idle()
+        if self._examine():
+            has_more = True
+            await asyncio.sleep(0)
         return has_more
 
     async def _read(self, generation: Generation) -> bool:
         """Read up to TURN_BYTES of a file; whether it may have more."""
         if generation.replaced or (generation.reader is None and generation.in_flight):
             return False
+        if generation.unpacker is not None:
+            return await self._read_packed(generation, generation.unpacker)
         if generation.fd < 0 and not self._reopen(generation):
             return False
         if generation.reader is None and not await self._prepare(generation):
@@ -772,16 +886,49 @@ class FilesInput:
                 generation.is_dirty = False
                 self._end_event_when_late(generation)
                 return False
-            if generation.read_at == len(generation.head):
-                generation.head += data[: HEAD_BYTES - len(generation.head)]
-            generation.read_at += len(data)
-            recent = generation.last_bytes + data
-            generation.last_bytes = recent[-TAIL_BYTES:]
-            generation.changed_ms = self._clock_ms()
-            blocks = reader.feed(data)
-            if not blocks:  # the beginning of a line: its file, or a copy, is to be known by it
-                generation.mark(generation.read_at, recent)
-            self._send(generation, blocks, recent)
+            self._feed(generation, reader, data)
+        return True
+
+    def _feed(self, generation: Generation, reader: LineReader, data: bytes) -> None:
+        if generation.read_at == len(generation.head):
+            generation.head += data[: HEAD_BYTES - len(generation.head)]
+        generation.read_at += len(data)
+        recent = generation.last_bytes + data
+        generation.last_bytes = recent[-TAIL_BYTES:]
+        generation.changed_ms = self._clock_ms()
+        blocks = reader.feed(data)
+        if not blocks:  # the beginning of a line: its file, or a copy, is to be known by it
+            generation.mark(generation.read_at, recent)
+        self._send(generation, blocks, recent)
+
+    async def _read_packed(self, generation: Generation, unpacker: Unpacker) -> bool:
+        """As :meth:`_read`, of a compressed file, whose bytes before the position are unpacked first."""
+        if generation.reader is None and not await self._prepare(generation):
+            return False
+        reader = generation.reader
+        assert reader is not None
+        for _ in range(TURN_BYTES // READ_BYTES):
+            if not await self._has_room():
+                return False
+            if generation.reader is not reader or (generation.in_flight and generation.in_flight.has_failed):
+                return False
+            try:
+                data = b""
+                if unpacker.position == generation.read_at:
+                    data = unpacker.read(READ_BYTES)
+                else:
+                    unpacker.skip_to(generation.read_at, READ_BYTES)
+                    generation.last_bytes = unpacker.recent
+            except OSError as error:
+                self._fail(generation, f"{unpacker.path} cannot be read: {error.strerror}")
+                return False
+            if data:
+                self._feed(generation, reader, data)
+            elif unpacker.is_over:
+                generation.is_dirty = False
+                self._end_event_when_late(generation)
+                return False
+            await asyncio.sleep(0)
         return True
 
     async def _has_room(self) -> bool:
@@ -821,13 +968,16 @@ class FilesInput:
         )
         generation.read_at, generation.last_bytes = generation.committed, b""
         generation.head = b""
+        if generation.unpacker is not None:
+            generation.head = generation.unpacker.head[: generation.committed]
+            return True
         with contextlib.suppress(OSError):
             generation.head = os.pread(generation.fd, min(HEAD_BYTES, generation.committed), 0)
         return True
 
     def _encoding(self, generation: Generation) -> Encoding:
         if self._settings.encoding == "utf-16":
-            head = os.pread(generation.fd, 2, 0)
+            head = os.pread(generation.fd, 2, 0) if generation.unpacker is None else generation.unpacker.head[:2]
             return next((encoding for bom, encoding in _BOMS if head == bom), "utf-16-le")
         return self._settings.encoding  # type: ignore[return-value]  # checked with the settings
 
@@ -879,7 +1029,7 @@ class FilesInput:
     def _send(self, generation: Generation, blocks: list[Block], recent: bytes = b"") -> None:
         """``recent``: bytes up to where the file was read; those that are known, if not given."""
         for block in blocks:
-            if generation.fd >= 0:
+            if generation.fd >= 0 or generation.unpacker is not None:
                 generation.mark(block.stop, recent or generation.last_bytes)
             if block.skipped:
                 self._skip(generation, block)
@@ -953,7 +1103,8 @@ class FilesInput:
         """End generations that are gone, once nothing has come for ``rotate_ms`` and everything is flushed."""
         now = self._clock_ms()
         for generation in list(self._ending):
-            if generation.replaced and generation.in_flight:
+            is_unpacked = generation.unpacker is not None and not generation.unpacker.is_over
+            if is_unpacked or (generation.replaced and generation.in_flight):
                 generation.changed_ms = now  # only then it is known how far it was read
             if now - generation.changed_ms < self._settings.rotate_ms and self._settings.follow:
                 continue
@@ -965,6 +1116,8 @@ class FilesInput:
             held = 0 if generation.reader is None else generation.reader.held_bytes
             is_whole = generation.seen_bytes <= generation.read_at and not held
             if generation.replaced and not is_whole and self._seek(generation):
+                continue
+            if generation.replaced and self._awaits_packed(generation):
                 continue
             if held and generation.reader is not None:
                 self._send(generation, generation.reader.finish())  # without its end
@@ -984,6 +1137,10 @@ class FilesInput:
     def _tell_unread(self, generation: Generation) -> None:
         """Tell what was not read of one that is over, as far as that is known."""
         of, seen_bytes = (generation.source, generation.path), generation.seen_bytes
+        if generation.unpacker is not None and generation.unpacker.fault:
+            lost = f"{generation.unpacker.path} cannot be unpacked: {generation.unpacker.fault}"
+            self._ledger.gap(*of, generation.read_at, None, "bytes", lost)
+            return
         if seen_bytes > generation.read_at:
             lost = "truncated or replaced before it was read"
             self._ledger.gap(*of, generation.read_at, seen_bytes, "bytes", lost)
@@ -1023,58 +1180,6 @@ class FilesInput:
             for generation in open_ones[: len(open_ones) - FILES_OPEN_MAX]:
                 if not generation.is_dirty and generation.is_drained:
                     generation.close()
-
-
-class _Hints:
-    """Says by inotify in which directories and files something has happened; nothing relies on it."""
-
-    def __init__(self, include: Iterable[str], wake: asyncio.Event) -> None:
-        self._wake = wake
-        self._paths: set[str] = set()
-        self.has_new_names = False
-        self._directories: dict[int, str] = {}
-        self._fixed = {os.path.dirname(pattern) for pattern in include if not glob.has_magic(os.path.dirname(pattern))}
-        self._inotify: INotify | None = None
-        try:
-            self._inotify = INotify(nonblocking=True)
-        except OSError as error:  # no instance is left: fs.inotify.max_user_instances
-            logger.warning("inotify: %s: new lines are seen every scan_ms", error.strerror)
-
-    def __enter__(self) -> _Hints:
-        if self._inotify is not None:
-            asyncio.get_running_loop().add_reader(self._inotify.fileno(), self._read)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._inotify is not None:
-            asyncio.get_running_loop().remove_reader(self._inotify.fileno())
-            self._inotify.close()
-
-    def watch(self, directories: Iterable[str]) -> None:
-        """Watch these, at most WATCHES_MAX."""
-        self.has_new_names = False
-        if self._inotify is None:
-            return
-        watched = set(self._directories.values())
-        for directory in itertools.islice((self._fixed | set(directories)) - watched, WATCHES_MAX - len(watched)):
-            with contextlib.suppress(OSError):  # gone, or fs.inotify.max_user_watches is reached
-                self._directories[self._inotify.add_watch(directory, WATCHED)] = directory
-
-    def _read(self) -> None:
-        assert self._inotify is not None
-        for event in self._inotify.read(timeout=0):
-            if event.mask & flags.IGNORED:
-                self._directories.pop(event.wd, None)
-            elif event.mask & (flags.Q_OVERFLOW | flags.CREATE | flags.MOVED_FROM | flags.MOVED_TO | flags.DELETE):
-                self.has_new_names = True
-            if event.name and event.wd in self._directories and len(self._paths) < HINTS_MAX:
-                self._paths.add(os.path.join(self._directories[event.wd], event.name))
-        self._wake.set()
-
-    def take(self) -> set[str]:
-        """The paths that were named since the last call."""
-        paths, self._paths = self._paths, set()
-        return paths
 
 
 def files_input(settings: Files, machinery: Machinery) -> FilesInput:

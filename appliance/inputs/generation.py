@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
 from collections import deque
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from .. import libc
 from .in_order import InOrder
 from .lines import Block, LineReader
-from .positions import LOST, Source
+from .positions import Source
+
+if TYPE_CHECKING:
+    from .unpacking import Unpacker
 
 HEAD_BYTES: Final = 1_024
 """First bytes of a file, by which it is known."""
@@ -72,7 +74,12 @@ class Identity(NamedTuple):
     def begun(cls, fd: int) -> Identity:
         """Of one of which nothing was read yet: it begins with what the file has now.  Raises OSError."""
         head = os.pread(fd, HEAD_BYTES, 0)
-        return cls.of(fd, 0)._replace(head_bytes=len(head), head=_digest(head))
+        return cls.of_head(FileKey.of(fd), head)
+
+    @classmethod
+    def of_head(cls, key: FileKey, head: bytes) -> Identity:
+        """Of one that begins so, and of which nothing was read yet."""
+        return cls(key, len(head), _digest(head), 0, 0, _digest(b""))
 
     def fits(self, fd: int, position: int) -> bool:
         """Whether a file's content is that of this generation, at least up to ``position``.  Raises OSError."""
@@ -80,6 +87,10 @@ class Identity(NamedTuple):
             return False
         tail = os.pread(fd, self.tail_bytes, self.tail_stop - self.tail_bytes)
         return self.has_head(fd) and _digest(tail) == self.tail
+
+    def has_tail(self, recent: bytes) -> bool:
+        """Whether what was read up to ``tail_stop`` may be of this generation; ``recent``: its last TAIL_BYTES."""
+        return _digest(recent[-self.tail_bytes :] if self.tail_bytes else b"") == self.tail
 
     def has_head(self, fd: int) -> bool:
         """Whether a file begins as this generation does.  Raises OSError."""
@@ -134,7 +145,7 @@ class Generation:
         self.retry_ms = 0.0
         self.changed_ms = 0.0  # when it was seen to grow
         self.replaced = self.is_dirty = False
-        self.is_lost = False  # it is over, and what it had unread was told as lost, whatever that was
+        self.unpacker: Unpacker | None = None  # of the compressed file that it goes on in
 
     @property
     def key(self) -> FileKey:
@@ -176,6 +187,16 @@ class Generation:
         """As :meth:`goes_on_in`, of its own file, which may have had nothing yet.  Raises OSError."""
         return self.goes_on_in(fd, size) or (not self.committed and self.identity.has_head(fd))
 
+    def has_end(self, head: bytes, size: int, recent: bytes) -> bool:
+        """Whether it has all of ``size`` bytes that begin and end so, as far as it is open and that can be seen."""
+        if self.fd < 0:
+            return False
+        try:
+            end = os.pread(self.fd, len(recent), size - len(recent))
+            return end == recent and os.pread(self.fd, len(head), 0) == head
+        except OSError:
+            return False
+
     def begins_with(self, fd: int, size: int) -> bool:
         """Whether it has all that a file of this size has, by the first and last bytes.  Raises OSError."""
         if self.fd < 0:
@@ -191,20 +212,18 @@ class Generation:
         head, end = self.head[: min(stop, HEAD_BYTES)], len(recent) - (self.read_at - stop)
         tail = recent[max(0, end - TAIL_BYTES) : max(0, end)]
         if len(head) < min(stop, HEAD_BYTES) or len(tail) < min(stop, TAIL_BYTES):
+            if self.unpacker is not None:
+                return  # the one before does, too
             self.marks.append(Identity.of(self.fd, stop)._replace(key=self.key))
         else:
             self.marks.append(Identity(self.key, len(head), _digest(head), stop, len(tail), _digest(tail)))
 
-    @property
-    def reached(self) -> int:
-        """Up to where it is accounted for, also if it was compressed since."""
-        return sys.maxsize if self.is_lost else self.identity.tail_stop
-
     def row(self, ended: bool) -> Source:
-        end = LOST if self.is_lost and ended else int(ended)
-        return Source(self.source, self.path, self.committed, self.committed_line, self.identity.encode(), end)
+        return Source(self.source, self.path, self.committed, self.committed_line, self.identity.encode(), ended)
 
     def close(self) -> None:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+        if self.unpacker is not None:
+            self.unpacker.close()

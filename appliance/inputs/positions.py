@@ -34,8 +34,6 @@ ORIGIN: Final = "origin"
 FORMAT: Final = 3
 ENDED_MAX: Final = 10_000
 """Files that are over, and are known when they, or copies of them, are seen again: the last ones."""
-LOST: Final = 2
-"""Of a source that has ended: what it had unread was told as lost."""
 
 _SCHEMA: Final = """
 create table store (id text not null, format integer not null, looked text not null);
@@ -85,7 +83,7 @@ class Origin(NamedTuple):
 class Source(NamedTuple):
     """A row of a source.
 
-    ``identity``: what the input needs to know a file again, empty for a sender; ``ended``: nothing follows (or LOST).
+    ``identity``: what the input needs to know a file again, empty for a sender; ``ended``: nothing follows.
     """
 
     number: int
@@ -93,7 +91,7 @@ class Source(NamedTuple):
     position: int
     line: int
     identity: bytes
-    ended: int
+    ended: bool
 
 
 class Span(NamedTuple):

@@ -8,35 +8,25 @@ to look.
 
 from __future__ import annotations
 
-import bz2
 import contextlib
 import errno
 import fnmatch
 import glob
-import lzma
 import math
 import os
 import re
 import stat
-import zlib
 from collections.abc import Hashable, Iterable, Iterator
 from operator import itemgetter
 from typing import Final, Generic, NamedTuple, TypeVar
 
-import cramjam
-
 from ..processes.clock import file_clock_ns
-from .generation import HEAD_BYTES, FileKey
+from .generation import FileKey
+from .unpacking import without_suffix
 
-COMPRESSED: Final = (b"\x1f\x8b", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b"BZh")
-_COMPRESSED_BYTES: Final = 1 << 20
-"""Enough of a compressed file to have its first HEAD_BYTES: a block of bzip2 has 900 kB."""
-_GZIP_WINDOW: Final = 31
-_GZIP_BYTES_MIN: Final = 18
 _CLOSED: Final = (errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE)
 _TAG: Final = re.compile(r"\d[\dTZ_.:+-]*|old")
 _DATE_DIGITS_MIN: Final = 6
-_SUFFIX: Final = re.compile(r"\.(gz|xz|zst|bz2)$")
 _ROTATED: Final = re.compile(r"([.-]\d+)+$")
 NAMES_SETTLE_NS: Final = 100_000_000
 """How long ago a directory must have changed: a change in the same tick of the kernel has the same time."""
@@ -56,14 +46,6 @@ class Rotated(NamedTuple):
         with contextlib.suppress(OSError):
             return FileKey.at(self.path) == self.key
         return False
-
-
-class Packed(NamedTuple):
-    """A compressed file that rotation has made, what it begins with, and its size, both unpacked (None: not known)."""
-
-    file: Rotated
-    head: bytes
-    size: int | None
 
 
 class Looks:
@@ -213,7 +195,7 @@ def _is_below(path: str, pattern: str) -> bool:
 
 def base_names(name: str) -> Iterator[str]:
     """The names that a file may have had before rotation gave it this one."""
-    plain = _SUFFIX.sub("", name)
+    plain = without_suffix(name)
     if plain != name:
         yield plain
     yield from _without_tag(plain)
@@ -239,7 +221,7 @@ def _is_rotation_of(path: str, base: str) -> bool:
     stem, suffix = os.path.splitext(base)
     return path != base and (
         path.startswith((f"{base}.", f"{base}-"))
-        or (path.startswith((f"{stem}-", f"{stem}.")) and path.endswith(suffix))
+        or (path.startswith((f"{stem}-", f"{stem}.")) and without_suffix(path).endswith(suffix))
     )
 
 
@@ -294,8 +276,9 @@ def _bases_of(path: str) -> set[str]:
 def _stems_of(path: str) -> set[str]:
     """Whatever :func:`_is_rotation_of` may say yes to."""
     stems = {path[:at] for at, letter in enumerate(path) if letter in ".-"}
-    suffix = path[path.rfind(".") :]
-    return stems | {stem + suffix for stem in stems}
+    plain = without_suffix(path)
+    suffixes = {name[name.rfind(".") :] for name in (path, plain)}
+    return stems | {stem + suffix for stem in stems for suffix in suffixes}
 
 
 class Directories:
@@ -331,41 +314,3 @@ class Directories:
                 by_stem.setdefault(stem, []).append(name)
         self._listed[directory] = changed_ns if is_settled else -1, by_stem
         return by_stem
-
-
-# ---- compressed files
-
-
-def has_compressed_name(path: str) -> bool:
-    return _SUFFIX.search(path) is not None
-
-
-def is_compressed(head: bytes) -> bool:
-    return head.startswith(COMPRESSED)
-
-
-def unpacked_size(fd: int) -> int | None:
-    """How much a file of gzip unpacks to, as its end says modulo 4 GiB; None: of another kind.  Raises OSError."""
-    size = os.fstat(fd).st_size
-    if size < _GZIP_BYTES_MIN or not os.pread(fd, 2, 0).startswith(COMPRESSED[0]):
-        return None
-    return int.from_bytes(os.pread(fd, 4, size - 4), "little")
-
-
-def unpacked_head(fd: int) -> bytes:
-    """The first HEAD_BYTES, or fewer, of what a compressed file has; b"" if it cannot be unpacked.  Raises OSError."""
-    data = os.pread(fd, _COMPRESSED_BYTES, 0)
-    try:
-        if data.startswith(COMPRESSED[0]):
-            return zlib.decompressobj(_GZIP_WINDOW).decompress(data, HEAD_BYTES)
-        if data.startswith(COMPRESSED[1]):
-            return lzma.LZMADecompressor().decompress(data, HEAD_BYTES)
-        if data.startswith(COMPRESSED[3]):
-            return bz2.BZ2Decompressor().decompress(data, HEAD_BYTES)
-    except (zlib.error, lzma.LZMAError, OSError, EOFError):
-        return b""
-    buffer = bytearray(HEAD_BYTES)
-    try:
-        return bytes(buffer[: cramjam.zstd.decompress_into(data, buffer)])
-    except cramjam.DecompressionError as error:
-        return bytes(buffer) if "whole buffer" in str(error) else b""  # full: there is more of it

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import bz2
+import gzip
 import itertools
+import lzma
 import os
 from collections import Counter
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import zstandard
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
@@ -23,6 +27,12 @@ from appliance.processes.clock import file_clock_ns
 from appliance.records.decode import headers_at
 from appliance.shared.heartbeats import alone
 
+PACKERS: dict[str, Callable[[bytes], bytes]] = {
+    "gz": gzip.compress,
+    "xz": lzma.compress,
+    "bz2": bz2.compress,
+    "zst": zstandard.ZstdCompressor(write_checksum=True).compress,
+}
 T = TypeVar("T")
 TOPIC = "disk"
 
@@ -271,6 +281,16 @@ class Rig:
         data = self.path(name).read_bytes()
         self.path(other).write_bytes(data[: int(len(data) * part)])
         self._touch(self.path(other))
+
+    def compress(self, name: str, kind: str = "gz", packed: str = "") -> Path:
+        """As gzip and the others do: the time stays that of the file.  ``packed``: the name of the new one."""
+        path = self.path(name)
+        times = path.stat()
+        other = self.path(packed or f"{name}.{kind}")
+        other.write_bytes(PACKERS[kind](path.read_bytes()))
+        os.utime(other, ns=(times.st_atime_ns, times.st_mtime_ns))
+        path.unlink()
+        return other
 
     def counts(self) -> Counter[bytes]:
         return Counter(self.log.values)

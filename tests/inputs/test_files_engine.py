@@ -21,7 +21,7 @@ from appliance.errors import StorageFault
 from appliance.inputs import files
 
 from ..support.places import open_place
-from .files_rig import NO_TOPIC, Rig, RigMachine
+from .files_rig import NO_TOPIC, PACKERS, Rig, RigMachine
 
 
 @pytest.fixture
@@ -517,8 +517,10 @@ class AnyOrder(RigMachine):
         """Make room for ``app.log.1``."""
         self._end_line()
         for number in range(self.rotated, 0, -1):
-            with suppress(FileNotFoundError):  # of another name
-                self.rig.path(f"app.log.{number}").rename(self.rig.path(f"app.log.{number + 1}"))
+            for suffix in ("", *(f".{kind}" for kind in PACKERS)):
+                with suppress(FileNotFoundError):  # of another name
+                    older = self.rig.path(f"app.log.{number + 1}{suffix}")
+                    self.rig.path(f"app.log.{number}{suffix}").rename(older)
         self.rotated += 1
         return "app.log.1"
 
@@ -537,7 +539,7 @@ class AnyOrder(RigMachine):
             self.rig.append("app.log", self.rest)
             self.rest = b""
 
-    @precondition(lambda self: self.rotated)
+    @precondition(lambda self: self.rig.path("app.log.1").exists())
     @rule(count=st.integers(1, 3))
     def write_to_the_renamed_file(self, count: int) -> None:
         self.rig.write("app.log.1", count)
@@ -563,6 +565,12 @@ class AnyOrder(RigMachine):
         elif looks:
             self.rig.look(10)
         self.rig.truncate("app.log")
+
+    @precondition(lambda self: self.rotated)
+    @rule(kind=st.sampled_from(sorted(PACKERS)), number=st.integers(1, 3))
+    def compress(self, kind: str, number: int) -> None:
+        if self.rig.path(f"app.log.{number}").exists():
+            self.rig.compress(f"app.log.{number}", kind)
 
     @rule(after_ms=st.sampled_from([0, 300, 6_000, 20_000]), scan=st.booleans())
     def look(self, after_ms: int, scan: bool) -> None:
@@ -778,51 +786,6 @@ def test_a_file_that_begins_as_the_one_before_it_is_read(narrow: Rig) -> None:
     for _ in range(6):
         narrow.look(20_000)
     assert narrow.lost() == []
-
-
-def compress(rig: Rig, name: str) -> None:
-    """As gzip does: the time stays that of the file."""
-    path = rig.path(name)
-    times = path.stat()
-    packed = path.with_name(f"{name}.gz")
-    packed.write_bytes(gzip.compress(path.read_bytes()))
-    os.utime(packed, ns=(times.st_atime_ns, times.st_mtime_ns))
-    path.unlink()
-
-
-@pytest.mark.parametrize("runs", [False, True])
-def test_a_file_that_is_compressed_before_it_was_seen_is_a_gap_told_once(narrow: Rig, runs: bool) -> None:
-    narrow.write("app.log", 3)
-    narrow.look()
-    if not runs:
-        narrow.stop()
-    narrow.path("app.log").rename(narrow.path("app.log.2"))
-    compress(narrow, "app.log.2")
-    narrow.append("app.log", b"never seen\n")
-    narrow.path("app.log").rename(narrow.path("app.log.1"))
-    compress(narrow, "app.log.1")
-    narrow.write("app.log", 3)
-    narrow.settle()
-    narrow.stop()
-    narrow.settle()
-    assert (narrow.lost(), narrow.doubled()) == ([], [])
-    unseen = [gap for gap in narrow.gaps if gap[1:3] == (0, None)]
-    assert [(path, reason) for path, _, _, reason in unseen] == [
-        (str(narrow.path("app.log")), f"compressed to {narrow.path('app.log.1.gz')} before it was read")
-    ]
-    assert len(narrow.gaps) == (1 if runs else 2), "and what app.log.2 had after its position is not known"
-
-
-def test_the_rest_of_a_file_that_was_copied_and_compressed_is_a_gap_with_its_bytes(narrow: Rig) -> None:
-    narrow.write("app.log", 3)
-    narrow.look()
-    narrow.write("app.log", 2)
-    narrow.copy("app.log", "app.log.1")
-    narrow.truncate("app.log")
-    compress(narrow, "app.log.1")
-    narrow.settle()
-    assert narrow.lost() == narrow.written[3:]
-    assert [gap[1:3] for gap in narrow.gaps] == [(9, 15)]
 
 
 def test_lines_of_a_rotated_file_stay_in_its_partition_after_a_kill(narrow: Rig) -> None:
