@@ -93,7 +93,7 @@ def read_raising(server: Server, topic: str) -> None:
     with Consumer(server.native) as consumer:
         consumer.assign_topic(topic)
         with pytest.raises(CorruptBatch):
-            list(consumer.messages(1.0))
+            list(consumer.messages(60))
 
 
 def read_values_skipping(server: Server, topic: str) -> None:

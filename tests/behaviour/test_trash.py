@@ -15,7 +15,7 @@ from confluent_kafka import Consumer
 from confluent_kafka.admin import AdminClient
 
 from appliance.catalog import Catalog
-from appliance.client import Admin, Producer
+from appliance.client import LATEST, Admin, Producer
 from appliance.client import Consumer as NativeConsumer
 from appliance.errors import TopicExists, UnknownPartition
 from appliance.log import partition_directory
@@ -286,10 +286,16 @@ def kafka_consumer(cluster: Cluster, topic: str, group_of: str = "") -> Consumer
 
 
 def read_all(cluster: Cluster, topic: str) -> list[bytes]:
-    """All messages, sorted, and that there are no more for a moment."""
+    """All messages, sorted."""
+    values: list[bytes] = []
     with NativeConsumer(cluster.first.native) as consumer:
         consumer.assign_topic(topic)
-        return sorted(message.value for message in consumer.messages(2))
+        ends = consumer.offsets_at(LATEST)
+        wait_for(
+            lambda: values.extend(message.value for message in consumer.poll(1)) or consumer.positions() == ends,
+            "all to be read",
+        )
+    return sorted(values)
 
 
 def at(server: Server) -> tuple[str, str]:
