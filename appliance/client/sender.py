@@ -38,8 +38,11 @@ logger = logging.getLogger(__name__)
 
 TICK_S_MAX: Final = 0.005
 TICK_S_MIN: Final = 0.001
-AWAKE_S: Final = 0.5
-"""How long the background thread continues to tick after the last batch: waking it costs more."""
+AWAKE_TICKS: Final = 10
+"""How often the background thread ticks after the last batch: to wake it costs about as much as some ticks.
+
+A sender of two messages a second would keep it awake all the time if it ticked for half a second.
+"""
 POLL_S_MAX: Final = 0.05
 JOIN_S_MAX: Final = 5.0
 """How long ``stop`` waits for the thread to end; its requests are aborted."""
@@ -286,7 +289,7 @@ class Sender:
                 self.pump(now_s, quiet)
                 pumps = self._pumps
                 if self.outstanding.batches or due_s is not None:
-                    awake_until_s = now_s + AWAKE_S
+                    awake_until_s = now_s + AWAKE_TICKS * self._tick_s
                 stale_topics = self._background.take_due(now_s, self._dispatcher.queues)
                 self._asleep = now_s >= awake_until_s and stale_topics is None
                 self._wake.clear()

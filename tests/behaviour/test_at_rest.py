@@ -7,6 +7,7 @@ switches); a loop that turns without waiting shows in its system calls and in it
 from __future__ import annotations
 
 import functools
+import http.client
 import re
 import resource
 import shutil
@@ -366,6 +367,26 @@ def client_that_has_logged_in(bed: Bed, stack: ExitStack) -> None:
     assert peer.ask("SaslAuthenticate", auth_bytes=final).error_code == 0
 
 
+def sender_of_syslog(bed: Bed, stack: ExitStack) -> None:
+    """It keeps its connection."""
+    sock = stack.enter_context(socket.create_connection(parse_addresses(SYSLOG.removeprefix("tcp://"))[0], 60))
+    with Peer(bed.server.native) as peer:
+        before = max(0, peer.end("rest"))  # there may be no such topic yet
+        sock.sendall(b"<13>1 2026-11-27T12:00:00Z web-1 app - - - at rest\n")
+        wait_for(lambda: peer.end("rest") > before, "the line is there")
+
+
+def sender_of_http(bed: Bed, stack: ExitStack) -> None:
+    """It keeps its connection."""
+    connection = http.client.HTTPConnection(HTTP, timeout=60)
+    stack.callback(connection.close)
+    connection.request("POST", "/", b"at rest")
+    response = connection.getresponse()
+    assert response.status == 200, response.read()
+    response.read()
+    assert not response.will_close
+
+
 ADDED: dict[Start, dict[str, float]] = {
     kafka_consumer: {"network": 8, "coordinator": 2},
     kafka_member: {"network": 9, "coordinator": 10},
@@ -385,6 +406,8 @@ ADDED: dict[Start, dict[str, float]] = {
     reader_that_is_paused: {},
     login_that_does_not_come: {},
     client_that_has_logged_in: {},
+    sender_of_syslog: {},
+    sender_of_http: {},
 }
 """How many more wake-ups an idle client may cost each role.
 

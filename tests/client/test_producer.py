@@ -15,6 +15,7 @@ import pytest
 
 from appliance.client import Producer, Sent
 from appliance.client.background_requests import METADATA_AGE_S
+from appliance.client.sender import AWAKE_TICKS
 from appliance.errors import (
     ApplianceError,
     BadValue,
@@ -95,6 +96,23 @@ def test_linger_sends_what_nobody_waits_for(peer: Peer) -> None:
     with make(peer, linger_ms=1) as producer:
         producer.send("t", b"x", on_delivery=lambda *_: arrived.set())
         assert arrived.wait(TIMEOUT_S)
+
+
+@pytest.mark.parametrize("linger_ms", [0, 5])
+def test_its_thread_rests_soon_after_a_message_that_nothing_follows(peer: Peer, linger_ms: float) -> None:
+    readings = 0
+
+    def clock() -> float:
+        nonlocal readings
+        readings += threading.current_thread().name == "appliance-sending"
+        return time.monotonic()
+
+    with Producer(peer.address, linger_ms=linger_ms, clock=clock) as producer:
+        producer.send("t", b"x")
+        wait_for(lambda: producer.delivered, "it is sent by the thread")
+        before = readings
+        wait_for(lambda: producer._sender._asleep, "it waits for the next message")
+        assert readings - before <= 2 * AWAKE_TICKS
 
 
 def test_records_keep_key_headers_timestamp_and_their_place_among_plain_values(peer: Peer) -> None:
