@@ -349,7 +349,7 @@ PROCESS_WAITS = Condition(
 PROCESS_BUSY = Condition(
     *("ProcessBusy", WARNING, "a-bad-day", "`appliance top` shows which topics, `appliance clients` who"),
     symptom="everything is slow",
-    seen=f"a process that uses {BUSY:.0%} of a core between two looks",
+    seen=f"a process that wants {BUSY:.0%} of a core between two looks, whether it gets it or not",
 )
 PROCESS_SPINS = Condition(
     *(

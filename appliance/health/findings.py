@@ -627,7 +627,8 @@ def _processes(seen: Seen) -> Iterator[Finding]:
                     of.PROCESS_SPINS, f"{_name(row)} spins", f"{uses}, wants {wants:.0%}, and has little to do", todo
                 )
             )
-        elif busy >= of.BUSY:
+        elif wants >= of.BUSY:
+            uses += f", wants {wants:.0%}: others have the processors" if busy < of.BUSY else ""
             todo = f"{seen.command('top')} shows which topics, {seen.command('clients')} who"
             findings.append(_finding(of.PROCESS_BUSY, f"{_name(row)} is busy", uses, todo))
     for condition, others in (
@@ -687,7 +688,8 @@ def _groups(seen: Seen) -> Iterator[Finding]:
     if seen.groups is None:
         return
     if seen.groups.unknown:
-        yield _finding(of.GROUPS_UNKNOWN, "groups cannot be asked for", seen.groups.unknown)
+        todo = f"{seen.command('groups', 'list')}, and this again when the machine is calm"
+        yield _finding(of.GROUPS_UNKNOWN, "groups cannot be asked for", seen.groups.unknown, todo)
     late = sorted(
         filter(None, map(_late, seen.groups.rows)), key=lambda late_group: (-late_group.messages, -late_group.seconds)
     )

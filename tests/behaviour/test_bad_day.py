@@ -368,6 +368,98 @@ def repair_it(server: Server, row: Row) -> None:
     assert succeeding("consume", "harmed", "--from", "earliest", "--max", "2", *at(server)).out == "one\ntwo\n"
 
 
+FLOOD_OF_QUESTIONS = """
+import socket, struct, sys, threading
+body = struct.pack(">hhihiih3si", 2, 1, 1, -1, -1, 1, 3, b"web", 5_000)  # ListOffsets: one end, 5,000 times
+body += struct.pack(">iq", 0, -1) * 5_000
+request = struct.pack(">i", len(body)) + body
+with socket.create_connection((sys.argv[1], int(sys.argv[2]))) as sock:
+    def read_on():
+        while sock.recv(1 << 20, socket.MSG_TRUNC):
+            pass
+    threading.Thread(target=read_on, daemon=True).start()
+    while True:
+        sock.sendall(request)
+"""
+
+
+@contextmanager
+def asked_again_and_again(server: Server) -> Iterator[None]:
+    """Network workers get more requests than they can answer."""
+    ((host, port),) = parse_addresses(server.kafka)
+    command = [sys.executable, "-c", FLOOD_OF_QUESTIONS, host, str(port)]
+    clients = [subprocess.Popen(command, stderr=subprocess.DEVNULL) for _ in range(6)]
+    try:
+        yield
+    finally:
+        for client in clients:
+            client.kill()
+            client.wait()
+
+
+def show_who_asks(server: Server, row: Row) -> None:
+    """The remedy shows which topics, and who: the clients that send so much."""
+    top, clients = commands_in(row["todo"])
+    assert "network" in carry_out([*top, "--interval", "0.3"]).out
+    shown = lambda: json.loads(carry_out([*clients, "--json"]).out)["clients"]  # noqa: E731
+    wait_for(lambda: [one for one in shown() if one["bytes_in"] > 100_000], "the clients to be shown")
+
+
+@contextmanager
+def in_the_way(server: Server) -> Iterator[None]:
+    """A directory has the name of a file that the supervisor writes, here whenever clients come or go."""
+    obstacle = server.data_dir / "clients.json.spare"
+    obstacle.unlink(missing_ok=True)
+    obstacle.mkdir()
+    try:
+        with socket.create_connection(parse_addresses(server.kafka)[0], 10):
+            yield
+    finally:
+        with suppress(FileNotFoundError):
+            obstacle.rmdir()
+
+
+def remove_the_obstacle(server: Server, row: Row) -> None:
+    """The remedy: mend what the reason names; it is tried again by itself."""
+    refused = 'appliance_actions_refused{action="write clients.json"} 1.0'
+    wait_for(lambda: refused in over_http(server.state["listeners"]["metrics"], "/metrics").splitlines(), "the metric")
+    Path(row["why"].partition(": ")[0]).rmdir()
+
+
+@contextmanager
+def without_answers(server: Server) -> Iterator[None]:
+    with stopped(server.pid_of("coordinator"), may_die=True):
+        yield
+
+
+def let_it_answer(server: Server, row: Row) -> None:
+    """The machine is calm again once the remedy of what stands still is carried out; then the groups can be listed."""
+    (hanging_row,) = (one for one in doctor(server) if one["condition"] == "ProcessHangs")
+    continue_it(server, hanging_row)
+    (groups,) = commands_in(row["todo"])
+    wait_for(lambda: run(*groups).status == 0, "the groups to be listed")
+
+
+@contextmanager
+def dying_as_soon_as_it_lives(server: Server) -> Iterator[None]:
+    """The coordinator is killed again and again: each time it is started later."""
+    over = threading.Event()
+
+    def kill_on() -> None:
+        while not over.wait(0.02):
+            for pid in server.pids("coordinator"):
+                with suppress(ProcessLookupError):
+                    server.kill(pid)
+
+    thread = threading.Thread(target=kill_on)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
 class Case(NamedTuple):
     """``says``: a part of what is found.  ``mend``: carries the remedy out; else the condition ends with its cause.
 
@@ -395,10 +487,18 @@ CASES = {
     "FileDamaged": Case(users_scribbled_over, "security.json: damaged", move_it_away),
     "PartitionDamaged": Case(damaging, "harmed-0", repair_it),
     "ProcessSpins": Case(scraped_again_and_again, "metrics spins", kill_it),
+    "ProcessBusy": Case(asked_again_and_again, "network is busy", show_who_asks),
+    "ActionRefused": Case(in_the_way, "clients.json.spare: Is a directory", remove_the_obstacle),
+    "GroupsUnknown": Case(without_answers, "did not answer within", let_it_answer),
+    "CoordinatorAway": Case(dying_as_soon_as_it_lives, "is being started again"),  # the last: it has died often then
 }
 
 
-@pytest.mark.parametrize("condition", CASES)
+LONG_CASES = {"CoordinatorAway": pytest.mark.long}
+"""It has to die some times before it stays away for long enough to be asked about by all."""
+
+
+@pytest.mark.parametrize("condition", [pytest.param(name, marks=LONG_CASES.get(name, ())) for name in CASES])
 def test_it_is_found_by_all_and_ends_with_its_cause(ill: Server, condition: str) -> None:
     case = CASES[condition]
     wait_for(lambda: found(ill, condition) is None, "all to be well before")
@@ -804,7 +904,6 @@ JUDGED = "cli/diagnosis/test_diagnosis.py::test_each_rule"
 SHOWN_BY = {
     "AlertsUndelivered": "behaviour/test_alerts.py::test_who_cannot_be_told_is_named_until_they_are",
     "NotServing": "health/test_health.py::test_each_thing_that_is_wrong",
-    "CoordinatorAway": "health/test_health.py::test_each_thing_that_is_wrong",
     "CertificateExpired": "health/test_health.py::test_certificates_are_watched",
     "CertificateExpires": "health/test_health.py::test_certificates_are_watched",
     "ClockJumped": "behaviour/test_clock.py::test_an_operator_says_that_the_clock_is_right",
@@ -815,13 +914,7 @@ SHOWN_BY = {
     "GroupLost": "cli/test_groups_commands.py::test_what_goes_before_a_group_has_read_it_is_said_before_and_after",
     "RequestErrors": "metrics/test_exposition.py::test_rules_and_dashboard_ask_for_what_there_is",
     "SlowFlushes": "metrics/test_exposition.py::test_rules_and_dashboard_ask_for_what_there_is",
-} | dict.fromkeys(
-    (
-        *("PartitionOpening", "ActionRefused"),
-        *("ProcessBusy", "ProcessWaitsForDisk", "ClockNotSynchronised", "ArenaFull", "GroupsUnknown"),
-    ),
-    JUDGED,
-)
+} | dict.fromkeys(("PartitionOpening", "ProcessWaitsForDisk", "ClockNotSynchronised", "ArenaFull"), JUDGED)
 
 
 def test_each_condition_is_made_to_happen() -> None:

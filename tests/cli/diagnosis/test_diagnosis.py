@@ -92,6 +92,7 @@ NODE = {"role": "zookeeper", "pid": 11, "started": 0.0, "restarts": 0}
 RANGE = {"start": 5, "stop": 9, "file": "0.log", "position": 5, "reason": "CRC32C"}
 REFUSED = {"certificate": {"count": 3, "last": NOW_S - 20}}
 BUSY = PROCESSES | {10: HostProcess("S", 0.99)}
+STARVED = PROCESSES | {10: HostProcess("R", 0.4, delayed_s=0.55)}
 STOPPED = PROCESSES | {10: HostProcess("T", 0.0)}
 
 
@@ -107,6 +108,7 @@ STOPPED = PROCESSES | {10: HostProcess("T", 0.0)}
         ({"zookeeper": {"connect": "a:1", "state": "suspended"}}, "ZooKeeperAway", "no quorum", 75),
         ({"host_processes": STOPPED}, "ProcessHangs", "network hangs", 75),
         ({"host_processes": BUSY}, "ProcessBusy", "network is busy", 0),
+        ({"host_processes": STARVED}, "ProcessBusy", "network is busy", 0),
         ({"limits": [LIMIT]}, "LimitReached", "descriptors of network 0", 75),
         ({"refused": [{"action": "start writer", "reason": "no memory", "attempts": 3}]}, "ActionRefused", "start", 75),
         ({"refusals_recent": REFUSED}, "ClientsRefused", "clients are refused: certificate", 0),
