@@ -327,6 +327,14 @@ def test_cut_lines_are_the_same_as_matched_ones(extract: Extract, pattern: str, 
         assert found == right, name
 
 
+def test_quotes_may_stand_before_the_request() -> None:
+    line = '10.0.0.1 - - [10/Oct/2026:13:55:36 +0200] "GET / HTTP/1.1" 200 5 "-" "curl"'
+    lines = [f'" {line}', line, f'a "b {line.partition(" ")[2]}', f'{line} "more"', "no", '" " " " " "']
+    whole = parse("access", *lines)
+    alone = [parse("access", each).matched.to_pylist() == [True] for each in lines]
+    assert whole.matched.to_pylist() == alone == [True, True, True, True, False, False]
+
+
 def test_most_lines_take_the_fast_way() -> None:
     """What the test above compares is reached by lines as they are."""
     line = '10.0.0.1 - - [10/Oct/2026:13:55:36 +0200] "GET / HTTP/1.1" 200 5 "-" "curl"'

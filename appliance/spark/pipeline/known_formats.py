@@ -168,7 +168,10 @@ def extract_access(lines: pa.Array) -> tuple[pa.Array, Groups]:
             odd |= whole.first_at(places)[1] > 0
     regular = (count >= 6) & ~odd
     if regular.all() and len(regular):
-        return _cut_access(whole, quotes[first[:, None] + np.arange(6, dtype=np.int32)])
+        cut = _cut_access(whole, quotes[first[:, None] + np.arange(6, dtype=np.int32)])
+        regular = as_mask(cut[0])
+        if regular.all():
+            return cut  # else the others may have quotes before the request, in what is called a client
     if not regular.any():
         return extract_groups(lines, ACCESS)
     fast, slow = (pa.array(np.flatnonzero(chosen)) for chosen in (regular, ~regular))
