@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
-from .generation import HEAD_BYTES, FileKey, Generation, Identity
+from .generation import TAIL_BYTES, FileKey, Generation, Identity
 from .rotation import Rotated, is_like
 from .unpacking import Unpacker, unpacked_head, unpacked_size
 
@@ -70,7 +70,7 @@ class Packed:
         other_directory, other = os.path.split(generation.path)
         return (
             self.file.key.may_be_copy_of(generation.key)
-            and (directory == other_directory or generation.identity.head_bytes == HEAD_BYTES)
+            and (directory == other_directory or generation.identity.head_bytes >= TAIL_BYTES)
             and (name == other or is_like(name, other) or os.path.basename(self.file.base) == other)
         )
 
