@@ -72,6 +72,8 @@ def _files(
             paths, closed = patterns.paths(), patterns.closed()
             faults = [_not_readable(name, path, error) for path, error in closed.items()]
             faults += [fault for fault in (_fault_of(name, path, guard) for path in paths) if fault]
+            if paths == [pattern] and not closed and Path(pattern).is_dir():
+                faults = [InputFinding(name, pattern, "is a directory", f"name its files: {pattern.rstrip('/')}/*")]
             if not paths and not closed:
                 yield InputFinding(name, f"{pattern}: no file yet")
             elif count := len(paths) + len(closed) - len(faults):

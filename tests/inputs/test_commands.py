@@ -112,6 +112,15 @@ def test_what_is_in_the_way_of_inputs_is_named_before_they_begin(tmp_path: Path)
     assert list(load(config).inputs) == ["web", "disk"]
 
 
+def test_a_directory_without_a_pattern_of_its_files_is_named_with_one(tmp_path: Path) -> None:
+    config, logs = tmp_path / "appliance.toml", tmp_path / "logs"
+    logs.mkdir()
+    config.write_text(f'[inputs.disk]\ntype = "files"\ninclude = ["{logs}/"]\ntopic = "disk"\n')
+    said = run("inputs", "check", "--config", str(config), "--json")
+    assert said.status == 78
+    assert [(row["state"], row["todo"]) for row in said.json] == [("is a directory", f"name its files: {logs}/*")]
+
+
 def test_files_of_a_journal_that_the_service_cannot_read_are_named() -> None:
     with open_place() as tmp_path:
         config, journal, data = tmp_path / "appliance.toml", tmp_path / "journal", tmp_path / "data"
