@@ -130,7 +130,7 @@ def test_a_producer_goes_on_in_a_restored_log_beside_new_ones(make_appliance: Ca
     def write(identity: tuple[int, int], sequence: int, value: bytes) -> tuple[int, int, int, str]:
         producer_id, epoch = identity
         numbers = {"producer_id": producer_id, "producer_epoch": epoch, "base_sequence": sequence}
-        return peer.produce("t", encode_values([value], 1_000, **numbers))
+        return peer.produce("t", encode_values([value], 1_000, **numbers), acks=-1)
 
     def begin() -> tuple[int, int]:
         identity = peer.admin("init_producer")

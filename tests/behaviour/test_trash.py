@@ -7,6 +7,7 @@ import shutil
 import signal
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -290,11 +291,14 @@ def read_all(cluster: Cluster, topic: str) -> list[bytes]:
     values: list[bytes] = []
     with NativeConsumer(cluster.first.native) as consumer:
         consumer.assign_topic(topic)
-        ends = consumer.offsets_at(LATEST)
-        wait_for(
-            lambda: values.extend(message.value for message in consumer.poll(1)) or consumer.positions() == ends,
-            "all to be read",
-        )
+
+        def have_read_all() -> bool:
+            values.extend(message.value or b"" for message in consumer.poll(1))
+            with suppress(UnknownPartition):  # it has come back just now
+                return consumer.positions() == consumer.offsets_at(LATEST)
+            return False
+
+        wait_for(have_read_all, "all to be read")
     return sorted(values)
 
 
