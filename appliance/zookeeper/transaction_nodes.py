@@ -169,6 +169,7 @@ def commit(
 
     Raises:
         NotCoordinator: the claim is gone.
+        StateChanged: another state is stored than that which ends: some of ``offsets`` may have been stored with it.
     """
     for _ in range(ATTEMPTS_MAX):
         parts = [check(claim.path, -1), end.request]
@@ -193,7 +194,7 @@ def commit(
             if not isinstance(outcome, NodeChange):  # carried out before, with the offsets
                 yield from claims.read_again(offsets)
                 return outcome
-            end = outcome
+            raise StateChanged("the transaction has changed; try again")
         elif parts[reply.part_index].verb == "check":
             return owner
         else:
@@ -227,6 +228,10 @@ def hand_over(end: NodeChange, offsets: StoredGroupOffsets) -> Operation[int | S
 
 class SlotLost(NotCoordinator):
     """The claim of a slot is another's: all that is known of its ids may be old."""
+
+
+class StateChanged(ZooKeeperAway):
+    """A state is stored that who ends the transaction does not know."""
 
 
 def _lost() -> SlotLost:

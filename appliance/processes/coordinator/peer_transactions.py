@@ -51,8 +51,10 @@ from ...transactions.store import Consumer, Lead, OpenProducer
 from ...transactions.transaction import PendingOffset, ProducerIdentity, TransactionPart
 from ...wire.kafka.codes import Code
 from .live_brokers import LiveBrokers
-from .peers import PEER_MS_MAX, ask_admin
+from .peers import ADMIN_MS_MAX, PEER_MS_MAX, ask_admin
 
+PASSED_MAX: Final = 16
+"""Requests that one peer is asked at once, each over a connection of its own; more wait."""
 PARTS_MAX: Final = 500
 """Partitions, or offsets, in one request."""
 
@@ -84,6 +86,7 @@ class _Passing:
     def __init__(self) -> None:
         self.session = ""
         self.opening = asyncio.Lock()
+        self.places = asyncio.Semaphore(PASSED_MAX)
         self._numbers = itertools.count(1)
         self._waiting: set[int] = set()
 
@@ -119,9 +122,14 @@ class PeerTransactions:
     async def pass_on(self, broker_id: int, verb: str, arguments: Mapping[str, Any]) -> Any:
         """Ask for something that must not be done any more once we have given it up.  Raises as :meth:`_ask`."""
         passing = self._passing.setdefault(broker_id, _Passing())
-        async with passing.opening:
-            if not passing.session:
-                passing.session = str(await self._ask(broker_id, "begin_passing", {}))
+        try:
+            async with asyncio.timeout(ADMIN_MS_MAX / 1000):  # of all that wait for it, one after the other
+                async with passing.opening:
+                    if not passing.session:
+                        passing.session = str(await self._ask(broker_id, "begin_passing", {}))
+                await passing.places.acquire()
+        except TimeoutError:
+            raise BrokerAway(f"broker {broker_id} has not answered for {ADMIN_MS_MAX} ms") from None
         session = passing.session
         try:
             with passing.numbered() as (number, lowest):
@@ -130,6 +138,8 @@ class PeerTransactions:
             if passing.session == session:
                 passing.session = ""
             raise
+        finally:
+            passing.places.release()
 
     async def _ask_all(self, verb: str, arguments: Mapping[str, Any], read: Callable[[Any], T]) -> list[T]:
         """The answers of those that answer, as ``read`` reads them."""

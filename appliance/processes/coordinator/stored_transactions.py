@@ -203,6 +203,28 @@ class StoredTransactions:
             self._on_lost()
 
     async def complete(self, transactional_id: str, before: Transaction, after: Transaction) -> None:
+        try:
+            await self._complete(transactional_id, before, after)
+        except nodes.StateChanged:  # a group of ours was another's, who has taken its offsets; the answer was lost
+            await self._complete(transactional_id, await self._read_ending(transactional_id, before), after)
+
+    async def _read_ending(self, transactional_id: str, before: Transaction) -> Transaction:
+        """The state that is stored: that of ``before``, perhaps without offsets which others have taken.
+
+        Raises:
+            ZooKeeperAway: it is another one, or cannot be read.
+        """
+        node = await self._registry.ask(nodes.read_one(transactional_id), session_id=self._session_id)
+        try:
+            ending = decode(b"" if node is None else node.value)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            raise ZooKeeperAway(f"transaction {transactional_id!r} cannot be read") from None
+        if node is None or msgspec.structs.replace(before, offsets=ending.offsets) != ending:
+            raise ZooKeeperAway(f"transaction {transactional_id!r} is in another state: try again")
+        self._note(transactional_id, node.version)
+        return ending
+
+    async def _complete(self, transactional_id: str, before: Transaction, after: Transaction) -> None:
         groups: dict[str, dict[TopicPartition, CommittedOffset]] = defaultdict(dict)
         for group, key, committed in self._committed_by(before):
             groups[group][key] = committed

@@ -11,7 +11,7 @@ import pytest
 from appliance.errors import BrokerAway, NotCoordinator, StorageFault
 from appliance.names import TopicPartition
 from appliance.processes.coordinator import peer_transactions
-from appliance.processes.coordinator.peer_transactions import PARTS_MAX, PeerTransactions
+from appliance.processes.coordinator.peer_transactions import PARTS_MAX, PASSED_MAX, PeerTransactions
 from appliance.transactions.store import Lead, OpenProducer
 from appliance.transactions.transaction import ProducerIdentity, TransactionPart
 
@@ -122,3 +122,33 @@ async def test_who_does_not_answer_leaves_its_slots_out(others: Others) -> None:
     others.away = set()
     others.answers["open_at"] = {"slots": [1]}
     assert await others.peers_of.open_at([key]) == (set(), [])
+
+
+@scenario
+async def test_who_waits_for_the_session_of_a_peer_waits_no_longer_than_for_an_answer(others: Others) -> None:
+    """Method: a peer stands still; the first that asks keeps the others from asking, one after the other."""
+
+    async def stands_still(address: str, identity: Any, verb: str, arguments: Any) -> Any:
+        await asyncio.wait({asyncio.get_running_loop().create_future()}, timeout=0.1)
+        raise BrokerAway("no answer")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(peer_transactions, "ask_admin", stands_still)
+        patch.setattr(peer_transactions, "ADMIN_MS_MAX", 250)
+        steps = [others.peers_of.step(2, PARTS[:1], P, LEAD, None) for _ in range(20)]
+        errors = await asyncio.gather(*steps, return_exceptions=True)
+    said = [str(error) for error in errors]
+    assert all(isinstance(error, BrokerAway) for error in errors)
+    assert said.count("broker 2 has not answered for 250 ms") >= 10, said
+
+
+@scenario
+async def test_a_peer_is_asked_few_things_at_once(others: Others) -> None:
+    others.answers["transaction_steps"] = lambda arguments: [""] * len(arguments["parts"])
+    others.held.clear()
+    steps = [asyncio.create_task(others.peers_of.step(2, PARTS[:1], P, LEAD, None)) for _ in range(200)]
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert len(others.passed()) == PASSED_MAX
+    others.held.set()
+    assert await asyncio.gather(*steps) == [[None]] * 200 and len(others.passed()) == 200

@@ -335,3 +335,21 @@ async def test_offsets_of_a_topic_are_left_out_only_when_both_say_that_it_is_gon
     await one.store.hand_over("x", before, "g")
     assert await two.broker.stored() == {}
     assert tree.nodes[nodes.id_path("x")].value == encode(before.without("g"))
+
+
+@scenario
+async def test_offsets_taken_by_another_are_not_committed_again_when_the_group_comes_here(tree: Tree) -> None:
+    """Positions never go back.  Method: the answer of who took them is lost, and it dies behind a later commit."""
+    one, two = pair(tree)
+    await one.store.load()
+    await two.store.load()
+    before = prepared(5)
+    await one.store.put("x", before)
+    await two.store.take_offsets("x", "g", [])
+    await two.broker.commit(9)
+    tree.expire(2)
+    one.broker.elsewhere = set()
+    assert one.store.groups_elsewhere(before) == []
+    await one.store.complete("x", before, before.complete(4))
+    assert await one.broker.stored() == {PART: 9}
+    assert tree.nodes[nodes.id_path("x")].value == encode(before.complete(4))
