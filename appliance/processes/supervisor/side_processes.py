@@ -90,7 +90,9 @@ class SideProcesses:
         """
         self._turn_on()
         for role in self._roles:
-            for address in parse_addresses(getattr(getattr(self._config, role), "listen", "")):
+            if role == ALERTS:
+                continue
+            for address in parse_addresses(getattr(self._config, role).listen):
                 sock = self._sockets[role] = bind(Listener(role, PLAINTEXT, address_text(address)))
                 self.listeners[role] = address_text(sock.getsockname())
                 self._children.close_in_child(sock.close, role)
