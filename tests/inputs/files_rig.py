@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from appliance.errors import ApplianceError, StorageFault
-from appliance.inputs.files import FilesInput, FilesSettings
+from appliance.inputs.files import FilesInput
+from appliance.inputs.files_settings import FilesSettings
 from appliance.inputs.guard import Guard
 from appliance.inputs.ledger import Ledger
 from appliance.inputs.outlet import Outlet, Placed
@@ -179,7 +180,7 @@ class Rig:
 
     def mark(self, path: Path) -> None:
         """As inotify does."""
-        self.engine._mark({str(path)})
+        self.engine.mark({str(path)})
 
     def settle(self) -> None:
         """Look until everything is read that can be."""
@@ -222,8 +223,8 @@ class Rig:
 
     def _end(self) -> None:
         self.store.close()
-        for one in (*self.engine._by_inode.values(), *self.engine._ending):
-            one.close()
+        for generation in self.engine._generations.read:
+            generation.close()
 
     def close(self) -> None:
         self._end()

@@ -183,8 +183,7 @@ def test_what_rotation_does_with_a_file_that_is_over_is_read_once(tmp_path: Path
     ],
 )
 def test_other_logs_and_excluded_ones_are_not_read_as_rotated(tmp_path: Path, name: str, is_read: bool) -> None:
-    rig = Rig(tmp_path, "app.log")
-    rig.engine._patterns = rig.engine._patterns._replace(exclude=("*.3",))
+    rig = Rig(tmp_path, "app.log", exclude="*.3")
     rig.write("app.log", 3)
     rig.look(100)
     rig.look(20_000)

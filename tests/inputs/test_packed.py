@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.inputs import files, packed, unpacking
+from appliance.inputs import generation_reader, packed, unpacking
 from appliance.inputs.packed import PACKED_WAIT_MS
 
 from .files_rig import NO_TOPIC, PACKERS, Rig
@@ -111,8 +111,9 @@ def test_lines_that_were_seen_and_could_not_be_sent_are_read_in_the_compressed_f
 def test_a_kill_in_the_middle_of_a_compressed_file_doubles_and_loses_nothing(
     narrow: Rig, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "READ_BYTES", 4_000)
-    monkeypatch.setattr(files, "TURN_BYTES", 8_000)
+    monkeypatch.setattr(packed, "UNPACKED_BYTES", 4_000)
+    monkeypatch.setattr(generation_reader, "READ_BYTES", 4_000)
+    monkeypatch.setattr(generation_reader, "TURN_BYTES", 8_000)
     narrow.look()
     narrow.write("app.log", 3_000, 40)
     narrow.path("app.log").rename(narrow.path("app.log.1"))
@@ -282,7 +283,7 @@ def test_few_compressed_files_are_open_at_a_time(narrow: Rig, monkeypatch: pytes
     narrow.log.fault = NO_TOPIC
     for _ in range(4):
         narrow.look(20_000)
-        assert len(opened) <= files.PACKED_OPEN_MAX
+        assert len(opened) <= packed.PACKED_OPEN_MAX
     for _ in range(10):
         narrow.settle()
     assert (narrow.lost(), narrow.doubled(), narrow.gaps, len(opened)) == ([], [], [], 20)
