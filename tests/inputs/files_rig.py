@@ -136,6 +136,7 @@ class Rig:
         self.guard = Guard(base / "data")
         self.heart = alone()
         self.now_ms = 0.0
+        self.clock_ms: Callable[[], float] = lambda: self.now_ms
         self.gaps: list[tuple[str, int, int | None, str]] = []
         self._times = itertools.count(step=1_000)
         self._lines = itertools.count()
@@ -156,7 +157,7 @@ class Rig:
         self.told.gaps = self.gaps
         outlet, ledger = cast("Outlet", self.log), cast("Ledger", self.told)
         self.engine = FilesInput(
-            self._settings, self.store, outlet, ledger, lambda: self.now_ms, self._tick, self.guard, self.heart
+            self._settings, self.store, outlet, ledger, lambda: self.clock_ms(), self._tick, self.guard, self.heart
         )
 
     def run(self, what: Awaitable[T]) -> T:

@@ -717,7 +717,7 @@ def test_files_that_come_and_are_removed_while_nothing_can_be_sent_are_read_late
     rig = Rig(tmp_path, "*.log", scan_ms=10)
     rig.look()
     rig.log.has_room = False
-    rig.engine._clock_ms = lambda: 1e3 * asyncio.get_running_loop().time()
+    rig.clock_ms = lambda: 1e3 * asyncio.get_running_loop().time()
     rig.write("first.log", 3)
 
     async def run() -> None:
