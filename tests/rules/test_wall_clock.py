@@ -116,7 +116,7 @@ USES = {
     ("metrics/alerting.py", "Alerting._look"): SHOWN,
     ("console/visitors.py", "Visitors.__init__"): "whether a user has expired: a person sets the time",
     ("cli/users_commands.py", "expire"): "`--after 90d`: from now on, shown before anything depends on it",
-    ("processes/coordinator/users_native_api.py", "UsersNativeApi.list"): SHOWN,
+    ("processes/coordinator/security_native_api.py", "SecurityNativeApi.list_users"): SHOWN,
     ("processes/network/revocations.py", "Revocations.__init__"): "whether a user has expired",
     ("processes/network/worker.py", "NetworkWorker.__init__"): "whether a user has expired",
     ("security/bearer_tokens.py", "BearerTokens.__init__"): "which tokens are good, as their provider's clock says",

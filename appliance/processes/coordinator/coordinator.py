@@ -81,7 +81,6 @@ from .native_api import NativeApi
 from .native_members_api import NativeMembersApi
 from .partitions import Partitions
 from .peer_transactions_api import PeerTransactionsApi
-from .producers_native_api import ProducersNativeApi
 from .registered_groups import RegisteredGroups
 from .registered_transactions import RegisteredTransactions
 from .registry_session import (
@@ -101,7 +100,7 @@ from .this_broker import ThisBroker
 from .topic_steps import TopicSteps
 from .topic_sync import TopicSync
 from .topics import Topics
-from .transactions_native_api import TransactionsNativeApi
+from .transactions_native_api import ProducersNativeApi, TransactionsNativeApi
 from .trash import WATCH_S, Trash
 from .trusted_clock import TrustedClock, newest_log_ms
 from .unread import UnreadBytes

@@ -66,14 +66,12 @@ from .compaction_enforcer import CompactionEnforcer
 from .known_groups import KnownGroups
 from .measuring import Measured, Measurements
 from .partitions import Partitions
-from .quotas_native_api import QuotasNativeApi
 from .registered_groups import RegisteredGroups
-from .rules_native_api import RulesNativeApi
+from .security_native_api import SecurityNativeApi
 from .this_broker import ThisBroker
 from .topics import Topics
 from .trash import Trash
 from .trusted_clock import TrustedClock
-from .users_native_api import UsersNativeApi
 
 STATES: Final = {
     GroupState.EMPTY.value: "empty",
@@ -151,10 +149,8 @@ class NativeApi:
             "commit": self._commit,
             "delete_offsets": self._delete_offsets,
             **more,
-            **UsersNativeApi(broker).verbs,
             "accept_clock": self._accept_clock,
-            **QuotasNativeApi(broker).verbs,
-            **RulesNativeApi(broker).verbs,
+            **SecurityNativeApi(broker).verbs,
         }
         assert self._verbs.keys() == native_admin.VERBS.keys()
 

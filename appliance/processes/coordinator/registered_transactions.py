@@ -17,9 +17,8 @@ from .live_brokers import LiveBrokers
 from .peer_transactions import PeerTransactions
 from .registered_groups import RegisteredGroups
 from .registry_session import RegistrySession
-from .spread_writers import SpreadWriters
 from .stored_transactions import StoredTransactions
-from .transaction_writers import TransactionWriters
+from .transaction_writers import SpreadWriters, TransactionWriters
 
 RETRY_S: Final = 1.0
 

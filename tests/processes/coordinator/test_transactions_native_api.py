@@ -1,4 +1,4 @@
-"""appliance.processes.coordinator.producers_native_api: the verbs of a native transactional producer, their errors."""
+"""appliance.processes.coordinator.transactions_native_api: the verbs of a transactional producer, and their errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from appliance.errors import (
     ZooKeeperAway,
 )
 from appliance.names import TopicPartition, member_suffix
-from appliance.processes.coordinator.producers_native_api import ProducersNativeApi
+from appliance.processes.coordinator.transactions_native_api import ProducersNativeApi
 from appliance.security.acls import UNRESTRICTED
 from appliance.transactions.transaction import TransactionState
 from appliance.wire.native_admin import AddOffsets, AddPartitions, EndTransaction, InitTransactions
@@ -46,10 +46,10 @@ class Rig:
 
     async def ask(self, wanted: Any) -> Any:
         verbs = {
-            InitTransactions: self.api.initialise,
-            AddPartitions: self.api.add,
+            InitTransactions: self.api.init_transactions,
+            AddPartitions: self.api.add_partitions,
             AddOffsets: self.api.add_offsets,
-            EndTransaction: self.api.end,
+            EndTransaction: self.api.end_transaction,
         }
         return await verbs[type(wanted)](wanted, UNRESTRICTED)
 
