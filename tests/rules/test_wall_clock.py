@@ -62,7 +62,7 @@ USES = {
     ("inputs/packed.py", "Packed.looked"): "compared for being equal: has the file changed?",
     ("inputs/packed.py", "Packed.is_ripe"): "as files_to_read; after PACKED_WAIT_MS of another clock whatever it says",
     ("inputs/packed.py", "PackedFiles.look_again"): "compared for being equal: has the file changed?",
-    ("inputs/packed.py", "PackedFiles.wants"): "compared for being equal: has the file changed?",
+    ("inputs/packed.py", "PackedFiles._is_unjudged"): "compared for being equal: has the file changed?",
     ("inputs/rotation.py", "Directories._by_stem"): "compared for being equal: has the directory changed?",
     ("inputs/http.py", "_Access._signature"): "compared for being equal: has the file changed?",
     ("inputs/syslog.py", "_SyslogInput.__init__"): "the year of RFC 3164's times, which have none",
