@@ -148,7 +148,7 @@ class Recognizer:
         """The file that a generation goes on in, under a name that rotation gives, also where ``include`` has none:
         its descriptor and path."""
         generations = self._generations
-        read = generations.present.keys() | {one.key for one in generations.ending if not one.replaced}
+        read = generations.present.keys() | {ending.key for ending in generations.ending if not ending.replaced}
         if not generation.committed:  # its first bytes are all that is known of it, which others may have as well
             read |= generations.over_keys()
         with contextlib.suppress(OSError):

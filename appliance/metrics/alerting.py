@@ -63,12 +63,12 @@ class Book:
         """Something waits to be delivered."""
         self._state = _load(path)
 
-    def take(self, found: list[Finding], figures: Figures, now_s: float, alerts: Alerts) -> None:
+    def take(self, findings: list[Finding], figures: Figures, now_s: float, alerts: Alerts) -> None:
         """Take the findings of a look, and what went through until then."""
         with self._lock:
             before = self._state.number
             made = take_digest(self._state, alerts.digest, figures, now_s, receivers(alerts))
-            dropped = told.take(self._state, found, now_s, receivers(alerts), alerts.level)
+            dropped = told.take(self._state, findings, now_s, receivers(alerts), alerts.level)
             if dropped:
                 logger.warning("%d alerts are given up: more than %d wait", dropped, told.WAITING_MAX)
             if self._state.number == before and not made:

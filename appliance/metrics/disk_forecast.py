@@ -62,5 +62,5 @@ class DiskForecast:
         return min(lasts)
 
 
-def _lasts(left: int, taken: int, seconds: float) -> float:
-    return left * seconds / taken if taken > 0 else float("inf")
+def _lasts(room_bytes: int, taken: int, seconds: float) -> float:
+    return room_bytes * seconds / taken if taken > 0 else float("inf")

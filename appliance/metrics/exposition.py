@@ -83,9 +83,9 @@ class Snapshot(Collector):
         yield _gauge("build_info", "Always 1; the version is a label.", ["version"], [([str(state.get("version"))], 1)])
         yield _gauge("start_time_seconds", "When it was started, since 1970.", [], [([], state.get("started") or 0)])
         now = state.get("state", "stopped")
-        yield _gauge("state", "1 for the present state.", ["state"], [([one], one == now) for one in STATES])
+        yield _gauge("state", "1 for the present state.", ["state"], [([name], name == now) for name in STATES])
         zookeeper = str(state.get("zookeeper", {}).get("state", "off"))
-        rows = [([one], one == zookeeper) for one in sorted({*ZOOKEEPER_STATES, zookeeper})]
+        rows = [([name], name == zookeeper) for name in sorted({*ZOOKEEPER_STATES, zookeeper})]
         yield _gauge("zookeeper_state", "1 for the present state of the session.", ["state"], rows)
         processes: dict[str, int] = {}
         for row in state.get("processes", ()):

@@ -130,7 +130,7 @@ def seen(
     for key, row in readings.partitions.items():
         total, count = sizes.get(key.topic, (0, 0))
         sizes[key.topic] = total + max(0, row.log_end - row.base), count + 1
-    largest = max(((topic, *size) for topic, size in sizes.items()), key=lambda one: one[1], default=None)
+    largest = max(((topic, *size) for topic, size in sizes.items()), key=lambda topic_size: topic_size[1], default=None)
     return Seen(
         *(readings.state, readings.states, now_s, at, now.host, rates, groups, now.peers, largest, arenas),
         ended=now.ended,
@@ -176,8 +176,9 @@ def ask_groups(ask: Ask, state: Mapping[str, Any], timeout_ms: int = GROUPS_MS) 
 
 def _peers(listeners: Mapping[str, str]) -> Mapping[str, int]:
     """Established connections to the listeners, by address of the client."""
-    ours = [one for name in ("native", "kafka") if (text := listeners.get(name)) for one in parse_listeners(name, text)]
-    return peers({parse_addresses(one.address)[0][1] for one in ours if not one.unix})
+    texts = ((name, listeners.get(name)) for name in ("native", "kafka"))
+    ours = [listener for name, text in texts if text for listener in parse_listeners(name, text)]
+    return peers({parse_addresses(listener.address)[0][1] for listener in ours if not listener.unix})
 
 
 def rate(before: Look, now: Look) -> float:
@@ -209,4 +210,4 @@ def _shares(before: Look, now: Look, spent_s: Callable[[HostProcess], float]) ->
         return {}
     seconds, earlier = seconds_between(before, now), before.host.processes
     processes = now.host.processes.items()
-    return {pid: (spent_s(one) - spent_s(earlier[pid])) / seconds for pid, one in processes if pid in earlier}
+    return {pid: (spent_s(process) - spent_s(earlier[pid])) / seconds for pid, process in processes if pid in earlier}

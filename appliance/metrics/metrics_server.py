@@ -118,10 +118,10 @@ class Pages:
         """Ready: clients are served; what is wrong all the same is in the body."""
         look = self._take()
         findings = wrong(seen(look, at_directory(self._data_dir), look.at_s))
-        ready = not any(one.condition.stops_all for one in findings)
+        ready = not any(finding.condition.stops_all for finding in findings)
         return text(
             200 if ready else 503,
-            "".join(f"{line}\n" for line in ("ready" * ready, *(one.text for one in findings)) if line),
+            "".join(f"{line}\n" for line in ("ready" * ready, *(finding.text for finding in findings)) if line),
         )
 
 

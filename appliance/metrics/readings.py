@@ -146,7 +146,7 @@ def of_status(status: Mapping[str, Any], at_s: float) -> Readings:
         if state == STATE_NAMES[OFFLINE]:
             reasons["offline"][name] = row.get("reason", "")
         elif state == DAMAGED:
-            reasons[DAMAGED][name] = [list(one.values()) for one in row["damaged"]]
+            reasons[DAMAGED][name] = [list(damage.values()) for damage in row["damaged"]]
         elif state == STATE_NAMES[DISK_FULL]:
             reasons["full"][name] = row.get("reason", "")
         partitions[TopicPartition(row["topic"], row["partition"])] = NO_COUNTS._replace(

@@ -46,7 +46,7 @@ class AvroSchema:
     def _checked(self, schema: Any, space: str) -> Any:
         """The schema with full names, and each name known before it is used."""
         if isinstance(schema, list):
-            return [self._checked(one, space) for one in schema]
+            return [self._checked(branch, space) for branch in schema]
         if isinstance(schema, str):
             if schema in _PRIMITIVES:
                 return schema
@@ -64,14 +64,16 @@ class AvroSchema:
                 return {"type": kind, "values": self._checked(schema["values"], space)}
             return self._checked(kind, space)
         name, space = _full_name(schema, space)
-        known: dict[str, Any] = {"type": kind}
-        self._named[name] = known
+        checked: dict[str, Any] = {"type": kind}
+        self._named[name] = checked
         if kind == "enum":
-            known["symbols"] = [str(symbol) for symbol in schema["symbols"]]
+            checked["symbols"] = [str(symbol) for symbol in schema["symbols"]]
         elif kind == "fixed":
-            known["size"] = int(schema["size"])
+            checked["size"] = int(schema["size"])
         else:
-            known["fields"] = [(str(one["name"]), self._checked(one["type"], space)) for one in schema["fields"]]
+            checked["fields"] = [
+                (str(field["name"]), self._checked(field["type"], space)) for field in schema["fields"]
+            ]
         return ("named", name)
 
     def decode(self, data: bytes) -> Any:

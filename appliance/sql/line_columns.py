@@ -40,16 +40,16 @@ class LineColumns:
 
     def __init__(self, settings: Settings, topic: str) -> None:
         """``settings``: of a pipeline that reads the topic, or of :func:`guessed`."""
-        (source,) = (each for each in settings.source if topic in each.topics)
+        (source,) = (source for source in settings.source if topic in source.topics)
         alone = msgspec.structs.replace(source, topics=(topic,), multiline=None)  # one row for each message
         plain = msgspec.structs.replace(settings.output, partition_by=(), sort_by=(), raw=False)
         # What parsers make of lines, whatever rules say of it.
         self._transform = Transform(msgspec.structs.replace(settings, source=(alone,), output=plain, quality=()))
         self.parsers = source.parsers
-        known = self._transform.schema
+        schema = self._transform.schema
         others = {*PROVENANCE, *REJECTION, *CALENDAR}
-        self.fields = [known.field(name) for name in known.names if name not in others]
-        self.fields.insert(0, known.field("parser"))
+        self.fields = [schema.field(name) for name in schema.names if name not in others]
+        self.fields.insert(0, schema.field("parser"))
 
     def of(self, batch: pa.RecordBatch) -> dict[str, pa.Array]:
         """The columns, by name, of records of the topic as :class:`~appliance.spark.arrow.Decoder` yields them."""
@@ -112,23 +112,23 @@ def _fields(name: str, sample: pa.RecordBatch | None) -> dict[str, FieldType | C
         for field, inner in read(value or b"").items():
             if field in kinds or (len(kinds) < FIELDS_MAX and field and field not in COMMON):
                 kinds[field] = _wider(kinds.get(field), _kind(inner))
-    found: dict[str, FieldType | Column] = {}
+    columns: dict[str, FieldType | Column] = {}
     taken = set(_TAKEN)  # DuckDB does not tell names by their case
     for field, kind in sorted(kinds.items()):
         column = field
         while column.lower() in taken:
             column += "_"
         taken.add(column.lower())
-        found[column] = Column(type=kind or "string", field=field)
-    return found
+        columns[column] = Column(type=kind or "string", field=field)
+    return columns
 
 
 def _object(line: bytes) -> dict[str, Any]:
     try:
-        found = msgspec.json.decode(line)
+        decoded = msgspec.json.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return decoded if isinstance(decoded, dict) else {}
 
 
 def _pairs(line: bytes) -> dict[str, Any]:
@@ -149,8 +149,8 @@ def _kind(value: Any) -> FieldType | None:
     return kinds.get(type(value), "string")
 
 
-def _wider(known: FieldType | None, found: FieldType | None) -> FieldType | None:
+def _wider(one_kind: FieldType | None, other_kind: FieldType | None) -> FieldType | None:
     """The type that has the values of both."""
-    if known is None or found is None or known == found:
-        return known or found
-    return "float" if {known, found} == {"int", "float"} else "string"
+    if one_kind is None or other_kind is None or one_kind == other_kind:
+        return one_kind or other_kind
+    return "float" if {one_kind, other_kind} == {"int", "float"} else "string"

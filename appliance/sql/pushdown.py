@@ -25,22 +25,22 @@ _FORMAT = ds.ParquetFileFormat()
 _FILES = fs.LocalFileSystem()
 
 
-def may_hold(wanted: pc.Expression, where: pc.Expression, schema: pa.Schema) -> bool:
-    """Whether ``wanted`` may hold for a row for which ``where`` does; True if that cannot be told."""
+def may_hold(filter: pc.Expression, where: pc.Expression, schema: pa.Schema) -> bool:
+    """Whether ``filter`` may hold for a row for which ``where`` does; True if that cannot be told."""
     never_opened = _FORMAT.make_fragment("-", filesystem=_FILES, partition_expression=where)
-    one = ds.FileSystemDataset([never_opened], schema, _FORMAT, _FILES)
-    return any(True for _ in one.get_fragments(filter=wanted))
+    data_set = ds.FileSystemDataset([never_opened], schema, _FORMAT, _FILES)
+    return any(True for _ in data_set.get_fragments(filter=filter))
 
 
-def offsets(wanted: pc.Expression, schema: pa.Schema, partition: int, first: int, end: int) -> tuple[int, int]:
-    """The part of the offsets from ``first`` to before ``end`` of a partition in which ``wanted`` may hold.
+def offsets(filter: pc.Expression, schema: pa.Schema, partition: int, first: int, end: int) -> tuple[int, int]:
+    """The part of the offsets from ``first`` to before ``end`` of a partition in which ``filter`` may hold.
 
     Both are the same where it cannot hold at all.
     """
     offset, here = ds.field("offset"), ds.field("partition") == pa.scalar(partition, pa.int32())
 
     def holds(low: int, high: int) -> bool:
-        return low < high and may_hold(wanted, here & (offset >= low) & (offset <= high - 1), schema)
+        return low < high and may_hold(filter, here & (offset >= low) & (offset <= high - 1), schema)
 
     if not holds(first, end):
         return first, first
@@ -52,28 +52,28 @@ def offsets(wanted: pc.Expression, schema: pa.Schema, partition: int, first: int
     return low, high
 
 
-def since_ms(wanted: pc.Expression, schema: pa.Schema, column: str = "timestamp") -> int | None:
-    """The time in ms since 1970 before which ``wanted`` cannot hold; None if it may at any time, or without one.
+def since_ms(filter: pc.Expression, schema: pa.Schema, column: str = "timestamp") -> int | None:
+    """The time in ms since 1970 before which ``filter`` cannot hold; None if it may at any time, or without one.
 
     ``column``: the one with the timestamps of messages.
     """
     timestamp = ds.field(column)
 
     def before(ms: int) -> bool:
-        return may_hold(wanted, timestamp < pa.scalar(ms * 1000, PLACE.field("timestamp").type), schema)
+        return may_hold(filter, timestamp < pa.scalar(ms * 1000, PLACE.field("timestamp").type), schema)
 
-    if before(1) or may_hold(wanted, timestamp.is_null(), schema):
+    if before(1) or may_hold(filter, timestamp.is_null(), schema):
         return None
     return bisect_left(range(1, TIME_MS_MAX), True, key=before)
 
 
-def columns(wanted: pc.Expression, schema: pa.Schema) -> set[str]:
-    """The columns of ``schema`` that ``wanted`` compares: those without which it has no meaning."""
-    found = set()
+def columns(filter: pc.Expression, schema: pa.Schema) -> set[str]:
+    """The columns of ``schema`` that ``filter`` compares: those without which it has no meaning."""
+    compared = set()
     for index, name in enumerate(schema.names):
         empty: Any = iter(())
         try:
-            ds.Scanner.from_batches(empty, schema=schema.remove(index), filter=wanted)
+            ds.Scanner.from_batches(empty, schema=schema.remove(index), filter=filter)
         except pa.ArrowInvalid:
-            found.add(name)
-    return found
+            compared.add(name)
+    return compared

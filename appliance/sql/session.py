@@ -96,8 +96,10 @@ class Session:
             raise BadValue(f"memory: {memory_bytes} bytes: give at least {MEMORY_BYTES_MIN // MIB} MiB")
         self._address = bootstrap, retry_ms
         self._parsers = parsers
-        self._pipelines = {each.pipeline.name: each for each in pipelines}
-        self._parsed = {topic: each for each in pipelines for source in each.source for topic in source.topics}
+        self._pipelines = {settings.pipeline.name: settings for settings in pipelines}
+        self._parsed = {
+            topic: settings for settings in pipelines for source in settings.source for topic in source.topics
+        }
         self._as_bytes = as_bytes
         self._settings = (memory_bytes, allowed)
         self._lines: dict[str, LineColumns | None] = {}
@@ -134,12 +136,12 @@ class Session:
     def _answer(self, text: str) -> Iterator[Any]:
         """The columns of the result, then its batches."""
         reading = Reading(*self._address)
-        known: list[str] = []
+        topics: list[str] = []
         try:
             for name in self._registered:
                 self._duckdb.unregister(name)
             self._registered = []
-            known = self._register(reading, words(text))
+            topics = self._register(reading, words(text))
             statements = self._duckdb.extract_statements(text)
             if len(statements) != 1:
                 raise InvalidRequest(f"{len(statements)} statements: give one query")
@@ -150,7 +152,7 @@ class Session:
             yield reader.schema
             yield from reader
         except (duckdb.Error, pa.ArrowException, OSError) as error:
-            raise reading.error or explained(error, text, known) from None
+            raise reading.error or explained(error, text, topics) from None
 
     def _register(self, reading: Reading, named: set[str]) -> list[str]:
         """Give DuckDB the topics among the names, each up to its end of now.  Returns the names of all topics."""
@@ -212,9 +214,9 @@ class Session:
 
 def sample(access: Access, ranges: Sequence[Range]) -> pa.RecordBatch | None:
     """Some of the newest records of a topic that have a value; None if there is none."""
-    found: list[pa.RecordBatch] = []
-    longest = sorted(ranges, key=lambda each: each.first - each.end)[:SAMPLE_PARTITIONS_MAX]
-    for topic, partition, first, end, log_end in (astuple(each) for each in longest):
+    samples: list[pa.RecordBatch] = []
+    longest = sorted(ranges, key=lambda part: part.first - part.end)[:SAMPLE_PARTITIONS_MAX]
+    for topic, partition, first, end, log_end in map(astuple, longest):
         decoder = Decoder(topic, partition, max(first, end - SAMPLE_BYTES), end)
         part = Range(topic, partition, decoder.first, end, log_end)
         newest: deque[pa.RecordBatch] = deque(maxlen=SAMPLE_ROWS_MAX)
@@ -222,8 +224,8 @@ def sample(access: Access, ranges: Sequence[Range]) -> pa.RecordBatch | None:
             newest.extend(decoder.decode(data, position))
         rows = pa.Table.from_batches(newest, SCHEMA)
         rows = rows.filter(pc.field("value").is_valid())
-        found += rows.slice(max(0, len(rows) - SAMPLE_ROWS_MAX)).combine_chunks().to_batches()
-    together = pa.Table.from_batches(found, SCHEMA).combine_chunks().to_batches()
+        samples += rows.slice(max(0, len(rows) - SAMPLE_ROWS_MAX)).combine_chunks().to_batches()
+    together = pa.Table.from_batches(samples, SCHEMA).combine_chunks().to_batches()
     return together[0] if together else None
 
 
@@ -295,17 +297,17 @@ def _meant(named: set[str], topics: Iterable[str]) -> list[str]:
         InvalidRequest: two topics differ by their case only, and both may be meant.
     """
     lower = {name.lower() for name in named}
-    found: dict[str, str] = {}
+    meant: dict[str, str] = {}
     for topic in sorted(topics):
         key = topic.lower()
         if key not in lower:
             continue
-        other = found.setdefault(key, topic)
+        other = meant.setdefault(key, topic)
         if other != topic:
             if (other in named) == (topic in named):
                 raise InvalidRequest(f"{other} and {topic}: SQL does not tell names by their case: name one of them")
-            found[key] = topic if topic in named else other
-    return sorted(found.values())
+            meant[key] = topic if topic in named else other
+    return sorted(meant.values())
 
 
 def explained(error: Exception, text: str, topics: Sequence[str]) -> ApplianceError:
@@ -330,8 +332,8 @@ def explained(error: Exception, text: str, topics: Sequence[str]) -> ApplianceEr
 
 def _column_remedy(column: str, message: str, text: str, topics: Sequence[str]) -> str:
     """What to do about a column that a topic does not have: a near one, and how to see all."""
-    known = re.findall(r'"([^"]+)"', message.partition("Candidate bindings")[2])
-    near = difflib.get_close_matches(column, known, 1, 0.6)
+    columns = re.findall(r'"([^"]+)"', message.partition("Candidate bindings")[2])
+    near = difflib.get_close_matches(column, columns, 1, 0.6)
     hint = f"did you mean {near[0]!r}? " if near else ""
     asked = [topic for topic in topics if re.search(rf"(?<![\w.-]){re.escape(topic)}(?![\w.-])", text)]
     name = asked[0] if asked else "TOPIC"

@@ -68,9 +68,9 @@ class LogTable(ds.Dataset):  # type: ignore[misc]
 
     def scanner(self, columns: Sequence[str] | None = None, filter: pc.Expression | None = None, **_: Any) -> _Scan:
         """What DuckDB calls: the rows for which ``filter`` holds, with these columns."""
-        wanted = self._columns if columns is None else pa.schema([self._columns.field(name) for name in columns])
-        needed = {*wanted.names, *(pushdown.columns(filter, self._columns) if filter is not None else ())}
-        return _Scan(wanted, self._noting(self._scanned(wanted, needed, filter)))
+        asked = self._columns if columns is None else pa.schema([self._columns.field(name) for name in columns])
+        needed = {*asked.names, *(pushdown.columns(filter, self._columns) if filter is not None else ())}
+        return _Scan(asked, self._noting(self._scanned(asked, needed, filter)))
 
     def _noting(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         try:
@@ -79,15 +79,15 @@ class LogTable(ds.Dataset):  # type: ignore[misc]
             self._reading.error = error
             raise
 
-    def _scanned(self, wanted: pa.Schema, needed: set[str], filter: pc.Expression | None) -> Iterator[pa.RecordBatch]:
+    def _scanned(self, asked: pa.Schema, needed: set[str], filter: pc.Expression | None) -> Iterator[pa.RecordBatch]:
         reads = pa.schema([field for field in self._columns if field.name in needed])
         access = self._reading.access()
         try:
             records = self._records(access, self._narrowed(access, filter), "headers" in needed)
-            for made in self._rows(records, reads):
-                found = made if filter is None else made.filter(filter)
-                if found.num_rows:
-                    yield found.select(wanted.names)
+            for rows in self._rows(records, reads):
+                matching = rows if filter is None else rows.filter(filter)
+                if matching.num_rows:
+                    yield matching.select(asked.names)
         finally:
             access.close()
 
@@ -95,19 +95,19 @@ class LogTable(ds.Dataset):  # type: ignore[misc]
         """The parts of the ranges in which the filter may hold."""
         if filter is None:
             return self._ranges
-        found = []
-        for each in self._ranges:
-            first, end = pushdown.offsets(filter, self._columns, each.partition, each.first, each.end)
+        narrowed = []
+        for part in self._ranges:
+            first, end = pushdown.offsets(filter, self._columns, part.partition, part.first, part.end)
             if first < end:
-                found.append(Range(each.topic, each.partition, first, end, each.log_end))
+                narrowed.append(Range(part.topic, part.partition, first, end, part.log_end))
         since_ms = pushdown.since_ms(filter, self._columns, self._time_column)
-        if since_ms is None or not found:
-            return found
-        begins: Positions = access.offsets({each.key: since_ms for each in found})
+        if since_ms is None or not narrowed:
+            return narrowed
+        begins: Positions = access.offsets({part.key: since_ms for part in narrowed})
         return [
-            Range(each.topic, each.partition, max(each.first, begins[each.key]), each.end, each.log_end)
-            for each in found
-            if 0 <= begins[each.key] < each.end
+            Range(part.topic, part.partition, max(part.first, begins[part.key]), part.end, part.log_end)
+            for part in narrowed
+            if 0 <= begins[part.key] < part.end
         ]
 
     def _records(self, access: Access, ranges: Sequence[Range], headers: bool) -> Iterator[pa.RecordBatch]:
@@ -148,13 +148,13 @@ class TopicTable(LogTable):
 
     def _column(self, field: pa.Field, batch: pa.RecordBatch, lines: Mapping[str, pa.Array]) -> pa.Array:
         if field.name in _MESSAGE:
-            found = batch.column(field.name)
+            values = batch.column(field.name)
             if field.name == "headers":
-                return _header_maps(found, field.type)
-            return found if self._as_bytes else texts(found)
+                return _header_maps(values, field.type)
+            return values if self._as_bytes else texts(values)
         if field.name == "timestamp":
-            found = batch.column("timestamp")
-            return pc.if_else(pc.equal(found, _NO_TIME), None, found)
+            times = batch.column("timestamp")
+            return pc.if_else(pc.equal(times, _NO_TIME), None, times)
         if field.name in pushdown.PLACE.names:
             return batch.column(field.name)
         return lines[field.name]
@@ -175,7 +175,7 @@ def _text(value: bytes | None) -> str | None:
 def _header_maps(headers: pa.Array, kind: pa.DataType) -> pa.Array:
     as_text: Callable[[bytes | None], Any] = _text if pa.types.is_string(kind.item_type) else lambda value: value
     maps = [
-        None if given is None else {each["key"]: as_text(each["value"]) for each in given}
-        for given in headers.to_pylist()
+        None if of_record is None else {header["key"]: as_text(header["value"]) for header in of_record}
+        for of_record in headers.to_pylist()
     ]
-    return pa.array([None if each is None else list(each.items()) for each in maps], kind)
+    return pa.array([None if texts_of is None else list(texts_of.items()) for texts_of in maps], kind)
