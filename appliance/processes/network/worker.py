@@ -431,9 +431,10 @@ class NetworkWorker:
             self._add(PlainTransport(accepted.sock), accepted, user)
 
     def _add(self, transport: Transport, accepted: AcceptedConnection, user: str) -> None:
-        """Add a connection that can be used: one with TLS has completed its handshake.
+        """Add a connection that can be used, with its first principal; one with TLS has completed its handshake.
 
-        ``user``: who it is without a login; "": nobody knows.
+        That is ``user``, whom its certificate or Unix socket names, else ANONYMOUS.  On a listener with SASL the
+        session is gated until a login succeeds (:mod:`.logins`), which makes its user the principal.
         """
         listener, peer = accepted.listener, accepted.peer
         mechanisms = self._logins.mechanisms if listener.sasl else ()
