@@ -80,7 +80,7 @@ class FileAccess:
         fd = -1
         try:
             fd = self._guard.open(path)
-            if FileKey.of(fd) != key:
+            if FileKey.of_fd(fd) != key:
                 return fd, "was replaced in this moment"
             head = os.pread(fd, 6, 0)
             is_packed = is_compressed(head) or (not head and has_compressed_name(path))  # or will be, in a moment

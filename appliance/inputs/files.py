@@ -74,7 +74,7 @@ from ..shared.heartbeats import Heart
 from .file_access import FileAccess
 from .files_settings import FilesSettings, files_settings
 from .generation import MARKS_MAX, FileKey, Generation, Identity
-from .generation_reader import RETRY_MS, GenerationReader, Turn
+from .generation_reader import RETRY_MS, GenerationReader, ReadOutcome
 from .generations import Generations
 from .guard import Guard
 from .hints import Hints
@@ -325,7 +325,7 @@ class FilesInput:
             earlier = self._recognizer.over_generation(fd, key, path, is_rotated=is_rotated)
         is_old = (self._is_first and self._settings.from_end) or self._recognizer.was_read(fd, path)
         position = os.fstat(fd).st_size if is_old else 0
-        identity = Identity.of(fd, position) if position else Identity.begun(fd)
+        identity = Identity.at_position(fd, position) if position else Identity.begun(fd)
         if earlier is not None:
             self._adopt(earlier, fd, path)
         elif waits:
@@ -349,7 +349,7 @@ class FilesInput:
         generation.seen_bytes = status.st_size
         generation.replaced = False
         generation.is_dirty = True
-        generation.identity = generation.identity._replace(key=FileKey.of(fd))
+        generation.identity = generation.identity._replace(key=FileKey.of_fd(fd))
         generation.marks = deque([generation.identity], MARKS_MAX)  # others may be of what only the copied file had
         generation.changed_ms = self._clock_ms()
         self._generations.note_present(generation)
@@ -439,10 +439,10 @@ class FilesInput:
             return False
         if generation.unpacker is None and generation.fd < 0 and not self._reopen(generation):
             return False
-        turn = await self._reader.read(generation, self._scan_due_ms)
-        if turn is Turn.REPLACED:
+        outcome = await self._reader.read(generation, self._scan_due_ms)
+        if outcome is ReadOutcome.REPLACED:
             self._replace(generation)
-        return turn is Turn.MORE
+        return outcome is ReadOutcome.MORE
 
     def _reopen(self, generation: Generation) -> bool:
         fd = self._access.open(generation.path, generation.key)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ..input_settings import Files, event_starts
 from ..records.encode import Headers
-from .machinery import Topics
+from .machinery import InputTopics
 
 
 class FilesSettings(NamedTuple):
@@ -35,11 +35,11 @@ class FilesSettings(NamedTuple):
 
 def files_settings(settings: Files) -> FilesSettings:
     """Those of a table of the configuration."""
-    topics = Topics(settings.topic, settings.topics_max)
+    topics = InputTopics(settings.topic, settings.topics_max)
 
     def topic_of(path: str) -> str:
         directory, name = os.path.split(path)
-        return topics.of({"file": name.split(".")[0] or name, "directory": os.path.basename(directory)})
+        return topics.topic_for({"file": name.split(".")[0] or name, "directory": os.path.basename(directory)})
 
     return FilesSettings(
         settings.include,

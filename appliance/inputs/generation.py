@@ -34,7 +34,7 @@ class FileKey(NamedTuple):
     born_ns: int
 
     @classmethod
-    def of(cls, fd: int) -> FileKey:
+    def of_fd(cls, fd: int) -> FileKey:
         """Of an open file.  Raises OSError."""
         return cls(*libc.file_numbers(fd))
 
@@ -47,7 +47,7 @@ class FileKey(NamedTuple):
         return not 0 < self.born_ns < other.born_ns
 
     @classmethod
-    def at(cls, path: str) -> FileKey:
+    def of_path(cls, path: str) -> FileKey:
         """Of what has this name, a link itself and not what it leads to.  Raises OSError."""
         return cls(*libc.file_numbers(path=path))
 
@@ -64,17 +64,17 @@ class Identity(NamedTuple):
     tail: bytes
 
     @classmethod
-    def of(cls, fd: int, position: int) -> Identity:
-        """Raises OSError."""
+    def at_position(cls, fd: int, position: int) -> Identity:
+        """Of one that was read up to ``position``.  Raises OSError."""
         head = os.pread(fd, min(HEAD_BYTES, position), 0)
         tail = os.pread(fd, min(TAIL_BYTES, position), max(0, position - TAIL_BYTES))
-        return cls(FileKey.of(fd), len(head), _digest(head), position, len(tail), _digest(tail))
+        return cls(FileKey.of_fd(fd), len(head), _digest(head), position, len(tail), _digest(tail))
 
     @classmethod
     def begun(cls, fd: int) -> Identity:
         """Of one of which nothing was read yet: it begins with what the file has now.  Raises OSError."""
         head = os.pread(fd, HEAD_BYTES, 0)
-        return cls.of_head(FileKey.of(fd), head)
+        return cls.of_head(FileKey.of_fd(fd), head)
 
     @classmethod
     def of_head(cls, key: FileKey, head: bytes) -> Identity:
@@ -214,7 +214,7 @@ class Generation:
         if len(head) < min(stop, HEAD_BYTES) or len(tail) < min(stop, TAIL_BYTES):
             if self.unpacker is not None:
                 return  # the one before does, too
-            self.marks.append(Identity.of(self.fd, stop)._replace(key=self.key))
+            self.marks.append(Identity.at_position(self.fd, stop)._replace(key=self.key))
         else:
             self.marks.append(Identity(self.key, len(head), _digest(head), stop, len(tail), _digest(tail)))
 

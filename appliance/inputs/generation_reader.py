@@ -36,7 +36,7 @@ RETRY_MS: Final = 2_000
 _BOMS: Final[tuple[tuple[bytes, Encoding], ...]] = ((b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be"))
 
 
-class Turn(Enum):
+class ReadOutcome(Enum):
     """How a turn of reading ended."""
 
     MORE = auto()
@@ -61,44 +61,44 @@ class GenerationReader:
         self._settings, self._store, self._outlet, self._ledger = settings, store, outlet, ledger
         self._clock_ms = clock_ms
 
-    async def read(self, generation: Generation, until_ms: float) -> Turn:
+    async def read(self, generation: Generation, until_ms: float) -> ReadOutcome:
         """Read up to TURN_BYTES of a file, waiting for room in the outlet until then."""
         if generation.unpacker is not None:
             return await self._read_packed(generation, generation.unpacker, until_ms)
         if generation.reader is None and not await self._prepare(generation):
-            return Turn.ENOUGH
+            return ReadOutcome.ENOUGH
         reader = generation.reader
         assert reader is not None
         for _ in range(TURN_BYTES // READ_BYTES):
             if not await self._has_room(until_ms) or generation.reader is not reader:
-                return Turn.ENOUGH
+                return ReadOutcome.ENOUGH
             try:
                 if not self._is_whole(generation):
-                    return Turn.REPLACED
+                    return ReadOutcome.REPLACED
                 if generation.in_flight and generation.in_flight.has_failed:
-                    return Turn.ENOUGH
+                    return ReadOutcome.ENOUGH
                 read_bytes = os.pread(generation.fd, READ_BYTES, generation.read_at)
             except OSError as error:
                 self.fail(generation, f"cannot be read: {error.strerror}")
-                return Turn.ENOUGH
+                return ReadOutcome.ENOUGH
             if not read_bytes:
                 generation.is_dirty = False
                 self._end_event_when_late(generation)
-                return Turn.ENOUGH
+                return ReadOutcome.ENOUGH
             self._feed(generation, reader, read_bytes)
-        return Turn.MORE
+        return ReadOutcome.MORE
 
-    async def _read_packed(self, generation: Generation, unpacker: Unpacker, until_ms: float) -> Turn:
+    async def _read_packed(self, generation: Generation, unpacker: Unpacker, until_ms: float) -> ReadOutcome:
         """As :meth:`read`, of a compressed file, whose bytes before the position are unpacked first."""
         if generation.reader is None and not await self._prepare(generation):
-            return Turn.ENOUGH
+            return ReadOutcome.ENOUGH
         reader = generation.reader
         assert reader is not None
         for _ in range(TURN_BYTES // READ_BYTES):
             if not await self._has_room(until_ms) or generation.reader is not reader:
-                return Turn.ENOUGH
+                return ReadOutcome.ENOUGH
             if generation.in_flight and generation.in_flight.has_failed:
-                return Turn.ENOUGH
+                return ReadOutcome.ENOUGH
             try:
                 unpacked = b""
                 if unpacker.position == generation.read_at:
@@ -108,15 +108,15 @@ class GenerationReader:
                     generation.last_bytes = unpacker.recent
             except OSError as error:
                 self.fail(generation, f"{unpacker.path} cannot be read: {error.strerror}")
-                return Turn.ENOUGH
+                return ReadOutcome.ENOUGH
             if unpacked:
                 self._feed(generation, reader, unpacked)
             elif unpacker.is_over:
                 generation.is_dirty = False
                 self._end_event_when_late(generation)
-                return Turn.ENOUGH
+                return ReadOutcome.ENOUGH
             await asyncio.sleep(0)
-        return Turn.MORE
+        return ReadOutcome.MORE
 
     def _feed(self, generation: Generation, reader: LineReader, new_bytes: bytes) -> None:
         """Send the lines that end in what was read."""

@@ -77,7 +77,7 @@ class Generations:
 
     def read_like(self, path: str) -> list[Generation]:
         """Those of :meth:`index_names` that rotation may have given the name ``path``."""
-        return self._like_names.of(path)
+        return self._like_names.like(path)
 
     def note_present(self, generation: Generation) -> None:
         """Its file is there, under its path."""
@@ -110,7 +110,7 @@ class Generations:
 
     def lost_like(self, path: str) -> list[Generation]:
         """The lost ones that rotation may have given the name ``path``."""
-        return self._lost_names.of(path)
+        return self._lost_names.like(path)
 
     def forget_lost(self, generation: Generation) -> None:
         if self.is_lost(generation):
@@ -134,7 +134,7 @@ class Generations:
 
     def over_like(self, path: str) -> Iterator[Generation]:
         """Those that are over, and that rotation may have given the name ``path``; the last one first."""
-        return reversed(self._over_names.of(path))
+        return reversed(self._over_names.like(path))
 
     def note_over(self, generation: Generation) -> None:
         """The last one of its file."""

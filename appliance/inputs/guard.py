@@ -126,7 +126,7 @@ class Guard:
         """
         with _walked(path, self._reader) as walked:
             _check_links(walked)
-            return walked.status, FileKey.of(walked.fd)
+            return walked.status, FileKey.of_fd(walked.fd)
 
     def open(self, path: str) -> int:
         """Open a file to read it; what is no regular file is not opened.

@@ -62,7 +62,7 @@ from .bodies import (
 from .elastic_bulk import BULK_PATH, ElasticBulk, preparation
 from .intake import InputMessage, Intake
 from .journal_upload import CONTENT_TYPE, UPLOAD_PATH, JournalUploads, Upload
-from .machinery import Machinery, Topics
+from .machinery import InputTopics, Machinery
 from .work_room import WorkRoom
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class HttpInput:
     def __init__(self, settings: Http, machinery: Machinery) -> None:
         self._settings, self._machinery, self._ledger = settings, machinery, machinery.ledger
         self._intake = Intake(machinery)
-        self._topics = Topics(settings.topic, settings.topics_max)
+        self._topics = InputTopics(settings.topic, settings.topics_max)
         self._uploads = JournalUploads(
             self._intake,
             machinery.ledger,
@@ -358,7 +358,7 @@ class HttpInput:
         """
         key = {"": None, "app": app or NO_APP, "host": host}[self._settings.key]
         try:
-            topic = self._topics.of({"app": _topic_field(app or NO_APP), "host": _topic_field(host)})
+            topic = self._topics.topic_for({"app": _topic_field(app or NO_APP), "host": _topic_field(host)})
         except BadValue as error:
             raise Rejected(429, str(error)) from None
         return topic, None if key is None else key.encode("utf-8", "replace")

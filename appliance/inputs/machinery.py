@@ -42,14 +42,14 @@ class Input(Protocol):
         """After :meth:`run`: wait until everything that was taken is flushed."""
 
 
-class Topics:
+class InputTopics:
     """The topics that a template makes of the fields of messages, at most ``topics_max``: senders choose them."""
 
     def __init__(self, template: str, topics_max: int) -> None:
         self._template, self._topics_max = template, topics_max
         self._made: set[str] = set()
 
-    def of(self, fields: Mapping[str, str]) -> str:
+    def topic_for(self, fields: Mapping[str, str]) -> str:
         """Raises BadValue: there would be too many topics, or a sender asks for one of the system."""
         topic = fill_topic(self._template, fields)
         if topic not in self._made:

@@ -155,7 +155,7 @@ class PackedFiles:
         with contextlib.suppress(OSError):
             for path, status in self._directories.beside(generation.path):
                 if has_compressed_name(path):
-                    file = Rotated(path, generation.path, status, FileKey.at(path))
+                    file = Rotated(path, generation.path, status, FileKey.of_path(path))
                     if self._is_unjudged(file):
                         self._add_for(generation, file, now_ms)
         return any(packed.may_be(generation) for packed in self._waiting.values())
@@ -180,7 +180,7 @@ class PackedFiles:
         for key, packed in list(self._waiting.items()):
             try:
                 status = os.stat(packed.file.path, follow_symlinks=False)
-                is_own = FileKey.at(packed.file.path) == key
+                is_own = FileKey.of_path(packed.file.path) == key
             except OSError:
                 is_own = False
             if not is_own:  # gone: under another name a scan sees it anew

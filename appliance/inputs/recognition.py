@@ -99,7 +99,7 @@ class Recognizer:
         if generation.key in self._generations.present:
             return True
         with contextlib.suppress(OSError):
-            return any(FileKey.at(path) == generation.key for path, _ in self._directories.beside(generation.path))
+            return any(FileKey.of_path(path) == generation.key for path, _ in self._directories.beside(generation.path))
         return False
 
     # ---- copies that are being made
@@ -152,7 +152,9 @@ class Recognizer:
         if not generation.committed:  # its first bytes are all that is known of it, which others may have as well
             read |= generations.over_keys()
         with contextlib.suppress(OSError):
-            beside_it = [(path, status, FileKey.at(path)) for path, status in self._directories.beside(generation.path)]
+            beside_it = [
+                (path, status, FileKey.of_path(path)) for path, status in self._directories.beside(generation.path)
+            ]
             if not generation.replaced and generation.key not in (key for _, _, key in beside_it):
                 return None
             for path, status, key in beside_it:
@@ -171,7 +173,7 @@ class Recognizer:
         """Whether a file beside it is a copy of one that was truncated, compressed or not."""
         with contextlib.suppress(OSError):
             for path, _ in self._directories.beside(generation.path):
-                fd, reason = self._access.try_open(path, FileKey.at(path))
+                fd, reason = self._access.try_open(path, FileKey.of_path(path))
                 if fd < 0:
                     continue
                 with contextlib.closing(os.fdopen(fd, "rb", buffering=0)):

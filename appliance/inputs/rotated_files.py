@@ -30,12 +30,12 @@ class RotatedFiles:
         generations: Generations,
         recognizer: Recognizer,
         packed: PackedFiles,
-        waiting: Iterable[FileKey],
+        waiting: Iterable[tuple[int, int, int]],
     ) -> None:
-        """``waiting``: the files of rotated names that waited when an earlier process ended."""
+        """``waiting``: the keys of the files of rotated names that waited when an earlier process ended."""
         self._patterns, self._looks, self._access = patterns, looks, access
         self._generations, self._recognizer, self._packed = generations, recognizer, packed
-        self._waited_before = set(waiting)
+        self._waited_before = {FileKey(*key) for key in waiting}
         self._waiting: dict[FileKey, Rotated] = {}
         self._places: dict[FileKey, Rotated] = {}  # of files that are over, under the names that rotation gave them
         self._has_scanned = False  # this process
@@ -114,6 +114,6 @@ class RotatedFiles:
                 if generation.identity.tail_stop == size or generation.committed_line == NEVER_READ:
                     return True
             if is_first or self._recognizer.is_mere_copy(fd, file.key):
-                self._generations.pass_unread(file.path, Identity.of(fd, size))
+                self._generations.pass_unread(file.path, Identity.at_position(fd, size))
                 return True
         return False

@@ -44,7 +44,7 @@ class Rotated(NamedTuple):
     def is_there(self) -> bool:
         """Whether the file still has this name."""
         with contextlib.suppress(OSError):
-            return FileKey.at(self.path) == self.key
+            return FileKey.of_path(self.path) == self.key
         return False
 
 
@@ -121,7 +121,7 @@ class Patterns(NamedTuple):
                     if base is not None:
                         path = os.path.join(directory, name)
                         with contextlib.suppress(OSError):
-                            yield Rotated(path, base, os.stat(path, follow_symlinks=False), FileKey.at(path))
+                            yield Rotated(path, base, os.stat(path, follow_symlinks=False), FileKey.of_path(path))
 
     def _matches(self, path: str) -> bool:
         if self.is_excluded(path):
@@ -259,7 +259,7 @@ class LikeNames(Generic[T]):
             if not self._of_base[base]:
                 del self._of_base[base]
 
-    def of(self, path: str) -> list[T]:
+    def like(self, path: str) -> list[T]:
         """Those that rotation may have given the name ``path``, in the order in which they were added."""
         items = {item for base in _stems_of(path) for item in self._of_base.get(base, ())}
         return [

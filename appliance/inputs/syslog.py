@@ -36,7 +36,7 @@ from ..processes.clock import wall_s
 from ..processes.supervisor.inputs import text_of
 from ..processes.tls_files import TlsFiles
 from .intake import Intake
-from .machinery import Input, Machinery, Topics
+from .machinery import Input, InputTopics, Machinery
 from .relp import RelpReader
 from .relp_answers import ANSWERS_MAX, Unanswered, answer, send_events
 from .sender_streams import PlainStream, SenderStream, TlsStream
@@ -66,7 +66,7 @@ class _SyslogInput:
         names = {row.name for row in machinery.store.sources()}
         machinery.store.add_sources((text, 0, 1, b"") for text in machinery.sockets if text not in names)
         self._intake = Intake(machinery)
-        self._parser = SyslogParser(Topics(settings.topic, settings.topics_max), settings.key, wall_s)
+        self._parser = SyslogParser(InputTopics(settings.topic, settings.topics_max), settings.key, wall_s)
         self._allowed = _Allowed(settings.allow)
         self._delivery = SyslogDelivery(self._intake, machinery.ledger)
         self._host_name = socket.gethostname()

@@ -33,7 +33,7 @@ from ..errors import BadValue
 from ..records.encode import encode_headers, put_header_first
 from .intake import InputMessage
 from .lines import Block, LineReader, utf8_cut
-from .machinery import Topics
+from .machinery import InputTopics
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -303,7 +303,7 @@ class _Sort(NamedTuple):
 class SyslogParser:
     """Makes messages with headers of the messages of syslog; one for all senders of an input."""
 
-    def __init__(self, topics: Topics, key: str, clock_s: Callable[[], float]) -> None:
+    def __init__(self, topics: InputTopics, key: str, clock_s: Callable[[], float]) -> None:
         """``key``: the field that is the key, or empty."""
         self._topics, self._key, self._clock_s = topics, key, clock_s
         self._sorts: dict[tuple[str, bytes, bytes | None, bytes | None, int], _Sort] = {}
@@ -382,7 +382,7 @@ class SyslogParser:
             mark = b"\xff" * time_bytes
             head, _, rest = put_header_first(head, "time", mark).partition(mark)
         try:
-            topic = self._topics.of(fields)
+            topic = self._topics.topic_for(fields)
         except BadValue:
             topic = ""
         key = shown if self._key == "host" else app if self._key == "app" else None

@@ -135,7 +135,7 @@ class Unpacker:
 
     @property
     def key(self) -> FileKey:
-        return FileKey.of(self._fd)
+        return FileKey.of_fd(self._fd)
 
     def restart(self) -> None:
         """From the beginning again."""

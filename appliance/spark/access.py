@@ -62,7 +62,7 @@ REQUEST_TIMEOUT_S: Final = 30.0
 LISTENER_S: Final = 1.0
 """How long to wait for the answer that shows which protocol a listener has."""
 
-Result = TypeVar("Result")
+T = TypeVar("T")
 
 
 class Home(NamedTuple):
@@ -97,7 +97,7 @@ class Patience:
 
 
 class Access:
-    """See the module's docstring.  Pickles to its arguments."""
+    """Reads from the appliances at ``bootstrap``, and asks again while they are away.  Pickles to its arguments."""
 
     def __init__(self, bootstrap: str, retry_timeout_ms: int) -> None:
         self._arguments = (bootstrap, retry_timeout_ms)
@@ -133,7 +133,7 @@ class Access:
     def patience(self) -> Patience:
         return Patience(self._arguments[1])
 
-    def patiently(self, ask: Callable[[], Result]) -> Result:
+    def patiently(self, ask: Callable[[], T]) -> T:
         patience = self.patience()
         while True:
             try:

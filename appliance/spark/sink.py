@@ -76,18 +76,18 @@ class Written(WriterCommitMessage):
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
-    """The producer id and epoch of a task."""
+class TaskProducer:
+    """The idempotent producer that one task is: its id and epoch."""
 
     producer_id: int
     epoch: int
 
 
-def identity(query: str, task: int, batch: int) -> Identity:
+def producer_of_task(query: str, task: int, batch: int) -> TaskProducer:
     """The same for the same task of the same micro-batch, whichever process runs it."""
     digest = hashlib.blake2b(f"{query}/{task}/{batch // EPOCHS}".encode(), digest_size=8).digest()
     # Ids that a cluster gives out are below 2**62.
-    return Identity((1 << 62) | int.from_bytes(digest, "big") >> 2, batch % EPOCHS)
+    return TaskProducer((1 << 62) | int.from_bytes(digest, "big") >> 2, batch % EPOCHS)
 
 
 def check_columns(schema: StructType, options: SinkOptions) -> None:
@@ -143,7 +143,7 @@ class _PartitionQueue:
 class TaskWriter:
     """Writes the rows of one task, in order, and returns when all of them are confirmed."""
 
-    def __init__(self, options: SinkOptions, who: Identity, *, leaves_out: bool = False) -> None:
+    def __init__(self, options: SinkOptions, who: TaskProducer, *, leaves_out: bool = False) -> None:
         """``leaves_out``: rows that are too large for the topic are left out, and counted as ``too_large``."""
         self._options = options
         self._who = who
@@ -387,7 +387,9 @@ class BatchWriter(DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         context = TaskContext.get()
         assert context is not None, "Spark runs this in a task"
-        return TaskWriter(self._options, identity(self._query, context.partitionId(), self._batch)).write(iterator)
+        return TaskWriter(self._options, producer_of_task(self._query, context.partitionId(), self._batch)).write(
+            iterator
+        )
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -405,7 +407,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         query = context.getLocalProperty("sql.streaming.queryId")
         batch = context.getLocalProperty("streaming.sql.batchId")
         assert query and batch is not None, "Spark sets the query and micro-batch of every task of a stream"
-        return TaskWriter(self._options, identity(query, context.partitionId(), int(batch))).write(iterator)
+        return TaskWriter(self._options, producer_of_task(query, context.partitionId(), int(batch))).write(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Does nothing: all rows are confirmed, and a replay of this micro-batch confirms them again."""

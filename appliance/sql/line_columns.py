@@ -51,7 +51,7 @@ class LineColumns:
         self.fields = [schema.field(name) for name in schema.names if name not in others]
         self.fields.insert(0, schema.field("parser"))
 
-    def of(self, batch: pa.RecordBatch) -> dict[str, pa.Array]:
+    def parse(self, batch: pa.RecordBatch) -> dict[str, pa.Array]:
         """The columns, by name, of records of the topic as :class:`~appliance.spark.arrow.Decoder` yields them."""
         (within_bounds,) = by_topic(batch)
         return self._transform.parse(within_bounds).columns

@@ -143,7 +143,7 @@ class TopicTable(LogTable):
     def _rows(self, records: Iterator[pa.RecordBatch], reads: pa.Schema) -> Iterator[pa.RecordBatch]:
         parsed = not {*reads.names} <= {*pushdown.PLACE.names, *_MESSAGE}
         for batch in records:
-            lines = self._lines.of(batch) if self._lines is not None and parsed else {}
+            lines = self._lines.parse(batch) if self._lines is not None and parsed else {}
             yield pa.record_batch([self._column(field, batch, lines) for field in reads], schema=reads)
 
     def _column(self, field: pa.Field, batch: pa.RecordBatch, lines: Mapping[str, pa.Array]) -> pa.Array:

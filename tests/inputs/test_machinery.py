@@ -1,4 +1,4 @@
-"""Topics that senders and names of files choose."""
+"""InputTopics that senders and names of files choose."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import pytest
 from appliance.config import load
 from appliance.errors import BadValue
 from appliance.input_settings import TOPIC_FIELDS, TYPE_KEYS, open_addresses
-from appliance.inputs.machinery import Topics
+from appliance.inputs.machinery import InputTopics
 
 
 def test_a_template_makes_only_so_many_topics_and_none_of_the_system() -> None:
-    topics = Topics("{app}", 2)
-    assert topics.of({"app": "shop"}) == "shop"
+    topics = InputTopics("{app}", 2)
+    assert topics.topic_for({"app": "shop"}) == "shop"
     for reserved in ("__consumer_offsets", ".", "", "x" * 300):
         with pytest.raises(BadValue, match="no such name"):
-            topics.of({"app": reserved})
-    assert topics.of({"app": "a b/c"}) == "a_b_c"
+            topics.topic_for({"app": reserved})
+    assert topics.topic_for({"app": "a b/c"}) == "a_b_c"
     with pytest.raises(BadValue, match="topics_max"):
-        topics.of({"app": "third"})
-    assert topics.of({"app": "shop"}) == "shop"
+        topics.topic_for({"app": "third"})
+    assert topics.topic_for({"app": "shop"}) == "shop"
 
 
 @pytest.mark.parametrize("kind", TOPIC_FIELDS)

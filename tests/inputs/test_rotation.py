@@ -32,7 +32,7 @@ def test_the_names_of_an_index_are_those_that_are_alike(names: list[str], data: 
         index.discard(at)
     for path in names:
         expected = [at for at, name in enumerate(names) if at not in gone and is_like(path, name)]
-        assert index.of(path) == expected
+        assert index.like(path) == expected
 
 
 def test_a_directory_is_as_it_is_now_however_soon_a_name_changes(tmp_path: Path) -> None:

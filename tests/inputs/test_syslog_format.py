@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from appliance.errors import BadValue
 from appliance.inputs.intake import InputMessage
-from appliance.inputs.machinery import Topics
+from appliance.inputs.machinery import InputTopics
 from appliance.inputs.syslog_format import (
     FACILITIES,
     SEVERITIES,
@@ -182,7 +182,7 @@ def headers_of(message: InputMessage) -> dict[str, str]:
 
 
 def parsed(value: bytes, key: str = "", topic: str = "net") -> tuple[str, InputMessage]:
-    parser = SyslogParser(Topics(topic, 100), key, lambda: NOW_S)
+    parser = SyslogParser(InputTopics(topic, 100), key, lambda: NOW_S)
     both = [parser.parse([value], "192.0.2.7") for _ in range(2)]  # the second time from what is known
     assert both[0] == both[1]
     ((name, (message,)),) = both[0].items()
@@ -294,7 +294,7 @@ def test_every_priority_has_its_names() -> None:
 def test_headers_do_not_depend_on_what_others_sent() -> None:
     """One sender's names are not another's, also where both send the same bytes."""
     values = [b"<999>Oct 11 22:14:15 h a: x", b"x", b"<13>a: x", b"<13>1 - - a - - - x", b"<13>Oct 11 22:14:15 a: x"]
-    parser = SyslogParser(Topics("net", 1), "", lambda: NOW_S)
+    parser = SyslogParser(InputTopics("net", 1), "", lambda: NOW_S)
     for host in ("192.0.2.1", "192.0.2.2"):
         assert {headers_of(message)["host"] for message in parser.parse(values, host)["net"]} == {host}
 
@@ -303,11 +303,11 @@ def test_headers_do_not_depend_on_what_others_sent() -> None:
     values=st.lists(st.binary(max_size=60) | st.binary(max_size=40).map(lambda rest: b"<13>Oct 11 22:14:15 h " + rest))
 )
 def test_nothing_is_dropped_and_what_is_known_changes_nothing(values: list[bytes]) -> None:
-    parser = SyslogParser(Topics("net", 1), "", lambda: NOW_S)
+    parser = SyslogParser(InputTopics("net", 1), "", lambda: NOW_S)
     together = parser.parse(values, "h").get("net", [])
     assert [message.value for message in together] == values
     assert together == [
-        SyslogParser(Topics("net", 1), "", lambda: NOW_S).parse([value], "h")["net"][0] for value in values
+        SyslogParser(InputTopics("net", 1), "", lambda: NOW_S).parse([value], "h")["net"][0] for value in values
     ]
 
 
@@ -331,7 +331,7 @@ def test_the_year_is_the_last_one_that_is_not_far_ahead(
 
 def test_a_year_is_not_kept_for_ever() -> None:
     now_s = [datetime(2026, 1, 2).timestamp()]
-    parser = SyslogParser(Topics("net", 1), "", lambda: now_s[0])
+    parser = SyslogParser(InputTopics("net", 1), "", lambda: now_s[0])
     for year in (2026, 2027):
         now_s[0] = datetime(year, 1, 2).timestamp()
         (message,) = parser.parse([b"<13>Jan  1 00:00:01 h a: x"], "h")["net"]
@@ -354,12 +354,12 @@ def test_topics_and_keys(topic: str, key: str, value: bytes, wanted: tuple[str, 
 
 
 def test_topics_are_bounded() -> None:
-    topics = Topics("logs-{app}", 2)
+    topics = InputTopics("logs-{app}", 2)
     parser = SyslogParser(topics, "", lambda: NOW_S)
     found = parser.parse([b"<13>%b: x" % app for app in (b"a", b"b", b"c", b"a", b"d")], "h")
     assert {topic: len(messages) for topic, messages in found.items()} == {"logs-a": 2, "logs-b": 1, "": 2}
     with pytest.raises(BadValue):
-        topics.of({"app": "c"})
+        topics.topic_for({"app": "c"})
 
 
 def test_a_part_has_its_number() -> None:

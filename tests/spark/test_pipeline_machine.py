@@ -51,7 +51,7 @@ from appliance.spark.pipeline.tables import claim
 from appliance.spark.pipeline.task_work import Job
 from appliance.spark.pipeline.view_refresh import Refresher
 from appliance.spark.pipeline.view_states import view_of
-from appliance.spark.sink import Identity
+from appliance.spark.sink import TaskProducer
 
 from ..support.long import chosen_size
 from .pipelines import events, rejections
@@ -124,11 +124,11 @@ class LetterTopic:
         self.room = 1 << 30
         """How many more are taken before the driver is killed."""
 
-    def writer(self, _: object, who: Identity, *, leaves_out: bool) -> Any:
+    def writer(self, _: object, who: TaskProducer, *, leaves_out: bool) -> Any:
         assert leaves_out
         return mock.Mock(write=lambda batches: self.write(who, batches), too_large=0)
 
-    def write(self, who: Identity, batches: Iterable[pa.RecordBatch]) -> Any:
+    def write(self, who: TaskProducer, batches: Iterable[pa.RecordBatch]) -> Any:
         rows = [row for batch in batches for row in batch.to_pylist()]
         for number, row in enumerate(rows):
             if number >= self._producers[who.producer_id]:

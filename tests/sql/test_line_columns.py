@@ -67,7 +67,7 @@ def test_fields_of_json_become_columns_of_their_types() -> None:
         **{"a.b": "string", "late": "string", "n": "string", "offset_": "int64", "ok": "bool"},
         **{"status": "string", "took": "double", "user": "string"},
     }
-    made = columns.of(values)
+    made = columns.parse(values)
     assert made["status"].to_pylist() == ["200", "none"]
     assert made["took"].to_pylist() == [1.0, 0.5]
     assert made["user"].to_pylist() == ['{"id":1}', None]
@@ -87,6 +87,6 @@ def test_a_parser_that_is_named_is_used_whatever_it_takes() -> None:
     guess = guessed("t", records(b"no line of it"), "access")
     assert guess is not None
     assert guess[:3] == ("access", 0, 1)
-    made = LineColumns(guess.settings, "t").of(records(b"no line of it", LINES["access"][0], None))
+    made = LineColumns(guess.settings, "t").parse(records(b"no line of it", LINES["access"][0], None))
     assert made["status"].to_pylist() == [None, 200, None]
     assert made["parser"].to_pylist() == [None, "access", None]

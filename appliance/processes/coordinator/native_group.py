@@ -16,7 +16,7 @@ from ...zookeeper.paths import Subscription
 
 NODE_BYTES: Final = 300
 """Heap of ZooKeeper that a node takes besides path and value, rounded up."""
-Seen = dict[str, tuple[str, int]]
+TopicVersions = dict[str, tuple[str, int]]
 """By name: the id of a topic, and how many partitions it had."""
 
 
@@ -64,7 +64,7 @@ class NativeGroup:
         """When the alarm should go off."""
         self._awaited: set[TopicPartition] = set()
         """Partitions that a member could not claim: it waits for their release."""
-        self._seen: Seen = {}
+        self._seen_topics: TopicVersions = {}
 
     # ---- members
 
@@ -125,9 +125,9 @@ class NativeGroup:
         names: Iterable[str] = topics
         if not any(subscription.pattern for subscription in subscriptions):
             names = {name for subscription in subscriptions for name in subscription.topics if name in topics}
-        seen = {name: (topics[name].id, len(topics[name].partitions)) for name in names}
-        if seen != self._seen:
-            self._seen = seen
+        topic_versions = {name: (topics[name].id, len(topics[name].partitions)) for name in names}
+        if topic_versions != self._seen_topics:
+            self._seen_topics = topic_versions
             self.changed()
 
     def close(self) -> None:

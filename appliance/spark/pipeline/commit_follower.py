@@ -21,7 +21,7 @@ import msgspec
 import pyarrow as pa
 
 from ..options import SinkOptions
-from ..sink import TaskWriter, identity
+from ..sink import TaskWriter, producer_of_task
 from .output_files import LOG, OutputFiles
 from .settings import Settings
 from .table_files import file_of
@@ -129,7 +129,7 @@ class CommitFollower(ABC):
             return 0, 0
         settings = self._settings
         options = SinkOptions(settings.pipeline.bootstrap, topic=self._topic, retry_timeout_ms=settings.input.retry_ms)
-        who = identity(f"{self._table}/{hashlib.blake2b(text, digest_size=16).hexdigest()}", 0, 0)
+        who = producer_of_task(f"{self._table}/{hashlib.blake2b(text, digest_size=16).hexdigest()}", 0, 0)
         writer = TaskWriter(options, who, leaves_out=True)
         rows = writer.write(_chained(first, messages)).rows
         if writer.too_large:

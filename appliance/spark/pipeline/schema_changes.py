@@ -45,7 +45,7 @@ class SchemaChange(NamedTuple):
 
 
 def compare(stored: pa.Schema, configured: pa.Schema) -> SchemaChange:
-    """See the module's docstring."""
+    """What becomes of each column that is stored, and which ones are added."""
     widened: list[ColumnChange] = []
     refused: list[ColumnChange] = []
     fields = []

@@ -96,7 +96,7 @@ def _gone(log: TopicLog, read_id: str, partition: int) -> str:
 
 
 class _Rows:
-    """The rows of one partition."""
+    """Questions about the rows that the table of events has of one partition."""
 
     def __init__(self, events: Any, key: TopicPartition, joined: bool) -> None:
         self._events = events

@@ -61,7 +61,7 @@ class Standing(NamedTuple):
 
 
 class ViewAlerts:
-    """The alerts of one view."""
+    """Tells of the windows of one view that meet the condition of an alert, and remembers which were told."""
 
     def __init__(self, settings: Settings, view: View) -> None:
         self._settings, self._view = settings, view

@@ -79,7 +79,7 @@ def views_lock(settings: Settings) -> PidLock:
 
 
 def state_of(settings: Settings, view: View, events: EventVersions) -> ViewState:
-    """See the module's docstring."""
+    """Compare what the table of a view comes from with its definition, and with the versions of events."""
     table = ViewTable(settings.output, view.name)
     basis, latest = table.basis(), events.latest
     if not table.exists:

@@ -47,7 +47,7 @@ class Basis(msgspec.Struct, frozen=True):
 
 
 class ViewTable:
-    """The table of one view."""
+    """Writes the rows of one view, and reads what its last commit comes from."""
 
     def __init__(self, output: Output, name: str) -> None:
         from deltalake import DeltaTable
