@@ -79,7 +79,7 @@ def _login(token: str) -> Talk:
         return
     client = scram.ScramClient(MECHANISM, USER, PASSWORD)
     answer = _token((yield _authenticate(client.first())))
-    client.check(_token((yield _authenticate(client.final(answer)))))
+    client.check_last_message(_token((yield _authenticate(client.final(answer)))))
 
 
 class _Client:

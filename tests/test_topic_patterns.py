@@ -100,11 +100,11 @@ def test_a_key_of_a_pattern_is_set_in_its_table() -> None:
 
 def test_a_reload_takes_patterns_and_says_what_changed() -> None:
     reloads = Reloads(load(None, []))
-    in_force = reloads.take(load(None, ['topics."web-*".retention.ms=1h']))
+    in_force = reloads.note_config(load(None, ['topics."web-*".retention.ms=1h']))
     assert in_force.topic_defaults.settings_of("web-1").retention_ms == HOUR
     assert reloads.last["changed"] == [['topics."web-*".retention.ms', "", HOUR]]
     assert reloads.last["needs_restart"] == []
-    assert reloads.take(load(None, [])).topic_patterns == {}
+    assert reloads.note_config(load(None, [])).topic_patterns == {}
     assert reloads.last["changed"] == [['topics."web-*".retention.ms', HOUR, ""]]
 
 

@@ -109,9 +109,9 @@ class FetchPlan:
         self._let_go = False
         self._allowed_bytes = -1
         """What the parts may get if there is room; -1: not asked for yet."""
-        self.look(range(len(partitions)))
+        self.plan_parts(range(len(partitions)))
 
-    def look(self, parts: Iterable[int]) -> None:
+    def plan_parts(self, parts: Iterable[int]) -> None:
         """Look at parts, for the first time or again; at PARTS_AT_ONCE at least."""
         request, results = self.request, self.results
         numbers = iter(parts)
@@ -199,7 +199,7 @@ class FetchPlan:
         """Look again at the parts whose files it has let go of, as a reply needs them."""
         if self._let_go:
             self._let_go = False
-            self.look(sorted(index for index in self._with_data if not self.results[index].pieces))
+            self.plan_parts(sorted(index for index in self._with_data if not self.results[index].pieces))
 
 
 def _empty_result(error: int) -> FetchResult:
@@ -298,7 +298,7 @@ class OffsetLookup:
         """Answer later parts of a deleted partition as unknown."""
         self._partitions = [None if other is partition else other for other in self._partitions]
 
-    def look(self, bytes_max: int) -> int:
+    def answer_parts(self, bytes_max: int) -> int:
         """Answer parts until all are answered (:attr:`done`), ``bytes_max`` bytes have been read, or it is ``cold``.
 
         Returns:

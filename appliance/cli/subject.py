@@ -62,7 +62,7 @@ class CommandSubject:
         if self._looker is None or self.directory is None:
             return self.status()[1]
         with acting_as_owner(self.directory):
-            return self._looker.take()
+            return self._looker.take_look()
 
     def groups(self, look: Look) -> GroupsSeen:
         """Ask for its groups, within some time."""

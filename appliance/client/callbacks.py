@@ -74,7 +74,7 @@ class Callbacks:
         """Queue this batch's callbacks.  Call it with the lock held."""
         self.pending.append(batch)
 
-    def check(self) -> None:
+    def raise_error(self) -> None:
         """Raise what a callback raised since the last check.
 
         Raises:

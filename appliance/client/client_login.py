@@ -51,7 +51,7 @@ class LoginSteps:
         if self._proven != over:
             raise ProtocolFault("the login ends when it should not, or does not when it should")
         if self._proven:
-            self._scram.check(answer)
+            self._scram.check_last_message(answer)
             return None
         self._proven = True
         return self._scram.final(answer)

@@ -330,7 +330,7 @@ class Consumer:
         arguments.whole("messages_max", messages_max, 1, OFFSET_MAX)
         with self._step:
             self._fill(timeout)
-            return self.take(messages_max)
+            return self.take_messages(messages_max)
 
     def messages(self, timeout: float | None = None) -> Iterator[Message]:
         """Yields messages for ever, or until nothing has come for ``timeout`` seconds."""
@@ -361,7 +361,7 @@ class Consumer:
         with self._step:
             self._fill(None)
 
-    def take(self, messages_max: int) -> list[Message]:
+    def take_messages(self, messages_max: int) -> list[Message]:
         """Hand out up to so many messages of those that are decoded."""
         ready = self._ready
         messages = [ready.popleft() for _ in range(min(messages_max, len(ready)))]
@@ -371,7 +371,7 @@ class Consumer:
 
     @property
     def messages_ready(self) -> bool:
-        """Whether there is something for :meth:`take`."""
+        """Whether there is something for :meth:`take_messages`."""
         return bool(self._ready)
 
     def prepare_batches(self) -> None:

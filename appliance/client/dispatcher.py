@@ -215,7 +215,7 @@ class Dispatcher:
         while ready and len(link.awaiting) < options.in_flight_max and connection.out_bytes < OUT_BYTES_MAX:
             queue = next(iter(ready))
             del ready[queue]
-            batch = queue.take(now_s, options.codec)
+            batch = queue.take_batch(now_s, options.codec)
             if batch is None:
                 if queue.waiting and not queue.draining and not queue.waits_for_first:
                     self._stalled[queue] = None

@@ -223,7 +223,7 @@ class GroupConsumer:
             ClientBroken: a thread of this consumer has ended.
         """
         self._check_open()
-        self._threads.check()
+        self._threads.raise_error()
         checked = None if offsets is None else arguments.offsets(offsets)
         if self._member is None:
             raise InvalidRequest("this consumer has no streams yet: create them first")
@@ -390,7 +390,7 @@ class GroupConsumer:
         self._fetcher.close()
         self._cluster.close()
         self._coordinators.close()
-        self._threads.check()
+        self._threads.raise_error()
 
     def disown(self) -> None:
         """In a forked child: refuse every call, and leave connections, session and offsets to the parent."""
@@ -461,7 +461,7 @@ class GroupConsumer:
             clock_ms=self._clock_ms,
         )
         member = GroupMember(self._coordinators, membership)
-        member.check()
+        member.raise_error()
         self._streams, self._member = streams, member
         self._threads.start("fetch", self._fetching.run)  # first: a member without it would own what nobody reads
         self._threads.start("member", self._run_member)

@@ -260,7 +260,7 @@ class GroupMember:
         """How long the coordinator certainly keeps what is owned; 0: nothing may be handed out."""
         return self.membership.lease_left_ms
 
-    def check(self) -> None:
+    def raise_error(self) -> None:
         """Raise what is certain to keep this member out of the group: a missing right, no ZooKeeper.
 
         Raises:

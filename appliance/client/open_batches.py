@@ -46,7 +46,7 @@ class OpenBatches:
         self._limit = options.batch_messages_max - 1 if options.linger_s else 0
         self._open: dict[tuple[str, int], ProducerBatch] = {}  # in the order of creation
 
-    def take(
+    def batch_with_room(
         self, topic: str, known_topic: KnownTopic, partition: int | None, size: int, *, plain: bool
     ) -> ProducerBatch | None:
         """An open batch with ``size`` bytes of room; None while the buffer is full.
@@ -190,7 +190,7 @@ class OpenBatches:
 
     def _check_whole(self) -> None:
         if not self._sender.is_whole():
-            self._sender.check()
+            self._sender.raise_error()
 
     def _untroubled(self, topic: str, live: Sequence[int]) -> Sequence[int]:
         """The partitions without a known trouble; all, if each has one."""

@@ -1,7 +1,7 @@
 """Orders the batches of one partition, from the time they are sealed until they are done: no sockets, no clock.
 
-A :class:`PartitionQueue` returns the batch to send next (:meth:`~PartitionQueue.take`), with its numbers.  Its owner
-reports every reply (:meth:`~PartitionQueue.on_reply`) and every lost connection
+A :class:`PartitionQueue` returns the batch to send next (:meth:`~PartitionQueue.take_batch`), with its numbers.  Its
+owner reports every reply (:meth:`~PartitionQueue.on_reply`) and every lost connection
 (:meth:`~PartitionQueue.on_connection_lost`).  Time is an argument, in seconds::
 
     waiting ──take──▶ in_flight ──on_reply──▶ done
@@ -152,7 +152,7 @@ class PartitionQueue:
         self.waiting.clear()
         return dropped
 
-    def take(self, now_s: float, codec: str) -> ProducerBatch | None:
+    def take_batch(self, now_s: float, codec: str) -> ProducerBatch | None:
         """The batch to send now, encoded and numbered; None if there is none.  From then on it is in flight."""
         if self.draining or not self.waiting or self.identity is Numbering.WANTED or now_s < self.resume_s:
             return None

@@ -327,7 +327,7 @@ class Producer:
         """
         self._check_usable()
         self._flush(seconds(timeout))
-        self._sender.check()
+        self._sender.raise_error()
 
     def _flush(self, timeout: float | None) -> None:
         with self._lock:
@@ -407,7 +407,7 @@ class Producer:
                 self._batches.seal_all()
             self._sender.stop()
             self._cluster.close()
-        self._sender.check()
+        self._sender.raise_error()
 
     # ---- for deliveries
 
@@ -450,7 +450,7 @@ class Producer:
         known_topic, partition = destination
         with self._lock:
             self._check_usable()
-            batch = self._batches.take(topic, known_topic, partition, size, plain=plain)
+            batch = self._batches.batch_with_room(topic, known_topic, partition, size, plain=plain)
             if batch is not None:
                 index = len(batch.items)
                 self._sender.torn = True
@@ -482,7 +482,7 @@ class Producer:
             return None
         with self._lock:
             self._check_usable()
-            batch = self._batches.take(topic, destination[0], None, size, plain=True)
+            batch = self._batches.batch_with_room(topic, destination[0], None, size, plain=True)
             if batch is not None:
                 start += self._batches.add_values(batch, values, start)
                 delivery = _delivery(Delivery, (batch, len(batch.items) - 1))

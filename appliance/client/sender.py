@@ -177,7 +177,7 @@ class Sender:
             if self._driver == here:
                 self._driver = 0
 
-    def check(self) -> None:
+    def raise_error(self) -> None:
         """Raise what broke this sender, or what a callback raised.
 
         Raises:
@@ -185,7 +185,7 @@ class Sender:
         """
         if self.broken is not None:
             raise fresh(self.broken)
-        self.callbacks.check()
+        self.callbacks.raise_error()
 
     def prepare(self) -> None:
         """Get a producer id if one is needed; blocks."""

@@ -2,7 +2,7 @@
 
 An exception of any kind that ends a thread is kept as a :class:`~appliance.errors.ClientBroken` with its cause.
 ``failed`` is called with it at once, in the ending thread, so that nobody waits for the work of that thread.  The next
-call of the application raises it, through :meth:`Threads.check`.
+call of the application raises it, through :meth:`Threads.raise_error`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Threads:
     def started(self) -> bool:
         return bool(self._threads)
 
-    def check(self) -> None:
+    def raise_error(self) -> None:
         """Raise the error that ended a thread.
 
         Raises:

@@ -110,7 +110,7 @@ class Poller:
 
     def look(self) -> Look:
         """Read what is known on this host."""
-        return self._looker.take()
+        return self._looker.take_look()
 
     def take(self, look: Look, focus: Collection[str]) -> ConsoleSnapshot:
         """Ask for the rest now.  ``focus``: the groups that pages show.  What cannot be read stays as it was."""

@@ -205,4 +205,4 @@ class Visitors:
             logger.error("%s", error)
             return
         self._credentials = Credentials(self._state.users, self._state.secret)
-        self._authorizer.take(self._state)
+        self._authorizer.enforce(self._state)

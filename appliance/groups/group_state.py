@@ -154,7 +154,7 @@ class Group:
         self._complete_if_ready(now_ms)
 
     def sync(self, token: Token, sync: Sync, now_ms: int) -> None:
-        error = self.roster.check(sync.member_id, sync.instance) or self._check_generation(sync.generation)
+        error = self.roster.check_member(sync.member_id, sync.instance) or self._check_generation(sync.generation)
         told = ((sync.protocol_type, self.protocol_type), (sync.protocol, self.protocol))
         if not error and any(theirs not in (None, ours) for theirs, ours in told):
             error = Code.INCONSISTENT_GROUP_PROTOCOL
@@ -177,7 +177,7 @@ class Group:
             self._assign(dict(sync.assignments), now_ms)
 
     def heartbeat(self, member_id: str, instance: str | None, generation: int, now_ms: int) -> Code:
-        error = self.roster.check(member_id, instance) or self._check_generation(generation)
+        error = self.roster.check_member(member_id, instance) or self._check_generation(generation)
         if error:
             return error
         member = self.members[member_id]
@@ -191,7 +191,7 @@ class Group:
             return Code.NONE
         if instance is not None and not member_id:
             member_id = self.roster.static.get(instance, "")
-        error = self.roster.check(member_id, instance)
+        error = self.roster.check_member(member_id, instance)
         if not error:
             self._remove(self.members[member_id], Code.UNKNOWN_MEMBER_ID)
             self.rebalance(now_ms)
@@ -207,7 +207,7 @@ class Group:
             return Code.NONE
         if generation < 0 and not member_id and instance is None:
             return Code.UNKNOWN_MEMBER_ID
-        error = self.roster.check(member_id, instance)
+        error = self.roster.check_member(member_id, instance)
         if not error and not (self.state is GroupState.COMPLETING and generation == self.generation - 1):
             error = self._check_generation(generation)
         if not error:
@@ -267,7 +267,7 @@ class Group:
         self.rebalance(now_ms)
 
     def _rejoin(self, token: Token, join: Join, now_ms: int) -> None:
-        error = self.roster.check(join.member_id, join.instance)
+        error = self.roster.check_member(join.member_id, join.instance)
         if error:
             self.answer(token, Joined(error, join.member_id))
             return

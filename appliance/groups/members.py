@@ -91,7 +91,7 @@ class Members:
         self.expected = {id: ends_ms for id, ends_ms in self.expected.items() if ends_ms > now_ms}
         return {member.id for member in self.by_id.values() if not member.waits and member.expires_ms <= now_ms}
 
-    def check(self, member_id: str, instance: str | None) -> Code:
+    def check_member(self, member_id: str, instance: str | None) -> Code:
         """Whether this is a member, and the present one of its instance name."""
         if instance is not None:
             holder = self.static.get(instance)

@@ -92,7 +92,9 @@ class AlertState(Struct):
 _LEVELS: Final = {condition.name: condition.level for condition in CONDITIONS}
 
 
-def take(state: AlertState, all_findings: Sequence[Finding], now_s: float, to: Sequence[str], level: str) -> int:
+def take_findings(
+    state: AlertState, all_findings: Sequence[Finding], now_s: float, to: Sequence[str], level: str
+) -> int:
     """Take the findings of a look; add what is to be told to ``state.waiting``.
 
     Args:

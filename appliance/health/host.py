@@ -1,7 +1,7 @@
 """Looks at what only the machine of an appliance knows: its disk, /dev/shm, its processes, its clock.
 
-:func:`look` takes some microseconds for each process, and reads the directories of the logs only while the disk has
-little room.  A :class:`Host` goes through JSON, so an appliance tells others what its machine says (``status``).
+:func:`look_at_host` takes some microseconds for each process, and reads the directories of the logs only while the disk
+has little room.  A :class:`Host` goes through JSON, so an appliance tells others what its machine says (``status``).
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def from_json(look_json: Any) -> Host:
     return msgspec.convert(look_json or {}, Host, str_keys=True, strict=False)
 
 
-def look(data_dir: Path, state: Mapping[str, Any]) -> Host:
+def look_at_host(data_dir: Path, state: Mapping[str, Any]) -> Host:
     """Look now; ``state``: what the supervisor has written, whose /dev/shm may be another one than ours."""
     disk, limits = _room(data_dir), state["disk"]
     little = max(limits.get("free_bytes_warn", 0), limits.get("free_bytes_min", 0), LITTLE_SHARE * disk.size)

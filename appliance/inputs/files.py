@@ -167,7 +167,7 @@ class FilesInput:
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self.wake.wait(), late_ms / 1000)
                     await asyncio.sleep(HINT_S)  # what comes meanwhile is read with it
-                    self.mark(hints.take())
+                    self.mark(hints.take_paths())
 
     async def read_all(self) -> None:
         """Read what the files have now, also a last line without a break, and return when it is flushed."""

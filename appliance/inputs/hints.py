@@ -66,7 +66,7 @@ class Hints:
                 self._paths.add(os.path.join(self._directories[event.wd], event.name))
         self._wake.set()
 
-    def take(self) -> set[str]:
+    def take_paths(self) -> set[str]:
         """The paths that were named since the last call."""
         paths, self._paths = self._paths, set()
         return paths

@@ -109,7 +109,7 @@ def _acl(row: Any) -> Acl:
         _number(Operation, row.operation),
         _number(Permission, row.permission_type),
     )
-    acls.check(acl)
+    acls.check_rule(acl)
     return acl
 
 

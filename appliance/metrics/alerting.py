@@ -63,12 +63,12 @@ class Book:
         """Something waits to be delivered."""
         self._state = _load(path)
 
-    def take(self, findings: list[Finding], figures: Figures, now_s: float, alerts: Alerts) -> None:
+    def take_findings(self, findings: list[Finding], figures: Figures, now_s: float, alerts: Alerts) -> None:
         """Take the findings of a look, and what went through until then."""
         with self._lock:
             before = self._state.number
             made = take_digest(self._state, alerts.digest, figures, now_s, receivers(alerts))
-            dropped = told.take(self._state, findings, now_s, receivers(alerts), alerts.level)
+            dropped = told.take_findings(self._state, findings, now_s, receivers(alerts), alerts.level)
             if dropped:
                 logger.warning("%d alerts are given up: more than %d wait", dropped, told.WAITING_MAX)
             if self._state.number == before and not made:
@@ -212,14 +212,14 @@ class Alerting:
 
     def _look(self) -> None:
         try:
-            now = self._looker.take()
+            now = self._looker.take_look()
             self._forecast.note(now.at_s, now.readings.room)
             if now_ms() - self._groups_ms >= GROUPS_EVERY_MS:
                 self._groups_ms, self._groups = now_ms(), self._ask_groups(now)
             full_s = self._forecast.seconds_until_full(now.at_s, now.readings.room)
             situation = seen(now, at_directory(self._data_dir), wall_s(), self._before, self._groups, full_s)
             self._before = now
-            self._book.take(judge(situation), _figures(now.readings), wall_s(), self._config.alerts)
+            self._book.take_findings(judge(situation), _figures(now.readings), wall_s(), self._config.alerts)
         except (ApplianceError, OSError) as error:  # no descriptor is left, for example: the next look may find one
             logger.warning("the appliance is not looked at: %s", error)
 

@@ -16,7 +16,7 @@ class HeartWatch:
         self._seen = seen
         self._changed: dict[tuple[int, int], tuple[int, int]] = {}  # (pid, heart) -> value, when it changed
 
-    def look(self, rows: Iterable[Mapping[str, Any]], now_ms: int) -> None:
+    def note_beats(self, rows: Iterable[Mapping[str, Any]], now_ms: int) -> None:
         """Note which cells have changed since the last look; forget processes that are gone."""
         changed = {}
         for row in rows:

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from ..addresses import parse_addresses, parse_listeners
 from ..errors import ApplianceError, ClientFault, StorageFault, UnknownGroup
 from ..health.findings import GroupsSeen, Rates, Seen
-from ..health.host import Host, HostProcess, from_json, look
+from ..health.host import Host, HostProcess, from_json, look_at_host
 from ..proc_net import peers
 from ..processes.clock import now_ms, wall_s
 from ..status import NOTHING, collect, failed_start, was_killed
@@ -62,7 +62,7 @@ class Looker:
         self._peers: Mapping[str, int] = {}
         self._peers_at_ms = -PEERS_MS
 
-    def take(self) -> Look:
+    def take_look(self) -> Look:
         """Look now.
 
         Raises:
@@ -75,7 +75,7 @@ class Looker:
         now = now_ms()
         if now - self._peers_at_ms >= PEERS_MS:
             self._peers_at_ms, self._peers = now, _peers(state["listeners"])
-        return Look(readings, look(self._directory, state), self._peers)
+        return Look(readings, look_at_host(self._directory, state), self._peers)
 
 
 def _stopped(directory: Path) -> Look:

@@ -73,7 +73,7 @@ class Pages:
 
     def _take(self) -> Look:
         with self._lock:
-            look = self._looker.take()
+            look = self._looker.take_look()
             self._forecast.note(look.at_s, look.readings.room)
         return look
 
@@ -95,7 +95,7 @@ class Pages:
             state = read_state(self._data_dir)
             self._processes = state["processes"] if state else ()
         with self._lock:
-            self._hearts.look(self._processes, now_ms())
+            self._hearts.note_beats(self._processes, now_ms())
         if now_ms() - self._noted_ms >= SAMPLE_S * 1000:
             self._noted_ms = now_ms()
             self._take()

@@ -134,7 +134,7 @@ class Channel:
         self._queue.append((packed, tuple(copies)))
         self._queue_bytes += size
 
-    def take(self, decoder: Decoder[T]) -> tuple[T, list[int]] | None:
+    def take_message(self, decoder: Decoder[T]) -> tuple[T, list[int]] | None:
         """Receive one message, at the least cost; None when none has come.  Else as :meth:`receive`."""
         if self._is_cut:
             return None
@@ -143,7 +143,7 @@ class Channel:
         except BlockingIOError:
             return None
         except ConnectionResetError:  # once, when the peer has closed with messages of ours unread: its own follow
-            return self.take(decoder)
+            return self.take_message(decoder)
         except OSError:
             size, ancillary, flags = 0, [], 0
         if not size:
@@ -173,7 +173,7 @@ class Channel:
         """
         messages: list[tuple[T, list[int]]] = []
         while rest or not self.closed:
-            taken = self.take(decoder)
+            taken = self.take_message(decoder)
             if taken is None:
                 break
             messages.append(taken)

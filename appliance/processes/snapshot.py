@@ -210,7 +210,7 @@ class WorkerSnapshot:
         self.names: dict[bytes, str] = {}
         """Names of topics, by the 16 bytes of their ids.  Always the same object."""
 
-    def take(self, change: SnapshotChange) -> None:
+    def apply_change(self, change: SnapshotChange) -> None:
         match change:
             case LimitsUsed(rows):
                 self._on_usage(rows)

@@ -13,7 +13,7 @@ All integers are big-endian.  Attributes: bits 0-2 codec, bit 3 LogAppendTime, b
 control batch, bit 6 delete horizon; the others are unused.  The CRC does not cover the base offset and the partition
 leader epoch, so :func:`place` can store them alone.  A batch of S bytes and N records at byte P of its log gets the
 base offset P + S - N.  Its last record has the offset P + S - 1, and the next batch starts at P + S.  That needs
-N <= S, which :func:`check` requires.
+N <= S, which :func:`check_batch` requires.
 
 Compaction (``log.compaction``) takes records out of a batch, and joins batches.  The others keep their offsets, so
 the last offset delta of a *compacted* batch is larger than N - 1.  Its *span*, last offset delta + 1, takes the place
@@ -96,7 +96,7 @@ _unpack_header = HEADER.unpack_from
 _info = tuple.__new__  # twice as fast as the constructor of a NamedTuple
 
 
-def check(buffer: memoryview, start: int, stop: int, bytes_max: int) -> BatchInfo:
+def check_batch(buffer: memoryview, start: int, stop: int, bytes_max: int) -> BatchInfo:
     """Check the first batch in ``buffer[start:stop]``.  The next batch starts ``size`` bytes later.
 
     Raises:
@@ -135,9 +135,9 @@ def check(buffer: memoryview, start: int, stop: int, bytes_max: int) -> BatchInf
 
 
 def check_stored(buffer: memoryview, start: int, stop: int, bytes_max: int) -> BatchInfo:
-    """As :func:`check`, for a batch from a log: it may be a compacted one, or a marker, too."""
+    """As :func:`check_batch`, for a batch from a log: it may be a compacted one, or a marker, too."""
     try:
-        return check(buffer, start, stop, bytes_max)
+        return check_batch(buffer, start, stop, bytes_max)
     except InvalidRequest:  # so its checksum is right
         info = read_header(buffer, start)
         if info.attributes != MARKED or info.producer_id < 0 or not info.count == info.span == 1:
@@ -170,7 +170,7 @@ def has_producer(buffer: memoryview, start: int) -> bool:
 def _refuse(
     buffer: memoryview, start: int, stop: int, bytes_max: int
 ) -> CorruptBatch | MessageTooLarge | UnsupportedVersion | InvalidRecord | InvalidRequest:
-    """The error for a batch that :func:`check` refuses."""
+    """The error for a batch that :func:`check_batch` refuses."""
     _, length, _, magic, crc, attributes, last_delta, *_, count = _unpack_header(buffer, start)
     size = length + LENGTH_END
     if magic != MAGIC:

@@ -183,7 +183,7 @@ class AclFilter(msgspec.Struct, frozen=True):
         return acl.name in (self.name, ANY)
 
 
-def check(acl: Acl) -> None:
+def check_rule(acl: Acl) -> None:
     """Check a rule that is to be added.
 
     Raises:

@@ -38,7 +38,7 @@ class Authorizer:
         roles = roles_of_principals(self._roles)
         return Rights(self._acls, self._super_users, without_acl=self._without_acl, enforced=self.enforced, roles=roles)
 
-    def take(self, state: SecurityState) -> bool:
+    def enforce(self, state: SecurityState) -> bool:
         """Enforce the rules and roles of a state; return whether any access that was given may be another now."""
         if (state.acls, state.roles) == (self._acls, self._roles):
             return False

@@ -169,13 +169,13 @@ class Bucket:
         self._since_ms = now_ms
         self._unreported = 0
 
-    def take(self, amount: int, now_ms: int) -> int:
+    def take_tokens(self, amount: int, now_ms: int) -> int:
         """Take tokens; return for how many ms the client is to be throttled."""
         self._unreported += amount
         return self.take_for_others(amount, now_ms)
 
     def take_for_others(self, amount: int, now_ms: int) -> int:
-        """As :meth:`take`, for clients of other processes."""
+        """As :meth:`take_tokens`, for clients of other processes."""
         rate = self.rate
         level = min(rate * BURST_MS / 1000, self._level + rate * (now_ms - self._since_ms) / 1000) - amount
         self._level = max(level, -rate * DEBT_MS_MAX / 1000)

@@ -20,7 +20,7 @@ NO_AUTHORIZER = 'there are no access rules here: set security.authorizer = "acl"
 
 
 def added(state: SecurityState, new: Sequence[Acl]) -> SecurityState:
-    """The state with these rules, which :func:`appliance.security.acls.check` has accepted.
+    """The state with these rules, which :func:`appliance.security.acls.check_rule` has accepted.
 
     Raises:
         InvalidRequest: these are too many rules, or one is for a role that there is not.
@@ -98,7 +98,7 @@ def from_words(rule: Any) -> Acl:
         parse(Operation, rule.operation),
         parse(Permission, rule.permission),
     )
-    acls.check(acl)
+    acls.check_rule(acl)
     return acl
 
 

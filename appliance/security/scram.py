@@ -197,7 +197,7 @@ def _xor(first: bytes, other: bytes) -> bytes:
 
 
 class ScramClient:
-    """The client's side of one exchange: :meth:`first`, :meth:`final`, :meth:`check`."""
+    """The client's side of one exchange: :meth:`first`, :meth:`final`, :meth:`check_last_message`."""
 
     def __init__(self, mechanism: str, user: str, password: bytes, nonce: Callable[[], str] = make_nonce) -> None:
         self._mechanism, self._hash = mechanism, MECHANISMS[mechanism]
@@ -232,7 +232,7 @@ class ScramClient:
         self._signature = hmac.digest(hmac.digest(salted, b"Server Key", self._hash), said, self._hash)
         return f"{own},p={base64.b64encode(proof).decode()}".encode()
 
-    def check(self, message: bytes) -> None:
+    def check_last_message(self, message: bytes) -> None:
         """Check the server's last message: only who has the verifier can make it.
 
         Raises:

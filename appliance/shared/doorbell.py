@@ -74,7 +74,7 @@ class MarkedDoorbell(Doorbell):
         self._marks[slot] = 1
         self.ring()
 
-    def take(self) -> list[int]:
+    def take_marked(self) -> list[int]:
         """Be silent; the slots that the doorbell was rung for since the last time."""
         self.silence()
         slots: list[int] = []

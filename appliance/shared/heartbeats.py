@@ -98,7 +98,7 @@ class Heartbeats:
         self._taken = 0  # cells used so far
         self._free: list[int] = []  # of these
 
-    def take(self) -> Heart:
+    def take_cell(self) -> Heart:
         """Take a cell for a new process.
 
         Raises:

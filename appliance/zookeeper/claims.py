@@ -6,9 +6,9 @@
     /consumers/<group>/snapshot               persistent  what members were told (``groups.snapshots``)
     /consumers/<group>/offsets/<topic>/<n>    persistent  a committed offset
 
-A claim's epoch is a text that is never used again.  :func:`take` creates the node in one multi with a write to the
-group's own node, at the version that was read together with the list of claims.  So when two brokers try at once, one
-fails.  A claim by an earlier run of the same data directory is replaced.
+A claim's epoch is a text that is never used again.  :func:`claim_group` creates the node in one multi with a write to
+the group's own node, at the version that was read together with the list of claims.  So when two brokers try at once,
+one fails.  A claim by an earlier run of the same data directory is replaced.
 
 Every write of :func:`write`, :func:`write_together`, :func:`expire` and :func:`remove` is a multi that begins with a
 check of the claim's node, or has one for each group.  ZooKeeper carries it out only while that claim exists, so a
@@ -38,7 +38,7 @@ from .operations import (
     Refused,
     Request,
     ask,
-    check,
+    check_version,
     children,
     create,
     delete,
@@ -141,7 +141,7 @@ def decode_info(value: bytes) -> GroupInfo:
         return GroupInfo()
 
 
-def take(group: str, claimant: Claimant, epoch: str, *, make: bool) -> Operation[Taken | None]:
+def claim_group(group: str, claimant: Claimant, epoch: str, *, make: bool) -> Operation[Taken | None]:
     """Claim a group.  One that does not exist is created; with ``make`` false the result is None instead.
 
     Raises:
@@ -157,7 +157,7 @@ def take(group: str, claimant: Claimant, epoch: str, *, make: bool) -> Operation
 
 
 def claim(path: str, claimant: Claimant, epoch: str, what: str, *, make: bool) -> Operation[Claimed | None]:
-    """Claim what the node ``path`` stands for, ``what`` in texts; see :func:`take`."""
+    """Claim what the node ``path`` stands for, ``what`` in texts; see :func:`claim_group`."""
     own = f"{path}/{CLAIM}{epoch}"
     for _ in range(ATTEMPTS_MAX):
         node, names = yield [get(path), children(path)]
@@ -282,12 +282,14 @@ def _write_values(
     group: str, held: Held, values: Mapping[TopicPartition, bytes | None], info: GroupInfo | None
 ) -> Operation[None]:
     if info is not None:
-        (reply,) = yield [multi([check(held.path, -1), set_value(paths.group(group), msgspec.json.encode(info), -1)])]
+        (reply,) = yield [
+            multi([check_version(held.path, -1), set_value(paths.group(group), msgspec.json.encode(info), -1)])
+        ]
         if isinstance(reply, Failed):
             raise _lost(group)
     for some in _chunks(group, values):
         for _ in range(ATTEMPTS_MAX):
-            (reply,) = yield [multi([check(held.path, -1), *offset_requests(group, held, some)])]
+            (reply,) = yield [multi([check_version(held.path, -1), *offset_requests(group, held, some)])]
             if not isinstance(reply, Failed):
                 break
             if reply.part_index == 0:
@@ -320,7 +322,7 @@ class GroupWrite(NamedTuple):
         """The parts of a multi, by what is known of the offsets; the first checks the claim."""
         group = self.group
         info = [] if self.info is None else [set_value(paths.group(group), msgspec.json.encode(self.info), -1)]
-        return [check(self.held.path, -1), *info, *offset_requests(group, self.held, self.values)]
+        return [check_version(self.held.path, -1), *info, *offset_requests(group, self.held, self.values)]
 
     @property
     def part_count(self) -> int:
@@ -330,7 +332,9 @@ class GroupWrite(NamedTuple):
     @property
     def size(self) -> int:
         """Most bytes that these can have."""
-        own = check(self.held.path, -1).size + set_value(self.held.path, msgspec.json.encode(self.info), -1).size
+        own = (
+            check_version(self.held.path, -1).size + set_value(self.held.path, msgspec.json.encode(self.info), -1).size
+        )
         return own + sum(_size(self.group, part, value) for part, value in self.values.items())
 
 
@@ -408,7 +412,7 @@ def save(group: str, held: Held, snapshot: bytes | None, *, is_there: bool) -> O
     change = delete(path)
     if snapshot is not None:
         change = set_value(path, snapshot, -1) if is_there else create(path, snapshot)
-    (reply,) = yield [multi([check(held.path, -1), change])]
+    (reply,) = yield [multi([check_version(held.path, -1), change])]
     if not isinstance(reply, Failed):
         return True
     if reply.part_index == 0:
@@ -480,7 +484,7 @@ def expire(group: str, held: Held, old: Mapping[TopicPartition, Node]) -> Operat
     """
     gone = 0
     for part, node in sorted(old.items()):
-        (reply,) = yield [multi([check(held.path, -1), delete(paths.offset(group, part), node.version)])]
+        (reply,) = yield [multi([check_version(held.path, -1), delete(paths.offset(group, part), node.version)])]
         if isinstance(reply, Failed) and reply.part_index == 0:
             raise _lost(group)
         if not isinstance(reply, Failed):
@@ -505,7 +509,7 @@ def withdraw(path: str, claimant: Claimant) -> Operation[None]:
 
 def vacate(group: str, held: Held) -> Operation[None]:
     """Delete the claim and the group's nodes.  Nothing stays of a group without offsets and members."""
-    yield [multi([check(held.path, -1), delete(paths.snapshot(group))])]
+    yield [multi([check_version(held.path, -1), delete(paths.snapshot(group))])]
     yield from release(held)
     yield from GroupRegistry().prune(group)
 
@@ -525,7 +529,7 @@ def remove(group: str, held: Held) -> Operation[None]:
     yield from vacate(group, held)
 
 
-def look(groups: Sequence[str]) -> Operation[dict[str, GroupNodes]]:
+def read_groups(groups: Sequence[str]) -> Operation[dict[str, GroupNodes]]:
     """Read these groups; those that there are not are left out."""
     replies = yield from ask(
         [

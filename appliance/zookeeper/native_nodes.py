@@ -21,7 +21,7 @@ from .operations import (
     Operation,
     Request,
     ask,
-    check,
+    check_version,
     create,
     delete,
     get,
@@ -107,7 +107,7 @@ def _under(claim: str, parts: list[Request]) -> Operation[bool]:
     """Carry these out while the claim exists; False if a node is not as expected."""
     if not parts:
         return True
-    (reply,) = yield [multi([check(claim, -1), *parts])]
+    (reply,) = yield [multi([check_version(claim, -1), *parts])]
     if not isinstance(reply, Failed):
         return True
     if reply.part_index == 0:

@@ -109,7 +109,7 @@ def delete(path: str, version: int = -1) -> Request:
     return Request("delete", path, version=version)
 
 
-def check(path: str, version: int) -> Request:
+def check_version(path: str, version: int) -> Request:
     """Part of a multi: the node must have this version."""
     return Request("check", path, version=version)
 

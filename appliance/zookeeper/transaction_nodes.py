@@ -34,7 +34,7 @@ from .operations import (
     Operation,
     Request,
     ask,
-    check,
+    check_version,
     create,
     delete,
     get,
@@ -94,7 +94,7 @@ def id_path(transactional_id: str) -> str:
     return f"{slot_path(slot_of(transactional_id))}/ids/{paths.encode_name(transactional_id)}"
 
 
-def take(slot: int, claimant: Claimant, epoch: str) -> Operation[Claimed]:
+def claim_slot(slot: int, claimant: Claimant, epoch: str) -> Operation[Claimed]:
     """Claim a slot; the version of the claim is the coordinator's epoch.
 
     Raises:
@@ -141,7 +141,9 @@ def write(claim: Claimed, changes: Sequence[NodeChange]) -> Operation[list[int]]
     undone = list(changes)
     for _ in range(ATTEMPTS_MAX):
         batches = list(_batches(undone))
-        replies = yield [multi([check(claim.path, -1), *(change.request for change in batch)]) for batch in batches]
+        replies = yield [
+            multi([check_version(claim.path, -1), *(change.request for change in batch)]) for batch in batches
+        ]
         undone = []
         for batch, reply in zip(batches, replies, strict=True):
             if not isinstance(reply, Failed):
@@ -172,11 +174,11 @@ def commit(
         StateChanged: another state is stored than that which ends: some of ``offsets`` may have been stored with it.
     """
     for _ in range(ATTEMPTS_MAX):
-        parts = [check(claim.path, -1), end.request]
+        parts = [check_version(claim.path, -1), end.request]
         owners: list[StoredGroupOffsets | None] = [None, None]
         for group_offsets in offsets:
             requests = [
-                check(group_offsets.held.path, -1),
+                check_version(group_offsets.held.path, -1),
                 *claims.offset_requests(group_offsets.group, group_offsets.held, group_offsets.values),
             ]
             parts += requests
@@ -212,7 +214,7 @@ def hand_over(end: NodeChange, offsets: StoredGroupOffsets) -> Operation[int | S
     Raises:
         ZooKeeperAway: the transaction has changed: look at it again.
     """
-    requests = [end.request, check(offsets.held.path, -1)]
+    requests = [end.request, check_version(offsets.held.path, -1)]
     for _ in range(ATTEMPTS_MAX):
         (reply,) = yield [multi([*requests, *claims.offset_requests(offsets.group, offsets.held, offsets.values)])]
         if not isinstance(reply, Failed):

@@ -340,7 +340,7 @@ class PartitionMachine(RuleBasedStateMachine):
     def flush(self) -> None:
         self.log.flush()
         self.publish()
-        snapshot = self.producers.take()
+        snapshot = self.producers.take_snapshot()
         if snapshot is not None:
             self.producers.store(snapshot)
 

@@ -197,7 +197,7 @@ class TransactionMachine(RuleBasedStateMachine):
         end = self.log.end_offset
         self.log.raise_high_watermark(end)
         self.table.publish_high_watermark(end, self.log.records, self.log.transactions.stable(end))
-        snapshot = self.producers.take()
+        snapshot = self.producers.take_snapshot()
         if snapshot is not None:
             self.producers.store(snapshot)
 

@@ -66,7 +66,7 @@ def answered(lookup: OffsetLookup, bytes_max: int) -> list[int]:
     """Look until all is answered; how much each slice looked at."""
     slices = []
     while not lookup.done:
-        slices.append(lookup.look(bytes_max))
+        slices.append(lookup.answer_parts(bytes_max))
     return slices
 
 
@@ -116,7 +116,7 @@ def test_a_plan_that_is_kept_gives_what_a_new_one_gives(held: Held) -> None:
     assert not any(result.pieces for result in plan.results)
     plan.take_back()
     assert plan.results == new and plan.size == sum(result.size for result in new)
-    plan.look([0, 1])
+    plan.plan_parts([0, 1])
     assert plan.results == new and not plan.is_enough
 
 
@@ -141,7 +141,7 @@ def test_a_plan_that_takes_several_turns_gives_what_one_of_a_turn_gives(
     def finish() -> None:
         while plan.unlooked:
             before = len(plan.unlooked)
-            plan.look(list(plan.unlooked))
+            plan.plan_parts(list(plan.unlooked))
             assert len(plan.unlooked) <= before - min(before, PARTS_AT_ONCE)
 
     finish()
@@ -157,7 +157,7 @@ def test_where_a_log_begins_and_ends_is_known_without_a_look(held: Held) -> None
     parts = [OffsetsPart("t", 0, LATEST, -1), OffsetsPart("t", 0, EARLIEST, -1)]
     for counted, looked_min in ((False, 0), (True, 2 * QUESTION_BYTES)):
         lookup = OffsetLookup(Offsets(None, parts, counted), [held, held])
-        assert looked_min <= lookup.look(1 << 40) - 2 * PART_BYTES <= 2 * looked_min
+        assert looked_min <= lookup.answer_parts(1 << 40) - 2 * PART_BYTES <= 2 * looked_min
         end = held.table.high_watermark
         records = (5_000, 0) if counted else (-1, -1)
         assert lookup.results == [OffsetsResult(0, end, -1, records[0]), OffsetsResult(0, 0, -1, records[1])]
@@ -166,9 +166,9 @@ def test_where_a_log_begins_and_ends_is_known_without_a_look(held: Held) -> None
 def test_a_partition_that_is_deleted_between_two_slices_is_unknown(held: Held) -> None:
     """What its files held is nobody's business any more: another log may live under their names."""
     lookup = OffsetLookup(Offsets(None, [OffsetsPart("t", 0, 5_000, -1)] * 3), [held] * 3)
-    lookup.look(1)
+    lookup.answer_parts(1)
     lookup.forget(held)
-    lookup.look(1 << 40)
+    lookup.answer_parts(1 << 40)
     assert [result.error for result in lookup.results] == [0, UnknownPartition.code, UnknownPartition.code]
 
 
@@ -240,12 +240,12 @@ def test_what_is_not_in_memory_is_asked_for_piece_by_piece_and_changes_no_answer
     warm = Held(log, FileCache())
     known = OffsetLookup(request, [warm] * len(parts))
     while not known.done:
-        known.look(1 << 30)
+        known.answer_parts(1 << 30)
     drop(tmp_path.glob("*.*"))
     held = Held(log, FileCache(waits=False))
     lookup, brought = OffsetLookup(request, [held] * len(parts)), 0
     while not lookup.done:
-        lookup.look(1 << 30)
+        lookup.answer_parts(1 << 30)
         brought += bring(lookup.cold)
     assert lookup.results == known.results and 0 < brought < 30
     drop(tmp_path.glob("*.*"))
@@ -255,7 +255,7 @@ def test_what_is_not_in_memory_is_asked_for_piece_by_piece_and_changes_no_answer
     while plan.cold:
         for piece in plan.cold.values():
             bring(piece)
-        plan.look(sorted(plan.cold))
+        plan.plan_parts(sorted(plan.cold))
         looks += 1
     pieces = lambda one: [[piece[1:] for piece in result.pieces] for result in one.results]  # noqa: E731
     assert pieces(plan) == pieces(FetchPlan(fetch, [warm] * 4)) and looks < 10

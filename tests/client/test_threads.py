@@ -127,7 +127,7 @@ def test_an_interrupt_anywhere_in_a_call_reaches_the_caller_and_leaves_a_produce
             else:  # then it is for the thread to find what was interrupted
                 wait_until_done(work.deliveries, interruption)
             work.close()
-            work.check()
+            work.raise_error()
             assert len(work.told) >= work.asked, interruption.raised_at
             sender = work.producer._sender
             assert sender.broken or sender.torn or not sender.outstanding.buffered_bytes, interruption.raised_at
@@ -165,7 +165,7 @@ def test_a_bug_anywhere_in_the_sending_thread_reaches_the_application() -> None:
             if interruption.raised_at:
                 assert isinstance(error, ClientBroken) and isinstance(error.__cause__, Bug), interruption.raised_at
                 assert all(one is error for one in failed)
-            work.check()
+            work.raise_error()
             assert len(work.told) == len(work.deliveries), interruption.raised_at
             return interruption
 
@@ -310,7 +310,7 @@ def test_a_batch_without_messages_is_not_sent(peer: Peer) -> None:
     with Producer(peer.address, linger_ms=60_000) as producer:
         known = producer._topics.learn("t")
         with producer._lock:
-            batch = producer._batches.take("t", known, None, 10, plain=True)
+            batch = producer._batches.batch_with_room("t", known, None, 10, plain=True)
         outstanding = producer._sender.outstanding
         assert batch is not None and outstanding.buffered_bytes > 0
         producer.flush(SEEN_S)
@@ -340,7 +340,7 @@ def test_what_ends_a_thread_is_kept_and_told_once() -> None:
     assert threads.join(SEEN_S) == []
     assert sorted(type(error.__cause__).__name__ for error in told) == ["Bug", "SystemExit"]
     with pytest.raises(ClientBroken, match="the work thread of this thing ended"):
-        threads.check()
+        threads.raise_error()
 
 
 def _raise(error: BaseException) -> None:

@@ -100,7 +100,7 @@ class Written:
         end = self.log.end_offset
         self.log.raise_high_watermark(end)
         self._table.publish_high_watermark(end, self.log.records, self.log.transactions.stable(end))
-        if (snapshot := self._producers.take()) is not None:
+        if (snapshot := self._producers.take_snapshot()) is not None:
             self._producers.store(snapshot)
 
     def freeze(self) -> None:

@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.health.alerts import BEGIN_LOOKS, END_LOOKS, WAITING_MAX, AlertState, delivered, take, text_of
+from appliance.health.alerts import BEGIN_LOOKS, END_LOOKS, WAITING_MAX, AlertState, delivered, take_findings, text_of
 from appliance.health.conditions import CONDITIONS, CRITICAL
 from appliance.health.findings import Finding
 
@@ -27,7 +27,7 @@ def test_begins_and_ends_take_turns(looks: list[set[int]], restarts: set[int]) -
     for at, present in enumerate(looks):
         if at in restarts:
             state = msgspec.json.decode(msgspec.json.encode(state), type=AlertState)
-        take(state, [finding(number) for number in present], float(at), ["webhook"], "warning")
+        take_findings(state, [finding(number) for number in present], float(at), ["webhook"], "warning")
         for event in list(state.waiting):
             told.append((event.condition, event.event))
             assert event.since <= event.at == at
@@ -47,14 +47,14 @@ def test_begins_and_ends_take_turns(looks: list[set[int]], restarts: set[int]) -
 def test_what_flickers_is_told_once() -> None:
     state = AlertState()
     for at in range(20):
-        take(state, [finding(0)] if at % 3 else [], float(at), ["webhook"], "warning")
+        take_findings(state, [finding(0)] if at % 3 else [], float(at), ["webhook"], "warning")
     assert [event.event for event in state.waiting] == ["begins"]
 
 
 def test_each_receiver_gets_an_event_by_itself() -> None:
     state = AlertState()
     for at in range(BEGIN_LOOKS):
-        take(state, [finding(0), finding(0, "another")], float(at), ["webhook", "mail"], "warning")
+        take_findings(state, [finding(0), finding(0, "another")], float(at), ["webhook", "mail"], "warning")
     (event,) = state.waiting
     assert [row["what"] for row in event.findings] == ["it is wrong", "another"]
     assert text_of(event) == f"{SOME[0].level}: it is wrong: for a reason (and 1 more)"
@@ -68,8 +68,8 @@ def test_only_what_is_wanted_is_told() -> None:
     state = AlertState()
     warning = Finding(WARNING, "a warning", "", "", "")
     for at in range(BEGIN_LOOKS):
-        take(state, [warning], float(at), ["webhook"], CRITICAL)
-        take(state, [], float(at), [], "warning")
+        take_findings(state, [warning], float(at), ["webhook"], CRITICAL)
+        take_findings(state, [], float(at), [], "warning")
     assert not state.standing and not state.waiting
 
 
@@ -77,7 +77,7 @@ def test_no_more_wait_than_may() -> None:
     state, dropped = AlertState(), 0
     for at in range(2 * WAITING_MAX * (BEGIN_LOOKS + END_LOOKS)):
         findings = [finding(0)] if at % (BEGIN_LOOKS + END_LOOKS) < BEGIN_LOOKS else []
-        dropped += take(state, findings, float(at), ["webhook"], "warning")
+        dropped += take_findings(state, findings, float(at), ["webhook"], "warning")
     assert len(state.waiting) == WAITING_MAX and dropped == state.number - WAITING_MAX > 0
     assert state.waiting[-1].number == state.number, "the newest are kept"
 
@@ -85,7 +85,7 @@ def test_no_more_wait_than_may() -> None:
 def test_what_nobody_wants_to_be_told_of_any_more_is_not_said_to_be_over() -> None:
     state, warning = AlertState(), Finding(WARNING, "it is wrong", "for a reason", "do this", "page")
     for at in range(BEGIN_LOOKS):
-        take(state, [warning], float(at), ["webhook"], "warning")
+        take_findings(state, [warning], float(at), ["webhook"], "warning")
     for at in range(END_LOOKS + 1):
-        take(state, [warning], float(at), ["webhook"], CRITICAL)
+        take_findings(state, [warning], float(at), ["webhook"], CRITICAL)
     assert [event.event for event in state.waiting] == ["begins"] and not state.standing

@@ -9,7 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.health.alerts import BEGIN_LOOKS, DIGEST, END_LOOKS, OVER_MAX, AlertState, Event, Figures, take, text_of
+from appliance.health.alerts import (
+    BEGIN_LOOKS,
+    DIGEST,
+    END_LOOKS,
+    OVER_MAX,
+    AlertState,
+    Event,
+    Figures,
+    take_findings,
+    text_of,
+)
 from appliance.health.digest import last_due_s, take_digest
 
 from .test_alerts import finding
@@ -53,9 +63,9 @@ def test_it_says_what_lasts_what_is_over_and_what_came_in() -> None:
     take_digest(state, "07:00", Figures(5.0, 1_000, 10_000, 20), NOON_S, ["mail"])
     assert not state.waiting, "the first is about a day that has just begun"
     for at in range(BEGIN_LOOKS):
-        take(state, [finding(0, "the disk is full"), finding(1, "a writer dies")], NOON_S + at, [], "warning")
+        take_findings(state, [finding(0, "the disk is full"), finding(1, "a writer dies")], NOON_S + at, [], "warning")
     for at in range(END_LOOKS):
-        take(state, [finding(1, "a writer dies")], NOON_S + 600 + at, [], "warning")
+        take_findings(state, [finding(1, "a writer dies")], NOON_S + 600 + at, [], "warning")
     figures = Figures(5.0, 3_500, 10_000 + (1 << 20), 20 + (1 << 11), 1 << 30, 4 << 30)
     assert not take_digest(state, "07:00", figures, NOON_S + 3_600, ["mail"])
     assert take_digest(state, "07:00", figures, NOON_S + DAY_S, ["mail"])
@@ -102,7 +112,7 @@ def test_what_is_over_is_bounded() -> None:
     for _ in range(looks):
         for found in [[finding(0)]] * BEGIN_LOOKS + [[]] * END_LOOKS:  # type: ignore[list-item]
             now_s += 1
-            take(state, found, now_s, [], "warning")
+            take_findings(state, found, now_s, [], "warning")
     assert len(state.over) == OVER_MAX and state.over_dropped == 7
     state.digest_at = NOON_S
     take_digest(state, "07:00", Figures(), NOON_S + DAY_S, ["mail"])

@@ -25,7 +25,7 @@ from appliance.log.repair import repair
 from appliance.log.segment import scan
 from appliance.log.tools import DumpedBatch, dump, verify
 from appliance.partition_states import ONLINE
-from appliance.records.batch import LOG_APPEND_TIME, check, read_header, restamp, walk
+from appliance.records.batch import LOG_APPEND_TIME, check_batch, read_header, restamp, walk
 from appliance.records.decode import Record, decode_batch
 from appliance.records.encode import encode_batch
 from appliance.records.holes import is_hole
@@ -47,7 +47,7 @@ def raw(records: Sequence[Written], codec: str = "none", *, stamped: int | None 
     data = encode_batch([(record.key, record.value, (), record.timestamp) for record in records], codec=codec)
     if stamped is not None:
         view = memoryview(bytearray(data))
-        info = check(view, 0, len(view), 1 << 24)
+        info = check_batch(view, 0, len(view), 1 << 24)
         restamp(view, 0, info, stamped, info.attributes | LOG_APPEND_TIME)
         data = bytes(view)
     return data

@@ -147,7 +147,7 @@ class Desk:
     def look(self, wrong: bool, times: int) -> None:
         finding = Finding(CONDITIONS[0], "it is wrong", "", "", "")
         for _ in range(times):
-            self.book.take([finding] if wrong else [], Figures(), self.now_s, self.alerts)
+            self.book.take_findings([finding] if wrong else [], Figures(), self.now_s, self.alerts)
 
     def deliver(self) -> float | None:
         return self.delivery.run_once(["webhook", "mail"], self.now_s)

@@ -175,14 +175,14 @@ def test_how_long_ago_a_process_has_beaten() -> None:
     cells = [5, 5, 5]
     rows = [{"pid": pid, "role": "network" if pid < 3 else "writer", "heart": pid - 1} for pid in (1, 2, 3)]
     watch = HeartWatch(cells.__getitem__)
-    watch.look([*rows, {"pid": 9, "role": "zookeeper"}], 0)
+    watch.note_beats([*rows, {"pid": 9, "role": "zookeeper"}], 0)
     cells[0] += 1
-    watch.look(rows, 2_000)
+    watch.note_beats(rows, 2_000)
     assert watch.ages_s(rows, 3_000) == {"network": 3.0, "writer": 3.0}
     cells[1] += 1
-    watch.look(rows[:2], 4_000)
+    watch.note_beats(rows[:2], 4_000)
     assert watch.ages_s(rows, 4_000) == {"network": 2.0}, "what is gone has no age"
-    watch.look([{**rows[0], "pid": 7}], 9_000)
+    watch.note_beats([{**rows[0], "pid": 7}], 9_000)
     assert watch.ages_s([{**rows[0], "pid": 7}], 9_000) == {"network": 0.0}, "another process in the same cell"
 
 

@@ -102,7 +102,9 @@ def no_descriptors() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("count", range(1, FDS_MAX + 1))
-@pytest.mark.parametrize("take", [lambda channel: channel.take(TO_TEST), lambda channel: channel.receive(TO_TEST)[0]])
+@pytest.mark.parametrize(
+    "take", [lambda channel: channel.take_message(TO_TEST), lambda channel: channel.receive(TO_TEST)[0]]
+)
 def test_descriptors_that_the_receiver_has_no_room_for_are_refused_by_name(
     count: int, take: Callable[[Channel], object]
 ) -> None:
@@ -132,7 +134,7 @@ def test_a_part_of_the_descriptors_is_none() -> None:
     os.close(probe)
     resource.setrlimit(resource.RLIMIT_NOFILE, (probe + 1, hard))
     try:
-        assert right.take(TO_TEST) == (Unreceivable(Words("lend")), [])
+        assert right.take_message(TO_TEST) == (Unreceivable(Words("lend")), [])
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert os.read(read_end, 1) == b""
@@ -188,7 +190,7 @@ def test_a_living_peer_that_is_given_up_is_told_and_not_listened_to(monkeypatch:
     os.close(write_end)
     while not left.closed:
         left.send(Words("", bytes(10_000)))
-    assert left.receive(TO_TEST) == left.receive(TO_TEST, rest=True) == [] and left.take(TO_TEST) is None
+    assert left.receive(TO_TEST) == left.receive(TO_TEST, rest=True) == [] and left.take_message(TO_TEST) is None
     poll = select.poll()
     poll.register(left.fileno(), select.POLLIN)
     assert not poll.poll(0), "a hang-up would say that the peer has ended"
@@ -198,7 +200,7 @@ def test_a_living_peer_that_is_given_up_is_told_and_not_listened_to(monkeypatch:
     right.send(Words("too late"))
     right.close()
     assert poll.poll(0), "the loop wakes up when the peer has ended"
-    assert left.receive(TO_TEST, rest=True) == [] and left.take(TO_TEST) is None
+    assert left.receive(TO_TEST, rest=True) == [] and left.take_message(TO_TEST) is None
     left.close()
     os.close(read_end)
 
@@ -219,7 +221,7 @@ def test_a_message_that_the_receiver_does_not_take_is_a_bug_and_is_named() -> No
     left.send(Reload(Config()), (write_end,))
     os.close(write_end)
     with pytest.raises(UnknownMessage, match="Reload"):
-        right.take(TO_TEST)
+        right.take_message(TO_TEST)
     assert os.read(read_end, 1) == b"", "its descriptors are closed"
     os.close(read_end)
     left.close()

@@ -36,7 +36,7 @@ class Worker:
 
     def take(self, count: int) -> None:
         for _ in range(min(count, len(self.told))):
-            self.snapshot.take(self.told.pop(0))
+            self.snapshot.apply_change(self.told.pop(0))
 
 
 class Machine(RuleBasedStateMachine):

@@ -18,7 +18,7 @@ from appliance.errors import (
     UnsupportedVersion,
 )
 from appliance.records import batch
-from appliance.records.batch import BatchInfo, check, place, walk
+from appliance.records.batch import BatchInfo, check_batch, place, walk
 
 BYTES_MAX = 1 << 20
 
@@ -42,8 +42,8 @@ def make(
 def test_every_field_is_read() -> None:
     data = make()
     expected = BatchInfo(len(data), 3, 1002, 1000, 7, 8, 9, 0, 3)
-    assert check(memoryview(data), 0, len(data), BYTES_MAX) == expected
-    assert check(memoryview(b"junk" + data + b"junk"), 4, 8 + len(data), BYTES_MAX) == expected
+    assert check_batch(memoryview(data), 0, len(data), BYTES_MAX) == expected
+    assert check_batch(memoryview(b"junk" + data + b"junk"), 4, 8 + len(data), BYTES_MAX) == expected
 
 
 @pytest.mark.parametrize(
@@ -68,21 +68,21 @@ def test_every_field_is_read() -> None:
 )
 def test_what_is_refused(data: bytearray, error: type[ApplianceError], says: str) -> None:
     with pytest.raises(error, match=says):
-        check(memoryview(data), 0, len(data), BYTES_MAX)
+        check_batch(memoryview(data), 0, len(data), BYTES_MAX)
 
 
 def test_the_limit_is_inclusive() -> None:
     data = make()
-    check(memoryview(data), 0, len(data), len(data))
+    check_batch(memoryview(data), 0, len(data), len(data))
     with pytest.raises(MessageTooLarge):
-        check(memoryview(data), 0, len(data), len(data) - 1)
+        check_batch(memoryview(data), 0, len(data), len(data) - 1)
 
 
 def test_every_truncation_is_corrupt() -> None:
     data = memoryview(make())
     for stop in range(len(data)):
         with pytest.raises(CorruptBatch):
-            check(data, 0, stop, BYTES_MAX)
+            check_batch(data, 0, stop, BYTES_MAX)
 
 
 def test_every_flipped_bit_behind_the_base_offset_is_refused() -> None:
@@ -92,9 +92,9 @@ def test_every_flipped_bit_behind_the_base_offset_is_refused() -> None:
         for bit in range(8):
             data[position] ^= 1 << bit
             with pytest.raises(ClientFault):
-                check(memoryview(data), 0, len(data), BYTES_MAX)
+                check_batch(memoryview(data), 0, len(data), BYTES_MAX)
             data[position] ^= 1 << bit
-    check(memoryview(data), 0, len(data), BYTES_MAX)
+    check_batch(memoryview(data), 0, len(data), BYTES_MAX)
 
 
 @pytest.mark.parametrize("epoch", [LEADER_EPOCH, 7])
@@ -107,7 +107,7 @@ def test_place_touches_the_base_offset_and_the_leader_epoch_only(epoch: int) -> 
     assert view[2:10] == struct.pack(">q", (1 << 40) + len(data) - 3)
     assert view[14:18] == struct.pack(">i", epoch)
     assert view[:2] == b"xx" and view[10:14] == data[8:12] and view[18:] == data[16:] + b"yy"
-    check(view, 2, len(view), BYTES_MAX)
+    check_batch(view, 2, len(view), BYTES_MAX)
 
 
 def test_walk_gives_every_whole_batch_and_stops_at_a_cut_one() -> None:

@@ -17,7 +17,7 @@ from kafka.record.default_records import DefaultRecordBatchBuilder
 
 from appliance.errors import InvalidRequest
 from appliance.records import encode
-from appliance.records.batch import ATTRIBUTES_AT, CODECS, CRC_AT, LOG_APPEND_TIME, check, place
+from appliance.records.batch import ATTRIBUTES_AT, CODECS, CRC_AT, LOG_APPEND_TIME, check_batch, place
 from appliance.records.compression import codec_number
 from appliance.records.decode import Record, decode_batch, decode_values
 from appliance.records.encode import Fields, encode_batch, encode_values, varint
@@ -109,7 +109,7 @@ def test_many_values(count: int) -> None:
     for values in ([b"abc"] * count, [b"abcd", *[b"abc"] * (count - 1)]):
         data = encode_values(values, 5)
         assert decode_values(data) == (values, count)
-        assert check(memoryview(data), 0, len(data), len(data)).count == count
+        assert check_batch(memoryview(data), 0, len(data), len(data)).count == count
     assert covered(data) == covered(encode_batch([(None, value, (), 5) for value in values]))
 
 
@@ -139,7 +139,7 @@ def test_negative_and_distant_timestamp_deltas() -> None:
     times = [1_700_000_000_000, 0, 1_700_000_000_001, -1, 1 << 60, -(1 << 40)]
     data = encode_batch([(None, b"", (), time) for time in times])
     assert [record.timestamp for record in decode_batch(data)] == times
-    assert check(memoryview(data), 0, len(data), 1 << 20).max_timestamp == 1 << 60
+    assert check_batch(memoryview(data), 0, len(data), 1 << 20).max_timestamp == 1 << 60
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -147,7 +147,7 @@ def test_no_batch_has_more_records_than_bytes(codec: str) -> None:
     """10,000 equal bytes shrink under zstd to fewer bytes than records, so they stay as they are."""
     values = [b"x"] * 10_000
     data = encode_values(values, 5, codec=codec)
-    info = check(memoryview(data), 0, len(data), 1 << 20)
+    info = check_batch(memoryview(data), 0, len(data), 1 << 20)
     assert info.count <= info.size
     assert info.attributes == (0 if codec == "zstd" else codec_number(codec))
     assert decode_values(data)[0] == values

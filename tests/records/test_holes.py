@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from appliance.errors import CorruptBatch, InvalidRequest
-from appliance.records.batch import HEADER_BYTES, check
+from appliance.records.batch import HEADER_BYTES, check_batch
 from appliance.records.decode import decode_batch, decode_values
 from appliance.records.encode import encode_values
 from appliance.records.holes import HOLE_BYTES_MAX, HOLE_BYTES_MIN, check_hole, hole, holes, reason_of
@@ -30,7 +30,7 @@ def test_a_hole_of_any_size(size: int, offset: int, reason: str) -> None:
     if size > 1000:
         assert reason_of(batch) == reason
     with pytest.raises(InvalidRequest):
-        check(batch, 0, size, 1 << 20)  # from a client
+        check_batch(batch, 0, size, 1 << 20)  # from a client
     for decode in (decode_batch, decode_values):
         with pytest.raises((InvalidRequest, CorruptBatch)):
             decode(batch, check_crc=False)  # type: ignore[operator]

@@ -25,7 +25,7 @@ from appliance.security.acls import (
     Permission,
     ResourceType,
     Rights,
-    check,
+    check_rule,
     parse,
     word,
 )
@@ -272,12 +272,12 @@ def test_filters_select_as_in_kafka(chosen: AclFilter, selected: list[int]) -> N
 )
 def test_refuses_rules_that_mean_nothing(wrong: Acl, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
-        check(wrong)
+        check_rule(wrong)
 
 
 @given(ACLS)
 def test_survives_the_way_to_another_process(one: Acl) -> None:
-    check(one)
+    check_rule(one)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(one), type=Acl) == one
 
 

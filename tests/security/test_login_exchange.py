@@ -77,7 +77,7 @@ class Machine(RuleBasedStateMachine):
         self.proven = self.proven or right
         assert (answer is not None) == right
         if answer is not None:
-            self.client.check(answer)
+            self.client.check_last_message(answer)
 
     @rule(user=NAMES, password=GIVEN)
     def plain(self, user: str, password: bytes) -> None:

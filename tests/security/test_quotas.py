@@ -73,7 +73,7 @@ def test_a_client_that_waits_as_told_uses_the_rate(rate: int, steps: list[tuple[
         now += pause_ms
         amount = min(amount, rate * DEBT_MS_MAX // 1000)  # a larger one is forgiven what is above the bound
         assert used <= rate * (now + BURST_MS) / 1000 + 1e-6
-        now += bucket.take(amount, now)
+        now += bucket.take_tokens(amount, now)
         used += amount
         while owed_ms := bucket.take_for_others(0, now):
             now += owed_ms
@@ -85,32 +85,32 @@ def test_what_others_have_used_is_taken_but_not_reported() -> None:
     bucket = bucket_of(1_000)
     assert bucket.take_for_others(1_500, 0) == 501
     assert bucket.report() == 0
-    assert bucket.take(0, 501) == 0
+    assert bucket.take_tokens(0, 501) == 0
 
 
 def test_a_debt_is_bounded() -> None:
     bucket = bucket_of(10)
-    assert bucket.take(10**9, 0) == THROTTLE_MS_MAX
-    assert bucket.take(0, DEBT_MS_MAX - THROTTLE_MS_MAX // 2) == THROTTLE_MS_MAX // 2 + 1
-    assert bucket.take(0, DEBT_MS_MAX + 1) == 0
+    assert bucket.take_tokens(10**9, 0) == THROTTLE_MS_MAX
+    assert bucket.take_tokens(0, DEBT_MS_MAX - THROTTLE_MS_MAX // 2) == THROTTLE_MS_MAX // 2 + 1
+    assert bucket.take_tokens(0, DEBT_MS_MAX + 1) == 0
 
 
 @given(st.integers(1, 10**6), st.integers(0, 10**7), st.integers(0, 10**6))
 def test_a_bucket_is_full_when_it_says_so(rate: int, amount: int, later_ms: int) -> None:
     """Until then it differs from a new one, afterwards not: whoever forgets it then forgives nothing."""
     bucket = bucket_of(rate)
-    bucket.take(amount, 0)
+    bucket.take_tokens(amount, 0)
     now = max(0, bucket.full_ms(0)) + later_ms
     assert bucket.full_ms(now) <= 0
-    assert bucket.take(rate, now) == bucket_of(rate, now).take(rate, now) == 0
-    assert bucket.take(rate, now) == bucket_of(rate, now).take(2 * rate, now)
+    assert bucket.take_tokens(rate, now) == bucket_of(rate, now).take_tokens(rate, now) == 0
+    assert bucket.take_tokens(rate, now) == bucket_of(rate, now).take_tokens(2 * rate, now)
 
 
 def test_what_is_owed_stays_owed_at_another_rate() -> None:
     bucket = bucket_of(10)
-    assert bucket.take(110, 0) == 10_001
+    assert bucket.take_tokens(110, 0) == 10_001
     bucket.set_rate(100, 0)
-    assert (bucket.take(0, 0), bucket.take(0, 1_001)) == (1_001, 0)
+    assert (bucket.take_tokens(0, 0), bucket.take_tokens(0, 1_001)) == (1_001, 0)
 
 
 def test_changes_set_and_remove_limits() -> None:

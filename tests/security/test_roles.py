@@ -49,7 +49,7 @@ states = st.builds(
 def test_a_user_may_what_the_effective_rules_say(state: SecurityState, user: str, host: str, open_: bool) -> None:
     """What tools are shown, without any roles, decides the same."""
     authorizer = Authorizer(ACL, "", without_acl=open_)
-    authorizer.take(state)
+    authorizer.enforce(state)
     access = authorizer.access(Origin(LISTENER, f"{host}:1", f"User:{user}"))
     shown = Rights([rule.acl for rule in effective(state, AclFilter())], without_acl=open_)
     for operation in (Operation.READ, Operation.WRITE, Operation.DESCRIBE):

@@ -57,7 +57,7 @@ def test_the_example_of_the_rfc(mechanism: str) -> None:
     assert final == b"c=biws,r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,p=" + proof
     last = ours.final(final)
     assert last == signature
-    client.check(last)
+    client.check_last_message(last)
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
@@ -67,7 +67,7 @@ def test_the_right_password_gets_in_and_no_other(mechanism: str, user: str, pass
         ours, client = server(mechanism), ScramClient(mechanism, user, given_password)
         final = client.final(ours.first(client.first()))
         if right:
-            client.check(ours.final(final))
+            client.check_last_message(ours.final(final))
             assert ours.user == user
         else:
             with pytest.raises(BadCredentials):
@@ -165,7 +165,7 @@ def test_the_client_checks_that_the_server_knows_the_user() -> None:
     ours, client = server(), ScramClient("SCRAM-SHA-256", "user", b"pencil")
     ours.final(client.final(ours.first(client.first())))
     with pytest.raises(ProtocolFault):
-        client.check(b"v=" + base64.b64encode(bytes(32)))
+        client.check_last_message(b"v=" + base64.b64encode(bytes(32)))
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)

@@ -16,7 +16,7 @@ from ..support.server import wait_for
 
 def test_a_beat_in_a_child_is_seen_by_its_parent_and_by_no_other_cell() -> None:
     beats = Heartbeats(4, 1_000)
-    hearts = [beats.take() for _ in range(3)]
+    hearts = [beats.take_cell() for _ in range(3)]
     before = [beats.seen(heart) for heart in hearts]
     pid = os.fork()
     if pid == 0:
@@ -28,17 +28,17 @@ def test_a_beat_in_a_child_is_seen_by_its_parent_and_by_no_other_cell() -> None:
 
 def test_cells_are_given_once_and_again_after_they_came_back() -> None:
     beats = Heartbeats(3, 1_000)
-    hearts = [beats.take() for _ in range(3)]
+    hearts = [beats.take_cell() for _ in range(3)]
     assert len({heart.index for heart in hearts}) == 3
     with pytest.raises(OutOfResources, match="3 processes"):
-        beats.take()
+        beats.take_cell()
     beats.give_back(hearts[1])
-    assert beats.take().index == hearts[1].index
+    assert beats.take_cell().index == hearts[1].index
 
 
 def test_long_work_beats_from_a_thread_and_only_while_it_lasts() -> None:
     beats = Heartbeats(1, 40)
-    heart = beats.take()
+    heart = beats.take_cell()
     held = beats.seen(heart)
     with heart.working():
         wait_for(lambda: beats.seen(heart) >= held + 3, "three beats")

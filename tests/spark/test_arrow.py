@@ -28,7 +28,7 @@ from appliance.records.batch import (
     LAST_OFFSET_DELTA_AT,
     LENGTH_AT,
     LOG_APPEND_TIME,
-    check,
+    check_batch,
     place,
     walk,
 )
@@ -56,7 +56,7 @@ def log(batches: Sequence[bytes]) -> bytearray:
     data = bytearray()
     for batch in batches:
         view = memoryview(bytearray(batch))
-        place(view, 0, len(data), len(view), check(view, 0, len(view), len(view)).count)
+        place(view, 0, len(data), len(view), check_batch(view, 0, len(view), len(view)).count)
         data += view
     return data
 

@@ -52,7 +52,7 @@ class Partition:
         first = -1
         at = 0
         while at < len(records):
-            info = batches.check(memoryview(records), at, len(records), FRAME_BYTES_MAX)
+            info = batches.check_batch(memoryview(records), at, len(records), FRAME_BYTES_MAX)
             end = len(self.data) + info.size
             base = end - info.count
             if info.producer_id >= 0:

@@ -215,7 +215,7 @@ class Rig:
             self._unpacker.feed(data)
             for token, reply in self._unpacker:
                 if token == SNAPSHOT:
-                    self.snapshot.take(msgspec.convert(reply, SnapshotChange))
+                    self.snapshot.apply_change(msgspec.convert(reply, SnapshotChange))
                 else:
                     self.replies[token] = reply
 

@@ -267,7 +267,7 @@ class Client:
 
     async def frame(self, name: str, version: int | None = None, **values: Any) -> bytes:
         key = KEY[name]
-        self.authorizer.take(self.cluster.security)
+        self.authorizer.enforce(self.cluster.security)
         version = version_of(key, version)
         if version > NAMED.get(key, version):
             values = self._with_ids(values)

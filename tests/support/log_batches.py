@@ -13,7 +13,7 @@ from appliance.config import TopicSettings
 from appliance.durable_files import File
 from appliance.log import Log
 from appliance.log.tools import verify
-from appliance.records.batch import ATTRIBUTES_AT, CRC_AT, MAX_TIMESTAMP_AT, BatchInfo, check, place
+from appliance.records.batch import ATTRIBUTES_AT, CRC_AT, MAX_TIMESTAMP_AT, BatchInfo, check_batch, place
 from appliance.records.encode import encode_values
 from appliance.wire.requests import FileRange
 
@@ -53,7 +53,7 @@ def kinds(path: Path) -> list[str]:
 def placed(raw: bytes, position: int) -> tuple[memoryview, BatchInfo]:
     """A batch as it will stand at ``position`` of its log."""
     view = memoryview(bytearray(raw))
-    info = check(view, 0, len(view), BATCH_BYTES_MAX)
+    info = check_batch(view, 0, len(view), BATCH_BYTES_MAX)
     place(view, 0, position, info.size, info.count)
     return view, info
 

@@ -17,7 +17,7 @@ from appliance.errors import DiskFull, DuplicateSequence, OutOfOrderSequence
 from appliance.log import Log
 from appliance.processes.writer.producers import Producers
 from appliance.processes.writer.writer import delete_before
-from appliance.records.batch import BatchInfo, check, place
+from appliance.records.batch import BatchInfo, check_batch, place
 from appliance.records.encode import encode_batch
 
 SETTINGS = TopicSettings(segment_bytes=1024, index_interval_bytes=256)
@@ -109,7 +109,7 @@ class Partition:
         sequence = self.next_sequence(producer)
         count = count_of(producer, sequence)
         view = encoded(producer, sequence, count, size)
-        info: BatchInfo = check(view, 0, len(view), 1 << 24)
+        info: BatchInfo = check_batch(view, 0, len(view), 1 << 24)
         assert sequences.check_sequence(producer, 0, sequence, count) is None
         start, end = log.end_offset, log.end_offset + info.size
         sequences.record(producer, 0, sequence, count, end - count, end, info.max_timestamp)
@@ -132,7 +132,7 @@ class Partition:
         self.log.flush()
         self.log.raise_high_watermark(self.log.end_offset)
         self.promises.flushed = self.log.flushed
-        snapshot = self.producers.take()
+        snapshot = self.producers.take_snapshot()
         if snapshot is not None:
             self.producers.store(snapshot)
 

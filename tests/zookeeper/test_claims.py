@@ -27,7 +27,7 @@ epochs = map(str, count(1))
 
 
 def taken(tree: Tree, claimant: Claimant = A, session_id: int = 1, group: str = GROUP) -> Held:
-    claimed: claims.Taken | None = tree.run(claims.take(group, claimant, next(epochs), make=True), session_id)
+    claimed: claims.Taken | None = tree.run(claims.claim_group(group, claimant, next(epochs), make=True), session_id)
     assert claimed is not None and not claimed.snapshot
     return claimed.held
 
@@ -38,7 +38,7 @@ def stored(tree: Tree) -> dict[TopicPartition, int]:
 
 def test_one_claims_a_group_and_the_other_is_told_who() -> None:
     tree = Tree()
-    assert tree.run(claims.take(GROUP, A, "0", make=False)) is None and not tree.nodes, "asking makes nothing"
+    assert tree.run(claims.claim_group(GROUP, A, "0", make=False)) is None and not tree.nodes, "asking makes nothing"
     taken(tree, A, 1)
     with pytest.raises(ZooKeeperAway, match="broker 1 still coordinates"):
         taken(tree, B, 2)
@@ -58,8 +58,8 @@ def test_a_claim_of_our_own_former_life_is_replaced_at_once() -> None:
 
 def test_a_claim_whose_reply_was_lost_is_ours() -> None:
     tree = Tree()
-    first = tree.run(claims.take(GROUP, A, "same", make=True))
-    assert tree.run(claims.take(GROUP, A, "same", make=True)) == first
+    first = tree.run(claims.claim_group(GROUP, A, "same", make=True))
+    assert tree.run(claims.claim_group(GROUP, A, "same", make=True)) == first
 
 
 def test_positions_are_written_with_their_parents_and_followed() -> None:
@@ -101,7 +101,7 @@ def test_only_what_has_not_changed_expires() -> None:
     tree = Tree()
     held = taken(tree)
     tree.run(claims.write(GROUP, held, {PART: CommittedOffset(1), OTHER: CommittedOffset(1)}))
-    seen = tree.run(claims.look([GROUP]))[GROUP]
+    seen = tree.run(claims.read_groups([GROUP]))[GROUP]
     tree.run(claims.write(GROUP, held, {OTHER: CommittedOffset(2)}))
     assert tree.run(claims.expire(GROUP, held, seen.nodes)) == 1
     assert stored(tree) == {OTHER: 2}
@@ -114,11 +114,11 @@ def test_a_group_goes_with_all_that_is_in_it_but_not_while_it_has_members() -> N
     tree.run(register_member(GROUP, "c-1", Subscription({"logs": 1})))
     with pytest.raises(InvalidRequest, match="1 live members"):
         tree.run(claims.remove(GROUP, held))
-    assert tree.run(claims.look([GROUP]))[GROUP].members
+    assert tree.run(claims.read_groups([GROUP]))[GROUP].members
     tree.run(ask([delete(consumer(GROUP, "c-1"))]))
     tree.run(claims.remove(GROUP, held))
     assert not any(path.startswith("/consumers/") for path in tree.nodes)
-    assert tree.run(claims.look([GROUP])) == {}
+    assert tree.run(claims.read_groups([GROUP])) == {}
 
 
 class ClaimMachine(RuleBasedStateMachine):
@@ -145,7 +145,7 @@ class ClaimMachine(RuleBasedStateMachine):
     def claim(self, broker: Claimant) -> None:
         session_id = self.sessions[broker]
         try:
-            claimed = self.tree.run(claims.take(GROUP, broker, next(epochs), make=True), session_id)
+            claimed = self.tree.run(claims.claim_group(GROUP, broker, next(epochs), make=True), session_id)
         except ZooKeeperAway:
             assert self.holder() - {session_id}
             return
@@ -218,7 +218,7 @@ def test_no_request_of_a_claimed_write_can_do_without_the_claim() -> None:
     changes: dict[TopicPartition, Any] = {PART: CommittedOffset(1), OTHER: CommittedOffset(2)}
     for operation in (
         claims.write(GROUP, held, changes, GroupInfo("consumer")),
-        claims.expire(GROUP, held, tree.run(claims.look([GROUP]))[GROUP].nodes),
+        claims.expire(GROUP, held, tree.run(claims.read_groups([GROUP]))[GROUP].nodes),
         claims.write(GROUP, held, dict.fromkeys(changes)),
     ):
         requests: list[Request] = []
@@ -228,7 +228,7 @@ def test_no_request_of_a_claimed_write_can_do_without_the_claim() -> None:
                 for request in requests:
                     assert request.verb in ("get", "exists", "create", "multi"), request
                     if request.verb == "multi":
-                        assert request.parts[0] == claims.check(held.path, -1)
+                        assert request.parts[0] == claims.check_version(held.path, -1)
                     else:
                         assert request.value == b""
                 requests = operation.send([tree.answer(request) for request in requests])

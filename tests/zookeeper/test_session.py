@@ -21,7 +21,7 @@ from appliance.zookeeper.operations import (
     Refused,
     Request,
     ask,
-    check,
+    check_version,
     children,
     create,
     delete,
@@ -136,7 +136,7 @@ HOSTILE = [
     get("/a/.."), get("a"), get(""), get("/a/"), get("/a//b"), get("/a/./b"), get("/\0"), get("/\ud800"),
     get("/\U0001f600"), exists("/brokers/topics/.."), delete("/."), set_value("/a", b"", 2**31), delete("/a", -2),
     create("/a/\x7f"), create("/a", bytes(1 << 20)), set_value("/a", bytes(REQUEST_BYTES_MAX), -1),
-    get("/" + "x" * REQUEST_BYTES_MAX), multi([check("/a/..", 0)]),
+    get("/" + "x" * REQUEST_BYTES_MAX), multi([check_version("/a/..", 0)]),
     multi([create(f"/a/{i}", bytes(60_000)) for i in range(20)]),
 ]  # fmt: skip
 
@@ -182,12 +182,12 @@ def test_parts_of_a_multi_happen_together_or_not_at_all(opened: Sessions) -> Non
     def asked_at_once(*parts: Request) -> Any:
         return result_of(session, asked(multi(parts)))[0]
 
-    done = asked_at_once(check("/a", 0), set_value("/a", b"2", 0), create("/c", b"3"), delete("/b"))
+    done = asked_at_once(check_version("/a", 0), set_value("/a", b"2", 0), create("/c", b"3"), delete("/b"))
     assert done == [0, 1, 0, 0]
     refused = {
-        Refused.BAD_VERSION: (set_value("/a", b"x", -1), check("/a", 0)),
+        Refused.BAD_VERSION: (set_value("/a", b"x", -1), check_version("/a", 0)),
         Refused.NODE_EXISTS: (set_value("/a", b"x", -1), create("/c")),
-        Refused.NO_NODE: (set_value("/a", b"x", -1), check("/b", -1)),
+        Refused.NO_NODE: (set_value("/a", b"x", -1), check_version("/b", -1)),
     }
     for why, parts in refused.items():
         assert asked_at_once(*parts) == Failed(1, why)

@@ -23,12 +23,12 @@ PART, OTHER = TopicPartition("logs", 0), TopicPartition("logs", 1)
 
 
 def taken(tree: Tree, claimant: Claimant = A, session_id: int = 1) -> Claimed:
-    claimed: Claimed = tree.run(nodes.take(SLOT, claimant, f"{session_id}"), session_id)
+    claimed: Claimed = tree.run(nodes.claim_slot(SLOT, claimant, f"{session_id}"), session_id)
     return claimed
 
 
 def grouped(tree: Tree, **values: bytes) -> StoredGroupOffsets:
-    held: Held = tree.run(claims.take("g", A, f"g{tree.clock_ms}", make=True)).held
+    held: Held = tree.run(claims.claim_group("g", A, f"g{tree.clock_ms}", make=True)).held
     return StoredGroupOffsets(
         "g", held, {TopicPartition("logs", int(name[1:])): value for name, value in values.items()}
     )

@@ -97,7 +97,7 @@ class Consumer:
         arguments.whole("messages_max", messages_max, 1, OFFSET_MAX)
         if not await self._wait_for(self._core.prepare, lambda: self._core.messages_ready, timeout):
             return []
-        return self._core.take(messages_max)
+        return self._core.take_messages(messages_max)
 
     def messages(self, timeout: float | None = None) -> AsyncGenerator[Message, None]:
         """Yields messages for ever, or until nothing has come for ``timeout`` seconds."""
@@ -105,7 +105,7 @@ class Consumer:
 
     async def _messages(self, timeout: float | None) -> AsyncGenerator[Message, None]:
         while await self._wait_for(self._core.prepare, lambda: self._core.messages_ready, timeout):
-            while self._worker.last is None and (taken := self._core.take(1)):
+            while self._worker.last is None and (taken := self._core.take_messages(1)):
                 yield taken[0]
 
     def __aiter__(self) -> AsyncGenerator[Message, None]:

@@ -54,7 +54,7 @@ class Worker:
         loop = asyncio.get_running_loop()
         if self.last is not None and self.last.get_loop() is not loop:
             raise InvalidRequest(f"this {self._client} belongs to another event loop: make one in each")
-        self._threads.check()
+        self._threads.raise_error()
         if not self._threads.started:
             self._threads.start("calls", self._run)
         future: asyncio.Future[T] = loop.create_future()

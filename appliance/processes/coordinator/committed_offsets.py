@@ -231,7 +231,7 @@ class GroupClaims:
         session_id = self._registry.session_id
         entry.state = ClaimState.CLAIMING
         try:
-            taking = claim_requests.take(entry.name, self._claimant, self._new_epoch(), make=make)
+            taking = claim_requests.claim_group(entry.name, self._claimant, self._new_epoch(), make=make)
             taken = await self._registry.ask(taking, session_id=session_id)
         except Unavailable:
             self._start_withdrawing(entry.name, session_id)
@@ -472,7 +472,9 @@ class GroupQueue:
                 self.withdraw(commit)
                 commit.fail(error)
 
-    def take(self) -> tuple[dict[TopicPartition, tuple[QueuedCommit, CommittedOffset | None]], list[QueuedCommit]]:
+    def take_commits(
+        self,
+    ) -> tuple[dict[TopicPartition, tuple[QueuedCommit, CommittedOffset | None]], list[QueuedCommit]]:
         taken = self.queue, list(self.commits)
         self.queue, self.commits, self.writing = {}, {}, taken[1]
         return taken
@@ -785,7 +787,7 @@ class CommittedOffsets:
         """Write the commits that wait at this moment."""
         held = await self.claims.hold(entry)
         assert held is not None
-        queue, commits = entry.take()
+        queue, commits = entry.take_commits()
         errors = self.count.refuse(held, {part: to for part, (_, to) in queue.items()})
         changes = {part: to for part, (_, to) in queue.items() if part not in errors}
         info = next((commit.info for commit in reversed(commits) if commit.info is not None), None)

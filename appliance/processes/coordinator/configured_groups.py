@@ -41,7 +41,7 @@ class ConfiguredGroups:
         self._stale = registry.enabled
         """Whether ZooKeeper has to be read again."""
 
-    def check(self, group: str, changes: Mapping[str, str | int | None]) -> OwnSettings:
+    def settings_after(self, group: str, changes: Mapping[str, str | int | None]) -> OwnSettings:
         """What a group would set itself after these changes.  Raises InvalidSetting."""
         return altered(self.own.get(group, {}), changes, self.limits)
 

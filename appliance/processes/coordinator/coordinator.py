@@ -180,7 +180,7 @@ class Coordinator:
         self._security = SecurityRegistry(data_dir, self._registry, self._spawn, self._on_security)
         security = config.security
         self._authorizer = Authorizer(security.authorizer, security.super_users, security.allow_everyone_if_no_acl)
-        self._authorizer.take(self._security.state)
+        self._authorizer.enforce(self._security.state)
         self._brokers = LiveBrokers(config, self._registry, lambda: self._security.state.secret)
         self._catalog = Catalog.load(data_dir)
         self._cluster_watch = ClusterWatch(
@@ -312,7 +312,7 @@ class Coordinator:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
             if self._clock.begun:
-                self._clock.look(self._config.disk.clock_jump_hold_ms)
+                self._clock.look_again(self._config.disk.clock_jump_hold_ms)
                 self._clock.save()
             self._kafka_groups.close()
             self._transactions.coordinator.close()
@@ -405,7 +405,7 @@ class Coordinator:
                 self._topic_sync.reconcile,
                 self._security.repeat,
                 self._configured.repeat,
-                lambda: self._trash.look(self._config),
+                lambda: self._trash.empty_old(self._config),
                 lambda: self._retention.run(self._config),
                 self._compaction.run,
                 self._groups.offsets.claims.tidy,
@@ -431,7 +431,7 @@ class Coordinator:
     async def _look_at_transactions(self) -> None:
         """Forget ids that nobody uses, and say which transactions stay open, and where some hang."""
         settings = self._config.transactions
-        await self._hanging.look()
+        await self._hanging.note_stuck()
         report = self._transactions.report(settings.open_ms_warn) | self._hanging.report()
         if report != self._transactions_shown:
             self._transactions_shown = report
@@ -442,7 +442,7 @@ class Coordinator:
         """Compare the wall clock with the trusted time, which nothing is deleted without."""
         hold_ms = self._config.disk.clock_jump_hold_ms
         if self._clock.begun:
-            self._clock.look(hold_ms)
+            self._clock.look_again(hold_ms)
             return
         hosted = [directory_of(self._data_dir, *key) for key in self._catalog.hosted(self._config.broker.id)]
         newest_ms = await asyncio.to_thread(newest_log_ms, hosted)
@@ -505,7 +505,7 @@ class Coordinator:
         self._publish_soon()
 
     def _on_security(self) -> None:
-        self._authorizer.take(self._security.state)
+        self._authorizer.enforce(self._security.state)
         self._publish_soon()
 
     async def _connected(self) -> None:

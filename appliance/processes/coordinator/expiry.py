@@ -67,17 +67,17 @@ class Expiry:
             return
         self._due_ms = now_ms + CHECK_MS
         try:
-            await self.look(retention_ms)
+            await self.expire_groups(retention_ms)
         except ApplianceError:
             self._due_ms = now_ms
             raise
 
-    async def look(self, retention_ms: int) -> None:
+    async def expire_groups(self, retention_ms: int) -> None:
         """Check all groups once.  A group that fails is named in the log, and the others are checked."""
         sizes: dict[str, dict[TopicPartition, int]] = {}
         names = await self._registry.ask(self._registry.groups.groups())
         for start in range(0, len(names), PAGE_GROUPS):
-            page = await self._registry.ask(claims.look(names[start : start + PAGE_GROUPS]))
+            page = await self._registry.ask(claims.read_groups(names[start : start + PAGE_GROUPS]))
             for group, seen in page.items():
                 sizes[group] = {part: node.size for part, node in seen.nodes.items()}
                 if self._coordinates(group):

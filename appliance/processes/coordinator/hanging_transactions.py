@@ -77,7 +77,7 @@ class HangingTransactions:
         names = [f"{topic}-{number}" for topic, number in sorted(self._hanging)]
         return {"hanging": len(names), "hanging_in": names[:NAMED_MAX]}
 
-    async def look(self) -> None:
+    async def note_stuck(self) -> None:
         """Find the partitions whose last stable offset stands still, since the look before, for what nobody will end.
 
         What has been found is not asked for again while the last stable offset stays where it is.

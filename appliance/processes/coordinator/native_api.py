@@ -433,7 +433,7 @@ class NativeApi:
 def _status_of(data_dir: Path) -> dict[str, Any]:
     """The status with what the machine says, so that whoever asks from another host judges by the same."""
     shown = status.collect(data_dir)
-    return shown | {"host": host.look(data_dir, shown).as_json()}
+    return shown | {"host": host.look_at_host(data_dir, shown).as_json()}
 
 
 def _brief(topic: Topic) -> dict[str, Any]:

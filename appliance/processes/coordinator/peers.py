@@ -104,7 +104,7 @@ class _Peer:
         """
         scram = ScramClient(BROKERS_MECHANISM, str(identity.broker_id), password_of_brokers(identity.secret))
         proof = scram.final(await self._login_message(BROKER_LOGIN, scram.first()))
-        scram.check(await self._login_message(None, proof))
+        scram.check_last_message(await self._login_message(None, proof))
 
     async def _login_message(self, mechanism: str | None, message: bytes) -> bytes:
         _, error, text, answer, *_ = await self.ask([native.LOGIN, 1, mechanism, message])

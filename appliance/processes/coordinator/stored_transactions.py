@@ -130,7 +130,7 @@ class StoredTransactions:
             await self._registry.ask(withdrawing, session_id=session_id)
         loaded: dict[str, Transaction] = {}
         for slot in sorted(own):
-            taking = nodes.take(slot, self._claimant, self._new_epoch())
+            taking = nodes.claim_slot(slot, self._claimant, self._new_epoch())
             self._claims[slot] = await self._registry.ask(taking, session_id=session_id)
             for name, node in (await self._registry.ask(nodes.read(slot), session_id=session_id)).items():
                 self._versions[name] = node.version

@@ -165,7 +165,7 @@ class ThisBroker:
         return self._configured.limits
 
     def check_group_settings(self, group: str, changes: Mapping[str, str | int | None]) -> None:
-        self._configured.check(group, changes)
+        self._configured.settings_after(group, changes)
 
     async def alter_group(self, group: str, changes: Mapping[str, str | int | None]) -> None:
         await self._configured.alter(group, changes)
@@ -196,7 +196,7 @@ class ThisBroker:
         return self._topics.auto_create
 
     def check_topic(self, name: str, partitions: int | None, settings: Mapping[str, str]) -> None:
-        self._topics.check(name, partitions, settings)
+        self._topics.check_creation(name, partitions, settings)
 
     async def create_topic(self, name: str, partitions: int | None, settings: Mapping[str, str]) -> None:
         await self._topics.create(name, partitions, settings)

@@ -82,7 +82,7 @@ class Topics:
 
     # ---- changes that clients ask for
 
-    def check(
+    def check_creation(
         self, name: str, partitions: int | None = None, settings: Mapping[str, str | int] | None = None
     ) -> tuple[int, dict[str, str]]:
         """Check the arguments of :meth:`create`; return the number of partitions and the settings as text.
@@ -101,7 +101,7 @@ class Topics:
         """Check that there can be a new topic of this name.
 
         Raises:
-            InvalidTopic, TopicExists, WriterGone: as :meth:`check`.
+            InvalidTopic, TopicExists, WriterGone: as :meth:`check_creation`.
         """
         check_topic(name)
         if name in self.catalog.topics:
@@ -136,11 +136,11 @@ class Topics:
         When this returns, clients can produce to the partitions here; to those on other brokers a moment later.
 
         Raises:
-            InvalidTopic, TopicExists, InvalidPartitions, InvalidSetting, WriterGone: see :meth:`check`.
+            InvalidTopic, TopicExists, InvalidPartitions, InvalidSetting, WriterGone: see :meth:`check_creation`.
             Unavailable: try again.
         """
         async with self._steps.changing(name):
-            count, own = self.check(name, partitions, settings)
+            count, own = self.check_creation(name, partitions, settings)
             topic = Topic(name, await self._steps.place(range(count)), own, new_id())
             async with self._steps.making(
                 Removal(name, topic.id, [p for _, p in self._steps.hosted(topic)])

@@ -252,7 +252,7 @@ class Trash:
 
     # ---- emptying
 
-    async def look(self, config: Config) -> None:
+    async def empty_old(self, config: Config) -> None:
         """Empty the trash of what is old, and of more than TOPICS_MAX.  Called after each look at the clock."""
         await self._report()
         now_ms = self._clock.judging_ms()

@@ -247,7 +247,7 @@ class TrustedClock:
         seen = first_look(now, newest_ms) if last is None else look_again(last, now, hold_ms, newest_ms)
         self._take(last, seen, now, hold_ms)
 
-    def look(self, hold_ms: int) -> None:
+    def look_again(self, hold_ms: int) -> None:
         """Look again.  Call it before each decision about ages."""
         assert self._look is not None
         now = self._clocks()
@@ -255,7 +255,7 @@ class TrustedClock:
 
     def believe(self, hold_ms: int) -> int:
         """Believe the wall clock, since an operator says so.  Returns by how much it has jumped, 0 for not at all."""
-        self.look(hold_ms)
+        self.look_again(hold_ms)
         assert self._look is not None
         jump_ms, now = self._look.jump_ms, self._clocks()
         if jump_ms:

@@ -184,7 +184,7 @@ class Meters:
     def _take(self, bucket: Bucket, amount: int) -> int:
         """Take what a client of this worker uses; return for how many ms it is throttled."""
         self._keep(bucket)
-        return bucket.take(amount, self._turn.now_ms)
+        return bucket.take_tokens(amount, self._turn.now_ms)
 
     def _keep(self, bucket: Bucket) -> None:
         """Remember a bucket until it is full again."""
@@ -347,7 +347,7 @@ class Admission:
 
     def on_security(self, state: SecurityState) -> None:
         """Take the rules of a new state."""
-        if self._authorizer.take(state):
+        if self._authorizer.enforce(state):
             self._rights = self._authorizer.rights
             self._recall()
         if state.quotas != self._quotas:

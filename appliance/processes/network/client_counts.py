@@ -66,7 +66,7 @@ class ClientCounts:
         self._told: tuple[list[ClientRow], int] = ([], 0)
         self._counted_ms = turn.now_ms - COUNTED_MS
 
-    def check(self, connections: Iterable[Served]) -> None:
+    def count_connections(self, connections: Iterable[Served]) -> None:
         """Once in COUNTED_MS, count all connections, and tell what has changed."""
         elapsed_ms = self._turn.now_ms - self._counted_ms
         if elapsed_ms < COUNTED_MS:

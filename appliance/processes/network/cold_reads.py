@@ -138,11 +138,11 @@ class ColdReads:
                 while not self._queue:
                     self._lock.wait()
                 self._idle -= 1
-                asked, stretch = self.take()
+                asked, stretch = self.take_stretch()
             self.put(asked, stretch.file, read_stretch(stretch, buffer))
             del asked, stretch  # a file that nobody else needs is closed now, not when the next one is read
 
-    def take(self) -> tuple[ColdRead, FileRange]:
+    def take_stretch(self) -> tuple[ColdRead, FileRange]:
         """Take the next stretch that is to be read."""
         asked = next(iter(self._queue))
         del self._queue[asked]

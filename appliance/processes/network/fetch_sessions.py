@@ -99,7 +99,7 @@ class OpenFetch(PartitionWatch):
         self.moved.clear()
         for index in moved:
             self.partitions[index] = partitions.partition_of(self.request.parts[index])
-        self.plan.look(moved)
+        self.plan.plan_parts(moved)
         return moved
 
     def look_on(self, partitions: KnownPartitions) -> list[int]:
@@ -117,13 +117,13 @@ class OpenFetch(PartitionWatch):
                 if seen is not None and (partition := partitions.partition_of(self.request.parts[index])) is not seen:
                     self.partitions[index] = partition
                     parts[index] = None
-        self.plan.look(parts)
+        self.plan.plan_parts(parts)
         return list(parts)
 
     def look_once_more(self) -> None:
         """Look at what has come without being awaited, since it is less than enough."""
         if len(self.partitions) == 1:
-            self.plan.look((0,))
+            self.plan.plan_parts((0,))
 
     def unflushed(self, parts: Iterable[int]) -> list[WorkerPartition]:
         """The partitions, of these parts, that have something above the fetched offset that is not readable yet."""
@@ -213,7 +213,7 @@ class FetchSession(OpenFetch):
         for index in self._dirty:
             self.partitions[index] = None if index in mine.denied else partitions.partition_of(mine.parts[index])
 
-    def look(self, now_ms: int) -> None:
+    def plan_changed(self, now_ms: int) -> None:
         """Look at the parts of which more may be known."""
         self.used_ms = now_ms
         if now_ms - self._swept_ms >= SWEEP_MS:
@@ -221,7 +221,7 @@ class FetchSession(OpenFetch):
             self._dirty.update(dict.fromkeys(self._by_key.values()))
         for index in self._dirty:
             self.plan.forget(index)
-        self.plan.look(self._dirty)
+        self.plan.plan_parts(self._dirty)
         self._fresh.update(self._dirty)
 
     def _put(self, part: FetchPart) -> int:
@@ -286,7 +286,7 @@ class FetchSession(OpenFetch):
     def look_once_more(self) -> None:
         if self.size == 1:
             only = list(self._by_key.values())
-            self.plan.look(only)
+            self.plan.plan_parts(only)
             self._fresh.update(dict.fromkeys(only))
 
     def _has_nothing(self, index: int) -> bool:
@@ -416,7 +416,7 @@ class FetchSessions:
             raise UnknownFetchSession(f"more than {self._parts_max} parts of fetch sessions")
         session.epoch = session.epoch % EPOCH_MAX + 1
         self._by_id[session.id] = self._by_id.pop(session.id)
-        session.look(self._turn.now_ms)
+        session.plan_changed(self._turn.now_ms)
         return session
 
     def _has_room(self, request: Fetch) -> bool:

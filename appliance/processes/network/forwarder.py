@@ -295,7 +295,7 @@ class Forwarder:
         self._epoll = epoll
         self._read_announcements = read_announcements
         self._admission = admission
-        self._link = CoordinatorLink(answers.snapshot.take)
+        self._link = CoordinatorLink(answers.snapshot.apply_change)
         self._waits = False
         """The socket is full; epoll reports when it takes more."""
         self.fd = -1

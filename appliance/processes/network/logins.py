@@ -109,7 +109,7 @@ class PlainChecks:
         return True
 
     def begin(self, check: PlainCheck, token: Any, site: str) -> Any:
-        """Compare in the thread, for a client at the address ``site``; :meth:`take` returns the result with ``token``.
+        """Compare in the thread, for a client at the address ``site``; :meth:`take_results` returns it with ``token``.
 
         Returns:
             The token that gives way since too many wait: this one, or one of an address with more.  None: none does.
@@ -145,7 +145,7 @@ class PlainChecks:
                 del self._waiting[site]
             return first
 
-    def take(self, done: Callable[[Any, bool], None]) -> None:
+    def take_results(self, done: Callable[[Any, bool], None]) -> None:
         """Call ``done`` with the token and the result of each comparison that has ended."""
         os.eventfd_read(self.fd)
         while self._results:
@@ -298,7 +298,7 @@ class Logins:
 
     def on_event(self) -> None:
         """Passwords have been compared, or keys of tokens have been asked for."""
-        self._plain.take(self._compared)
+        self._plain.take_results(self._compared)
         done = self._keys.attempts if self._keys is not None else 0
         over = [held for held in self._held if held[0] <= done]
         self._held = [held for held in self._held if held[0] > done]

@@ -109,7 +109,7 @@ class OffsetLookups:
             connection = pending.connection
             if connection.closed:
                 continue
-            self._bytes_left -= lookup.look(min(self._bytes_left, SLICE_BYTES))
+            self._bytes_left -= lookup.answer_parts(min(self._bytes_left, SLICE_BYTES))
             if self._turn.is_over():
                 self._bytes_left = 0
             if lookup.done:

@@ -120,7 +120,7 @@ class WaitList:
             heapq.heappop(heap)
         return heap[0][0] if heap else 0
 
-    def take(self, high_watermark: int) -> list[PartitionWatch]:
+    def take_reached(self, high_watermark: int) -> list[PartitionWatch]:
         """Remove and return the watches that await this high watermark or a lower one."""
         taken = []
         while self._heap and self._heap[0][0] <= high_watermark:
@@ -248,7 +248,7 @@ class WaitLists:
         """Retry the requests whose high watermark has come in partitions of these slots, as many as fit into a turn."""
         for slot in slots:
             for wait_list in self._by_slot.get(slot, ()):
-                for watch in self._moved(wait_list, wait_list.take(wait_list.table.high_watermark)):
+                for watch in self._moved(wait_list, wait_list.take_reached(wait_list.table.high_watermark)):
                     if watch.delayed is not None:
                         self._ready[watch.delayed] = None
         self.retry_ready()

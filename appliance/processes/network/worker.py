@@ -209,7 +209,7 @@ class NetworkWorker:
         self._checks_every_ms, self._heap_used = REST_MS, False
         self._stats, self._limits = (0, 0), list[LimitReached]()
         for change in arguments.snapshot:
-            snapshot.take(change)
+            snapshot.apply_change(change)
         for message in arguments.tables:
             self._on_announcement(message, [])
 
@@ -273,7 +273,7 @@ class NetworkWorker:
             elif fd == self._control_fd:
                 self._read_announcements()
             elif fd == self._doorbell.fd:
-                self._wait_lists.retry_reached(self._doorbell.take())
+                self._wait_lists.retry_reached(self._doorbell.take_marked())
             elif fd in self._handshakes.by_fd:
                 self._handshakes.on_event(fd)
             elif fd in self._acceptor.by_fd:
@@ -496,7 +496,7 @@ class NetworkWorker:
         self._counters.set_gauges(self._gauges())
         if refusals := self._turn.audit.take_counts():
             self._control.send(RefusalsReport(refusals))
-        self._client_counts.check(
+        self._client_counts.count_connections(
             chain(connections_of(self._connections.by_fd.values()), connections_of(self._handoffs.served))
         )
         stats = (count, self._acceptor.refused)

@@ -331,7 +331,7 @@ class WriterLink:
     def receive(self) -> Reaction | None:
         """Receive one message; None: there is none."""
         assert self.channel is not None
-        taken = self.channel.take(FROM_WRITER)
+        taken = self.channel.take_message(FROM_WRITER)
         if taken is None:
             return None
         message, fds = taken

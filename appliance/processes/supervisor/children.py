@@ -196,7 +196,7 @@ class Children:
             with heart.working():
                 return target(channel, heart)
 
-        heart = self._heartbeats.take()
+        heart = self._heartbeats.take_cell()
         try:
             child = self._fork_watched(role, key, do_work if work else lambda channel: target(channel, heart), keep)
         except REFUSALS:
@@ -223,7 +223,7 @@ class Children:
         Raises:
             REFUSALS: the machine refuses; nothing is left of the attempt.
         """
-        heart = self._heartbeats.take()
+        heart = self._heartbeats.take_cell()
         try:
             ours, theirs = Channel.pair()
         except OSError:

@@ -162,7 +162,7 @@ class Inspection:
         self._away.add(partition)
         self._send(LeaveAlone(partition))
 
-    def look(self, partition: TopicPartition) -> None:
+    def inspect(self, partition: TopicPartition) -> None:
         """Look at a partition that has been opened, or could not be: its files may be others, known damage mended."""
         self._away.discard(partition)
         self._send(Inspect(self._row(partition, self._hosted[partition])))

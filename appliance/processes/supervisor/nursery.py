@@ -107,7 +107,9 @@ class Nursery:
             if not poll.poll(self._wait_ms):
                 self._reap()
                 continue
-            taken = self._control.take(TO_NURSERY)  # one at a time: no writer inherits an end of another's channel
+            taken = self._control.take_message(
+                TO_NURSERY
+            )  # one at a time: no writer inherits an end of another's channel
             if taken is None:
                 continue
             message, fds = taken

@@ -173,7 +173,7 @@ class Opening:
         if new:
             self._unmade.add(partition)
         self.open_all([partition])
-        self._inspection.look(partition)
+        self._inspection.inspect(partition)
 
     def drop(self, partition: TopicPartition) -> None:
         """Remove a partition and its table; the next attempt to place other partitions finds the freed room."""

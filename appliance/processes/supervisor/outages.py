@@ -158,7 +158,7 @@ class Outages:
     def on_offline(self, partition: TopicPartition) -> None:
         """Note that a writer could not go on with a log: its disk may recover."""
         if partition in self._hosted:
-            self._inspection.look(partition)
+            self._inspection.inspect(partition)
             self._want_again(partition)
 
     def _want_again(self, partition: TopicPartition) -> None:
@@ -231,7 +231,7 @@ class Outages:
         """Answer the orders for partitions that an opener has tried to open, and try again what is offline."""
         for partition, error, reason in outcomes:
             if partition in self._hosted:
-                self._inspection.look(partition)
+                self._inspection.inspect(partition)
             if not error:
                 self._delays_ms.pop(partition, None)
             elif error != OutOfResources.__name__:  # which is tried again elsewhere

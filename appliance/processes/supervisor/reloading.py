@@ -41,7 +41,7 @@ class Reloads:
         """Note a file that cannot be used; nothing changes."""
         self.last = {**self.last, "count": self.last["count"] + 1, "error": error, "changed": []}
 
-    def take(self, config: Config) -> Config:
+    def note_config(self, config: Config) -> Config:
         """Note a new configuration, and log what it changes.  Returns the one that is in force from now on.
 
         That is the one of the start with the keys of RELOADED from the new one.  So a process that is started again

@@ -474,7 +474,7 @@ class Supervisor:
             logger.error("configuration not reloaded: %s", error)
             self._report.reloads.fail(str(error))
         else:
-            self._config = config = self._report.reloads.take(config)
+            self._config = config = self._report.reloads.note_config(config)
             self._report.disk = config.disk
             self._workers.reload(config)
             self._certificates.reload(config)

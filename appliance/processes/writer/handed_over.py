@@ -96,12 +96,12 @@ class HandedOverConnections:
         with self.lock:
             connection.resume()
 
-    def take(self, fd: int, now_ns: int) -> list[tuple[AppendSource, AppendRow]]:
+    def take_requests(self, fd: int, now_ns: int) -> list[tuple[AppendSource, AppendRow]]:
         """Receive from a connection; return its append requests."""
         connection = self._by_fd[fd]
         if connection.events is None:  # by the flusher, since epoll returned it
             return []
-        appends, more = connection.take(now_ns)
+        appends, more = connection.take_requests(now_ns)
         if not more:
             with self.lock:
                 connection.leave()
@@ -224,7 +224,7 @@ class WriterConnection(Connection[Buffer, PendingReply]):
 
     # ---- taking: the loop alone
 
-    def take(self, now_ns: int) -> tuple[list[tuple[AppendSource, AppendRow]], bool]:
+    def take_requests(self, now_ns: int) -> tuple[list[tuple[AppendSource, AppendRow]], bool]:
         """Read once.
 
         Returns:

@@ -27,7 +27,7 @@ start, or at worst makes producers unknown whose batches retention has removed; 
 The transactions that are open follow from the same, and so do the entries of the index of aborted ones
 (``log.transactions``) for markers behind the snapshot's end: those before it are on the disk before it is.
 
-Threads: the loop makes snapshots, the flusher stores them once the log is flushed (:meth:`Producers.take`).
+Threads: the loop makes snapshots, the flusher stores them once the log is flushed (:meth:`Producers.take_snapshot`).
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Producers:
         self._frozen = self.sequences.snapshot(self._log.end_offset)
         self._frozen_end = self._frozen.end
 
-    def take(self) -> ProducersSnapshot | None:
+    def take_snapshot(self) -> ProducersSnapshot | None:
         """Take the snapshot if it may be stored now.  Call it and :meth:`freeze` with the flusher's lock held."""
         frozen = self._frozen
         if frozen is None or frozen.end > self._log.flushed:

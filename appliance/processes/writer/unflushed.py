@@ -395,7 +395,7 @@ class Unflushed:
         if job.ticket.end > self._log.high_watermark:
             self._publish(job.ticket.end, job.records)
         send_answers(waiting)
-        snapshot = self._producers.take()
+        snapshot = self._producers.take_snapshot()
         return None if snapshot is None else partial(self._producers.store, snapshot)
 
     def _failed(self, error: Exception) -> None:

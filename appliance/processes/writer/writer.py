@@ -64,7 +64,7 @@ from ...records.batch import (
     NOT_FOR_CLIENTS,
     TRANSACTIONAL,
     BatchInfo,
-    check,
+    check_batch,
     place,
     restamp,
 )
@@ -264,7 +264,7 @@ class Appender:
             ClientFault: the part is refused.
             TransactionUnverified: it is to come again.
         """
-        info = check(arena, start, stop, self._bytes_max)
+        info = check_batch(arena, start, stop, self._bytes_max)
         size, count, max_timestamp, first_timestamp, producer_id, epoch, sequence, attributes, _ = info
         end = position + size
         if size < stop - start:
@@ -323,7 +323,7 @@ class Appender:
         admitted: list[tuple[memoryview, BatchInfo]] = []
         first_base, at = -1, start
         while at < stop:
-            info = check(arena, at, stop, self._bytes_max)
+            info = check_batch(arena, at, stop, self._bytes_max)
             if info.producer_id >= 0:
                 raise InvalidRequest("an idempotent producer sends one batch per partition and request")
             _, end, position = self._admit(arena, at, at + info.size, position, admitted)
@@ -354,7 +354,7 @@ class Steps:
     arena = memoryview(b"")
 
     def __init__(self, wake: Callable[[], None]) -> None:
-        """``wake`` lets the loop :meth:`take` them."""
+        """``wake`` lets the loop :meth:`take_answered` them."""
         self._wake = wake
         self._done: deque[TransactionStep] = deque()
 
@@ -362,7 +362,7 @@ class Steps:
         self._done.extend(step for step, _ in answers)
         self._wake()
 
-    def take(self) -> Iterator[TransactionStep]:
+    def take_answered(self) -> Iterator[TransactionStep]:
         while self._done:
             yield self._done.popleft()
 
@@ -527,7 +527,7 @@ class Writer:
         arrived: list[tuple[AppendSource, AppendRow]] = []
         for fd, event in events:
             if fd in handed_over:
-                arrived += handed_over.take(fd, began_ns)
+                arrived += handed_over.take_requests(fd, began_ns)
             elif fd in self._links:
                 arrived += self._take(fd, event)
             else:
@@ -616,7 +616,7 @@ class Writer:
         if event & select.EPOLLOUT:
             with self._unflushed.lock:
                 link.flush()
-        taken = link.channel.take(FROM_WORKER)
+        taken = link.channel.take_message(FROM_WORKER)
         if taken is None:
             if link.channel.closed:
                 self._on_worker_gone(fd, link)
@@ -778,7 +778,7 @@ class Writer:
 
     def _send_steps(self) -> None:
         """Say which transactions have ended."""
-        for step in self._steps.take():
+        for step in self._steps.take_answered():
             self._control.send(step)
 
     def _show_start(self) -> None:

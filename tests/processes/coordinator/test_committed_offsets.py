@@ -719,14 +719,14 @@ def test_positions_expire_unless_they_change_or_somebody_is_there() -> None:
         broker = Broker(tree)
         await broker.offsets.commit("g", {PART: CommittedOffset(1), OTHER: CommittedOffset(1)}, "consumer")
         assert claims.decode_info(tree.nodes[group("g")].value) == GroupInfo("consumer", 1_000)
-        seen = tree.run(claims.look(["g"]))["g"]
+        seen = tree.run(claims.read_groups(["g"]))["g"]
         await broker.commit(2)
         broker.members.add("g")
         assert await broker.offsets.expire("g", seen.nodes) == 0
         broker.members.clear()
         assert await broker.offsets.expire("g", seen.nodes) == 1
         assert await broker.stored() == {PART: 2}
-        seen = tree.run(claims.look(["g"]))["g"]
+        seen = tree.run(claims.read_groups(["g"]))["g"]
         assert await broker.offsets.expire("g", seen.nodes) == 1
         assert not any(path.startswith("/consumers/") for path in tree.nodes)
 
@@ -816,7 +816,7 @@ def test_what_is_too_large_is_not_stored_and_nothing_old_stays(monkeypatch: pyte
 def test_a_snapshot_is_one_request_whatever_is_known_of_the_last_one(is_there: bool) -> None:
     """A second request could come behind that of a later call, when this one was given up."""
     tree = Tree()
-    held = tree.run(claims.take("g", Claimant(1, "1"), "1", make=True)).held
+    held = tree.run(claims.claim_group("g", Claimant(1, "1"), "1", make=True)).held
     for known in (is_there, not is_there):
         step = claims.save("g", held, b"new", is_there=known)
         requests = next(step)

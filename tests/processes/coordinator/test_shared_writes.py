@@ -52,7 +52,7 @@ class Ensemble:
             return result
 
     def take(self, name: str) -> Held:
-        taken = self.tree.run(claims.take(name, Claimant(1, "one"), "epoch", make=True))
+        taken = self.tree.run(claims.claim_group(name, Claimant(1, "one"), "epoch", make=True))
         assert isinstance(taken, claims.Taken)
         return taken.held
 

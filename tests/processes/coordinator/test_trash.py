@@ -190,7 +190,7 @@ class Life:
         await self.sync.reconcile()
         if self.registry.enabled:
             await self.sync.synchronise()
-        await self.trash.look(self.config)
+        await self.trash.empty_old(self.config)
 
     # ---- what the topic is
 
@@ -299,7 +299,7 @@ def test_after_a_crash_at_any_step_the_topic_is_whole_or_in_the_trash(
         if act == "empty":  # a part of it may be left, under its id, and goes later
             assert not whole and set(kept) == ({topic_id} if trashed else set()), at
             again.machine.run(DAY)
-            again.run(again.trash.look(again.config))
+            again.run(again.trash.empty_old(again.config))
             again._clean()
             assert again.left() == [] and not again.catalog.trash, at
         elif trashed:
@@ -323,8 +323,8 @@ def delete(life: Life, name: str = "x") -> str:
 
 def look(life: Life) -> list[str]:
     """What is in the trash after a look at the clock, and one at the trash."""
-    life.clock.look(HOLD)
-    life.run(life.trash.look(life.config))
+    life.clock.look_again(HOLD)
+    life.run(life.trash.empty_old(life.config))
     return [one.name for one in life.trash.topics()]
 
 
@@ -363,7 +363,7 @@ def test_a_deletion_before_the_clock_is_known_gets_the_time_of_the_first_look(tm
     life.clock._look = None
     delete(life)
     assert life.catalog.trash[0].deleted_ms == 0
-    life.run(life.trash.look(life.config))
+    life.run(life.trash.empty_old(life.config))
     assert life.catalog.trash[0].deleted_ms == 0  # nothing is judged yet
     life.clock.begin(0, HOLD)
     assert look(life) == ["x"] and life.catalog.trash[0].deleted_ms == life.machine.real_ms
@@ -386,7 +386,7 @@ def test_no_more_topics_are_kept_than_there_is_a_bound_for(life: Life, monkeypat
 def test_a_topic_whose_files_are_gone_is_forgotten(life: Life) -> None:
     """As after a backup was restored: it has the catalog, and nothing of the trash."""
     topic_id = delete(life)
-    life.run(life.trash.look(life.config))
+    life.run(life.trash.empty_old(life.config))
     partition_directory.throw_away(life.data_dir, topic_id)
     with pytest.raises(InvalidRequest, match="not in the trash"):
         life.run(life.trash.undelete("x"))

@@ -84,16 +84,16 @@ def test_a_jump_is_told_and_moves_nothing_until_it_has_lasted(tmp_path: Path, da
     judged = clock(tmp_path, machine, told)
     machine.run(30 * S)
     machine.skew_ms = days * DAY
-    judged.look(HOLD)
+    judged.look_again(HOLD)
     assert judged.jump_ms == days * DAY and abs(judged.now_ms() - machine.real_ms) <= S
     assert told.last()["jump_ms"] == days * DAY and told.last()["believed"] * 1000 - machine.wall_ms == pytest.approx(
         HOLD, abs=MINUTE
     )
     machine.run(HOLD - MINUTE)
-    judged.look(HOLD)
+    judged.look_again(HOLD)
     assert judged.jump_ms == days * DAY and judged.now_ms() == machine.real_ms
     machine.run(2 * MINUTE)
-    judged.look(HOLD)
+    judged.look_again(HOLD)
     assert judged.jump_ms == 0 and judged.now_ms() == machine.wall_ms and told.last() is None
 
 
@@ -102,10 +102,10 @@ def test_a_clock_that_comes_back_is_no_jump_any_more(tmp_path: Path, days: int) 
     machine, told = Machine(), Told()
     judged = clock(tmp_path, machine, told)
     machine.skew_ms = days * DAY
-    judged.look(HOLD)
+    judged.look_again(HOLD)
     machine.run(HOUR)
     machine.skew_ms = 0
-    judged.look(HOLD)
+    judged.look_again(HOLD)
     assert (judged.jump_ms, judged.now_ms(), told.last()) == (0, machine.real_ms, None)
 
 
@@ -121,12 +121,12 @@ def test_another_jump_begins_to_last_anew(tmp_path: Path) -> None:
     machine = Machine()
     judged = clock(tmp_path, machine)
     machine.skew_ms = 10 * DAY
-    judged.look(HOLD)
+    judged.look_again(HOLD)
     machine.run(HOLD - HOUR)
     machine.skew_ms = 20 * DAY
-    judged.look(HOLD)
+    judged.look_again(HOLD)
     machine.run(HOLD - HOUR)
-    judged.look(HOLD)
+    judged.look_again(HOLD)
     assert judged.jump_ms == 20 * DAY and judged.now_ms() == machine.real_ms
 
 
@@ -134,7 +134,7 @@ def test_without_a_hold_every_jump_is_believed_at_once(tmp_path: Path) -> None:
     machine = Machine()
     judged = clock(tmp_path, machine)
     machine.skew_ms = 10 * DAY
-    judged.look(0)
+    judged.look_again(0)
     assert judged.jump_ms == 0 and judged.now_ms() == machine.wall_ms
 
 
@@ -144,11 +144,11 @@ def test_a_small_difference_is_followed_slowly(tmp_path: Path, skew_ms: int) -> 
     judged = clock(tmp_path, machine)
     machine.run(MINUTE)
     machine.skew_ms = skew_ms
-    judged.look(HOLD)
+    judged.look_again(HOLD)
     assert judged.jump_ms == 0 and abs(judged.now_ms() - machine.real_ms) <= MINUTE // FOLLOWED_PART
     for _ in range(FOLLOWED_PART * JUMP_MS // MINUTE):
         machine.run(MINUTE)
-        judged.look(HOLD)
+        judged.look_again(HOLD)
     assert judged.now_ms() == machine.wall_ms
 
 
@@ -158,7 +158,7 @@ def test_many_small_steps_are_a_jump_in_the_end(tmp_path: Path) -> None:
     for _ in range(100):
         machine.run(30 * S)
         machine.skew_ms += 5 * MINUTE
-        judged.look(HOLD)
+        judged.look_again(HOLD)
     assert judged.jump_ms > 0 and judged.now_ms() - machine.real_ms <= 100 * 30 * S // FOLLOWED_PART
 
 
@@ -218,7 +218,7 @@ def test_a_reboot_with_a_dead_clock(tmp_path: Path, skew_ms: int) -> None:
     fresh_ms = machine.wall_ms
     machine.run(HOUR)
     machine.skew_ms = 0
-    judged.look(HOLD)
+    judged.look_again(HOLD)
     assert abs(judged.now_ms() - machine.real_ms) <= JUMP_MS
     assert judged.now_ms() - judged.written_ms(fresh_ms) <= HOUR + JUMP_MS
 
@@ -231,14 +231,14 @@ def test_a_dead_clock_that_nobody_sets_for_long(tmp_path: Path) -> None:
     machine.reboot(MINUTE)
     judged = clock(tmp_path, machine, newest_ms=START)
     machine.run(HOLD + MINUTE)
-    judged.look(HOLD)
+    judged.look_again(HOLD)
     assert judged.jump_ms == 0 and judged.now_ms() == machine.wall_ms
     fresh_ms, born_ms = machine.wall_ms, machine.real_ms
     machine.run(HOUR)
     machine.skew_ms = 0
-    judged.look(HOLD)
+    judged.look_again(HOLD)
     machine.run(HOLD + MINUTE)
-    judged.look(HOLD)
+    judged.look_again(HOLD)
     assert judged.jump_ms == 0 and judged.now_ms() == machine.real_ms
     assert judged.now_ms() - judged.written_ms(fresh_ms) <= machine.real_ms - born_ms + JUMP_MS
 
@@ -249,7 +249,7 @@ def test_a_reboot_during_a_jump(tmp_path: Path, held: bool) -> None:
     machine = Machine()
     judged = clock(tmp_path, machine)
     machine.skew_ms = 10 * DAY
-    judged.look(HOLD)
+    judged.look_again(HOLD)
     machine.skew_ms = 10 * DAY if held else 0
     machine.reboot(HOUR)
     judged = clock(tmp_path, machine, newest_ms=START + 10 * DAY)
@@ -296,14 +296,14 @@ def test_the_file_is_written_when_something_changes_and_now_and_then(tmp_path: P
     path = tmp_path / FILE_NAME
     first = path.read_bytes()
     machine.run(MINUTE)
-    judged.look(HOLD)
+    judged.look_again(HOLD)
     assert path.read_bytes() == first
     machine.run(HOUR)
-    judged.look(HOLD)
+    judged.look_again(HOLD)
     assert path.read_bytes() != first
     path.unlink()
     machine.skew_ms = DAY
-    judged.look(HOLD)
+    judged.look_again(HOLD)
     assert path.exists()
 
 

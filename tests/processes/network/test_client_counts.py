@@ -27,7 +27,7 @@ class Counted:
         """What has been told by a check so much later."""
         self.turn.now_ms += after_ms
         before = len(self.told)
-        self.counts.check((LISTENER, session) for session in self.sessions)
+        self.counts.count_connections((LISTENER, session) for session in self.sessions)
         return self.told[before:]
 
 

@@ -100,7 +100,7 @@ class Play:
         self._connections[reader].end()
 
     def take(self) -> None:
-        asked, stretch = self.reads.take()
+        asked, stretch = self.reads.take_stretch()
         assert asked.reader not in self.forgotten and stretch.count == STRETCH_BYTES
         self._reading.append((asked, stretch))
 
@@ -221,7 +221,7 @@ class Sender:
 
     def bring(self, fault: OSError | None = None) -> None:
         """A thread reads what is asked for, and the loop notices."""
-        asked, stretch = self.reads.take()
+        asked, stretch = self.reads.take_stretch()
         if fault is None:
             brought = read_stretch(stretch, memoryview(bytearray(STRETCH_BYTES)))
         else:  # nothing is read: what is in memory would be sent
@@ -320,7 +320,7 @@ def test_nothing_comes_of_what_a_closed_connection_has_asked_for(sender: Sender)
     """Before a thread takes it, while it reads, and when it has read."""
     sender.put(FileRange(sender.file, 0, SIZE))
     sender.step()
-    asked, stretch = sender.reads.take()
+    asked, stretch = sender.reads.take_stretch()
     sender.connections.close(sender.connection)
     assert not sender.reads.waiting
     sender.reads.put(asked, stretch.file, Brought(0, STRETCH_BYTES, STRETCH_BYTES, None))

@@ -184,7 +184,7 @@ class Disk(ColdReads):
         for log in logs:
             log.cold = None
         while self._queue:
-            asked, stretch = self.take()
+            asked, stretch = self.take_stretch()
             self.put(asked, stretch.file, Brought(0, stretch.count, stretch.count, None))
         if self._brought:
             self.on_event()

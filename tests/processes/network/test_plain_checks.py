@@ -23,7 +23,7 @@ def compared(checks: PlainChecks, one: PlainCheck) -> bool:
     results: list[bool] = []
     assert checks.begin(one, "token", "10.0.0.1") is None
     assert select.select([checks.fd], [], [], 20)[0]
-    checks.take(lambda token, right: results.append(right))
+    checks.take_results(lambda token, right: results.append(right))
     (right,) = results
     return right
 

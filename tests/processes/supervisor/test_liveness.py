@@ -38,7 +38,7 @@ class Watch:
         self.children: list[Child] = []
         for number in range(count):
             self.children.append(Child("network", number, FIRST_PID + number, -1, None, 0))  # type: ignore[arg-type]
-            self.hearts.append(self.beats.take())
+            self.hearts.append(self.beats.take_cell())
             self.liveness.watch(self.children[-1], self.hearts[-1])
 
     def check(self, after_ms: int) -> list[Child]:

@@ -62,7 +62,7 @@ class Steps:
 
     def take_order(self) -> Channel:
         """In the nursery: the writer's end of its channel."""
-        order = self.nursery.take(TO_NURSERY)
+        order = self.nursery.take_message(TO_NURSERY)
         assert order is not None
         (fd,) = order[1]
         return Channel(socket.socket(fileno=fd))

@@ -23,16 +23,16 @@ def test_every_beginning_is_that_of_a_key() -> None:
 
 def test_changes_are_told_once_and_waiting_ones_as_long_as_they_wait() -> None:
     reloads = Reloads(load(None, []))
-    in_force = reloads.take(load(None, ["topics.retention.ms=1h", "kafka.listen=127.0.0.1:1"]))
+    in_force = reloads.note_config(load(None, ["topics.retention.ms=1h", "kafka.listen=127.0.0.1:1"]))
     assert (in_force.topics.retention_ms, in_force.kafka.listen) == (3_600_000, "127.0.0.1:9092")
     assert reloads.last["changed"] == [["topics.retention.ms", 604_800_000, 3_600_000]]
     assert reloads.last["needs_restart"] == [["kafka.listen", "127.0.0.1:9092", "127.0.0.1:1"]]
-    reloads.take(load(None, ["topics.retention.ms=1h", "kafka.listen=127.0.0.1:1"]))
+    reloads.note_config(load(None, ["topics.retention.ms=1h", "kafka.listen=127.0.0.1:1"]))
     assert reloads.last["changed"] == []
     assert len(reloads.last["needs_restart"]) == 1
     reloads.fail("bad")
     assert (reloads.last["error"], reloads.last["count"]) == ("bad", 3)
-    reloads.take(load(None, []))
+    reloads.note_config(load(None, []))
     assert reloads.last["needs_restart"] == []
     assert reloads.last["changed"] == [["topics.retention.ms", 3_600_000, 604_800_000]]
 
@@ -73,7 +73,7 @@ def test_the_command_says_what_a_reload_does(server: Server, tmp_path: Path) -> 
 
 def test_a_url_that_is_a_secret_is_not_shown() -> None:
     reloads = Reloads(load(None, ["alerts.webhook=https://hooks.example/OLDSECRET"]))
-    reloads.take(load(None, ["alerts.webhook=https://hooks.example/NEWSECRET"]))
+    reloads.note_config(load(None, ["alerts.webhook=https://hooks.example/NEWSECRET"]))
     assert reloads.last["changed"] == [["alerts.webhook", "***", "***"]]
-    reloads.take(load(None, ["alerts.webhook=/etc/appliance/webhook"]))
+    reloads.note_config(load(None, ["alerts.webhook=/etc/appliance/webhook"]))
     assert reloads.last["changed"] == [["alerts.webhook", "***", "/etc/appliance/webhook"]]

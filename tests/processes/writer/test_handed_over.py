@@ -65,7 +65,7 @@ class Desk:
         """What the writer takes until there is nothing more to be read."""
         taken = []
         while any(fd == self.fd for fd, _ in self.epoll.poll(0)):
-            taken += self.handoffs.take(self.fd, 0)
+            taken += self.handoffs.take_requests(self.fd, 0)
         return taken
 
     def answer(self, taken: list[tuple[AppendSource, AppendRow]]) -> None:

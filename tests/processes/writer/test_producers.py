@@ -82,7 +82,7 @@ def test_a_snapshot_is_of_what_is_flushed_and_stored_only_then(tmp_path: Path) -
     partition.producers.freeze()
     end = partition.log.end_offset
     partition.append(1)
-    assert partition.producers.take() is None and not (tmp_path / "t-0" / SNAPSHOT_NAME).exists()
+    assert partition.producers.take_snapshot() is None and not (tmp_path / "t-0" / SNAPSHOT_NAME).exists()
     partition.flush()
     snapshot = stored(partition)
     assert snapshot is not None and snapshot.end == end == partition.promises.batches[0].end
