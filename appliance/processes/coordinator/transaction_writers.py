@@ -21,7 +21,7 @@ import contextlib
 import itertools
 import logging
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -81,6 +81,8 @@ class TransactionWriters:
         """What is not answered yet, by token, in order: the step is made when it is sent."""
         self._waiting: dict[TopicPartition, int] = {}
         """Writers that have started and have not been told yet; NO_WRITER: its steps only wait for what is open."""
+        self._aborting: Counter[TopicPartition] = Counter()
+        """How many wait for :meth:`abort_hanging`."""
         self._epochs: dict[int, int] = {}
         """By slot, the highest epoch of a coordinator that has taken a step."""
         self._telling = False
@@ -122,11 +124,22 @@ class TransactionWriters:
             UnknownPartition: there is none.
         """
         self._waiting.setdefault(partition, NO_WRITER)
+        self._aborting[partition] += 1
         aborting = self._carry_out(
             partition, lambda token, known_producers: AbortHanging(partition, token, sorted(known_producers))
         )
         self.tell_waiting()
-        await aborting
+        try:
+            await aborting
+        finally:
+            self._aborting -= Counter([partition])
+            if partition not in self._aborting and self._waiting.get(partition) == NO_WRITER:
+                self._wait_no_more(partition)
+
+    def _wait_no_more(self, partition: TopicPartition) -> None:
+        """Whoever has asked for what is open there has given up: the steps that waited for it are sent."""
+        del self._waiting[partition]
+        self._send_steps(partition, ())
 
     def _check(self, lead: Lead) -> None:
         """Check that nobody has taken the slot over: its steps here may be those of a later transaction.
@@ -207,12 +220,22 @@ class TransactionWriters:
             for row in opened:
                 if row.is_ongoing:
                     self._send(OpenTransaction(partition, next(self._tokens), *row.producer))
-            open_producers = {row.producer.id for row in opened}
-            for token, (of, make, answer) in list(self._steps.items()):
-                if of == partition and not answer.done():
-                    self._send(make(token, open_producers))
+            self._send_steps(partition, {row.producer.id for row in opened})
             if writer != NO_WRITER:
                 self._send(TransactionsSent(partition, writer))
+
+    def _send_steps(self, partition: TopicPartition, known_producers: Collection[int]) -> None:
+        """Send the steps of a partition that are not answered, in order.
+
+        A transaction that has begun since it was asked which are known is known by its opening.
+        """
+        known = set(known_producers)
+        for token, (of, make, answer) in list(self._steps.items()):
+            if of == partition and not answer.done():
+                step = make(token, known)
+                if isinstance(step, OpenTransaction):
+                    known.add(step.producer_id)
+                self._send(step)
 
 
 class _Step(NamedTuple):

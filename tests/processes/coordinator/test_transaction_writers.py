@@ -158,6 +158,56 @@ async def test_what_has_begun_meanwhile_is_not_aborted_by_a_step_that_is_sent_ag
 
 
 @scenario
+async def test_what_has_begun_since_it_was_asked_what_is_known_is_not_aborted(supervisor: Supervisor) -> None:
+    supervisor.known.clear()
+    first = await started(supervisor.writers.abort_hanging(A.key))
+    await asyncio.sleep(0)  # it is asked now
+    opening = await started(supervisor.writers.open(A, P, LEAD))
+    second = await started(supervisor.writers.abort_hanging(A.key))
+    supervisor.known.set()
+    await supervisor.told()
+    before, opened, after = supervisor.sent
+    assert (before.known_producers, after.known_producers) == ([], [P.id])
+    assert isinstance(opened, OpenTransaction)
+    for message in supervisor.sent:
+        supervisor.writers.on_step(TransactionStep(A.key, message.token, ""))
+    await asyncio.gather(first, opening, second)
+
+
+@pytest.mark.parametrize("ending", ["cancelled", "timed out"])
+def test_an_abort_that_is_given_up_keeps_no_other_step_waiting(ending: str) -> None:
+    """Goal: while it is not known what is open, only who needs that waits for it."""
+
+    async def work() -> None:
+        supervisor = Supervisor()
+        supervisor.away = True
+        if ending == "timed out":
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(transaction_writers, "STEP_MS_MAX", 1)
+                with pytest.raises(RequestTimedOut):
+                    await supervisor.writers.abort_hanging(A.key)
+        first = await started(supervisor.writers.abort_hanging(A.key))
+        second = await started(supervisor.writers.abort_hanging(A.key))
+        opening = await started(supervisor.writers.open(A, P, LEAD))
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        assert supervisor.sent == [], "another one waits still"
+        second.cancel()
+        await asyncio.gather(second, return_exceptions=True)
+        (message,) = supervisor.sent
+        assert message == OpenTransaction(A.key, message.token, *P)
+        supervisor.answer()
+        await opening
+        marking = await started(supervisor.writers.mark(A, P, LEAD, True, 1_000, inherited=False))
+        assert isinstance(supervisor.sent[-1], WriteMarker), "what comes later does not wait either"
+        supervisor.answer()
+        await marking
+        await supervisor.told()  # nothing is asked any more, though nothing is known
+
+    asyncio.run(asyncio.wait_for(work(), 10))
+
+
+@scenario
 async def test_what_comes_while_it_is_asked_what_is_open_comes_behind_that(supervisor: Supervisor) -> None:
     """The answer is old: the transaction has ended since, and its marker must not come before its opening."""
     supervisor.opened = [OpenProducer(A.key, P, True)]
