@@ -55,6 +55,8 @@ class RegisteredTransactions:
             clock_ms=clock_ms,
             spawn=spawn,
         )
+        self._registry = registry
+        self._reviewed_session = 0
         self._loading = asyncio.Lock()
         self._clock_ms = clock_ms
 
@@ -62,6 +64,8 @@ class RegisteredTransactions:
         """A session of ZooKeeper works, perhaps a new one, or other brokers live: our slots may be another's now."""
         if self.store.stale:
             self.coordinator.unload()
+        if self._reviewed_session != self._registry.session_id:
+            self._reviewed_session = self._registry.session_id
             self.writers.forget_epochs()
 
     async def _load_again(self) -> None:
