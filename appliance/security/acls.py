@@ -147,9 +147,12 @@ BROKER_RULES: Final = tuple(
         (ResourceType.TOPIC, Operation.READ),
         (ResourceType.GROUP, Operation.READ),
         (ResourceType.GROUP, Operation.DELETE),
+        (ResourceType.TRANSACTIONAL_ID, Operation.DESCRIBE),
+        (ResourceType.CLUSTER, Operation.CLUSTER_ACTION),
     )
 )
-"""To ask for offsets, and to pass changes of committed offsets on to the coordinator of their group."""
+"""To ask for offsets, to pass changes of committed offsets on to the coordinator of their group, and for what only
+brokers ask each other: steps and lists of transactions, and what is in the trash."""
 
 
 class AclFilter(msgspec.Struct, frozen=True):

@@ -73,6 +73,7 @@
     take_offsets    {id, group, gone: [topic id]}         version of the transaction's node; commits what a prepared
                                                           transaction has of this group, but for topics that are gone
     pass_verb       {PASSED, verb, arguments}             as that verb answers, of a transactional id
+    trash_of_peer   {}                                    as ``trash``, for brokers, which may see nothing else
     users           {}                                    [{name, mechanisms: {mechanism: iterations}, locked,
                                                            expires_ms?, expired, roles: [name]}]
     put_user        {name, verifiers, new}                nil; replaces all verifiers of the user
@@ -558,6 +559,7 @@ _ROWS: Final = (
     Verb("may_commit", MayCommit, PEER_RIGHTS),
     Verb("take_offsets", TakeOffsets, PEER_RIGHTS),
     Verb("pass_verb", PassVerb, PEER_RIGHTS),
+    Verb("trash_of_peer", Nothing, PEER_RIGHTS),
     Verb("users", Nothing, cluster_rights(Operation.DESCRIBE)),
     Verb("put_user", PutUser, cluster_rights(Operation.ALTER), changes=True),
     Verb("alter_user", AlterUser, cluster_rights(Operation.ALTER), changes=True),

@@ -132,6 +132,7 @@ class NativeApi:
             "alter_topic": self._alter_topic,
             "delete_topic": self._delete_topic,
             "trash": self._list_trash,
+            "trash_of_peer": self._list_trash,
             "undelete_topic": self._undelete_topic,
             "restore_topic": self._restore_topic,
             "delete_records": self._delete_records,
