@@ -318,6 +318,7 @@ class Coordinator:
             self._transactions.coordinator.close()
             self._kafka.close()
             self._cluster_watch.close()
+            self._brokers.connections.close()
             self._known_groups.note(self._broker.cluster_id, self._groups.offsets.topics())
             self._registry.close(leave_nodes=self._native_groups.keeps)
         if self._bug is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Final
 
 from ...addresses import (
@@ -20,10 +21,17 @@ from ...names import TopicPartition
 from ...wire.kafka.metadata_reply import NO_LEADER, Broker
 from ...zookeeper.paths import BrokerInfo
 from .. import snapshot
-from .peers import BrokerIdentity
+from .peers import BrokerIdentity, PeerConnections
 from .registry_session import RegistrySession
 
 WILDCARDS: Final = ("0.0.0.0", "::")
+COORDINATORS_KEPT_MAX: Final = 10_000
+"""Groups and slots of transactions whose coordinator is kept in memory: each is asked for with every request."""
+
+
+@lru_cache(COORDINATORS_KEPT_MAX)
+def _coordinator(name: str, candidates: tuple[int, ...]) -> int:
+    return coordinator_of(name, [Broker(broker_id, "", 0) for broker_id in candidates]).id
 
 
 class LiveBrokers:
@@ -39,6 +47,9 @@ class LiveBrokers:
         self._config = config
         self._registry = registry
         self._secret = secret
+        self._present_candidates: tuple[int, ...] = ()
+        self._candidates_as_of: tuple[int, bool, bool] | None = None
+        self.connections = PeerConnections(lambda: self.identity)
 
     def reload(self, config: Config) -> None:
         """Take new advertised addresses."""
@@ -86,11 +97,18 @@ class LiveBrokers:
 
     def coordinator(self, group: str) -> int:
         """The id of the broker that coordinates a group, chosen from the live brokers that this one knows."""
-        brokers = self._registry.brokers.items()  # and perhaps an earlier registration of our own
-        others = [broker_id for broker_id, info in brokers if info.kafka and broker_id != self.broker_id]
-        closed = bool(others and self.listening and not self.listening.get("kafka"))
-        candidates = {*others, self.broker_id} - ({self.broker_id} if closed else set())
-        return coordinator_of(group, [Broker(broker_id, "", 0) for broker_id in sorted(candidates)]).id
+        return _coordinator(group, self._candidates())
+
+    def _candidates(self) -> tuple[int, ...]:
+        """The brokers that may coordinate: looked for again when a broker has changed, or we have begun to listen."""
+        as_of = self._registry.revision, bool(self.listening), bool(self.listening.get("kafka"))
+        if self._candidates_as_of != as_of:
+            brokers = self._registry.brokers.items()  # and perhaps an earlier registration of our own
+            others = [broker_id for broker_id, info in brokers if info.kafka and broker_id != self.broker_id]
+            closed = bool(others and self.listening and not self.listening.get("kafka"))
+            candidates = {*others, self.broker_id} - ({self.broker_id} if closed else set())
+            self._present_candidates, self._candidates_as_of = tuple(sorted(candidates)), as_of
+        return self._present_candidates
 
     def coordinates(self, group: str) -> bool:
         return self.coordinator(group) == self.broker_id

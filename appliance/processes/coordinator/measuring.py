@@ -16,7 +16,6 @@ from ...wire.kafka.metadata_reply import NO_LEADER
 from ...wire.requests import EARLIEST, LATEST, OffsetsPart
 from .live_brokers import LiveBrokers
 from .partitions import Partitions
-from .peers import ask_offsets
 from .topics import Topics
 
 FILES_MAX: Final = 64
@@ -115,7 +114,7 @@ class Measurements:
             for key in keys
             for timestamp, offset in ((EARLIEST, -1), (LATEST, -1), (EARLIEST, offsets[key] or 0))
         ]
-        answers = iter(await ask_offsets(address, self._brokers.identity, asked))
+        answers = iter(await self._brokers.connections.ask_offsets(address, asked))
         measured: dict[TopicPartition, Measured] = {}
         for key, start, end, at in zip(keys, answers, answers, answers, strict=False):
             if not (start.error or end.error or at.error):

@@ -51,10 +51,10 @@ from ...transactions.store import Consumer, Lead, OpenProducer
 from ...transactions.transaction import PendingOffset, ProducerIdentity, TransactionPart
 from ...wire.kafka.codes import Code
 from .live_brokers import LiveBrokers
-from .peers import ADMIN_MS_MAX, PEER_MS_MAX, ask_admin
+from .peers import ADMIN_MS_MAX, PEER_MS_MAX
 
 PASSED_MAX: Final = 16
-"""Requests that one peer is asked at once, each over a connection of its own; more wait."""
+"""Requests that one peer is asked at once; more wait."""
 PARTS_MAX: Final = 500
 """Partitions, or offsets, in one request."""
 
@@ -117,7 +117,7 @@ class PeerTransactions:
         address = self._brokers.native_address(broker_id)
         if not address:
             raise BrokerAway(f"broker {broker_id} cannot be reached from here")
-        return await ask_admin(address, self._brokers.identity, verb, arguments)
+        return await self._brokers.connections.ask_admin(address, verb, arguments)
 
     async def pass_on(self, broker_id: int, verb: str, arguments: Mapping[str, Any]) -> Any:
         """Ask for something that must not be done any more once we have given it up.  Raises as :meth:`_ask`."""

@@ -29,7 +29,6 @@ from .committed_offsets import CommittedOffsets
 from .live_brokers import LiveBrokers
 from .member_registration import MemberRegistration
 from .native_groups import NativeGroups
-from .peers import ask_admin
 from .registry_session import RegistrySession
 from .topic_sync import Spawn
 
@@ -126,7 +125,7 @@ class RegisteredGroups:
         address = self._brokers.native_address(broker_id)
         if not address:
             raise NotCoordinator(f"broker {broker_id}, which cannot be reached from here, coordinates group {group!r}")
-        await ask_admin(address, self._brokers.identity, verb, {**arguments, "forwarded": True})
+        await self._brokers.connections.ask_admin(address, verb, {**arguments, "forwarded": True})
         return True
 
     async def claim(self, group: str, *, make: bool = True) -> bytes:

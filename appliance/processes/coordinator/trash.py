@@ -48,7 +48,6 @@ from ...zookeeper import deletion
 from ...zookeeper.session import SessionState
 from .live_brokers import LiveBrokers
 from .partitions import Partitions
-from .peers import ask_admin
 from .registry_session import RegistrySession
 from .topic_steps import TopicSteps, info_of
 from .topics import Topics
@@ -229,10 +228,10 @@ class Trash:
         if away := sorted(hosting - live):
             raise BrokerAway(f"broker {away[0]} has partitions of topic {trashed.name!r}, and is away: start it first")
         for peer in sorted(live):
-            address, identity = self._brokers.native_address(peer), self._brokers.identity
+            address = self._brokers.native_address(peer)
             if not address:
                 raise BrokerAway(f"broker {peer} has no native listener that is known here: try again")
-            rows = await ask_admin(address, identity, "trash", {})
+            rows = await self._brokers.connections.ask_admin(address, "trash_of_peer", {})
             row = next((row for row in rows if row["id"] == trashed.id), None)
             if row is None and peer in hosting:
                 raise InvalidRequest(

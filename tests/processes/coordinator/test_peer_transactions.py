@@ -21,10 +21,6 @@ P, LEAD = ProducerIdentity(7, 0), Lead(0, 3)
 PARTS = [TransactionPart("a", "0" * 32, number) for number in range(PARTS_MAX + 1)]
 
 
-OTHERS: list[Others] = []
-"""The last one is asked."""
-
-
 class Others:
     """Brokers 2 and 3.  ``asked``: what came there; ``answers``: theirs, by verb; ``held``: set if they answer."""
 
@@ -34,9 +30,8 @@ class Others:
         self.held = asyncio.Event()
         self.held.set()
         self.away: set[int] = set()
-        self.identity: Any = None
+        self.connections = self
         self.peers_of = PeerTransactions(self)  # type: ignore[arg-type]
-        OTHERS.append(self)
 
     def peers(self) -> dict[int, dict[str, str]]:
         return {2: {}, 3: {}}
@@ -47,7 +42,7 @@ class Others:
     def coordinator(self, name: str) -> int:
         return 2
 
-    async def answer(self, address: str, identity: Any, verb: str, arguments: Mapping[str, Any]) -> Any:
+    async def ask_admin(self, address: str, verb: str, arguments: Mapping[str, Any]) -> Any:
         self.asked.append((address, verb, arguments))
         if verb != "begin_passing":
             await self.held.wait()
@@ -61,14 +56,6 @@ class Others:
 
 
 scenario = scenarios(Others)
-
-
-@pytest.fixture(autouse=True)
-def connected(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def ask(address: str, identity: Any, verb: str, arguments: Mapping[str, Any]) -> Any:
-        return await OTHERS[-1].answer(address, identity, verb, arguments)
-
-    monkeypatch.setattr(peer_transactions, "ask_admin", ask)
 
 
 @scenario
@@ -128,12 +115,12 @@ async def test_who_does_not_answer_leaves_its_slots_out(others: Others) -> None:
 async def test_who_waits_for_the_session_of_a_peer_waits_no_longer_than_for_an_answer(others: Others) -> None:
     """Method: a peer stands still; the first that asks keeps the others from asking, one after the other."""
 
-    async def stands_still(address: str, identity: Any, verb: str, arguments: Any) -> Any:
+    async def stands_still(address: str, verb: str, arguments: Any) -> Any:
         await asyncio.wait({asyncio.get_running_loop().create_future()}, timeout=0.1)
         raise BrokerAway("no answer")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(peer_transactions, "ask_admin", stands_still)
+        patch.setattr(others, "ask_admin", stands_still)
         patch.setattr(peer_transactions, "ADMIN_MS_MAX", 250)
         steps = [others.peers_of.step(2, PARTS[:1], P, LEAD, None) for _ in range(20)]
         errors = await asyncio.gather(*steps, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""appliance.processes.coordinator.peers: brokers log in to each other, whatever listeners ask of clients.
+"""appliance.processes.coordinator.peers: brokers log in to each other, whatever listeners ask of clients, and with TLS.
 
 Nobody else gets their rights, or the password of the ensemble.
 """
@@ -8,33 +8,43 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import Callable, Iterator
-from typing import Any
+import ssl
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, TypeVar
 
 import pytest
 
 from appliance.client import Admin
-from appliance.errors import BadCredentials, BrokerAway, GroupNotPermitted, InvalidRequest, NotPermitted
-from appliance.processes.coordinator.peers import BrokerIdentity, ask_admin, ask_offsets
+from appliance.errors import BadCredentials, BrokerAway, GroupNotPermitted, InvalidRequest, NotPermitted, Unavailable
+from appliance.groups.group_coordinator import coordinator_of
+from appliance.processes.coordinator import peers as peers_module
+from appliance.processes.coordinator.peers import KEPT_MAX, BrokerIdentity, PeerConnections
 from appliance.security.configuration import Tls
 from appliance.security.login_exchange import BROKER_LOGIN
 from appliance.security.scram import ScramClient
 from appliance.wire import native
-from appliance.wire.requests import LATEST, OffsetsPart
+from appliance.wire.kafka.metadata_reply import Broker
+from appliance.wire.requests import LATEST, OffsetsPart, OffsetsResult
+from appliance.zookeeper import transaction_nodes as nodes
 from appliance.zookeeper.ensemble import Ensemble
 
+from ...support.broker_requests import BROKER_ID, as_broker
+from ...support.certificates import make_certificates
 from ...support.command_line import succeeding
 from ...support.native_peer import Peer
 from ...support.server import Server, secret_in, wait_for
 from ...support.zookeeper_fixture import ACCESS, LOGIN, fresh_connect
 
-SASL = "SASL_PLAINTEXT"
+SASL = "SASL_SSL"
+T = TypeVar("T")
 
 
 class Pair:
-    """Two appliances of one cluster that check rights: one whose native listener has a login, one without."""
+    """Two appliances of one cluster that check rights: one whose native listener has TLS and a login, one without."""
 
     topic: str
+    authority: str
+    tls: ssl.SSLContext
 
     def __init__(self, servers: list[Server]) -> None:
         self.servers = servers
@@ -50,6 +60,10 @@ class Pair:
 def pair(tmp_path_factory: pytest.TempPathFactory, standalone: Ensemble) -> Iterator[Pair]:
     directory = tmp_path_factory.mktemp("pair")
     both = ACCESS | {"zookeeper.connect": fresh_connect(standalone), "security.authorizer": "acl", "network.workers": 1}
+    make_certificates(directory, "ca")
+    make_certificates(directory, "server", "localhost", "127.0.0.1")
+    both |= {"tls.certificate": f"{directory}/server.pem", "tls.key": f"{directory}/server.key"}
+    both |= {"tls.ca": f"{directory}/ca.pem"}
     password = directory / "password"
     password.touch(0o600)
     password.write_text("correct horse\n")
@@ -59,6 +73,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory, standalone: Ensemble) -> Iter
         succeeding("users", "add", "alice", "--password-file", str(password), "--data", str(one.data_dir))
         wait_for(lambda: secret_in(one.data_dir) == secret_in(two.data_dir), "they share a secret")
         made = Pair([one, two])
+        made.authority = f"{directory}/ca.pem"
+        made.tls = ssl.create_default_context(cafile=made.authority)
         with made.local(0) as admin:
             names = (f"spread-{number}" for number in itertools.count())
             made.topic = wait_for(lambda: _spread(admin, next(names)), "a topic is spread over both")
@@ -90,6 +106,41 @@ def test_offsets_and_commits_go_between_brokers_that_check_rights(pair: Pair) ->
     assert logged_in and f"mechanism={BROKER_LOGIN}" in logged_in[0]
 
 
+def answer(ask: Callable[[], T]) -> T | None:
+    """None: it is to be asked again."""
+    try:
+        return ask()
+    except Unavailable:
+        return None
+
+
+@pytest.mark.parametrize("here", [0, 1])
+def test_transactions_go_between_brokers_that_check_rights(pair: Pair, here: int) -> None:
+    """Method: an administrator of each has a transaction of the other's; it has partitions and a group of both."""
+    brokers, there = [Broker(1, "", 0), Broker(2, "", 0)], 1 - here
+    names = (f"tx-{here}-{number}" for number in itertools.count())
+    name = next(name for name in names if coordinator_of(nodes.slot_path(nodes.slot_of(name)), brokers).id == there + 1)
+    with pair.local(here) as admin, pair.local(there) as other:
+        for asked in (admin, other):
+            wait_for(lambda asked=asked: answer(asked.transactions) is not None, "it knows the transactions of both")
+        producer = {"id": name} | admin._ask("init_transactions", id=name, timeout_ms=60_000)
+        admin._ask("add_partitions", **producer, partitions=[(pair.topic, 0), (pair.topic, 1)])
+        assert sorted(admin.transaction(name)["parts"]) == [[pair.topic, 0], [pair.topic, 1]]
+        for asked in (admin, other):
+            assert name in {row["id"] for row in asked.transactions()}
+        admin._ask("end_transaction", **producer, committed=True)
+        wait_for(lambda: admin.transaction(name)["state"] == "CompleteCommit", "all markers")
+
+
+def test_a_topic_comes_back_from_the_trash_of_brokers_that_check_rights(pair: Pair) -> None:
+    with pair.local(0) as admin:
+        names = (f"trashed-{number}" for number in itertools.count())
+        name = wait_for(lambda: _spread(admin, next(names)), "a topic is spread over both")
+        admin.delete_topic(name)
+        wait_for(lambda: answer(lambda: admin.undelete_topic(name)), "it is in the trash of both, and comes back")
+        assert admin.topics([name])
+
+
 def test_a_role_reaches_every_broker(pair: Pair) -> None:
     with pair.local(0) as one, pair.local(1) as two:
         one.create_role("readers")
@@ -100,25 +151,67 @@ def test_a_role_reaches_every_broker(pair: Pair) -> None:
         wait_for(lambda: one.roles() == [], "and the one that it has gone")
 
 
-def identity(secret: bytes) -> BrokerIdentity:
-    return BrokerIdentity(7, secret, Tls())
-
-
 @pytest.mark.parametrize("number", [0, 1])
 def test_only_who_has_the_secret_is_a_broker(pair: Pair, number: int) -> None:
     address = pair.addresses[number] if number == 0 else f"{SASL}://{pair.addresses[number]}"
-    parts = [OffsetsPart("none", 0, LATEST)]
-    assert len(asyncio.run(ask_offsets(address, identity(pair.secret), parts))) == 1
-    assert asyncio.run(ask_offsets(address, identity(b"x" * 32), parts)) == []
+    tls = Tls(ca=pair.authority)
+
+    async def ask_ends(peers: PeerConnections) -> list[OffsetsResult]:
+        return await peers.ask_offsets(address, [OffsetsPart("none", 0, LATEST)])
+
+    assert len(as_broker(pair.secret, ask_ends, tls)) == 1
+    assert as_broker(b"x" * 32, ask_ends, tls) == []
     with pytest.raises(BrokerAway, match="login of a broker is refused"):
-        asyncio.run(ask_admin(address, identity(b""), "delete_offsets", {"group": "g"}))
+        as_broker(b"", lambda peers: peers.ask_admin(address, "delete_offsets", {"group": "g"}), tls)
 
 
 @pytest.mark.parametrize("verb", ["users", "acls", "status", "create_topic"])
 def test_a_broker_has_the_rights_that_it_needs_and_no_others(pair: Pair, verb: str) -> None:
     arguments = {"name": "x"} if verb == "create_topic" else {}
     with pytest.raises(NotPermitted):
-        asyncio.run(ask_admin(pair.addresses[0], identity(pair.secret), verb, arguments))
+        as_broker(pair.secret, lambda peers: peers.ask_admin(pair.addresses[0], verb, arguments))
+
+
+def test_a_connection_is_kept_for_the_next_request(pair: Pair) -> None:
+    """Goal: as many logins as requests are under way at once; no connection whose answer could be that of another."""
+    secret, address = [pair.secret], pair.addresses[0]
+
+    def logins() -> int:
+        return pair.servers[0].log().count(f"logged in: who=Broker:{BROKER_ID} ")
+
+    async def ask() -> None:
+        peers = PeerConnections(lambda: BrokerIdentity(BROKER_ID, secret[0], Tls()))
+
+        def ask_session() -> Coroutine[Any, Any, Any]:
+            return peers.ask_admin(address, "begin_passing", {})
+
+        before = logins()
+        for _ in range(20):
+            assert await ask_session()
+        assert await peers.ask_offsets(address, [OffsetsPart("none", 0, LATEST)])
+        assert logins() == before + 1
+        given_up = asyncio.ensure_future(ask_session())
+        await asyncio.sleep(0)
+        given_up.cancel()
+        await asyncio.wait([given_up])
+        assert not any(peers._kept.values()), "its answer comes behind that of no other request"
+        await asyncio.gather(*(ask_session() for _ in range(KEPT_MAX + 4)))
+        assert len(peers._kept[address]) == KEPT_MAX and logins() == before + 1 + KEPT_MAX + 4
+        peers._kept[address][-1]._reader.feed_eof()  # the peer has closed it
+        await ask_session()
+        secret[0] = b"x" * 32
+        with pytest.raises(BrokerAway, match="login of a broker is refused"):
+            await ask_session()
+        assert not any(peers._kept.values())
+        secret[0] = pair.secret
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(peers_module, "KEPT_S", 0.01)
+            await ask_session()
+            while peers._kept:
+                await asyncio.sleep(0.01)
+        peers.close()
+
+    asyncio.run(asyncio.wait_for(ask(), 30))
 
 
 def login(peer: Peer, mechanism: str, user: str, password: bytes) -> int:
@@ -132,10 +225,10 @@ def login(peer: Peer, mechanism: str, user: str, password: bytes) -> int:
 
 def test_users_are_not_taken_for_brokers(pair: Pair) -> None:
     """A user, even one who is called like a broker, by the mechanism of brokers; a listener without logins stays so."""
-    for number in (0, 1):
-        with Peer(pair.addresses[number]) as peer:
+    for number, tls in enumerate((None, pair.tls)):
+        with Peer(pair.addresses[number], tls=tls) as peer:
             assert login(peer, BROKER_LOGIN, "alice", b"correct horse") == BadCredentials.code
-    with Peer(pair.addresses[1]) as peer:
+    with Peer(pair.addresses[1], tls=pair.tls) as peer:
         assert login(peer, "SCRAM-SHA-512", "alice", b"correct horse") == 0
         assert peer.call([native.ADMIN, 3, "offsets", {"group": "g"}])[0][1] == GroupNotPermitted.code
     for mechanism in ("SCRAM-SHA-512", "PLAIN"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import signal
@@ -24,10 +23,11 @@ from appliance.addresses import parse_addresses
 from appliance.client import EARLIEST, ClientSecurity, Consumer, Producer
 from appliance.client.cluster_client import Cluster
 from appliance.errors import BadValue, BrokerAway
-from appliance.processes.coordinator.peers import BrokerIdentity, ask_offsets
+from appliance.processes.coordinator.peers import PeerConnections
 from appliance.security.configuration import Tls
-from appliance.wire.requests import LATEST, OffsetsPart
+from appliance.wire.requests import LATEST, OffsetsPart, OffsetsResult
 
+from ...support.broker_requests import as_broker
 from ...support.certificates import NO_TEXT, make_certificates, sign_client
 from ...support.command_line import succeeding
 from ...support.server import Server, wait_for
@@ -261,9 +261,13 @@ def test_appliances_ask_each_other_with_their_own_certificates(server: Server, f
     secret = msgspec.convert(
         msgspec.json.decode((server.data_dir / "security.json").read_bytes())["state"]["secret"], bytes
     )
-    (end,) = asyncio.run(ask_offsets(bootstrap, BrokerIdentity(7, secret, tls), [OffsetsPart(topic, 0, LATEST)]))
+
+    async def ask_end(peers: PeerConnections) -> list[OffsetsResult]:
+        return await peers.ask_offsets(bootstrap, [OffsetsPart(topic, 0, LATEST)])
+
+    (end,) = as_broker(secret, ask_end, tls)
     assert (end.error, end.offset > 0) == (0, True) and "logged in: who=User:CN=localhost" in server.log()
-    assert asyncio.run(ask_offsets(bootstrap, BrokerIdentity(7, secret, Tls()), [OffsetsPart(topic, 0, LATEST)])) == []
+    assert as_broker(secret, ask_end) == []
 
 
 @pytest.mark.parametrize(
