@@ -102,6 +102,15 @@ class TransactionStore(Protocol):
     async def pending_elsewhere(self, group: str) -> Collection[TopicPartition]:
         """The partitions whose committed offset transactions may change that others coordinate.  Raises as above."""
 
+    async def announce_pending(self, group: str, transactional_id: str) -> None:
+        """Tell a group's coordinator that an id of ours is given offsets of the group, unless that is this one.
+
+        Clients of Kafka send them there, so that it knows.
+
+        Raises:
+            ApplianceError: it may not know.
+        """
+
     def groups_elsewhere(self, transaction: Transaction) -> list[str]:
         """The groups of its offsets that others coordinate."""
 

@@ -66,7 +66,8 @@
                      decided_ms, inherited], parts: [[t, topic id, p]]}
     open_at         {partitions: [[t, p]]}                {slots: [n], producers: [[t, p, [id, epoch], ongoing]]}; of
                                                           the slots that the broker that is asked coordinates
-    pending_offsets {group}                               {slots: [n], partitions: [[t, p]]}; likewise
+    pending_offsets {groups: [name]}                      {slots: [n], groups: [[[t, p]]]}; likewise, of each group
+    announce_pending {group, id}                          nil; the id is given offsets of the group
     pass_offsets    {PASSED, id, producer, CONSUMER,      Kafka's code; offsets of a group whose coordinator asks
                      offsets: [[[t, topic id, p], offset, note, leader epoch]]}
     may_commit      {CONSUMER}                            Kafka's code; whether it is a member of its group
@@ -214,6 +215,15 @@ class ManyTopics(msgspec.Struct, forbid_unknown_fields=True):
 
 class OneGroup(msgspec.Struct, forbid_unknown_fields=True):
     group: GroupName
+
+
+class ManyGroups(msgspec.Struct, forbid_unknown_fields=True):
+    groups: Annotated[list[GroupName], ManyPartitions]
+
+
+class AnnouncePending(msgspec.Struct, forbid_unknown_fields=True):
+    group: GroupName
+    id: TransactionalId
 
 
 class AlterGroup(msgspec.Struct, forbid_unknown_fields=True):
@@ -554,7 +564,8 @@ _ROWS: Final = (
     Verb("begin_passing", Nothing, PEER_RIGHTS),
     Verb("transaction_steps", TransactionSteps, PEER_RIGHTS),
     Verb("open_at", OpenAt, PEER_RIGHTS),
-    Verb("pending_offsets", OneGroup, PEER_RIGHTS),
+    Verb("pending_offsets", ManyGroups, PEER_RIGHTS),
+    Verb("announce_pending", AnnouncePending, PEER_RIGHTS),
     Verb("pass_offsets", PassOffsets, PEER_RIGHTS),
     Verb("may_commit", MayCommit, PEER_RIGHTS),
     Verb("take_offsets", TakeOffsets, PEER_RIGHTS),

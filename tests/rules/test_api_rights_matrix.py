@@ -215,7 +215,8 @@ VERBS: dict[str, dict[str, Any]] = {
     "begin_passing": {},
     "transaction_steps": {"passed": PASSED, "producer": [0, 0], "lead": [0, 0], "parts": []},
     "open_at": {"partitions": []},
-    "pending_offsets": {"group": GROUP},
+    "pending_offsets": {"groups": [GROUP]},
+    "announce_pending": {"group": GROUP, "id": TRANSACTIONAL_ID},
     "pass_offsets": {
         "passed": PASSED,
         "id": TRANSACTIONAL_ID,

@@ -52,6 +52,7 @@ class FakeTransactions:
         self.stored: dict[str, Transaction] = {}
         self.committed: list[PendingOffset] = []
         self.done: list[Any] = []
+        self.announced: list[tuple[str, str]] = []
         self.known = {"a": Topic("a", {0: [1], 1: [1]}, {}, TOPIC_ID)} if known is None else known
         self.positions = {} if positions is None else positions
         self.now_ms = 1_000
@@ -102,6 +103,9 @@ class FakeTransactions:
     def check_known(self) -> None:
         if not self.coordinator.loaded or self.unreachable:
             raise ZooKeeperAway("not all that is open is known")
+
+    async def announce_pending(self, group: str, transactional_id: str) -> None:
+        self.announced.append((group, transactional_id))
 
     def groups_elsewhere(self, transaction: Transaction) -> list[str]:
         return list(dict.fromkeys(offset.group for offset in transaction.offsets if offset.group in self.elsewhere))

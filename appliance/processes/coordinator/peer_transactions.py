@@ -7,7 +7,8 @@ that only brokers may use; :mod:`.peer_transactions_api` answers them)::
     verb                asked by, of whom                         what it does there
     transaction_steps   the id's coordinator, a partition's       steps of its writers: open, marker
     open_at             a partition's leader, all others          who is in transactions there
-    pending_offsets     a group's coordinator, all others         the offsets that may change
+    pending_offsets     a group's coordinator, some or all        the offsets that may change
+    announce_pending    a native id's coordinator, a group's      it is given offsets of the group
     pass_offsets        a group's coordinator, the id's           TxnOffsetCommit, which came to the group's
     may_commit          the id's coordinator, the group's         whether who commits is a member, once that is pending
     take_offsets        the id's coordinator, the group's         enter them: PrepareCommit, then Complete
@@ -41,15 +42,18 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, TypeVar
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeVar
 
 from ...errors import ApplianceError, BrokerAway, NotCoordinator, named
 from ...names import TopicPartition
 from ...transactions.store import Consumer, Lead, OpenProducer
 from ...transactions.transaction import PendingOffset, ProducerIdentity, TransactionPart
 from ...wire.kafka.codes import Code
+from ...zookeeper.transaction_nodes import slot_path
 from .live_brokers import LiveBrokers
 from .peers import ADMIN_MS_MAX, PEER_MS_MAX
 
@@ -57,7 +61,8 @@ PASSED_MAX: Final = 16
 """Requests that one peer is asked at once; more wait."""
 PARTS_MAX: Final = 500
 """Partitions, or offsets, in one request."""
-
+GROUPS_MAX: Final = 100
+"""Groups that one request asks for."""
 
 ANSWERS: Final = (KeyError, TypeError, ValueError)
 """Errors of reading an answer of another version."""
@@ -76,8 +81,55 @@ def _read_producers(answer: Any) -> tuple[set[int], list[OpenProducer]]:
     return set(answer["slots"]), rows
 
 
-def _read_partitions(answer: Any) -> tuple[set[int], set[TopicPartition]]:
-    return set(answer["slots"]), {TopicPartition(*key) for key in answer["partitions"]}
+def _answered(answers: Iterable[T | ApplianceError]) -> list[T]:
+    return [answer for answer in answers if not isinstance(answer, ApplianceError)]
+
+
+class PendingAt(NamedTuple):
+    """The slots that an appliance coordinates, and the partitions of a group whose offsets may change with these."""
+
+    slots: set[int]
+    partitions: set[TopicPartition]
+
+
+class _PendingQuestions:
+    """What one peer is asked about groups: one request at a time, for all groups that wait."""
+
+    def __init__(
+        self,
+        ask: Callable[[Sequence[str]], Awaitable[Sequence[PendingAt] | ApplianceError]],
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        self._ask, self._spawn = ask, spawn
+        self._waiting: dict[str, list[asyncio.Future[PendingAt | ApplianceError]]] = defaultdict(list)
+        self._asking = False
+
+    async def ask(self, group: str) -> PendingAt | ApplianceError:
+        answer: asyncio.Future[PendingAt | ApplianceError] = asyncio.get_running_loop().create_future()
+        self._waiting[group].append(answer)
+        if not self._asking:
+            self._asking = True
+            self._spawn(self._ask_all())
+        try:
+            async with asyncio.timeout(2 * PEER_MS_MAX / 1000):  # the request before may take as long
+                return await answer
+        except TimeoutError:
+            return BrokerAway(f"a broker has not answered for {2 * PEER_MS_MAX} ms")
+
+    async def _ask_all(self) -> None:
+        try:
+            while self._waiting:
+                waiting = {group: self._waiting.pop(group) for group in list(self._waiting)[:GROUPS_MAX]}
+                groups = [group for group, answers in waiting.items() if not all(answer.done() for answer in answers)]
+                if groups:
+                    rows = await self._ask(groups)
+                    answered = [rows] * len(groups) if isinstance(rows, ApplianceError) else rows
+                    for group, row in zip(groups, answered, strict=True):
+                        for answer in waiting[group]:
+                            if not answer.done():  # who asked has given up
+                                answer.set_result(row)
+        finally:
+            self._asking = False
 
 
 class _Passing:
@@ -104,9 +156,10 @@ class _Passing:
 class PeerTransactions:
     """See the module's docstring."""
 
-    def __init__(self, brokers: LiveBrokers) -> None:
-        self._brokers = brokers
+    def __init__(self, brokers: LiveBrokers, spawn: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+        self._brokers, self._spawn = brokers, spawn
         self._passing: dict[int, _Passing] = {}
+        self._questions: dict[int, _PendingQuestions] = {}
 
     async def _ask(self, broker_id: int, verb: str, arguments: Mapping[str, Any]) -> Any:
         """
@@ -141,23 +194,19 @@ class PeerTransactions:
         finally:
             passing.places.release()
 
-    async def _ask_all(self, verb: str, arguments: Mapping[str, Any], read: Callable[[Any], T]) -> list[T]:
-        """The answers of those that answer, as ``read`` reads them."""
-
-        async def ask(broker_id: int) -> T:
-            try:
-                async with asyncio.timeout(PEER_MS_MAX / 1000):
-                    return read(await self._ask(broker_id, verb, arguments))
-            except ANSWERS as error:
-                raise _misunderstood(broker_id, error) from None
-            except TimeoutError:
-                raise BrokerAway(f"broker {broker_id} has not answered for {PEER_MS_MAX} ms") from None
-
-        answers = await asyncio.gather(*map(ask, self._brokers.peers()), return_exceptions=True)
-        for answer in answers:
-            if isinstance(answer, BaseException) and not isinstance(answer, ApplianceError):
-                raise answer
-        return [answer for answer in answers if not isinstance(answer, BaseException)]
+    async def _ask_soon(
+        self, broker_id: int, verb: str, arguments: Mapping[str, Any], read: Callable[[Any], T]
+    ) -> T | ApplianceError:
+        """The answer, as ``read`` reads it, if it comes soon."""
+        try:
+            async with asyncio.timeout(PEER_MS_MAX / 1000):
+                return read(await self._ask(broker_id, verb, arguments))
+        except ANSWERS as error:
+            return _misunderstood(broker_id, error)
+        except TimeoutError:
+            return BrokerAway(f"broker {broker_id} has not answered for {PEER_MS_MAX} ms")
+        except ApplianceError as error:
+            return error
 
     # ---- what others know
 
@@ -168,19 +217,44 @@ class PeerTransactions:
         listed = sorted(partitions)
         for start in range(0, len(listed), PARTS_MAX):
             asked = {"partitions": listed[start : start + PARTS_MAX]}
-            answers = await self._ask_all("open_at", asked, _read_producers)
+            answers = _answered(
+                await asyncio.gather(
+                    *(self._ask_soon(peer, "open_at", asked, _read_producers) for peer in self._brokers.peers())
+                )
+            )
             some = {slot for theirs, _ in answers for slot in theirs}
             rows += [row for _, opened in answers for row in opened]
             slots = some if not start else slots & some
         return slots, rows
 
-    async def pending(self, group: str) -> tuple[set[int], set[TopicPartition]]:
-        """The slots of the others that answer, and the partitions of a group whose offsets these may change."""
-        answers = await self._ask_all("pending_offsets", {"group": group}, _read_partitions)
-        return (
-            {slot for slots, _ in answers for slot in slots},
-            {partition for _, partitions in answers for partition in partitions},
-        )
+    async def pending(self, group: str, slots: Collection[int] | None) -> list[PendingAt]:
+        """What those of the others that answer say of a group.
+
+        Args:
+            slots: whose coordinators are asked; None: all.
+
+        Groups that are asked for while a peer has not answered yet are asked for together then.
+        """
+        peers = set(self._brokers.peers())
+        if slots is not None:
+            peers &= {self._brokers.coordinator(slot_path(slot)) for slot in slots}
+        for peer in peers - self._questions.keys():
+            self._questions[peer] = _PendingQuestions(partial(self._ask_pending, peer), self._spawn)
+        return _answered(await asyncio.gather(*(self._questions[peer].ask(group) for peer in sorted(peers))))
+
+    async def _ask_pending(self, broker_id: int, groups: Sequence[str]) -> Sequence[PendingAt] | ApplianceError:
+        def read(answer: Any) -> list[PendingAt]:
+            slots = set(answer["slots"])
+            rows = [PendingAt(slots, {TopicPartition(*key) for key in row}) for row in answer["groups"]]
+            if len(rows) != len(groups):
+                raise ValueError(f"{len(rows)} rows about {len(groups)} groups")
+            return rows
+
+        return await self._ask_soon(broker_id, "pending_offsets", {"groups": groups}, read)
+
+    async def announce_pending(self, group: str, transactional_id: str) -> None:
+        """Tell a group's coordinator that this one of an id is given offsets of the group."""
+        await self._ask(self._brokers.coordinator(group), "announce_pending", {"group": group, "id": transactional_id})
 
     async def may_commit(self, consumer: Consumer) -> Code:
         """Whether its group's coordinator, another appliance, has this consumer as a member."""

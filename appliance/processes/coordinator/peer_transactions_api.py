@@ -23,9 +23,10 @@ from ...transactions.transaction import PendingOffset, ProducerIdentity, Transac
 from ...transactions.transaction_coordinator import TransactionCoordinator
 from ...wire.kafka.codes import Code
 from ...wire.native_admin import (
+    AnnouncePending,
+    ManyGroups,
     MayCommit,
     Nothing,
-    OneGroup,
     OpenAt,
     PassOffsets,
     PassVerb,
@@ -87,6 +88,7 @@ class PeerTransactionsApi:
             "transaction_steps": self._step,
             "open_at": self._open_at,
             "pending_offsets": self._pending,
+            "announce_pending": self._announce,
             "pass_offsets": self._add_offsets,
             "may_commit": self._may_commit,
             "take_offsets": self._take_offsets,
@@ -167,9 +169,14 @@ class PeerTransactionsApi:
         producers = [[*row.partition, list(row.producer), row.is_ongoing] for row in rows]
         return {"slots": sorted(self._store.slots), "producers": producers}
 
-    async def _pending(self, request: OneGroup, access: Access) -> dict[str, Any]:
-        partitions = [list(key) for key in self._coordinator.pending(request.group)]
-        return {"slots": sorted(self._store.slots), "partitions": partitions}
+    async def _pending(self, request: ManyGroups, access: Access) -> dict[str, Any]:
+        groups = [[list(key) for key in self._coordinator.pending(group)] for group in request.groups]
+        return {"slots": sorted(self._store.slots), "groups": groups}
+
+    async def _announce(self, request: AnnouncePending, access: Access) -> None:
+        if not self._coordinates(request.group):
+            raise NotCoordinator(f"another broker coordinates group {request.group!r}")
+        self._store.note_pending(request.group, request.id)
 
     async def _add_offsets(self, request: PassOffsets, access: Access) -> int:
         self._passed.check(access.principal, request.passed)

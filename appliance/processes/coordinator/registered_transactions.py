@@ -39,7 +39,7 @@ class RegisteredTransactions:
         send: Callable[[ToSupervisor], None],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
-        self.peers = PeerTransactions(brokers)
+        self.peers = PeerTransactions(brokers, spawn)
         self.store = StoredTransactions(
             *(registry, Claimant(brokers.broker_id, registry.instance), groups.offsets, groups.topics, self.peers),
             new_epoch=lambda: uuid4().hex,

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, TypeVar
@@ -112,6 +113,7 @@ class RegistrySession:
         self.hosts: dict[int, str] = {}
         """The hosts of all brokers that were ever seen."""
         self.revision = 0  # grows with every change of a broker
+        self._revised_s = -math.inf
         self.topics = BrokerRegistry()
         self.groups = GroupRegistry()
         self.connect_string = config.zookeeper.connect
@@ -139,6 +141,13 @@ class RegistrySession:
     def session_id(self) -> int:
         """The id of the present session; 0 before the first one."""
         return 0 if self._session is None else self._session.session_id
+
+    @property
+    def settled(self) -> bool:
+        """Whether every broker that lives knows the same ones: a session that has not heard of a change for so long is
+        over.
+        """
+        return self._loop.time() - self._revised_s > self._timeout_ms / 1000
 
     @property
     def leased(self) -> bool:
@@ -286,6 +295,7 @@ class RegistrySession:
 
     def _broker_changed(self, broker_id: int, info: BrokerInfo | None) -> None:
         self.revision += 1
+        self._revised_s = self._loop.time()
         if info is not None:
             self.brokers[broker_id] = info
             self.hosts[broker_id] = info.host

@@ -34,10 +34,12 @@ from ...zookeeper.transaction_nodes import ABSENT, NodeChange
 from .committed_offsets import CommittedOffsets
 from .peer_transactions import PeerTransactions
 from .registry_session import RegistrySession
+from .slots_of_groups import SlotsOfGroups
 
 STORE_MS_MAX: Final = 10_000
 """How long a state waits to be stored."""
 
+ALL_SLOTS: Final = frozenset(range(nodes.SLOTS))
 log = logging.getLogger(__name__)
 
 
@@ -73,6 +75,9 @@ class StoredTransactions:
         self._registry, self._claimant, self._offsets = registry, claimant, offsets
         self._new_epoch, self._coordinates, self._spawn, self._on_lost = new_epoch, coordinates, spawn, on_lost
         self._peers = peers
+        self._slots_of_groups = SlotsOfGroups(
+            lambda: (registry.session_id, registry.revision) if registry.settled else None
+        )
         self._session_id = 0
         self._claims: dict[int, Claimed] = {}
         self._versions: dict[str, int] = {}
@@ -125,7 +130,7 @@ class StoredTransactions:
         session_id = self._registry.session_id
         self._claims, self._versions, self._session_id = {}, {}, 0
         own = self._own()
-        for slot in set(range(nodes.SLOTS)) - own:
+        for slot in ALL_SLOTS - own:
             withdrawing = claims.withdraw(nodes.slot_path(slot), self._claimant)
             await self._registry.ask(withdrawing, session_id=session_id)
         loaded: dict[str, Transaction] = {}
@@ -301,6 +306,7 @@ class StoredTransactions:
         self, transactional_id: str, producer: ProducerIdentity, consumer: Consumer, offsets: Sequence[PendingOffset]
     ) -> Code:
         owner = self.owner_of(transactional_id)
+        self.note_pending(consumer.group, transactional_id)
         return await self._peers.add_offsets(owner, transactional_id, producer, consumer, offsets)
 
     async def open_elsewhere(self, partitions: Collection[TopicPartition]) -> list[OpenProducer]:
@@ -308,13 +314,29 @@ class StoredTransactions:
         await self._check_all_known(slots)
         return rows
 
-    async def pending_elsewhere(self, group: str) -> Collection[TopicPartition]:
-        slots, partitions = await self._peers.pending(group)
-        await self._check_all_known(slots)
-        return partitions
+    async def announce_pending(self, group: str, transactional_id: str) -> None:
+        if not self._coordinates(group):
+            await self._peers.announce_pending(group, transactional_id)
 
-    async def _check_all_known(self, slots: Collection[int]) -> None:
-        """Check that what ``slots`` of others and our own have is all that there is.
+    def note_pending(self, group: str, transactional_id: str) -> None:
+        """An id that another appliance coordinates gets offsets of a group of ours."""
+        self._slots_of_groups.note(group, nodes.slot_of(transactional_id))
+
+    async def pending_elsewhere(self, group: str) -> Collection[TopicPartition]:
+        as_of, slots = self._slots_of_groups.as_of, self._slots_of_groups.get(group)
+        answers = await self._peers.pending(group, None if slots is None else set(slots) - set(self.slots))
+        try:
+            answered = {slot for theirs, _ in answers for slot in theirs}
+            await self._check_all_known(answered, ALL_SLOTS if slots is None else {*slots, *self._own()})
+        except ApplianceError:
+            self._slots_of_groups.forget(group)
+            raise
+        if slots is None and all(theirs for theirs, rows in answers if rows):  # else whose they are is not known now
+            self._slots_of_groups.learn(group, as_of, {slot for theirs, rows in answers if rows for slot in theirs})
+        return {partition for _, rows in answers for partition in rows}
+
+    async def _check_all_known(self, slots: Collection[int], among: Collection[int] = ALL_SLOTS) -> None:
+        """Check that what ``slots`` of others and our own have is all that slots ``among`` all have.
 
         A slot without ids, as those whose coordinator is away may be where there were no transactions, has nothing.
 
@@ -322,7 +344,7 @@ class StoredTransactions:
             Unavailable: it is not.
         """
         own = set(self.slots)
-        missing = set(range(nodes.SLOTS)) - set(slots) - own
+        missing = set(among) - set(slots) - own
         have_ids = bool(missing) and await self._registry.ask(nodes.have_ids(missing))
         if have_ids or set(self.slots) != own:
             raise ZooKeeperAway("it is not known now which transactions are open: try again")

@@ -113,6 +113,7 @@ class ProducersNativeApi:
                 )
 
         async def owns() -> Code:
+            await self._coordinator.store.announce_pending(request.group, request.id)
             owned = await self._owned(request.group, request.member)
             return Code.NONE if {pending.part.key for pending in offsets} <= set(owned) else Code.ILLEGAL_GENERATION
 

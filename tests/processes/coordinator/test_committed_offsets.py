@@ -45,6 +45,7 @@ class SlowZooKeeper:
         self.tree, self.session_id = tree, session_id
         self.groups = GroupRegistry()
         self.leased, self.away, self.mute = True, False, False
+        self.settled, self.revision = True, 0
         self.held_up: asyncio.Event | None = None
         self.running = self.running_max = self.writes = self.asked = 0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ import pytest
 from appliance.errors import BrokerAway, NotCoordinator, StorageFault
 from appliance.names import TopicPartition
 from appliance.processes.coordinator import peer_transactions
-from appliance.processes.coordinator.peer_transactions import PARTS_MAX, PASSED_MAX, PeerTransactions
+from appliance.processes.coordinator.peer_transactions import GROUPS_MAX, PARTS_MAX, PASSED_MAX, PeerTransactions
 from appliance.transactions.store import Lead, OpenProducer
 from appliance.transactions.transaction import ProducerIdentity, TransactionPart
 
@@ -31,7 +31,11 @@ class Others:
         self.held.set()
         self.away: set[int] = set()
         self.connections = self
-        self.peers_of = PeerTransactions(self)  # type: ignore[arg-type]
+        self.tasks: list[asyncio.Task[None]] = []
+        self.peers_of = PeerTransactions(self, self.spawn)  # type: ignore[arg-type]
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self.tasks.append(asyncio.get_running_loop().create_task(work))
 
     def peers(self) -> dict[int, dict[str, str]]:
         return {2: {}, 3: {}}
@@ -97,16 +101,51 @@ async def test_each_part_has_its_answer_and_one_that_is_not_understood_is_none(o
 
 
 @scenario
+async def test_groups_are_asked_for_together_and_of_those_who_may_know(others: Others) -> None:
+    """Goal: 1,000 consumers that start at once cost a peer a few requests, one after the other, of bounded size."""
+
+    def some(arguments: Mapping[str, Any]) -> dict[str, Any]:
+        return {"slots": [1], "groups": [[["a", int(group) % 3]] for group in arguments["groups"]]}
+
+    others.answers["pending_offsets"] = some
+    others.held.clear()
+    asking = [asyncio.ensure_future(others.peers_of.pending(str(number), [1])) for number in range(1_000)]
+    given_up = asyncio.ensure_future(others.peers_of.pending("given up", [1]))
+    await asyncio.sleep(0.01)
+    given_up.cancel()
+    assert len(others.asked) == 1, "the others wait for it"
+    others.held.set()
+    answers = await asyncio.gather(*asking)
+    assert answers == [[({1}, {TopicPartition("a", number % 3)})] for number in range(1_000)]
+    sizes = [len(arguments["groups"]) for _, _, arguments in others.asked]
+    assert {address for address, *_ in others.asked} == {"broker-2"}
+    assert sum(sizes) == 1_000 and len(sizes) <= 11 and max(sizes) == GROUPS_MAX
+    assert await others.peers_of.pending("g", []) == []
+
+
+@scenario
+async def test_a_peer_that_stands_still_keeps_no_question_longer_than_two_answers(others: Others) -> None:
+    others.answers["pending_offsets"] = {"slots": [1], "groups": [[]]}
+    others.held.clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(peer_transactions, "PEER_MS_MAX", 20)
+        assert await asyncio.gather(*(others.peers_of.pending(str(group), None) for group in range(500))) == [[]] * 500
+    assert len(others.asked) <= 2 * 4, "those who have given up are not asked for"
+
+
+@scenario
 async def test_who_does_not_answer_leaves_its_slots_out(others: Others) -> None:
-    others.answers["pending_offsets"] = {"slots": [1, 2], "partitions": [["a", 0]]}
+    others.answers["pending_offsets"] = {"slots": [1, 2], "groups": [[["a", 0]]]}
     others.answers["open_at"] = {"slots": [1, 2], "producers": [["a", 0, [7, 0], True]]}
     key = TopicPartition("a", 0)
     others.away = {3}
-    assert await others.peers_of.pending("g") == ({1, 2}, {key})
+    assert await others.peers_of.pending("g", None) == [({1, 2}, {key})]
     assert await others.peers_of.open_at([key]) == ({1, 2}, [OpenProducer(key, P, True)])
     others.away = {2, 3}
-    assert await others.peers_of.pending("g") == (set(), set())
+    assert await others.peers_of.pending("g", None) == []
     others.away = set()
+    others.answers["pending_offsets"] = {"slots": [1, 2], "groups": []}
+    assert await others.peers_of.pending("g", None) == [], "it is not understood"
     others.answers["open_at"] = {"slots": [1]}
     assert await others.peers_of.open_at([key]) == (set(), [])
 

@@ -15,9 +15,10 @@ from appliance.transactions.store import Consumer, Lead, OpenProducer
 from appliance.transactions.transaction import ProducerIdentity, TransactionPart
 from appliance.wire.kafka.codes import Code
 from appliance.wire.native_admin import (
+    AnnouncePending,
+    ManyGroups,
     MayCommit,
     Nothing,
-    OneGroup,
     OneTransaction,
     OpenAt,
     PassOffsets,
@@ -56,6 +57,7 @@ class Side(FakeTransactions):
         super().__init__()
         self.slots = {0, 1}
         self.asked: list[Any] = []
+        self.noted: list[tuple[str, str]] = []
         self.local = {"transactions": self._listed, "transaction": self._described}
         self.groups = FakeGroups()
         self.api = PeerTransactionsApi(
@@ -69,6 +71,9 @@ class Side(FakeTransactions):
 
     async def _described(self, wanted: OneTransaction, access: Access) -> dict[str, Any]:
         return {"id": wanted.id, "parts": [["a", 0], ["hidden", 0]], "offsets": []}
+
+    def note_pending(self, group: str, transactional_id: str) -> None:
+        self.noted.append((group, transactional_id))
 
     # -- the peers
 
@@ -134,7 +139,7 @@ def test_what_was_given_up_is_refused_from_then_on() -> None:
 
 @scenario
 async def test_nobody_but_brokers_may_ask(side: Side) -> None:
-    for verb, wanted in (("begin_passing", Nothing()), ("open_at", OpenAt([])), ("pending_offsets", OneGroup("g"))):
+    for verb, wanted in (("begin_passing", Nothing()), ("open_at", OpenAt([])), ("pending_offsets", ManyGroups(["g"]))):
         with pytest.raises(InvalidRequest, match="only brokers"):
             await side.ask(verb, wanted, "User:administrator")
 
@@ -168,9 +173,18 @@ async def test_it_says_what_it_knows_and_of_which_slots(side: Side) -> None:
     await side.coordinator.add_group("x", producer, "g")
     found = await side.ask("open_at", OpenAt([("a", 0), ("a", 1)]))
     assert found == {"slots": [0, 1], "producers": [["a", 0, list(producer), True]]}
-    assert await side.ask("pending_offsets", OneGroup("g")) == {"slots": [0, 1], "partitions": []}
+    assert await side.ask("pending_offsets", ManyGroups(["g"])) == {"slots": [0, 1], "groups": [[]]}
     side.opened_elsewhere = [OpenProducer(TopicPartition("a", 0), ProducerIdentity(9, 9), True)]
     assert await side.ask("open_at", OpenAt([("a", 0)])) == {"slots": [0, 1], "producers": found["producers"]}
+
+
+@scenario
+async def test_who_gets_offsets_of_a_group_says_so_to_its_coordinator(side: Side) -> None:
+    side.elsewhere = {"h"}
+    await side.ask("announce_pending", AnnouncePending("g", "y"))
+    assert side.noted == [("g", "y")]
+    with pytest.raises(NotCoordinator):
+        await side.ask("announce_pending", AnnouncePending("h", "y"))
 
 
 @scenario

@@ -12,6 +12,7 @@ import pytest
 from appliance.catalog import Topic
 from appliance.errors import ApplianceError, BrokerAway, NotCoordinator, ZooKeeperAway
 from appliance.names import TopicPartition
+from appliance.processes.coordinator.peer_transactions import PendingAt
 from appliance.processes.coordinator.stored_transactions import StoredTransactions
 from appliance.transactions.store import OpenProducer
 from appliance.transactions.transaction import (
@@ -47,8 +48,16 @@ class Peers:
     async def open_at(self, partitions: Collection[TopicPartition]) -> tuple[set[int], list[OpenProducer]]:
         return (set(self.other.store.slots) if self.other else set()), []
 
-    async def pending(self, group: str) -> tuple[set[int], set[TopicPartition]]:
-        return (set(self.other.store.slots) if self.other else set()), {PART}
+    def __init__(self) -> None:
+        self.asked: list[Collection[int] | None] = []
+        self.there = {PART}
+
+    async def pending(self, group: str, slots: Collection[int] | None) -> list[PendingAt]:
+        self.asked.append(slots)
+        return [PendingAt(set(self.other.store.slots), self.there)] if self.other and slots != set() else []
+
+    async def announce_pending(self, group: str, transactional_id: str) -> None:
+        self.reach().store.note_pending(group, transactional_id)
 
     async def take_offsets(self, transactional_id: str, group: str, gone: Collection[str]) -> int:
         return await self.reach().store.take_offsets(transactional_id, group, gone)
@@ -245,6 +254,7 @@ async def test_what_others_have_is_only_known_with_all_their_slots(tree: Tree) -
     await two.store.put(other, Transaction(7, 0))
     assert await one.store.pending_elsewhere("g") == {PART}
     one.peers.other = None
+    one.zookeeper.revision += 1
     for asking in (one.store.pending_elsewhere("g"), one.store.open_elsewhere([PART])):
         with pytest.raises(ZooKeeperAway):
             await asking
@@ -253,6 +263,54 @@ async def test_what_others_have_is_only_known_with_all_their_slots(tree: Tree) -
     await one.store.put("x", Transaction(8, 0))
     with pytest.raises(ZooKeeperAway):
         await one.store.pending_elsewhere("g")
+
+
+@scenario
+async def test_others_are_asked_for_a_group_once_and_then_only_who_may_have_its_offsets(tree: Tree) -> None:
+    """Method: the group is the second's, which has no offsets of it; the slot of "x" is the first's."""
+    one, two = pair(tree)
+    await one.store.load()
+    await two.store.load()
+    two.peers.there = set()
+    for _ in range(3):
+        assert await two.store.pending_elsewhere("g") == set()
+    assert two.peers.asked == [None, set(), set()], "all were asked once, then nobody"
+    await one.store.announce_pending("g", "x")
+    two.peers.there = {PART}
+    assert await two.store.pending_elsewhere("g") == {PART}
+    assert two.peers.asked.pop() == {nodes.slot_of("x")}
+    two.zookeeper.revision += 1
+    for _ in range(2):
+        assert await two.store.pending_elsewhere("g") == {PART}
+    assert two.peers.asked[-2:] == [None, {*one.store.slots}], "who had some is asked"
+    two.zookeeper.settled = False
+    for _ in range(2):
+        await two.store.pending_elsewhere("g")
+    assert two.peers.asked[-2:] == [None, None], "another may be the coordinator, as others see it"
+
+
+@scenario
+async def test_who_may_have_offsets_and_does_not_answer_keeps_them_from_being_stable(tree: Tree) -> None:
+    one, two = pair(tree)
+    await one.store.load()
+    await two.store.load()
+    await one.store.put("x", Transaction(7, 0))
+    two.peers.there = set()
+    await two.store.pending_elsewhere("g")
+    await two.store.pending_elsewhere("h")
+    await one.store.announce_pending("g", "x")
+    two.peers.other = None
+    with pytest.raises(ZooKeeperAway):
+        await two.store.pending_elsewhere("g")
+    assert await two.store.pending_elsewhere("h") == set(), "of which nobody has any"
+    two.peers.other = one
+    await two.store.pending_elsewhere("g")
+    assert two.peers.asked[-1] is None
+    other = next(name for name in map(str, count()) if not one.store.coordinates(name))
+    await two.store.put(other, Transaction(8, 0))
+    two.zookeeper.leased = False  # what it has itself is not certain any more
+    with pytest.raises(ZooKeeperAway):
+        await two.store.pending_elsewhere("h")
 
 
 @scenario

@@ -85,7 +85,7 @@ def test_offsets_are_pending_before_it_is_looked_at_who_owns_their_partitions() 
         rig.owned = {A1}
         with pytest.raises(IllegalGeneration, match="another member"):
             await rig.ask(AddOffsets(*who, *MEMBER, [("a", 0, 5)]))
-        assert rig.seen == [(*MEMBER[:2], {A0})]
+        assert rig.seen == [(*MEMBER[:2], {A0})] and rig.fake.announced == [("g", "x")]
         assert not rig.fake.coordinator.pending("g"), "they were refused"
         await rig.ask(EndTransaction(*who, True))
         await asyncio.gather(*rig.fake.tasks)
