@@ -42,6 +42,7 @@ from ..catalog import Catalog, Topic
 from ..config import Config, TopicDefaults, TopicSettings
 from ..security.security_state import SecurityState, pack, unpack
 from ..wire.kafka.metadata_reply import NO_LEADER, Broker
+from ..wire.kafka.new_leaders import Leaders
 
 PROTOCOLS: Final = ("native", "kafka")
 SNAPSHOT: Final = 0
@@ -280,6 +281,14 @@ class WorkerSnapshot:
     def leader(self, topic: Topic, partition: int) -> int:
         leader = topic.leader(partition)
         return leader if leader == self._facts.broker_id or leader in self._facts.peers else NO_LEADER
+
+    def leaders(self, listener: Listener) -> Leaders:
+        """Who leads what, for the clients of a listener."""
+        return Leaders(lambda: self.broker_id, self._leader_of, lambda: self.brokers(listener))
+
+    def _leader_of(self, name: str, partition: int) -> int | None:
+        topic = self._topics.get(name)
+        return None if topic is None or partition not in topic.partitions else self.leader(topic, partition)
 
     def settings(self, topic: Topic) -> TopicSettings:
         return self._facts.defaults.held_by(topic.name, topic.settings)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from ..config import Config
 from .bounds import WireLimits
 from .kafka.codec import NOBODY, Identity, KafkaCodec, KafkaLoginCodec
+from .kafka.new_leaders import NOT_KNOWN, Leaders
 from .kafka.primitives import NO_NAMES
 from .native import NativeCodec
 from .requests import Codec
@@ -19,6 +20,7 @@ def codec_of(
     mechanisms: Sequence[str] = (),
     topic_names: Mapping[bytes, str] = NO_NAMES,
     identity: Identity = NOBODY,
+    leaders: Leaders = NOT_KNOWN,
 ) -> Codec:
     """Make a codec for one connection.
 
@@ -28,8 +30,9 @@ def codec_of(
         mechanisms: those of the login that the client begins with; none: it need not log in.
         topic_names: names by topic id.
         identity: the ids of the cluster and of this broker.
+        leaders: who leads the partitions that are stored elsewhere.
     """
     limits = WireLimits.from_config(config)
     if protocol == "native":
         return NativeCodec(config.broker.id, limits, greeted, mechanisms)
-    return (KafkaLoginCodec if mechanisms else KafkaCodec)(limits, topic_names, identity)
+    return (KafkaLoginCodec if mechanisms else KafkaCodec)(limits, topic_names, identity, leaders)

@@ -9,19 +9,22 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from appliance.client import Admin
 from appliance.client import Producer as NativeProducer
-from appliance.errors import ApplianceError, UnstableOffsets
+from appliance.errors import ApplianceError, NotLeader, UnstableOffsets
 from appliance.groups.group_coordinator import coordinator_of
+from appliance.records.encode import encode_values
 from appliance.wire import native
 from appliance.wire.kafka.metadata_reply import Broker
 from appliance.zookeeper import transaction_nodes as nodes
 from appliance.zookeeper.ensemble import Ensemble
 
+from ..support.kafka_peer import KafkaPeer
 from ..support.native_peer import Peer
 from ..support.server import Server, stopped, wait_for
 from ..support.zookeeper_fixture import ACCESS, fresh_connect
@@ -31,6 +34,7 @@ DEADLINE_S = 90.0
 HERE, THERE = 1, 2
 BOTH = (HERE, THERE)
 TOPIC = "t"
+NO_ID = UUID(int=0)
 ROLES = ("writer", "network", "coordinator", "all")
 
 
@@ -158,8 +162,27 @@ def offsets_to(producer: Producer, pair: Pair, group: str, offset: int) -> None:
         reader.close()
 
 
+def check_leaders_are_named(pair: Pair) -> None:
+    """Whoever asks the wrong one is told who leads, and where that is (KIP-951)."""
+    for asked, leader in (BOTH, BOTH[::-1]):
+        with KafkaPeer(pair.servers[asked].kafka) as peer:
+            topic_id = peer.ask("Metadata", topics=[{"name": TOPIC, "topic_id": NO_ID}]).topics[0].topic_id
+            row = {"index": pair.leaders[leader], "records": encode_values([b"v"], 1_000)}
+            topic = {"name": TOPIC, "partition_data": [row]}
+            produced = peer.ask("Produce", 12, acks=-1, timeout_ms=1_000, topic_data=[topic])
+            at = {"partition": pair.leaders[leader], "current_leader_epoch": -1, "partition_max_bytes": 1_000}
+            by_id = {"topic_id": topic_id, "partitions": [at]}
+            fetched = peer.ask("Fetch", 17, max_bytes=1_000, session_epoch=-1, topics=[by_id])
+        parts = produced.responses[0].partition_responses + fetched.responses[0].partitions
+        named = [(part.error_code, part.current_leader.leader_id) for part in parts]
+        assert named == [(NotLeader.code, leader)] * 2
+        ports = {(node.node_id, node.port) for reply in (produced, fetched) for node in reply.node_endpoints}
+        assert ports == {(leader, int(pair.servers[leader].kafka.rsplit(":", 1)[1]))}
+
+
 @pytest.mark.parametrize("owner", BOTH)
 def test_transactions_reach_both_and_commit_offsets_of_groups_of_both(pair: Pair, owner: int) -> None:
+    check_leaders_are_named(pair)
     name = id_of(owner)
     producer = pair.producer(name)
     groups = [owned_by(each, "g") for each in BOTH]

@@ -189,7 +189,7 @@ class NetworkWorker:
             turn, connections, self._handoffs.served, self._produce_requests.recall, wall_ms
         )
         snapshot = WorkerSnapshot([asked.on_security, self._revocations.on_security], self._meters.on_usage)
-        self._topic_names, self._identity = snapshot.names, snapshot.identity
+        self._snapshot, self._topic_names, self._identity = snapshot, snapshot.names, snapshot.identity
         answers = SnapshotAnswers(snapshot, WireLimits.from_config(arguments.config).parts_max)
         sessions = FetchSessions(turn, partitions, wait_lists, asked.access)
         self._fetches = Fetches(turn, connections, partitions, wait_lists, sessions, cold_reads)
@@ -439,8 +439,8 @@ class NetworkWorker:
         listener, peer = accepted.listener, accepted.peer
         mechanisms = self._logins.mechanisms if listener.sasl else ()
         login_by_ms = self._turn.now_ms + self._config.security.login_ms_max if listener.sasl else 0
-        names, identity = self._topic_names, self._identity
-        codec = codec_of(listener.protocol, self._config, False, mechanisms, topic_names=names, identity=identity)
+        names, identity, leaders = self._topic_names, self._identity, self._snapshot.leaders(listener)
+        codec = codec_of(listener.protocol, self._config, False, mechanisms, names, identity, leaders)
         inbox = Inbox(self._buffers)
         principal = principal_of(user) if user else ANONYMOUS
         session = ClientSession(principal, login_by_ms, accepted.host, accepted.administrator, self._turn.now_ms)

@@ -52,6 +52,7 @@ from .apis import (
     SASL_AUTHENTICATE,
     SASL_HANDSHAKE,
 )
+from .new_leaders import NOT_KNOWN, Leaders
 from .primitives import NO_NAMES, read_varint, skip_tags
 from .throttle import with_throttle
 
@@ -77,12 +78,16 @@ class KafkaCodec:
     broker, for clients that say whom they mean.
     """
 
-    __slots__ = ("_forwarded_bytes_max", "_identity", "_parts_max", "_topic_names", "first_bytes_max")
+    __slots__ = ("_forwarded_bytes_max", "_identity", "_leaders", "_parts_max", "_topic_names", "first_bytes_max")
 
     def __init__(
-        self, limits: WireLimits, topic_names: Mapping[bytes, str] = NO_NAMES, identity: Identity = NOBODY
+        self,
+        limits: WireLimits,
+        topic_names: Mapping[bytes, str] = NO_NAMES,
+        identity: Identity = NOBODY,
+        leaders: Leaders = NOT_KNOWN,
     ) -> None:
-        self._topic_names, self._identity = topic_names, identity
+        self._topic_names, self._identity, self._leaders = topic_names, identity, leaders
         self.first_bytes_max, self._forwarded_bytes_max, self._parts_max = limits
 
     advertised: Final[dict[int, tuple[int, int]]] = ADVERTISED
@@ -181,17 +186,24 @@ class KafkaCodec:
         return reply
 
     def encode_produce(self, request: Produce, results: list[ProduceResult]) -> bytes:
-        return produce.encode(request, results)
+        return produce.encode(request, results, self._leaders)
 
     def encode_fetch(
         self, request: Fetch, results: list[FetchResult], session: SessionReply | None = None
     ) -> list[bytes | FileRange]:
-        return fetch.encode(request, results, session)
+        return fetch.encode(request, results, session, self._leaders)
 
     def refuse_fetch(self, request: Fetch, error: int) -> bytes:
         return fetch.refuse(request, error)
 
     def encode_offsets(self, request: Offsets, results: list[OffsetsResult]) -> bytes:
+        if any(result.error for result in results):
+            by_part = zip(request.parts, results, strict=True)
+            leaders = self._leaders
+            results = [
+                result._replace(error=leaders.refusal(result.error, part.topic, part.partition))
+                for part, result in by_part
+            ]
         return list_offsets.encode(request, results)
 
     def encode_login(self, request: Login, reply: LoginReply) -> bytes:
@@ -204,9 +216,13 @@ class KafkaLoginCodec(KafkaCodec):
     __slots__ = ("_limits", "_raw")
 
     def __init__(
-        self, limits: WireLimits, topic_names: Mapping[bytes, str] = NO_NAMES, identity: Identity = NOBODY
+        self,
+        limits: WireLimits,
+        topic_names: Mapping[bytes, str] = NO_NAMES,
+        identity: Identity = NOBODY,
+        leaders: Leaders = NOT_KNOWN,
     ) -> None:
-        super().__init__(limits, topic_names, identity)
+        super().__init__(limits, topic_names, identity, leaders)
         self._limits = limits
         self.first_bytes_max = min(self.first_bytes_max, LOGIN_FRAME_BYTES_MAX)
         self._raw = False
@@ -215,7 +231,7 @@ class KafkaLoginCodec(KafkaCodec):
         return Login(None, None, bytes(frame)) if self._raw else super().decode(frame)
 
     def logged_in(self) -> KafkaCodec:
-        return KafkaCodec(self._limits, self._topic_names, self._identity)
+        return KafkaCodec(self._limits, self._topic_names, self._identity, self._leaders)
 
     def encode_login(self, request: Login, reply: LoginReply) -> bytes:
         if request.context is None:

@@ -23,7 +23,8 @@ The list of aborted transactions is null unless the request reads only committed
 Fetch sessions (KIP-227) are in ``processes.network.fetch_sessions``.  A reply with session id 0 refuses one, so each
 fetch names all its partitions.  The Java client sends a fetch without partitions at its end, with epoch -1.  A topic
 whose id (KIP-516) is not known gets UNKNOWN_TOPIC_ID.  A partition with another leader epoch than the request names
-(-1: any) gets FENCED_LEADER_EPOCH or UNKNOWN_LEADER_EPOCH.  What only followers send is not read.
+(-1: any) gets FENCED_LEADER_EPOCH or UNKNOWN_LEADER_EPOCH.  Where another broker leads, or the epoch is an old one,
+the reply names the leader (16+, KIP-951, ``new_leaders.py``).  What only followers send is not read.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from itertools import islice
+from operator import itemgetter
 from typing import Final
 
 from ...catalog import LEADER_EPOCH
@@ -50,6 +52,7 @@ from ..requests import (
     SessionStep,
 )
 from .apis import APIS, FETCH
+from .new_leaders import NO_TAGS, NOT_KNOWN, Leaders
 from .primitives import (
     I16,
     I32,
@@ -72,6 +75,7 @@ IDS_FROM: Final = 13
 """First version that names topics by their ids."""
 
 _new = tuple.__new__  # twice as fast as the constructor of a NamedTuple
+_ERROR: Final = itemgetter(0)
 _HEAD_V4 = struct.Struct(">4xiiib")
 _HEAD_V7 = struct.Struct(">4xiiibii")
 _HEAD_V15 = struct.Struct(">iiibii")
@@ -243,7 +247,22 @@ def _tail(version: int, aborted: Sequence[tuple[int, int]] | None, size: int) ->
     return listed + (_NO_REPLICA if version == 11 else b"") + I32.pack(size)
 
 
-def encode(request: Fetch, results: list[FetchResult], session: SessionReply | None) -> list[bytes | FileRange]:
+def _by_leader(
+    parts: Sequence[FetchPart], results: list[FetchResult], version: int, leaders: Leaders
+) -> tuple[list[FetchResult], list[tuple[str, int]]]:
+    """The results, with the error for what another broker leads; the partitions whose leader the reply names."""
+    by_leader, named = [], []
+    for part, result in zip(parts, results, strict=True):
+        error = result.error and leaders.refusal(result.error, part.topic, part.partition)
+        by_leader.append(result if error == result.error else result._replace(error=error))
+        if error and leaders.of_fetch(version, error, part.topic, part.partition) != NO_TAGS:
+            named.append((part.topic, part.partition))
+    return by_leader, named
+
+
+def encode(
+    request: Fetch, results: list[FetchResult], session: SessionReply | None, leaders: Leaders = NOT_KNOWN
+) -> list[bytes | FileRange]:
     """The reply frame in pieces, size prefix first."""
     context: FetchContext = request.context
     correlation_id, version, topics, groups = context
@@ -257,6 +276,9 @@ def encode(request: Fetch, results: list[FetchResult], session: SessionReply | N
     if version >= IDS_FROM and any(part.topic == NO_TOPIC for part in parts):
         unknown = FetchResult(UnknownTopicId.code, -1, -1, 0, ())
         results = [result if part.topic else unknown for part, result in zip(parts, results, strict=True)]
+    named: list[tuple[str, int]] = []
+    if any(map(_ERROR, results)):
+        results, named = _by_leader(parts, results, version, leaders)
     if flexible:
         chunk = [_REPLY_HEAD_V12.pack(correlation_id, 0, session_id), topics]
     elif version >= 7:
@@ -282,11 +304,11 @@ def encode(request: Fetch, results: list[FetchResult], session: SessionReply | N
                 pieces += part_pieces
                 chunk.clear()
             if flexible:
-                chunk.append(b"\0")
+                chunk.append(leaders.of_fetch(version, error, part[0], part[1]) if error else NO_TAGS)
         if flexible:
-            chunk.append(b"\0")
+            chunk.append(NO_TAGS)
     if flexible:
-        chunk.append(b"\0")
+        chunk.append(leaders.of_reply(named) if named else NO_TAGS)
     if chunk:
         head = b"".join(chunk)
         head_bytes += len(head)

@@ -13,11 +13,11 @@ Reply::
     i32 throttle ms = 0 (1+)
 
 The record batches of a part are not copied: ``frame[start:stop]``.  Versions 0 to 2 hold the old message sets, which
-are not stored: each partition gets UNSUPPORTED_VERSION.  Versions 10 to 12 are as 9: the new leader that a reply may
-name in its tagged fields (10, KIP-951) is never named, and 12 adds partitions to a transaction only where brokers have
-decided on ``transaction.version`` 2 (KIP-890), of which these say nothing.  A topic whose id (13+, KIP-516) is not
-known gets UNKNOWN_TOPIC_ID.  With acks=0 there is no reply.  A refused
-request with acks=0 closes the connection, so that the client notices, as in Kafka.
+are not stored: each partition gets UNSUPPORTED_VERSION.  Versions 10 to 12 are as 9, but that a reply names the leaders
+of partitions that another broker has (10, KIP-951, ``new_leaders.py``).  Version 12 adds partitions to a transaction
+only where brokers have decided on ``transaction.version`` 2 (KIP-890), of which these say nothing.  A topic whose id
+(13+, KIP-516) is not known gets UNKNOWN_TOPIC_ID.  With acks=0 there is no reply.  A refused request with acks=0 closes
+the connection, so that the client notices, as in Kafka.
 
 Only Kafka's own tools, with the client id ADMIN_CLIENT_ID, may produce to internal topics.  Other clients get
 INVALID_TOPIC_EXCEPTION.  Such a part is decoded without its batches, so that a missing partition is still reported as
@@ -29,12 +29,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping
 from itertools import islice
+from operator import itemgetter
 from typing import Final
 
 from ...errors import (
     DuplicateSequence,
     InvalidRecord,
     InvalidTopic,
+    NotLeader,
     OutOfOrderSequence,
     ProtocolFault,
     UnknownTopicId,
@@ -44,6 +46,7 @@ from ...names import INTERNAL_TOPICS
 from ...records.varints import unsigned
 from ..requests import Local, Produce, ProducePart, ProduceResult
 from .apis import APIS, PRODUCE
+from .new_leaders import NO_TAGS, NOT_KNOWN, PRODUCE_FROM, Leaders
 from .primitives import (
     I16,
     I32,
@@ -74,6 +77,7 @@ CLIENT_ID_AT: Final = 8
 ADMIN_CLIENT_ID: Final = b"__admin_client"
 _NONE_INTERNAL: Final[frozenset[int]] = frozenset()
 
+_ERROR: Final = itemgetter(0)
 _new = tuple.__new__  # twice as fast as the constructor of a NamedTuple
 _BEGIN = struct.Struct(">ii")
 """Key and version as one number, which is the version since the key of Produce is 0, and the correlation id."""
@@ -341,7 +345,25 @@ def _refuse_internal(result: ProduceResult) -> ProduceResult:
 _UNKNOWN_ID: Final = ProduceResult(UnknownTopicId.code, -1, -1, -1, "no topic has this id: ask for metadata")
 
 
-def encode(request: Produce, results: list[ProduceResult]) -> bytes:
+def _by_leader(request: Produce, results: list[ProduceResult], leaders: Leaders) -> list[ProduceResult]:
+    """The results, with the error for what another broker leads."""
+    named = []
+    for (topic, partition, *_), result in zip(request.parts, results, strict=True):
+        if leaders.refusal(result.error, topic, partition) != result.error:
+            text = f"another broker leads {topic}-{partition}: ask for metadata"
+            result = ProduceResult(NotLeader.code, -1, -1, -1, text)
+        named.append(result)
+    return named
+
+
+def _encode_failed(part: ProducePart, result: ProduceResult, version: int, leaders: Leaders) -> bytes:
+    """Encode a partition that is refused; its tagged fields are the end."""
+    row = _ENCODERS[min(version, FLEXIBLE_FROM)](part.partition, _as_kafka(result))
+    tags = leaders.of_produce(version, result.error, part.topic, part.partition)
+    return row if tags == NO_TAGS else row[: -len(NO_TAGS)] + tags
+
+
+def encode(request: Produce, results: list[ProduceResult], leaders: Leaders = NOT_KNOWN) -> bytes:
     """Encode the reply frames, one for each request, with their size prefixes; nothing for acks=0."""
     if request.acks == 0:
         return b""
@@ -352,18 +374,23 @@ def encode(request: Produce, results: list[ProduceResult]) -> bytes:
         results = [_refuse_internal(result) if i in internal else result for i, result in enumerate(results)]
     if request.topic_ids is not None and NO_TOPIC in request.topic_ids:
         results = [result if part.topic else _UNKNOWN_ID for part, result in zip(request.parts, results, strict=True)]
+    tags = b""
+    if any(map(_ERROR, results)):
+        results = _by_leader(request, results, leaders)
+        tags = _tags_of_reply(request, results, version, leaders)
     flexible = version >= FLEXIBLE_FROM
     encode_part = _ENCODERS[min(version, FLEXIBLE_FROM)]
     head = _REPLY_HEAD_FLEXIBLE if flexible else _REPLY_HEAD
     topic_end = b"\0" if flexible else b""
-    end = topic_end + (b"\0\0\0\0" if version else b"")
+    end = (b"\0\0\0\0" if version else b"") + (tags or topic_end)
     if len(groups) == 1 and len(results) == len(correlations):  # one partition, the same in each request
         front, end, index = topics + groups[0][0], topic_end + end, request.parts[0][1]
         rest = head.size - SIZE.size + len(front) + len(end)
         pack = head.pack
         reply: list[bytes] = []
         for correlation_id, result in zip(correlations, results, strict=True):
-            row = encode_part(index, _as_kafka(result) if result[0] else result)
+            part = request.parts[0]
+            row = _encode_failed(part, result, version, leaders) if result[0] else encode_part(index, result)
             reply += (pack(rest + len(row), correlation_id), front, row, end)
         return b"".join(reply)
     rows = zip(request.parts, results, strict=True)
@@ -371,12 +398,25 @@ def encode(request: Produce, results: list[ProduceResult]) -> bytes:
     for prefix, count in groups:
         body.append(prefix)
         body += [
-            encode_part(part[1], _as_kafka(result) if result[0] else result) for part, result in islice(rows, count)
+            _encode_failed(part, result, version, leaders) if result[0] else encode_part(part[1], result)
+            for part, result in islice(rows, count)
         ]
         body.append(topic_end)
     body.append(end)
     size = sum(map(len, body))
     return head.pack(head.size - SIZE.size + size, correlations[0]) + b"".join(body)
+
+
+def _tags_of_reply(request: Produce, results: list[ProduceResult], version: int, leaders: Leaders) -> bytes:
+    """The addresses of leaders that are named; b"": none is."""
+    if version < PRODUCE_FROM:
+        return b""
+    elsewhere = [
+        (part.topic, part.partition)
+        for part, result in zip(request.parts, results, strict=True)
+        if result.error == NotLeader.code
+    ]
+    return leaders.of_reply(elsewhere) if elsewhere else b""
 
 
 _PART_V0 = struct.Struct(">ihq")

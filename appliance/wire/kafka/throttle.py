@@ -20,6 +20,8 @@ _HEAD_BYTES: Final = 8
 def with_throttle(reply: bytes, api_key: int, version: int, throttle_ms: int) -> bytes:
     """The reply frames, joined ones too, with this time; unchanged where the version has no such field.
 
+    Unchanged, too, is a reply to Produce that ends with tagged fields: it took nothing in, and names other brokers.
+
     Args:
         reply: whole frames with their sizes, or of Fetch the part before the record batches.
     """
@@ -36,5 +38,7 @@ def with_throttle(reply: bytes, api_key: int, version: int, throttle_ms: int) ->
     while stop < len(told):
         stop += _SIZE.size + _SIZE.unpack_from(told, stop)[0]
         start = stop - flexible - _TIME.size
+        if any(told[start:stop]):  # not the time, which is 0: the end of a broker's port (``new_leaders.py``)
+            continue
         told[start : start + _TIME.size] = _TIME.pack(throttle_ms)
     return bytes(told)
