@@ -11,6 +11,7 @@ from typing import Final, Protocol
 
 from ..errors import ApplianceError, ClientFault, UnknownPartition
 from .cluster_client import Cluster
+from .partition_queue import BACKOFF_DOUBLINGS_MAX
 from .transactions import ProducerTransactions
 from .troubles import Troubles
 
@@ -48,7 +49,9 @@ class BackgroundRequests:
         lock: threading.Lock,
         troubles: Troubles,
         *,
-        pause_s: float,
+        backoff_s: float,
+        backoff_s_max: float,
+        jitter: Callable[[], float],
         now_s: float,
         identified: Callable[[int, int], None],
         transactions: ProducerTransactions | None,
@@ -65,13 +68,19 @@ class BackgroundRequests:
         self._cluster = cluster
         self._lock = lock
         self._troubles = troubles
-        self._pause_s = pause_s
+        self._backoff_s, self._backoff_s_max, self._jitter = backoff_s, backoff_s_max, jitter
+        self._failures = 0
         self._identified = identified
         self._transactions, self._waiting = transactions, waiting
         self.adding = threading.Lock()
         """Held while partitions are added to a transaction: it neither begins nor is aborted meanwhile."""
         self._aged_s = now_s + METADATA_AGE_S
         self._resume_s = 0.0
+
+    @property
+    def due_s(self) -> float:
+        """When the next request is due, as far as is known."""
+        return self._resume_s if self.stale_topics or self._aged_topics or self.wants_id else self._aged_s
 
     def take_due(self, now_s: float, partitions: Iterable[tuple[str, int]]) -> set[str] | None:
         """The topics to refresh now; an empty set if only a producer id is needed; None if nothing is due.
@@ -83,13 +92,13 @@ class BackgroundRequests:
             self._aged_topics.update(topic for topic, _ in partitions)
         if now_s < self._resume_s or not (self.stale_topics or self._aged_topics or self.wants_id):
             return None
-        self._now_s, self._resume_s = now_s, now_s + self._pause_s
+        self._now_s, self._resume_s = now_s, now_s + self._backoff_s
         topics = self.stale_topics | self._aged_topics
         self._needed, self.stale_topics, self._aged_topics = self.stale_topics, set(), set()
         return topics
 
     def make(self, topics: set[str]) -> None:
-        """Make the requests, without the lock.  Those that fail are due again after a pause.
+        """Make the requests, without the lock.  Those that fail are due again after a back-off.
 
         A topic that something is sent to, and that was deleted, may be made again, as at its first message.
         """
@@ -108,9 +117,14 @@ class BackgroundRequests:
                     self.wants_id = False
                     self.producer_id = producer_id
                     self._identified(producer_id, epoch)
+            self._failures = 0
         except ApplianceError as error:
             self._troubles.begin("metadata", error)
+            doubled = min(self._failures, BACKOFF_DOUBLINGS_MAX)
+            self._failures += 1
+            backoff_s = min(self._backoff_s * 2**doubled, self._backoff_s_max) * self._jitter()
             with self._lock:
+                self._resume_s = self._now_s + backoff_s
                 self.stale_topics |= topics
 
     def add_partitions(self, transactions: ProducerTransactions) -> None:

@@ -50,6 +50,12 @@ class BrokerLink:
     def name(self) -> str:
         return f"appliance {self.broker_id}"
 
+    @property
+    def in_use(self) -> bool:
+        """Whether bytes or replies are on their way."""
+        connection = self.connection
+        return connection is not None and bool(self.awaiting or self._unsent or connection.out_bytes or self.ready)
+
     def connect(self, dial: Callable[[Address], BrokerConnection], now_s: float) -> BrokerConnection:
         """Begin to connect.
 

@@ -15,6 +15,7 @@ less than the linger time ago, and until there are :data:`WRITE_BYTES` of them.
 
 from __future__ import annotations
 
+import math
 import select
 from collections.abc import Callable, Iterable
 from typing import Final
@@ -186,6 +187,29 @@ class Dispatcher:
     @property
     def has_stalled(self) -> bool:
         return bool(self._stalled)
+
+    @property
+    def in_use(self) -> bool:
+        """Whether something moves, or is to be answered, on a connection."""
+        return any(link.in_use for link in self._links.values())
+
+    @property
+    def due_s(self) -> float:
+        """When there will be something to do while no connection is in use: a back-off or the time of a batch ends."""
+        due_s = math.inf
+        for link in self._links.values():
+            if link.ready:
+                due_s = min(due_s, link.resume_s)
+        for queue in self.queues.values():
+            if queue.waiting:
+                due_s = min(due_s, queue.waiting[0].deadline_s)
+        background = self._background
+        for queue in self._stalled:
+            is_requested = queue.topic in background.stale_topics
+            is_requested = is_requested or (queue.identity is Numbering.WANTED and background.wants_id)
+            if queue.waiting and not is_requested:
+                due_s = min(due_s, max(queue.resume_s, self._check_due_s))
+        return due_s
 
     def wait(self, timeout_s: float) -> None:
         """Wait until a connection can be read or written.  The only method to call without the lock."""

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 from collections.abc import Callable
 from typing import Final
@@ -88,7 +89,9 @@ class Sender:
         self._clock = clock
         self._background = BackgroundRequests(
             *(cluster, self.lock, self.troubles),
-            pause_s=options.backoff_s,
+            backoff_s=options.backoff_s,
+            backoff_s_max=options.backoff_s_max,
+            jitter=jitter,
             now_s=clock(),
             identified=self._identified,
             transactions=self.transactions,
@@ -113,9 +116,10 @@ class Sender:
             self.outstanding.fail(batch, self.broken)
         else:
             self._dispatcher.enqueue(batch)
+            self.awaken()
 
     def awaken(self) -> None:
-        """Make the background thread run: an open batch lingers."""
+        """Make the background thread run: an open batch lingers, or one is to be sent."""
         if not self._threads.started:
             self._threads.start("sending", self._run)
         elif self._asleep:
@@ -288,22 +292,33 @@ class Sender:
                 due_s = self._seal_due(now_s)
                 self.pump(now_s, quiet)
                 pumps = self._pumps
-                if self.outstanding.batches or due_s is not None:
+                if self._dispatcher.in_use:
                     awake_until_s = now_s + AWAKE_TICKS * self._tick_s
                 stale_topics = self._background.take_due(now_s, self._dispatcher.queues)
-                self._asleep = now_s >= awake_until_s and stale_topics is None
+                rest_s = self._rest_s(now_s, due_s)
+                self._asleep = now_s >= awake_until_s and stale_topics is None and rest_s > self._tick_s
                 self._wake.clear()
             self.callbacks.run()
             if stale_topics is not None:
                 self._background.make(stale_topics)
             elif self._asleep:
-                self._wake.wait()
+                self._wake.wait(rest_s if rest_s < math.inf else None)
             else:
                 pause_s = self._tick_s if due_s is None else min(max(due_s - now_s, 0.0), self._tick_s)
                 if quiet:
                     self._dispatcher.wait(pause_s)
                 else:
                     self._wake.wait(pause_s)
+
+    def _rest_s(self, now_s: float, due_s: float | None) -> float:
+        """How long nothing is to be done, unless somebody wakes the thread; ``due_s``: when an open batch is sealed.
+
+        What waits for an appliance that is away waits for the end of a back-off.
+        """
+        wake_s = math.inf if due_s is None else due_s
+        if self.outstanding.batches:
+            wake_s = min(wake_s, self._dispatcher.due_s, self._background.due_s)
+        return wake_s - now_s
 
     def _identified(self, producer_id: int, epoch: int) -> None:
         self._dispatcher.identify(producer_id, epoch)

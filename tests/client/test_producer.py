@@ -98,21 +98,43 @@ def test_linger_sends_what_nobody_waits_for(peer: Peer) -> None:
         assert arrived.wait(TIMEOUT_S)
 
 
-@pytest.mark.parametrize("linger_ms", [0, 5])
-def test_its_thread_rests_soon_after_a_message_that_nothing_follows(peer: Peer, linger_ms: float) -> None:
-    readings = 0
+class Turns:
+    """A clock that counts the turns of the producer's thread: it looks at the time once in each."""
 
-    def clock() -> float:
-        nonlocal readings
-        readings += threading.current_thread().name == "appliance-sending"
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self) -> float:
+        self.count += threading.current_thread().name == "appliance-sending"
         return time.monotonic()
 
-    with Producer(peer.address, linger_ms=linger_ms, clock=clock) as producer:
+
+@pytest.mark.parametrize("linger_ms", [0, 5])
+def test_its_thread_rests_soon_after_a_message_that_nothing_follows(peer: Peer, linger_ms: float) -> None:
+    turns = Turns()
+    with Producer(peer.address, linger_ms=linger_ms, clock=turns) as producer:
         producer.send("t", b"x")
         wait_for(lambda: producer.delivered, "it is sent by the thread")
-        before = readings
+        before = turns.count
         wait_for(lambda: producer._sender._asleep, "it waits for the next message")
-        assert readings - before <= 2 * AWAKE_TICKS
+        assert turns.count - before <= 2 * AWAKE_TICKS
+
+
+@pytest.mark.parametrize(("linger_ms", "waits"), [(0, False), (5, True)], ids=["alone", "beside one that waits"])
+def test_its_thread_waits_for_the_end_of_a_back_off_while_the_appliance_is_away(linger_ms: float, waits: bool) -> None:
+    """Goal: an appliance that is away for hours costs its producers nothing; it turned a thousand times a second."""
+    turns = Turns()
+    failed = threading.Event()
+    with Peer({"t": 1}) as peer:
+        producer = Producer(peer.address, linger_ms=linger_ms, clock=turns, delivery_timeout_ms=500)
+        producer.send("t", b"x").result(TIMEOUT_S)
+    before = turns.count
+    producer.send("t", b"y", on_delivery=lambda *_: failed.set())
+    if waits:
+        producer.flush(TIMEOUT_S)
+    assert failed.wait(TIMEOUT_S)
+    assert turns.count - before <= 3 * AWAKE_TICKS
+    producer.close()
 
 
 def test_records_keep_key_headers_timestamp_and_their_place_among_plain_values(peer: Peer) -> None:
