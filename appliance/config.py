@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -57,6 +57,8 @@ from .topic_patterns import (
     values_for,
 )
 from .topic_rules import parse_decodings
+
+ARENA_BYTES_MAX: Final = 4 * GIB
 
 WORKERS_MAX = 64
 """Network workers that a segment table has cells for."""
@@ -131,7 +133,7 @@ class NetworkSection(Struct, frozen=True):
         Meta(ge=0, le=1_000_000, description="those of one user that has logged in, per worker; 0 = connections_max"),
     ] = 0
     arena_bytes: Annotated[
-        int, Meta(ge=MIB, le=4 * GIB, description="shared memory per worker that requests are received into")
+        int, Meta(ge=MIB, le=ARENA_BYTES_MAX, description="shared memory per worker that requests are received into")
     ] = 16 * MIB
     frame_bytes_max: Annotated[
         int,

@@ -518,7 +518,8 @@ SLOW_FLUSHES = Condition(
 )
 ARENA_NEARLY_FULL = Condition(
     *("ArenaFull", WARNING, "a-bad-day"),
-    "raise network.arena_bytes, or look for a client that floods: `appliance clients`",
+    "`appliance config set network.arena_bytes TWICE --config FILE` and restart; or look who floods:"
+    " `appliance clients ADDRESS` says who sends most",
     rule=AlertRule(
         f"appliance_arena_used_bytes / appliance_arena_bytes > {ARENA_FULL}",
         "5m",

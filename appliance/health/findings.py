@@ -15,6 +15,8 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from ..config import ARENA_BYTES_MAX
+from ..config_keys import MIB
 from ..machine_limits import DISK
 from ..partition_states import DAMAGED, DISK_FULL, OFFLINE, OPENING, STATE_NAMES, damage_text
 from ..security.audit_log import Reason
@@ -661,11 +663,33 @@ def _floods(seen: Seen) -> Iterator[Finding]:
                 f"{seen.command('clients', address)} says who they are; `network.connections_per_address_max` limits it"
             )
             yield _finding(of.FLOOD, f"{address} floods the listeners", why, todo)
+
+
+def _arenas(seen: Seen) -> Iterator[Finding]:
     for worker, (used, most) in seen.arenas.items():
         if used > of.ARENA_FULL * most:
             why = f"{size(used)} of {size(most)} are used: producers wait"
-            todo = f"raise network.arena_bytes, or look for a client that floods: {seen.command('clients')}"
+            todo = "; or ".join([*_larger_arenas(seen, most), *_fewer_clients(seen)])
             yield _finding(of.ARENA_NEARLY_FULL, f"worker {worker} has hardly room for requests", why, todo)
+
+
+def _larger_arenas(seen: Seen, arena_bytes: int) -> Iterator[str]:
+    """Twice the room, where the configuration allows it; first of all in /dev/shm, if that has too little."""
+    larger = min(2 * arena_bytes, ARENA_BYTES_MAX)
+    if larger == arena_bytes:
+        return
+    set_it = seen.command("config", "set", "network.arena_bytes", larger, "--config", "FILE")
+    more, first = (larger - arena_bytes) * len(seen.arenas), ""
+    if seen.host is not None and seen.host.shm.size and seen.host.shm.free < more + of.SHM_FREE_MIN:
+        shm = seen.host.shm
+        first = f"`mount -o remount,size={-(-(shm.size + more + of.SHM_FREE_MIN) // MIB)}m /dev/shm`, then "
+    yield f"{first}{set_it} and restart: requests have twice the room, for {size(more)} more of /dev/shm"
+
+
+def _fewer_clients(seen: Seen) -> Iterator[str]:
+    address, count = max(seen.peers.items(), key=lambda peer: peer[1], default=("", 0))
+    who = f"{count:,} of {sum(seen.peers.values()):,} connections are from {address}, and " if address else ""
+    yield f"{who}{seen.command('clients', *[address] if address else [])} says who sends most"
 
 
 # ---- rules: of what its coordinator knows
@@ -751,7 +775,7 @@ RULES: Final[tuple[FindingRule, ...]] = (
         _processes,
         _deaths,
     ),
-    *(_refusals, _floods, _groups, _lost, _insecure, _certificates, _clock, _undelivered),
+    *(_refusals, _floods, _arenas, _groups, _lost, _insecure, _certificates, _clock, _undelivered),
 )
 
 

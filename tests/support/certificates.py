@@ -13,12 +13,23 @@ def make_certificates(directory: Path, *arguments: str, days: int = 365) -> subp
     """``make-certificates WHAT DIR ...``: for example ``make_certificates(directory, "client", "web-1")``.
 
     Args:
-        days: how long the certificate is valid; with -1 it has expired already.
+        days: how long the certificate is valid.
     """
     what, *rest = arguments
     command = [str(SCRIPT), what, str(directory), *rest]
     environment = os.environ | {"DAYS": str(days)}
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
+
+
+def sign_again(directory: Path, name: str, days: int) -> None:
+    """Sign DIR/NAME.pem again, for its key and names: with -1 it has expired already, which the script refuses."""
+    stem, authority, keep = f"{directory}/{name}", f"{directory}/ca", ["-copy_extensions", "copyall"]
+    request = ["openssl", "x509", "-x509toreq", *keep, "-in", f"{stem}.pem", "-signkey", f"{stem}.key"]
+    subprocess.run([*request, "-out", f"{stem}.csr"], check=True, capture_output=True)
+    sign = ["openssl", "x509", "-req", *keep, "-in", f"{stem}.csr", "-set_serial", "7", "-days", str(days)]
+    sign += ["-CA", f"{authority}.pem", "-CAkey", f"{authority}.key", "-out", f"{stem}.signed"]
+    subprocess.run(sign, check=True, capture_output=True)
+    Path(f"{stem}.signed").rename(f"{stem}.pem")
 
 
 def sign_client(authority: Path, directory: Path, name: str, names: str) -> None:
