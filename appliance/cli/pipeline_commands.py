@@ -5,25 +5,18 @@ pyspark and its packages are imported when a command runs; if they are missing, 
 
 from __future__ import annotations
 
-import contextlib
-import sys
-from collections.abc import Callable, Iterator
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from .. import units
 from ..owners import refuse_others_directory
 from . import output, pipeline_repair_commands, pipeline_view_commands
 from .pipeline_file import PipelineArgument, load
+from .pipeline_results import show_result, show_summary, watching
 from .pipeline_view_commands import moment_us
 from .target import ConnectOption, DataOption, JsonOption
-
-if TYPE_CHECKING:
-    from ..spark.pipeline.pipeline_status import Summary
-    from ..spark.pipeline.state_directory import Progress
 
 app = typer.Typer(no_args_is_help=True, help="Turn topics into tables, with Spark.")
 for command in (*pipeline_view_commands.COMMANDS, *pipeline_repair_commands.COMMANDS):
@@ -56,12 +49,7 @@ def run(
     if as_json:
         output.print_json(result.as_json())
         return
-    seconds = max(result.seconds, 1e-9)
-    output.remark(
-        f"{result.rows:,} rows, {units.size(result.bytes)} in {result.batches} micro-batches, {result.seconds:.1f} s: "
-        f"{result.rows / seconds:,.0f} rows/s, {result.bytes / seconds / 1e6:.1f} MB/s"
-    )
-    show_summary(result.summary, result.remark)
+    show_result(result)
 
 
 @app.command()
@@ -196,46 +184,6 @@ def report(
         output.print_json({"html": str(page)})
         return
     output.say(page)
-
-
-def show_summary(summary: Summary, *remarks: str) -> None:
-    rows: list[dict[str, Any]] = [
-        {"what": f"parsed: {name}", "messages": count} for name, count in summary.parsed.items()
-    ]
-    rows += [{"what": f"dead letter: {reason}", "messages": count} for reason, count in summary.dead.items()]
-    rows += [{"what": f"dropped: {rule}", "messages": count} for rule, count in summary.dropped.items()]
-    rows += [{"what": f"not as expected: {rule}", "messages": count} for rule, count in summary.unexpected.items()]
-    rows += [{"what": f"column null: {reason}", "messages": count} for reason, count in summary.nulled.items()]
-    output.print_rows(rows, ["what", "messages"], title="Lines")
-    if summary.audit is not None:
-        output.remark(f"audit: {summary.audit}")
-    if summary.events:
-        output.remark(f"events: {summary.events}")
-    for remark in filter(None, remarks):
-        output.remark(remark)
-
-
-@contextlib.contextmanager
-def watching(name: str) -> Iterator[Callable[[Progress], None]]:
-    """Shows a line with the progress of the micro-batches on a terminal, nothing elsewhere."""
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    rows = 0
-    with console.status(f"{name}: starting Spark") as line:
-
-        def show(progress: Progress) -> None:
-            nonlocal rows
-            rows += progress.rows
-            line.update(
-                f"{name}: {rows:,} rows, now {progress.rows_per_s:,.0f} rows/s, {progress.bytes_per_s / 1e6:.1f} MB/s, "
-                f"lag {units.size(progress.lag_bytes)}"
-            )
-
-        yield show
 
 
 def register(root: typer.Typer) -> None:

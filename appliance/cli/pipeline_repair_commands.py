@@ -1,4 +1,5 @@
-"""``appliance pipeline reparse``, ``forget``, ``expire``, ``verify``: repair, remove and compare events."""
+"""``appliance pipeline reparse``, ``backfill``, ``forget``, ``expire``, ``verify``: repair and remove events, add lines
+from before the table began, and compare it with the topics."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import typer
 from . import output
 from .asking import DryRunOption, YesOption, confirm
 from .pipeline_file import PipelineArgument, load
+from .pipeline_results import show_result, watching
 from .pipeline_view_commands import moment_us
 from .target import ConnectOption, DataOption, JsonOption
 
@@ -50,6 +52,48 @@ def reparse(
         output.remark(f"{reparsed.lost:,} lines that were events are rejected now: a parser is stricter than it was")
     if reparsed.without:
         output.remark(f"{reparsed.without:,} lines stay as they are: the table does not have their bytes (output.raw)")
+
+
+def backfill(
+    config: PipelineArgument,
+    since: Annotated[
+        str, typer.Option("--since", metavar="-2d|TIME", help="Only lines that arrived in the log from then on.")
+    ] = "",
+    dry_run: DryRunOption = False,
+    data: DataOption = None,
+    connect: ConnectOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Bring in lines that the topics have from before the table began, as with `input.starting = "latest"`.
+
+    The newest come first, in commits of `input.trigger_bytes`; one that is stopped or killed goes on from there next
+    time, and each line comes once. What was forgotten, or has expired, stays away, but older lines of a person who was
+    forgotten come in: repeat `forget`. Views follow. The pipeline must not be running.
+
+    [b]Examples[/b]
+
+        appliance pipeline backfill web.toml --dry-run
+
+        appliance pipeline backfill web.toml --since -7d
+    """
+    since_ms = moment_us("--since", since) // 1000 if since else None
+    settings = load(config, data, connect)
+    from ..spark.pipeline.backfill import backfill as bring_in
+    from ..spark.pipeline.backfill import gaps
+
+    there = gaps(settings, since_ms)
+    rows: list[dict[str, Any]] = [gap._asdict() | {"bytes": gap.bytes} for gap in there]
+    result = None
+    if there and not dry_run:
+        with watching(settings.pipeline.name) as show:
+            result = bring_in(settings, since_ms=since_ms, on_progress=show)
+    if as_json:
+        output.print_json({"before": rows, "run": None if result is None else result.as_json()})
+        return
+    columns = ["topic", "partition", "first", "end", "bytes"]
+    output.print_rows(rows, columns, title="Lines from before the table began")
+    if result is not None:
+        show_result(result)
 
 
 def forget(
@@ -180,4 +224,4 @@ def verify(
         raise typer.Exit(1)
 
 
-COMMANDS = (reparse, forget, expire, verify)
+COMMANDS = (reparse, backfill, forget, expire, verify)

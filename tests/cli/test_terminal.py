@@ -258,6 +258,7 @@ CASES: dict[str, list[list[str]]] = {
     "pipeline accept": [["{pipeline}"], ["{sound}"], [f"/nowhere/{HOSTILE}"]],
     "pipeline report": [["{pipeline}"]],
     "pipeline reparse": [["{pipeline}"], ["{sound}"], ["{sound}", "--since", HOSTILE]],
+    "pipeline backfill": [["{pipeline}"], ["{sound}", "--dry-run"], ["{sound}", "--since", HOSTILE]],
     "pipeline forget": [["{pipeline}", "--where", HOSTILE], ["{sound}", "--where", HOSTILE, "--yes"]],
     "pipeline expire": [["{pipeline}", "--before", "-1d"], ["{sound}", "--before", HOSTILE]],
     "pipeline verify": [["{pipeline}"], ["{sound}"]],

@@ -363,6 +363,7 @@ REFUSED: dict[str, list[Words]] = {
     "pipeline refresh": [of("pipeline", "refresh", "PIPELINE")],
     "pipeline rebuild": [of("pipeline", "rebuild", "PIPELINE", "errors")],
     "pipeline reparse": [of("pipeline", "reparse", "PIPELINE")],
+    "pipeline backfill": [of("pipeline", "backfill", "PIPELINE")],
     "pipeline forget": [of("pipeline", "forget", "PIPELINE", "--where", "true", "--yes")],
     "pipeline expire": [of("pipeline", "expire", "PIPELINE", "--before", "-90d", "--yes")],
     "pipeline verify": [of("pipeline", "verify", "PIPELINE")],

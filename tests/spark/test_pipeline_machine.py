@@ -44,7 +44,7 @@ from appliance.spark.pipeline.letters import SENT, Letters
 from appliance.spark.pipeline.pipeline_sink import commit
 from appliance.spark.pipeline.pipeline_status import summary
 from appliance.spark.pipeline.reparse import reparse
-from appliance.spark.pipeline.resume import TopicLog, decide, next_batch
+from appliance.spark.pipeline.resume import TopicLog, decide, lines_before, next_back, next_batch
 from appliance.spark.pipeline.settings import Settings, parse
 from appliance.spark.pipeline.startup import Beginning, accept_from, begin_from, check_from
 from appliance.spark.pipeline.tables import claim
@@ -157,6 +157,8 @@ class Machine(RuleBasedStateMachine):
         self.columns: dict[str, str] = {"a": "int"}
         self.lenient = False
         """Whether the parsers take lines that were dead."""
+        self.latest = False
+        """Whether a pipeline begins at the ends of its logs."""
         (self.base / "views").mkdir()
         (self.base / "views" / "counts.sql").write_text(COUNTS)
         self.forget()
@@ -171,7 +173,10 @@ class Machine(RuleBasedStateMachine):
         self.rows: Rows = {}
         """What the table has, of each line; of one that was rejected: None."""
         self.kinds: dict[str, str] = {}
-        self.read: dict[tuple[str, int], tuple[str, int]] = {}
+        self.read: dict[tuple[str, int], tuple[str, int, int]] = {}
+        """Of each partition the id of its topic, and the offsets from which on and up to which it was read."""
+        self.removed: set[Line] = set()
+        """What has expired or was forgotten."""
         self.versions: list[Any] = []
 
     def teardown(self) -> None:
@@ -179,8 +184,9 @@ class Machine(RuleBasedStateMachine):
 
     # ---- the model of topics
 
-    @initialize()
-    def topics_are_created(self) -> None:
+    @initialize(latest=st.booleans())
+    def topics_are_created(self, latest: bool = False) -> None:
+        self.latest = latest
         for topic in TOPICS:
             self.create(topic)
 
@@ -229,6 +235,7 @@ class Machine(RuleBasedStateMachine):
             "source": [{"topics": list(TOPICS), "parsers": ["own", "plain"] if self.lenient else ["own"]}],
             "parser": {"own": {"kind": "logfmt", "columns": self.columns}},
             "output": {"path": "out"},
+            "input": {"starting": "latest" if self.latest else "earliest"},
             "dead_letters": {"topic": "letters"},
             "views": {"path": "views"},
         }
@@ -342,6 +349,7 @@ class Machine(RuleBasedStateMachine):
     def remove(self, removed: int, gone: Callable[[Line], bool]) -> None:
         left = {line: row for line, row in self.rows.items() if not gone(line)}
         assert removed == len(self.rows) - len(left)
+        self.removed |= self.rows.keys() - left.keys()
         self.rows = left
 
     # ---- a view
@@ -366,7 +374,7 @@ class Machine(RuleBasedStateMachine):
     def moved(self) -> list[str]:
         """Why the logs do not continue what the tables have."""
         found = []
-        for (topic, partition), (id, at) in self.read.items():
+        for (topic, partition), (id, _, at) in self.read.items():
             start, end = self.bounds[topic][partition]
             if id != self.id_of[topic] or at < start or end < at:
                 found.append(f"{topic}-{partition}: the tables have it up to offset {at}, its log has {start} to {end}")
@@ -392,9 +400,7 @@ class Machine(RuleBasedStateMachine):
             return
         assert not self.moved() and not self.wider(), "what does not fit is refused"
         self.adopt_columns()
-        for topic, bounds in self.bounds.items():
-            for partition, (start, _) in bounds.items():
-                self.read.setdefault((topic, partition), (self.id_of[topic], start))
+        self.begins()
         try:
             self.micro_batches(beginning, stop)
             self.send(stop)
@@ -403,11 +409,54 @@ class Machine(RuleBasedStateMachine):
         ends = {
             (topic, part): (self.id_of[topic], end) for topic in TOPICS for part, (_, end) in self.bounds[topic].items()
         }
-        assert self.read == ends, "everything was read"
+        assert {key: (id, at) for key, (id, _, at) in self.read.items()} == ends, "everything was read"
+        self.check_lines()
         assert set(self.letters.sent) >= self.rejected, "every line that was rejected is a dead letter"
         versions = {name: table.version() for name, table in self.delta_tables().items()}
         rows = copied(self.rows)
         self.versions.append((versions, rows, dict(self.kinds), dict(self.read)))
+
+    def begins(self) -> None:
+        for topic, bounds in self.bounds.items():
+            for partition, (start, end) in bounds.items():
+                at = end if self.latest else start
+                self.read.setdefault((topic, partition), (self.id_of[topic], at, at))
+
+    @precondition(lambda self: (self.out / "events").exists())
+    @rule(stop=st.sampled_from([*STOPS, None, None]))
+    def older_lines_are_brought_in(self, stop: str | None) -> None:
+        """What the logs have from before the table began: all of it, where nobody is killed."""
+        try:
+            beginning = begin_from(self.settings, claim(self.settings), self.logs)
+        except BadValue as error:
+            self.check_refusal(str(error))
+            return
+        self.adopt_columns()
+        self.begins()
+        last = beginning.committed
+        try:
+            while True:
+                begun = decide(last, self.logs, False).begun
+                floors = {key: first for key, (first, _) in lines_before(begun, self.logs).items()}
+                record = next_back(begun, floors, BATCH_BYTES, beginning.run, "")
+                if record is None:
+                    break
+                self.micro_batch(beginning, record, stop)
+                self.take(record)
+                last = record
+            self.send(stop)
+        except Stopped:
+            return
+        for (topic, partition), (_, begun_at, _) in self.read.items():
+            assert begun_at <= self.bounds[topic][partition][0], "nothing is older"
+        self.check_lines()
+
+    def check_lines(self) -> None:
+        """Each line of the logs from where the table begins to where it ends is a row, unless somebody removed it."""
+        for topic, lines in self.lines.items():
+            for line in lines:
+                _, begun, at = self.read[topic, line.partition]
+                assert not begun <= line.offset < at or line in self.rows or line in self.removed
 
     def adopt_columns(self) -> None:
         for name, kind in self.columns.items():
@@ -430,10 +479,11 @@ class Machine(RuleBasedStateMachine):
         moved, wider = self.moved(), self.wider()
         accepted = accept_from(self.settings, claim(self.settings), self.logs)
         assert bool(accepted) == bool(moved or wider)
-        for (topic, partition), (id, at) in self.read.items():
+        for (topic, partition), (id, begun, at) in self.read.items():
             start, end = self.bounds[topic][partition]
             again = id != self.id_of[topic]
-            self.read[topic, partition] = (self.id_of[topic], start if again or at < start else min(at, end))
+            resumed = start if again or at < start else min(at, end)
+            self.read[topic, partition] = (self.id_of[topic], resumed if again else min(begun, resumed), resumed)
         if accepted:
             self.adopt_columns()
         for name in wider:
@@ -460,9 +510,7 @@ class Machine(RuleBasedStateMachine):
 
     def micro_batch(self, beginning: Beginning, record: BatchRecord, stop: str | None) -> None:
         works = [Job(self.settings, beginning, record.batch, 0).run(iter([]), record)]
-        for task, ((topic, partition), (first, end)) in enumerate(
-            (key, bounds) for key, bounds in record.ranges() if bounds[0] < bounds[1]
-        ):
+        for task, ((topic, partition), (first, end)) in enumerate(record.spans().items()):
             found = [each for each in self.lines[topic] if each.partition == partition and first <= each.offset < end]
             batch = records_at(topic, partition, [(each.offset, each.value) for each in found])
             works.append(Job(self.settings, beginning, record.batch, task + 1).run(iter([batch])))
@@ -485,11 +533,10 @@ class Machine(RuleBasedStateMachine):
 
     def take(self, record: BatchRecord) -> None:
         """The model's own commit."""
-        for (topic, partition), (first, end) in record.ranges():
-            id, at = self.read[topic, partition]
-            if first < end:
-                assert (id, at) == (self.id_of[topic], first), "no line is skipped and none is read twice"
-                self.read[topic, partition] = (id, end)
+        for (topic, partition), (first, end) in record.spans().items():
+            id, begun, at = self.read[topic, partition]
+            assert id == self.id_of[topic] and (first == at or end == begun), "no line is skipped, none is read twice"
+            self.read[topic, partition] = (id, begun, end) if first == at else (id, first, at)
             for line in self.lines[topic]:
                 if line.partition != partition or not first <= line.offset < end:
                     continue

@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.spark.pipeline.batch_record import BEGINNING, BatchRecord, TopicRead
-from appliance.spark.pipeline.resume import Resumption, TopicLog, decide, next_batch
+from appliance.spark.pipeline.resume import (
+    Resumption,
+    TopicLog,
+    decide,
+    floors_now,
+    lines_before,
+    next_back,
+    next_batch,
+)
 
 
 def record(batch: int, first: int, end: int, id: str = "A", run: str = "r", topic: str = "t") -> BatchRecord:
@@ -96,3 +104,44 @@ def test_plans_follow_each_other_until_everything_is_read(sizes: list[tuple[int,
         if not bytes_max:
             assert next_batch(last, heads, 0, "run") is None
     assert read == sum(size for _, size in sizes) and last.ends == heads
+
+
+Extents = st.lists(st.tuples(*[st.integers(0, 100)] * 3).map(sorted), min_size=1, max_size=4)
+
+
+@given(Extents, Extents, st.integers(0, 300))
+def test_older_lines_come_back_once_the_newest_first(
+    lines: list[list[int]], counts: list[list[int]], bytes_max: int
+) -> None:
+    """Of each partition where its log starts, where the table begins and where it ends; counts come last."""
+    topics = {"t": lines, "counts": counts}
+    logs = {name: TopicLog(name, {p: (of[0], of[2]) for p, of in enumerate(parts)}) for name, parts in topics.items()}
+    read = {name: TopicRead(name, {p: (of[2], of[2]) for p, of in enumerate(parts)}) for name, parts in topics.items()}
+    since = {name: {p: of[1] for p, of in enumerate(parts)} for name, parts in topics.items()}
+    last = decide(BatchRecord(7, "r", read, since=since), logs, False).begun
+    before = lines_before(last, logs)
+    there = {(name, p): (of[0], of[1]) for name, parts in topics.items() for p, of in enumerate(parts)}
+    assert before == {key: (first, end) for key, (first, end) in there.items() if first < end}
+    floors = {key: first for key, (first, _) in before.items()}
+    ends, waiting = last.ends, sum(of[1] - of[0] for of in lines)
+    while (plan := next_back(last, floors, bytes_max, "run", "counts")) is not None:
+        assert (plan.batch, plan.ends) == (last.batch + 1, ends) and 0 < plan.bytes <= (bytes_max or plan.bytes)
+        for key, (first, end) in plan.spans().items():
+            assert end == last.beginnings[key] and first == plan.beginnings[key] >= floors[key]
+            assert key.topic != "counts" or not waiting
+        waiting -= sum(end - first for key, (first, end) in plan.spans().items() if key.topic == "t")
+        last = plan
+    assert lines_before(decide(last, logs, False).begun, logs) == {}
+
+
+def test_what_retention_has_removed_meanwhile_is_not_gone_back_to() -> None:
+    since = {"t": {0: 50, 1: 50}}
+    before = lines_before(BatchRecord(1, since=since), {"t": TopicLog("A", {0: (20, 90), 1: (60, 90)})})
+    assert floors_now({"t": {0: 10, 1: 10, 2: 0}}, before) == {("t", 0): 20}
+    assert floors_now({"t": {0: 30}}, before) == {("t", 0): 30} and floors_now({}, before) == {}
+
+
+def test_a_log_that_has_lost_its_end_to_before_the_beginning_begins_there() -> None:
+    was = msgspec.structs.replace(record(4, 50, 70), since={"t": {0: 50}})
+    found = decide(was, log(0, 40), False)
+    assert (resumed(found), found.begun.since) == (40, {"t": {0: 40}}), "from 40 on lines come as new ones"

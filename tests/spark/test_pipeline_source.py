@@ -19,7 +19,7 @@ from appliance.spark.pipeline.pipeline_sink import TablesWriter
 from appliance.spark.pipeline.pipeline_source import PipelineReader
 from appliance.spark.pipeline.pipeline_status import status
 from appliance.spark.pipeline.settings import Settings
-from appliance.spark.pipeline.startup import accept, begin, check
+from appliance.spark.pipeline.startup import Beginning, accept, begin, check
 from appliance.spark.pipeline.tables import open_store
 from appliance.spark.pipeline.task_work import Work
 
@@ -27,9 +27,11 @@ from .conftest import Topics
 from .pipelines import access, events, fill, places, settings
 
 
-def run(made: Settings, limit_bytes: int = 1 << 30, once: bool = True) -> Iterator[int]:
+def run(
+    made: Settings, limit_bytes: int = 1 << 30, once: bool = True, beginning: Beginning | None = None
+) -> Iterator[int]:
     """As Spark's AvailableNow: yields the number of each micro-batch that is committed."""
-    beginning = begin(made)
+    beginning = beginning or begin(made)
     reader, writer, numbers = PipelineReader(made, beginning, 2), TablesWriter(made, beginning), count()
     try:
         if once:

@@ -7,8 +7,10 @@ A record is stored with the rows of its micro-batch in the same commit: in its `
      "read": {"web": {"id": "9d31", "ranges": {"0": [100, 250], "1": [80, 80]}}}}
 
 ``read`` has the range of offsets of every partition that the table has ever read, also of those from which this
-micro-batch has read nothing: the last record alone says where to continue.  Delta's log forgets commits after days; so
-a copy of the last record stands beside the table, which counts where its number is that of the table.
+micro-batch has read nothing: the last record alone says where to continue.  A micro-batch that goes back (``backfill``)
+has the ranges that it has read in ``back``: they end where ``since`` was, and begin where it is now.  Delta's log
+forgets commits after days; so a copy of the last record stands beside the table, which counts where its number is that
+of the table.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ class BatchRecord(msgspec.Struct, frozen=True):
     """See the module's docstring.  ``run``: the run that has read it.
 
     ``parsing``: a digest of all settings that decide what becomes of a line.  ``since``: the offset, by topic and
-    partition, from which on the table has had all lines.
+    partition, from which on the table has had all lines.  ``back``: ranges that it has read from before ``since``.
     """
 
     batch: int
@@ -49,6 +51,7 @@ class BatchRecord(msgspec.Struct, frozen=True):
     read: dict[str, TopicRead] = {}
     parsing: str = ""
     since: dict[str, dict[int, int]] = {}
+    back: dict[str, dict[int, tuple[int, int]]] = {}
 
     @property
     def ends(self) -> Positions:
@@ -56,13 +59,27 @@ class BatchRecord(msgspec.Struct, frozen=True):
         return {key: end for key, (_, end) in self.ranges()}
 
     @property
+    def beginnings(self) -> Positions:
+        """The offset from which on the table has had all lines of each partition."""
+        return {
+            TopicPartition(topic, part): offset for topic, parts in self.since.items() for part, offset in parts.items()
+        }
+
+    @property
     def bytes(self) -> int:
-        return sum(end - first for _, (first, end) in self.ranges())
+        return sum(end - first for first, end in self.spans().values())
 
     def ranges(self) -> Iterable[tuple[TopicPartition, tuple[int, int]]]:
         for topic, topic_read in self.read.items():
             for partition, bounds in topic_read.ranges.items():
                 yield TopicPartition(topic, partition), bounds
+
+    def spans(self) -> dict[TopicPartition, tuple[int, int]]:
+        """What this micro-batch has read, by partition."""
+        spans = {key: bounds for key, bounds in self.ranges() if bounds[0] < bounds[1]}
+        for topic, parts in self.back.items():
+            spans |= {TopicPartition(topic, part): bounds for part, bounds in parts.items()}
+        return spans
 
     def encode(self) -> str:
         return msgspec.json.encode(self).decode()

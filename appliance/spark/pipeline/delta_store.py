@@ -16,6 +16,7 @@ import msgspec
 import pyarrow as pa
 
 from ...errors import AlreadyRunning, ApplianceError, BadValue
+from ...names import TopicPartition
 from .batch_record import BEGINNING, COMMIT_KEY, BatchRecord, decode_record, load_copy, store_copy
 from .output_files import LOG, OutputFiles
 from .schema_changes import conform
@@ -184,6 +185,16 @@ class DeltaStore:
                     f"{record.batch} begins at {first}: the table was restored while the pipeline ran. Nothing was "
                     "written; run again, which continues where the table ends"
                 )
+        beginnings = last.beginnings
+        for topic, parts in record.back.items():
+            for partition, (_, before) in parts.items():
+                begun = beginnings.get(TopicPartition(topic, partition), before)
+                if begun != before:
+                    raise ApplianceError(
+                        f"{self._files.uri(EVENTS)} has {topic}-{partition} from offset {begun} on, and micro-batch "
+                        f"{record.batch} goes back from {before}: the table was restored meanwhile. Nothing was "
+                        "written; run again, which goes back from where the table begins"
+                    )
 
     def amend(self, record: BatchRecord, rewritten: pa.Schema | None = None) -> None:
         """Replace the record without a micro-batch, and rewrite all files to other types."""

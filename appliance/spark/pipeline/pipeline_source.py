@@ -32,7 +32,7 @@ from ..options import source_options
 from ..source import HEADS_AGE_S_MAX, LogPartition, Planner, bytes_of
 from ..stream_offsets import Positions, ranges, to_json
 from .batch_record import BatchRecord, encode_schema
-from .resume import TopicLog, decide, next_batch
+from .resume import TopicLog, decide, floors_now, lines_before, next_back, next_batch
 from .settings import Settings, decode
 from .startup import ACCEPT, Beginning, decode_beginning
 from .tables import open_store
@@ -68,13 +68,15 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._settings = settings
         self._beginning = beginning
         settings_input = settings.input
+        # What retention removes before it is brought in is as what it removed before that.
+        self._fails_on_loss = settings_input.fail_on_data_loss and beginning.floors is None
         self._planner = Planner(
             source_options(
                 {
                     "bootstrap.servers": settings.pipeline.bootstrap,
                     "subscribe": ",".join(settings.topics),
                     "splitPartitions": str(not any(source.multiline for source in settings.source)).lower(),
-                    "failOnDataLoss": str(settings_input.fail_on_data_loss).lower(),
+                    "failOnDataLoss": str(self._fails_on_loss).lower(),
                     "corruptBatch": settings_input.corrupt_batch,
                     "retryTimeoutMs": str(settings_input.retry_ms),
                 },
@@ -100,14 +102,21 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         last = _from_json(start)
         logs = self._present()
-        heads = _heads(logs)
-        if self._target is not None:
-            heads = {key: min(head, self._target.get(key, 0)) for key, head in heads.items()}
         resumption = decide(last, logs, False)
         if resumption.conflicts and self._settings.input.fail_on_data_loss:
             raise OffsetOutOfRange(f"{resumption.conflicts[0]}. To continue in spite of it: `{ACCEPT}`, then run again")
-        record = next_batch(resumption.begun, heads, bytes_of(limit), self._beginning.run)
+        record = self._next(resumption.begun, logs, bytes_of(limit))
         return start if record is None else _to_json(record)
+
+    def _next(self, begun: BatchRecord, logs: Mapping[str, TopicLog], bytes_max: int) -> BatchRecord | None:
+        run = self._beginning.run
+        if self._beginning.floors is not None:
+            floors = floors_now(self._beginning.floors, lines_before(begun, logs))
+            return next_back(begun, floors, bytes_max, run, self._settings.audit.topic)
+        heads = _heads(logs)
+        if self._target is not None:
+            heads = {key: min(head, self._target.get(key, 0)) for key, head in heads.items()}
+        return next_batch(begun, heads, bytes_max, run)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         return to_json(self._heads())
@@ -128,11 +137,11 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if record.batch == _from_json(start).batch:
             return []  # Spark has a first micro-batch in every run, also where nothing is new
         logs = self._present()
-        unread = {key: bounds for key, bounds in record.ranges() if bounds[0] < bounds[1]}
+        unread = record.spans()
         there = {key: logs[key[0]].bounds[key[1]] for key in unread if key[0] in logs and key[1] in logs[key[0]].bounds}
         first, last = ({key: bounds[side] for key, bounds in unread.items()} for side in (0, 1))
         earliest, latest = ({key: bounds[side] for key, bounds in there.items()} for side in (0, 1))
-        there_now = ranges(first, last, earliest, latest, self._settings.input.fail_on_data_loss)
+        there_now = ranges(first, last, earliest, latest, self._fails_on_loss)
         parts = self._planner.tasks(there_now, TASK_BYTES_MIN)
         columns = self._columns()
         return [PlannedTask(record, number, part, columns) for number, part in enumerate([*parts] or [None])]

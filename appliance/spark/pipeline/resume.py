@@ -22,6 +22,9 @@ offset up to which the tables have read it, ``a`` the start and ``b`` the end of
 A topic that was never given an id has "", which equals every id.
 
 "Accepted": what ``appliance pipeline accept`` records, and a run with ``input.fail_on_data_loss = false``.
+
+What the log has before the offset at which reading began, which is in the record, too, is nobody's loss:
+:func:`lines_before` finds it, and :func:`next_back` plans how ``appliance pipeline backfill`` brings it in.
 """
 
 from __future__ import annotations
@@ -99,7 +102,7 @@ def decide(
                 if record is not None and _same(read.id, log.id):
                     begun_at = record.since.get(topic, {}).get(partition)
             ranges[TopicPartition(topic, partition)] = (at, at)
-            since.setdefault(topic, {})[partition] = at if begun_at is None else begun_at
+            since.setdefault(topic, {})[partition] = at if begun_at is None else min(at, begun_at)
     kept = {topic: _continued(read) for topic, read in recorded.items() if topic not in logs}
     begun = BatchRecord(
         record.batch if record is not None else BEGINNING,
@@ -146,3 +149,42 @@ def next_batch(last: BatchRecord, heads: Positions, bytes_max: int, run: str) ->
     ids = {topic: read.id for topic, read in last.read.items()}
     ranges = {key: (starts[key], reached[key]) for key in starts}
     return BatchRecord(last.batch + 1, run, topics_read(ids, ranges), since=last.since)
+
+
+def lines_before(begun: BatchRecord, logs: Mapping[str, TopicLog]) -> dict[TopicPartition, tuple[int, int]]:
+    """The ranges of the logs that come before all that the table has read; ``begun``: as :func:`decide` returns it."""
+    bounds = {TopicPartition(topic, part): bounds for topic, log in logs.items() for part, bounds in log.bounds.items()}
+    before = {key: (bounds[key][0], end) for key, end in sorted(begun.beginnings.items()) if key in bounds}
+    return {key: (first, end) for key, (first, end) in before.items() if first < end}
+
+
+def floors_now(floors: Mapping[str, Mapping[int, int]], before: Mapping[TopicPartition, tuple[int, int]]) -> Positions:
+    """The offsets down to which there are lines still: retention may have removed some since these were chosen."""
+    return {
+        key: max(first, floors[key.topic][key.partition])
+        for key, (first, _) in before.items()
+        if key.partition in floors.get(key.topic, {})
+    }
+
+
+def next_back(last: BatchRecord, floors: Positions, bytes_max: int, run: str, counts: str) -> BatchRecord | None:
+    """The next micro-batch that goes back, from where reading began: the newest of these lines, down to ``floors``.
+
+    So what the table has of a partition is one range all the time, whenever somebody stops.  ``counts``: the topic of
+    counts of messages, which comes last: they would be compared with messages that are not there yet.  None: there is
+    nothing left.  Otherwise as :func:`next_batch`.
+    """
+    beginnings = {key: at for key, at in last.beginnings.items() if floors.get(key, at) < at}
+    starts = {key: at for key, at in beginnings.items() if key.topic != counts} or beginnings
+    # Whoever goes back goes on, with the signs turned.
+    reached = advance({key: -at for key, at in starts.items()}, {key: -floors[key] for key in starts}, bytes_max)
+    if not starts:
+        return None
+    since = {topic: dict(parts) for topic, parts in last.since.items()}
+    back: dict[str, dict[int, tuple[int, int]]] = {}
+    for (topic, partition), at in starts.items():
+        first = since[topic][partition] = -reached[TopicPartition(topic, partition)]
+        if first < at:
+            back.setdefault(topic, {})[partition] = (first, at)
+    read = {topic: _continued(topic_read) for topic, topic_read in last.read.items()}
+    return BatchRecord(last.batch + 1, run, read, since=since, back=back)

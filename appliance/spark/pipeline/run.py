@@ -71,14 +71,15 @@ def run(
     settings: Settings,
     *,
     once: bool = False,
+    begin_with: Callable[[Settings], Beginning] = begin,
     on_progress: OnProgress = lambda _: None,
     session: SparkSession | None = None,
 ) -> Result:
     """Run a pipeline to its end.  ``session``: the Spark session to use, which stays open.
 
     Raises:
-        BadValue, UnknownKey: invalid settings, or something that :func:`~.startup.begin` refuses, or that this user may
-            not write.
+        BadValue, UnknownKey: invalid settings, or something that ``begin_with`` refuses, or that this user may not
+            write.
         AlreadyRunning: the same pipeline runs already.
         ApplianceError: the query failed; its error is in the message.  The pipeline can be run again.
     """
@@ -86,7 +87,7 @@ def run(
     state = State(settings.state_dir)
     with state.lock, output_lock(settings):
         views_of(settings)  # a wrong definition is refused before anything begins
-        beginning = begin(settings)
+        beginning = begin_with(settings)
         state.begin()
         own = session is None
         spark = session or build_session(

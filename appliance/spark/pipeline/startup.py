@@ -34,7 +34,7 @@ from .events import Transform
 from .iceberg_table import fault_of_iceberg
 from .letters import Letters
 from .output_files import OutputFiles
-from .resume import Resumption, TopicLog, decide
+from .resume import Resumption, TopicLog, decide, lines_before
 from .schema_changes import SchemaChange, compare
 from .settings import Settings
 from .state_directory import PidLock
@@ -48,6 +48,7 @@ from .view_table import ViewTable
 from .writable_places import refuse_unwritable
 
 ACCEPT: Final = "appliance pipeline accept"
+BACKFILL: Final = "appliance pipeline backfill"
 ASK_MS: Final = 5_000
 """How long a person waits for an appliance that is away; a run waits for ``input.retry_ms``."""
 
@@ -63,13 +64,15 @@ class Finding(NamedTuple):
 class Beginning(msgspec.Struct, frozen=True):
     """What source and sink of a query need.  ``committed``: the record behind which the first micro-batch comes.
 
-    ``columns``: those of events; ``run``: the id of this run.
+    ``columns``: those of events; ``run``: the id of this run.  ``floors``: the offsets, by topic and partition, down to
+    which it goes back from where the table begins; None: it goes on.
     """
 
     identity: str
     committed: BatchRecord
     columns: str
     run: str
+    floors: dict[str, dict[int, int]] | None = None
 
     @property
     def schema(self) -> pa.Schema:
@@ -154,6 +157,19 @@ def _of_topics(
             findings.append(
                 Finding(topic, "changes", f"{new}it is read from {_beginning(resumption, logs[topic], topic)}")
             )
+    return findings if record is None else [*findings, *_of_lines_before(resumption, logs)]
+
+
+def _of_lines_before(resumption: Resumption, logs: Mapping[str, TopicLog]) -> list[Finding]:
+    """What the topics have from before the table began."""
+    before = lines_before(resumption.begun, logs)
+    sizes = [(key.topic, end - first) for key, (first, end) in before.items()]
+    findings = []
+    for topic in dict(sizes):
+        parts = [size for of, size in sizes if of == topic]
+        where = f"in {len(parts)} partitions" if len(parts) > 1 else "in a partition"
+        text = f"{units.size(sum(parts))} {where} are from before the table began: `{BACKFILL} CONFIG.toml` brings"
+        findings.append(Finding(topic, "ok", f"{text} them in"))
     return findings
 
 
