@@ -37,8 +37,8 @@ def load(config: Path, data: Path | None, connect: str | None) -> Settings:
     except ConfigFault as error:
         raise type(error)(f"{error}\n  `appliance pipeline example` shows what there is") from None
     places = [str(settings.state_dir), settings.output.path]
-    if settings.iceberg.catalogue:
-        places.append(str(Path(settings.iceberg.catalogue).parent))
+    if settings.iceberg.file is not None:
+        places.append(str(settings.iceberg.file.parent))
     for directory in places:
         if "://" not in directory:  # not in an object store
             refuse_others_directory(Path(directory))

@@ -60,6 +60,7 @@ RUN_BY: dict[str, dict[str, list[str]]] = {
         "Look-ups": [PIPELINE],
         "Views": ["spark/test_pipeline_view_keeper.py", PIPELINE],
         "Alerts": [PIPELINE],
+        "Older lines are to come in": ["spark/test_pipeline_backfill.py"],
         "A person is to be forgotten": ["spark/test_pipeline_forget.py"],
         "Object stores": [PIPELINE],
         "Iceberg": [PIPELINE, "spark/test_pipeline_iceberg_table.py::test_both_have_the_same_rows_whatever_is_done"],

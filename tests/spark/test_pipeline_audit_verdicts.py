@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tracemalloc
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
 
+from appliance.names import TopicPartition
 from appliance.spark.pipeline.audit_counts import PARSER, WINDOWS, read_windows
 from appliance.spark.pipeline.audit_verdicts import verdict, windows
 from appliance.spark.pipeline.event_questions import Questions
@@ -16,7 +18,7 @@ from appliance.spark.pipeline.settings import Audit
 from appliance.spark.pipeline.times import MICROS
 
 START = datetime(2026, 11, 20, tzinfo=UTC)
-MINUTE = timedelta(minutes=1)
+MINUTE, SECOND = timedelta(minutes=1), timedelta(seconds=1)
 
 
 def table(*rows: tuple[str, int, int, int]) -> pa.Table:
@@ -47,6 +49,36 @@ def test_windows_are_judged_when_they_are_old_enough() -> None:
     judged = verdict(found)
     assert judged.as_json() == {"lost": 2, "doubled": 4, "balanced": 1, "faulty": 2, "pending": 1}
     assert str(judged) == "2 lost, 4 doubled in 3 windows, 1 pending"
+
+
+def test_windows_of_which_the_table_may_not_have_all_are_not_judged(tmp_path: Path) -> None:
+    """Ten lines a minute in each of two partitions; a table that begins at an offset other than 0 may lack some."""
+    rows = [
+        {"topic": "t", "partition": part, "offset": 60 * minute + at, "received": START + minute * MINUTE + at * SECOND}
+        for part in range(2)
+        for minute in range(4)
+        for at in range(0, 60, 6)
+        if part == 0 or (minute, at) >= (1, 30)
+    ]
+    for minute in range(4):
+        told = {"topic": "t", "window_start_ms": int((START + minute * MINUTE).timestamp() * 1000), "window_ms": 60_000}
+        counted = {"message": json.dumps(told | {"count": 20}), "parser": PARSER}
+        row = {"topic": "counts", "partition": 0, "offset": minute, "received": START + (minute + 1.1) * MINUTE}
+        rows.append(row | counted)
+    columns = {"received": pa.array([row["received"] for row in rows], MICROS)}
+    columns |= {name: pa.array([row[name] for row in rows]) for name in ("topic", "partition", "offset")}
+    columns |= {name: pa.array([row.get(name) for row in rows], pa.string()) for name in ("message", "parser")}
+    write_deltalake(str(tmp_path), pa.table(columns))
+    asked = Questions(DeltaTable(str(tmp_path)))
+
+    def judged(**since: int) -> list[tuple[int, int]]:
+        beginnings = {TopicPartition(name[:-1], int(name[-1])): offset for name, offset in since.items()}
+        found = read_windows(asked, Audit("counts"), beginnings=beginnings).to_pylist()
+        return [((row["start"] - START) // MINUTE, row["arrived"]) for row in found]
+
+    assert judged() == [(0, 10), (1, 15), (2, 20), (3, 20)], "it has all: these are lost"
+    assert judged(t1=90) == [(2, 20), (3, 20)]
+    assert judged(counts0=1, t1=0) == [(2, 20), (3, 20)], "counts of earlier windows may have come before"
 
 
 def test_what_was_sent_and_has_not_arrived_at_all_is_lost() -> None:

@@ -74,10 +74,11 @@ def test_it_goes_back_in_steps_after_which_anybody_may_be_stopped(topics: Topics
 
 def test_a_table_that_is_restored_meanwhile_gets_no_line_twice(topics: Topics, topic: str, tmp_path: Path) -> None:
     made = begun(topics, topic, tmp_path)
-    table = DeltaTable(f"{made.output.path}/events")
-    goes_back = run(made, STEP_BYTES, beginning=begin_back(made))
+    table, beginning = f"{made.output.path}/events", begin_back(made)
+    version = DeltaTable(table).version()
+    goes_back = run(made, STEP_BYTES, beginning=beginning)
     next(goes_back)
-    table.restore(table.version())
+    DeltaTable(table).restore(version)
     with pytest.raises(ApplianceError, match=r"from offset \d+ on, and micro-batch \d+ goes back from \d+"):
         next(goes_back)
     steps(made)
@@ -122,7 +123,7 @@ def test_views_have_what_spark_has_brought_in(spark: SparkSession, topics: Topic
     (tmp_path / "views/hosts.sql").write_text(COUNTS)
     made = begun(topics, topic, tmp_path, views={"path": "views"})
     result = backfill(made, session=spark)
-    assert (result.rows, result.remark) == (301, "") and result.batches > 1
+    assert result.rows == 301 and result.batches > 1 and "view" not in result.remark
     check_complete(made)
     counted = DeltaTable(f"{made.output.path}/views/hosts").to_pyarrow_table()
     assert sum(counted.column("n").to_pylist()) == 400

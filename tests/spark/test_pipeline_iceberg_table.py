@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import socket
+import subprocess
+import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from pyiceberg.catalog import load_catalog
+from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.catalog.sql import SqlCatalog
 from pyspark.sql import SparkSession
 
 from appliance import extras
-from appliance.errors import ApplianceError
+from appliance.errors import ApplianceError, BadValue, Unavailable
 from appliance.spark.pipeline import iceberg_table
 from appliance.spark.pipeline.compaction import DeltaEvents, compact
 from appliance.spark.pipeline.forget import remove_old_files, remove_rows
@@ -24,6 +30,8 @@ from appliance.spark.pipeline.settings import Settings, parse
 from appliance.spark.pipeline.startup import accept_from, check_from
 from appliance.spark.pipeline.tables import claim
 
+from ..support.ready import free_port
+from ..support.server import wait_for
 from .conftest import Topics
 from .pipelines import access, fill, rows
 from .pipelines import settings as settings_of
@@ -43,9 +51,48 @@ def made(base: Path, a: str = "int", *, name: str = "p", **tables: Any) -> Setti
     return parse(given | tables, base)
 
 
-def table(settings: Settings) -> Any:
+@pytest.fixture(scope="session")
+def rest_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of Iceberg's own server of a REST catalogue, where ICEBERG_REST is a directory with its jars."""
+    if not (jars := os.environ.get("ICEBERG_REST")):
+        pytest.skip("no REST catalogue: CONTRIBUTING.md says how to get its jars for ICEBERG_REST")
+    base, port = tmp_path_factory.mktemp("rest"), free_port()
+    own = {"CATALOG_REST_PORT": str(port), "CATALOG_URI": f"jdbc:sqlite:{base}/rest.db"}
+    own |= {"CATALOG_WAREHOUSE": f"file://{base}/warehouse"}
+    command = ["java", "-cp", f"{jars}/*", "org.apache.iceberg.rest.RESTCatalogServer"]
+    with (base / "said").open("wb") as said:
+        server = subprocess.Popen(command, env=os.environ | own, stdout=said, stderr=said)
+    try:
+        wait_for(lambda: accepts(port) or server.poll() is not None, "the REST catalogue")
+        assert server.poll() is None, (base / "said").read_text()
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.kill()
+        server.wait()
+
+
+def accepts(port: int) -> bool:
+    with socket.socket() as stream:
+        return stream.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.fixture(params=["a file", "a server"])
+def catalogue(request: pytest.FixtureRequest) -> dict[str, str]:
+    """The settings of a table of its own in either kind of catalogue."""
+    if request.param == "a file":
+        return {"catalogue": "catalogue.db", "table": "logs.events"}
+    return {"catalogue": request.getfixturevalue("rest_server"), "table": f"logs.t{uuid.uuid4().hex}"}
+
+
+def opened_catalogue(settings: Settings) -> Any:
     """As a reader of Iceberg opens it."""
-    return SqlCatalog("default", uri=f"sqlite:///{settings.iceberg.catalogue}").load_table(settings.iceberg.table)
+    file = settings.iceberg.file
+    uri = settings.iceberg.catalogue if file is None else f"sqlite:///{file}"
+    return load_catalog("default", type="rest" if file is None else "sql", uri=uri)
+
+
+def table(settings: Settings) -> Any:
+    return opened_catalogue(settings).load_table(settings.iceberg.table)
 
 
 def same(settings: Settings) -> int:
@@ -60,8 +107,10 @@ def same(settings: Settings) -> int:
 
 
 @pytest.mark.parametrize("partition_by", [["topic", "date"], []])
-def test_both_have_the_same_rows_whatever_is_done(tmp_path: Path, partition_by: list[str]) -> None:
-    output: dict[str, Any] = {"output": {"path": "out", "partition_by": partition_by}}
+def test_both_have_the_same_rows_whatever_is_done(
+    tmp_path: Path, partition_by: list[str], catalogue: dict[str, str]
+) -> None:
+    output: dict[str, Any] = {"output": {"path": "out", "partition_by": partition_by}, "iceberg": catalogue}
     settings = made(tmp_path, **output)
     follow_iceberg(settings)  # before there is a table
     micro_batch(settings, 0, [[records(LINES, "t")], [records(LINES, "u")]])
@@ -130,16 +179,17 @@ def test_columns_come_and_types_change(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("after", [False, True])
 def test_a_kill_between_the_two_commits_leaves_nothing_out_and_nothing_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: bool, catalogue: dict[str, str]
 ) -> None:
     """Before or after each step that the catalogue takes: making the table, and each snapshot."""
-    settings = made(tmp_path)
-    commit: Callable[..., Any] = SqlCatalog.commit_table
+    settings = made(tmp_path, iceberg=catalogue)
+    kind = SqlCatalog if settings.iceberg.file else RestCatalog
+    commit: Callable[..., Any] = kind.commit_table
     micro_batch(settings, 0, [[records(LINES, "t")]])
     for number in range(1, 4):
         left = [number]
 
-        def killed(self: SqlCatalog, *given: Any, left: list[int] = left) -> Any:
+        def killed(self: Any, *given: Any, left: list[int] = left) -> Any:
             left[0] -= 1
             if left[0]:
                 return commit(self, *given)
@@ -147,12 +197,12 @@ def test_a_kill_between_the_two_commits_leaves_nothing_out_and_nothing_twice(
                 commit(self, *given)
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(SqlCatalog, "commit_table", killed)
+        monkeypatch.setattr(kind, "commit_table", killed)
         try:
             follow_iceberg(settings)
         except KeyboardInterrupt:
             pass
-        monkeypatch.setattr(SqlCatalog, "commit_table", commit)
+        monkeypatch.setattr(kind, "commit_table", commit)
         follow_iceberg(settings)
         same(settings)
         micro_batch(settings, number, [[records(LINES, "t", 3 * number)]])
@@ -190,6 +240,23 @@ def test_a_catalogue_that_is_none_is_refused_and_harms_no_run(tmp_path: Path) ->
         keeper.look()
         assert keeper.remark.startswith("the Iceberg table is behind: ")
     assert (tmp_path / "notes.txt").read_text() == "not one"
+
+
+def test_a_catalogue_that_is_away_or_refuses_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that does not answer is given up, and another host is asked with TLS only."""
+    monkeypatch.setattr(iceberg_table, "REQUEST_S_MAX", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        settings = made(tmp_path, iceberg={"catalogue": url})
+        micro_batch(settings, 0, [[records(LINES, "t")]])
+        with pytest.raises(Unavailable, match=r"the catalogue http.* timed out.*_DEFAULT__CREDENTIAL"):
+            follow_iceberg(settings)
+    keeper = IcebergKeeper(settings, "identity")
+    keeper.look()
+    assert keeper.remark.startswith(f"the Iceberg table is behind: the catalogue {url}: ")
+    for wrong, why in (("http://lake.example.net", "take https://"), ("https://u:p@h/c", "without a user")):
+        with pytest.raises(BadValue, match=f"iceberg.catalogue .*{why}"):
+            made(tmp_path, iceberg={"catalogue": wrong})
 
 
 def test_a_run_keeps_both(spark: SparkSession, topics: Topics, topic: str, tmp_path: Path) -> None:

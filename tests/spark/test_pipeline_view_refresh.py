@@ -250,6 +250,9 @@ EXAMPLES_IN_DUCKDB = {
             from (select *, (time - lag(time) over (partition by start, host order by time) >= interval 30 minutes)::int
                 as fresh from events where host is not null))
         group by start, host, coalesce(session, 0)""",
+    "ledger": """select start, topic, partition, count(*) as lines, count(rejected) as rejected,
+        min("offset") as first_offset, max("offset") as last_offset, max(received) as last_received
+        from events group by all""",
     "rejected": """select start, topic, rejected as reason, count(*) as lines from events
         where rejected is not null group by all""",
 }

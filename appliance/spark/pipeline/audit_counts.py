@@ -5,10 +5,15 @@ as it is.  A message that is no count is rejected, as a line that no parser take
 
 Sent messages are those of the counts.  Arrived ones are the rows of the counted topics, by the time of the record; of
 an event of several lines each line counts, for which its row has their times in the column :data:`ARRIVALS`.
+
+A window is compared where the table has both sides whole: it is later than what has expired, and than the first row of
+each partition from before whose beginning the table has nothing, of the topic and of the counts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Final
 
 import msgspec
@@ -16,12 +21,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Meta
 
+from ...names import TopicPartition
 from .event_questions import Questions, micros, text
 from .events import calendar, rejected
-from .expiry import Expired
+from .expiry import Expired, expired
 from .multiline import ARRIVALS
+from .output_files import OutputFiles
 from .schema_changes import conform
-from .settings import Audit
+from .settings import Audit, Settings
+from .tables import open_store
 from .times import MICROS, MICROS_MAX
 
 PARSER: Final = "audit"
@@ -73,8 +81,23 @@ def _judged(value: bytes | None, window_ms: int) -> tuple[int | None, str | None
     return counts.window_start_ms * 1000, None
 
 
-def read_windows(asked: Questions | None, settings: Audit, gone: Expired = NOTHING) -> pa.Table:
-    """Messages sent and arrived, of each topic that is counted and each window from which nothing has expired."""
+def windows_of(settings: Settings, asked: Questions | None) -> pa.Table:
+    """As :func:`read_windows`, of a pipeline."""
+    record = open_store(settings).recorded()
+    beginnings = record.beginnings if record is not None else {}
+    return read_windows(asked, settings.audit, expired(OutputFiles(settings.output)), beginnings)
+
+
+def read_windows(
+    asked: Questions | None,
+    settings: Audit,
+    gone: Expired = NOTHING,
+    beginnings: Mapping[TopicPartition, int] = MappingProxyType({}),
+) -> pa.Table:
+    """Messages sent and arrived, of each topic that is counted and each window that can be compared.
+
+    ``beginnings``: the offset from which on the table has each partition.
+    """
     window_us = settings.window_ms * 1000
     counted: dict[tuple[str, int], int] = {}
     if asked is not None and settings.topic:
@@ -86,7 +109,8 @@ def read_windows(asked: Questions | None, settings: Audit, gone: Expired = NOTHI
                 key = counts.topic, counts.window_start_ms * 1000 // window_us * window_us
                 counted[key] = counted.get(key, 0) + counts.count
     arrived = _arrived(asked, sorted({topic for topic, _ in counted}), window_us) if asked is not None else {}
-    judged = [key for key in {*counted, *arrived} if not gone.has_touched(*key)]
+    begun_us = _begun(asked, sorted({topic for topic, _ in counted}), settings.topic, beginnings)
+    judged = [key for key in {*counted, *arrived} if not gone.has_touched(*key) and key[1] > begun_us.get(key[0], -1)]
     rows = sorted(judged, key=lambda key: (key[1], key[0]))
     columns = [
         [topic for topic, _ in rows],
@@ -96,6 +120,21 @@ def read_windows(asked: Questions | None, settings: Audit, gone: Expired = NOTHI
         [arrived.get(key, 0) for key in rows],
     ]
     return pa.table(columns, schema=WINDOWS)
+
+
+def _begun(
+    asked: Questions | None, topics: list[str], counts: str, beginnings: Mapping[TopicPartition, int]
+) -> dict[str, int]:
+    """When the first row arrived of which earlier ones may be missing, by topic, in microseconds since 1970."""
+    if asked is None or not topics or not any(beginnings.values()):
+        return {}
+    of_topics = f"topic in ({', '.join(map(text, [*topics, counts]))})"
+    first = f"select topic, partition, min({micros('received')}) as first from events where {of_topics} group by 1, 2"
+    begun: dict[str, int] = {}
+    for row in asked.rows(first):
+        if beginnings.get(TopicPartition(row["topic"], row["partition"]), 0):
+            begun[row["topic"]] = max(begun.get(row["topic"], -1), row["first"])
+    return {topic: max(begun.get(topic, -1), begun.get(counts, -1)) for topic in topics}
 
 
 def _arrived(asked: Questions, topics: list[str], window_us: int) -> dict[tuple[str, int], int]:

@@ -10,7 +10,8 @@ Iceberg has no columns by name but by number: what files call them is in the tab
 columns by which files are divided are in no file, and are given with each.  Its newest snapshots are kept, at most as
 long as files are, ``output.keep_ms``; it removes no files of rows, since they are those of ``events``.
 
-The catalogue is a file of SQLite (``[iceberg] catalogue``), and the table's name in it ``namespace.name``.
+The catalogue is a file of SQLite (``[iceberg] catalogue``), or a REST catalogue, and the table's name in it
+``namespace.name``.  A commit whose answer is lost is recognised by its snapshot, as one of a process that was killed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import pyarrow as pa
 
 from ... import extras
-from ...errors import ApplianceError
+from ...errors import ApplianceError, Unavailable
 from .batch_record import encode_schema
 from .event_versions import EventVersions
 from .output_files import LOG, OutputFiles
@@ -34,6 +35,7 @@ from .table_files import EVENTS, file_of
 from .tables import owner_of
 
 if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table
 
 VERSION, ENTRY = "appliance.version", "appliance.entry"
@@ -55,6 +57,12 @@ SNAPSHOTS_MAX: Final = 100
 """There are at most twice as many."""
 WAIT_S: Final = 1.0
 """How often it looks for new commits."""
+REQUEST_S_MAX: Final = 30.0
+"""How long a REST catalogue may take to answer."""
+CAUSE_CHARACTERS_MAX: Final = 300
+HOW_TO_LOG_IN: Final = (
+    "what logs in is in PYICEBERG_CATALOG__DEFAULT__CREDENTIAL, or __TOKEN, of the process that runs the pipeline"
+)
 log = logging.getLogger(__name__)
 
 
@@ -75,8 +83,8 @@ def fault_of_iceberg(settings: Settings) -> str:
         return "[iceberg] needs an output.path on a file system"
     if extras.missing("pyiceberg", "sqlalchemy"):
         return f"[iceberg] needs pyiceberg: {extras.install('iceberg')}"
-    place = Path(settings.iceberg.catalogue)
-    if place.exists() and not _may_be_catalogue(place):
+    place = settings.iceberg.file
+    if place is not None and place.exists() and not _may_be_catalogue(place):
         return f"[iceberg] catalogue: {place} is no file of SQLite: name one that is not there yet, and it is made"
     return ""
 
@@ -92,25 +100,35 @@ class IcebergTable:
     """The table of one pipeline; ``identity``: that of its output."""
 
     def __init__(self, settings: Settings, identity: str) -> None:
-        from pyiceberg.catalog.sql import SqlCatalog
-
         self._settings = settings
         self._identity = identity
         self._files = OutputFiles(settings.output)
-        place = Path(settings.iceberg.catalogue)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        warehouse = f"file://{self._files.uri(METADATA)}"
-        self._catalogue = SqlCatalog(CATALOGUE, uri=f"sqlite:///{place}", warehouse=warehouse)
+        self._lists = f"file://{self._files.uri(METADATA)}"
+        with _ErrorsOf(settings):
+            self._catalogue = self._opened(settings.iceberg.file)
         self._name = settings.iceberg.table
         self._told: dict[str, str] = {}
         """What the last snapshot that was made or found here says."""
+
+    def _opened(self, place: Path | None) -> Catalog:
+        if place is None:
+            return _rest_catalogue(self._settings.iceberg.catalogue)
+        from pyiceberg.catalog.sql import SqlCatalog
+
+        place.parent.mkdir(parents=True, exist_ok=True)
+        return SqlCatalog(CATALOGUE, uri=f"sqlite:///{place}", warehouse=self._lists)
 
     def follow(self) -> int | None:
         """Give the table the files of the latest version of events.  Returns the version; None before the first one.
 
         Raises:
-            ApplianceError: somebody else writes the table, or it is another pipeline's.
+            ApplianceError: somebody else writes the table, or it is another pipeline's; or the catalogue is away, or
+                refuses what it is asked for.
         """
+        with _ErrorsOf(self._settings):
+            return self._follow()
+
+    def _follow(self) -> int | None:
         from deltalake import DeltaTable
         from pyiceberg.exceptions import CommitFailedException
 
@@ -159,7 +177,9 @@ class IcebergTable:
         return self._catalogue.load_table(self._name)
 
     def _created(self, schema: pa.Schema, partitioned_by: Sequence[str]) -> Table:
-        table = self._catalogue.create_table(self._name, schema, properties=PROPERTIES | {PIPELINE: self._identity})
+        where = f"{self._lists}/{self._name.replace('.', '/')}"  # a catalogue would choose a place of its own
+        owned = PROPERTIES | {PIPELINE: self._identity}
+        table = self._catalogue.create_table(self._name, schema, location=where, properties=owned)
         with table.transaction() as changing:
             with changing.update_spec() as spec:
                 for name in partitioned_by:
@@ -209,6 +229,47 @@ class IcebergTable:
             # What is newer may be of a snapshot that another process makes just now.
             if path.name not in needed and path.stat().st_mtime * 1000 < first_ms:
                 path.unlink(missing_ok=True)
+
+
+class _ErrorsOf:
+    """Raises Unavailable for what a REST catalogue, or the network before it, raises."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._url = "" if settings.iceberg.file is not None else settings.iceberg.catalogue
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if not self._url:
+            return
+        from pyiceberg.exceptions import RESTError
+        from requests import RequestException
+
+        if isinstance(error, RESTError | RequestException):
+            said = " ".join(str(error).split())[:CAUSE_CHARACTERS_MAX]
+            raise Unavailable(f"the catalogue {self._url}: {said}: {HOW_TO_LOG_IN}") from None
+
+
+def _rest_catalogue(url: str) -> Catalog:
+    """A REST catalogue; what logs in comes from the environment, as pyiceberg reads it."""
+    from pyiceberg.catalog.rest import RestCatalog
+    from pyiceberg.utils.config import Config
+    from requests import PreparedRequest, Response, Session
+    from requests.adapters import HTTPAdapter
+
+    class Bounded(HTTPAdapter):
+        def send(self, request: PreparedRequest, *given: Any, **more: Any) -> Response:
+            return super().send(request, *given, **more | {"timeout": REQUEST_S_MAX})
+
+    class Catalogue(RestCatalog):
+        def _create_session(self) -> Session:
+            session = super()._create_session()  # whose requests would wait without end
+            for scheme in ("http://", "https://"):
+                session.mount(scheme, Bounded())
+            return session
+
+    own: dict[str, Any] = dict(Config().get_catalog_config(CATALOGUE) or {})
+    return Catalogue(CATALOGUE, **own | {"uri": url})
 
 
 def _data_file(table: Table, file: _File) -> Any:

@@ -14,14 +14,12 @@ from ...client.admin import Admin
 from ...errors import ApplianceError, ConfigFault
 from ...names import TopicPartition
 from ..stream_offsets import Positions
-from .audit_counts import read_windows
+from .audit_counts import windows_of
 from .audit_verdicts import Verdict, verdict, windows
 from .batch_record import BEGINNING, BatchRecord
 from .event_questions import questions
-from .expiry import expired
 from .letters import Letters
 from .line_counts import line_counts
-from .output_files import OutputFiles
 from .quality import DROPS
 from .resume import TopicLog
 from .settings import Settings
@@ -84,7 +82,7 @@ def summary(settings: Settings, now: datetime | None = None) -> Summary:
         unexpected=counts.unexpected,
     )
     if settings.audit.topic:
-        counted = read_windows(questions(settings), settings.audit, expired(OutputFiles(settings.output)))
+        counted = windows_of(settings, questions(settings))
         judged = verdict(windows(counted, now or datetime.now(UTC), settings.audit.grace_ms))
         result = result._replace(audit=judged)
     return result

@@ -14,11 +14,9 @@ from typing import Any, Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from ...errors import BadValue
-from .audit_counts import read_windows
+from .audit_counts import windows_of
 from .audit_verdicts import verdict, windows
 from .event_questions import Questions, questions
-from .expiry import expired
-from .output_files import OutputFiles
 from .report_panels import RANKED, Asked, Bounds, Panel, audit_panel, history_panels, panels, view_panel
 from .settings import Settings
 from .state_directory import State
@@ -85,7 +83,7 @@ def _page(settings: Settings, now: datetime, zone: tzinfo, bounds: Bounds) -> It
             about = f"lines of {chosen.said}{outside}; version {asked.version} of events"
             tiles += _tiles(asked, now)
     shown_panels += history_panels(history, zone)
-    counted = read_windows(asked, settings.audit, expired(OutputFiles(settings.output)))
+    counted = windows_of(settings, asked)
     judged = windows(counted, now, settings.audit.grace_ms)
     if settings.audit.topic:
         said = verdict(judged)

@@ -31,7 +31,7 @@ from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, 
 import msgspec
 from msgspec import Meta, Struct
 
-from ...alert_settings import fault_of_webhook
+from ...alert_settings import fault_of_webhook, needs_tls, split_webhook
 from ...config_keys import DURATIONS_MS, GIB, MIB, SIZES, parse_units, read_toml
 from ...errors import BadValue, UnknownKey
 
@@ -177,10 +177,15 @@ class Output(Struct, frozen=True, forbid_unknown_fields=True):
 
 class Iceberg(Struct, frozen=True, forbid_unknown_fields=True):
     catalogue: str = ""
-    """A file of SQLite, the catalogue of a table of Iceberg with the files of events (see ``iceberg_table.py``);
-    "" = none."""
+    """A file of SQLite, or the URL of a REST catalogue, with a table of Iceberg of the files of events (see
+    ``iceberg_table.py``); "" = none."""
     table: Annotated[str, Meta(pattern=r"^([A-Za-z0-9_-]+\.[A-Za-z0-9_.-]+)?$")] = ""
     """Its name there, with that of a namespace before it; by default ``NAME.events``."""
+
+    @property
+    def file(self) -> Path | None:
+        """The file of SQLite; None where there is no catalogue, or one with a URL."""
+        return Path(self.catalogue) if self.catalogue and not is_url(self.catalogue) else None
 
 
 class DeadLetters(Struct, frozen=True, forbid_unknown_fields=True):
@@ -249,6 +254,15 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
 def is_url(path: str) -> bool:
     """Whether a path is a URL: that of an output in an object store."""
     return "://" in path
+
+
+def fault_of_catalogue(url: str) -> str:
+    """Why the URL of a REST catalogue is refused, or ""."""
+    try:
+        parts = split_webhook(url)
+    except ValueError as error:
+        return str(error)
+    return "leads to another host without TLS, with what logs in: take https://" if needs_tls(parts) else ""
 
 
 def decode(text: str) -> Settings:
@@ -359,6 +373,8 @@ def _check(settings: Settings, where: str) -> None:
         raise BadValue(f"{where}: output.storage is for a URL in output.path, as s3://bucket/tables")
     if settings.views.path and is_url(settings.output.path):
         raise BadValue(f"{where}: views.path needs an output.path on a file system")
+    if is_url(settings.iceberg.catalogue) and (fault := fault_of_catalogue(settings.iceberg.catalogue)):
+        raise BadValue(f"{where}: iceberg.catalogue {fault}")
     for alert in settings.alert:
         if is_url(alert.webhook) and (fault := fault_of_webhook(alert.webhook, allow_insecure=False)):
             raise BadValue(f"{where}: alert.webhook {fault}")
@@ -375,7 +391,9 @@ def _completed(settings: Settings, base: Path) -> Settings:
         output=settings.output
         if is_url(settings.output.path)
         else replace(settings.output, path=str(base / settings.output.path)),
-        iceberg=replace(iceberg, catalogue=iceberg.catalogue and str(base / iceberg.catalogue), table=table),
+        iceberg=replace(iceberg, table=table)
+        if iceberg.file is None
+        else replace(iceberg, table=table, catalogue=str(base / iceberg.file)),
         views=replace(settings.views, path=str(base / settings.views.path) if settings.views.path else ""),
         lookup=tuple(replace(lookup, file=str(base / lookup.file)) for lookup in settings.lookup),
         alert=tuple(

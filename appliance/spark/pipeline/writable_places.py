@@ -20,8 +20,8 @@ def refuse_unwritable(settings: Settings) -> None:
     for key, place in _directories(settings):
         if fault := _fault_of_directory(place):
             raise BadValue(f"{key}: {place} cannot be written: {fault}")
-    catalogue = Path(settings.iceberg.catalogue)
-    if catalogue.is_file() and not _is_permitted(catalogue, os.R_OK | os.W_OK):
+    catalogue = settings.iceberg.file
+    if catalogue is not None and catalogue.is_file() and not _is_permitted(catalogue, os.R_OK | os.W_OK):
         raise BadValue(f"iceberg.catalogue: {_fault_of_access(catalogue)}")
 
 
@@ -30,8 +30,8 @@ def _directories(settings: Settings) -> Iterator[tuple[str, Path]]:
     if OutputFiles(settings.output).local:
         yield from (("output.path", Path(settings.output.path, name)) for name in ("", EVENTS, f"{EVENTS}/{LOG}"))
     yield "pipeline.state", settings.state_dir
-    if settings.iceberg.catalogue:
-        yield "iceberg.catalogue", Path(settings.iceberg.catalogue).parent
+    if settings.iceberg.file is not None:
+        yield "iceberg.catalogue", settings.iceberg.file.parent
 
 
 def _fault_of_directory(place: Path) -> str:
