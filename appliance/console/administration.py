@@ -41,9 +41,9 @@ from ..client import EARLIEST, LATEST
 from ..client.cluster_client import Cluster
 from ..errors import InvalidRequest, NotPermitted, Unavailable
 from ..names import GROUP_CHARACTERS_MAX, TOPIC_PATTERN
-from ..processes.coordinator.native_changes import NATIVE_CHANGES
 from ..security.audit_log import Audit, Reason
 from ..security.scram import PASSWORD_BYTES_MAX, check_password, encode_verifiers
+from ..security.verb_changes import VERB_CHANGES
 from ..security.verb_rights import check_rights
 from ..wire import native_admin
 from ..wire.native_admin import ManyTopics, Nothing, OneRole, OneTopic, OneUser, SelectAcls
@@ -179,7 +179,7 @@ def _ask(
         result = cluster.admin(verb, arguments, broker_id)
     except Unavailable as error:  # it may have been done
         unanswered, more = error, {"error": error.code}
-    for fields in NATIVE_CHANGES[verb](arguments, result):
+    for fields in VERB_CHANGES[verb](arguments, result):
         audit.changed(visitor.access.principal, visitor.peer, verb, **fields, **more)
     if unanswered is not None:
         raise unanswered

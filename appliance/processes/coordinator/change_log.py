@@ -33,10 +33,10 @@ from ...errors import (
 from ...security.acls import CLUSTER_NAME, Operation, PatternType, Permission, ResourceType, word
 from ...security.audit_log import Audit, Reason
 from ...security.principals import Origin
+from ...security.verb_changes import DEFAULT_ENTITY, VERB_CHANGES, settings_field
 from ...wire import native
 from ...wire.frames import SIZE_BYTES
 from ...wire.kafka.call import Call
-from .native_changes import DEFAULT_ENTITY, NATIVE_CHANGES, settings_field
 from .unread import Unread, unread_fields
 
 MAYBE_DONE: Final = branch_codes(Unavailable)
@@ -252,14 +252,14 @@ class ChangeLog:
     def on_native(self, origin: Origin, frame: bytes, reply: bytes) -> None:
         """Note the reply to a native request, if it was a change."""
         request = native.decode_forwarded(memoryview(frame))
-        if not isinstance(request, native.AdminRequest) or request.verb not in NATIVE_CHANGES:
+        if not isinstance(request, native.AdminRequest) or request.verb not in VERB_CHANGES:
             return
         _, code, _, result = msgspec.msgpack.decode(memoryview(reply)[2 * SIZE_BYTES :])
         if code and code not in MAYBE_DONE:
             return
         arguments = msgspec.msgpack.decode(request.arguments)
         if not arguments.get("dry_run"):
-            for fields in NATIVE_CHANGES[request.verb](arguments, result):
+            for fields in VERB_CHANGES[request.verb](arguments, result):
                 self._note(origin, request.verb, code, fields)
 
     def _note(self, origin: Origin, what: str, code: int, fields: Mapping[str, object]) -> None:

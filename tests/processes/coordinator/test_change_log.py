@@ -26,11 +26,11 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from appliance.addresses import PLAINTEXT, Listener
 from appliance.errors import UnknownUser, ZooKeeperAway
 from appliance.processes.coordinator.change_log import KAFKA_CHANGES, ChangeLog
-from appliance.processes.coordinator.native_changes import NATIVE_CHANGES
 from appliance.records.encode import encode_values
 from appliance.security.acls import Operation
 from appliance.security.audit_log import Audit
 from appliance.security.principals import Origin
+from appliance.security.verb_changes import VERB_CHANGES
 from appliance.wire import native
 from appliance.wire.kafka.apis import APIS, Api
 from appliance.wire.native_admin import VERBS, Verb
@@ -205,7 +205,7 @@ def test_whatever_changes_something_has_lines() -> None:
     """Method: its row says so, and so does whatever needs a right to change something."""
     rows: list[Api | Verb] = [*APIS.values(), *VERBS.values()]
     changing = {row.name for row in rows if row.changes}
-    assert changing == KAFKA_CHANGES.keys() | NATIVE_CHANGES.keys()
+    assert changing == KAFKA_CHANGES.keys() | VERB_CHANGES.keys()
     needed = {row.name for row in rows if CHANGING & {right.operation for right in row.rights}}
     assert needed - WITHOUT_EFFECT <= changing
 

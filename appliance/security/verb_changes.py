@@ -1,7 +1,7 @@
 """Says what the admin verbs of the native protocol change, as fields of lines of the audit log.
 
 Each resource that a verb changes has a line of its own.  The coordinator writes them for its clients
-(:mod:`.change_log`), the console for those who are logged in at its page.
+(``processes/coordinator/change_log.py``), the console for those who are logged in at its page.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _deleted_role(arguments: dict[str, Any], result: Any) -> Iterator[dict[str, 
     yield from _rules(had["rules"])
 
 
-NATIVE_CHANGES: Final[dict[str, Callable[[dict[str, Any], Any], Iterator[dict[str, object]]]]] = {
+VERB_CHANGES: Final[dict[str, Callable[[dict[str, Any], Any], Iterator[dict[str, object]]]]] = {
     "create_topic": _topic,
     "ensure_topic": _ensured,
     "alter_topic": _topic,
