@@ -3,11 +3,14 @@
 An event is one JSON object::
 
     {"at": ms since 1970,
+     "rated": whether rates are known,   not at first: they need two polls
+     "more": whether it goes on in the next event,
      "set":  {section: {key: row}},      rows that are new or have changed
      "gone": {section: [key]}}           rows that are no more
 
 The sections: ``appliance`` and ``alerts`` (one key, ""), ``topics``, ``groups``, and of what the page shows
-``partitions`` and ``readers`` (of a topic) and ``group`` ("").  The first event has everything.
+``partitions`` and ``readers`` (of a topic) and ``group`` ("").  The first events have everything; more than
+ROWS_OF_EVENT_MAX rows come in several.
 
 A reader of a topic is a group that has committed an offset in it, or has a member with a partition of it: its members
 there, READER_CLIENTS_MAX of their clients, its lag in this topic, and when that was asked for.
@@ -22,8 +25,9 @@ is dropped.  A stream ends after STREAM_S_MAX; pages connect again by themselves
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -41,6 +45,8 @@ STREAMS_OF_ONE_MAX: Final = 8
 STREAM_S_MAX: Final = 3_600.0
 SEND_S_MAX: Final = 20.0
 READER_CLIENTS_MAX: Final = 20
+ROWS_OF_EVENT_MAX: Final = 1_000
+"""The text of an event takes memory until the page has it."""
 BEAT_S: Final = 15.0
 """An empty comment, sent so that a page that has gone is noticed."""
 
@@ -66,7 +72,7 @@ def visible(snapshot: ConsoleSnapshot, visitor: Visitor, topic: str, group: str)
     groups = access.decisions(Operation.DESCRIBE, ResourceType.GROUP)
     sections["groups"] = {name: row for name, row in snapshot.groups.items() if every or groups[name]}
     if topic and access.describable[topic]:
-        sections["partitions"] = {str(row["partition"]): row for row in snapshot.partitions.get(topic, [])}
+        sections["partitions"] = {str(row.partition): row for row in snapshot.partitions.rows(topic)}
         sections["readers"] = readers(snapshot, topic, sections["groups"])
     if group in snapshot.details and groups[group]:
         detail = snapshot.details[group]
@@ -105,11 +111,29 @@ def changes(before: Sections, after: Sections) -> dict[str, Any]:
     changed: dict[str, Any] = {"set": {}, "gone": {}}
     for section, rows in after.items():
         rows_before = before.get(section, {})
-        if new := {key: row for key, row in rows.items() if key not in rows_before or rows_before[key] != row}:
+        new = {
+            key: row
+            for key, row in rows.items()
+            if (before_row := rows_before.get(key)) is not row and (before_row != row or key not in rows_before)
+        }
+        if new:
             changed["set"][section] = new
         if gone := [key for key in rows_before if key not in rows]:
             changed["gone"][section] = gone
     return changed
+
+
+def parts(changed: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Changes, as several that have at most ROWS_OF_EVENT_MAX rows of a section each."""
+    part: dict[str, Any] = {"set": {}, "gone": changed["gone"]}
+    for section, rows in changed["set"].items():
+        items = iter(rows.items())
+        while some := dict(itertools.islice(items, ROWS_OF_EVENT_MAX)):
+            if section in part["set"]:
+                yield part | {"more": True}
+                part = {"set": {}, "gone": {}}
+            part["set"][section] = some
+    yield part | {"more": False}
 
 
 class StreamPlaces:
@@ -197,8 +221,9 @@ class LiveEvents:
                 continue
             number = snapshot.number
             state = visible(snapshot, visitor, self._topic, self._group)
-            event = {"at": snapshot.at_ms, **changes(sent, state)}
-            await _send_text(send, b"data: " + msgspec.json.encode(event) + b"\n\n")
+            for part in parts(changes(sent, state)):
+                event = {"at": snapshot.at_ms, "rated": snapshot.rated, **part}
+                await _send_text(send, b"data: %b\n\n" % msgspec.json.encode(event))
             sent = state
 
 

@@ -11,7 +11,7 @@ GROUPS_MAX groups, those that a page shows first, then those that were asked for
 
 A poll runs in a thread.  It looks as ``health`` and ``doctor`` do (:mod:`appliance.metrics.looks`); only groups, and
 partitions of other brokers, are asked for.  What cannot be asked for now (ZooKeeper is away, the coordinator restarts)
-keeps its last value, and an alert says why.  A row that has not changed is the object of the poll before: with ten
+keeps its last value, and an alert says why.  A topic that has not changed has the row of the poll before: with ten
 thousand topics a poll makes few new ones, and what a page has is compared at once.  What is known of a group says when
 it was asked for, and is forgotten with the last page: the next one shows nothing rather than what was.
 """
@@ -20,11 +20,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from sys import intern
+from typing import Any, Final, NamedTuple
+
+import msgspec
 
 from .. import __version__
 from ..client.cluster_client import Cluster
@@ -33,8 +35,9 @@ from ..health.findings import GroupsSeen, judge
 from ..metrics.disk_forecast import DiskForecast
 from ..metrics.looks import Look, Looker, at_directory, seen
 from ..metrics.readings import Readings
+from ..partition_states import ELSEWHERE, ONLINE, STATE_NAMES
 from ..status import NOTHING, read_state
-from .topic_rows import TopicRows
+from .topic_rows import PartitionRow, PartitionsNow, PlacedTopic, TopicRow, TopicRows
 
 INTERVAL_S: Final = 2.0
 INTERVAL_S_MIN: Final = 0.5
@@ -48,15 +51,14 @@ REQUEST_MS_MAX: Final = 5_000
 
 ALERTS_MAX: Final = 100
 
-T = TypeVar("T")
 AlertRow = dict[str, str]
 PolledRow = dict[str, Any]
 
 
 class ConsoleSnapshot(NamedTuple):
-    """What a poll has found.  ``topics``, ``partitions``: by topic; ``groups``, ``details``: by group.
+    """What a poll has found.  ``topics``: by name; ``groups``, ``details``: by group.
 
-    Nobody changes any of it.
+    Nobody changes any of it.  ``rated``: whether rates are known, which the first poll cannot say.
     """
 
     number: int
@@ -64,18 +66,11 @@ class ConsoleSnapshot(NamedTuple):
     at_ms: int
     appliance: PolledRow
     alerts: list[AlertRow]
-    topics: Mapping[str, PolledRow]
-    partitions: Mapping[str, list[PolledRow]]
+    rated: bool
+    topics: Mapping[str, TopicRow]
+    partitions: PartitionsNow
     groups: Mapping[str, PolledRow]
     details: Mapping[str, PolledRow]
-
-
-class TopicTotals(NamedTuple):
-    """What a rate is computed from: bytes and messages written up to a time."""
-
-    at_s: float
-    bytes: int
-    messages: int
 
 
 class Poller:
@@ -85,9 +80,7 @@ class Poller:
         self._data_dir = data_dir
         self._clock, self._wall_s = clock, wall_s
         self._looker = Looker(data_dir)
-        self._rows = TopicRows(
-            data_dir, broker_id, self._looker.reader, lambda names: self._admin("topics", names=names)
-        )
+        self._rows = TopicRows(data_dir, broker_id, lambda names: self._admin("topics", names=names))
         self._forecast = DiskForecast()
         self._cluster: Cluster | None = None
         self._number = 0
@@ -95,15 +88,20 @@ class Poller:
         self._details: dict[str, PolledRow] = {}
         self._asked_ms: dict[str, int] = {}
         """When a group's lag was asked for, since 1970."""
-        self._totals: dict[str, TopicTotals] = {}
-        self._topics: dict[str, PolledRow] = {}
-        self._partitions: dict[str, list[PolledRow]] = {}
+        self._topics: dict[str, TopicRow] = {}
+        self._ends: dict[str, int] = {}
+        """Bytes ever written to each topic: what rates are computed from, with the messages of ``_topics``."""
+        self._at_s: float | None = None
+        """When those were read."""
+        self._rated = False
+        self._partitions = PartitionsNow()
 
     def close(self) -> None:
         """Forget what was polled: nobody looks any more."""
-        for polled in (self._groups, self._details, self._asked_ms, self._totals):
+        for polled in (self._groups, self._details, self._asked_ms):
             polled.clear()
-        self._topics, self._partitions = {}, {}  # those of before are in a snapshot
+        self._topics, self._ends, self._partitions = {}, {}, PartitionsNow()  # those of before are in a snapshot
+        self._at_s, self._rated = None, False
         if self._cluster is not None:
             self._cluster.close()
             self._cluster = None
@@ -131,8 +129,9 @@ class Poller:
         return ConsoleSnapshot(
             self._number,
             round(self._wall_s() * 1000),
-            _appliance_row(state, readings, self._topics),
+            _appliance_row(state, readings, self._topics, self._rated),
             self._alerts(look, unknown),
+            self._rated,
             self._topics,
             self._partitions,
             dict(self._groups),
@@ -141,13 +140,26 @@ class Poller:
 
     def _take_topics(self, readings: Readings) -> None:
         """Raises StorageFault: the catalog cannot be read."""
-        totals, topics, partitions = {}, {}, {}
-        for topic in self._rows.make(readings):
-            name, parts = topic["name"], topic["partitions"]
-            totals[name], rate = self._rate(topic)
-            topics[name] = _kept(self._topics.get(name), _topic_row(topic, rate))
-            partitions[name] = _kept(self._partitions.get(name), parts)
-        self._totals, self._topics, self._partitions = totals, topics, partitions
+        now_s, before_s = self._clock(), self._at_s
+        partitions = self._rows.take(readings)
+        topics, ends = {}, {}
+        changed = partitions.changed_since(self._partitions)
+        for name, topic in partitions.topics.items():
+            before = self._topics.get(name)
+            if before is not None and name not in changed and not before.bytes_per_s:
+                topics[name], ends[name] = before, self._ends[name]
+                continue
+            rows = partitions.rows(name)
+            ends[name] = sum(row.end or 0 for row in rows)
+            row = _topic_row(topic, rows)
+            if before is not None and before_s is not None and now_s > before_s:
+                written = max(0, ends[name] - self._ends[name]) / (now_s - before_s)
+                messages = max(0, (row.messages or 0) - (before.messages or 0))  # retention removes some
+                rates = {"bytes_per_s": round(written), "messages_per_s": round(messages / (now_s - before_s), 1)}
+                row = msgspec.structs.replace(row, **rates) if written else row
+            topics[name] = before if before is not None and before == row else row
+        self._topics, self._ends, self._partitions = topics, ends, partitions
+        self._at_s, self._rated = now_s, before_s is not None
 
     def _alerts(self, look: Look, unknown: list[str]) -> list[AlertRow]:
         """What is wrong, the worst first."""
@@ -180,7 +192,7 @@ class Poller:
     def _note_group(self, name: str, row: PolledRow) -> None:
         earlier, asked_ms = self._groups.get(name, {}), self._asked_ms.get(name)
         if earlier.get("lag_asked_ms") != asked_ms or any(earlier.get(field) != value for field, value in row.items()):
-            texts = {field: sys.intern(row[field]) for field in ("protocol", "state")}  # the same few for all groups
+            texts = {field: intern(row[field]) for field in ("protocol", "state")}  # the same few for all groups
             self._groups[name] = {**row, **texts, **self._lag_row(name)}
 
     def _lag_row(self, name: str) -> PolledRow:
@@ -194,25 +206,6 @@ class Poller:
             "lag_asked_ms": self._asked_ms.get(name),
             "topics": sorted({row["topic"] for row in rows}),
         }
-
-    def _rate(self, topic: PolledRow) -> tuple[TopicTotals, PolledRow]:
-        """Bytes and messages per second since the last poll; None at the first."""
-        ends = sum(row["end"] or 0 for row in topic["partitions"])
-        now = TopicTotals(self._clock(), ends, sum(row["messages"] or 0 for row in topic["partitions"]))
-        before = self._totals.get(topic["name"])
-        if before is None or now.at_s <= before.at_s or ends < before.bytes:
-            return now, {"bytes_per_s": None, "messages_per_s": None}
-        seconds = now.at_s - before.at_s
-        messages = max(0, now.messages - before.messages)  # retention removes some
-        return now, {
-            "bytes_per_s": round((ends - before.bytes) / seconds),
-            "messages_per_s": round(messages / seconds, 1),
-        }
-
-
-def _kept(before: T | None, now: T) -> T:
-    """The earlier object, if it is equal: what has not changed keeps its identity."""
-    return before if before is not None and before == now else now
 
 
 def own_address(data_dir: Path) -> str:
@@ -228,18 +221,12 @@ def own_address(data_dir: Path) -> str:
     return local
 
 
-def _topic_row(topic: PolledRow, rate: PolledRow) -> PolledRow:
-    rows = topic["partitions"]
-    troubled = sorted({row["state"] for row in rows} - {"online", "elsewhere"})
-    counts = [row["messages"] for row in rows if row["messages"] is not None]
-    return {
-        "partitions": len(rows),
-        "messages": sum(counts) if counts else None,
-        "bytes": sum(row["bytes"] or 0 for row in rows),
-        "state": ", ".join(troubled) or "online",
-        "own": topic["own"],
-        **rate,
-    }
+def _topic_row(topic: PlacedTopic, rows: Sequence[PartitionRow]) -> TopicRow:
+    troubled = sorted({row.state for row in rows} - {STATE_NAMES[ONLINE], ELSEWHERE})
+    counts = [row.messages for row in rows if row.messages is not None]
+    stored = sum(row.bytes or 0 for row in rows)
+    state = intern(", ".join(troubled)) or STATE_NAMES[ONLINE]
+    return TopicRow(len(rows), sum(counts) if counts else None, stored, state, topic.settings)
 
 
 def total(rows: list[PolledRow], name: str) -> float | None:
@@ -248,7 +235,10 @@ def total(rows: list[PolledRow], name: str) -> float | None:
     return sum(values) if values else None
 
 
-def _appliance_row(state: Mapping[str, Any], readings: Readings, topics: Mapping[str, PolledRow]) -> PolledRow:
+def _appliance_row(
+    state: Mapping[str, Any], readings: Readings, topics: Mapping[str, TopicRow], rated: bool
+) -> PolledRow:
+    rows = topics.values()
     return {
         "state": state["state"],
         "version": __version__,
@@ -257,15 +247,10 @@ def _appliance_row(state: Mapping[str, Any], readings: Readings, topics: Mapping
         "zookeeper": state["zookeeper"].get("state", "off"),
         "disk": {"total": readings.room.size, "free": readings.room.free},
         "processes": Counter(row["role"] for row in state["processes"]),
-        "bytes_per_s": _total(topics, "bytes_per_s"),
-        "messages_per_s": _total(topics, "messages_per_s"),
-        "bytes": sum(row["bytes"] for row in topics.values()),
+        "bytes_per_s": sum(row.bytes_per_s for row in rows) if rated else None,
+        "messages_per_s": round(sum(row.messages_per_s for row in rows), 1) if rated else None,
+        "bytes": sum(row.bytes for row in rows),
     }
-
-
-def _total(topics: Mapping[str, PolledRow], name: str) -> float | None:
-    values = [row[name] for row in topics.values() if row[name] is not None]
-    return round(sum(values), 1) if values else None
 
 
 class Observer:

@@ -1,77 +1,150 @@
 """Makes the rows of topics and partitions for the page, from the catalog, the tables and the indexes of this appliance.
 
-The coordinator is asked only for topics with partitions that other brokers store.  A partition whose numbers have not
-changed keeps its row, so that a poll costs little for idle ones.  The rows are those of the admin verb ``topics``,
-without ``settings`` and with ``reason`` where there is one.
+The coordinator is asked only for topics with partitions that other brokers store.
+
+An appliance may have ten thousand topics, and this process stays small.  So of each topic only what a list shows is
+made and kept, and texts, settings and partitions that many topics have in common are kept once; the rows of partitions
+are made for the topics that pages look at.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from sys import intern
+from typing import Any, Final, NamedTuple
+
+import msgspec
 
 from ..catalog import FILE_NAME, Catalog, Topic
 from ..errors import OffsetOutOfRange, StorageFault, WriterGone
 from ..log import FileCache, LogReader
 from ..machine_limits import open_files_max
-from ..metrics.readings import Reader, Readings
+from ..metrics.readings import Readings, open_table
 from ..names import TopicPartition
-from ..partition_states import ELSEWHERE, OPENING, STATE_NAMES
+from ..partition_states import ELSEWHERE, ONLINE, OPENING, STATE_NAMES
 from ..shared.table import TableCounts
 
 FILES_MAX: Final = 16
-NOT_KNOWN: Final = dict.fromkeys(("start", "end", "bytes", "messages"))
+NOT_KNOWN_YET: Final = (STATE_NAMES[OPENING], "")
+ALL_WELL: Final = (STATE_NAMES[ONLINE], "")
 
-TopicRow = dict[str, Any]
-AskTopics = Callable[[list[str]], list[TopicRow]]
+AskTopics = Callable[[list[str]], list[dict[str, Any]]]
+
+
+class PartitionRow(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """A partition, as the admin verb ``topics`` shows it; None is what is not known."""
+
+    partition: int
+    leader: int
+    start: int | None
+    end: int | None
+    bytes: int | None
+    messages: int | None
+    state: str
+    reason: str = ""
+
+
+class TopicRow(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """A topic in the list.  ``own``: settings of its own; the rates are 0 for what is idle, or not known yet."""
+
+    partitions: int
+    messages: int | None
+    bytes: int
+    state: str
+    own: Mapping[str, str]
+    bytes_per_s: int = 0
+    messages_per_s: float = 0
+
+
+class PlacedPartition(NamedTuple):
+    """A partition of the catalog.  ``own``: whether this broker stores it."""
+
+    number: int
+    leader: int
+    own: bool
+
+
+class PlacedTopic(NamedTuple):
+    """A topic of the catalog."""
+
+    partitions: tuple[PlacedPartition, ...]
+    settings: Mapping[str, str]
+
+
+class PartitionsNow(NamedTuple):
+    """The partitions of all topics, as of one poll.
+
+    ``troubles``: state and reason of those that are not online, by name.  ``retired``: the log start offset, and the
+    number of messages before it, of those from which retention has removed some; -1 when that cannot be read now.
+    """
+
+    topics: Mapping[str, PlacedTopic] = {}
+    counts: Mapping[TopicPartition, TableCounts] = {}
+    troubles: Mapping[str, tuple[str, str]] = {}
+    retired: Mapping[TopicPartition, tuple[int, int]] = {}
+    elsewhere: Mapping[TopicPartition, PartitionRow] = {}
+
+    def rows(self, topic: str) -> list[PartitionRow]:
+        """The partitions of a topic; none if there is no such topic."""
+        if topic not in self.topics:
+            return []
+        return [self._row(TopicPartition(topic, place.number), place) for place in self.topics[topic].partitions]
+
+    def changed_since(self, before: PartitionsNow) -> Collection[str]:
+        """The topics that may have other rows than before."""
+        if self.topics is not before.topics or len(self.counts) != len(before.counts):
+            return self.topics.keys()
+        names = {key.topic for key, counts in self.counts.items() if before.counts.get(key) is not counts}
+        names.update(name.rpartition("-")[0] for name in self.troubles.keys() | before.troubles.keys())
+        names.update(key.topic for key in self.elsewhere)
+        return names & self.topics.keys()
+
+    def _row(self, key: TopicPartition, place: PlacedPartition) -> PartitionRow:
+        if not place.own:
+            row = self.elsewhere.get(key)
+            return row or PartitionRow(place.number, place.leader, None, None, None, None, ELSEWHERE)
+        counts = self.counts.get(key)
+        state, reason = NOT_KNOWN_YET if counts is None else ALL_WELL
+        if self.troubles:
+            state, reason = self.troubles.get(f"{key.topic}-{key.partition}", (state, reason))
+        if counts is None:
+            return PartitionRow(place.number, place.leader, None, None, None, None, state, reason)
+        start, end = counts.start, counts.high_watermark
+        gone = self.retired[key][1] if key in self.retired else 0
+        messages = None if gone < 0 else max(0, counts.records - gone)
+        return PartitionRow(place.number, place.leader, start, end, end - start, messages, state, reason)
 
 
 class TopicRows:
-    """The rows, poll after poll.  ``ask``: the admin verb ``topics``, for topics by their names."""
+    """The partitions, poll after poll.  ``ask``: the admin verb ``topics``, for topics by their names."""
 
-    def __init__(self, data_dir: Path, broker_id: int, reader: Reader, ask: AskTopics) -> None:
+    def __init__(self, data_dir: Path, broker_id: int, ask: AskTopics) -> None:
         self._data_dir, self._broker_id = data_dir.absolute(), broker_id
-        self._reader, self._ask = reader, ask
+        self._ask = ask
         self._files = FileCache(open_files_max(FILES_MAX))
         self._stamp: tuple[int, int, int] | None = None
-        self._topics: dict[str, Topic] = {}
-        self._known: dict[TopicPartition, tuple[TableCounts, tuple[str, str], TopicRow]] = {}
+        self._topics: dict[str, PlacedTopic] = {}
         self._retired: dict[TopicPartition, tuple[int, int]] = {}
-        """The log start offset, and the number of messages before it."""
-        self._elsewhere: dict[TopicPartition, TopicRow] = {}
+        self._elsewhere: dict[TopicPartition, PartitionRow] = {}
 
-    def make(self, readings: Readings) -> Iterator[TopicRow]:
-        """Yields the rows now, one by one: all of them together would take more memory than what is kept of them.
+    def take(self, readings: Readings) -> PartitionsNow:
+        """The partitions now.
 
         Raises:
             StorageFault: the catalog cannot be read.
         """
         self._load()
-        states, rows_before = readings.states, self._known
-        self._known = {}
-        for name, topic in self._topics.items():
-            parts = []
-            for number, brokers in topic.partitions.items():
-                key = TopicPartition(name, number)
-                if self._broker_id not in brokers:
-                    parts.append(self._elsewhere.get(key) or self._row(topic, number, NOT_KNOWN, (ELSEWHERE, "")))
-                    continue
-                state = states.get(f"{name}-{number}", (STATE_NAMES[OPENING], ""))
-                counts, before = readings.partitions.get(key), rows_before.get(key)
-                if counts is None:
-                    parts.append(self._row(topic, number, NOT_KNOWN, state))
-                elif before is not None and before[0] is counts and before[1] == state:
-                    self._known[key] = before
-                    parts.append(before[2])
-                else:
-                    row = self._row(topic, number, self._extent(key, counts), state)
-                    self._known[key] = (counts, state, row)
-                    parts.append(row)
-            yield {"name": name, "own": topic.settings, "partitions": parts}
-        for key in self._retired.keys() - self._known.keys():
-            del self._retired[key]
+        retired = {}
+        for key, counts in readings.partitions.items():
+            if counts.start and key.topic in self._topics:
+                earlier = self._retired.get(key)
+                if earlier is None or earlier[0] != counts.start or earlier[1] < 0:
+                    earlier = counts.start, self._messages_before(key, counts.start, readings.state or {"tables": {}})
+                retired[key] = earlier
+        self._retired = retired
         self._files.drop_unlinked()
+        return PartitionsNow(self._topics, readings.partitions, readings.not_online, retired, self._elsewhere)
 
     def ask_others(self) -> None:
         """Ask for the partitions that other brokers store, if there are any.
@@ -80,13 +153,11 @@ class TopicRows:
             ApplianceError: the coordinator does not answer; the last rows are kept.
         """
         names = [
-            topic.name
-            for topic in self._topics.values()
-            if any(self._broker_id not in brokers for brokers in topic.partitions.values())
+            name for name, topic in self._topics.items() if not all(partition.own for partition in topic.partitions)
         ]
         if names:
             self._elsewhere = {
-                TopicPartition(topic["name"], row["partition"]): row
+                TopicPartition(topic["name"], row["partition"]): msgspec.convert(row, PartitionRow)
                 for topic in self._ask(names)
                 for row in topic["partitions"]
             }
@@ -99,34 +170,25 @@ class TopicRows:
         except OSError:
             stamp = None
         if stamp is None or stamp != self._stamp:
-            topics = Catalog.load(self._data_dir).topics.values()
-            self._topics = {
-                topic.name: Topic(topic.name, dict(sorted(topic.partitions.items())), topic.settings, topic.id)
-                for topic in sorted(topics, key=lambda topic: topic.name)
-            }
-            self._known.clear()
+            self._topics = dict(self._placed(Catalog.load(self._data_dir).topics))
             self._stamp = stamp
 
-    def _row(self, topic: Topic, number: int, extent: TopicRow, state: tuple[str, str]) -> TopicRow:
-        row = {"partition": number, "leader": topic.leader(number), **extent, "state": state[0]}
-        return row | {"reason": state[1]} if state[1] else row
+    def _placed(self, topics: Mapping[str, Topic]) -> Iterator[tuple[str, PlacedTopic]]:
+        """The topics, sorted by name; those that are alike are one object."""
+        alike: dict[tuple[Any, ...], PlacedTopic] = {}
+        for name, topic in sorted(topics.items()):
+            partitions = tuple(
+                PlacedPartition(number, topic.leader(number), self._broker_id in brokers)
+                for number, brokers in sorted(topic.partitions.items())
+            )
+            key = partitions, tuple(sorted(topic.settings.items()))
+            yield intern(name), alike.setdefault(key, PlacedTopic(partitions, topic.settings))
 
-    def _extent(self, key: TopicPartition, counts: TableCounts) -> TopicRow:
-        start, end = counts.start, counts.high_watermark
-        retired = self._retired.get(key, (0, 0))
-        if retired[0] != start:
-            retired = (start, self._messages_before(key, start))
-        self._retired[key] = retired
-        messages = None if retired[1] < 0 else max(0, counts.records - retired[1])
-        return {"start": start, "end": end, "bytes": end - start, "messages": messages}
-
-    def _messages_before(self, key: TopicPartition, start: int) -> int:
+    def _messages_before(self, key: TopicPartition, start: int, state: Mapping[str, Any]) -> int:
         """The number of messages before the log start offset; -1 when the index cannot be read now."""
-        table = self._reader.table(key)
-        if not start or table is None:
-            return 0
         try:
-            bases, _, end, _ = table.snapshot()
+            with open_table(state, key) as table:
+                bases, _, end, _ = table.snapshot()
             return LogReader(self._data_dir / f"{key.topic}-{key.partition}", self._files).time_and_count(
                 bases, end, start
             )[1]

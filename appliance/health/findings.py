@@ -96,8 +96,9 @@ class Seen(NamedTuple):
     """What is known of an appliance.
 
     ``state``: what the supervisor has written; None: nothing runs, and ``ended`` is the status.  ``partitions``: state
-    and reason by name, see :func:`partitions_of`.  ``now_s``: since 1970, to judge what was.  ``at``: the options that
-    commands about this appliance need, such as --data.  ``host``, ``rates``, ``groups``: None where they are not known.
+    and reason by name of those that are not online, see :func:`partitions_of`.  ``now_s``: since 1970, to judge what
+    was.  ``at``: the options that commands about this appliance need, such as --data.  ``host``, ``rates``, ``groups``:
+    None where they are not known.
     ``peers``: number of connections by address.  ``largest``: the topic that has most, its bytes and its partitions.
     ``arenas``: used and total bytes by worker.
     """

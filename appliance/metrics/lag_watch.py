@@ -23,9 +23,8 @@ from ..machine_limits import open_files_max
 from ..names import TopicPartition
 from ..processes.clock import now_ms, wall_ms
 from ..retention import lost_bytes
-from ..shared.table import SegmentTable
 from ..status import read_state
-from .readings import Reader
+from .readings import open_table
 
 GROUPS_MAX: Final = 500
 PAUSE_S: Final = 10
@@ -79,7 +78,6 @@ class LagWatch:
 
     def __init__(self, data_dir: Path) -> None:
         self._data_dir = data_dir
-        self._reader = Reader(data_dir)
         self._files = FileCache(open_files_max(FILES_MAX))
         self._known: dict[tuple[str, TopicPartition], _Known] = {}
         self.lags: Lags | None = None
@@ -110,7 +108,6 @@ class LagWatch:
         if not local or not state or state["zookeeper"].get("state") != "connected":
             self._known.clear()
             return Lags({}, now_ms(), 0)
-        tables = self._reader.tables()
         lags: dict[tuple[str, str], Lag] = {}
         known_parts: dict[tuple[str, TopicPartition], _Known] = {}
         with Admin(local, client_name="metrics", request_timeout_ms=ASK_MS) as admin:
@@ -118,9 +115,7 @@ class LagWatch:
             for group in groups[:GROUPS_MAX]:
                 for (topic, number), offset in admin.offsets(group).items():
                     part = TopicPartition(topic, number)
-                    if part not in tables:
-                        continue
-                    measured = self._measure(group, part, tables[part], offset)
+                    measured = self._measure(group, part, state, offset)
                     if measured is None:
                         continue
                     known_parts[group, part] = measured
@@ -132,10 +127,11 @@ class LagWatch:
         self._files.drop_unlinked()
         return Lags(lags, now_ms(), max(0, len(groups) - GROUPS_MAX))
 
-    def _measure(self, group: str, part: TopicPartition, table: SegmentTable, offset: int) -> _Known | None:
-        """None when the log cannot be read now."""
+    def _measure(self, group: str, part: TopicPartition, state: Mapping[str, Any], offset: int) -> _Known | None:
+        """None when the partition is not here, or its log cannot be read now."""
         try:
-            bases, start, end, _ = table.snapshot()
+            with open_table(state, part) as table:
+                (bases, start, end, _), appended = table.snapshot(), table.records
             at = min(max(offset, start), end)
             before = self._known.get((group, part))
             of = (offset, start, end)
@@ -147,7 +143,7 @@ class LagWatch:
             timestamp, records = reader.time_and_count(bases, end, at)
         except (WriterGone, StorageFault, OffsetOutOfRange, OSError):
             return None
-        return _Known(of, max(0, table.records - records), end - at, timestamp)
+        return _Known(of, max(0, appended - records), end - at, timestamp)
 
 
 def as_json(lags: Lags | None) -> list[dict[str, Any]]:

@@ -58,7 +58,7 @@ class Looker:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self.reader = Reader(directory)
+        self._reader = Reader(directory)
         self._peers: Mapping[str, int] = {}
         self._peers_at_ms = -PEERS_MS
 
@@ -68,7 +68,7 @@ class Looker:
         Raises:
             NoDirectory: there is no such directory.
         """
-        readings = self.reader.read()
+        readings = self._reader.read()
         state = readings.state
         if state is None:
             return _stopped(self._directory)
@@ -132,7 +132,7 @@ def seen(
         sizes[key.topic] = total + max(0, row.log_end - row.base), count + 1
     largest = max(((topic, *size) for topic, size in sizes.items()), key=lambda topic_size: topic_size[1], default=None)
     return Seen(
-        *(readings.state, readings.states, now_s, at, now.host, rates, groups, now.peers, largest, arenas),
+        *(readings.state, readings.not_online, now_s, at, now.host, rates, groups, now.peers, largest, arenas),
         ended=now.ended,
     )
 

@@ -1,7 +1,7 @@
 """Reads what the processes of an appliance have counted, and how they are, into one value.
 
 A :class:`Reader` needs no listener, no ZooKeeper and no free worker: it reads ``state.json``, the pages of counters and
-the tables of the partitions, which it keeps mapped between two readings.  It works in any process that may read the
+the tables of the partitions.  It works in any process that may read the
 data directory::
 
     reader = Reader(Path("/var/lib/appliance"))
@@ -17,18 +17,19 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from sys import intern
 from typing import Any, Final, NamedTuple
 
-from ..errors import WriterGone
 from ..health.findings import partitions_of
 from ..names import TopicPartition
 from ..partition_states import DAMAGED, DISK_FULL, OFFLINE, ONLINE, STATE_NAMES
 from ..processes.clock import wall_s
 from ..shared import memory
-from ..shared.counters import API_NAMES, BUCKETS, LISTENERS, PageCounts, RequestCounts, read_page
-from ..shared.table import COUNTER_NAMES, SegmentTable, TableCounts
+from ..shared.counters import API_NAMES, BUCKETS, LISTENERS, PAGE_BYTES, PageCounts, RequestCounts, read_page
+from ..shared.table import CELL_BYTES, NO_FLUSHES, NOTHING_COUNTED, ROWS, TABLE_BYTES, SegmentTable, TableCounts
 from ..status import read_state
 from ..wire.requests import Produce
 from .disk_forecast import Room
@@ -36,9 +37,9 @@ from .disk_forecast import Room
 NO_REQUESTS: Final = RequestCounts((0,) * BUCKETS, 0, 0, 0)
 NO_COUNTS: Final = TableCounts(
     *(0, 0, 0, 0, ONLINE, 0),
-    counters=dict.fromkeys(COUNTER_NAMES, 0),
+    counters=NOTHING_COUNTED,
     parts=0,
-    flush_times=(0,) * BUCKETS,
+    flush_times=NO_FLUSHES,
     flush_ns=0,
     handed_over={},
     fetched_bytes=0,
@@ -102,16 +103,19 @@ class Readings(NamedTuple):
         return {topic: _together(rows) for topic, rows in by_topic.items()}
 
     @property
-    def states(self) -> dict[str, tuple[str, str]]:
-        """State and reason of each partition, by name, also of those that have no table."""
-        states = {f"{key.topic}-{key.partition}": STATE_NAMES[row.state] for key, row in self.partitions.items()}
-        return partitions_of(self.state, states)
+    def not_online(self) -> dict[str, tuple[str, str]]:
+        """State and reason of each partition that is not online, by name, also of those that have no table."""
+        full = (self.state or {}).get("full") or {}
+        online = STATE_NAMES[ONLINE]
+        tables = [(key, row.state) for key, row in self.partitions.items() if full or row.state != ONLINE]
+        states = {f"{key.topic}-{key.partition}": STATE_NAMES[state] for key, state in tables}
+        return {name: row for name, row in partitions_of(self.state, states).items() if row[0] != online}
 
     @property
     def totals(self) -> Totals:
         rows = self.partitions.values()
         return Totals(
-            sum(row.counters["bytes"] for row in rows),
+            sum(row.counters.bytes for row in rows),
             sum(row.records for row in rows),
             sum(row.fetched_bytes for row in rows),
             sum(row.requests for row in self.requests.values()),
@@ -123,8 +127,8 @@ def _numbers(row: TableCounts) -> tuple[int, ...]:
     """The numbers of a partition for the fields of :class:`TopicReading` that are sums."""
     counters = row.counters
     return (
-        *(counters["bytes"], row.records, counters["batches"], row.parts),
-        *(counters["refused"], counters["duplicates"], row.fetched_bytes, row.fetched_parts),
+        *(counters.bytes, row.records, counters.batches, row.parts),
+        *(counters.refused, counters.duplicates, row.fetched_bytes, row.fetched_parts),
         *(max(0, row.log_end - row.base), max(0, row.log_end - row.high_watermark)),
     )
 
@@ -164,28 +168,42 @@ def of_status(status: Mapping[str, Any], at_s: float) -> Readings:
     return Readings(at_s, shown, partitions, {}, dict.fromkeys(LISTENERS, (0, 0)), {}, NO_REQUESTS, room)
 
 
-class Mapped:
-    """Shared memory of a running appliance by name, mapped once."""
+class SeenTable(NamedTuple):
+    """A table as a reading has found it.  ``digest``: of its name and its cells but the rows of segments."""
+
+    key: TopicPartition
+    digest: int
+    counts: TableCounts
+
+
+class TablesReader:
+    """Reads the tables of partitions again and again, by their names in shared memory.
+
+    They are not mapped: of ten thousand, two Python objects each and their pages would be 25 MB.
+    """
 
     def __init__(self) -> None:
-        self._views: dict[str, memoryview] = {}
+        self._seen: dict[str, SeenTable] = {}
+        """By name of the partition."""
 
-    def keep(self, names: Iterable[str], pid: int) -> None:
-        """Map these, and unmap all others.  One that is gone is left out."""
-        names_to_map = set(names)
-        for name in self._views.keys() - names_to_map:
-            self._views.pop(name).release()
-        for name in names_to_map - self._views.keys():
+    def read(self, tables: Mapping[str, str], pid: int) -> Iterator[tuple[TopicPartition, TableCounts]]:
+        """Yields the counts of the partitions of a process whose tables exist.
+
+        A partition that has not changed has the same counts, the object of the reading before.
+        """
+        seen_before, self._seen = self._seen, {}
+        for name, shown in tables.items():
             try:
-                self._views[name] = memoryview(memory.attach_elsewhere(name, pid)).cast("Q")
-            except (OSError, WriterGone):
+                cells = memory.read_elsewhere(shown, pid, ROWS * CELL_BYTES)
+                digest = hash((shown, cells))
+                before = seen_before.pop(name, None)
+                if before is None or before.digest != digest:
+                    counts = SegmentTable(_cells(memory.read_elsewhere(shown, pid, TABLE_BYTES))).counts()
+                    before = SeenTable(before.key if before else _key(name), digest, counts)
+            except OSError:
                 continue
-
-    def __getitem__(self, name: str) -> memoryview:
-        return self._views[name]
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._views
+            self._seen[intern(name)] = before
+            yield before.key, before.counts
 
 
 class Reader:
@@ -193,21 +211,17 @@ class Reader:
 
     def __init__(self, data_dir: Path) -> None:
         self._data_dir = data_dir
-        self._mapped = Mapped()
-        self._tables: dict[str, tuple[TopicPartition, SegmentTable]] = {}
-        """By name of the shared memory, as mapped."""
-        self._by_key: dict[TopicPartition, SegmentTable] = {}
+        self._tables = TablesReader()
 
     def read(self) -> Readings:
-        """Read once; some microseconds for each partition, and 10 for one that has changed since the last reading.
+        """Read once; some microseconds for each partition, and 15 for one that has changed since the last reading.
 
         Raises:
             NoDirectory: there is no such directory.
         """
         state = read_state(self._data_dir)
-        pages = state["pages"] if state else {}
-        partitions = {key: table.counts() for key, table in self._map(state, pages.values())}
-        copies = {process: read_page(self._mapped[shown]) for process, shown in pages.items() if shown in self._mapped}
+        partitions = dict(self._tables.read(state["tables"], state["pid"]) if state else ())
+        copies = dict(_read_pages(state))
         requests, traffic = _served(copies.values(), partitions.values())
         flushed = (RequestCounts(row.flush_times, row.flush_ns, 0, 0) for row in partitions.values() if row.flush_ns)
         flushes = RequestCounts.total([NO_REQUESTS, *flushed])
@@ -225,28 +239,6 @@ class Reader:
             flushes,
             self._room(state, partitions),
         )
-
-    def table(self, key: TopicPartition) -> SegmentTable | None:
-        """The table of a partition that the last reading has found."""
-        return self._by_key.get(key)
-
-    def tables(self) -> dict[TopicPartition, SegmentTable]:
-        """The tables of the partitions that the last reading has found."""
-        self._map(read_state(self._data_dir), ())
-        return self._by_key
-
-    def _map(self, state: Mapping[str, Any] | None, pages: Iterable[str]) -> list[tuple[TopicPartition, SegmentTable]]:
-        """Map pages and the tables of all partitions, unmap others; return the tables."""
-        tables: dict[str, str] = state["tables"] if state else {}
-        self._mapped.keep([*tables.values(), *pages], state["pid"] if state else 0)
-        tables_before = self._tables
-        self._tables = {
-            shown: tables_before.get(shown) or (_key(name), SegmentTable(self._mapped[shown]))
-            for name, shown in tables.items()
-            if shown in self._mapped
-        }
-        self._by_key = dict(self._tables.values())
-        return list(self._tables.values())
 
     def _room(self, state: Mapping[str, Any] | None, partitions: Mapping[TopicPartition, TableCounts]) -> Room:
         disk = os.statvfs(self._data_dir)
@@ -275,6 +267,34 @@ def _served(
     return {key: RequestCounts.total(rows) for key, rows in counts_by_api.items()}, traffic
 
 
+def _read_pages(state: Mapping[str, Any] | None) -> Iterator[tuple[str, PageCounts]]:
+    """What each process counts, by its name, of those that exist."""
+    if state is None:
+        return
+    for process, shown in state["pages"].items():
+        with suppress(OSError):
+            yield process, read_page(_cells(memory.read_elsewhere(shown, state["pid"], PAGE_BYTES)))
+
+
+@contextmanager
+def open_table(state: Mapping[str, Any], key: TopicPartition) -> Iterator[SegmentTable]:
+    """The table of a partition, mapped, of an appliance with this state.
+
+    Raises:
+        OSError: there is none.
+    """
+    shown = state["tables"].get(f"{key.topic}-{key.partition}")
+    if shown is None:
+        raise FileNotFoundError(f"{key.topic}-{key.partition} has no table")
+    mapped = memory.attach_elsewhere(shown, state["pid"])
+    with mapped, memoryview(mapped) as view, view.cast("Q") as cells:
+        yield SegmentTable(cells)
+
+
+def _cells(content: bytes) -> memoryview:
+    return memoryview(content).cast("Q")
+
+
 def _key(name: str) -> TopicPartition:
     topic, _, partition = name.rpartition("-")
-    return TopicPartition(topic, int(partition))
+    return TopicPartition(intern(topic), int(partition))

@@ -14,7 +14,7 @@ Layout, in native-endian u64 cells (one host, so no byte order to agree on)::
     6  LOG_END         offset up to which the file is written     may fall back when a write fails
     7  STATE           OPENING, ONLINE, OFFLINE or DISK_FULL
     8  RECORDS         number of records up to the high watermark since the log began
-    9  COUNTERS        7 cells for metrics: see COUNTER_NAMES
+    9  COUNTERS        7 cells for metrics: see PartitionCounters
     16 WAITS           64 cells, one per network worker: the high watermark that it waits for, else 0
     80 FLUSH_TIMES     20 cells for metrics: buckets and sum of the times of flushes, see ``counters``
     100 HANDED_OVER    9 times 26 cells for metrics: a row and bytes in and out for the produce requests of connections
@@ -74,13 +74,12 @@ assert HANDED_OVER + len(LISTENERS) * HANDED_OVER_CELLS <= PARTS
 assert FETCHED + 2 * WORKERS_MAX <= LAST_STABLE
 CELL_COUNT: Final = 2048
 ROW_COUNT: Final = CELL_COUNT - ROWS
-TABLE_BYTES: Final = CELL_COUNT * 8
+CELL_BYTES: Final = 8
+TABLE_BYTES: Final = CELL_COUNT * CELL_BYTES
 SEGMENTS_MAX: Final = ROW_COUNT - 1
 SNAPSHOT_ATTEMPTS_MAX: Final = 1_000
 
-COUNTER_NAMES: Final = ("batches", "bytes", "groups", "flushes", "duplicates", "refused", "retired")
 COUNT_BATCHES, COUNT_BYTES, COUNT_GROUPS, COUNT_FLUSHES, COUNT_DUPLICATES, COUNT_REFUSED, COUNT_RETIRED = range(7)
-assert COUNTERS + len(COUNTER_NAMES) == WAITS
 
 Cells = Any
 """A ``memoryview`` cast to "Q", or in tests a list of ints."""
@@ -102,12 +101,31 @@ def _copy(cells: Cells, count: int) -> list[int]:
     return copied
 
 
+class PartitionCounters(NamedTuple):
+    """What a writer has counted, in the order of the cells from COUNTERS on."""
+
+    batches: int = 0
+    bytes: int = 0
+    groups: int = 0
+    flushes: int = 0
+    duplicates: int = 0
+    refused: int = 0
+    retired: int = 0
+
+
+assert COUNTERS + len(PartitionCounters._fields) == WAITS
+
+NOTHING_COUNTED: Final = PartitionCounters()
+NO_FLUSHES: Final = (0,) * BUCKETS
+NOTHING_HANDED_OVER: Final[dict[str, tuple[RequestCounts, int, int]]] = {}
+"""Shared by the counts of all partitions to which this applies: there may be ten thousand."""
+
+
 class TableCounts(NamedTuple):
     """Numbers of one partition for metrics.
 
-    ``base``: of the oldest segment; ``state``: see :mod:`appliance.partition_states`; ``counters``: by COUNTER_NAMES;
-    ``handed_over``: by listener, the produce requests of connections that were handed over, with their bytes in and
-    out.
+    ``base``: of the oldest segment; ``state``: see :mod:`appliance.partition_states`; ``handed_over``: by
+    listener, the produce requests of connections that were handed over, with their bytes in and out.
     """
 
     base: int
@@ -116,7 +134,7 @@ class TableCounts(NamedTuple):
     log_end: int
     state: int
     records: int
-    counters: dict[str, int]
+    counters: PartitionCounters
     parts: int
     flush_times: tuple[int, ...]
     flush_ns: int
@@ -136,9 +154,6 @@ class SegmentTable:
         self._cells = cells
         self._row_count = len(cells) - ROWS
         assert self._row_count >= 2
-        self._seen = 0
-        self._counts: TableCounts | None = None
-        """The last counts, and the cells that they were made from."""
         self._rows_key: tuple[int, int, int] | None = None
         self._rows: tuple[int, ...] = ()
 
@@ -222,7 +237,7 @@ class SegmentTable:
         self._cells[FLUSH_MESSAGES] = count + 1
 
     def count(self, counter: int, amount: int) -> None:
-        """Add to a counter (an index into COUNTER_NAMES)."""
+        """Add to a counter (an index into PartitionCounters)."""
         self._cells[COUNTERS + counter] += amount
 
     def count_group(self, batches: int, size: int) -> None:
@@ -299,27 +314,15 @@ class SegmentTable:
     def records(self) -> int:
         return int(self._cells[RECORDS])
 
-    def counters(self) -> dict[str, int]:
-        return {name: int(self._cells[COUNTERS + index]) for index, name in enumerate(COUNTER_NAMES)}
-
     def counts(self) -> TableCounts:
-        """Copy the numbers for metrics; each is as it was at some instant.
-
-        Nothing has changed: the same object as before.  So readers of a thousand idle partitions pay for few.
-        """
-        copied = bytes(self._cells[:ROWS]) if isinstance(self._cells, memoryview) else b""
-        seen = hash(copied)  # not the bytes themselves: 3.7 KiB of each of thousands of tables
-        if self._counts is None or not copied or seen != self._seen:
-            self._seen, self._counts = seen, self._count()
-        return self._counts
-
-    def _count(self) -> TableCounts:
+        """Copy the numbers for metrics; each is as it was at some instant."""
         values = _copy(self._cells, ROWS)
-        handed_over = {}
-        for number, name in enumerate(LISTENERS if any(values[HANDED_OVER:PARTS]) else ()):
+        handed_over = {} if any(values[HANDED_OVER:PARTS]) else NOTHING_HANDED_OVER
+        for number, name in enumerate(LISTENERS if handed_over is not NOTHING_HANDED_OVER else ()):
             at = HANDED_OVER + number * HANDED_OVER_CELLS
             if any(values[at : at + HANDED_OVER_CELLS]):
                 handed_over[name] = (read_row(values, at), values[at + ROW_CELLS], values[at + ROW_CELLS + 1])
+        flush_times = tuple(values[FLUSH_TIMES : FLUSH_TIMES + BUCKETS])
         return TableCounts(
             base=int(self._cells[ROWS + values[HEAD] % self._row_count]),
             start=values[START],
@@ -327,9 +330,9 @@ class SegmentTable:
             log_end=values[LOG_END],
             state=values[STATE],
             records=values[RECORDS],
-            counters=dict(zip(COUNTER_NAMES, values[COUNTERS:], strict=False)),
+            counters=PartitionCounters(*values[COUNTERS:WAITS]) if any(values[COUNTERS:WAITS]) else NOTHING_COUNTED,
             parts=values[PARTS],
-            flush_times=tuple(values[FLUSH_TIMES : FLUSH_TIMES + BUCKETS]),
+            flush_times=flush_times if any(flush_times) else NO_FLUSHES,
             flush_ns=values[FLUSH_TIMES + BUCKETS],
             handed_over=handed_over,
             fetched_bytes=sum(values[FETCHED:LAST_STABLE:2]),

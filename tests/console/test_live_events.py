@@ -8,8 +8,9 @@ from collections.abc import Collection
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.console.live_events import changes, visible
+from appliance.console.live_events import ROWS_OF_EVENT_MAX, changes, parts, visible
 from appliance.console.observer import ConsoleSnapshot, Observer, Poller
+from appliance.console.topic_rows import PartitionsNow, PlacedPartition, PlacedTopic, TopicRow
 from appliance.console.visitors import Visitor
 from appliance.metrics.looks import Look
 from appliance.metrics.readings import of_status
@@ -36,6 +37,17 @@ def test_a_page_that_takes_the_changes_has_the_last_state(states: list[dict[str,
         before = state
 
 
+def test_many_rows_come_in_several_events() -> None:
+    topics = {f"topic-{number}": number for number in range(2 * ROWS_OF_EVENT_MAX + 1)}
+    whole = changes({"groups": {"gone": 1}}, {"topics": topics, "groups": {"a": 1}, "alerts": {"": []}})
+    sent = list(parts(whole))
+    assert [len(part["set"].get("topics", ())) for part in sent] == [ROWS_OF_EVENT_MAX, ROWS_OF_EVENT_MAX, 1]
+    assert [part["more"] for part in sent] == [True, True, False]
+    assert sent[0]["gone"] == {"groups": ["gone"]} and not sent[2]["gone"]
+    assert {name: row for part in sent for name, row in part["set"].get("topics", {}).items()} == topics
+    assert sent[2]["set"]["groups"] == {"a": 1} and sent[2]["set"]["alerts"] == {"": []}
+
+
 def rule(resource: ResourceType, name: str) -> Acl:
     return Acl(resource, name, PatternType.LITERAL, "User:a", "*", Operation.DESCRIBE, Permission.ALLOW)
 
@@ -53,8 +65,11 @@ def test_only_what_may_be_seen() -> None:
         at_ms=0,
         appliance={"state": "serving"},
         alerts=[],
-        topics={"mine": {}, "other": {}},
-        partitions={"mine": [{"partition": 0}], "other": [{"partition": 0}]},
+        rated=True,
+        topics={name: TopicRow(1, 0, 0, "online", {}) for name in ("mine", "other")},
+        partitions=PartitionsNow(
+            {name: PlacedTopic((PlacedPartition(0, 1, False),), {}) for name in ("mine", "other")}
+        ),
         groups={name: {"state": "stable", "lag_asked_ms": 7} for name in "gh"},
         details={"g": detail, "h": detail},
     )
@@ -64,7 +79,7 @@ def test_only_what_may_be_seen() -> None:
     assert seen["topics"].keys() == {"mine"} and seen["groups"].keys() == {"g"}
     assert not any(seen[section] for section in ("partitions", "readers", "group", "appliance", "alerts"))
     seen = visible(snapshot, visitor, "mine", "g")
-    assert seen["partitions"] == {"0": {"partition": 0}} and seen["group"][""]["partitions"] == [rows[0], rows[2]]
+    assert list(seen["partitions"]) == ["0"] and seen["group"][""]["partitions"] == [rows[0], rows[2]]
     assert seen["readers"] == {
         "g": {"state": "stable", "members": 1, "clients": ["c at 10.0.0.7"], "lag_messages": 3, "lag_bytes": None}
         | {"lag_seconds": 1.5, "lost_bytes": 0, "lag_asked_ms": 7}
@@ -83,7 +98,7 @@ class FakePoller(Poller):
 
     def take(self, look: Look, focus: Collection[str]) -> ConsoleSnapshot:
         self.focus.append(focus)
-        return ConsoleSnapshot(len(self.focus), 0, {}, [], {}, {}, {}, {})
+        return ConsoleSnapshot(len(self.focus), 0, {}, [], False, {}, PartitionsNow(), {}, {})
 
     def close(self) -> None:
         self.closed += 1

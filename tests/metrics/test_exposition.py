@@ -23,7 +23,7 @@ from appliance.metrics.lag_watch import Lag, Lags
 from appliance.metrics.readings import NO_REQUESTS, Readings, Totals
 from appliance.names import TopicPartition
 from appliance.shared.counters import GAUGE_NAMES, LISTENERS, RequestCounts
-from appliance.shared.table import COUNTER_NAMES, TableCounts
+from appliance.shared.table import PartitionCounters, TableCounts
 
 HERE = Path(__file__).parents[2] / "systemd" / "prometheus"
 PROMTOOL = shutil.which("promtool")
@@ -62,7 +62,7 @@ ROOM = Room(size=1000, free=600, logs=300, cap=500, reserve=100)
 
 
 def partition(**changes: Any) -> TableCounts:
-    counters = dict.fromkeys(COUNTER_NAMES, 2)
+    counters = PartitionCounters(*(2,) * 7)
     base = TableCounts(0, 0, 80, 100, 1, 7, counters, 3, (1,) * 19, 5, {}, 40, 4)
     return base._replace(**changes)
 

@@ -99,7 +99,7 @@ def test_a_table_has_what_its_writer_and_its_workers_count() -> None:
     counts = table.counts()
     assert (counts.parts, counts.fetched_bytes, counts.fetched_parts) == (3, 111, 2)
     assert (counts.flush_times[1], sum(counts.flush_times), counts.flush_ns) == (1, 1, 70_000)
-    assert counts.counters["flushes"] == 1
+    assert counts.counters.flushes == 1
     assert counts.handed_over == {"kafka": (RequestCounts((0,) * 19, 0, 2, 0), 9, 8)}
     assert table.snapshot().bases == (0,), "none of this is the log's"
 

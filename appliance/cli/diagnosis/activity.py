@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...metrics.looks import Look, busy, rate, seconds_between
-from ...partition_states import ONLINE, STATE_NAMES
 
 
 class Sample(NamedTuple):
@@ -45,12 +45,10 @@ def activity(before: Sample, now: Sample) -> dict[str, Any]:
 def _topics(before: Look, now: Look) -> list[dict[str, Any]]:
     seconds = seconds_between(before, now)
     rows: dict[str, dict[str, Any]] = {}
-    for name, (state, _) in now.readings.states.items():
-        topic = name.rpartition("-")[0]
-        row = rows.setdefault(
-            topic, {"topic": topic, "messages_per_s": 0, "bytes_per_s": 0, "bytes": 0, "not_online": 0}
-        )
-        row["not_online"] += state != STATE_NAMES[ONLINE]
+    not_online = Counter(name.rpartition("-")[0] for name in now.readings.not_online)
+    for topic in {key.topic for key in now.readings.partitions} | not_online.keys():
+        zero = {"messages_per_s": 0, "bytes_per_s": 0, "bytes": 0}
+        rows[topic] = {"topic": topic, **zero, "not_online": not_online[topic]}
     earlier = before.readings.partitions
     for key, counts in now.readings.partitions.items():
         row = rows[key.topic]

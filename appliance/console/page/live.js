@@ -14,13 +14,18 @@ let wanted = false;
 let focus = { topic: "", group: "" };
 
 export const sections = new Map();
-export const connection = { state: "closed", at: 0 };
+export const connection = { state: "closed", at: 0, rated: false };
 export const history = [];
 const HISTORY_MAX = 150;
 
 /** The rows of a section. */
 export function rows(section) {
   return sections.get(section) || new Map();
+}
+
+/** Bytes per second into a topic; null while rates are not known. */
+export function rateOf(topic) {
+  return connection.rated ? topic.bytes_per_s ?? 0 : null;
 }
 
 /** Calls `listener` after every change; returns a function that ends it. */
@@ -55,7 +60,9 @@ function open() {
   source.onmessage = (event) => {
     if (first) sections.clear();
     first = false;
-    take(JSON.parse(event.data));
+    const found = JSON.parse(event.data);
+    take(found);
+    if (found.more) return;
     connection.state = "live";
     notify();
   };
@@ -76,6 +83,7 @@ function disconnect() {
 
 function take(event) {
   connection.at = event.at;
+  connection.rated = event.rated;
   for (const [section, found] of Object.entries(event.set)) {
     if (!sections.has(section)) sections.set(section, new Map());
     for (const [key, row] of Object.entries(found)) sections.get(section).set(key, row);
@@ -83,7 +91,7 @@ function take(event) {
   for (const [section, keys] of Object.entries(event.gone)) {
     for (const key of keys) sections.get(section)?.delete(key);
   }
-  const whole = rows("appliance").get("");
+  const whole = event.more ? null : rows("appliance").get("");
   if (whole && whole.bytes_per_s !== null) {
     history.push({ at: event.at, bytes: whole.bytes_per_s, messages: whole.messages_per_s });
     history.splice(0, history.length - HISTORY_MAX);

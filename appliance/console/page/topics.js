@@ -5,7 +5,7 @@ import { act, ask, button, field, select, settingsOf, text } from "./dialogs.js"
 import { badge, compact, count, duration, el, moment, plural, rate, route, setText, size } from "./dom.js";
 import { stale } from "./groups.js";
 import { listing } from "./listing.js";
-import { rows } from "./live.js";
+import { rateOf, rows } from "./live.js";
 import { messages } from "./messages.js";
 import { session } from "./session.js";
 import { Table } from "./table.js";
@@ -22,7 +22,7 @@ export function topics() {
       { name: "partitions", label: "Partitions", number: true, value: (row) => row.partitions, show: (row) => count(row.partitions) },
       { name: "messages", label: "Messages", number: true, value: (row) => row.messages, show: (row) => compact(row.messages) },
       { name: "bytes", label: "Size", number: true, value: (row) => row.bytes, show: (row) => size(row.bytes) },
-      { name: "rate", label: "In", number: true, value: (row) => row.bytes_per_s, show: (row) => rate(row.bytes_per_s, size) },
+      { name: "rate", label: "In", number: true, value: rateOf, show: (row) => rate(rateOf(row), size) },
       { name: "state", label: "State", value: (row) => row.state, show: (row) => badge(row.state) },
     ],
   });
@@ -140,7 +140,7 @@ export function topic(name, tab, query) {
   const update = () => {
     const row = rows("topics").get(name);
     if (row) {
-      setText(about, `${plural(row.partitions, "partition")} · ${compact(row.messages)} messages · ${size(row.bytes)} · ${rate(row.bytes_per_s, size)} in · ${row.state}`);
+      setText(about, `${plural(row.partitions, "partition")} · ${compact(row.messages)} messages · ${size(row.bytes)} · ${rate(rateOf(row), size)} in · ${row.state}`);
     } else {
       setText(about, rows("topics").size ? "There is no topic of this name, or you may not see it." : "");
     }
