@@ -19,7 +19,7 @@ class OpenTransactions:
         self.sent = False
         """Whether the coordinator has sent all that is open to this writer."""
 
-    def open(self, producer_id: int, epoch: int) -> None:
+    def open_transaction(self, producer_id: int, epoch: int) -> None:
         """Begin a transaction; again, nothing changes.
 
         Raises:
@@ -31,7 +31,7 @@ class OpenTransactions:
         self.check_epoch(producer_id, epoch)
         self._epochs[producer_id] = epoch
 
-    def end(self, producer_id: int) -> None:
+    def end_transaction(self, producer_id: int) -> None:
         """End a transaction; one that is not open stays so."""
         self._epochs.pop(producer_id, None)
 

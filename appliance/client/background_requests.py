@@ -108,7 +108,7 @@ class BackgroundRequests:
                 existing = {name for name, row in snapshots.items() if row.error != UnknownPartition.code}
                 self._make_again(topics & self._needed - existing)
                 if self._troubles:
-                    self._troubles.end("metadata")
+                    self._troubles.note_progress("metadata")
             if self.wants_id and self._transactions is not None:
                 self.add_partitions(self._transactions)
             elif self.wants_id:
@@ -119,7 +119,7 @@ class BackgroundRequests:
                     self._identified(producer_id, epoch)
             self._failures = 0
         except ApplianceError as error:
-            self._troubles.begin("metadata", error)
+            self._troubles.note_trouble("metadata", error)
             doubled = min(self._failures, BACKOFF_DOUBLINGS_MAX)
             self._failures += 1
             backoff_s = min(self._backoff_s * 2**doubled, self._backoff_s_max) * self._jitter()
@@ -140,7 +140,7 @@ class BackgroundRequests:
             if not parts:
                 return
             try:
-                producer_id, epoch = transactions.add(parts)
+                producer_id, epoch = transactions.add_partitions(parts)
             except ClientFault as error:
                 with self._lock:
                     self._waiting().refuse(parts, error)

@@ -70,7 +70,7 @@ class Callbacks:
                 if here:
                     self._running_in = 0
 
-    def add(self, batch: ProducerBatch) -> None:
+    def add_batch(self, batch: ProducerBatch) -> None:
         """Queue this batch's callbacks.  Call it with the lock held."""
         self.pending.append(batch)
 
@@ -84,7 +84,7 @@ class Callbacks:
         if failed is not None:
             raise failed
 
-    def keep(self, error: BaseException) -> bool:
+    def keep_error(self, error: BaseException) -> bool:
         """Keep what a callback raised.  False if it is to be raised to the caller."""
         if not isinstance(error, Exception) and threading.get_ident() != self.own_thread:
             return False
@@ -107,4 +107,4 @@ class _Guard:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        return error is not None and self._callbacks.keep(error)
+        return error is not None and self._callbacks.keep_error(error)

@@ -177,7 +177,7 @@ class Consumer:
         self._started = dict(positions)
         self._unresolved = {part: timed[part] for part in failed}
         for part, error in failed.items():
-            self._fetcher.troubles.begin(part, error)
+            self._fetcher.troubles.note_trouble(part, error)
 
     def troubles(self) -> list[Trouble]:
         """What this consumer waits for at the moment, the oldest first: brokers, partitions, metadata."""
@@ -215,7 +215,7 @@ class Consumer:
         for part in self._chosen(parts):
             self._paused.add(part)
             self._drop(part)
-            self._fetcher.remove(part)
+            self._fetcher.remove_partition(part)
 
     def resume(self, *parts: tuple[str, int]) -> None:
         """Hand out these partitions again, or all that are paused, from where they were."""
@@ -448,18 +448,18 @@ class Consumer:
         try:
             self._cluster.refresh({topic for topic, _ in self._unresolved})
         except ApplianceError as error:
-            troubles.begin("metadata", error)
+            troubles.note_trouble("metadata", error)
             return
         resolved, failed = self._cluster.try_offsets(self._unresolved)
         for part, offset in resolved.items():
             del self._unresolved[part]
-            troubles.end(part)
+            troubles.note_progress(part)
             self._fetcher.seek(part, offset)
             self._positions[part] = self._started[part] = offset
         for part, why in failed.items():
             if not why.retriable:
                 raise why
-            troubles.begin(part, why)
+            troubles.note_trouble(part, why)
 
     def go_back(self, positions: Mapping[tuple[str, int], int]) -> None:
         """Continue at these offsets: an interrupted call had taken messages and did not return them."""

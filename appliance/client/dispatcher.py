@@ -291,7 +291,7 @@ class Dispatcher:
             return
         if replies and link.failures:
             link.failures = 0
-            self._troubles.end(link.name)
+            self._troubles.note_progress(link.name)
         for (_, code, base, _, _, message), _ in replies:
             queue, _ = link.awaiting.popleft()
             self._on_reply(queue, from_code(code, message) if code else None, base, now_s)
@@ -310,7 +310,7 @@ class Dispatcher:
             self._note_trouble(queue, error)
         elif queue.trouble is not None:
             queue.trouble = None
-            self._troubles.end((queue.topic, queue.partition))
+            self._troubles.note_progress((queue.topic, queue.partition))
         if troubled and not queue.in_flight:
             if queue.link is not None:
                 queue.link.ready.pop(queue, None)
@@ -319,7 +319,7 @@ class Dispatcher:
                 self._stalled[queue] = None
 
     def _on_link_failed(self, link: BrokerLink, error: ApplianceError, now_s: float) -> None:
-        self._troubles.begin(link.name, error)
+        self._troubles.note_trouble(link.name, error)
         options = self._options
         doubled = min(link.failures, BACKOFF_DOUBLINGS_MAX)
         link.failures += 1
@@ -333,7 +333,7 @@ class Dispatcher:
 
     def _note_trouble(self, queue: RoutedQueue, error: ApplianceError) -> None:
         queue.trouble = error
-        self._troubles.begin((queue.topic, queue.partition), error)
+        self._troubles.note_trouble((queue.topic, queue.partition), error)
 
     # ---- every CHECK_S
 

@@ -233,16 +233,16 @@ class Fetcher:
     def assign(self, offsets: Mapping[tuple[str, int], int]) -> None:
         """Fetch these partitions from these offsets, and no others."""
         for part in self._partitions.keys() - offsets.keys():
-            self.remove(part)
+            self.remove_partition(part)
         for part, offset in offsets.items():
             self.seek(part, offset)
 
     def seek(self, part: tuple[str, int], offset: int) -> None:
         """Fetch this partition from ``offset``.  Earlier chunks and replies are dropped."""
-        self.remove(part)
+        self.remove_partition(part)
         self._partitions[part] = Fetched(part, offset, self.wake)
 
-    def remove(self, part: tuple[str, int]) -> None:
+    def remove_partition(self, part: tuple[str, int]) -> None:
         fetched = self._partitions.pop(part, None)
         if fetched is not None:
             fetched.dropped = True
@@ -357,7 +357,7 @@ class Fetcher:
         asked, link.asked = link.asked, []
         if link.failures:
             link.failures = 0
-            self.troubles.end(_name(link))
+            self.troubles.note_progress(_name(link))
         rows = reply.header[2]
         if len(rows) != len(asked):
             raise ProtocolFault(f"{link.connection} answered {len(rows)} partitions, {len(asked)} were requested")
@@ -373,7 +373,7 @@ class Fetcher:
                 refused.append((fetched, code))
                 continue
             if self.troubles and fetched.topic_partition in self.troubles:
-                self.troubles.end(fetched.topic_partition)
+                self.troubles.note_progress(fetched.topic_partition)
             if size:
                 start_offset = start_offset_of(data, offset)
                 fetched.offset = start_offset + size
@@ -410,15 +410,15 @@ class Fetcher:
         elif isinstance(error, NotLeader | UnknownPartition):
             self._stale_topics.add(topic)
             self._led = None
-            self.troubles.begin(fetched.topic_partition, error)
+            self.troubles.note_trouble(fetched.topic_partition, error)
         elif isinstance(error, ClientFault):
             self._trouble = error
         else:
             fetched.resume_s = now_s + BACKOFF_S_MAX
-            self.troubles.begin(fetched.topic_partition, error)
+            self.troubles.note_trouble(fetched.topic_partition, error)
 
     def _on_link_failed(self, link: _Link, error: ApplianceError, now_s: float) -> None:
-        self.troubles.begin(_name(link), error)
+        self.troubles.note_trouble(_name(link), error)
         link.resume_s = now_s + min(BACKOFF_S * 2 ** min(link.failures, 10), BACKOFF_S_MAX)
         link.failures += 1
         self._disconnect(link)
@@ -438,10 +438,10 @@ class Fetcher:
         topics, self._stale_topics = self._stale_topics, set()
         try:
             self._cluster.refresh(topics)
-            self.troubles.end("metadata")
+            self.troubles.note_progress("metadata")
         except ApplianceError as error:
             self._stale_topics |= topics
-            self.troubles.begin("metadata", error)
+            self.troubles.note_trouble("metadata", error)
 
     def _find_leaders(self) -> None:
         self._led_snapshot = self._cluster.snapshot
@@ -454,7 +454,7 @@ class Fetcher:
                 if not error.retriable:
                     self._trouble = error
                 else:
-                    self.troubles.begin(part, error)
+                    self.troubles.note_trouble(part, error)
                 continue
             self._led.setdefault(broker_id, deque()).append(fetched)
 

@@ -351,7 +351,7 @@ class GroupConsumer:
             self._owned.lost.clear()
             for partition in again:
                 stored = partition.begun if partition.begun >= 0 else None
-                owned = self._owned.add(partition.topic_partition, partition.stream, stored)
+                owned = self._owned.add_partition(partition.topic_partition, partition.stream, stored)
                 owned.paused = partition.paused
                 if not owned.paused:
                     begun.append(NewlyOwned(owned, stored))
@@ -444,7 +444,7 @@ class GroupConsumer:
         begun: list[NewlyOwned] = []
         for topic, partition, stream, offset in gained:
             streams = self._streams.get(topic) or self._streams[None]
-            owned = self._owned.add((topic, partition), streams[stream], offset)
+            owned = self._owned.add_partition((topic, partition), streams[stream], offset)
             begun.append(NewlyOwned(owned, offset))
         self._fetching.begin(begun)
 
@@ -499,9 +499,9 @@ class GroupConsumer:
                 commit_due_ms = self._clock_ms() + self._auto_commit_ms
                 try:
                     self._commit(self._owned.uncommitted(in_hand=False))
-                    self._fetcher.troubles.end("committing offsets")
+                    self._fetcher.troubles.note_progress("committing offsets")
                 except ApplianceError as error:
-                    self._fetcher.troubles.begin("committing offsets", error)
+                    self._fetcher.troubles.note_trouble("committing offsets", error)
 
     def _note_membership(self, member: GroupMember) -> None:
         """Note a trouble while nothing is handed out because of the membership."""
@@ -509,12 +509,12 @@ class GroupConsumer:
         group = f"group {self.group}"
         if not self._alive():
             why = member.membership.trouble or "it does not answer"
-            troubles.begin(group, ZooKeeperAway(f"nothing is handed out while its coordinator is away: {why}"))
+            troubles.note_trouble(group, ZooKeeperAway(f"nothing is handed out while its coordinator is away: {why}"))
         elif rebalancer.in_the_way:
             theirs = ", ".join(f"{topic}-{partition}" for topic, partition in rebalancer.in_the_way[:5])
-            troubles.begin(group, NotLeader(f"other members still own {theirs}"))
+            troubles.note_trouble(group, NotLeader(f"other members still own {theirs}"))
         else:
-            troubles.end(group)
+            troubles.note_progress(group)
 
     def _commit(self, offsets: Mapping[tuple[str, int], int]) -> None:
         assert self._member is not None

@@ -63,7 +63,7 @@ class GroupFetching:
 
         def change() -> None:
             for newly_owned in partitions:
-                self._fetcher.remove(newly_owned.owned.topic_partition)
+                self._fetcher.remove_partition(newly_owned.owned.topic_partition)
             self._waiting.extend(partitions)
 
         self._change(change)
@@ -73,7 +73,7 @@ class GroupFetching:
 
         def change() -> None:
             for part in parts:
-                self._fetcher.remove(part)
+                self._fetcher.remove_partition(part)
 
         self._change(change)
 
@@ -93,17 +93,17 @@ class GroupFetching:
                 self._changes.popleft()()
             try:
                 self._begin_waiting()
-                self._owned.put(self._fetcher.poll(FETCH_WAIT_S))
-                troubles.end("fetching")
+                self._owned.put_chunks(self._fetcher.poll(FETCH_WAIT_S))
+                troubles.note_progress("fetching")
             except ApplianceError as error:
                 # The next rebalance removes a topic that is gone; everything else passes.
-                troubles.begin("fetching", error)
+                troubles.note_trouble("fetching", error)
                 self._closing.wait(FETCH_WAIT_S)
 
     def _remove(self, revoked: Sequence[OwnedPartition]) -> None:
         for partition in revoked:
             if partition.topic_partition not in self._owned.partitions:
-                self._fetcher.remove(partition.topic_partition)
+                self._fetcher.remove_partition(partition.topic_partition)
 
     def _begin_waiting(self) -> None:
         """Fetch the partitions that wait, from their committed offsets, or from ``start``."""
@@ -118,7 +118,7 @@ class GroupFetching:
             self._cluster.refresh({newly_owned.owned.topic_partition[0] for newly_owned in self._waiting})
             self._read_stable()
         except ApplianceError as error:
-            troubles.begin("metadata", error)
+            troubles.note_trouble("metadata", error)
             self._closing.wait(FETCH_WAIT_S)
             return
         unknown = [newly_owned.owned.topic_partition for newly_owned in self._waiting if newly_owned.stored is None]
@@ -126,11 +126,11 @@ class GroupFetching:
         for partition, stored, goes_on in self._waiting:
             part = partition.topic_partition
             if part in failed:
-                troubles.begin(part, failed[part])
+                troubles.note_trouble(part, failed[part])
                 continue
             offset = starts[part] if stored is None else stored
             if self._note_start(partition, offset, stored, goes_on):
-                troubles.end(part)
+                troubles.note_progress(part)
                 self._fetcher.seek(part, offset)
         if failed:
             self._closing.wait(RETRY_S)

@@ -227,7 +227,7 @@ class MergedReader:
             if messages:
                 source.ready, source.at = messages, 0
                 return True
-        self._fetcher.remove(part)
+        self._fetcher.remove_partition(part)
         source.chunks.clear()
         return False
 

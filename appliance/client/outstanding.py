@@ -32,7 +32,7 @@ class Outstanding:
             self.failure = batch
         batch.complete(error, offset)
         if batch.callbacks:
-            self.callbacks.add(batch)
+            self.callbacks.add_batch(batch)
         else:
             self._remove(batch)
 
@@ -45,7 +45,7 @@ class Outstanding:
             if not batch.done:
                 self.fail(batch, error)
             elif batch.callbacks:
-                self.callbacks.add(batch)  # perhaps again: no callback is called twice
+                self.callbacks.add_batch(batch)  # perhaps again: no callback is called twice
             else:
                 self._remove(batch)
 

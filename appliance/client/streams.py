@@ -79,7 +79,7 @@ class OwnedPartitions:
         self.lost: set[tuple[str, int]] = set()
         """Given up with messages that were handed out and not committed, until they are handed out again."""
 
-    def add(self, part: tuple[str, int], stream: MessageStream, stored: int | None = None) -> OwnedPartition:
+    def add_partition(self, part: tuple[str, int], stream: MessageStream, stored: int | None = None) -> OwnedPartition:
         with self.changed:
             owned = self.partitions[part] = OwnedPartition(part, stream, stored)
             return owned
@@ -88,7 +88,7 @@ class OwnedPartitions:
         """Drop what has arrived of a partition, which is to go on where it was, or at ``offset``."""
         with self.changed:
             before = self.partitions[part]
-            owned = self.add(part, before.stream, before.stored)
+            owned = self.add_partition(part, before.stream, before.stored)
             owned.paused = before.paused
             if offset is None:
                 owned.handed_out, owned.processed = before.handed_out, before.processed
@@ -101,7 +101,7 @@ class OwnedPartitions:
             self.changed.notify_all()
             return owned
 
-    def put(self, chunks: Iterable[Chunk]) -> None:
+    def put_chunks(self, chunks: Iterable[Chunk]) -> None:
         """Queue fetched chunks; those of partitions that are revoked, or begin anew, are dropped."""
         with self.changed:
             for chunk in chunks:

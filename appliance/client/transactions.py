@@ -149,7 +149,7 @@ class ProducerTransactions:
         if self._fenced is not None:
             raise fresh(self._fenced)
 
-    def add(self, parts: Collection[tuple[str, int]]) -> tuple[int, int]:
+    def add_partitions(self, parts: Collection[tuple[str, int]]) -> tuple[int, int]:
         """Add partitions to the transaction.  The producer id and epoch for their batches."""
         self._begun = True
         self._ask("add_partitions", partitions=[list(part) for part in parts])

@@ -53,7 +53,7 @@ class Troubles:
         """All present troubles, the oldest first."""
         return sorted(self._open.copy().values(), key=lambda trouble: trouble.since_s)
 
-    def begin(self, subject: Subject, error: ApplianceError) -> None:
+    def note_trouble(self, subject: Subject, error: ApplianceError) -> None:
         """Note that ``subject`` makes no progress because of ``error``."""
         open_trouble = self._open.get(subject)
         if open_trouble is None or (type(open_trouble.error), open_trouble.error.code) != (type(error), error.code):
@@ -61,7 +61,7 @@ class Troubles:
             trouble = self._open[subject] = Trouble(subject, error, since_s)
             logger.warning("%s; trying again", trouble)
 
-    def end(self, subject: Subject) -> None:
+    def note_progress(self, subject: Subject) -> None:
         """Note that ``subject`` makes progress again."""
         trouble = self._open.pop(subject, None)
         if trouble is not None:

@@ -124,7 +124,7 @@ class Group:
         """Be as a group was of which this is the snapshot; this one is new.  All sessions begin now."""
         for stored in snapshot.members:
             protocols = tuple(Metadata(*offer) for offer in stored.protocols)
-            self.roster.add(
+            self.roster.add_member(
                 Member(
                     *(stored.id, stored.instance, stored.client_id, stored.client_host),
                     *(stored.session_ms, stored.rebalance_ms, protocols, now_ms + stored.session_ms),
@@ -262,7 +262,7 @@ class Group:
             self.protocol_type = join.protocol_type
         member = Member.from_join(member_id, join, now_ms)
         member.joining = token
-        self.roster.add(member)
+        self.roster.add_member(member)
         self._deadlines.delay_again(now_ms, self.limits.initial_delay_ms)
         self.rebalance(now_ms)
 
@@ -304,7 +304,7 @@ class Group:
         member.assignment = old.assignment
         if not self.members:
             self.protocol_type = join.protocol_type
-        self.roster.add(member)
+        self.roster.add_member(member)
         if led_by == old.id:
             self.leader = member_id
         if self.state is GroupState.STABLE and self.roster.elect_protocol() == self.protocol:
@@ -375,7 +375,7 @@ class Group:
             self.answer(member.joining, Joined(error, member.id))
         if member.syncing is not None:
             self.answer(member.syncing, Synced(error))
-        self.roster.remove(member)
+        self.roster.remove_member(member)
         if self.leader == member.id:
             self.leader = ""
         self.registered = False

@@ -101,13 +101,13 @@ class Members:
                 return Code.FENCED_INSTANCE_ID
         return Code.NONE if member_id in self.by_id else Code.UNKNOWN_MEMBER_ID
 
-    def add(self, member: Member) -> None:
+    def add_member(self, member: Member) -> None:
         self.expected.pop(member.id, None)
         self.by_id[member.id] = member
         if member.instance is not None:
             self.static[member.instance] = member.id
 
-    def remove(self, member: Member) -> None:
+    def remove_member(self, member: Member) -> None:
         del self.by_id[member.id]
         if member.instance is not None:
             del self.static[member.instance]

@@ -240,7 +240,7 @@ class GenerationReader:
                 generation.in_flight = InOrder(
                     partial(self._commit, generation), lambda error: self.fail(generation, str(error))
                 )
-            generation.in_flight.add((block, generation.marks[-1]), future)
+            generation.in_flight.add_block((block, generation.marks[-1]), future)
 
     def _skip(self, generation: Generation, block: Block) -> None:
         """Tell of the first bytes of a file that are in no message, and commit that before anything behind them is

@@ -33,7 +33,7 @@ class InOrder(Generic[T]):
         """Those that are not done."""
         return (future for _, future in self._blocks if not future.done())
 
-    def add(self, block: T, future: asyncio.Future[Placed]) -> None:
+    def add_block(self, block: T, future: asyncio.Future[Placed]) -> None:
         self._blocks.append((block, future))
         future.add_done_callback(self._settle)
 

@@ -226,7 +226,7 @@ class _JournalInput:
         except ApplianceError as error:
             future = asyncio.get_running_loop().create_future()
             future.set_exception(error)
-        self._in_order.add(block, future)
+        self._in_order.add_block(block, future)
 
     def _take(self, block: JournalBlock, placed: Placed) -> None:
         """A block is flushed, and so is all before it."""

@@ -141,7 +141,7 @@ class PackedFiles:
         """Of those that wait."""
         return self._waiting.keys()
 
-    def add(self, file: Rotated, now_ms: float, fd: int, *, is_new: bool) -> None:
+    def add_file(self, file: Rotated, now_ms: float, fd: int, *, is_new: bool) -> None:
         """Have a file judged, which is open.  Raises OSError."""
         waiting = self._waiting.get(file.key)
         if waiting is not None:
@@ -170,7 +170,7 @@ class PackedFiles:
         fd = self._access.open_compressed(file.path, file.key)
         if fd >= 0:
             with contextlib.closing(os.fdopen(fd, "rb", buffering=0)), contextlib.suppress(OSError):
-                self.add(file, now_ms, fd, is_new=False)
+                self.add_file(file, now_ms, fd, is_new=False)
                 packed = self._waiting[file.key]
                 if not packed.may_be(generation):
                     del self._waiting[file.key]
@@ -190,7 +190,7 @@ class PackedFiles:
                 if fd >= 0:
                     with contextlib.closing(os.fdopen(fd, "rb", buffering=0)), contextlib.suppress(OSError):
                         del self._waiting[key]
-                        self.add(packed.file, now_ms, fd, is_new=packed.is_new)
+                        self.add_file(packed.file, now_ms, fd, is_new=packed.is_new)
 
     # ---- one after the other is unpacked, to see what it is
 

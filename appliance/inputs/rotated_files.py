@@ -105,7 +105,7 @@ class RotatedFiles:
         with contextlib.closing(os.fdopen(fd, "rb", buffering=0)), contextlib.suppress(OSError):
             if reason == IS_COMPRESSED:
                 if not is_first:
-                    self._packed.add(file, now_ms, fd, is_new=True)
+                    self._packed.add_file(file, now_ms, fd, is_new=True)
                 return True
             if self._patterns.is_excluded(file.path):  # what is compressed is read, though patterns exclude it
                 return True

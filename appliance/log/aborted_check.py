@@ -87,7 +87,7 @@ class AbortedCheck:
             after = self._ends.pop(producer_id, 0)
             aborts = not read_marker(data).committed
             entry = self.transactions.aborted(producer_id, stop) if aborts else None
-            self.transactions.end(producer_id, stop)
+            self.transactions.note_marker(producer_id, stop)
             stable = self.transactions.stable(stop)
             if aborts:
                 self._aborts[stop - 1] = _Abort(producer_id, after, entry, stable)
@@ -97,7 +97,7 @@ class AbortedCheck:
         elif is_hole(info):
             self._holes.note_hole(start, start + info.size)
         elif info.attributes & TRANSACTIONAL:
-            self.transactions.begin(producer_id, start)
+            self.transactions.note_batch(producer_id, start)
 
     def right(self, base: int, limit: int, entries_there: Sequence[Aborted]) -> list[Aborted]:
         """What the index of the segment [base, limit) has to say, of which ``entries_there`` is there."""

@@ -71,7 +71,7 @@ class LogTransactions:
     def __contains__(self, producer_id: int) -> bool:
         return producer_id in self._open
 
-    def begin(self, producer_id: int, first: int) -> None:
+    def note_batch(self, producer_id: int, first: int) -> None:
         """Note a transactional batch at ``first``; the first one of a transaction begins it."""
         with self._lock:
             self._open.setdefault(producer_id, first)
@@ -84,7 +84,7 @@ class LogTransactions:
         others = (other for open_id, other in self._open.items() if open_id != producer_id)
         return Aborted(producer_id, first, stop - 1, next(others, stop))
 
-    def end(self, producer_id: int, stop: int) -> None:
+    def note_marker(self, producer_id: int, stop: int) -> None:
         """Note a marker that ends at ``stop``."""
         with self._lock:
             first = self._open.pop(producer_id, None)

@@ -169,7 +169,7 @@ class TransactionMachine(RuleBasedStateMachine):
         raw = encode_batch([(key, value, (), NOW_MS) for key, value in zip(named, values, strict=True)], **identity)  # type: ignore[arg-type]
         if is_transactional:
             raw = labelled(raw, attributes=TRANSACTIONAL)
-            self.transactions.open(producer, 0)
+            self.transactions.open_transaction(producer, 0)
         self.arena.arena[: len(raw)] = raw
         start = self.log.end_offset
         (ready,) = self.appender.admit_batches([(self.arena, (1, -1, [0, len(raw)]))])
@@ -185,7 +185,7 @@ class TransactionMachine(RuleBasedStateMachine):
         was_open, start = self.is_open(producer), self.log.end_offset
         size = self.appender.append_marker(producer, 0, Marker(committed, 0), NOW_MS)
         assert bool(size) == was_open
-        self.transactions.end(producer)
+        self.transactions.end_transaction(producer)
         if size:
             self.events.append(End(start, start + size, producer, committed))
 

@@ -167,7 +167,7 @@ def test_a_watch_says_a_trouble_once_and_when_it_is_over(
 ) -> None:
     troubles = Troubles(lambda: 100.0)
     watch = TroubleWatch("127.0.0.1:1", troubles.current, lambda: "7 lines on their way")
-    troubles.begin(("t", 1), NotLeader("nobody leads t-1"))
+    troubles.note_trouble(("t", 1), NotLeader("nobody leads t-1"))
     watch._report(100.05)
     assert capsys.readouterr().err == ""
     for now_s in (100.2, 101.0, 120.0):
@@ -175,7 +175,7 @@ def test_a_watch_says_a_trouble_once_and_when_it_is_over(
     assert capsys.readouterr().err == "waiting: nobody leads t-1 (7 lines on their way)\n"
     watch._report(130.3)
     assert capsys.readouterr().err.startswith("waiting: ")
-    troubles.end(("t", 1))
+    troubles.note_progress(("t", 1))
     watch._report(131.0)
     assert capsys.readouterr().err == "going on: t-1\n"
 
@@ -186,13 +186,13 @@ def test_troubles_log_a_line_for_each_change(caplog: pytest.LogCaptureFixture) -
     troubles = Troubles(lambda: now[0])
     for attempt in range(100):
         now[0] += 0.1
-        troubles.begin("appliance 0", BrokerAway(f"attempt {attempt}"))
-        troubles.begin("metadata", BrokerAway(f"attempt {attempt}"))
-        troubles.begin(("t", 0), RequestTimedOut("x") if attempt < 50 else DiskFull("y"))
+        troubles.note_trouble("appliance 0", BrokerAway(f"attempt {attempt}"))
+        troubles.note_trouble("metadata", BrokerAway(f"attempt {attempt}"))
+        troubles.note_trouble(("t", 0), RequestTimedOut("x") if attempt < 50 else DiskFull("y"))
     assert [trouble.subject for trouble in troubles.current()] == ["appliance 0", "metadata", ("t", 0)]
     assert isinstance(troubles.current()[0], Trouble) and ("t", 0) in troubles
     for subject in ("appliance 0", "metadata", ("t", 0), "metadata"):
-        troubles.end(subject)
+        troubles.note_progress(subject)
     assert not troubles and len(caplog.records) == 7
     assert "continuing after 9.9 s" in caplog.text
 

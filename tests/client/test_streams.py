@@ -162,7 +162,7 @@ def test_what_is_handed_out_behind_a_marker_is_lost_with_its_partition(room: Roo
     log = Partition()
     log.append(encode_values([b"x"], 0))
     batches.place(memoryview(log.data), 0, behind, len(log.data), 1)
-    room.owned.put([Chunk(Fetched(PART, behind, room.wake), memoryview(bytes(log.data)), behind, behind)])
+    room.owned.put_chunks([Chunk(Fetched(PART, behind, room.wake), memoryview(bytes(log.data)), behind, behind)])
     assert next(room.stream.messages()).value == b"x"
     room.owned.revoke([PART], 0)
     assert room.owned.lost == {PART}

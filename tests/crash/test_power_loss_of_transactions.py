@@ -76,7 +76,7 @@ class Written:
 
     def begin(self, producer: ProducerIdentity) -> None:
         self._producers.sequences.check_epoch(*producer)
-        self._transactions.open(*producer)
+        self._transactions.open_transaction(*producer)
 
     def append(self, producer: ProducerIdentity, sequence: int, value: bytes) -> None:
         """A batch, acknowledged with acks=all."""
@@ -92,7 +92,7 @@ class Written:
         """End a transaction as a writer does: it is answered when the marker is flushed."""
         self._transactions.check_epoch(*producer)
         self._appender.append_marker(*producer, marker, NOW_MS)
-        self._transactions.end(producer.id)
+        self._transactions.end_transaction(producer.id)
         self.flush()
 
     def flush(self) -> None:

@@ -74,7 +74,7 @@ class Client(Lifetime):
         self.closed = True
         super().end()
 
-    def begin(self, pending: object) -> None:
+    def begin_request(self, pending: object) -> None:
         self.requests.append(pending)
 
     def failed(self, api: int, count: int = 1) -> None:

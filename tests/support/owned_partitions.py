@@ -32,7 +32,7 @@ class Room:
         self.fetched: list[Fetched] = []
         self.ends: dict[Any, int] = {}
         for part in (PART, OTHER):
-            owned = self.owned.add(part, self.stream)
+            owned = self.owned.add_partition(part, self.stream)
             owned.begun, owned.fetching = 0, True
 
     def put(self, part: tuple[str, int], counts: Sequence[int] = (5, 5)) -> None:
@@ -43,7 +43,7 @@ class Room:
         fetched.received_bytes = len(log.data)
         self.fetched.append(fetched)
         self.ends[part] = len(log.data)
-        self.owned.put([Chunk(fetched, memoryview(bytes(log.data)), 0, 0)])
+        self.owned.put_chunks([Chunk(fetched, memoryview(bytes(log.data)), 0, 0)])
 
     def put_marker(self, part: tuple[str, int], at: int) -> int:
         """The marker of a commit at an offset.  Returns the offset behind it."""
@@ -51,7 +51,7 @@ class Room:
         batches.place(memoryview(data), 0, at, info.size, info.count)
         fetched = Fetched(part, at, self.wake)
         fetched.received_bytes = len(data)
-        self.owned.put([Chunk(fetched, memoryview(bytes(data)), at, at)])
+        self.owned.put_chunks([Chunk(fetched, memoryview(bytes(data)), at, at)])
         return at + len(data)
 
     def wake(self) -> None:

@@ -206,7 +206,7 @@ class GroupClaims:
 
     async def vacate(self, entry: GroupQueue, held: Held) -> None:
         await self._give_back(entry, claim_requests.vacate(entry.name, held))
-        self._count.drop(entry.name)
+        self._count.drop_group(entry.name)
 
     def entry(self, group: str) -> GroupQueue:
         entry = self._groups.get(group)
@@ -363,13 +363,13 @@ class OffsetCount:
         self._change_total(sum(self._by_group.values()) - self.total)
 
     def set(self, group: str, held: Held) -> None:
-        self.add(group, units(held, held.values) - self._by_group.get(group, 0))
+        self.add_offsets(group, units(held, held.values) - self._by_group.get(group, 0))
 
-    def add(self, group: str, more: int) -> None:
+    def add_offsets(self, group: str, more: int) -> None:
         self._by_group[group] = self._by_group.get(group, 0) + more
         self._change_total(more)
 
-    def drop(self, group: str) -> None:
+    def drop_group(self, group: str) -> None:
         """Forget a group that was removed."""
         self._change_total(-self._by_group.pop(group, 0))
 
@@ -454,7 +454,7 @@ class GroupQueue:
         self.pumping = False
         self.used = 0.0
 
-    def add(self, commit: QueuedCommit) -> None:
+    def add_commit(self, commit: QueuedCommit) -> None:
         self.commits[commit] = None
         for part, to in commit.changes.items():
             self.queue[part] = (commit, to)
@@ -588,7 +588,7 @@ class CommittedOffsets:
         entry = self.claims.entry(group)
         info = GroupInfo(protocol_type, self._clock_ms()) if protocol_type else None
         commit = QueuedCommit(changes, info, asyncio.get_running_loop().create_future())
-        entry.add(commit)
+        entry.add_commit(commit)
         if not entry.pumping:
             entry.pumping = True
             self._spawn(self._pump(entry))
@@ -705,7 +705,7 @@ class CommittedOffsets:
             self.claims.unclaim(entry)
             if self._members.has_members(group):  # they have come meanwhile: they join again
                 self._members.lose(group)
-            self.count.drop(group)
+            self.count.drop_group(group)
             return True
 
     # ---- events
@@ -781,7 +781,7 @@ class CommittedOffsets:
         try:
             yield
         finally:
-            self.count.add(group, units(held, parts) - before)
+            self.count.add_offsets(group, units(held, parts) - before)
 
     async def _write(self, entry: GroupQueue) -> None:
         """Write the commits that wait at this moment."""

@@ -68,11 +68,11 @@ class NativeGroup:
 
     # ---- members
 
-    def add(self, id: str, subscription: Subscription | None, session_ms: int, deadline_ms: int) -> NativeMember:
+    def add_member(self, id: str, subscription: Subscription | None, session_ms: int, deadline_ms: int) -> NativeMember:
         member = self.members[id] = NativeMember(id, subscription, session_ms, deadline_ms)
         return member
 
-    def remove(self, id: str) -> None:
+    def remove_member(self, id: str) -> None:
         member = self.members.pop(id)
         self.release(self.owned_by(id))
         self.changed()

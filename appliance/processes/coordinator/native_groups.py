@@ -321,7 +321,7 @@ class NativeGroups:
         for part, (id, stream) in stored.owners.items():
             group.claim(id, {part: stream}, 0)
         for id, subscription in stored.members.items():
-            member = group.add(id, subscription, 0, now_ms + self._restored_ms)
+            member = group.add_member(id, subscription, 0, now_ms + self._restored_ms)
             self._count(member, group.bytes_of(member))
         if stored.members:
             log.info("group %r: %d native members restored", group.name, len(stored.members))
@@ -343,7 +343,7 @@ class NativeGroups:
         if len(group.members) >= MEMBERS_MAX or everybody >= ALL_MEMBERS_MAX:
             raise OutOfResources(f"a group has at most {MEMBERS_MAX} native members, all of them {ALL_MEMBERS_MAX}")
         self._groups[group.name] = group
-        return group.add(member, None, session_ms, self._clock_ms() + session_ms)
+        return group.add_member(member, None, session_ms, self._clock_ms() + session_ms)
 
     def _renew(self, name: str, member_id: str, secret: str, epoch: str) -> tuple[NativeGroup, NativeMember]:
         """Find a member that has joined, and begin its session anew, also while ZooKeeper is away."""
@@ -379,7 +379,7 @@ class NativeGroups:
         nodes = [paths.owner(group.name, part) for part in group.owned_by(member.id)]
         await self._carry_out(group, native_nodes.remove(group.claim_path, [*nodes, group.member_node(member)]))
         self._check_joined(group, member)
-        group.remove(member.id)
+        group.remove_member(member.id)
         self._count(member, 0)
         if not group.members:
             self.lose(group.name)

@@ -397,7 +397,7 @@ class Handshakes:
         self._limits = limits
         self._names = CertificateNames(limits.principal_from, limits.principal_rules)
 
-    def begin(self, accepted: AcceptedConnection, context: ssl.SSLContext) -> None:
+    def begin_handshake(self, accepted: AcceptedConnection, context: ssl.SSLContext) -> None:
         """Let a new connection begin its handshake."""
         while len(self.by_fd) >= self._limits.handshakes_max:
             fd, oldest = next(iter(self.by_fd.items()))

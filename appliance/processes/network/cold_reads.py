@@ -57,7 +57,7 @@ class ColdRead:
         self.reader, self.connection, self.ranges, self.then = reader, connection, ranges, then
         self.done: list[tuple[LogFile, Brought]] = []
 
-    def add(self, file: LogFile, brought: Brought) -> None:
+    def note_read(self, file: LogFile, brought: Brought) -> None:
         """Note what was read: stretches that follow each other as one."""
         if self.done and self.done[-1][0] is file and self.done[-1][1].stop == brought.start:
             brought = brought._replace(start=self.done.pop()[1].start)
@@ -157,7 +157,7 @@ class ColdReads:
         """A stretch was read, as :func:`read_stretch` says."""
         assert isinstance(file, LogFile)
         with self._lock:
-            asked.add(file, brought)
+            asked.note_read(file, brought)
             if asked.ranges and brought.fault is None:
                 self._queue[asked] = None
                 self._lock.notify()

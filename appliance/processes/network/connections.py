@@ -134,7 +134,7 @@ class Connections:
         self.wants_room = False
         """Set when a connection starves while none did: all writers flush at the turn's end, and free the arena."""
 
-    def add(self, connection: WorkerConnection) -> None:
+    def add_connection(self, connection: WorkerConnection) -> None:
         """Begin to read a connection, as one that is active now."""
         connection.active_ms, connection.read_ns = self._turn.now_ms, self._turn.now_ns
         self.by_fd[connection.sock.fileno()] = connection
@@ -142,7 +142,7 @@ class Connections:
 
     def take_in(self, connection: WorkerConnection) -> None:
         """Add a connection that comes back from a writer, with its received and unsent bytes."""
-        self.add(connection)
+        self.add_connection(connection)
         connection.stalled = True  # its requests start at the end of this turn, when all its events have been handled
         self.touched[connection] = None
 
@@ -223,7 +223,7 @@ class Connections:
         if not session.software and (software := shown(connection.codec.software(frame))):
             session.software, session.client_name = software, None
         pending = Pending(connection, request)
-        connection.begin(pending)
+        connection.begin_request(pending)
         self.answer(pending, [request.reply])
         connection.close_when_sent = connection.close_when_sent or request.close
         return True

@@ -65,7 +65,7 @@ class Fetches:
         if self._connections.defer_for_announcement(connection, partitions):
             return False
         pending = Pending(connection, request)
-        connection.begin(pending)
+        connection.begin_request(pending)
         try:
             fetch = self._sessions.open_fetch(connection, request, partitions)
         except ClientFault as error:
@@ -116,7 +116,7 @@ class Fetches:
             return
         fetch.plan.let_go()
         delayed = DelayedRequest(pending, deadline_ms, self, fetch)
-        self._wait_lists.begin(delayed)
+        self._wait_lists.begin_wait(delayed)
         self._wait(delayed, fetch.parts_to_await())
 
     def _wait(self, delayed: DelayedRequest, parts: Iterable[int]) -> None:
@@ -167,7 +167,7 @@ class Fetches:
         if fetch.plan.unlooked:
             self._go_on_later(delayed, lambda: self._answer(delayed))
             return
-        self._wait_lists.end(delayed)
+        self._wait_lists.end_wait(delayed)
         self._reply(delayed.pending, fetch)
 
     def _go_on_later(self, delayed: DelayedRequest, then: Callable[[], None]) -> None:

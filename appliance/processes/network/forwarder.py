@@ -319,7 +319,7 @@ class Forwarder:
     def start(self, connection: WorkerConnection, request: Forwarded, start: int, frame: memoryview) -> bool:
         """Answer from the snapshot, or forward."""
         pending = Pending(connection, request)
-        connection.begin(pending)
+        connection.begin_request(pending)
         reply = self._answer(connection, frame)
         if reply is not None:
             self._connections.answer(pending, [reply])

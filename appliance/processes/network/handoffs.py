@@ -105,7 +105,7 @@ class Handoffs:
             self._connections.close(connection)
         else:
             self._connections.release(connection)
-            handed_over.relay = self._relays.begin(connection.transport, near)
+            handed_over.relay = self._relays.begin_relay(connection.transport, near)
         self.served[handed_over] = None
         self._bytes_left -= buffer_bytes
         self._places.enter(connection.session)
@@ -150,7 +150,7 @@ class Handoffs:
         received, unsent, transport = bytes(handed_over.received), bytes(handed_over.unsent), None
         if relay is not None:
             transport = relay.transport
-            passed_on, replies = self._relays.end(relay, sock)
+            passed_on, replies = self._relays.end_relay(relay, sock)
             received, unsent = received + passed_on, replies + unsent
         inbox = Inbox(self._buffers, received)
         connection = WorkerConnection(
@@ -169,7 +169,7 @@ class Handoffs:
             connection.handoff_count.try_later(self._turn.now_ms)
         self._places.hold(connection)
         if handed_over.failure:
-            self._connections.add(connection)
+            self._connections.add_connection(connection)
             self._connections.disconnect(connection, handed_over.failure)
         else:
             self._connections.take_in(connection)

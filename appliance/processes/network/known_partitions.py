@@ -100,7 +100,7 @@ class KnownPartitions:
         self.files = FileCache(self.open_files_max, waits=False)
         self.get = self._by_key.get
 
-    def add(self, key: TopicPartition, table_name: str) -> None:
+    def add_partition(self, key: TopicPartition, table_name: str) -> None:
         """Map the partition's table.
 
         Raises:
@@ -130,7 +130,7 @@ class KnownPartitions:
         self.changes += 1
         self._by_key[key] = WorkerPartition(key, table, reader, link, self._suspect, directory)
 
-    def remove(self, key: TopicPartition) -> WorkerPartition | None:
+    def remove_partition(self, key: TopicPartition) -> WorkerPartition | None:
         """Forget a partition and its files: a new partition may get the same name."""
         partition = self._by_key.pop(key, None)
         if partition is not None:

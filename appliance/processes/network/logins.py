@@ -108,7 +108,7 @@ class PlainChecks:
         self._right.move_to_end(key)
         return True
 
-    def begin(self, check: PlainCheck, token: Any, site: str) -> Any:
+    def begin_check(self, check: PlainCheck, token: Any, site: str) -> Any:
         """Compare in the thread, for a client at the address ``site``; :meth:`take_results` returns it with ``token``.
 
         Returns:
@@ -218,7 +218,7 @@ class Logins:
     def start(self, connection: WorkerConnection, request: Login, start: int, frame: memoryview) -> bool:
         """Take a message of a login."""
         pending = Pending(connection, request)
-        connection.begin(pending)
+        connection.begin_request(pending)
         by_broker = connection.listener.protocol == "native" and (
             request.mechanism == BROKER_LOGIN or connection.session.login is not None
         )
@@ -290,7 +290,7 @@ class Logins:
         return self._credentials
 
     def _compare(self, pending: Pending, check: PlainCheck) -> None:
-        crowded = self._plain.begin(check, pending, site_of_host(pending.connection.session.host))
+        crowded = self._plain.begin_check(check, pending, site_of_host(pending.connection.session.host))
         if crowded is not None and not crowded.connection.closed:
             connection = crowded.connection
             self._turn.audit.refused(Reason.THROTTLED, "", connection.peer, what="PLAIN")
@@ -352,7 +352,7 @@ class Logins:
         if login.expires_s:  # the session ends with the token (KIP-368)
             left_ms = max(1, round(min(login.expires_s - wall_s(), SESSION_MS_MAX / 1000) * 1000))
             lifetime_ms = min(lifetime_ms or left_ms, left_ms)
-        session.begin(principal, login.mechanism, self._turn.now_ms + lifetime_ms if lifetime_ms else 0)
+        session.log_in(principal, login.mechanism, self._turn.now_ms + lifetime_ms if lifetime_ms else 0)
         self._turn.audit.logged_in(
             principal, connection.peer, listener=connection.listener.security, mechanism=login.mechanism
         )

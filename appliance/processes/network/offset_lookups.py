@@ -62,7 +62,7 @@ class OffsetLookups:
         if self._connections.defer_for_announcement(connection, partitions):
             return False
         pending = Pending(connection, request)
-        connection.begin(pending)
+        connection.begin_request(pending)
         awaited = _awaited_by(request, partitions)
         if awaited and not self._turn.stopping:
             for partition in partitions:
@@ -72,7 +72,7 @@ class OffsetLookups:
             self._wait_lists.await_at(watch, awaited)
             if watch.lists:
                 delayed = DelayedRequest(pending, self._turn.now_ms + FLUSH_WAIT_MS, self, watch)
-                self._wait_lists.begin(delayed)
+                self._wait_lists.begin_wait(delayed)
                 return True
         self._enqueue(pending, request, partitions)
         return True
@@ -88,7 +88,7 @@ class OffsetLookups:
         request = delayed.pending.request
         assert isinstance(request, Offsets)
         watch = delayed.watch
-        self._wait_lists.end(delayed)
+        self._wait_lists.end_wait(delayed)
         self._wait_lists.release(watch)
         self._enqueue(delayed.pending, request, self._partitions.partitions_of(request))
 

@@ -71,7 +71,7 @@ class WriterNeeds:
         """Partitions to ask for later, by connection; the one whose turn is next first."""
         self._queue_of: dict[WorkerPartition, OrderedDict[WorkerPartition, None]] = {}
 
-    def add(self, partition: WorkerPartition, connection: WorkerConnection) -> None:
+    def ask_for_writer(self, partition: WorkerPartition, connection: WorkerConnection) -> None:
         """Ask for a writer of this partition, now or when it is its turn."""
         if partition in self._asked or partition in self._uncounted or partition in self._queue_of:
             return
@@ -83,7 +83,7 @@ class WriterNeeds:
         queue[partition] = None
         self._ask()
 
-    def remove(self, partition: WorkerPartition) -> None:
+    def forget_partition(self, partition: WorkerPartition) -> None:
         """It has a writer, or needs none any more."""
         self._asked.pop(partition, None)
         self._uncounted.discard(partition)
@@ -171,14 +171,14 @@ class ProduceRequests:
             if self._may_not_wait(partition):
                 self._stall(connection, partition.link)
                 self._awaited_writers.add(partition)
-                self._needs.add(partition, connection)
+                self._needs.ask_for_writer(partition, connection)
                 return False
         pending = None
         if request.acks:
             pending = Pending(connection, request, request.count)
             pending.missing = len(parts)
             pending.results = [None] * len(parts)
-            connection.begin(pending)
+            connection.begin_request(pending)
         else:
             connection.started += len(parts)
             connection.counters.unanswered(Produce.api, request.count)
@@ -194,7 +194,7 @@ class ProduceRequests:
                     return True
                 continue
             target = (connection, pending, index, count)
-            partition.link.add(request.acks, now_ms, request.timeout_ms, extent, positions, target)
+            partition.link.add_batches(request.acks, now_ms, request.timeout_ms, extent, positions, target)
             self.to_send[partition] = None
         if pending is not None and not parts:
             self._connections.answer(pending, [connection.codec.encode_produce(request, [])])
@@ -245,7 +245,7 @@ class ProduceRequests:
             link.send()
             self._note_waiting(partition)
             if link.waiting and not link.retiring:
-                self._needs.add(partition, link.waiting[0].targets[0][0])
+                self._needs.ask_for_writer(partition, link.waiting[0].targets[0][0])
         self.to_send.clear()
 
     def _note_waiting(self, partition: WorkerPartition) -> None:
@@ -355,7 +355,7 @@ class ProduceRequests:
             self._fail(partition, link.take_expired(self._turn.now_ms), error)
             self._note_waiting(partition)
             if not link.waiting:
-                self._needs.remove(partition)
+                self._needs.forget_partition(partition)
         for partition in list(self._awaited_writers):  # it may be offline by now; whoever has to wait on does
             self._end_stall(partition)
 
@@ -376,7 +376,7 @@ class ProduceRequests:
             self._lose_writer(partition)
         self.by_fd[sock.fileno()] = partition
         partition.link.connect(sock)
-        self._needs.remove(partition)
+        self._needs.forget_partition(partition)
         self.to_send[partition] = None
         self._end_stall(partition)
 
@@ -432,7 +432,7 @@ class ProduceRequests:
         error = UnknownPartition(f"{partition.link.name} has been deleted")
         self._fail(partition, partition.link.take_waiting(), error)
         self._note_waiting(partition)
-        self._needs.remove(partition)
+        self._needs.forget_partition(partition)
         self.retire_writer(partition)
 
 

@@ -11,7 +11,7 @@ and a reply take.
 
 A relay begins when a connection is handed over, and ends when it comes back or is lost; see
 :mod:`appliance.processes.handoff`.  At the end of the client's stream the writer gets an end, too, and gives the
-connection back.  When it comes back, bytes are left in both Unix sockets: :meth:`Relays.end` takes them out.
+connection back.  When it comes back, bytes are left in both Unix sockets: :meth:`Relays.end_relay` takes them out.
 
 Bounds of a relay: what two Unix sockets hold, RECEIVE_BYTES that were decrypted and PIECE_BYTES that were not sent.  It
 does not read one side while the other does not take.
@@ -68,7 +68,7 @@ class Relays:
         """How many connections are relayed; each takes a descriptor of its own beside that of its client."""
         return len(self.by_fd) // 2
 
-    def begin(self, transport: Transport, near: socket.socket) -> Relay:
+    def begin_relay(self, transport: Transport, near: socket.socket) -> Relay:
         """Relay a connection that nobody else reads any more."""
         relay = Relay(transport, near)
         self.by_fd[relay.client_fd] = self.by_fd[relay.near_fd] = relay
@@ -79,7 +79,7 @@ class Relays:
         self._watch(relay)
         return relay
 
-    def end(self, relay: Relay, far: socket.socket) -> tuple[bytes, bytes]:
+    def end_relay(self, relay: Relay, far: socket.socket) -> tuple[bytes, bytes]:
         """End a relay whose connection comes back; return the bytes that neither side has taken: received, unsent."""
         self._forget(relay)
         received, unsent = _drain(far) + relay.to_writer, relay.to_client + _drain(relay.near)

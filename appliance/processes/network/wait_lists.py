@@ -102,12 +102,12 @@ class WaitList:
         """How many watches wait here."""
         return len(self._entries)
 
-    def add(self, watch: PartitionWatch, high_watermark: int) -> None:
+    def add_watch(self, watch: PartitionWatch, high_watermark: int) -> None:
         """Let a watch that does not wait here wait for this high watermark, or a higher one."""
         entry = self._entries[watch] = (high_watermark, next(_sequence), watch)
         heapq.heappush(self._heap, entry)
 
-    def remove(self, watch: PartitionWatch) -> None:
+    def remove_watch(self, watch: PartitionWatch) -> None:
         del self._entries[watch]
         if len(self._heap) > STALE_MAX + 2 * len(self._entries):
             self._heap = list(self._entries.values())
@@ -171,7 +171,7 @@ class WaitLists:
             if not wait_list.listed:
                 wait_list.listed = True
                 self._by_slot.setdefault(wait_list.slot, []).append(wait_list)
-            wait_list.add(watch, high_watermark)
+            wait_list.add_watch(watch, high_watermark)
             self.waiting += 1
             wait_list.table.set_wait(self._number, wait_list.lowest())
         fence()
@@ -214,18 +214,18 @@ class WaitLists:
 
     def _remove(self, watch: PartitionWatch, wait_list: WaitList) -> None:
         self.waiting -= 1
-        wait_list.remove(watch)
+        wait_list.remove_watch(watch)
         wait_list.table.set_wait(self._number, wait_list.lowest())
 
     # ---- requests that wait
 
-    def begin(self, delayed: DelayedRequest) -> None:
+    def begin_wait(self, delayed: DelayedRequest) -> None:
         """Let a request wait for what it watches."""
         delayed.watch.delayed = delayed
         delayed.pending.connection.own(delayed, partial(self._forget, delayed))
         heapq.heappush(self._deadlines, (delayed.deadline_ms, next(_sequence), delayed))
 
-    def end(self, delayed: DelayedRequest) -> None:
+    def end_wait(self, delayed: DelayedRequest) -> None:
         """End a request's wait; the caller answers it, and releases what it watched."""
         delayed.watch.delayed = None
         delayed.watch = NOTHING  # among the deadlines it stays for a while, without what it has read
@@ -239,7 +239,7 @@ class WaitLists:
     def _forget(self, delayed: DelayedRequest) -> None:
         """Forget the request of a closed connection."""
         watch = delayed.watch
-        self.end(delayed)
+        self.end_wait(delayed)
         self.release(watch)
 
     # ---- the end of a wait

@@ -400,14 +400,14 @@ class NetworkWorker:
 
     def _add_partition(self, key: TopicPartition, table_name: str) -> None:
         try:
-            self._partitions.add(key, table_name)
+            self._partitions.add_partition(key, table_name)
         except FileNotFoundError:  # the partition was dropped since: the next message reports it
             return
         except OSError as error:
             self._control.send(Unreceivable(PartitionTable(key, table_name), limit_of_map(error)))
 
     def _drop_partition(self, key: TopicPartition) -> None:
-        partition = self._partitions.remove(key)
+        partition = self._partitions.remove_partition(key)
         if partition is None:
             return
         self._produce_requests.on_deleted(partition)
@@ -425,7 +425,7 @@ class NetworkWorker:
             return
         if accepted.listener.tls:
             assert self._tls is not None, "the supervisor loads the files if a listener has TLS"
-            self._handshakes.begin(accepted, self._tls.context)
+            self._handshakes.begin_handshake(accepted, self._tls.context)
         else:
             user = user_of(accepted.uid) if accepted.listener.unix else ""
             self._add(PlainTransport(accepted.sock), accepted, user)
@@ -457,7 +457,7 @@ class NetworkWorker:
         counters = self._counters.listener_counters(listener)
         connection = WorkerConnection(transport, listener, peer, codec, inbox, session, counters)
         self._places.hold(connection)
-        self._connections.add(connection)
+        self._connections.add_connection(connection)
         if user and listener.tls:
             where = f"{listener.protocol} {listener.security}"
             self._turn.audit.logged_in(principal, peer, listener=where, mechanism="certificate")

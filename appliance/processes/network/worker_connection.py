@@ -103,7 +103,7 @@ class ClientSession(Traffic):
         self.held = False
         """It is not read, and no request of it starts: it is throttled, or the rules have not come yet."""
 
-    def begin(self, principal: str, mechanism: str, deadline_ms: int) -> None:
+    def log_in(self, principal: str, mechanism: str, deadline_ms: int) -> None:
         """Note that the client has logged in, until ``deadline_ms`` (0: without an end)."""
         self.become(principal)
         self.mechanism, self.deadline_ms = mechanism, deadline_ms
@@ -247,7 +247,7 @@ class WorkerConnection(Connection[Inbox, Pending]):
         """Whether a request takes effect after all before it if it starts now."""
         return not self.started or (overlap != "" and overlap == self.overlap)
 
-    def begin(self, pending: Pending) -> None:
+    def begin_request(self, pending: Pending) -> None:
         """Note a started request that wants a reply."""
         self.expect(pending)
         self.started += 1

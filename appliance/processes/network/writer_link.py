@@ -77,7 +77,7 @@ class AppendRequest:
         self.targets: list[Target] = []
         self.extents: list[Extent] = []
 
-    def add(self, extent: Extent, positions: Sequence[int], target: Target) -> int:
+    def add_batches(self, extent: Extent, positions: Sequence[int], target: Target) -> int:
         """Add record batches; return how many more bytes of the arena it holds."""
         self.positions += positions
         self.targets.append(target)
@@ -206,7 +206,7 @@ class WriterLink:
         self.send()
         self.retiring = True
 
-    def add(
+    def add_batches(
         self, acks: int, now_ms: int, timeout_ms: int, extent: Extent, positions: Sequence[int], target: Target
     ) -> None:
         """Add record batches, at most APPEND_PARTS_MAX of one target, to the open append request for ``acks``.
@@ -220,7 +220,7 @@ class WriterLink:
             self._open.clear()
             wait_ms = min(max(int(timeout_ms * WRITER_WAIT_SHARE), WRITER_WAIT_MS_MIN), WRITER_WAIT_MS_MAX)
             append = self._open[acks] = AppendRequest(acks, now_ms + wait_ms)
-        self._in_hand_bytes += append.add(extent, positions, target)
+        self._in_hand_bytes += append.add_batches(extent, positions, target)
 
     def send(self) -> None:
         """Close the open append requests, and send all that wait if there is a writer."""

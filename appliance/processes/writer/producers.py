@@ -192,11 +192,11 @@ def recovered(
             committed, coordinator_epoch = marker_at(files, directory, bases, stop - info.size)
             entry = None if committed else transactions.aborted(producer_id, stop)
             aborted += [] if entry is None else [entry]
-            transactions.end(producer_id, stop)
+            transactions.note_marker(producer_id, stop)
             sequences.record_marker(producer_id, epoch, coordinator_epoch, stop, info.max_timestamp)
         elif producer_id >= 0:
             begins = stop - info.size if info.attributes & TRANSACTIONAL else NOT_OPEN
             sequences.record(producer_id, epoch, info.base_sequence, info.count, base, stop, info.max_timestamp, begins)
             for producer in sequences.commit():
-                transactions.begin(*producer)
+                transactions.note_batch(*producer)
     return sequences, start, aborted

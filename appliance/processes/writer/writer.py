@@ -204,7 +204,7 @@ class Appender:
         log = self._log
         size, records = log.append(group)
         for began in self._sequences.commit():
-            log.transactions.begin(*began)
+            log.transactions.note_batch(*began)
         self._show_appended(len(group), size)
         return size, records
 
@@ -236,7 +236,7 @@ class Appender:
         view = memoryview(batch)
         place(view, 0, log.end_offset, info.size, info.span)
         is_first = log.append_marker(view, info, None if marker.committed else aborted)
-        log.transactions.end(producer_id, stop)
+        log.transactions.note_marker(producer_id, stop)
         self._sequences.record_marker(producer_id, epoch, marker.coordinator_epoch, stop, info.max_timestamp)
         if is_first:
             self._table.note_aborted()
@@ -746,7 +746,7 @@ class Writer:
                 self._unflushed.answer_flushed(ReadyAnswer(self._steps, -1, step, NO_NUMBERS))
                 return
             self._producers.sequences.check_epoch(message.producer_id, message.epoch)
-            self._transactions.open(message.producer_id, message.epoch)
+            self._transactions.open_transaction(message.producer_id, message.epoch)
         except (ClientFault, DiskFull, OutOfResources) as fault:
             step.error = type(fault).__name__
         self._control.send(step)
@@ -760,7 +760,7 @@ class Writer:
         marker = Marker(message.committed and not is_later, message.coordinator_epoch)
         decided_ms = max(ended_ms, message.decided_ms)
         size = self._appender.append_marker(message.producer_id, message.epoch, marker, decided_ms)
-        self._transactions.end(message.producer_id)
+        self._transactions.end_transaction(message.producer_id)
         if size:
             self._unflushed.on_appended(size, 1)
 
@@ -771,7 +771,7 @@ class Writer:
                 ended_ms = self._producers.sequences.ended_ms(producer_id)  # no coordinator's decision is before it
                 marker = Marker(False, coordinator_epoch)
                 size = self._appender.append_marker(producer_id, epoch, marker, ended_ms)
-                self._transactions.end(producer_id)
+                self._transactions.end_transaction(producer_id)
                 self._unflushed.on_appended(size, 1)
                 path = self._arguments.path
                 logger.warning("%s: the transaction of producer %d, which nobody knows, is aborted", path, producer_id)

@@ -198,7 +198,7 @@ class Sender:
             on_unreadable=self.unreadable.append,
         )
         self.connection: WorkerConnection = connection(self.pair.transport)
-        self.connections.add(self.connection)
+        self.connections.add_connection(self.connection)
         self.file, self.got = file, b""
 
     def step(self) -> None:

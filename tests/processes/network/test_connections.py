@@ -51,7 +51,7 @@ class Crowd:
             *(PlainTransport(near), listener, "", codec, Inbox(self.buffers), session),
             Counters().listener_counters(listener),
         )
-        self.connections.add(connection)
+        self.connections.add_connection(connection)
         return connection, far
 
     def _fetch(self, connection: WorkerConnection, request: Any, start: int, frame: memoryview) -> bool:

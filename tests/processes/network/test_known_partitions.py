@@ -29,7 +29,7 @@ def test_a_partition_is_found_by_the_id_of_its_topic_only(tmp_path: Path) -> Non
         known = KnownPartitions(tmp_path, 0, 1 << 20, epoll, lambda *_: None)
         name, mapped = memory.create("knowntest", "table", TABLE_BYTES)
         try:
-            known.add(KEY, name)
+            known.add_partition(KEY, name)
         finally:
             memory.unlink(name)
         parts = [FetchPart("t", 0, 0, 1, bytes.fromhex(topic_id)) for topic_id in (mine, earlier)]
@@ -56,7 +56,7 @@ def test_a_table_that_cannot_be_mapped_is_one_that_is_being_opened(
             patch.setattr(memory, "attach", lack)
             for _ in range(2):  # the supervisor sends it again
                 with pytest.raises(OSError):
-                    known.add(KEY, "/any")
+                    known.add_partition(KEY, "/any")
         partition = known.get(KEY)
         assert plan.offsets(question, partition, counted=False).error == WriterGone.code
         name, mapped = memory.create("knowntest", "table", TABLE_BYTES)
@@ -64,7 +64,7 @@ def test_a_table_that_cannot_be_mapped_is_one_that_is_being_opened(
             table = SegmentTable(memoryview(mapped).cast("Q"))
             table.publish([0], 0, 0, 0)
             table.set_state(ONLINE)
-            known.add(KEY, name)
+            known.add_partition(KEY, name)
             assert known.get(KEY) is partition, "its writer and who waits there stay"
             assert plan.offsets(question, partition, counted=False).error == 0
         finally:

@@ -21,7 +21,7 @@ def check(password: bytes, known: bool = True) -> PlainCheck:
 def compared(checks: PlainChecks, one: PlainCheck) -> bool:
     """The result of the thread."""
     results: list[bool] = []
-    assert checks.begin(one, "token", "10.0.0.1") is None
+    assert checks.begin_check(one, "token", "10.0.0.1") is None
     assert select.select([checks.fd], [], [], 20)[0]
     checks.take_results(lambda token, right: results.append(right))
     (right,) = results
@@ -56,7 +56,7 @@ class Standing(PlainChecks):
 
 def test_few_wait() -> None:
     checks = Standing()
-    crowded = [checks.begin(check(b"wrong"), number, "10.0.0.1") for number in range(2 * WAITING_MAX)]
+    crowded = [checks.begin_check(check(b"wrong"), number, "10.0.0.1") for number in range(2 * WAITING_MAX)]
     assert crowded == [None] * WAITING_MAX + list(range(WAITING_MAX, 2 * WAITING_MAX))
 
 
@@ -64,11 +64,11 @@ def test_who_tries_many_passwords_keeps_no_other_address_waiting() -> None:
     """One address has filled the queue; others find a place, and their turn comes after one of its passwords."""
     checks = Standing()
     for number in range(WAITING_MAX):
-        assert checks.begin(check(b"wrong"), f"a{number}", "10.0.0.1") is None
-    assert checks.begin(check(b"right"), "b0", "10.0.0.2") == f"a{WAITING_MAX - 1}"
-    assert checks.begin(check(b"right"), "c0", "10.0.0.3") == f"a{WAITING_MAX - 2}"
-    assert checks.begin(check(b"right"), "b1", "10.0.0.2") == f"a{WAITING_MAX - 3}"
-    assert checks.begin(check(b"wrong"), "a", "10.0.0.1") == "a"
+        assert checks.begin_check(check(b"wrong"), f"a{number}", "10.0.0.1") is None
+    assert checks.begin_check(check(b"right"), "b0", "10.0.0.2") == f"a{WAITING_MAX - 1}"
+    assert checks.begin_check(check(b"right"), "c0", "10.0.0.3") == f"a{WAITING_MAX - 2}"
+    assert checks.begin_check(check(b"right"), "b1", "10.0.0.2") == f"a{WAITING_MAX - 3}"
+    assert checks.begin_check(check(b"wrong"), "a", "10.0.0.1") == "a"
     order = [checks._next()[1] for _ in range(WAITING_MAX)]
     assert order[:6] == ["a0", "b0", "c0", "a1", "b1", "a2"] and not checks._waiting
 
@@ -76,6 +76,6 @@ def test_who_tries_many_passwords_keeps_no_other_address_waiting() -> None:
 def test_as_many_addresses_as_may_wait_have_a_place_each() -> None:
     checks = Standing()
     for number in range(WAITING_MAX):
-        assert checks.begin(check(b"wrong"), number, f"10.0.0.{number}") is None
-    assert checks.begin(check(b"right"), "more", "10.0.1.1") == "more"
+        assert checks.begin_check(check(b"wrong"), number, f"10.0.0.{number}") is None
+    assert checks.begin_check(check(b"right"), "more", "10.0.1.1") == "more"
     assert [checks._next()[1] for _ in range(WAITING_MAX)] == list(range(WAITING_MAX))

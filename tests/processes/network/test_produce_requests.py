@@ -96,7 +96,7 @@ class Rig:
             *(PlainTransport(ours), listener, "", codec, Inbox(self.buffers), ClientSession()),
             counters=Counters().listener_counters(listener),
         )
-        self.connections.add(made)
+        self.connections.add_connection(made)
         return made
 
     def pair(self) -> tuple[socket.socket, socket.socket]:
@@ -178,7 +178,7 @@ def test_a_session_that_is_over_is_gated_as_soon_as_its_connection_comes_back(ri
     listener = Listener("native", PLAINTEXT, "")
     for deadline_ms, over in ((rig.turn.now_ms - 1, True), (rig.turn.now_ms + 1_000, False), (0, False)):
         session = ClientSession()
-        session.begin("User:alice", "PLAIN", deadline_ms)
+        session.log_in("User:alice", "PLAIN", deadline_ms)
         rig.places.enter(session)
         ours, _ = rig.pair()
         handed_over = HandedOver(
@@ -396,10 +396,10 @@ class Asked(list[Any]):
 
     def need(self, number: int, connection: Any) -> None:
         partition = self.partitions.setdefault(number, partition_numbered(number))
-        self.needs.add(partition, connection)
+        self.needs.ask_for_writer(partition, connection)
 
     def come(self, number: int) -> None:
-        self.needs.remove(self.partitions.pop(number))
+        self.needs.forget_partition(self.partitions.pop(number))
 
     @property
     def outstanding(self) -> list[int]:

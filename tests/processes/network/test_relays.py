@@ -148,14 +148,14 @@ STEPS = st.lists(
 @settings(max_examples=60, deadline=None)
 @given(STEPS)
 def test_no_byte_is_lost_whoever_does_not_take_it(steps: list[tuple[str, int]]) -> None:
-    """Ends at any time: what a side has not got is what :meth:`Relays.end` returns, in its order."""
+    """Ends at any time: what a side has not got is what :meth:`Relays.end_relay` returns, in its order."""
     epoll, sockets = select.epoll(), [*socket.socketpair(), *socket.socketpair()]
     for sock in sockets:
         sock.setblocking(False)
     client, inner, near, far = sockets
     turn = Turn()
     relays = Relays(turn, epoll)
-    relay = relays.begin(PlainTransport(inner), near)
+    relay = relays.begin_relay(PlainTransport(inner), near)
     sent, got = {client: bytearray(), far: bytearray()}, {client: bytearray(), far: bytearray()}
     for step, size in steps:
         sock = client if step.startswith("client") else far
@@ -172,7 +172,7 @@ def test_no_byte_is_lost_whoever_does_not_take_it(steps: list[tuple[str, int]]) 
     with contextlib.suppress(BlockingIOError):
         while True:
             got[client] += client.recv(1 << 20)
-    received, unsent = relays.end(relay, far)
+    received, unsent = relays.end_relay(relay, far)
     with contextlib.suppress(BlockingIOError):
         received += inner.recv(1 << 20)  # the worker reads on where the relay has ended
     assert got[far] + received == sent[client]
@@ -195,7 +195,7 @@ class Ends:
         self.epoll = select.epoll()
         self.turn = Turn()
         self.relays = Relays(self.turn, self.epoll)
-        self.relay = self.relays.begin(PlainTransport(inner), near)
+        self.relay = self.relays.begin_relay(PlainTransport(inner), near)
 
 
 @pytest.fixture

@@ -199,7 +199,7 @@ def test_nothing_is_read_for_a_socket_that_is_full(
         on_unreadable=lambda piece: None,
     )
     sender = connection(pair.transport)
-    connections.add(sender)
+    connections.add_connection(sender)
     for _ in range(10):
         sender.put(FileRange(segment[0], 0, JOINED_BYTES_MAX))
     for _ in range(50):

@@ -71,7 +71,7 @@ class Loop:
         counters = Counters().listener_counters(listener)
         one = WorkerConnection(PlainTransport(near), listener, "", codec, inbox, ClientSession(), counters)
         self.cost_ms[one] = cost_ms
-        self.connections.add(one)
+        self.connections.add_connection(one)
         self.peers += near, far
         far.sendall(native.encode_frame([native.HELLO, 0, native.MAGIC, native.VERSION, "test"]))
         self.step()
@@ -80,7 +80,7 @@ class Loop:
 
     def _fetch(self, connection: WorkerConnection, request: Any, start: int, frame: memoryview) -> bool:
         pending = Pending(connection, request)
-        connection.begin(pending)
+        connection.begin_request(pending)
         self._clock.work(self.cost_ms[connection])
         self.connections.answer(pending, [b"."])
         return True

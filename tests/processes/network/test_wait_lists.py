@@ -55,7 +55,7 @@ class Answers:
 
     def _end(self, one: DelayedRequest) -> None:
         watch = one.watch
-        self._lists.end(one)
+        self._lists.end_wait(one)
         self._lists.release(watch)
 
 
@@ -73,7 +73,7 @@ def delayed(
     pending = Pending(cast(WorkerConnection, Client()), Fetch(None, 500, 1, 1 << 20, []))
     one = DelayedRequest(pending, deadline_ms, owner or Answers(lists), PartitionWatch())
     lists.await_at(one.watch, awaited)
-    lists.begin(one)
+    lists.begin_wait(one)
     return one
 
 
