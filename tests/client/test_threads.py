@@ -127,7 +127,7 @@ def test_an_interrupt_anywhere_in_a_call_reaches_the_caller_and_leaves_a_produce
             else:  # then it is for the thread to find what was interrupted
                 wait_until_done(work.deliveries, interruption)
             work.close()
-            work.raise_error()
+            work.check()
             assert len(work.told) >= work.asked, interruption.raised_at
             sender = work.producer._sender
             assert sender.broken or sender.torn or not sender.outstanding.buffered_bytes, interruption.raised_at
@@ -165,7 +165,7 @@ def test_a_bug_anywhere_in_the_sending_thread_reaches_the_application() -> None:
             if interruption.raised_at:
                 assert isinstance(error, ClientBroken) and isinstance(error.__cause__, Bug), interruption.raised_at
                 assert all(one is error for one in failed)
-            work.raise_error()
+            work.check()
             assert len(work.told) == len(work.deliveries), interruption.raised_at
             return interruption
 

@@ -23,7 +23,7 @@ from appliance.records.decode import Record, decode_batch
 from appliance.records.encode import encode_values
 from appliance.records.partitioner import partition_for
 from appliance.spark.options import sink_options
-from appliance.spark.sink import EPOCHS, TaskWriter, check_columns, identity
+from appliance.spark.sink import EPOCHS, TaskWriter, check_columns, producer_of_task
 
 from ..support.server import Server, wait_for
 from .conftest import ROOT, Topics
@@ -134,7 +134,7 @@ def rows(first: int, count: int, each: int = 10) -> Iterator[pa.RecordBatch]:
 
 def task(topics: Topics, topic: str, query: str, batch: int = 0, leaves_out: bool = False) -> TaskWriter:
     options = sink_options({"bootstrap.servers": topics.server.native, "topic": topic, "batchBytes": "400"})
-    return TaskWriter(options, identity(query, 3, batch), leaves_out=leaves_out)
+    return TaskWriter(options, producer_of_task(query, 3, batch), leaves_out=leaves_out)
 
 
 class Killed(Exception):
@@ -177,16 +177,16 @@ def test_a_task_that_outlived_its_micro_batch_is_refused(topics: Topics, topic: 
 
 def test_identities() -> None:
     known = {
-        identity("q", 0, 0),
-        identity("q", 1, 0),
-        identity("r", 0, 0),
-        identity("q", 0, 1),
-        identity("q", 0, EPOCHS),
+        producer_of_task("q", 0, 0),
+        producer_of_task("q", 1, 0),
+        producer_of_task("r", 0, 0),
+        producer_of_task("q", 0, 1),
+        producer_of_task("q", 0, EPOCHS),
     }
-    assert len(known) == 5 and identity("q", 1, 0) in known
+    assert len(known) == 5 and producer_of_task("q", 1, 0) in known
     for who in known:
         assert 1 << 62 <= who.producer_id < 1 << 63 and 0 <= who.epoch < EPOCHS
-    assert identity("q", 0, 5).producer_id == identity("q", 0, 6).producer_id
+    assert producer_of_task("q", 0, 5).producer_id == producer_of_task("q", 0, 6).producer_id
 
 
 def test_killed_writers_and_workers_lose_and_double_nothing(
