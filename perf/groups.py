@@ -1,11 +1,16 @@
 """What do committed offsets and lists of groups cost, beside Apache Kafka?
 
-    python perf/groups.py [--smoke] [--seconds 5] [--groups 5000] [--peer kafka]
+    python perf/groups.py [--smoke] [--seconds 5] [--groups 5000] [--members 1000] [--peer kafka] [--only WHAT]
 
 Consumers that do not join commit the offset of one partition again and again, each one for a group of its own, with one
 request in flight: *commits/s*, *p50* in ms, and the CPU of all the broker's processes for each commit in us.  Then a
 group with offsets of 1,000 partitions is read again and again, and so many groups are listed: *cpu* is in ms for each
-answer, of the whole broker and (for the appliance) of its coordinator; *first* is what the first one took.
+answer, of the whole broker and (for the appliance) of its coordinator; *first* is what the first one took.  *idle* is
+the CPU of the broker in % of a core while all these groups are there and nobody asks.
+
+Members of one classic group join together (*all join*), then one more does (*one joins*): the time in ms from the first
+request to the answer that brings the last member its assignment.  The others learn of the one by heartbeats that are
+sent right behind its request, so that no interval of a client is measured.
 """
 
 from __future__ import annotations
@@ -34,9 +39,14 @@ CREATED_AT_ONCE = 50
 """Requests in flight while groups are made."""
 REPEATS = 20
 WAIT_S = 120.0
-RETRIABLE = struct.pack(">h", 27)
+HEARTBEAT_S = 0.005
+"""How often the members of a group that has nothing else to do ask whether it rebalances."""
+PARTS = ("members", "commits", "lists")
+REBALANCING = 27
+RETRIABLE = struct.pack(">h", REBALANCING)
 """REBALANCE_IN_PROGRESS: not stored in time."""
 OFFSET_COMMIT, OFFSET_FETCH, LIST_GROUPS = (8, 2), (9, 2), (16, 0)
+JOIN_GROUP, SYNC_GROUP, HEARTBEAT = (11, 2), (14, 1), (12, 1)
 """Key and version of APIs of Kafka: old versions, which are written by hand soonest."""
 
 
@@ -184,32 +194,138 @@ def measure_lists(broker: Any, topic: str, groups: int, repeats: int) -> None:
     connection.close()
 
 
-def measure(broker: Any, seconds: float, partitions: int, groups: int, repeats: int) -> None:
-    topic = "groups"
+def measure_idle(broker: Any, groups: int, seconds: float) -> None:
+    cpu_s = broker.cpu_s()
+    time.sleep(seconds)
+    row(f"{broker.name}, {groups:,} groups at rest", idle=(broker.cpu_s() - cpu_s) / seconds * 100)
+
+
+class Member:
+    """A member of a classic group, with one request in flight."""
+
+    def __init__(self, address: str, group: str) -> None:
+        self.connection, self.group = Connection(address), group
+        self.id, self.generation, self.asked = "", -1, JOIN_GROUP
+        self.settled = self.waits = False
+
+    def send(self, api: tuple[int, int], body: bytes) -> None:
+        self.asked, self.waits = api, True
+        self.connection.send(api, string(self.group) + body)
+
+    def join(self) -> None:
+        self.settled = False
+        times, protocols = struct.pack(">ii", 60_000, 60_000), struct.pack(">i", 1) + string("range") + data(bytes(100))
+        self.send(JOIN_GROUP, times + string(self.id) + string("consumer") + protocols)
+
+    def heartbeat(self) -> None:
+        if not self.waits:
+            self.send(HEARTBEAT, struct.pack(">i", self.generation) + string(self.id))
+
+    def on_answer(self) -> None:
+        """Go on to the next step of a rebalance."""
+        reply, self.waits = self.connection.receive(), False
+        (error,) = struct.unpack_from(">h", reply, 4)
+        if error == REBALANCING:
+            self.join()
+        elif error:
+            raise RuntimeError(f"{self.asked} is answered {error}")
+        elif self.asked == JOIN_GROUP:
+            self._sync(reply)
+        elif self.asked == SYNC_GROUP:
+            self.settled = True
+
+    def _sync(self, reply: bytes) -> None:
+        (self.generation,) = struct.unpack_from(">i", reply, 6)
+        position, texts = 10, []
+        for _ in range(3):  # the protocol, the leader, who this is
+            (size,) = struct.unpack_from(">h", reply, position)
+            texts.append(reply[position + 2 : position + 2 + size].decode())
+            position += 2 + size
+        self.id = texts[2]
+        (count,) = struct.unpack_from(">i", reply, position)
+        position, rows = position + 4, []
+        for _ in range(count):  # only the leader is told of the members
+            (size,) = struct.unpack_from(">h", reply, position)
+            rows.append(reply[position : position + 2 + size] + data(bytes(40)))
+            position += 2 + size
+            position += 4 + struct.unpack_from(">i", reply, position)[0]
+        head = struct.pack(">i", self.generation) + string(self.id) + struct.pack(">i", len(rows))
+        self.send(SYNC_GROUP, head + b"".join(rows))
+
+
+def data(value: bytes) -> bytes:
+    return struct.pack(">i", len(value)) + value
+
+
+def settle(members: list[Member], begun_s: float) -> float:
+    """Answer until all have what the last generation assigns them; how long that took, in ms."""
+    selector = selectors.DefaultSelector()
+    for member in members:
+        selector.register(member.connection.sock, selectors.EVENT_READ, member)
+    while not (all(member.settled for member in members) and len({member.generation for member in members}) == 1):
+        ready = selector.select(HEARTBEAT_S)
+        for key, _ in ready:
+            key.data.on_answer()
+        for member in members if not ready else ():
+            if member.settled:
+                member.heartbeat()
+        if time.perf_counter() - begun_s > WAIT_S:
+            raise RuntimeError(f"a group has not settled within {WAIT_S} s")
+    selector.close()
+    return (time.perf_counter() - begun_s) * 1000
+
+
+def measure_members(broker: Any, count: int) -> None:
+    members = [Member(broker.address, f"members-{count}") for _ in range(count)]
+    begun_s = time.perf_counter()
+    for member in members:
+        member.join()
+    all_join = settle(members, begun_s)
+    late = Member(broker.address, members[0].group)
+    begun_s = time.perf_counter()
+    late.join()
+    for member in members:
+        member.heartbeat()
+    row(f"{broker.name}, {count:,} members", **{"all join": all_join, "one joins": settle([*members, late], begun_s)})
+    for member in (*members, late):
+        member.connection.close()
+
+
+def measure(broker: Any, what: set[str], seconds: float, partitions: int, groups: int, members: int) -> None:
+    topic, repeats = "groups", REPEATS if partitions == PARTITIONS else 2
     admin = AdminClient({"bootstrap.servers": broker.address})
     admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(WAIT_S)
-    for committers in COMMITTERS:
+    if "members" in what:
+        measure_members(broker, 1)  # the first group ever lets Kafka make its topic of offsets
+        for count in sorted({min(100, members), members}):
+            measure_members(broker, count)
+    for committers in COMMITTERS if "commits" in what else ():
         measure_commits(broker, topic, committers, seconds)
-    measure_reading(broker, topic, partitions, repeats)
-    measure_lists(broker, topic, groups, repeats)
+    if "lists" in what:
+        measure_reading(broker, topic, partitions, repeats)
+        measure_lists(broker, topic, groups, repeats)
+        measure_idle(broker, groups, seconds)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=5)
     parser.add_argument("--groups", type=int, default=5_000)
+    parser.add_argument("--members", type=int, default=1_000)
+    parser.add_argument("--only", choices=PARTS, action="append", help="measure this part; repeatable")
     parser.add_argument("--peer", choices=["kafka"], help="measure Kafka, too")
     parser.add_argument("--smoke", action="store_true", help="a small size that only shows that it works")
     options = parser.parse_args()
-    sizes = (0.5, 10, 20, 2) if options.smoke else (options.seconds, PARTITIONS, options.groups, REPEATS)
-    headline("Committed offsets and lists of groups", seconds=sizes[0], partitions=sizes[1], groups=sizes[2])
+    sizes = (0.5, 10, 20, 3) if options.smoke else (options.seconds, PARTITIONS, options.groups, options.members)
+    names = dict(zip(("seconds", "partitions", "groups", "members"), sizes, strict=True))
+    headline("Committed offsets, lists and members of groups", **names)
     for make in [brokers.OurBroker] + ([brokers.KafkaBroker] if options.peer else []):
         with tempfile.TemporaryDirectory(prefix="perf-") as directory:
             broker = (
                 make(Path(directory), {"zookeeper.nodes": 1}) if make is brokers.OurBroker else make(Path(directory))
             )
             try:
-                measure(broker, *sizes)
+                measure(broker, set(options.only or PARTS), *sizes)
             finally:
                 broker.stop()
 

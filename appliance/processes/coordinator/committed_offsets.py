@@ -746,6 +746,12 @@ class CommittedOffsets:
         self._topics = {group: {part.topic for part in offsets} for group, offsets in sizes.items() if offsets}
         self.count.replace(sizes, self.claims.held())
 
+    def infos(self) -> dict[str, GroupInfo]:
+        """What outlives the members of groups that are claimed here.  It is what is stored: nobody else may write."""
+        if not self.claims.leads:
+            return {}
+        return {name: held.info for name, held in self.claims.held()}
+
     def topics(self) -> dict[str, set[str]]:
         """The groups that have committed offsets, with their topics, as far as this broker knows."""
         held = {group: {part.topic for part in claim.values} for group, claim in self.claims.held()}

@@ -123,8 +123,9 @@ class _PendingQuestions:
                 groups = [group for group, answers in waiting.items() if not all(answer.done() for answer in answers)]
                 if groups:
                     rows = await self._ask(groups)
-                    answered: Sequence[PendingAt | ApplianceError]
-                    answered = [rows] * len(groups) if isinstance(rows, ApplianceError) else rows
+                    answered: Sequence[PendingAt | ApplianceError] = (
+                        [rows] * len(groups) if isinstance(rows, ApplianceError) else rows
+                    )
                     for group, row in zip(groups, answered, strict=True):
                         for answer in waiting[group]:
                             if not answer.done():  # who asked has given up

@@ -192,9 +192,10 @@ class RegisteredGroups:
         They are asked for in pages, each within the time for one question, and the loop serves others in between.
         """
         listed: list[ListedGroup] = []
+        infos = self.offsets.infos()
         names = [name for name in await self._registry.ask(self._registry.groups.groups()) if selects(name)]
         for start in range(0, len(names), PAGE_GROUPS):
-            listed += await self._registry.ask(_overview(names[start : start + PAGE_GROUPS]))
+            listed += await self._registry.ask(_overview(names[start : start + PAGE_GROUPS], infos))
         return listed
 
     async def names(self) -> Sequence[str]:
@@ -231,25 +232,30 @@ def _owners(groups: GroupRegistry, group: str) -> operations.Operation[dict[Topi
     return (yield from groups.owners(group))
 
 
-def _overview(groups: Sequence[str]) -> operations.Operation[list[ListedGroup]]:
-    """These groups, of which some may be gone, in two round trips."""
+def _overview(groups: Sequence[str], infos: Mapping[str, GroupInfo]) -> operations.Operation[list[ListedGroup]]:
+    """These groups, of which some may be gone, in two round trips; ``infos``: what is known of some, and not asked."""
+    asked = [group for group in groups if group not in infos]
     answers = yield from operations.ask(
         [
-            request
-            for group in groups
-            for request in (operations.get(paths.group(group)), operations.children(paths.consumers(group)))
+            *(operations.get(paths.group(group)) for group in asked),
+            *(operations.children(paths.consumers(group)) for group in groups),
         ]
     )
+    stored = {
+        group: decode_info(node.value)
+        for group, node in zip(asked, answers, strict=False)
+        if isinstance(node, operations.Node)
+    }
     members = {
         group: paths.decode_names(listed)
-        for group, node, listed in zip(groups, answers[::2], answers[1::2], strict=True)
-        if isinstance(node, operations.Node) and not isinstance(listed, operations.Refused)
+        for group, listed in zip(groups, answers[len(asked) :], strict=True)
+        if not isinstance(listed, operations.Refused)
     }
     natives = yield from _native([(group, ids[0]) for group, ids in members.items() if ids])
     return [
-        ListedGroup(group, group in natives, len(members.get(group, ())), decode_info(node.value).protocol_type)
-        for group, node in zip(groups, answers[::2], strict=True)
-        if isinstance(node, operations.Node)
+        ListedGroup(group, group in natives, len(members.get(group, ())), info.protocol_type)
+        for group in groups
+        if (info := infos.get(group) or stored.get(group)) is not None
     ]
 
 
