@@ -1,4 +1,4 @@
-"""Transactions in an ensemble of two appliances: each coordinates some ids and groups, and leads some partitions."""
+"""Transactions of two or three appliances of an ensemble: each coordinates ids and groups, and leads partitions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import itertools
 import os
 import random
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -33,40 +34,41 @@ from .test_transactions import AT_ONCE, FAULTS, IN, OUT, Copier, killed, read
 DEADLINE_S = 90.0
 HERE, THERE = 1, 2
 BOTH = (HERE, THERE)
+THREE = (HERE, THERE, 3)
 TOPIC = "t"
 NO_ID = UUID(int=0)
 ROLES = ("writer", "network", "coordinator", "all")
 
 
-def owned_by(broker_id: int, prefix: str, name_of: Any = lambda name: name) -> str:
-    """A name of a transactional id, or a group, that this one of both coordinates."""
-    brokers = [Broker(each, "", 0) for each in BOTH]
+def owned_by(broker_id: int, prefix: str, name_of: Any = lambda name: name, among: Sequence[int] = BOTH) -> str:
+    """A name of a transactional id, or a group, that this one of them coordinates."""
+    brokers = [Broker(each, "", 0) for each in among]
     names = (f"{prefix}-{number}" for number in itertools.count())
     return next(name for name in names if coordinator_of(name_of(name), brokers).id == broker_id)
 
 
-def id_of(broker_id: int, prefix: str = "tx") -> str:
-    return owned_by(broker_id, prefix, lambda name: nodes.slot_path(nodes.slot_of(name)))
+def id_of(broker_id: int, prefix: str = "tx", among: Sequence[int] = BOTH) -> str:
+    return owned_by(broker_id, prefix, lambda name: nodes.slot_path(nodes.slot_of(name)), among)
 
 
 class Pair:
-    """Two appliances and a topic with a partition at each."""
+    """Two appliances, or those of these ids, and a topic with a partition at each."""
 
-    def __init__(self, directory: Path, connect: str) -> None:
-        self.directory = directory
+    def __init__(self, directory: Path, connect: str, ids: Sequence[int] = BOTH) -> None:
+        self.directory, self.ids = directory, ids
         self.shared: dict[str, Any] = {"zookeeper.connect": connect, "zookeeper.session_timeout_ms": 6_000} | ACCESS
-        self.own: dict[int, dict[str, Any]] = {each: {"broker.id": each} for each in BOTH}
+        self.own: dict[int, dict[str, Any]] = {each: {"broker.id": each} for each in ids}
         self.servers: dict[int, Server] = {}
-        for each in BOTH:
+        for each in ids:
             self.start(each)
             listening = {"native.listen": self.servers[each].native, "kafka.listen": self.servers[each].kafka}
             self.own[each] |= listening
         self.wait_whole()
         with Admin(self.servers[HERE].native) as admin:
-            admin.create_topic(TOPIC, 2)
+            admin.create_topic(TOPIC, len(ids))
             self.leaders = {row["leader"]: row["partition"] for row in admin.topics([TOPIC])[0]["partitions"]}
-        assert self.leaders.keys() == set(BOTH)
-        wait_for(lambda: all(self.knows(each) for each in BOTH), "both know the topic")
+        assert self.leaders.keys() == set(ids)
+        wait_for(lambda: all(self.knows(each) for each in ids), "all know the topic")
 
     def start(self, broker_id: int) -> None:
         self.servers[broker_id] = Server(self.directory / str(broker_id), **self.shared, **self.own[broker_id]).start()
@@ -79,7 +81,7 @@ class Pair:
             return any(row["name"] == TOPIC for row in admin.topics())
 
     def wait_whole(self) -> None:
-        """Until each knows all transactions of both: then it can say that an offset of any group is stable."""
+        """Until each knows all transactions of all: then it can say that an offset of any group is stable."""
 
         def is_whole(broker_id: int) -> bool:
             try:
@@ -87,11 +89,11 @@ class Pair:
                     admin.transactions()
                 with Peer(self.servers[broker_id].native) as peer:
                     header, _ = peer.call([native.METADATA, 1, []])
-                return {row[0] for row in header[2]["brokers"]} == set(BOTH)
+                return {row[0] for row in header[2]["brokers"]} == set(self.ids)
             except ApplianceError:
                 return False
 
-        wait_for(lambda: all(is_whole(each) for each in BOTH), "both know each other", DEADLINE_S)
+        wait_for(lambda: all(is_whole(each) for each in self.ids), "all know each other", DEADLINE_S)
 
     def producer(self, name: str, asked: int = HERE, **settings: Any) -> Producer:
         servers = self.servers[asked].kafka
@@ -146,9 +148,17 @@ def pair(tmp_path: Path, standalone: Ensemble) -> Iterator[Pair]:
     made.stop()
 
 
-def send(producer: Producer, value: bytes) -> None:
-    """To both partitions, flushed."""
-    for partition in (0, 1):
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory, standalone: Ensemble) -> Iterator[Pair]:
+    """Three appliances, which each test leaves alive."""
+    made = Pair(tmp_path_factory.mktemp("three"), fresh_connect(standalone), THREE)
+    yield made
+    made.stop()
+
+
+def send(producer: Producer, value: bytes, partitions: Sequence[int] = (0, 1)) -> None:
+    """To these partitions, flushed."""
+    for partition in partitions:
         producer.produce(TOPIC, value, partition=partition)
     assert producer.flush(DEADLINE_S) == 0
 
@@ -245,28 +255,61 @@ def test_the_peer_takes_over_what_its_dead_coordinator_has_decided(pair: Pair) -
     pair.get(b"a")
 
 
-def test_a_writer_of_the_peer_that_dies_is_told_again(pair: Pair) -> None:
-    producer = pair.producer(id_of(HERE))
+def check_last(three: Pair, *values: bytes) -> None:
+    """The last committed messages of each partition."""
+    for part in three.leaders.values():
+        wait_for(lambda at=part: three.read(at)[-len(values) :] == list(values), f"{values!r} in {part}", DEADLINE_S)
+
+
+def test_a_writer_of_a_peer_that_dies_is_told_again(three: Pair) -> None:
+    producer = three.producer(id_of(HERE, among=THREE))
     producer.begin_transaction()
-    send(producer, b"a")
-    for row in pair.servers[THERE].processes("writer"):
-        os.kill(row["pid"], signal.SIGKILL)
-    send(producer, b"b")
+    send(producer, b"a", range(3))
+    for each in THREE[1:]:
+        for row in three.servers[each].processes("writer"):
+            os.kill(row["pid"], signal.SIGKILL)
+    send(producer, b"b", range(3))
     producer.commit_transaction(DEADLINE_S)
-    pair.get(b"a", b"b")
+    check_last(three, b"a", b"b")
 
 
-def test_native_producers_reach_any_id_through_either(pair: Pair) -> None:
-    for asked, owner in itertools.product(BOTH, BOTH):
-        name = id_of(owner, f"native-{asked}")
-        with NativeProducer(pair.servers[asked].native, transactional_id=name) as producer, producer.transaction():
-            for partition in (0, 1):
+@pytest.mark.parametrize("role", ["coordinator", "writer", "network"])
+def test_a_peer_that_stands_still_in_the_middle_delays_the_end_and_changes_nothing(three: Pair, role: str) -> None:
+    """Method: the processes of a role of the second stand still while a transaction is decided; then comes the next."""
+    name, group = id_of(HERE, role, THREE), owned_by(THERE, role, among=THREE)
+    producer = three.producer(name)
+    for committing, offset in ((True, 7), (False, 8), (True, 9)):
+        value = f"{role}-{offset}".encode()
+        producer.begin_transaction()
+        send(producer, value, range(3))
+        offsets_to(producer, three, group, offset)
+        with ExitStack() as standing:
+            for row in three.servers[THERE].processes(role):
+                standing.enter_context(stopped(row["pid"], may_die=True))
+            if committing:
+                producer.commit_transaction(DEADLINE_S)
+            else:
+                producer.abort_transaction(DEADLINE_S)
+            assert three.state(name) in ("PrepareCommit", "PrepareAbort")
+        ended = "CompleteCommit" if committing else "CompleteAbort"
+        wait_for(lambda ended=ended: three.state(name) == ended, "its end", DEADLINE_S)
+        last = [f"{role}-{offset if committing else 7}".encode()]
+        check_last(three, *last)
+        wait_for(lambda wanted=offset if committing else 7: three.committed(group) == wanted, "the offset", DEADLINE_S)
+
+
+def test_native_producers_reach_any_id_through_any(three: Pair) -> None:
+    names = [id_of(owner, f"native-{asked}", THREE) for asked, owner in itertools.product(THREE, THREE)]
+    for number, name in enumerate(names):
+        asked = THREE[number // 3]
+        with NativeProducer(three.servers[asked].native, transactional_id=name) as producer, producer.transaction():
+            for partition in range(3):
                 producer.send(TOPIC, name.encode(), partition=partition)
-        wait_for(lambda name=name: pair.state(name) == "CompleteCommit", "its end", DEADLINE_S)
-    pair.get(*(id_of(owner, f"native-{asked}").encode() for asked, owner in itertools.product(BOTH, BOTH)))
-    for asked in BOTH:
-        with Admin(pair.servers[asked].native) as admin:
-            assert len(admin.transactions()) == 4
+        wait_for(lambda name=name: three.state(name) == "CompleteCommit", "its end", DEADLINE_S)
+    check_last(three, *(name.encode() for name in names))
+    for asked in THREE:
+        with Admin(three.servers[asked].native) as admin:
+            assert {row["id"] for row in admin.transactions()} >= set(names)
 
 
 @pytest.mark.long
