@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,34 +36,47 @@ from ..support.server import Server
 
 MIB = 1 << 20
 GOOD = encode_values([b"a good line"], 1_000)
-ZEROS = encode_values([bytes(10 * MIB)], 1_000, codec="zstd")
-"""Less than any bound alone; 85 of them are in a megabyte of the log."""
-LARGE = encode_values([bytes(BYTES_MAX + MIB)], 1_000, codec="zstd")
-SMALL = encode_values([b""] * 60_000, 1_000, codec="zstd")
-"""Half of the console's bound for a batch, nearly all of it objects."""
-TOO_MANY = encode_values([b""] * (BYTES_MAX // OBJECT_BYTES + 1), 1_000, codec="zstd")
-TOO_MANY_HEADERS = encode_batch([(None, b"", [("", None)] * (BYTES_MAX // OBJECT_BYTES + 1), 1_000)], codec="zstd")
-TOPICS = {
-    "zeros": [GOOD, *[ZEROS] * 30, GOOD],
-    "large": [GOOD, *[LARGE] * 12, GOOD],
-    "small": [GOOD, *[SMALL] * 8, GOOD],
-}
 
 
-@pytest.mark.parametrize("batch", [LARGE, TOO_MANY, TOO_MANY_HEADERS], ids=["large", "many", "many headers"])
-def test_a_batch_that_becomes_too_large_is_refused(batch: bytes) -> None:
+@cache
+def batch_of(kind: str) -> bytes:
+    """A batch that is small on the wire; made where it is used, since each worker of a run imports this file.
+
+    Of zeros: less than any bound alone; 85 of them are in a megabyte of the log.  Small: half of the console's bound
+    for a batch, nearly all of it objects.
+    """
+    objects = BYTES_MAX // OBJECT_BYTES + 1
+    match kind:
+        case "zeros":
+            return encode_values([bytes(10 * MIB)], 1_000, codec="zstd")
+        case "large":
+            return encode_values([bytes(BYTES_MAX + MIB)], 1_000, codec="zstd")
+        case "small":
+            return encode_values([b""] * 60_000, 1_000, codec="zstd")
+        case "many":
+            return encode_values([b""] * objects, 1_000, codec="zstd")
+    return encode_batch([(None, b"", [("", None)] * objects, 1_000)], codec="zstd")
+
+
+TOPICS = {"zeros": 30, "large": 12, "small": 8}
+"""How many batches of a kind each has, between two good ones."""
+
+
+@pytest.mark.parametrize("kind", ["large", "many", "many headers"])
+def test_a_batch_that_becomes_too_large_is_refused(kind: str) -> None:
+    batch = batch_of(kind)
     meter = DecodeMeter()
     with pytest.raises(MessageTooLarge):
         decode_batch(batch, meter=meter)
     assert meter.unpacked_bytes <= BYTES_MAX + len(batch)
-    if batch is not TOO_MANY_HEADERS:  # which are not decoded for values
+    if kind != "many headers":  # which are not decoded for values
         with pytest.raises(MessageTooLarge):
             decode_values(batch)
 
 
-@pytest.mark.parametrize("batch", [LARGE, TOO_MANY], ids=["large", "many"])
-def test_spark_steps_over_what_is_too_large(batch: bytes) -> None:
-    (placed, _), (good, _) = place_all(0, [batch, GOOD])
+@pytest.mark.parametrize("kind", ["large", "many"])
+def test_spark_steps_over_what_is_too_large(kind: str) -> None:
+    (placed, _), (good, _) = place_all(0, [batch_of(kind), GOOD])
     refused: list[int] = []
     decoder = ArrowDecoder("t", 0, 0, 1 << 40, on_corrupt=lambda offset, _: refused.append(offset))
     rows = [row for table in decoder.decode(bytes(placed) + bytes(good), 0) for row in table["value"].to_pylist()]
@@ -72,7 +86,7 @@ def test_spark_steps_over_what_is_too_large(batch: bytes) -> None:
 
 
 def test_spark_steps_over_a_record_with_too_many_headers() -> None:
-    ((placed, _),) = place_all(0, [TOO_MANY_HEADERS])
+    ((placed, _),) = place_all(0, [batch_of("many headers")])
     refused: list[int] = []
     decoder = ArrowDecoder("t", 0, 0, 1 << 40, headers=True, on_corrupt=lambda offset, _: refused.append(offset))
     tables: list[pa.RecordBatch] = list(decoder.decode(bytes(placed), 0))
@@ -89,8 +103,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             succeeding("topics", "create", topic, *at)
             succeeding("produce", topic, *at, stdin=b"the first line\n")
         server.stop()
-        for topic, batches in TOPICS.items():
-            append(server.data_dir / f"{topic}-0", batches)
+        for kind, count in TOPICS.items():
+            append(server.data_dir / f"{kind}-0", [GOOD, *[batch_of(kind)] * count, GOOD])
         server.start()
         yield server
 
