@@ -1083,8 +1083,9 @@ SHOWN_BY = {
     "test_what_hangs_when_zookeeper_has_lost_its_data_is_named_with_its_remedy",
     "LimitLow": "behaviour/test_few_descriptors.py::test_few_descriptors_are_a_warning_before_anybody_lacks_one",
     "GroupLost": "cli/test_groups_commands.py::test_what_goes_before_a_group_has_read_it_is_said_before_and_after",
-    "RequestErrors": "metrics/test_exposition.py::test_rules_and_dashboard_ask_for_what_there_is",
-    "SlowFlushes": "metrics/test_exposition.py::test_rules_and_dashboard_ask_for_what_there_is",
+    "RequestErrors": "metrics/test_metrics_server.py::"
+    "test_a_client_that_is_refused_again_and_again_is_judged_by_its_rate",
+    "SlowFlushes": "metrics/test_metrics_server.py::test_a_slow_disk_is_judged_by_the_times_of_its_flushes",
 }
 
 

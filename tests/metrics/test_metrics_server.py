@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import re
+import shutil
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,10 +16,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from appliance.addresses import parse_addresses
 from appliance.client import Consumer, Producer
+from appliance.health.conditions import REQUEST_ERRORS, SLOW_FLUSHES, Condition
 from appliance.metrics.metrics_server import CONNECTIONS_MAX
 from appliance.metrics.readings import Reader
 from appliance.records.encode import encode_values
 
+from ..crash.beds import traced
 from ..support.native_peer import Peer
 from ..support.server import Server, stopped, wait_for
 
@@ -86,6 +91,63 @@ def test_what_clients_did_is_counted(server: Server) -> None:
     assert after["appliance_topic_partitions", ("counted",)] == 2
     assert after["appliance_state", ("serving",)] == 1
     assert after["appliance_disk_free_bytes", ()] > 0
+
+
+def rule_of(condition: Condition, pattern: str) -> tuple[str, float]:
+    """The metric that an alert's rule looks at, and its bound."""
+    assert condition.rule is not None
+    told = re.fullmatch(pattern, condition.rule.expr)
+    assert told is not None, condition.rule
+    return told[1], float(told[2])
+
+
+def test_a_client_that_is_refused_again_and_again_is_judged_by_its_rate(server: Server) -> None:
+    name, bound = rule_of(REQUEST_ERRORS, r"rate\((\w+)\[5m\]\) > (\d+)")
+
+    def errors() -> float:
+        return samples(server).get((name, ("Produce", "native")), 0)
+
+    begun_s, before = time.monotonic(), errors()
+    with Peer(server.native) as peer:
+        for _ in range(200):
+            assert peer.produce("nowhere", BATCH)[0]
+    after = errors()
+    assert (after - before) / (time.monotonic() - begun_s) > bound
+    assert errors() == after, "it ends with the client"
+
+
+def quantile(share: float, buckets: list[tuple[float, float]]) -> float:
+    """``histogram_quantile`` of Prometheus; ``buckets``: upper bounds, and how much has come up to each."""
+    rank, low, below = share * buckets[-1][1], 0.0, 0.0
+    for bound, count in buckets:
+        if count >= rank:
+            return low + (bound - low) * (rank - below) / (count - below)
+        low, below = bound, count
+    raise AssertionError(buckets)
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace, to make a disk slow")
+def test_a_slow_disk_is_judged_by_the_times_of_its_flushes(server: Server) -> None:
+    pattern = r"histogram_quantile\(0\.99, sum by \(instance, le\) \(rate\((\w+)\[5m\]\)\)\) > (\d+)"
+    name, bound = rule_of(SLOW_FLUSHES, pattern)
+
+    def flushed_until_then() -> list[tuple[float, float]]:
+        found = samples(server).items()
+        return sorted((float(labels[0]), count) for (sample, labels), count in found if sample == name)
+
+    with Peer(server.native) as peer:
+        peer.create("slow")
+
+        def judged() -> float:
+            before = flushed_until_then()
+            assert peer.produce("slow", BATCH, acks=-1)[0] == 0
+            grown = [(le, after - then) for (le, after), (_, then) in zip(flushed_until_then(), before, strict=True)]
+            return quantile(0.99, grown)
+
+        assert judged() < bound
+        with traced(server.pid_of("writer"), "-e", "trace=fdatasync", "-e", "inject=fdatasync:delay_enter=1200000"):
+            assert judged() > bound
+        assert judged() < bound, "it ends with the cause"
 
 
 def test_connections_that_writers_serve_are_counted_like_others(server: Server) -> None:
