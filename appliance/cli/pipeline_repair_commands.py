@@ -18,17 +18,20 @@ from .target import ConnectOption, DataOption, JsonOption
 def reparse(
     config: PipelineArgument,
     also_parsed: Annotated[
-        bool, typer.Option("--all", help="Also lines that were parsed; needs output.raw = true since then.")
+        bool, typer.Option("--all", help="Also lines that were parsed, from the table (output.raw) or their topics.")
     ] = False,
     since: Annotated[
         str, typer.Option("--since", metavar="-2d|TIME", help="Only lines that arrived in the log from then on.")
     ] = "",
     until: Annotated[str, typer.Option("--until", metavar="-2d|TIME", help="Only those that arrived before.")] = "",
+    data: DataOption = None,
+    connect: ConnectOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Parse lines of the table again after parsers have changed: those that were rejected, or all.
 
-    Lines that the parsers take now become events, in one transaction; a killed one has changed nothing. Views follow
+    Lines that the parsers take now become events, in one transaction; a killed one has changed nothing. With --all a
+    new column is filled, too, as far as the table or the topics have the lines. Views follow
     with their next refresh. Dead letters that were sent stay as they are. The pipeline must not be running.
 
     [b]Examples[/b]
@@ -38,7 +41,7 @@ def reparse(
         appliance pipeline reparse web.toml --all --since -2d
     """
     bounds = {name: moment_us(f"--{name}", text) for name, text in (("since", since), ("until", until)) if text}
-    settings = load(config, None, None)
+    settings = load(config, data, connect)
     from ..spark.pipeline.iceberg_table import follow_iceberg
     from ..spark.pipeline.reparse import reparse as parse_again
 
@@ -51,7 +54,7 @@ def reparse(
     if reparsed.lost:
         output.remark(f"{reparsed.lost:,} lines that were events are rejected now: a parser is stricter than it was")
     if reparsed.without:
-        output.remark(f"{reparsed.without:,} lines stay as they are: the table does not have their bytes (output.raw)")
+        output.remark(f"{reparsed.without:,} lines stay as they are: neither the table nor a topic has their bytes")
 
 
 def backfill(

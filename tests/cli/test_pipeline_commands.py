@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
 
 from appliance.cli.pipeline_file import load
+from appliance.spark.pipeline import topic_lines
 
 from ..spark.test_pipeline_pipeline_sink import micro_batch, records
 from ..support.command_line import run
@@ -72,7 +74,7 @@ def test_views_can_be_started_from(tmp_path: Path) -> None:
     assert done.status == 78 and "views.path needs an output.path on a file system" in done.err
 
 
-def test_a_corrected_parser_is_applied(tmp_path: Path) -> None:
+def test_a_corrected_parser_is_applied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From a table that was written with one that takes nothing."""
     path = tmp_path / "p.toml"
     text = """
@@ -93,8 +95,11 @@ def test_a_corrected_parser_is_applied(tmp_path: Path) -> None:
     assert (done.status, done.out) == (0, "2 lines were parsed again: 2 that were rejected are events now\n")
     done = run("pipeline", "reparse", str(path), "--json")
     assert json.loads(done.out) == {"lines": 0, "taken": 0, "lost": 0, "without": 0, "files": 0}
-    done = run("pipeline", "reparse", str(path), "--all")
-    assert done.status == 78 and "output.raw = true" in done.err
+    monkeypatch.setattr(topic_lines, "ASK_MS", 100)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        done = run("pipeline", "reparse", str(path), "--all", "--connect", f"127.0.0.1:{closed.getsockname()[1]}")
+    assert done.status == 75 and "no connection to the appliance" in done.err, "the table does not have the lines"
 
 
 def test_old_rows_expire(tmp_path: Path) -> None:

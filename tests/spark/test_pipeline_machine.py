@@ -355,11 +355,16 @@ class Machine(RuleBasedStateMachine):
     # ---- a view
 
     @precondition(lambda self: (self.out / "events").exists())
-    @rule(whole=st.booleans())
-    def the_view_is_made_current(self, whole: bool) -> None:
+    @rule(how=st.sampled_from(["refresh", "rebuild", "since"]), minute=st.integers(0, 59))
+    def the_view_is_made_current(self, how: str, minute: int) -> None:
+        """By a refresh, a rebuild, or a rebuild of the windows from a time on."""
         view = view_of(self.settings, "counts")
         refresher = Refresher(self.spark, self.settings)
-        (refresher.rebuild if whole else refresher.refresh)(view)
+        if how == "refresh":
+            refresher.refresh(view)
+        else:
+            since_us = int(STAMP.timestamp() + 60 * minute) * 1_000_000
+            refresher.rebuild(view, since_us if how == "since" else None)
         found = DeltaTable(f"{self.out}/views/counts").to_pyarrow_table().to_pylist()
         got = {(row["start"].minute, row["topic"]): (row["lines"], row["dead"]) for row in found}
         lines, dead = Counter[Any](), Counter[Any]()

@@ -10,15 +10,20 @@ from unittest import mock
 import pytest
 from deltalake import DeltaTable
 
+from appliance.client import Admin
 from appliance.errors import AlreadyRunning, BadValue
 from appliance.spark.pipeline.compaction import DeltaEvents, compact
+from appliance.spark.pipeline.forget import remove_rows
 from appliance.spark.pipeline.output_files import OutputFiles
 from appliance.spark.pipeline.reparse import NOTHING, Reparsed, reparse
 from appliance.spark.pipeline.settings import Settings, parse
 from appliance.spark.pipeline.startup import output_lock
 
-from .pipelines import events, places, rejections, rows
+from .conftest import Topics
+from .pipelines import events, fill, places, rejections, rows
+from .pipelines import settings as settings_of
 from .test_pipeline_pipeline_sink import STAMP, micro_batch, records
+from .test_pipeline_source import run as consume
 
 LINES = [b"time=2026-11-19T10:00:00Z level=info message=a", b"took 5 ms", b"took 7 ms", b"?", b"\xff"]
 TOOK = {"kind": "regex", "pattern": r"^took (?P<took>\d+) ms$", "columns": {"took": "int"}}
@@ -73,15 +78,54 @@ def test_all_lines_are_parsed_again_where_they_are_kept(tmp_path: Path) -> None:
     assert reparse(stricter, every=True) == Reparsed(5, 0, 1, 0, 2)
     keyless = [{**row, "raw_key": None} for row in as_if(tmp_path, ["took", "logfmt"], raw=True)]
     assert [{**row, "raw_key": None} for row in table(stricter)] == keyless, "keys of parsed lines are not kept"
-    with pytest.raises(BadValue, match=r"output\.raw = true keeps"):
-        reparse(made(tmp_path, ["took"]), every=True)
 
 
-def test_lines_that_are_not_kept_stay_as_they_are(tmp_path: Path) -> None:
-    write(made(tmp_path, ["took"]))
-    keeping = made(tmp_path, ["plain"], raw=True)
-    assert reparse(keeping, every=True) == Reparsed(3, 2, 0, 2, 2)
-    assert [row["took"] for row in table(keeping)][1:3] == [5, 7]
+TRACED = rb"""line %d
+  at a
+  at b"""
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_lines_that_the_table_does_not_keep_come_from_their_topics(
+    topics: Topics, topic: str, tmp_path: Path, several: bool
+) -> None:
+    """Of one line or of several; what is parsed as before does not change, and what a topic has not stays as it is."""
+
+    def configured(pattern: str) -> Settings:
+        source: dict[str, Any] = {"topics": [topic], "parsers": ["own"]}
+        if several:
+            source["multiline"] = {"start": "^line"}
+        own = {"kind": "regex", "pattern": pattern, "columns": {"number": "int"} if "number" in pattern else {}}
+        return settings_of(tmp_path, topics, topic, source=[source], parser={"own": own})
+
+    topics.create(topic, partitions=2)
+    for part in range(2):
+        values = [b"line %d" % number for number in range(100 * part, 100 * part + 100)]
+        traced = [row for value in values for row in (TRACED % int(value[5:])).split(b"\n")]
+        fill(topics, topic, traced if several else values, partition=part, each=7)
+    before, after = configured(r"(?s)^(?P<message>\w+) .*$"), configured(r"(?s)^(?P<message>\w+) (?P<number>\d+).*$")
+    assert list(consume(before, 1 << 30 if several else 900)) != [] and events(before).num_rows == 200
+    removed = remove_rows(before, '"offset" % 5 = 1')
+    left = events(before).num_rows
+    assert removed and reparse(before, every=True) == Reparsed(left, 0, 0, 0, 0)
+    with Admin(topics.server.native) as admin:
+        middle = sorted(place for place in places(rows(before)) if place[0] == 0)[50][1]
+        admin.delete_records(topic, 0, middle)
+    found = reparse(after, every=True)
+    assert found.lines + found.without == left and found.without == 50 and found.taken == found.lost == 0
+    told = events(after).select(["partition", "offset", "number"]).sort_by("offset").to_pylist()
+    assert all((row["number"] is None) == (row["partition"] == 0 and row["offset"] < middle) for row in told)
+    numbers = [row["number"] for row in told if row["partition"] == 1]
+    assert numbers == sorted(numbers) and set(numbers) <= {*range(100, 200)}
+    stricter = configured(r"(?s)^(?P<message>\w+) (?P<number>\d*[02468])\b.*$")
+    lost = reparse(stricter, every=True).lost
+    assert lost == sum(row["number"] % 2 for row in told if row["number"] is not None) == len(rejections(stricter))
+    assert all(
+        row["raw"].startswith(b"line ") and row["raw"].count(b"\n") == 2 * several for row in rejections(stricter)
+    )
+    topics.cluster.admin("delete_topic", {"name": topic})
+    topics.create(topic, partitions=2)
+    assert reparse(after, every=True)[:4] == (lost, lost, 0, left - lost), "the lines of another topic are not these"
 
 
 def test_only_lines_of_a_time_are_parsed_again(tmp_path: Path) -> None:

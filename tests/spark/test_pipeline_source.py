@@ -13,6 +13,7 @@ import pytest
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.streaming.datasource import ReadMaxBytes
 
+from appliance.client import Admin
 from appliance.config_keys import MIB
 from appliance.errors import BadValue, OffsetOutOfRange
 from appliance.spark.pipeline.pipeline_sink import TablesWriter
@@ -126,6 +127,30 @@ def test_runs_continue_from_the_tables_in_steps_of_a_limit(topics: Topics, topic
     assert (found.state, found.as_json()["lag_bytes"]) == ("stopped", 0)
     record = open_store(made).recorded()
     assert record is not None and len(record.read[topic].id) == 32, "the id of the topic is known"
+
+
+@pytest.mark.parametrize("how", ["created again", "retention"])
+def test_a_run_that_may_lose_lines_goes_on_with_those_that_there_are(
+    topics: Topics, topic: str, tmp_path: Path, how: str
+) -> None:
+    topics.create(topic)
+    fill(topics, topic, [access(number) for number in range(100)], each=10)
+    made = settings(tmp_path, topics, topic, input={"fail_on_data_loss": False})
+    running = run(made, 2000, once=False)
+    next(running)
+    before = len(events(made))
+    if how == "retention":
+        with Admin(topics.server.native) as admin:
+            ((_, end),) = [bounds for _, bounds in open_store(made).recorded().ranges()]  # type: ignore[union-attr]
+            admin.delete_records(topic, 0, end + 4000)
+    else:
+        topics.cluster.admin("delete_topic", {"name": topic})
+        topics.create(topic)
+        fill(topics, topic, [access(number) for number in range(100, 150)])
+    assert list(running) != []
+    found = paths(made)
+    assert len(set(found)) == len(found) > before and list(run(made)) == []
+    assert len(found) < 100 if how == "retention" else found[before:] == wanted(150)[100:]
 
 
 def test_a_topic_that_is_created_again_is_noticed_at_the_start_and_in_between(

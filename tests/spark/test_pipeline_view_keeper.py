@@ -40,7 +40,13 @@ def test_each_view_has_its_cadence(pipeline: Pipeline) -> None:
     begun_s = time.monotonic()
     keeper.look(begun_s)
     assert [pipeline.state(view) for view in views] == ["current", "current"]
+    refreshed_s = time.monotonic()
     pipeline.write(line(2))
+    keeper.look(begun_s + 1000)
+    assert [pipeline.state(view) for view in views] == ["behind", "behind"]
+    keeper.look(refreshed_s + 3599)
+    assert [pipeline.state(view) for view in views] == ["current", "behind"], "when a row is so old, it is in the view"
+    pipeline.write(line(3))
     with views_lock(pipeline.settings):
         keeper.look(begun_s + 5000)  # somebody else refreshes: later
     assert [pipeline.state(view) for view in views] == ["behind", "behind"]

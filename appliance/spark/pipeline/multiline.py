@@ -54,25 +54,25 @@ class Joiner:
             if self._open is not None and _place(self._open) != _place(part):
                 yield from self.rest()
             if rule is None:
-                yield _joined(part, np.arange(len(part)), len(part))
+                yield joined(part, np.arange(len(part)), len(part))
             else:
                 yield from self._join(part, rule)
 
     def _join(self, part: pa.Table, rule: Multiline) -> Iterator[pa.RecordBatch]:
         rows = part if self._open is None else pa.concat_tables([self._open, part])
-        rows = rows.set_column(rows.column_names.index("value"), "value", _without_breaks(rows.column("value")))
+        rows = rows.set_column(rows.column_names.index("value"), "value", without_breaks(rows.column("value")))
         starts = as_mask(matching(rows.column("value").combine_chunks(), rule.start))
         starts[0] = True
         firsts = _bounded(np.flatnonzero(starts), rows, rule)
         self._open = rows.slice(int(firsts[-1]))
         if len(firsts) > 1:
-            yield _joined(rows, firsts[:-1], int(firsts[-1]))
+            yield joined(rows, firsts[:-1], int(firsts[-1]))
 
     def rest(self) -> Iterator[pa.RecordBatch]:
         """The last event."""
         if self._open is not None:
             rows, self._open = self._open, None
-            yield _joined(rows, np.zeros(1, np.int64), len(rows))
+            yield joined(rows, np.zeros(1, np.int64), len(rows))
 
 
 def _place(rows: pa.Table) -> tuple[str, int]:
@@ -86,7 +86,8 @@ def _by_partition(rows: pa.Table) -> Iterator[pa.Table]:
         yield rows.slice(int(first), int(end - first))
 
 
-def _without_breaks(values: pa.ChunkedArray) -> pa.ChunkedArray:
+def without_breaks(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Lines without the line ends that they may have."""
     if pc.any(pc.or_(pc.ends_with(values, b"\n"), pc.ends_with(values, b"\r"))).as_py():
         return pc.replace_substring_regex(values, r"[\r\n]+$", "")
     return values
@@ -108,8 +109,11 @@ def _bounded(firsts: np.ndarray, rows: pa.Table, rule: Multiline) -> np.ndarray:
     return np.union1d(firsts, np.array(more, np.int64)).astype(np.int64)
 
 
-def _joined(rows: pa.Table, firsts: np.ndarray, end: int) -> pa.RecordBatch:
-    """One record for each event; ``firsts``: their first lines; ``end``: behind the last line of the last one."""
+def joined(rows: pa.Table, firsts: np.ndarray, end: int) -> pa.RecordBatch:
+    """One record for each event; ``firsts``: their first lines; ``end``: behind the last line of the last one.
+
+    Lines are joined as they are, by a line feed.
+    """
     bounds = np.append(firsts, end)
     counts = np.diff(bounds)
     chosen = rows.take(pa.array(firsts))

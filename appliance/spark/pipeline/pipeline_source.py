@@ -103,10 +103,19 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         last = _from_json(start)
         logs = self._present()
         resumption = decide(last, logs, False)
-        if resumption.conflicts and self._settings.input.fail_on_data_loss:
-            raise OffsetOutOfRange(f"{resumption.conflicts[0]}. To continue in spite of it: `{ACCEPT}`, then run again")
+        if resumption.conflicts:
+            if self._settings.input.fail_on_data_loss:
+                reason = f"{resumption.conflicts[0]}. To continue in spite of it: `{ACCEPT}`, then run again"
+                raise OffsetOutOfRange(reason)
+            self._accept(resumption.begun)
         record = self._next(resumption.begun, logs, bytes_of(limit))
         return start if record is None else _to_json(record)
+
+    def _accept(self, begun: BatchRecord) -> None:
+        """Record where the table continues, as the beginning of a run does: what comes next must begin there."""
+        parsing = self._beginning.committed.parsing
+        store = open_store(self._settings, self._beginning.identity)
+        store.amend(msgspec.structs.replace(begun, parsing=parsing))
 
     def _next(self, begun: BatchRecord, logs: Mapping[str, TopicLog], bytes_max: int) -> BatchRecord | None:
         run = self._beginning.run

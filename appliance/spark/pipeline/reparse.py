@@ -1,10 +1,10 @@
 """Parses lines again that the table has, after parsers have changed: those that were rejected, or all.
 
-The bytes of a rejected line are in its row (``raw``), unless a rule has dropped it; those of a parsed one only with
-``output.raw`` (``line``).  Each file with such rows is written again, and one transaction exchanges all of them.  A
-process that is killed before it has changed nothing, and what it has written goes with the next vacuum; afterwards a
-repetition finds nothing to change.  Views follow with their next refresh.  Dead letters that were sent stay as they
-are.
+The bytes of a rejected line are in its row (``raw``), unless a rule has dropped it; those of a parsed one with
+``output.raw`` (``line``), or else in its topic as long as that has them (``topic_lines``).  Each file with such rows is
+written again, and one transaction exchanges all of them.  A process that is killed before it has changed nothing, and
+what it has written goes with the next vacuum; afterwards a repetition finds nothing to change.  Views follow with their
+next refresh.  Dead letters that were sent stay as they are.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -31,6 +32,7 @@ from .startup import output_lock
 from .table_files import EVENTS, split
 from .tables import open_store, owner_of
 from .times import MICROS_MAX
+from .topic_lines import TopicLines
 from .unknown_fields import AddedColumns, schema_of
 
 BATCH_ROWS: Final = 32_768
@@ -41,7 +43,7 @@ PLACE: Final = [("topic", "ascending"), ("partition", "ascending"), ("offset", "
 class Reparsed(NamedTuple):
     """Numbers: of ``lines`` that were parsed again, ``taken`` were rejected before, and ``lost`` are rejected now only.
 
-    ``without``: lines whose bytes the table does not have; ``files``: those that were written again.
+    ``without``: lines whose bytes neither the table has nor a topic; ``files``: those that were written again.
     """
 
     lines: int
@@ -62,12 +64,11 @@ def reparse(settings: Settings, *, every: bool = False, since_us: int = 0, until
 
     Raises:
         AlreadyRunning: the pipeline is running.
-        BadValue: there is no table, its columns do not fit the configuration, or lines are not kept.
+        BadValue: there is no table, or its columns do not fit the configuration.
+        ApplianceError: the appliance, whose topics have lines that the table has not, cannot be reached.
     """
     from deltalake.exceptions import CommitFailedError
 
-    if every and not settings.output.raw:
-        raise BadValue("lines that were parsed are not kept: output.raw = true keeps those that are read from then on")
     with output_lock(settings):
         try:
             return _Reparsing(settings, every, (since_us, until_us)).run()
@@ -87,8 +88,16 @@ class _Reparsing:
         self._topics = [topic for source in settings.source for topic in source.topics]
         self._columns = AddedColumns(_extended(settings, self._transform.schema), self._transform.schema)
         self._there = DeltaEvents(settings.output).event_files()
+        self._topic_lines: TopicLines | None = None
 
     def run(self) -> Reparsed:
+        try:
+            return self._run()
+        finally:
+            if self._topic_lines is not None:
+                self._topic_lines.close()
+
+    def _run(self) -> Reparsed:
         from deltalake import CommitProperties, DeltaTable
 
         table = DeltaTable(self._files.uri(EVENTS), storage_options=self._files.options)
@@ -129,12 +138,16 @@ class _Reparsing:
         bytes_of = self._bytes_of(rows)
         kept = pc.and_not(rejected, is_dropped(rows.column(REJECTED)))
         there = pc.or_(kept, pc.is_valid(bytes_of))  # a rejected line may have no value at all
+        keys = rows.column(RAW_KEY)
+        lacking = pc.and_(pc.and_not(chosen, there), pc.invert(rejected))
+        if self._every and pc.any(lacking).as_py():
+            there, keys, bytes_of = self._with_topics(rows, lacking, (there, keys, bytes_of))
         old = rows.filter(pc.and_(chosen, there))
         without = int(pc.sum(pc.and_(chosen, pc.invert(there))).as_py() or 0)
         if not len(old):
             return NOTHING._replace(without=without), None
-        values = bytes_of.filter(pc.and_(chosen, there))
-        fresh = pa.concat_tables(self._parsed(old, values), promote_options="default")
+        keys, values = (column.filter(pc.and_(chosen, there)) for column in (keys, bytes_of))
+        fresh = pa.concat_tables(self._parsed(old, keys, values), promote_options="default")
         rows, old, fresh = (conform(table, self._columns.schema) for table in (rows, old, fresh))
         before, after = (table.column(REJECTED).null_count for table in (old, fresh))
         gone = _count_in(old, fresh, REJECTED)
@@ -154,9 +167,26 @@ class _Reparsing:
             return rows.column(RAW)
         return pc.if_else(pc.is_valid(rows.column(REJECTED)), rows.column(RAW), rows.column("line").cast(pa.binary()))
 
-    def _parsed(self, old: pa.Table, values: pa.ChunkedArray) -> Iterator[pa.Table]:
+    def _with_topics(self, rows: pa.Table, lacking: Any, columns: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+        """Which rows have bytes, their keys and their bytes, with those that topics have."""
+        if self._topic_lines is None:
+            record = open_store(self._settings).recorded()
+            assert record is not None, "the table has rows"
+            self._topic_lines = TopicLines(self._settings, record)
+        numbers = np.flatnonzero(lacking.to_numpy())
+        messages = self._topic_lines.of(rows.take(pa.array(numbers)))
+        found = np.zeros(len(rows), bool)
+        found[numbers[messages.found]] = True
+        there, keys, bytes_of = columns
+        put = (
+            pc.replace_with_mask(pa.chunked_array(column).combine_chunks(), pa.array(found), fresh)
+            for column, fresh in ((keys, messages.keys), (bytes_of, messages.values))
+        )
+        return (pc.or_(there, pa.array(found)), *(pa.chunked_array([column]) for column in put))
+
+    def _parsed(self, old: pa.Table, keys: pa.ChunkedArray, values: pa.ChunkedArray) -> Iterator[pa.Table]:
         columns = {name: old.column(name) for name in ("topic", "partition", "offset")}
-        columns |= {"key": old.column(RAW_KEY), "value": values, "timestamp": old.column("received")}
+        columns |= {"key": keys, "value": values, "timestamp": old.column("received")}
         if LINES in self._transform.schema.names:
             columns[LINES] = pc.fill_null(old.column(LINES), 1)
         if ARRIVALS in self._transform.schema.names:

@@ -90,7 +90,7 @@ def decide(
     for topic, log in logs.items():
         read = recorded.get(topic)
         ids[topic] = log.id or (read.id if read is not None else "")
-        was_read = read.ranges if read is not None and _same(read.id, log.id) else {}
+        was_read = read.ranges if read is not None and is_same(read.id, log.id) else {}
         for partition in sorted({*log.bounds, *was_read}):
             bounds = log.bounds.get(partition, NO_LOG)
             at = bounds[1] if record is None and latest else bounds[0]
@@ -99,7 +99,7 @@ def decide(
                 conflict = _conflict(topic, partition, read, log)
                 conflicts += [conflict] if conflict is not None else []
                 at = read.ranges[partition][1] if conflict is None else conflict.resumed
-                if record is not None and _same(read.id, log.id):
+                if record is not None and is_same(read.id, log.id):
                     begun_at = record.since.get(topic, {}).get(partition)
             ranges[TopicPartition(topic, partition)] = (at, at)
             since.setdefault(topic, {})[partition] = at if begun_at is None else min(at, begun_at)
@@ -114,14 +114,15 @@ def decide(
     return Resumption(begun, record is None, tuple(conflicts))
 
 
-def _same(recorded: str, now: str) -> bool:
+def is_same(recorded: str, now: str) -> bool:
+    """Whether these are ids of one topic."""
     return recorded == now or not recorded or not now
 
 
 def _conflict(topic: str, partition: int, read: TopicRead, log: TopicLog) -> Conflict | None:
     stored = read.ranges[partition][1]
     start, end = bounds = log.bounds.get(partition, NO_LOG)
-    if not _same(read.id, log.id):
+    if not is_same(read.id, log.id):
         what = f"the topic was created again (its id was {read.id}, now it is {log.id})"
         return Conflict(topic, partition, stored, bounds, what, start)
     if partition not in log.bounds:

@@ -17,7 +17,7 @@ add some of their own; ``example_views`` beside this module has some to begin wi
 window    Lines of one window decide its rows, and no other lines.  ``events`` has the column ``start``, the
           beginning of the window of each line (of multiples since 1970-01-01 UTC), and so has the answer.
 keys      The columns that, with ``start``, tell rows apart.  May be left out: one row for each window.
-cadence   How often a running pipeline refreshes the view, at most; by default a minute.
+cadence   How far a running pipeline lets the view fall behind, by default a minute: it is refreshed that often.
 topic     Rows that a refresh has computed are also sent to this topic, as JSON; by default to none.
 ========  ===============================================================================================
 

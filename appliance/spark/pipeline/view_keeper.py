@@ -58,14 +58,24 @@ class ViewKeeper:
             due = [view for view in views_of(self._settings) if self._due_s.get(view.name, now_s) <= now_s]
             self.faults.pop(DIRECTORY, None)
             if due:
+                begun_s = time.monotonic()
                 with refresher(self._settings, self._spark) as refreshing:
                     for view in due:
-                        self._due_s[view.name] = time.monotonic() + view.cadence_ms / 1000
+                        self._due_s[view.name] = begun_s + view.cadence_ms / 1000
                         self._refresh(refreshing, view)
+                        self._due_s[view.name] = begun_s + self._interval_s(view, time.monotonic() - begun_s)
         except AlreadyRunning:
             return  # a rebuild of all: look again
         except Exception as error:  # whatever it is, the thread goes on, and a run has its result
             self._fault(DIRECTORY, _text(error))
+
+    def _interval_s(self, view: View, took_s: float) -> float:
+        """From one begin to the next one, so that a row is in the view when it is as old as the cadence says.
+
+        ``took_s``: until the view was refreshed, with those before it.
+        """
+        cadence_s = view.cadence_ms / 1000
+        return max(cadence_s / 2, cadence_s - took_s - 2 * WAIT_S)
 
     def _refresh(self, refreshing: Refresher, view: View) -> None:
         try:

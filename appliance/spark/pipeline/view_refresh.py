@@ -39,7 +39,8 @@ FILE: Final = "_file"
 """A column of names of files, which no parser has."""
 RANGES_MAX: Final = 100
 WINDOWS_MAX: Final = 10_000
-"""So many windows are told apart; more are taken together to longer ones."""
+"""So many minutes, or windows, are told apart; more are taken together to longer pieces of time."""
+MINUTE_US: Final = 60_000_000
 SPARK: Final = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS", "spark.sql.session.timeZone": "UTC"}
 CAUSE_CHARACTERS_MAX: Final = 500
 
@@ -68,6 +69,7 @@ class Refresher:
         for key, value in SPARK.items():
             self._spark.conf.set(key, value)
         self._settings = settings
+        self._pieces: dict[tuple[int, str | None, int], list[int] | None] = {}
         self._staging = Path(settings.output.path) / STAGING
         shutil.rmtree(self._staging, ignore_errors=True)  # what one that was killed has left
 
@@ -140,13 +142,28 @@ class Refresher:
         files = events.changed(since)
         if not files:
             return None if files is None else []
-        times = self._rows(files, events.schema, events.partitioned_by).select(f.expr("unix_micros(time)").alias("t"))
-        unit_us = view.window_us
-        while True:
-            windows = times.select(f.expr(f"t div {unit_us}").alias("w")).distinct().limit(WINDOWS_MAX + 1).collect()
-            if len(windows) <= WINDOWS_MAX:
-                return compressed([(row.w * unit_us, (row.w + 1) * unit_us) for row in windows])
+        window_us = view.window_us
+        unit_us = window_us if window_us % MINUTE_US else MINUTE_US
+        while (touched := self._touched(events, since, files, unit_us)) is None:
             unit_us *= 100
+        bounds = ((at * unit_us, (at + 1) * unit_us) for at in touched)
+        return compressed([(first // window_us * window_us, -(-end // window_us) * window_us) for first, end in bounds])
+
+    def _touched(
+        self, events: EventVersions, since: int, files: Sequence[RowFile], unit_us: int
+    ) -> Sequence[int] | None:
+        """In which pieces of time of this length these files have rows; None: in more than are told apart.
+
+        Views are refreshed one after the other, from the same version to the same one as a rule, and it takes reading
+        the times of all rows: so it is remembered.
+        """
+        key = since, events.entry(events.latest), unit_us
+        if key not in self._pieces:
+            rows = self._rows(files, events.schema, events.partitioned_by)
+            pieces = rows.select(f.expr(f"unix_micros(time) div {unit_us}").alias("w")).distinct()
+            numbers = [row.w for row in pieces.limit(WINDOWS_MAX + 1).collect()]
+            self._pieces[key] = numbers if len(numbers) <= WINDOWS_MAX else None
+        return self._pieces[key]
 
     def _rows(self, files: Sequence[RowFile], schema: pa.Schema, partitioned_by: Sequence[str]) -> DataFrame:
         """The rows of files, with the values of their partitions, which only the log has."""
