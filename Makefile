@@ -17,7 +17,7 @@ COVERED := broker groups log records security shared wire
 
 unexport PYTHONDONTWRITEBYTECODE  # else each of the hundreds of processes that tests start compiles the package anew
 
-.PHONY: demo collect test uncovered lint coverage bench bench-smoke chaos deb rpm setup clean
+.PHONY: demo collect test lint coverage bench bench-smoke chaos deb rpm setup clean
 
 setup:
 	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 or newer here (looked for python3, python3.11 to 3.14 on PATH);" \
@@ -29,9 +29,6 @@ demo: setup
 
 test: setup
 	@$(BIN)/python -m pytest -q -n 5 --dist loadgroup --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
-
-uncovered: ARGS += $(COVERED:%=--ignore=tests/%)
-uncovered: test  # all but what `coverage` runs
 
 collect: setup  # compiles the tests and runs none
 	@$(BIN)/python -m pytest -q --collect-only $(ARGS)
