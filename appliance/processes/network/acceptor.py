@@ -19,9 +19,11 @@ Connections are also counted by address and by user (:class:`ConnectionPlaces`),
 all others: ``network.connections_per_address_max`` and ``network.connections_per_user_max``.  By default an address has
 at most 1 / PLACES_SHARE of a worker's connections, and this host, where users share one address, all.  Those that have
 not logged in yet have at most that share of all, too: for one more, the oldest of the address with the most of them is
-closed.  An honest client logs in long before, so nobody without a password keeps others away.  A connection that a
-writer serves is counted, too.  Unix sockets have no address.  Not counted by user: who has not logged in, the brokers
-of the cluster, and administrators: root, and the user of the service, through a Unix socket.
+closed.  An honest client logs in long before, so nobody without a password keeps others away.  Nor those of one's own
+address: where that has no place left, the oldest of it that has not logged in, or that has not completed its handshake,
+gives way to one that is to log in.  What a listener without a login has admitted stays.  A connection that a writer
+serves is counted, too.  Unix sockets have no address.  Not counted by user: who has not logged in, the brokers of the
+cluster, and administrators: root, and the user of the service, through a Unix socket.
 
 A connection of a TLS listener completes its handshake before it may send requests (:class:`Handshakes`).  A handshake
 has a socket and OpenSSL's state, nothing else: no inbox, no codec, no place among the connections::
@@ -48,7 +50,7 @@ import socket
 import ssl
 import struct
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -103,7 +105,7 @@ def site_of_host(host: str) -> str:
 class ConnectionPlaces:
     """Counts connections by address and by user, and makes a login their principal.
 
-    What is refused is in the audit log; the caller closes it, as Kafka does.
+    What is refused is in the audit log, and closed, as Kafka does.
     """
 
     def __init__(self, turn: Turn, limits: NetworkSection) -> None:
@@ -116,15 +118,21 @@ class ConnectionPlaces:
         """The connections that have not logged in yet, by address; the oldest first."""
         self._stranger_count = 0
 
-    def admits_address(self, accepted: AcceptedConnection, handshakes: Counter[str]) -> bool:
-        """Whether there is room for one more connection of an address; ``handshakes``: how many each site has."""
-        site = site_of_host(accepted.host)
+    def admits_address(self, accepted: AcceptedConnection, handshakes: int) -> bool:
+        """Whether there is room for one more connection of an address; ``handshakes``: how many it has begun."""
+        site = accepted.site
         is_local = site.startswith("127.") or site == LOOPBACK_SITE
         shared = self._connections_max if is_local else max(1, self._connections_max // PLACES_SHARE)
-        if not site or self._by_address[site] + handshakes[site] < (self._per_address or shared):
-            return True
+        return not site or self._by_address[site] + handshakes < (self._per_address or shared)
+
+    def refuse_address(self, accepted: AcceptedConnection) -> None:
+        """Close a connection whose address has no room for it."""
         self._turn.audit.refused(Reason.CONNECTIONS_PER_ADDRESS, "", accepted.peer, what=PER_ADDRESS_MAX)
-        return False
+        accepted.sock.close()
+
+    def strangers_of(self, site: str) -> Collection[WorkerConnection]:
+        """The connections of an address that have not logged in yet, the oldest first."""
+        return self._strangers.get(site, {})
 
     def admits(self, session: ClientSession, principal: str, peer: str) -> bool:
         """Whether there is room for one more connection of a principal, which this one will be."""
@@ -215,6 +223,11 @@ class AcceptedConnection(NamedTuple):
     def host(self) -> str:
         """The client's address without its port; "" of a Unix socket."""
         return "" if self.listener.unix else self.peer.rpartition(":")[0]
+
+    @property
+    def site(self) -> str:
+        """What the client's address is counted as: see :func:`site_of_host`."""
+        return site_of_host(self.host)
 
     @property
     def administrator(self) -> bool:
@@ -390,8 +403,8 @@ class Handshakes:
         self._steps = STEPS_PER_TURN
         self.by_fd: OrderedDict[int, _Handshake] = OrderedDict()
         """The oldest first."""
-        self.by_site: Counter[str] = Counter()
-        """How many each address has (:func:`site_of_host`)."""
+        self._by_site: dict[str, dict[int, None]] = {}
+        """The descriptors of each address (:func:`site_of_host`), the oldest first."""
 
     def reload(self, limits: Tls) -> None:
         self._limits = limits
@@ -400,13 +413,23 @@ class Handshakes:
     def begin_handshake(self, accepted: AcceptedConnection, context: ssl.SSLContext) -> None:
         """Let a new connection begin its handshake."""
         while len(self.by_fd) >= self._limits.handshakes_max:
-            fd, oldest = next(iter(self.by_fd.items()))
-            self._refuse(fd, oldest, Reason.TIMEOUT, "pushed out by newer handshakes: tls.handshakes_max")
+            self._push_out(next(iter(self.by_fd)), "tls.handshakes_max")
         transport = TlsTransport(accepted.sock, context)
         fd = accepted.sock.fileno()
         self.by_fd[fd] = _Handshake(transport, accepted, self._turn.now_ms + self._limits.handshake_ms_max)
-        self.by_site[site_of_host(accepted.host)] += 1
+        self._by_site.setdefault(accepted.site, {})[fd] = None
         self._epoll.register(fd, select.EPOLLIN)
+
+    def count_of(self, site: str) -> int:
+        """How many handshakes an address has begun and not completed."""
+        return len(self._by_site.get(site, ()))
+
+    def push_out_oldest_of(self, site: str) -> None:
+        """Close the oldest handshake of an address, which has one."""
+        self._push_out(next(iter(self._by_site[site])), PER_ADDRESS_MAX)
+
+    def _push_out(self, fd: int, bound: str) -> None:
+        self._refuse(fd, self.by_fd[fd], Reason.TIMEOUT, f"pushed out by newer handshakes: {bound}")
 
     def begin_turn(self) -> None:
         self._steps = STEPS_PER_TURN
@@ -467,7 +490,10 @@ class Handshakes:
 
     def _remove(self, fd: int, handshake: _Handshake) -> None:
         del self.by_fd[fd]
-        _count_less(self.by_site, site_of_host(handshake.accepted.host))
+        site = handshake.accepted.site
+        del self._by_site[site][fd]
+        if not self._by_site[site]:
+            del self._by_site[site]
         self._epoll.unregister(fd)
 
     def close(self) -> None:

@@ -420,8 +420,9 @@ class NetworkWorker:
         accepted = self._acceptor.accept(fd, self._connection_count, self._descriptors)
         if accepted is None:
             return
-        if not self._places.admits_address(accepted, self._handshakes.by_site):
-            accepted.sock.close()
+        has_room = self._places.admits_address(accepted, self._handshakes.count_of(accepted.site))
+        if not has_room and not self._make_room(accepted):
+            self._places.refuse_address(accepted)
             return
         if accepted.listener.tls:
             assert self._tls is not None, "the supervisor loads the files if a listener has TLS"
@@ -429,6 +430,24 @@ class NetworkWorker:
         else:
             user = user_of(accepted.uid) if accepted.listener.unix else ""
             self._add(PlainTransport(accepted.sock), accepted, user)
+
+    def _make_room(self, accepted: AcceptedConnection) -> bool:
+        """Whether a connection of the same address gives way to one that is to log in: the oldest of the larger crowd.
+
+        Of those that have not logged in, and of those that have not completed their handshake.
+        """
+        site, listener = accepted.site, accepted.listener
+        strangers = self._places.strangers_of(site) if listener.sasl else ()
+        handshakes = self._handshakes.count_of(site) if listener.sasl or listener.tls else 0
+        if strangers and len(strangers) >= handshakes:
+            self._push_out(next(iter(strangers)))
+        elif handshakes:
+            self._handshakes.push_out_oldest_of(site)
+        return bool(strangers or handshakes)
+
+    def _push_out(self, stranger: WorkerConnection) -> None:
+        self._turn.audit.refused(Reason.TIMEOUT, "", stranger.peer, what="pushed out before its login")
+        self._connections.close(stranger)
 
     def _add(self, transport: Transport, accepted: AcceptedConnection, user: str) -> None:
         """Add a connection that can be used, with its first principal; one with TLS has completed its handshake.
@@ -452,8 +471,7 @@ class NetworkWorker:
             return
         crowded = self._places.crowded_out(self._acceptor.places(self._descriptors)) if session.gated else None
         if crowded is not None:
-            self._turn.audit.refused(Reason.TIMEOUT, "", crowded.peer, what="pushed out before its login")
-            self._connections.close(crowded)
+            self._push_out(crowded)
         counters = self._counters.listener_counters(listener)
         connection = WorkerConnection(transport, listener, peer, codec, inbox, session, counters)
         self._places.hold(connection)

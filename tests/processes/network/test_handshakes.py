@@ -398,7 +398,7 @@ def test_a_reload_changes_who_needs_a_certificate(server: Server, files: Path) -
 
 
 def test_handshakes_count_for_their_address(files: Path, tmp_path: Path) -> None:
-    """Who never goes on with a handshake has its places as any other, and no more."""
+    """Who never goes on with a handshake has its places as any other, and gives way to those of its own address."""
     config = tmp_path / "appliance.toml"
     config.write_text(configuration(files).replace("handshake_ms_max = 1500", "handshake_ms_max = 60000"))
     listening = {"kafka.listen": "SSL://127.0.0.1:0", "native.listen": "", "network.connections_per_address_max": 2}
@@ -406,12 +406,20 @@ def test_handshakes_count_for_their_address(files: Path, tmp_path: Path) -> None
         Server(tmp_path / "data", config, **{"network.workers": 1, **listening}) as one,
         contextlib.ExitStack() as stack,
     ):
-        held = [stack.enter_context(socket.create_connection(address(one), 20)) for _ in range(3)]
-        assert held[2].recv(1) == b"", "the third of this address is closed"
-        with socket.create_connection(address(one), 20, ("127.0.0.2", 0)) as plain:
-            assert versions(
-                stack.enter_context(context(files, "web-1").wrap_socket(plain, server_hostname="localhost"))
-            )
-        held[0].close()
+
+        def connect(source: str = "127.0.0.1") -> socket.socket:
+            return stack.enter_context(socket.create_connection(address(one), 20, (source, 0)))
+
+        def secure(plain: socket.socket) -> ssl.SSLSocket:
+            return stack.enter_context(context(files, "web-1").wrap_socket(plain, server_hostname="localhost"))
+
+        begun = [connect() for _ in range(3)]
+        assert begun[0].recv(1) == b"", "the oldest of this address is closed"
+        complete = [secure(connect()) for _ in range(2)]
+        assert all(map(versions, complete)) and begun[2].recv(1) == b""
+        assert connect().recv(1) == b"", "nobody gives way whose handshake is complete"
+        assert versions(secure(connect("127.0.0.2")))
+        complete[0].close()
         wait_for(lambda: served(one, files, "web-1"), "there is room again")
+        assert "pushed out by newer handshakes: network.connections_per_address_max" in one.log()
         assert 'reason="connections per address"' in one.log()

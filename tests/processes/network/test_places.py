@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import resource
 import socket
-from collections import Counter
+import ssl
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -22,6 +22,7 @@ from appliance.records.encode import encode_values
 from appliance.security import scram
 from appliance.wire import native
 
+from ...support.certificates import make_certificates
 from ...support.command_line import run, succeeding
 from ...support.long import LONG
 from ...support.native_peer import TIMEOUT_S, Peer
@@ -142,6 +143,48 @@ def test_connections_of_an_address_and_of_a_user_are_bounded(
     assert 'reason="connections per user" who=User:alice' in server.log()
 
 
+def test_who_does_not_log_in_keeps_nobody_of_its_own_address_away(
+    make_appliance: Callable[..., Server], password: Path, tmp_path: Path
+) -> None:
+    """As behind a NAT: one host floods a stage of the login, and another one of the same address logs in through TLS.
+
+    What needs no login counts, but pushes nobody out: it may take all places that are left, of this address only.
+    """
+    for words in (("ca",), ("server", "127.0.0.1")):
+        make_certificates(tmp_path, *words)
+    files = {"tls.certificate": tmp_path / "server.pem", "tls.key": tmp_path / "server.key"}
+    listen = {"native.listen": f"{BOTH}, SASL_SSL://127.0.0.1:0", "network.workers": 1}
+    server = make_appliance(**listen, **files, **{"network.connections_per_address_max": PER_ADDRESS})
+    succeeding("users", "add", "alice", "--password-file", str(password), "--data", str(server.data_dir))
+    secured, context = server.address("native", "SASL_SSL"), ssl.create_default_context(cafile=tmp_path / "ca.pem")
+    with ExitStack() as stack:
+
+        def new(address: str, source: str = "127.0.0.1") -> SlowlyMade:
+            return stack.enter_context(SlowlyMade(address, source))
+
+        def logs_in(source: str = "127.0.0.1") -> bool:
+            peer = new(secured, source)
+            try:
+                peer.sock = context.wrap_socket(peer.sock, server_hostname="127.0.0.1")
+            except (ConnectionError, ssl.SSLError):
+                return False
+            return served(peer, "alice")
+
+        idle: list[SlowlyMade] = []
+        for flooded in (server.address("native", SASL), secured):
+            flood = [new(flooded) for _ in range(2 * PER_ADDRESS)]
+            idle += flood
+            assert all(map(Peer.hung_up, flood[:PER_ADDRESS])), "the oldest give way"
+            assert logs_in(), f"behind idle connections to {flooded}"
+        plain = [new(server.native) for _ in range(2 * PER_ADDRESS)]
+        assert not any(map(served, plain)), "the idle ones, which may log in, are not pushed out by these"
+        for peer in idle:
+            peer.close()
+        wait_for(lambda: served(new(server.native)), "a place to be free")
+        wait_for(lambda: not served(new(server.native)), "all to be taken")
+        assert not logs_in() and logs_in("127.0.0.2"), "the places of one address are taken, those of others are not"
+
+
 def test_who_does_not_log_in_keeps_nobody_away(make_appliance: Callable[..., Server], password: Path) -> None:
     """Method: more idle connections than there are places for all, from two addresses; others log in all the while.
 
@@ -168,7 +211,7 @@ def test_an_address_has_a_part_of_the_places_by_default() -> None:
     def admitted(peer: str) -> int:
         accepted = AcceptedConnection(cast(Any, None), Listener("kafka", "PLAINTEXT", "h:1"), peer)
         for count in range(100):
-            if not places.admits_address(accepted, Counter()):
+            if not places.admits_address(accepted, 0):
                 return count
             places.enter(ClientSession(host=accepted.host))
         return 100
