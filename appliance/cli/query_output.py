@@ -5,14 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import date, datetime, time, timedelta
-from decimal import Decimal
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Literal
@@ -20,6 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, Literal
 import typer
 
 from ..owners import refuse_others_directory
+from ..sql.plain_rows import different, plain_rows
 from . import output
 
 if TYPE_CHECKING:
@@ -64,7 +62,7 @@ def show(result: Result, form: Form) -> None:
 
 def _show_table(result: Result) -> None:
     names = result.schema.names
-    rows = (row for batch in result.batches for row in _rows(batch))
+    rows = (row for batch in result.batches for row in plain_rows(batch))
     if not sys.stdout.isatty():
         output.print_fields(names)
         for row in rows:
@@ -122,17 +120,12 @@ def _texts(result: Result, form: Form) -> Iterator[str]:
     if form == "json":
         names = different(result.schema.names)
         for batch in result.batches:
-            rows = (dict(zip(names, row, strict=True)) for row in _rows(batch))
+            rows = (dict(zip(names, row, strict=True)) for row in plain_rows(batch))
             yield "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
         return
     yield _csv([result.schema.names])
     for batch in result.batches:
-        yield _csv([[_cell(value) for value in row] for row in _rows(batch)])
-
-
-def different(names: list[str]) -> list[str]:
-    """Names of columns, those that are there twice with their number: a join has the same ones of both sides."""
-    return [name if names.count(name) == 1 else f"{name} {index}" for index, name in enumerate(names)]
+        yield _csv([[_cell(value) for value in row] for row in plain_rows(batch)])
 
 
 def _csv(rows: list[list[Any]]) -> str:
@@ -143,43 +136,3 @@ def _csv(rows: list[list[Any]]) -> str:
 
 def _cell(value: Any) -> Any:
     return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else value
-
-
-def _rows(batch: pa.RecordBatch) -> Iterator[list[Any]]:
-    """The rows, of values that JSON has."""
-    columns = [list(map(_convert(column.type), column.to_pylist())) for column in batch.columns]
-    return map(list, zip(*columns, strict=True)) if columns else iter(())
-
-
-def _convert(kind: pa.DataType) -> Callable[[Any], Any]:
-    import pyarrow as pa
-
-    plain = pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_boolean(kind)
-    if plain:
-        return lambda value: value
-    if pa.types.is_map(kind):
-        inner = _convert(kind.item_type)
-        return lambda value: None if value is None else {str(name): inner(item) for name, item in value}
-    return plain_value
-
-
-def plain_value(value: Any) -> Any:
-    """A value as JSON has it: times as ISO 8601, bytes as text, whole decimals as whole numbers; no NaN."""
-    match value:
-        case None | bool() | int() | str():
-            return value
-        case float():
-            return value if math.isfinite(value) else str(value)
-        case Decimal():
-            return int(value) if value == value.to_integral_value() else float(value)
-        case datetime() | date() | time():
-            return value.isoformat()
-        case timedelta():
-            return str(value)
-        case bytes():
-            return value.decode(errors="backslashreplace")
-        case dict():
-            return {str(name): plain_value(inner) for name, inner in value.items()}
-        case list() | tuple():
-            return [plain_value(inner) for inner in value]
-    return str(value)

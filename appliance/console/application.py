@@ -14,6 +14,7 @@
     POST  /api/act                  {verb, arguments, confirm}: see administration
     GET   /api/list?what&text&page  a page of a list: see administration.ListQuery
     GET   /api/settings?topic       the settings that hold for a topic, and where each comes from
+    POST  /api/sql                  {query}: columns and rows, see sql_queries
     GET   /api/inputs               the inputs and their states: see input_ledgers
     GET   /api/ledger?input&hours   what the sources of an input gave, by the ledger: likewise
 
@@ -63,6 +64,7 @@ from .live_events import LiveEvents, StreamPlaces
 from .message_search import ConsumedLog, Query, Search, shown
 from .observer import Observer, own_address
 from .page_files import PageFiles
+from .sql_queries import SqlQueries, SqlQuery
 from .value_decoding import MessageViews
 from .visitors import Visitor, Visitors
 
@@ -145,6 +147,7 @@ class ConsoleHandlers:
         self._data_dir, self._observer, self._visitors = data_dir, observer, visitors
         self._clock, self._cookie, self._ledger_topic = clock, cookie, ledger_topic
         self._streams = StreamPlaces()
+        self._queries = SqlQueries(views)
         self._searches = asyncio.Semaphore(SEARCHES_MAX)
         self._waiting = 0
         self._asking = asyncio.Semaphore(ASKING_MAX)
@@ -166,6 +169,7 @@ class ConsoleHandlers:
             ("POST", "/api/act", self._act),
             ("GET", "/api/list", self._list),
             ("GET", "/api/settings", self._settings),
+            ("POST", "/api/sql", self._sql),
             ("GET", "/api/inputs", self._inputs),
             ("GET", "/api/ledger", self._ledger),
         ):
@@ -354,6 +358,24 @@ class ConsoleHandlers:
         query, visitor = _query(request, administration.TopicQuery), self._visitor(request)
         return reply({"settings": await self._ask(administration.settings_of, query, visitor)})
 
+    async def _sql(self, request: Request) -> Response:
+        """A page that is closed ends its query."""
+        visitor, query = self._visitor(request), await _body(request, SqlQuery)
+        address, audit = own_address(self._data_dir), self._visitors.audit
+        tasks = [
+            asyncio.ensure_future(task)
+            for task in (self._queries.run(query, address, visitor, audit), _gone(request), self.stopping.wait())
+        ]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if not tasks[0].done():
+                raise Unavailable("the page has gone, or the console ends")
+            return reply(tasks[0].result())
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
     async def _inputs(self, request: Request) -> Response:
         visitor = self._visitor(request)
         return reply(
@@ -383,6 +405,12 @@ class ConsoleHandlers:
 
 async def _not_found(request: Request, _: Exception) -> Response:
     return reply({"error": "there is nothing at this address"}, 404)
+
+
+async def _gone(request: Request) -> None:
+    """Waits until the client has closed the connection; the body was read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def _peer(request: Request) -> str:

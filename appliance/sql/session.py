@@ -12,7 +12,7 @@ import os
 import re
 import tempfile
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import astuple
 from pathlib import Path
@@ -82,12 +82,14 @@ class Session:
         allowed: Sequence[Path] = (),
         as_bytes: bool = False,
         retry_ms: int = RETRY_MS,
+        admitted: Callable[[list[str]], Collection[str]] | None = None,
     ) -> None:
         """``parsers``: by topic, "" for none; ``pipelines``: whose tables can be named.
 
         ``allowed``: directories and files that queries may read and write.
 
-        ``retry_ms``: how long an appliance may be away.
+        ``retry_ms``: how long an appliance may be away.  ``admitted``: of topics that a query names, those that it may
+        use; errors name no others.
 
         Raises:
             BadValue: too little memory.
@@ -95,6 +97,7 @@ class Session:
         if memory_bytes < MEMORY_BYTES_MIN:
             raise BadValue(f"memory: {memory_bytes} bytes: give at least {MEMORY_BYTES_MIN // MIB} MiB")
         self._address = bootstrap, retry_ms
+        self._admitted = admitted
         self._parsers = parsers
         self._pipelines = {settings.pipeline.name: settings for settings in pipelines}
         self._parsed = {
@@ -160,6 +163,8 @@ class Session:
         try:
             known = access.patiently(lambda: access.cluster.refresh(None)).topics
             topics = _meant(named, known)
+            if self._admitted is not None:
+                topics = sorted(self._admitted(topics))
             keys = [TopicPartition(topic, number) for topic in topics for number in range(len(known[topic].leaders))]
             first, end = (access.offsets(dict.fromkeys(keys, when)) for when in (EARLIEST, LATEST))
             for topic in topics:
@@ -178,7 +183,7 @@ class Session:
             for name, settings in self._pipelines.items():
                 if name.lower() in lower:
                     self._give_tables(name, tables_of(settings, reading, access))
-            return sorted(known)
+            return topics if self._admitted is not None else sorted(known)
         finally:
             access.close()
 

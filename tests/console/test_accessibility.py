@@ -43,6 +43,7 @@ PAGES: Final = {
     "rules": ("#/access/rules", "document.querySelector('tbody tr')"),
     "quotas": ("#/access/quotas", "document.querySelector('tbody tr')"),
     "clients": ("#/clients", "document.querySelector('tbody tr')"),
+    "sql": ("#/sql", "document.querySelector('textarea')"),
     "no such page": ("#/nowhere", "document.querySelector('h1')"),
 }
 """Where each is, and what is there when it is shown."""

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium: 
 
 HOSTILE = "<img src=x onerror=document.title='broken'>\u202e\"'`${1}</script>"
 USERS = ("root", "bob")
-"""The super user, and one who may look at everything and change nothing."""
+"""The super user, and one who may look at everything and change nothing; ``eve`` may do nothing at all."""
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, standalone: Ensemble) -> It
     settings = {"console.listen": "127.0.0.1:0", "zookeeper.connect": fresh_connect(standalone), **rights} | ACCESS
     with Server(tmp_path_factory.mktemp("actions") / "data", **settings) as server:
         with contextlib.closing(local(server)) as cluster:
-            for user in USERS:
+            for user in (*USERS, "eve"):
                 verifier = encode_verifier(make_verifier("SCRAM-SHA-256", user.encode(), 4096))
                 cluster.admin("put_user", {"name": user, "verifiers": {"SCRAM-SHA-256": verifier}, "new": True})
             kinds = (("Topic", "*"), ("Group", "*"), ("Cluster", "kafka-cluster"))
@@ -406,12 +406,45 @@ def test_nothing_can_be_changed_without_a_login(page: Browser, server: Server) -
         "#/clients",
         "#/trash",
         "#/topics",
+        "#/sql",
     ):
         visit(page, server, place)
         page.wait("document.body.innerText.includes('Nothing is shown before a login')")
         assert not page.evaluate("document.querySelector('main table, main .danger')")
     # What was on its way when bob logged out is refused, which Chromium notes by itself.
     page.console[:] = [line for line in page.console if "401 (Unauthorized)" not in line]
+
+
+def test_sql(page: Browser, server: Server, admin: Admin) -> None:
+    """Who may read a topic asks it; for who may not there is none; a wrong query is told as such."""
+    admin.create_topic("asked")
+    with Producer(server.state["listeners"]["local"]) as producer:
+        producer.send("asked", HOSTILE.encode()).result(60)
+    answer = "document.querySelector('.result tbody')?.innerText"
+    problem = "document.querySelector('.problem:not([hidden])')?.innerText"
+
+    def ask(query: str) -> None:
+        page.evaluate(f"document.querySelector('textarea').value = {json.dumps(query)}")
+        click(page, "Run")
+
+    log_in(page, server, "bob", "#/sql?query=select+partition,+value+from+asked")
+    page.evaluate("document.querySelector('textarea').focus()")
+    assert not page.evaluate(answer), "an address runs nothing by itself"
+    click(page, "Run")
+    page.wait(f"{answer}?.includes('<img src=x')", "the message")
+    assert page.evaluate("document.title") == "SQL · appliance"
+    for width, height in ((400, 800), (800, 1000), (1280, 800), (2000, 1200)):
+        page.resize(width, height)
+        assert fits(page), width
+        shoot(page, f"sql-{width}")
+    ask("copy (select 1) to '/tmp/appliance-sql-page'")
+    page.wait(f"{problem}?.includes('disabled')", "the refusal")
+    forget_the_answer(page)
+    log_in(page, server, "eve", "#/sql")
+    ask("select * from asked")
+    page.wait(f"{problem}?.includes(\"no topic 'asked'\")", "no topic")
+    forget_the_answer(page)
+    admin.delete_topic("asked")
 
 
 @pytest.mark.long

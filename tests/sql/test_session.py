@@ -182,6 +182,13 @@ def test_a_query_sees_one_state_of_a_topic(appliance: Server, topics: Topics, se
         ("select * from read_csv('/etc/passwd')", InvalidRequest, "file system operations are disabled"),
         ("copy (select 1) to '/tmp/appliance-sql-test.csv'", InvalidRequest, "file system operations are disabled"),
         ("select * from session", UnknownPartition, "no topic 'session'"),  # a variable of this module
+        ("select * from glob('/etc/*')", InvalidRequest, "file system operations are disabled"),
+        ("select * from '/etc/passwd'", UnknownPartition, "no topic '/etc/passwd'"),
+        ("attach '/tmp/appliance-sql-test.db' as other", InvalidRequest, "file system operations are disabled"),
+        ("export database '/tmp/appliance-sql-test'", InvalidRequest, "disabled"),
+        ("install httpfs", InvalidRequest, "disabled"),
+        ("load '/tmp/appliance-sql-test.duckdb_extension'", InvalidRequest, "disabled"),
+        ("select getenv('HOME')", InvalidRequest, "getenv"),
         ("set enable_external_access = true", InvalidRequest, "locked"),
         ("set memory_limit = '100GB'", InvalidRequest, "locked"),
     ],

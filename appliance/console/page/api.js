@@ -38,7 +38,7 @@ export async function download(path, query, signal) {
   return { blob: await response.blob(), messages: Number(response.headers.get("x-messages")), complete: !response.headers.get("x-cursor") };
 }
 
-export function post(path, body) {
+export function post(path, body, signal = undefined) {
   const headers = { "content-type": "application/json", "x-csrf-token": csrf };
-  return call(path, { method: "POST", headers, body: JSON.stringify(body) });
+  return call(path, { method: "POST", headers, body: JSON.stringify(body), signal });
 }

@@ -6,6 +6,7 @@ import { close, connection, look, onChange, rows } from "./live.js";
 import { group, groups, isPipeline } from "./groups.js";
 import { input, inputs } from "./inputs.js";
 import { overview } from "./overview.js";
+import { sql } from "./sql.js";
 import { askLogin, logOut, refresh, session } from "./session.js";
 import { topic, topics, trash } from "./topics.js";
 
@@ -15,7 +16,7 @@ const banner = document.getElementById("banner");
 const dot = document.getElementById("state-dot");
 const loginButton = document.getElementById("login");
 const themeButton = document.getElementById("theme");
-const LINKS = [["", "Overview"], ["topics", "Topics"], ["groups", "Groups"], ["inputs", "Inputs"], ["pipelines", "Pipelines"], ["clients", "Clients"], ["access", "Access"]];
+const LINKS = [["", "Overview"], ["topics", "Topics"], ["groups", "Groups"], ["inputs", "Inputs"], ["pipelines", "Pipelines"], ["sql", "SQL"], ["clients", "Clients"], ["access", "Access"]];
 const THEMES = [["", "◐", "Colours: as the system"], ["light", "☀", "Colours: light"], ["dark", "☾", "Colours: dark"]];
 let view = null;
 
@@ -36,6 +37,7 @@ function make({ parts: [section, name = "", tab = ""], query }) {
   if (section === "groups") return name ? group(name) : groups(false);
   if (section === "pipelines") return groups(true);
   if (section === "inputs") return name ? input(name) : inputs();
+  if (section === "sql") return sql(query);
   if (section === "trash") return trash();
   if (section === "clients") return clients();
   if (section === "access") return access(name);
