@@ -9,6 +9,7 @@ partitions of a topic, and ``put_user`` comes with the password, which becomes v
     delete_topic    {name}                                           the topic
     undelete_topic  {name or id, new_name?}                          nothing
     trim            {name, to: "latest" or "time", time_ms?}         the topic
+    alter_group     {group, settings}                                nothing
     delete_offsets  {group}: the whole group                         the group
     put_user        {name, password, new}                            nothing
     alter_user      {name, locked?, expires_ms?, kick?}              nothing
@@ -99,6 +100,7 @@ KINDS: Final[dict[str, ActKind]] = {
     "delete_topic": ActKind("delete_topic", OneTopic, lambda topic: str(topic.name)),
     "undelete_topic": ActKind("undelete_topic", native_admin.UndeleteTopic),
     "trim": ActKind("delete_records", Trim, lambda topic: str(topic.name)),
+    "alter_group": ActKind("alter_group", native_admin.AlterGroup),
     "delete_offsets": ActKind("delete_offsets", WholeGroup, lambda group: str(group.group)),
     "put_user": ActKind("put_user", Password),
     "alter_user": ActKind("alter_user", native_admin.AlterUser),

@@ -70,6 +70,7 @@ SAMPLES: dict[str, tuple[dict[str, Any], str]] = {
     "delete_topic": ({"name": "kept"}, "kept"),
     "undelete_topic": ({"name": "kept"}, ""),
     "trim": ({"name": "kept", "to": "latest"}, "kept"),
+    "alter_group": ({"group": "kept", "settings": {"consumer.session.timeout.ms": "50000"}}, ""),
     "delete_offsets": ({"group": "kept"}, "kept"),
     "put_user": ({"name": "eve", "password": "long enough", "new": True}, ""),
     "alter_user": ({"name": "bob", "locked": True}, ""),

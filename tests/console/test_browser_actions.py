@@ -214,6 +214,17 @@ def test_reset_and_delete_a_group(page: Browser, server: Server, admin: Admin, u
         assert admin.offsets(group)["read", 0] > 0
     else:  # who may read with a group and its topic may move it: as `appliance groups reset`
         done(page)
+    settings = "[...document.querySelectorAll('section')].at(-2).innerText"
+    page.wait(f"{settings}.includes('consumer.session.timeout.ms') && {settings}.includes('the default')")
+    click(page, "Change settings")
+    fill(page, settings="consumer.session.timeout.ms = 50000")
+    send(page)
+    if user == "bob":
+        refused(page)
+    else:
+        done(page)
+        page.wait(f"{settings}.includes('50000 (50 s)') && {settings}.includes('this group')", "the new setting")
+        shoot(page, "group-settings")
     click(page, "Delete the group")
     typing_opens(page, group)
     send(page)

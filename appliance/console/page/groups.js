@@ -1,10 +1,11 @@
 // The list of groups with their lag, and one group: members, offsets, moving them.
 
 import { post } from "./api.js";
-import { act, ask, button } from "./dialogs.js";
+import { act, ask, button, settingsOf } from "./dialogs.js";
 import { ago, badge, compact, count, duration, el, plural, route, setText, size } from "./dom.js";
 import { rows } from "./live.js";
 import { session } from "./session.js";
+import { nearestFirst, settingsTable } from "./settings.js";
 import { Table } from "./table.js";
 
 const PIPELINE = "pipeline-";
@@ -78,6 +79,7 @@ export function group(name) {
       { name: "seconds", label: "Behind", number: true, value: (row) => row.lag_seconds, show: (row) => duration(row.lag_seconds) },
     ],
   });
+  const held = settingsTable();
   const moving = session.user ? moveForm(name) : null;
   const update = () => {
     const row = rows("groups").get(name);
@@ -88,14 +90,25 @@ export function group(name) {
     if (!detail) return;
     members.update(new Map(detail.members.map((member) => [member.id, member])));
     offsets.update(new Map(detail.partitions.map((one) => [`${one.topic}-${one.partition}`, one])));
+    held.update(nearestFirst(Object.entries(detail.settings).map(([key, value]) => ({ name: key, value, source: detail.sources[key] }))));
     moving?.update(detail);
   };
   const crumb = el("p", { class: "crumb" }, el("a", { href: route("groups"), text: "Groups" }));
   const element = el("div", {}, crumb, heading, about,
     el("section", { "aria-labelledby": "offsets-title" }, el("h2", { id: "offsets-title", text: "Offsets and lag" }), offsets.element),
-    el("section", { "aria-labelledby": "members-title" }, el("h2", { id: "members-title", text: "Members" }), members.element));
-  if (moving) element.append(moving.element, el("p", { class: "actions" }, button("Delete the group", () => remove(name), true)));
+    el("section", { "aria-labelledby": "members-title" }, el("h2", { id: "members-title", text: "Members" }), members.element),
+    el("section", { "aria-labelledby": "settings-title" }, el("h2", { id: "settings-title", text: "Settings" }),
+      el("p", { class: "note", text: "They hold for members of the consumer protocol (group.protocol=consumer); others bring their own." }), held.element));
+  if (moving) element.append(moving.element, el("p", { class: "actions" }, button("Change settings", () => configure(name)), button("Delete the group", () => remove(name), true)));
   return { element, heading, title: name, update };
+}
+
+function configure(name) {
+  const lines = el("textarea", { name: "settings", rows: "3", spellcheck: "false", placeholder: "consumer.session.timeout.ms=60000" });
+  ask({
+    title: "Change the settings of a group", note: "NAME=VALUE on each line; NAME= takes one back.", fields: [el("label", { class: "field" }, el("span", { text: "Settings" }), lines)], label: "Change",
+    send: (given) => act("alter_group", { group: name, settings: settingsOf(given.settings) }),
+  });
 }
 
 function remove(name) {

@@ -8,6 +8,7 @@ import { listing } from "./listing.js";
 import { rateOf, rows } from "./live.js";
 import { messages } from "./messages.js";
 import { session } from "./session.js";
+import { nearestFirst, settingsTable } from "./settings.js";
 import { Table } from "./table.js";
 
 export function topics() {
@@ -196,44 +197,15 @@ function readers() {
   return { element: table.element, update: () => table.update(rows("readers")) };
 }
 
-const SOURCES = { topic: "this topic", pattern: "the pattern", configuration: "the configuration", default: "the default" };
-
-const FOREVER_MS = 2 ** 62;
-
-/** What an amount is in larger units: " (7 d)". */
-function inWords({ name, value }) {
-  const amount = Number(value);
-  if (!(amount > 0) || amount > FOREVER_MS) return "";
-  if (name.endsWith(".ms") && amount >= 1000) return ` (${duration(amount / 1000)})`;
-  return name.endsWith(".bytes") && amount >= 1024 ? ` (${size(amount)})` : "";
-}
-
-/** In words: "pattern web-*" is of the pattern web-*. */
-function comesFrom({ source }) {
-  const [kind, pattern] = source.split(" ");
-  return pattern ? `${SOURCES[kind]} ${pattern}` : SOURCES[kind];
-}
-
 /** The settings that hold, with where each comes from: those of the topic first. */
 function settings(name) {
-  const table = new Table({
-    label: "Settings",
-    nothing: "",
-    columns: [
-      { name: "name", label: "Setting", head: true, value: (row) => row.name, show: (row) => row.name },
-      { name: "value", label: "Value", show: (row) => el("span", {}, el("code", { text: row.value }), inWords(row)) },
-      { name: "source", label: "Comes from", value: (row) => row.source, show: comesFrom },
-    ],
-  });
+  const table = settingsTable();
   const problem = el("p", { class: "problem", role: "alert", hidden: true });
   const asked = new AbortController();
   async function load() {
     try {
       const found = await get("api/settings", { topic: name }, asked.signal);
-      const sources = Object.keys(SOURCES);
-      const rank = (row) => sources.indexOf(row.source.split(" ")[0]);
-      const sorted = found.settings.sort((a, b) => rank(a) - rank(b) || (a.name < b.name ? -1 : 1));
-      table.update(new Map(sorted.map((row) => [row.name, row])));
+      table.update(nearestFirst(found.settings));
       problem.hidden = true;
     } catch (error) {
       if (error.name === "AbortError") return;
