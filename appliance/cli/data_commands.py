@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 import typer
 
 from .. import units
-from ..errors import ApplianceError, MessageTooLarge, Unavailable
+from ..errors import ApplianceError, MessageTooLarge, Unavailable, UnknownPartition
 from ..owners import open_as_owner
 from ..wire.requests import EARLIEST, LATEST
 from . import ending, output
@@ -54,7 +55,7 @@ JOIN_S_MAX = 10.0
 CLOSE_S = 5.0
 """How long ``produce`` continues to deliver after it was ended or has failed."""
 FilesArgument = Annotated[
-    list[Path] | None, typer.Argument(metavar="[FILE]...", readable=False, help="Files; standard input if none.")
+    list[Path] | None, typer.Argument(metavar="[FILE]...", readable=False, help="Files; standard input if none, or -.")
 ]
 KeySeparatorOption = Annotated[
     str | None,
@@ -155,12 +156,18 @@ def produce(
     """
     general = parse_headers(headers or [])
     parse = _parse_of(form, long_lines, key, key_separator, general, template)
-    for path in files or []:
+    paths = [] if files == [Path("-")] else files or []
+    for path in paths:
         open_as_owner(path).close()  # all or none: a missing file is found before the first line is sent
     listener = address(data, connect)
     with cluster(None, listener) as asked:  # fails at once when nobody is there; a producer would go on trying
         asked.refresh([topic])
-        message_bytes_max = int(asked.topic(topic).settings["max.message.bytes"])
+        try:
+            message_bytes_max = int(asked.topic(topic).settings["max.message.bytes"])
+        except UnknownPartition as error:
+            quoted = shlex.quote(topic)
+            makes = f"`appliance topics create {quoted}` makes it"
+            raise UnknownPartition(f"{error}", remedy=f"`appliance topics list` shows what there is, {makes}") from None
     long = LongLines(long_lines, message_bytes_max, details_bytes(None if key is None else os.fsencode(key), general))
     parsed = key_separator is not None or template is not None
     if form == "json" or (long_lines == "refuse" and (codec != "none" or parsed)):
@@ -170,7 +177,7 @@ def produce(
     begun = time.monotonic()
     producer = Producer(listener, acks=acks, codec=codec, client_name="appliance-produce")
     with ending.end_in_order(), _Sending(producer, listener, topic, partition, parse, long) as sending:
-        for source in _contents(files or [], long) if form == "file" else _sources(files or [], long):
+        for source in _contents(paths, long) if form == "file" else _sources(paths, long):
             sending.send(source)
         sending.finish()
     _summarize(topic, sending, long, time.monotonic() - begun, as_json=as_json)

@@ -88,7 +88,7 @@ class SqlQueries:
         except TimeoutError:
             raise RequestTimedOut(
                 f"the query took more than {self._query_s_max:g} s: ask for less, as by timestamp > now() - interval"
-                " 5 minutes, or ask `appliance sql` in a shell, which has no such bound"
+                " 5 minutes, or ask `appliance sql QUERY` in a shell, which has no such bound"
             ) from None
         finally:
             self._waiting -= 1

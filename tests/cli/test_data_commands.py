@@ -150,7 +150,7 @@ def test_keys_and_partitions(appliance: Server, topic: str) -> None:
     said = succeeding("consume", topic, "--from", "earliest", "--max", "2", "--key-separator", "=", *at)
     assert sorted(said.out.splitlines()) == ["k=v", "none"]
     succeeding("topics", "alter", topic, "--partitions", "3", *at)
-    succeeding("produce", topic, "--partition", "2", "--acks", "1", *at, stdin=b"here\n")
+    succeeding("produce", topic, "-", "--partition", "2", "--acks", "1", *at, stdin=b"here\n")
     said = succeeding("consume", topic, "--from", "earliest", "--partition", "2", "--timeout", "0.2", *at)
     assert "here\n" in said.out
 
@@ -161,6 +161,7 @@ def test_what_is_refused(appliance: Server, topic: str) -> None:
     for words, stdin, status, says in [
         (("produce", topic), b"x" * 300, 65, "max.message.bytes"),
         (("produce", topic, "--partition", "7"), b"x", 66, "partitions 0 to 1"),
+        (("produce", "xqzw"), b"x", 66, "`appliance topics create xqzw` makes it"),
         (("produce", topic, "--key-separator", ""), b"", 2, "must not be empty"),
         (("consume", topic, "--partition", "7"), b"", 66, "partitions 0 to 1"),
         (("consume", topic, "--from", "5"), b"", 2, "--partition"),
