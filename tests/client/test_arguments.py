@@ -105,7 +105,7 @@ PARAMETERS: dict[str, tuple[Any, ...]] = {
 }
 """What each parameter cannot be.  One that a verb may leave out takes None."""
 
-NOT_VERBS = {"disown", "wait_for", "call_when_done", "go_back", "check_usable", "take", "ask"} | {
+NOT_VERBS = {"disown", "wait_for", "call_when_done", "go_back", "check_usable", "take_messages", "ask"} | {
     *("begin_transaction", "deliver", "drop", "check_transactional", "proof", "handed_out", "on_committed"),
     *("offer", "offer_values", "make_way", "knows", "hurry", "fill", "fill_values"),
 }

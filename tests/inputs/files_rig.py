@@ -66,7 +66,8 @@ class Log:
 
     def open_room(self) -> None:
         self.has_room = True
-        self._turn.set_result(None)
+        if not self._turn.done():  # else the input has just gone on to a scan, and looks again
+            self._turn.set_result(None)
 
     def send(self, topic: str, partition: int, values: list[bytes], tails: list[bytes]) -> asyncio.Future[Placed]:
         done: asyncio.Future[Placed] = asyncio.get_running_loop().create_future()

@@ -11,7 +11,15 @@ import pytest
 from appliance import client
 from appliance.client import aio
 
-FOR_OTHER_MODULES = {"disown", "go_back", "check_usable", "prepare", "prepare_batches", "take", "take_batches"} | {
+FOR_OTHER_MODULES = {
+    "disown",
+    "go_back",
+    "check_usable",
+    "prepare",
+    "prepare_batches",
+    "take_batches",
+    "take_messages",
+} | {
     *("messages_ready", "batches_ready", "interrupt", "abort", "offer", "offer_values", "make_way", "knows", "hurry"),
     *("wait_for", "call_when_done", "check_may_wait", "begin_transaction", "deliver", "drop", "foreign"),
     *("check_transactional", "proof", "handed_out", "on_committed", "fill", "decoded", "fill_values"),
