@@ -301,7 +301,7 @@ class Group:
         self._remove(old, Code.FENCED_INSTANCE_ID)
         member_id = join.new_member_id(self.new_id())
         member = Member.from_join(member_id, join, now_ms)
-        member.assignment = old.assignment
+        member.assign(old.assignment)
         if not self.members:
             self.protocol_type = join.protocol_type
         self.roster.add_member(member)
@@ -320,7 +320,8 @@ class Group:
         """Begin a rebalance, unless one is in progress."""
         if self.state is not GroupState.PREPARING:
             for member in self.members.values():
-                member.assignment = b"" if self.state is GroupState.COMPLETING else member.assignment
+                if self.state is GroupState.COMPLETING:
+                    member.assign(b"")
                 if member.syncing is not None:
                     self._answer_sync(member, Synced(Code.REBALANCE_IN_PROGRESS), now_ms)
             delay_ms = self.limits.initial_delay_ms if self.state is GroupState.EMPTY else 0
@@ -357,7 +358,7 @@ class Group:
         self._unsynced = set(self.members)
         self._deadlines.begin_sync(now_ms, self.roster.rebalance_ms)
         for member in self.members.values():
-            member.assignment = b""
+            member.assign(b"")
         for member in present:
             token, member.joining = member.joining, None
             member.renew(now_ms)
@@ -366,7 +367,7 @@ class Group:
     def _assign(self, assignments: dict[str, bytes], now_ms: int) -> None:
         self.state, self.registered, self.saved = GroupState.STABLE, False, False
         for member in self.members.values():
-            member.assignment = assignments.get(member.id, b"")
+            member.assign(assignments.get(member.id, b""))
             if member.syncing is not None:
                 self._answer_sync(member, _synced(self, member), now_ms)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Final
 
 from ..wire.kafka.codes import Code
 from .messages import MEMBER_BYTES, Join, Metadata, Token, metadata_bytes
@@ -12,7 +14,11 @@ from .messages import MEMBER_BYTES, Join, Metadata, Token, metadata_bytes
 
 @dataclass(slots=True)
 class Member:
-    """One member.  ``joining`` and ``syncing``: the tokens of its unanswered requests."""
+    """One member.  ``joining`` and ``syncing``: the tokens of its unanswered requests.
+
+    ``size``: bytes kept for it.  ``offered``: the names of its protocols.  Both are kept, since every request to a
+    group asks them of all its members.
+    """
 
     id: str
     instance: str | None
@@ -25,6 +31,11 @@ class Member:
     assignment: bytes = b""
     joining: Token = None
     syncing: Token = None
+    size: int = field(init=False)
+    offered: frozenset[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._measure()
 
     @classmethod
     def from_join(cls, member_id: str, join: Join, now_ms: int) -> Member:
@@ -44,6 +55,16 @@ class Member:
         self.client_id, self.client_host = join.client_id, join.client_host
         self.session_ms, self.rebalance_ms = join.session_ms, join.rebalance_ms
         self.protocols = join.protocols
+        self._measure()
+
+    def _measure(self) -> None:
+        names = len(self.id) + len(self.instance or "") + len(self.client_id)
+        self.size = MEMBER_BYTES + names + len(self.assignment) + metadata_bytes(self.protocols)
+        self.offered = frozenset(offer.protocol for offer in self.protocols)
+
+    def assign(self, assignment: bytes) -> None:
+        self.size += len(assignment) - len(self.assignment)
+        self.assignment = assignment
 
     def renew(self, now_ms: int) -> None:
         """Begin the member's session anew, after a request of it."""
@@ -53,14 +74,11 @@ class Member:
     def waits(self) -> bool:
         return self.joining is not None or self.syncing is not None
 
-    @property
-    def size(self) -> int:
-        """Bytes kept for this member."""
-        names = len(self.id) + len(self.instance or "") + len(self.client_id)
-        return MEMBER_BYTES + names + len(self.assignment) + metadata_bytes(self.protocols)
-
     def metadata(self, protocol: str) -> bytes:
         return next((offer.data for offer in self.protocols if offer.protocol == protocol), b"")
+
+
+_SIZE: Final = attrgetter("size")
 
 
 @dataclass(slots=True)
@@ -75,7 +93,7 @@ class Members:
     def size(self) -> int:
         """Bytes kept for all members."""
         expected_bytes = sum(MEMBER_BYTES + len(member_id) for member_id in self.expected)
-        return expected_bytes + sum(member.size for member in self.by_id.values())
+        return expected_bytes + sum(map(_SIZE, self.by_id.values()))
 
     @property
     def rebalance_ms(self) -> int:
@@ -84,7 +102,10 @@ class Members:
 
     def deadlines_ms(self) -> list[int]:
         """The deadlines of given ids, and of the sessions of members without a waiting request."""
-        return [*self.expected.values(), *(member.expires_ms for member in self.by_id.values() if not member.waits)]
+        resting = [
+            member.expires_ms for member in self.by_id.values() if member.joining is None and member.syncing is None
+        ]
+        return [*self.expected.values(), *resting]
 
     def late(self, now_ms: int) -> set[str]:
         """Forget given ids whose time is over; return the members whose sessions have ended."""
@@ -118,11 +139,11 @@ class Members:
         """Whether all members would share a protocol.  ``own_id``: the member whose offers these replace."""
         if not join.protocol_type or not join.protocols:
             return False
-        others = [member for member in self.by_id.values() if member.id != own_id]
+        others = [member.offered for member in self.by_id.values() if member.id != own_id]
         if not others:
             return True
-        return join.protocol_type == protocol_type and bool(
-            common_protocols([*(member.protocols for member in others), join.protocols])
+        return join.protocol_type == protocol_type and any(
+            all(offer.protocol in offered for offered in others) for offer in join.protocols
         )
 
     def elect_protocol(self) -> str:

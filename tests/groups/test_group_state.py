@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import count
 from typing import Any
 
 import pytest
 
+from appliance.groups import members
 from appliance.groups.group_state import Group, GroupState
-from appliance.groups.messages import Join, Joined, Limits, MemberReply, Metadata, Sync, Synced
+from appliance.groups.messages import Join, Joined, Limits, MemberReply, Metadata, Sync, Synced, metadata_bytes
 from appliance.wire.kafka.codes import Code
 
 RANGE = (Metadata("range", b"r"),)
@@ -387,6 +389,24 @@ def test_an_administrator_removes_a_static_member_by_name() -> None:
     assert table.group.leave("", "nobody", 0) is Code.UNKNOWN_MEMBER_ID
     assert table.group.leave("", "one", 0) is Code.NONE
     assert table.group.idle
+
+
+def test_what_a_member_keeps_is_measured_with_its_own_requests_and_not_with_those_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Goal: a rebalance costs in proportion to its members, and not to their square."""
+    measured: list[int] = []
+
+    def measure(protocols: Iterable[Metadata]) -> int:
+        measured.append(1)
+        return metadata_bytes(protocols)
+
+    monkeypatch.setattr(members, "metadata_bytes", measure)
+    table = Table()
+    for number in range(300):
+        table.join(f"join {number}")
+        assert table.group.size > number, "asked after each request, for the bound of all groups"
+    assert len(measured) <= 2 * 300
 
 
 # Positions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -389,6 +390,9 @@ class AnyInterleaving(RuleBasedStateMachine):
         groups = [group for name in names if (group := self.members.get(name))]
         assert all(len(g.members) + len(g.roster.expected) <= LIMITS.members_max for g in groups)
         assert self.members._size == sum(g.size for g in groups) <= LIMITS.bytes_max
+        for member in [member for group in groups for member in group.members.values()]:
+            measured = replace(member)
+            assert (member.size, member.offered) == (measured.size, measured.offered)
         assert len(self.members._alarms) <= 2 * LIMITS.groups_max + 64
 
     def teardown(self) -> None:
