@@ -78,7 +78,7 @@ class _Codec:
 
     async def encode(self, answer: Mapping[str, Any], reply_to: tuple[int, int, int]) -> bytes:
         """See :func:`appliance.wire.kafka.forwarded.encode`."""
-        if _rows(answer) <= AT_ONCE_ROWS_MAX:
+        if not _has_more_rows(answer, AT_ONCE_ROWS_MAX):
             return forwarded.encode(answer, *reply_to)
         return await asyncio.get_running_loop().run_in_executor(self._thread, forwarded.encode, answer, *reply_to)
 
@@ -91,18 +91,23 @@ def _errors(answer: Mapping[str, Any]) -> int:
     count = int(bool(answer.get("error_code")))
     for value in answer.values():
         if isinstance(value, list):
-            count += sum(_errors(element) for element in value if isinstance(element, dict))
+            for element in value:
+                if isinstance(element, dict):
+                    count += _errors(element)
     return count
 
 
-def _rows(answer: Mapping[str, Any]) -> int:
-    """The number of elements in the arrays of an answer, at all depths."""
-    count = 0
-    for value in answer.values():
-        if isinstance(value, list):
-            count += len(value)
-            count += sum(_rows(element) for element in value if isinstance(element, dict))
-    return count
+def _has_more_rows(answer: Mapping[str, Any], rows: int) -> bool:
+    """Whether the arrays of an answer have more elements than this, at all depths."""
+    arrays = [value for value in answer.values() if isinstance(value, list)]
+    while arrays and rows >= 0:
+        array = arrays.pop()
+        rows -= len(array)
+        if rows >= 0:
+            for element in array:
+                if isinstance(element, dict):
+                    arrays += [value for value in element.values() if isinstance(value, list)]
+    return rows < 0
 
 
 class KafkaApis:

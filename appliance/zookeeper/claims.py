@@ -254,9 +254,10 @@ def decoded(group: str, values: Mapping[TopicPartition, bytes]) -> dict[TopicPar
     """Those that can be read; others are named in the log."""
     offsets = {}
     for part, value in values.items():
-        offset = readable(paths.decode_offset, paths.offset(group, part), value)
-        if offset is not None:
-            offsets[part] = offset
+        try:
+            offsets[part] = paths.parse_offset(value)
+        except ValueError:
+            readable(paths.decode_offset, paths.offset(group, part), value)
     return offsets
 
 

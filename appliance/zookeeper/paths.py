@@ -32,7 +32,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -274,13 +274,21 @@ def encode_offset(committed: CommittedOffset) -> bytes:
     return msgspec.json.encode(_Offset(*committed))
 
 
+_OFFSETS: Final = msgspec.json.Decoder(_Offset)
+
+
+def parse_offset(value: bytes) -> CommittedOffset:
+    """Raises ValueError, of which msgspec's errors and UnicodeDecodeError are some."""
+    stored = _OFFSETS.decode(value) if value[:1] == b"{" else _Offset(int(value))
+    if not -OFFSET_MAX <= stored.offset <= OFFSET_MAX:
+        raise ValueError("no offset of 64 bits")
+    return CommittedOffset(stored.offset, stored.metadata, stored.topic_id, stored.leader_epoch)
+
+
 def decode_offset(path: str, value: bytes) -> CommittedOffset:
     try:
-        stored = _Offset(int(value)) if value[:1] != b"{" else msgspec.json.decode(value, type=_Offset)
-        if not -OFFSET_MAX <= stored.offset <= OFFSET_MAX:
-            raise ValueError("no offset of 64 bits")
-        return CommittedOffset(stored.offset, stored.metadata, stored.topic_id, stored.leader_epoch)
-    except ValueError as error:  # msgspec's errors and UnicodeDecodeError are ValueErrors
+        return parse_offset(value)
+    except ValueError as error:
         raise _unreadable(path, value, error) from None
 
 

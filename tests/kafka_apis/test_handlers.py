@@ -14,7 +14,7 @@ import pytest
 from appliance.errors import DiskFull, ProtocolFault
 from appliance.kafka_apis import settings_api
 from appliance.kafka_apis.appliance import OffsetSpan
-from appliance.kafka_apis.handlers import AT_ONCE_BYTES_MAX, AT_ONCE_ROWS_MAX
+from appliance.kafka_apis.handlers import AT_ONCE_BYTES_MAX, AT_ONCE_ROWS_MAX, _has_more_rows
 from appliance.kafka_apis.refusals import ASKED_BY_HANDLERS, check_asked
 from appliance.kafka_apis.topic_api import TopicApi
 from appliance.security.acls import UNRESTRICTED, NotedAccess, Operation, ResourceType, Rights
@@ -261,3 +261,10 @@ def test_a_handler_that_forgets_to_ask_reaches_nobody(monkeypatch: pytest.Monkey
     cluster.authorizes = True
     with pytest.raises(ProtocolFault, match="DeleteRecords has not asked"):
         run(Client(cluster).ask("DeleteRecords", topics=topics))
+
+
+@pytest.mark.parametrize("rows", range(9))
+def test_answers_of_many_rows_are_told_from_small_ones_at_all_depths(rows: int) -> None:
+    """Six elements: two topics, one with three partitions, and one number."""
+    topics = [{"name": "a", "partitions": [{"index": number} for number in range(3)]}, {"name": "b", "partitions": []}]
+    assert _has_more_rows({"error_code": 0, "topics": topics, "numbers": [7]}, rows) == (rows < 6)
