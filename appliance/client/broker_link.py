@@ -13,6 +13,8 @@ from .broker_connection import Address, BrokerConnection, ConnectionReply
 from .partition_queue import PartitionQueue
 
 CONNECT_TIMEOUT_S: Final = 5.0
+STILL_S: Final = 0.05
+"""A broker that has not answered for so long is not about to."""
 
 
 class RoutedQueue(PartitionQueue):
@@ -55,6 +57,13 @@ class BrokerLink:
         """Whether bytes or replies are on their way."""
         connection = self.connection
         return connection is not None and bool(self.awaiting or self._unsent or connection.out_bytes or self.ready)
+
+    def stands_still(self, now_s: float) -> bool:
+        """Whether what is in use has waited for its broker for long."""
+        connection = self.connection
+        assert connection is not None
+        since_s = self.awaiting[0][1] if connection.greeted and self.awaiting else self._connected_s
+        return now_s - since_s > STILL_S and (bool(self.awaiting) or not connection.greeted)
 
     def connect(self, dial: Callable[[Address], BrokerConnection], now_s: float) -> BrokerConnection:
         """Begin to connect.

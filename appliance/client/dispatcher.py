@@ -193,6 +193,10 @@ class Dispatcher:
         """Whether something moves, or is to be answered, on a connection."""
         return any(link.in_use for link in self._links.values())
 
+    def stands_still(self, now_s: float) -> bool:
+        """Whether all that is in use waits for brokers that have not answered for long."""
+        return all(link.stands_still(now_s) for link in self._links.values() if link.in_use)
+
     @property
     def due_s(self) -> float:
         """When there will be something to do while no connection is in use: a back-off or the time of a batch ends."""

@@ -296,6 +296,7 @@ class Sender:
                     awake_until_s = now_s + AWAKE_TICKS * self._tick_s
                 stale_topics = self._background.take_due(now_s, self._dispatcher.queues)
                 rest_s = self._rest_s(now_s, due_s)
+                tick_s = CHECK_S if self._dispatcher.stands_still(now_s) else self._tick_s
                 self._asleep = now_s >= awake_until_s and stale_topics is None and rest_s > self._tick_s
                 self._wake.clear()
             self.callbacks.run()
@@ -304,7 +305,7 @@ class Sender:
             elif self._asleep:
                 self._wake.wait(rest_s if rest_s < math.inf else None)
             else:
-                pause_s = self._tick_s if due_s is None else min(max(due_s - now_s, 0.0), self._tick_s)
+                pause_s = tick_s if due_s is None else min(max(due_s - now_s, 0.0), tick_s)
                 if quiet:
                     self._dispatcher.wait(pause_s)
                 else:

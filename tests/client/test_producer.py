@@ -137,6 +137,18 @@ def test_its_thread_waits_for_the_end_of_a_back_off_while_the_appliance_is_away(
     producer.close()
 
 
+def test_its_thread_turns_seldom_while_an_appliance_does_not_answer(peer: Peer) -> None:
+    """Its socket wakes it, when there is an answer."""
+    turns = Turns()
+    answers, failed = threading.Event(), threading.Event()
+    peer.faults.append(lambda *_: answers.wait(TIMEOUT_S) and None)
+    with make(peer, linger_ms=0, clock=turns, delivery_timeout_ms=500) as producer:
+        producer.send("t", b"x", on_delivery=lambda *_: failed.set())
+        assert failed.wait(TIMEOUT_S)
+        assert turns.count <= 12 * AWAKE_TICKS
+        answers.set()
+
+
 def test_records_keep_key_headers_timestamp_and_their_place_among_plain_values(peer: Peer) -> None:
     with make(peer) as producer:
         producer.send("t", b"plain")
