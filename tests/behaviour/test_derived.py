@@ -57,6 +57,7 @@ from appliance.shared.table import CELL_COUNT, SegmentTable
 from appliance.wire.requests import MAX_TIMESTAMP, OffsetsPart
 
 from ..support.derived import Opened, compare
+from ..support.killed_calls import Killed, KilledCalls
 from ..support.log_batches import MEMORY, Arena, labelled
 from ..support.long import chosen_size
 from ..support.power_loss import Disk, plant
@@ -189,7 +190,12 @@ class PartitionMachine(RuleBasedStateMachine):
 
     def open(self) -> None:
         self.failing = Failing(self.disk)
-        system = self.failing.system()
+        self.killed = KilledCalls(self.failing.system())
+        self.start()
+
+    def start(self) -> None:
+        """Recover the partition, as a writer that begins."""
+        system = self.killed.system
         self.log = self._open_log(self.path, system)
         self.producers = Producers(self.log, IDS_MAX, system)
         self.table = SegmentTable([0] * CELL_COUNT)
@@ -199,7 +205,7 @@ class PartitionMachine(RuleBasedStateMachine):
         self.table.set_log_end_offset(log.end_offset)
         self.table.set_state(ONLINE)
         self.held = Held(self.path, self.table, FileCache(4))
-        there = list(self.read_back())
+        there = list(self.read_back())  # by other calls
         assert set(there) <= {*self.stored, *self.refused}
         assert log.end_offset == (there[-1].stop if there else log.bases[0])
         self.stored, self.refused = there, []
@@ -209,10 +215,15 @@ class PartitionMachine(RuleBasedStateMachine):
         return Log.open(path, self.settings, clock, SEGMENTS_MAX, boot=(self.boot, 0), system=system)
 
     def kill(self) -> None:
-        end = max(self.log.high_watermark, self.log.flushed)
+        self.come_back(max(self.log.high_watermark, self.log.flushed))
+
+    def come_back(self, end: int) -> None:
+        """The writer is dead, and the next one begins: what was written is there, flushed or not."""
+        written = self.stored
         self.log.close(clean=False)
         self.open()
         assert self.log.end_offset >= end
+        assert {batch for batch in written if batch.start >= self.log.bases[0]} <= set(self.stored)
 
     # ---- produce
 
@@ -266,6 +277,9 @@ class PartitionMachine(RuleBasedStateMachine):
         admitted = list(self.admitted(before, ready, sent))
         try:
             self.appender.append()
+        except Killed:
+            self.refused += admitted
+            raise
         except (DiskFull, OutOfResources, StorageFault) as error:
             refused = self.appender.refuse(error, ready)
             assert all(answer.answer.numbers[0] == error.code for answer in refused)
@@ -427,17 +441,48 @@ class PartitionMachine(RuleBasedStateMachine):
     def set_the_clock(self, milliseconds: int) -> None:
         self.now_ms += milliseconds
 
-    @rule()
-    def stop_and_start(self) -> None:
+    def stop(self) -> None:
         self.flush()
         self.producers.store_all()
         self.log.close(clean=True)
+
+    @rule()
+    def stop_and_start(self) -> None:
+        self.stop()
         assert compare(self.path, interval_bytes=self.interval or 1 << 62, ids_max=IDS_MAX) == []
         self.open()
 
     @rule()
     def kill_and_start(self) -> None:
         self.kill()
+
+    @rule(
+        name=st.sampled_from(["send", "flush", "roll", "delete", "freeze", "stop", "recover"]),
+        given=st.lists(batches, min_size=1, max_size=5),
+        share=st.floats(0, 1),
+        calls=st.integers(0, 20),
+        torn_bytes=st.sampled_from([0, 1, 60, 300]),
+    )
+    def killed_at_a_call(self, name: str, given: list[Any], share: float, calls: int, torn_bytes: int) -> None:
+        """In the middle of an operation, a recovery among them; ``share``: how much of the log a deletion takes."""
+        log = self.log
+        start, end = log.start, max(log.high_watermark, log.flushed)
+        offset = start + int(share * (log.end_offset - start))
+        operations = {
+            "send": lambda: self.send(given),
+            "flush": self.flush,
+            "roll": log.roll if len(log.bases) < SEGMENTS_MAX else self.flush,
+            "delete": lambda: delete_before(log, self.producers, offset, self.flush, self.show),
+            "freeze": lambda: (self.producers.freeze(), self.flush()),
+            "stop": self.stop,
+            "recover": lambda: (log.close(clean=False), self.start()),
+        }
+        self.killed.kill_before(calls, torn_bytes)
+        with contextlib.suppress(Killed):
+            operations[name]()
+        self.killed.spare()
+        self.come_back(end)
+        assert start <= self.log.start <= (offset if name == "delete" else start)
 
     @rule(seed=st.integers(0, 1 << 16))
     def lose_power(self, seed: int) -> None:

@@ -11,6 +11,7 @@ import os
 import random
 import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from appliance.shared.table import CELL_COUNT, SegmentTable
 
 from ..support.committed_reader import Held, read, read_natively
 from ..support.derived import Opened, compare
+from ..support.killed_calls import Killed, KilledCalls
 from ..support.log_batches import MEMORY, Arena, labelled
 from ..support.long import chosen_size
 from ..support.power_loss import Disk, plant
@@ -103,8 +105,10 @@ class TransactionMachine(RuleBasedStateMachine):
         return self.root / "t-0"
 
     def open(self) -> None:
-        self.log = Log.open(self.path, self.settings, lambda: NOW_MS, boot=(self.boot, 0), system=self.disk.system())
-        self.producers = Producers(self.log, IDS_MAX, self.disk.system())
+        self.killed = KilledCalls(self.disk.system())
+        system = self.killed.system
+        self.log = Log.open(self.path, self.settings, lambda: NOW_MS, boot=(self.boot, 0), system=system)
+        self.producers = Producers(self.log, IDS_MAX, system)
         self.table = SegmentTable([0] * CELL_COUNT)
         self.transactions = OpenTransactions(IDS_MAX)
         self.appender = Appender(self.log, self.producers, self.table, self.transactions)
@@ -221,9 +225,9 @@ class TransactionMachine(RuleBasedStateMachine):
         offsets = st.sampled_from(bases) if is_retention else st.integers(self.log.start, self.log.end_offset)
         delete_before(self.log, self.producers, data.draw(offsets), self.flush, self.show)
 
-    @rule()
-    def compact(self) -> None:
-        """What goes is aborted, or has a later message of its key that stays."""
+    @rule(killed_before=st.none() | st.integers(0, 40), torn_bytes=st.sampled_from([0, 1, 60]))
+    def compact(self, killed_before: int | None, torn_bytes: int) -> None:
+        """What goes is aborted, or has a later message of its key that stays; also when a pass is killed at a call."""
         self.flush()  # as the swap would
         stable = self.stable()
         limit = max(base for base in self.log.bases if base <= stable)
@@ -233,9 +237,17 @@ class TransactionMachine(RuleBasedStateMachine):
         }
         policy = Policy(limit, -1, NOW_MS, 1 << 20, 256)
         bases, high_watermark = list(self.log.bases), self.log.high_watermark
-        run_pass(self.path, bases, high_watermark, policy, self.swap, lambda _: None, system=self.disk.system())
+        if killed_before is not None:
+            self.killed.kill_before(killed_before, torn_bytes)
+        with suppress(Killed):
+            run_pass(self.path, bases, high_watermark, policy, self.swap, lambda _: None, system=self.killed.system)
+        self.killed.spare()
         self.disk.settle()  # counts in indexes are corrected without our disk
-        self.held.reader.forget()
+        if killed_before is None:
+            self.held.reader.forget()
+        else:
+            self.log.close(clean=False)
+            self.open()
         after = read(self.held, False)[0]
         gone = set(before) - set(after)
         assert [one for one in before if one not in gone] == after
@@ -249,12 +261,15 @@ class TransactionMachine(RuleBasedStateMachine):
     def swap(self, base: int) -> bool:
         return swap_segment(self.log, self.producers, base, self.flush)
 
+    def stop(self) -> None:
+        self.flush()
+        self.producers.store_all()
+        self.log.close(clean=True)
+
     @rule(is_clean=st.booleans())
     def start_again(self, is_clean: bool) -> None:
         if is_clean:
-            self.flush()
-            self.producers.store_all()
-            self.log.close(clean=True)
+            self.stop()
             assert compare(self.path, ids_max=IDS_MAX) == []
         else:
             self.log.close(clean=False)
@@ -305,6 +320,36 @@ class TransactionMachine(RuleBasedStateMachine):
         self.log.aborted.append(self.log.bases[-1], entry)
         self.log.close(clean=False)
         self.open()
+
+    @rule(
+        name=st.sampled_from(["end", "flush", "roll", "delete", "stop"]),
+        producer=st.sampled_from(PRODUCERS),
+        share=st.floats(0, 1),
+        calls=st.integers(0, 20),
+        torn_bytes=st.sampled_from([0, 1, 60]),
+    )
+    def killed_at_a_call(self, name: str, producer: int, share: float, calls: int, torn_bytes: int) -> None:
+        """In the middle of an operation; ``share``: how much of the log a deletion takes."""
+        log, was_open = self.log, self.is_open(producer)
+        start, end = log.start, log.end_offset
+        offset = start + int(share * (end - start))
+        operations = {
+            "end": lambda: self.appender.append_marker(producer, 0, Marker(True, 0), NOW_MS),
+            "flush": self.flush,
+            "roll": log.roll,
+            "delete": lambda: delete_before(log, self.producers, offset, self.flush, self.show),
+            "stop": self.stop,
+        }
+        self.killed.kill_before(calls, torn_bytes)
+        with suppress(Killed):
+            operations[name]()
+        self.killed.spare()
+        log.close(clean=False)
+        self.open()
+        assert self.log.end_offset >= end and start <= self.log.start <= (offset if name == "delete" else start)
+        if self.log.end_offset > end:
+            assert name == "end" and was_open
+            self.events.append(End(end, self.log.end_offset, producer, True))
 
     @rule(seed=st.integers(0, 1 << 16))
     def lose_power(self, seed: int) -> None:
