@@ -16,6 +16,7 @@ from appliance.errors import BadValue
 from appliance.spark.pipeline.multiline import Joiner
 from appliance.spark.pipeline.settings import parse
 
+from .lines import parse as parse_lines
 from .test_pipeline_events import batch
 
 
@@ -54,6 +55,41 @@ def test_bounds_partitions_and_other_topics() -> None:
     other = batch([b"x", None], ["u", "u"])
     assert joined(joiner(), [other]) == [(100, 1, b"x"), (101, 1, None)]
     assert joined(joiner(), [batch([b"1", b"a\n", b"b\r\n", None])]) == [(100, 4, b"1\na\nb\n")]
+
+
+JAVA = """\
+2026-11-20 10:00:00,123 ERROR [main] com.example.Shop - failed
+java.lang.IllegalStateException: no
+\tat com.example.Shop.sell(Shop.java:7)
+Caused by: java.io.IOException: 2026 is over
+2026-11-20T10:00:01.5Z INFO started
+[2026-11-20 10:00:02,004] WARN slow (kafka.server.Server)
+java.net.SocketException: closed
+20-Nov-2026 10:00:03.123 SEVERE [main] org.example.App.run stopped
+26/11/20 10:00:04 INFO Executor: done"""
+POSTGRESQL = """\
+2026-11-20 10:00:00.123 +01 [17] ann@shop LOG:  statement: select
+\t2026-11-20 10:00:00 UTC [1] LOG:  from t
+2026-11-20 10:00:00 UTC [17] DETAIL:  none
+2026-11-20 was a Friday"""
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "firsts"), [("java", JAVA, [0, 4, 5, 7, 8]), ("postgresql", POSTGRESQL, [0, 2])]
+)
+def test_events_of_a_known_format_are_joined_and_taken(name: str, text: str, firsts: list[int]) -> None:
+    """None of their lines can pass for a first one, and the parser of that name takes each whole."""
+    lines = text.encode().split(b"\n")
+    made = joined(joiner(format=name, start="", lines_max=100, bytes_max=10_000), [batch(lines)])
+    ends = [*firsts[1:], len(lines)]
+    assert [value for _, _, value in made] == [b"\n".join(lines[at:end]) for at, end in zip(firsts, ends, strict=True)]
+    assert parse_lines(name, *(value.decode() for _, _, value in made if value)).matched.true_count == len(firsts)
+
+
+def test_one_of_both_says_what_begins() -> None:
+    for wrong in ({"format": "java"}, {"start": ""}):
+        with pytest.raises(BadValue, match=r"source\.multiline: start or format says"):
+            joiner(**wrong)
 
 
 def test_a_pattern_that_cannot_be() -> None:

@@ -38,7 +38,7 @@ class Joiner:
         self.active = any(self._rules.values())
         for rule in filter(None, self._rules.values()):
             try:
-                matching(pa.array([b""]), rule.start)
+                matching(pa.array([b""]), rule.first_line)
             except pa.ArrowInvalid as error:
                 raise BadValue(f"source.multiline: start = {rule.start!r}: {error}") from None
         self._open: pa.Table | None = None
@@ -61,7 +61,7 @@ class Joiner:
     def _join(self, part: pa.Table, rule: Multiline) -> Iterator[pa.RecordBatch]:
         rows = part if self._open is None else pa.concat_tables([self._open, part])
         rows = rows.set_column(rows.column_names.index("value"), "value", without_breaks(rows.column("value")))
-        starts = as_mask(matching(rows.column("value").combine_chunks(), rule.start))
+        starts = as_mask(matching(rows.column("value").combine_chunks(), rule.first_line))
         starts[0] = True
         firsts = _bounded(np.flatnonzero(starts), rows, rule)
         self._open = rows.slice(int(firsts[-1]))

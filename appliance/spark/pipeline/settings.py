@@ -74,12 +74,26 @@ class Redaction(Struct, frozen=True, forbid_unknown_fields=True):
     r"""May refer to groups of the pattern, as \1."""
 
 
+FIRST_LINES: Final = {
+    "java": r"^\[?(?:\d{4}-\d\d-\d\d[T ]|\d\d/\d\d/\d\d |\d\d-[A-Z][a-z]{2}-\d{4} )\d\d:\d\d:\d\d",
+    "postgresql": r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,6})? \S+ \[\d+\]",
+}
+"""How a line begins that begins an event: one with the time of its parser."""
+
+
 class Multiline(Struct, frozen=True, forbid_unknown_fields=True):
-    start: str
+    start: str = ""
     """RE2 that matches first lines only.  Lines of a partition up to the next one are joined."""
+    format: Literal["", "java", "postgresql"] = ""
+    """Whose first lines these are, instead of ``start``."""
     lines_max: Annotated[int, Meta(ge=2, le=100_000)] = 500
     bytes_max: Annotated[int, Meta(ge=1, le=64 * MIB)] = MIB
     """An event that would exceed one of these bounds ends, and its remaining lines make the next one."""
+
+    @property
+    def first_line(self) -> str:
+        """The pattern of first lines."""
+        return self.start or FIRST_LINES[self.format]
 
 
 class Source(Struct, frozen=True, forbid_unknown_fields=True):
@@ -358,6 +372,8 @@ def _check(settings: Settings, where: str) -> None:
                 near = difflib.get_close_matches(name, parsers, 1, 0.5)
                 hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(parsers)}"
                 raise UnknownKey(f"{where}: no parser {name!r}: {hint}")
+        if (several := source.multiline) is not None and bool(several.start) == bool(several.format):
+            raise BadValue(f"{where}: source.multiline: start or format says which lines begin events: one of both")
     topics = [topic for source in settings.source for topic in source.topics]
     for topic in topics:
         if topics.count(topic) > 1:
