@@ -1,4 +1,4 @@
-"""Runs SQL for visitors: one query at a time, in a process of its own that is ended after QUERY_S_MAX.
+"""Runs SQL for visitors: one query at a time, in a process of its own that is ended after QUERY_MS_MAX.
 
 The process (:mod:`appliance.sql.bounded_query`) says which topics a query names, and gets those that the visitor may
 read.  The rules are those of a search, and so are the lines of the audit log, with the query.  A topic that the visitor
@@ -39,7 +39,7 @@ from .value_decoding import MessageViews
 from .visitors import Visitor
 
 QUERY_CHARACTERS_MAX: Final = 10_000
-QUERY_S_MAX: Final = 30.0
+QUERY_MS_MAX: Final = 30_000
 WAITING_MAX: Final = 4
 LINE_BYTES_MAX: Final = 8 * 1024 * 1024
 """Longer than any line that the process writes: the bound of what is kept of a faulty one."""
@@ -64,8 +64,8 @@ class _Answer(Struct, frozen=True):
 class SqlQueries:
     """The queries of all visitors."""
 
-    def __init__(self, views: MessageViews, query_s_max: float = QUERY_S_MAX) -> None:
-        self._views, self._query_s_max = views, query_s_max
+    def __init__(self, views: MessageViews, query_ms_max: int = QUERY_MS_MAX) -> None:
+        self._views, self._query_ms_max = views, query_ms_max
         self._turn = asyncio.Lock()
         self._waiting = 0
 
@@ -83,12 +83,12 @@ class SqlQueries:
             raise BufferFull("too many queries wait: try again")
         self._waiting += 1
         try:
-            async with self._turn, asyncio.timeout(self._query_s_max):
+            async with self._turn, asyncio.timeout(self._query_ms_max / 1000):
                 return await self._ask(query, address, visitor, audit)
         except TimeoutError:
             raise RequestTimedOut(
-                f"the query took more than {self._query_s_max:g} s: ask for less, as by timestamp > now() - interval"
-                " 5 minutes, or ask `appliance sql QUERY` in a shell, which has no such bound"
+                f"the query took more than {self._query_ms_max / 1000:g} s: ask for less, as by timestamp > now() -"
+                " interval 5 minutes, or ask `appliance sql QUERY` in a shell, which has no such bound"
             ) from None
         finally:
             self._waiting -= 1
