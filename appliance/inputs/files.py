@@ -29,8 +29,9 @@ such a one, compressed      unpacked, to see which generation it is (:mod:`.pack
                             half-written, it waits up to PACKED_WAIT_MS; then what cannot be unpacked is a gap
 known, and cannot be        the same generation, which waits: a file, or its directory, without rights for now
 looked at or opened
-known, and not found any    removed or renamed: what its descriptor still gives is read, then it is over, ``rotate_ms``
-more                        after its last byte.  What a program writes later to a removed one nobody can read
+known, and not found any    removed or renamed: what its descriptor still gives is read, however long its topic takes
+more                        nothing; then it is over, ``rotate_ms`` after its last byte.  What a program writes later to
+                            a removed one nobody can read
 over, and found again       the same generation goes on: a file whose directory was away.  Under a name that rotation
                             gives, also in a copy that has more
 over, and its file has      the same generation goes on, however late: programs write to a renamed file until they open
@@ -49,7 +50,7 @@ A file is looked at by ``fstat`` and its content.  inotify only says when to loo
 which files there are     :mod:`.rotation` (names), :mod:`.rotated_files`, :mod:`.file_access` (what may be opened)
 which generations         :mod:`.generations`, :mod:`.generation` (one of them, and its identity)
 which one a file is       :mod:`.recognition`; :mod:`.packed`, of a compressed one
-how one is read           :mod:`.generation_reader`
+how one is read           :mod:`.generation_reader`; :mod:`.topic_lookup` (where it goes)
 ========================  ==========================================================================================
 
 Bounds: ``files_max`` generations; FILES_OPEN_MAX descriptors, of those that had new bytes last.
@@ -449,6 +450,7 @@ class FilesInput:
         if fd < 0:
             if generation in self._generations.ending:
                 generation.reader = None  # it was read to its end before it was closed
+                generation.is_at_end = True
             generation.is_dirty = False
             return False
         generation.fd = fd
@@ -469,9 +471,13 @@ class FilesInput:
         """End generations that are gone, once nothing has come for ``rotate_ms`` and everything is flushed."""
         now = self._clock_ms()
         for generation in list(self._generations.ending):
-            is_unpacked = generation.unpacker is not None and not generation.unpacker.is_over
-            if is_unpacked or (generation.replaced and generation.in_flight):
-                generation.changed_ms = now  # only then it is known how far it was read
+            if generation.replaced:
+                awaits_more = bool(generation.in_flight)  # only then it is known how far it was read
+            else:  # however long its topic cannot be learned, or written to: its descriptor has it all
+                awaits_more = not generation.is_at_end and not generation.fault
+            if awaits_more:
+                generation.changed_ms = now
+                continue
             if now - generation.changed_ms < self._settings.rotate_ms and self._settings.follow:
                 continue
             if self._settings.follow and self._looks.since_ms <= generation.changed_ms + TICK_MS:
@@ -505,6 +511,9 @@ class FilesInput:
         if generation.unpacker is not None and generation.unpacker.fault:
             lost = f"{generation.unpacker.path} cannot be unpacked: {generation.unpacker.fault}"
             self._ledger.gap(*of, generation.read_at, None, "bytes", lost)
+            return
+        if generation.fault:
+            self._ledger.gap(*of, generation.read_at, None, "bytes", generation.fault)
             return
         if seen_bytes > generation.read_at:
             lost = "truncated or replaced before it was read"

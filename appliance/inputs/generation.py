@@ -145,6 +145,8 @@ class Generation:
         self.retry_ms = 0.0
         self.changed_ms = 0.0  # when it was seen to grow
         self.replaced = self.is_dirty = False
+        self.is_at_end = False  # when it was looked at last, all its bytes had been read, and none has failed since
+        self.fault = ""  # of the file, when it was read last
         self.unpacker: Unpacker | None = None  # of the compressed file that it goes on in
 
     @property

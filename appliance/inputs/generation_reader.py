@@ -27,6 +27,7 @@ from .lines import Block, Encoding, LineReader
 from .outlet import ORIGIN_BYTES, Outlet, Placed
 from .positions import ORIGIN, Origin, PositionStore, Span
 from .rotation import key_of
+from .topic_lookup import TopicLookup
 from .unpacking import Unpacker
 
 READ_BYTES: Final = 256 * 1024
@@ -60,38 +61,47 @@ class GenerationReader:
     ) -> None:
         self._settings, self._store, self._outlet, self._ledger = settings, store, outlet, ledger
         self._clock_ms = clock_ms
+        self._topics = TopicLookup(outlet, ledger, clock_ms)
 
     async def read(self, generation: Generation, until_ms: float) -> ReadOutcome:
         """Read up to TURN_BYTES of a file, waiting for room in the outlet until then."""
-        if generation.unpacker is not None:
-            return await self._read_packed(generation, generation.unpacker, until_ms)
-        if generation.reader is None and not await self._prepare(generation):
+        generation.is_at_end, generation.fault = False, ""
+        unpacker = generation.unpacker
+        try:
+            if unpacker is None and not self._is_whole(generation):  # seen also as long as its topic takes nothing
+                return ReadOutcome.REPLACED
+            if generation.reader is None and not await self._prepare(generation, until_ms):
+                return ReadOutcome.ENOUGH
+            if unpacker is None:
+                return await self._read_plain(generation, until_ms)
+            return await self._read_packed(generation, unpacker, until_ms)
+        except OSError as error:
+            path = generation.path if unpacker is None else unpacker.path
+            fault = f"cannot be read: {error.strerror}"
+            self.fail(generation, fault if unpacker is None else f"{path} {fault}")
+            generation.fault = f"{path} {fault}"
             return ReadOutcome.ENOUGH
+
+    async def _read_plain(self, generation: Generation, until_ms: float) -> ReadOutcome:
+        """Raises OSError."""
         reader = generation.reader
         assert reader is not None
         for _ in range(TURN_BYTES // READ_BYTES):
             if not await self._has_room(until_ms) or generation.reader is not reader:
                 return ReadOutcome.ENOUGH
-            try:
-                if not self._is_whole(generation):
-                    return ReadOutcome.REPLACED
-                if generation.in_flight and generation.in_flight.has_failed:
-                    return ReadOutcome.ENOUGH
-                read_bytes = os.pread(generation.fd, READ_BYTES, generation.read_at)
-            except OSError as error:
-                self.fail(generation, f"cannot be read: {error.strerror}")
+            if not self._is_whole(generation):
+                return ReadOutcome.REPLACED
+            if generation.in_flight and generation.in_flight.has_failed:
                 return ReadOutcome.ENOUGH
+            read_bytes = os.pread(generation.fd, READ_BYTES, generation.read_at)
             if not read_bytes:
-                generation.is_dirty = False
-                self._end_event_when_late(generation)
+                self._note_end(generation)
                 return ReadOutcome.ENOUGH
             self._feed(generation, reader, read_bytes)
         return ReadOutcome.MORE
 
     async def _read_packed(self, generation: Generation, unpacker: Unpacker, until_ms: float) -> ReadOutcome:
-        """As :meth:`read`, of a compressed file, whose bytes before the position are unpacked first."""
-        if generation.reader is None and not await self._prepare(generation):
-            return ReadOutcome.ENOUGH
+        """As :meth:`_read_plain`, of a compressed file, whose bytes before the position are unpacked first."""
         reader = generation.reader
         assert reader is not None
         for _ in range(TURN_BYTES // READ_BYTES):
@@ -99,24 +109,23 @@ class GenerationReader:
                 return ReadOutcome.ENOUGH
             if generation.in_flight and generation.in_flight.has_failed:
                 return ReadOutcome.ENOUGH
-            try:
-                unpacked = b""
-                if unpacker.position == generation.read_at:
-                    unpacked = unpacker.read(READ_BYTES)
-                else:
-                    unpacker.skip_to(generation.read_at, READ_BYTES)
-                    generation.last_bytes = unpacker.recent
-            except OSError as error:
-                self.fail(generation, f"{unpacker.path} cannot be read: {error.strerror}")
-                return ReadOutcome.ENOUGH
+            unpacked = b""
+            if unpacker.position == generation.read_at:
+                unpacked = unpacker.read(READ_BYTES)
+            else:
+                unpacker.skip_to(generation.read_at, READ_BYTES)
+                generation.last_bytes = unpacker.recent
             if unpacked:
                 self._feed(generation, reader, unpacked)
             elif unpacker.is_over:
-                generation.is_dirty = False
-                self._end_event_when_late(generation)
+                self._note_end(generation)
                 return ReadOutcome.ENOUGH
             await asyncio.sleep(0)
         return ReadOutcome.MORE
+
+    def _note_end(self, generation: Generation) -> None:
+        generation.is_dirty, generation.is_at_end = False, True
+        self._end_event_when_late(generation)
 
     def _feed(self, generation: Generation, reader: LineReader, new_bytes: bytes) -> None:
         """Send the lines that end in what was read."""
@@ -142,21 +151,21 @@ class GenerationReader:
                 return True
         return False
 
-    async def _prepare(self, generation: Generation) -> bool:
-        """Learn the topic, and make the reader; False: not now."""
+    async def _prepare(self, generation: Generation, until_ms: float) -> bool:
+        """Learn the topic, waiting until then, and make the reader; False: not now."""
         settings = self._settings
         try:
             topic = settings.topic_of(generation.path)
-            block_bytes_max = await self._outlet.learn(topic)
-            generation.partition = self._outlet.partition_of(topic, key_of(generation.path))
-            await self._ledger.begin_partition(topic, generation.partition)
+            place = await self._topics.place_of(topic, key_of(generation.path), until_ms)
         except ApplianceError as error:
             self.fail(generation, str(error))
             return False
-        generation.topic = topic
+        if place is None:
+            return False
+        generation.topic, generation.partition = topic, place.partition
         generation.tail = encode_headers(settings.headers_of(generation.path))
         record_bytes = 24 + len(generation.tail)
-        room = block_bytes_max - record_bytes - ORIGIN_BYTES
+        room = place.block_bytes_max - record_bytes - ORIGIN_BYTES
         generation.reader = LineReader(
             generation.committed,
             generation.committed_line,
@@ -268,7 +277,7 @@ class GenerationReader:
         """Read it again later, from what is flushed on."""
         self._ledger.trouble(generation.source, generation.path, reason)
         generation.retry_ms = self._clock_ms() + RETRY_MS
-        generation.is_dirty = True
+        generation.is_dirty, generation.is_at_end = True, False
         if not generation.in_flight:
             self.rewind(generation)
 

@@ -122,6 +122,7 @@ class Ledger:
         self._take_told()
         self._troubles: dict[str, tuple[float, int]] = {}
         self._begun: set[tuple[str, int]] = {row[:2] for row in store.partitions()}
+        self._beginning: dict[tuple[str, int], asyncio.Lock] = {}
         self._making: asyncio.Task[None] | None = None
         self._stats, self._unread = InputStats(), ""
         self._trouble_source = 0
@@ -294,9 +295,13 @@ class Ledger:
         if (topic, partition) in self._begun:
             return
         part = topic, partition
-        ends = await asyncio.to_thread(self._ends, [part])
-        self._store.add_partition(*part, ends[part])
-        self._begun.add((topic, partition))
+        async with self._beginning.setdefault(part, asyncio.Lock()):  # the second one asks after blocks of the first
+            if part in self._begun:
+                return
+            ends = await asyncio.to_thread(self._ends, [part])
+            self._store.add_partition(*part, ends[part])
+            self._begun.add(part)
+            del self._beginning[part]
 
     async def _make_topic(self) -> None:
         """Have the ledger's topic before the first row, which an ordered end may bring: that has little time."""

@@ -41,7 +41,8 @@ TOPIC = "disk"
 class Log:
     """Stands for an outlet: what is sent is in the log at once, unless ``fault`` says otherwise.
 
-    ``held``: answers that come later; None: all come at once.
+    ``held``: answers that come later; None: all come at once.  ``unknown``: why the topic cannot be learned;
+    ``is_silent``: who asks for it has no answer.
     """
 
     def __init__(self) -> None:
@@ -51,9 +52,25 @@ class Log:
         self.origins: list[tuple[Origin, str, int, int, int]] = []
         self.fault: ApplianceError | None = None
         self.has_room = True
+        self.unknown: ApplianceError | None = None
+        self.is_silent = False
+        self._silences: list[asyncio.Future[None]] = []
 
     async def learn(self, topic: str) -> int:
+        if self.is_silent:
+            answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._silences.append(answer)
+            await answer
+        if self.unknown is not None:
+            raise self.unknown
         return 100_000
+
+    def end_silence(self) -> None:
+        """Answer whoever has asked."""
+        self.is_silent = False
+        for answer in self._silences:
+            answer.set_result(None)
+        self._silences.clear()
 
     def partition_of(self, topic: str, key: bytes) -> int:
         self.keys.append(key)
@@ -142,8 +159,10 @@ class Rig:
         self._times = itertools.count(step=1_000)
         self._lines = itertools.count()
         self._settings = FilesSettings(
-            [f"{self.directory}/{include}"], [exclude], lambda path: TOPIC, lambda path: [], **settings
+            [f"{self.directory}/{include}"], [exclude], self._topic_of, lambda path: [], **settings
         )
+        self.topics: dict[str, str] = {}
+        """Of files, by their names, that are not TOPIC."""
         self.written: list[bytes] = []
         self._loop = asyncio.new_event_loop()
         self._before_commit: tuple[list[Any], bytes] | None = None
@@ -160,6 +179,9 @@ class Rig:
         self.engine = FilesInput(
             self._settings, self.store, outlet, ledger, lambda: self.clock_ms(), self._tick, self.guard, self.heart
         )
+
+    def _topic_of(self, path: str) -> str:
+        return self.topics.get(Path(path).name, TOPIC)
 
     def run(self, what: Awaitable[T]) -> T:
         return self._loop.run_until_complete(what)
@@ -186,7 +208,7 @@ class Rig:
 
     def settle(self) -> None:
         """Look until everything is read that can be."""
-        self.log.fault = None
+        self.log.fault = self.log.unknown = None
         self.log.answer()
         for _ in range(6):
             self.look(20_000)
@@ -325,6 +347,10 @@ class RigMachine(RuleBasedStateMachine):
     @rule(works=st.booleans())
     def change_the_topic(self, works: bool) -> None:
         self.rig.log.fault = None if works else NO_TOPIC
+
+    @rule(is_known=st.booleans())
+    def change_what_is_known_of_the_topic(self, is_known: bool) -> None:
+        self.rig.log.unknown = None if is_known else NO_TOPIC
 
     @rule()
     def answer_late(self) -> None:

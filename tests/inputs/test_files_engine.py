@@ -7,7 +7,7 @@ import errno
 import gzip
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -738,6 +738,113 @@ def test_files_that_come_and_are_removed_while_nothing_can_be_sent_are_read_late
     rig.run(run())
     assert (rig.lost(), rig.doubled(), rig.gaps) == ([], [], [])
     rig.close()
+
+
+def fail_to_send(rig: Rig) -> None:
+    rig.log.fault = NO_TOPIC
+
+
+def fail_to_learn_the_topic(rig: Rig) -> None:
+    rig.log.unknown = NO_TOPIC
+
+
+def leave_no_room(rig: Rig) -> None:
+    rig.log.has_room = False
+    rig.engine._scan_due_ms = 0  # nobody waits for it
+
+
+def leave_questions_without_an_answer(rig: Rig) -> None:
+    rig.log.is_silent = True
+
+
+def let_blocks_fail_late(rig: Rig) -> None:
+    rig.log.held = []
+
+
+def remove(rig: Rig, name: str) -> None:
+    rig.remove(name)
+
+
+def rename(rig: Rig, name: str) -> None:
+    rig.path(name).rename(rig.path(f"moved-{name}.away"))
+
+
+def rotate_twice(rig: Rig, name: str) -> None:
+    rig.path(name).rename(rig.path(f"{name}.1"))
+    rig.write(name, 2)
+    rig.look(10)
+    rig.remove(f"{name}.1")
+    rig.path(name).rename(rig.path(f"{name}.1"))
+
+
+def copy_and_truncate(rig: Rig, name: str) -> None:
+    rig.copy(name, f"{name}.1")
+    rig.truncate(name)
+
+
+@pytest.mark.parametrize("rotate", [remove, rename, rotate_twice, copy_and_truncate])
+@pytest.mark.parametrize(
+    "impede",
+    [fail_to_send, fail_to_learn_the_topic, leave_no_room, leave_questions_without_an_answer, let_blocks_fail_late],
+)
+def test_what_is_rotated_away_while_its_topic_takes_nothing_is_read_however_late(
+    tmp_path: Path, impede: Callable[[Rig], None], rotate: Callable[[Rig, str], None]
+) -> None:
+    """Far longer than ``rotate_ms``: the descriptor has it, so nothing of it is a gap."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as store:
+        rig = Rig(tmp_path, "*.log", Path(store), rotate_ms=0)
+        rig.write("app.log", 3)
+        rig.look()
+        rig.stop()
+        impede(rig)
+        rig.look()
+        for name in ("app.log", "new.log"):
+            rig.write(name, 3)
+            rig.look()
+            rotate(rig, name)
+        for _ in range(10):
+            rig.look(10_000)
+        held, rig.log.held = rig.log.held or [], None
+        for done, placed in reversed(held):
+            done.set_exception(NO_TOPIC)
+            del rig.log.values[placed.offset :]
+        rig.log.has_room = True
+        rig.log.end_silence()
+        rig.settle()
+        assert (rig.lost(), rig.doubled(), rig.gaps) == ([], [], [])
+        rig.close()
+
+
+def test_a_topic_whose_answer_stays_away_keeps_neither_scans_nor_other_files_waiting(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, "*.log")
+    rig.topics["slow.log"] = "slow"
+    rig.log.is_silent = True
+    rig.write("slow.log", 1)
+    rig.look()
+    rig.log.is_silent = False
+    rig.write("app.log", 3)
+    rig.look()
+    assert rig.lost() == rig.written[:1]
+    rig.log.end_silence()
+    rig.settle()
+    assert (rig.lost(), rig.doubled(), rig.gaps) == ([], [], [])
+    rig.close()
+
+
+def test_a_removed_file_whose_disk_fails_is_a_gap_with_the_reason(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.write("app.log", 3)
+    rig.look()
+    rig.write("app.log", 3)
+    rig.remove("app.log")
+
+    def fail_to_read(fd: int, count: int, at: int) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pread", fail_to_read)
+        for _ in range(3):
+            rig.look(20_000)
+    assert rig.gaps == [(str(rig.path("app.log")), 9, None, f"{rig.path('app.log')} cannot be read: {os.strerror(5)}")]
 
 
 def test_a_file_that_comes_and_is_rotated_while_nothing_runs_is_read(narrow: Rig) -> None:

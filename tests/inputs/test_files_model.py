@@ -44,6 +44,7 @@ class AnythingHappens(RigMachine):
         self.lines: dict[bytes, list[Written]] = defaultdict(list)
         self.sizes: Counter[str] = Counter()
         self.has_lost: set[str] = set()  # names of files of which something may be lost
+        self.removed: set[str] = set()  # names of files that only the descriptors of the input have
         self.begins_anew: set[str] = set()  # files that were truncated: else nobody could tell
         self.numbers = iter(range(10**6))
 
@@ -98,9 +99,19 @@ class AnythingHappens(RigMachine):
 
     def _remove(self, name: str) -> None:
         self._observe()
-        self.has_lost.add(self._of(name))
+        self.removed.add(self._of(name))
         self.begins_anew.discard(name)
         self.rig.remove(name)
+
+    @rule()
+    def kill(self) -> None:
+        self.has_lost |= self.removed
+        super().kill()
+
+    @rule()
+    def stop(self) -> None:
+        self.has_lost |= self.removed
+        super().stop()
 
     @rule(name=NAMES, is_same=st.booleans())
     def remove(self, name: str, is_same: bool) -> None:

@@ -93,6 +93,20 @@ def test_the_topic_is_made_when_there_is_something_to_tell(tmp_path: Path, topic
     store.close()
 
 
+def test_two_that_begin_a_partition_together_note_its_end_before_the_block_of_either(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Recovery after a kill reads from there on: a later end would leave out what the first one has sent meanwhile."""
+    ends = iter([5, 9])
+    monkeypatch.setattr(ledger, "_ends", lambda parts: {part: next(ends) for part in parts})
+
+    async def begin() -> None:
+        await asyncio.gather(*(ledger.begin_partition("web", 0) for _ in range(3)))
+
+    asyncio.run(begin())
+    assert ledger._store.partitions() == [("web", 0, 5)]
+
+
 def test_refusals_without_gaps_have_one_row(ledger: Ledger, topic: Topic) -> None:
     ledger.refused(1, "10.0.0.7", "no host", 3)
     asyncio.run(ledger.publish(everything=True))
