@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Final
@@ -78,7 +78,7 @@ class Member:
         return next((offer.data for offer in self.protocols if offer.protocol == protocol), b"")
 
 
-_SIZE: Final = attrgetter("size")
+_SIZE: Final[Callable[[Member], int]] = attrgetter("size")
 
 
 @dataclass(slots=True)
