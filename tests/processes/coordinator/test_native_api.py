@@ -264,12 +264,13 @@ def test_what_other_brokers_store_is_asked_from_them(grouped: Rig) -> None:
         grouped.until(lambda: readable(listener))
         peer, _ = listener.accept()
         with peer, peer.makefile("rb") as received:
-            assert read_frame(received)[0] == native.HELLO
-            peer.sendall(native.encode_frame([1, 0, 1, 9, {}]))
+            kind, number, *_ = read_frame(received)
+            assert kind == native.HELLO
+            peer.sendall(native.encode_frame([number, 0, 1, 9, {}]))
             log_in(peer, received, secret_in(grouped.data_dir))
-            _, correlation_id, parts = read_frame(received)
+            _, number, parts, *_ = read_frame(received)
             assert parts == [["logs", 0, -2, -1], ["logs", 0, -1, -1], ["logs", 0, -2, 70]]
-            peer.sendall(native.encode_frame([correlation_id, 0, [[0, 50, -1, 5], [0, 100, -1, 15], [0, 70, 0, 9]]]))
+            peer.sendall(native.encode_frame([number, 0, [[0, 50, -1, 5], [0, 100, -1, 15], [0, 70, 0, 9]]]))
             here, gone = grouped.result(token)[2]["partitions"]
         assert (here["end"], here["lag_messages"], here["lag_bytes"], here["lost_bytes"]) == (100, 6, 30, 0)
         assert (gone["offset"], gone["end"], gone["lag_messages"], gone["lost_bytes"]) == (5, None, None, None)
