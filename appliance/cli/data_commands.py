@@ -160,14 +160,7 @@ def produce(
     for path in paths:
         open_as_owner(path).close()  # all or none: a missing file is found before the first line is sent
     listener = address(data, connect)
-    with cluster(None, listener) as asked:  # fails at once when nobody is there; a producer would go on trying
-        asked.refresh([topic])
-        try:
-            message_bytes_max = int(asked.topic(topic).settings["max.message.bytes"])
-        except UnknownPartition as error:
-            quoted = shlex.quote(topic)
-            makes = f"`appliance topics create {quoted}` makes it"
-            raise UnknownPartition(f"{error}", remedy=f"`appliance topics list` shows what there is, {makes}") from None
+    message_bytes_max = _message_bytes_max(topic, listener)
     long = LongLines(long_lines, message_bytes_max, details_bytes(None if key is None else os.fsencode(key), general))
     parsed = key_separator is not None or template is not None
     if form == "json" or (long_lines == "refuse" and (codec != "none" or parsed)):
@@ -181,6 +174,23 @@ def produce(
             sending.send(source)
         sending.finish()
     _summarize(topic, sending, long, time.monotonic() - begun, as_json=as_json)
+
+
+def _message_bytes_max(topic: str, listener: str) -> int:
+    """How large a message of a topic may be.
+
+    Raises:
+        UnknownPartition: there is no such topic.
+        Unavailable: nobody is there; a producer would go on trying.
+    """
+    with cluster(None, listener) as asked:
+        asked.refresh([topic])
+        try:
+            return int(asked.topic(topic).settings["max.message.bytes"])
+        except UnknownPartition as error:
+            quoted = shlex.quote(topic)
+            makes = f"`appliance topics create {quoted}` makes it"
+            raise UnknownPartition(f"{error}", remedy=f"`appliance topics list` shows what there is, {makes}") from None
 
 
 def _parse_of(

@@ -40,6 +40,7 @@ from .visitors import Visitor
 
 QUERY_CHARACTERS_MAX: Final = 10_000
 QUERY_MS_MAX: Final = 30_000
+RUNNING_MAX: Final = 1
 WAITING_MAX: Final = 4
 LINE_BYTES_MAX: Final = 8 * 1024 * 1024
 """Longer than any line that the process writes: the bound of what is kept of a faulty one."""
@@ -66,7 +67,7 @@ class SqlQueries:
 
     def __init__(self, views: MessageViews, query_ms_max: int = QUERY_MS_MAX) -> None:
         self._views, self._query_ms_max = views, query_ms_max
-        self._turn = asyncio.Lock()
+        self._turn = asyncio.Semaphore(RUNNING_MAX)
         self._waiting = 0
 
     async def run(self, query: SqlQuery, address: str, visitor: Visitor, audit: Audit) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import os
 import resource
 import sys
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -45,7 +46,8 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (DATA_BYTES_MAX, DATA_BYTES_MAX))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.nice(NICENESS)
-    Path("/proc/self/oom_score_adj").write_text("1000")
+    with suppress(OSError):  # a sandbox may have made it read-only
+        Path("/proc/self/oom_score_adj").write_text("1000")
     question = msgspec.json.decode(sys.stdin.buffer.readline(), type=Question)
     try:
         answer = _answer(question)
