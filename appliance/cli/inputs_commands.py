@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..config import load
-from ..errors import BadValue, ConfigFault, InvalidRequest
+from ..errors import BadValue, ConfigFault, InvalidRequest, UnknownPartition
 from ..input_settings import NAME, TABLE, TYPES, WANTED_NAME
 from ..owners import acting_as_owner
+from ..processes.clock import now_ms
 from . import output
 from .config_commands import toml_value
 from .config_file import replace_config
@@ -33,6 +34,7 @@ PACKAGED = Path("/etc/appliance/appliance.toml")
 """The configuration of the packaged service."""
 LISTED = {"files": "include", "journal": "matches"}
 """The key of what `add` is given, for types that do not listen."""
+FIND_MS_MAX = 60_000
 app = typer.Typer(no_args_is_help=True, help="Logs that are taken in without a shipper: add, check, account for.")
 
 
@@ -345,41 +347,64 @@ def _print_audit(
 
 @app.command()
 def find(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="Path of a file, as the input reads it.")],
-    line: Annotated[int, typer.Option("--line", min=1, help="Number of the line, from 1.")],
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A file or a sender, as the ledger names it.")],
+    line: Annotated[int, typer.Option("--line", min=1, help="Number of the line of the file, from 1.")],
     since: LedgerSinceOption = "-7d",
+    until: Annotated[str, typer.Option("--until", metavar="-1d|TIME", help="Rows from before then.")] = "latest",
     topic: LedgerTopicOption = "ledger",
     data: DataOption = None,
     connect: ConnectOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say in which topic, partition and offset a line of a file is.
+    """Say in which topic, partition and offset a line is, and whether the message is there still.
 
-    Bytes of its name that are no UTF-8 are \\xff, as `appliance inputs ledger` shows them.
     A file that was rotated has as many lines with a number as it had lives: each is a row, the last one first.
-    A line of an event of several lines is in the message of the event.
+    A line of an event of several lines is in the message of the event.  Messages of a sender are counted from 1 since
+    the input knows it.
 
-    [b]Example[/b]
+    The column `message` says there, expired (by the retention of the topic), compacted, no topic (it was deleted), or
+    another log (it was made again since).  A line that is nowhere is an error that says what is known of it: lost,
+    refused, not published yet, or from before the ledger.  A search takes a minute at most: --since and --until say
+    where.
+
+    Bytes of a name that are no UTF-8 are \\xff, as `appliance inputs ledger` shows them.
+
+    [b]Examples[/b]
 
         appliance inputs find /var/log/syslog --line 17 --data /tmp/box
+
+        appliance inputs find 10.0.0.7 --line 1200 --since -3h --until -2h --data /tmp/box
     """
-    places: list[dict[str, Any]] = []
-    for row in _rows(data, connect, topic, since):
-        for name, partition, offset, messages, start, stop, first, lines in row.spans if row.source == file else ():
-            if first <= line < first + max(lines, 1):
-                at = offset + line - first if messages == lines else offset
-                last = at if messages == lines else offset + messages - 1
-                places.append(
-                    {"topic": name, "partition": partition, "offset": at, "to_offset": last, "life": row.number,
-                     "from_byte": start, "to_byte": stop, "at": _moment(row.minute)}
-                )  # fmt: skip
+    from ..client import Consumer
+    from ..inputs.ledger import LedgerReading, published_rows, shown_name
+    from ..inputs.line_search import LineSearch, check_places
+
+    name = shown_name(source)
+    search, reading = LineSearch(name, line), LedgerReading(until_ms=now_ms() + FIND_MS_MAX)
+    listener = address(data, connect)
+    topics = _topics(listener)
+    if topic not in topics:
+        raise UnknownPartition(f"there is no topic {topic}: no input has published anything yet")
+    with Consumer(listener, client_name="appliance-inputs") as consumer:
+        times = _timestamp("--since", since), _timestamp("--until", until)
+        for row in published_rows(consumer, topic, times[0], reading, source=name, until=times[1]):
+            search.add(row)
+        places = search.places()
+        states = check_places(consumer, places, topics)
+    rest = "; not all of it was read: give a later --since, or an earlier --until" if reading.is_cut else ""
     if not places:
         raise InvalidRequest(
-            f"the ledger has no line {line} of {file}: it is published once a minute; `appliance inputs ledger` shows"
-            " which sources it has"
+            f"the ledger has no line {line} of {name} since {since}: {search.why_nowhere()}{rest};"
+            " `appliance inputs ledger` shows which sources it has"
         )
-    places.sort(key=lambda place: -place["life"])
-    output.print_rows(places, ["topic", "partition", "offset", "to_offset", "life", "at"], as_json=as_json)
+    shown = [
+        {"topic": place.block.topic, "partition": place.block.partition, "offset": place.offset,
+         "to_offset": place.to_offset, "message": states[place], "life": place.life, "from_byte": place.block.start,
+         "to_byte": place.block.stop, "at": _moment(place.minute)}
+        for place in places
+    ]  # fmt: skip
+    columns = ["topic", "partition", "offset", "to_offset", "message", "life", "at"]
+    output.print_rows(shown, columns, as_json=as_json)
 
 
 def ship(
@@ -443,13 +468,25 @@ def _rows(data: Path | None, connect: str | None, topic: str, since: str) -> Ite
     """The rows of the ledger from a time on, each once."""
     from ..client import Consumer
     from ..inputs.ledger import read_rows
+
+    timestamp = _timestamp("--since", since)
+    with Consumer(address(data, connect), client_name="appliance-inputs") as consumer:
+        yield from read_rows(consumer, topic, timestamp)
+
+
+def _topics(listener: str) -> Collection[str]:
+    """All topics: a question about one would make it."""
+    with cluster(None, listener) as asked:
+        return asked.refresh(None).topics
+
+
+def _timestamp(option: str, text: str) -> int:
     from .offset_spec import parse_offset_spec
 
-    spec = parse_offset_spec(since, datetime.now().astimezone())
+    spec = parse_offset_spec(text, datetime.now().astimezone())
     if spec.offset is not None:
-        raise BadValue(f"--since {since}: must be a time, such as -2h or 2026-11-25T08:00")
-    with Consumer(address(data, connect), client_name="appliance-inputs") as consumer:
-        yield from read_rows(consumer, topic, spec.timestamp)
+        raise BadValue(f"{option} {text}: must be a time, such as -2h or 2026-11-25T08:00")
+    return spec.timestamp
 
 
 def _group_by_source(rows: Sequence[LedgerRow]) -> dict[tuple[str, str], list[LedgerRow]]:

@@ -396,8 +396,7 @@ def read_rows(
     Raises:
         UnknownPartition: no input has published anything yet.
     """
-    consumer.assign_topic(topic)
-    return once(_published(consumer, topic, timestamp, reading or LedgerReading()))
+    return once(published_rows(consumer, topic, timestamp, reading or LedgerReading()))
 
 
 def once(rows: Iterable[LedgerRow]) -> Iterator[LedgerRow]:
@@ -427,13 +426,25 @@ def _digest(data: bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=16).digest()
 
 
-def _published(consumer: Consumer, topic: str, timestamp: int, reading: LedgerReading) -> Iterator[LedgerRow]:
-    """The rows as they are in the topic."""
-    ends = consumer.offsets_at(LATEST)
+def published_rows(
+    consumer: Consumer, topic: str, timestamp: int, reading: LedgerReading, *, source: str = "", until: int = LATEST
+) -> Iterator[LedgerRow]:
+    """The rows as they are in the topic, some twice; of one source, if it is given.
+
+    ``until``: ms since 1970, of those that were published before then.
+
+    Raises:
+        UnknownPartition: no input has published anything yet.
+    """
+    consumer.assign_topic(topic)
+    ends = consumer.offsets_at(until)
+    key = source.encode()
     consumer.assign(list(ends), at=timestamp)
     told = False
     while any(consumer.positions().get(part, 0) < end for part, end in ends.items()) and not reading.is_late():
         for message in consumer.poll(timeout=1.0, messages_max=10_000):
+            if source and (message.key != key or message.offset >= ends[message.topic, message.partition]):
+                continue
             row = reading.row(message.value or b"")
             if reading.is_cut:
                 return

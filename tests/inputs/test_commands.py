@@ -40,9 +40,25 @@ def test_files_are_added_to_a_running_appliance_and_found_again(tmp_path: Path) 
         assert [row["lines"] for row in succeeding("inputs", "ledger", str(log), "--json", *at).json] == [3]
         (place,) = succeeding("inputs", "find", str(log), "--line", "2", "--json", *at).json
         said = succeeding("consume", "disk", "--from", str(place["offset"]), "--max", "1", *at)
-        assert said.out == "two\n"
-        missing = run("inputs", "find", str(log), "--line", "4", *at)
-        assert missing.status and "has no line 4" in missing.err
+        assert (said.out, place["message"]) == ("two\n", "there")
+        for words, told in (
+            ([str(log), "--line", "4"], "it has lines up to 3, and is published once a minute"),
+            ([f"{log}.1", "--line", "1"], "it has no row of this source"),
+            ([str(log), "--line", "2", "--until", "-1h"], "it has no row of this source"),
+            ([str(log), "--line", "2", "--since", "7"], "--since 7: must be a time"),
+        ):
+            missing = run("inputs", "find", *words, *at)
+            assert missing.status and told in missing.err
+        find = ("inputs", "find", str(log), "--line", "2", "--json", *at)
+        succeeding("topics", "trim", "disk", "--before", "latest", "--yes", *at)
+        assert [place["message"] for place in succeeding(*find).json] == ["expired"]
+        succeeding("topics", "delete", "disk", "--yes", *at)
+        assert [place["message"] for place in succeeding(*find).json] == ["no topic"]
+        assert "disk" not in succeeding("topics", "list", *at).out, "a question makes no topic"
+        succeeding("topics", "create", "disk", *at)
+        assert [place["message"] for place in succeeding(*find).json] == ["another log"]
+        succeeding("produce", "disk", str(log), *at)
+        assert [place["message"] for place in succeeding(*find).json] == ["another log"]
 
 
 def test_an_appliance_that_reads_another_file_is_named(appliance: Server, tmp_path: Path) -> None:
