@@ -6,9 +6,10 @@ import math
 from collections.abc import Callable, Iterator
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 def different(names: list[str]) -> list[str]:
@@ -23,6 +24,8 @@ def plain_rows(batch: pa.RecordBatch) -> Iterator[list[Any]]:
 
 
 def _convert(kind: pa.DataType) -> Callable[[Any], Any]:
+    import pyarrow as pa  # not above: the command line imports this module for each command
+
     plain = pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_boolean(kind)
     if plain:
         return lambda value: value
