@@ -93,7 +93,8 @@ class Members:
     def size(self) -> int:
         """Bytes kept for all members."""
         expected_bytes = sum(MEMBER_BYTES + len(member_id) for member_id in self.expected)
-        return expected_bytes + sum(map(_SIZE, self.by_id.values()))
+        members_bytes: int = sum(map(_SIZE, self.by_id.values()))
+        return expected_bytes + members_bytes
 
     @property
     def rebalance_ms(self) -> int:
