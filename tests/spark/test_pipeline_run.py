@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pyspark
 import pytest
@@ -23,7 +22,6 @@ from pyspark.sql import SparkSession
 
 from appliance.client import Audit, Consumer, Producer
 from appliance.errors import AlreadyRunning, BadValue
-from appliance.spark.pipeline import run as module
 from appliance.spark.pipeline.pipeline_status import status, summary
 from appliance.spark.pipeline.report import write
 from appliance.spark.pipeline.run import run
@@ -221,11 +219,8 @@ def test_a_query_that_fails_says_why_and_can_go_on(
     made = settings(tmp_path, topics, topic, lookup=[{"file": str(lookup), "key": "client"}])
     beginning = begin(made)
     lookup.unlink()  # between the check of the driver and the tasks
-    with (
-        mock.patch.object(module, "begin", lambda _: beginning),
-        pytest.raises(BadValue, match=r"^the query failed: lookup .*hosts.csv.*$") as told,
-    ):
-        run(made, once=True, session=spark)
+    with pytest.raises(BadValue, match=r"^the query failed: lookup .*hosts.csv.*$") as told:
+        run(made, once=True, begin_with=lambda _: beginning, session=spark)
     assert "\n" not in str(told.value) and "Traceback" in State(made.state_dir).failure.read_text()
     lookup.write_text("client,team\n10.0.0.1,core\n")
     failed = status(made)
