@@ -74,7 +74,8 @@
     take_offsets    {id, group, gone: [topic id]}         version of the transaction's node; commits what a prepared
                                                           transaction has of this group, but for topics that are gone
     pass_verb       {PASSED, verb, arguments}             as that verb answers, of a transactional id
-    trash_of_peer   {}                                    as ``trash``, for brokers, which may see nothing else
+    deleted_at_peer {id}                                  what a broker has of a deleted topic: topic, removal, trash
+                                                          (one after the other), or nothing
     users           {}                                    [{name, mechanisms: {mechanism: iterations}, locked,
                                                            expires_ms?, expired, roles: [name]}]
     put_user        {name, verifiers, new}                nil; replaces all verifiers of the user
@@ -461,6 +462,10 @@ class Nothing(msgspec.Struct, forbid_unknown_fields=True):
     pass
 
 
+class OneTopicId(msgspec.Struct, forbid_unknown_fields=True):
+    id: str
+
+
 class Verb(NamedTuple):
     """The row of an admin verb: all that depends on it follows from here.
 
@@ -570,7 +575,7 @@ _ROWS: Final = (
     Verb("may_commit", MayCommit, PEER_RIGHTS),
     Verb("take_offsets", TakeOffsets, PEER_RIGHTS),
     Verb("pass_verb", PassVerb, PEER_RIGHTS),
-    Verb("trash_of_peer", Nothing, PEER_RIGHTS),
+    Verb("deleted_at_peer", OneTopicId, PEER_RIGHTS),
     Verb("users", Nothing, cluster_rights(Operation.DESCRIBE)),
     Verb("put_user", PutUser, cluster_rights(Operation.ALTER), changes=True),
     Verb("alter_user", AlterUser, cluster_rights(Operation.ALTER), changes=True),

@@ -227,7 +227,7 @@ VERBS: dict[str, dict[str, Any]] = {
     "may_commit": {"consumer": [GROUP, "", None, -1]},
     "take_offsets": {"id": TRANSACTIONAL_ID, "group": GROUP, "gone": []},
     "pass_verb": {"passed": PASSED, "verb": "transactions", "arguments": {}},
-    "trash_of_peer": {},
+    "deleted_at_peer": {"id": "f" * 32},
     "users": {},
     "put_user": {"name": "nobody", "verifiers": {"SCRAM-SHA-256": "wrong"}, "new": True},
     "alter_user": {"name": "nobody", "locked": True},

@@ -56,6 +56,7 @@ from ...wire.native_admin import (
     Nothing,
     OneGroup,
     OneTopic,
+    OneTopicId,
     RepairPartition,
     ReportDamage,
     RestoreTopic,
@@ -132,7 +133,7 @@ class NativeApi:
             "alter_topic": self._alter_topic,
             "delete_topic": self._delete_topic,
             "trash": self._list_trash,
-            "trash_of_peer": self._list_trash,
+            "deleted_at_peer": self._find_deleted,
             "undelete_topic": self._undelete_topic,
             "restore_topic": self._restore_topic,
             "delete_records": self._delete_records,
@@ -207,6 +208,9 @@ class NativeApi:
 
     async def _list_trash(self, request: Nothing, access: Access) -> list[dict[str, Any]]:
         return await self._trash.rows()
+
+    async def _find_deleted(self, request: OneTopicId, access: Access) -> str:
+        return self._trash.find_deleted(request.id)
 
     async def _undelete_topic(self, request: UndeleteTopic, access: Access) -> dict[str, Any]:
         return await self._trash.undelete(request.name, request.new_name)

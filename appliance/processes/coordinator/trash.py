@@ -61,6 +61,8 @@ ROOM_BYTES: Final = 64 << 20
 """The trash is emptied when less than this is free, whatever ``disk.free_bytes_*`` say ..."""
 ROOM_SHARE: Final = 16
 """... or, on a small disk, less than this part of it."""
+SERVED, REMOVED, TRASHED, GONE = "topic", "removal", "trash", ""
+"""What a broker has of a deleted topic: it has not heard of that yet, it is at it, all is in the trash, nothing."""
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
@@ -133,6 +135,15 @@ class Trash:
             return await asyncio.to_thread(look, self._data_dir)
         except OSError as error:
             raise disk_fault(error, self._data_dir) from error
+
+    def find_deleted(self, topic_id: str) -> str:
+        """What this broker has of a topic that another one deletes: SERVED, REMOVED, TRASHED or GONE."""
+        catalog = self._steps.catalog
+        if any(topic.id == topic_id for topic in catalog.topics.values()):
+            return SERVED
+        if any(removal.id == topic_id for removal in catalog.removals):
+            return REMOVED
+        return GONE if self._steps.trashed(topic_id) is None else TRASHED
 
     # ---- bringing back
 
@@ -231,14 +242,13 @@ class Trash:
             address = self._brokers.native_address(peer)
             if not address:
                 raise BrokerAway(f"broker {peer} has no native listener that is known here: try again")
-            rows = await self._brokers.connections.ask_admin(address, "trash_of_peer", {})
-            row = next((row for row in rows if row["id"] == trashed.id), None)
-            if row is None and peer in hosting:
+            place = await self._brokers.connections.ask_admin(address, "deleted_at_peer", {"id": trashed.id})
+            if place in (SERVED, REMOVED):
+                raise RequestTimedOut(f"broker {peer} is still deleting topic {trashed.name!r}: try again")
+            if place != TRASHED and peer in hosting:
                 raise InvalidRequest(
                     f"broker {peer} has emptied its trash: its partitions of {trashed.name!r} are gone"
                 )
-            if row is not None and row["pending"]:
-                raise RequestTimedOut(f"broker {peer} is still deleting topic {trashed.name!r}: try again")
 
     def _check_files(self, topic: Topic) -> None:
         for _, partition in self._steps.hosted(topic):

@@ -18,7 +18,7 @@ import pytest
 
 from appliance import catalog as catalogs
 from appliance import config as configs
-from appliance.catalog import Catalog, TrashedTopic
+from appliance.catalog import Catalog, Removal, TrashedTopic
 from appliance.errors import (
     ApplianceError,
     BrokerAway,
@@ -37,7 +37,7 @@ from appliance.processes.coordinator.partitions import Partitions
 from appliance.processes.coordinator.topic_steps import TopicSteps
 from appliance.processes.coordinator.topic_sync import TopicSync
 from appliance.processes.coordinator.topics import Topics
-from appliance.processes.coordinator.trash import Trash
+from appliance.processes.coordinator.trash import GONE, REMOVED, SERVED, TRASHED, Trash
 from appliance.processes.coordinator.trusted_clock import TrustedClock
 from appliance.processes.messages import (
     CleanUp,
@@ -419,6 +419,21 @@ def test_a_topic_of_several_brokers_waits_for_all_of_them(life: Life) -> None:
     with pytest.raises(BrokerAway, match=r"broker 8 .* start it first"):
         life.run(life.trash.undelete("x"))
     assert life.steps.trashed(topic_id) is not None
+
+
+def test_a_broker_that_has_not_heard_of_a_deletion_yet_is_not_one_that_emptied_its_trash(life: Life) -> None:
+    """Another broker asks for the parts that this one has."""
+    topic_id = life.make("x")
+    assert life.trash.find_deleted(topic_id) == SERVED
+    delete_topic = Removal("x", topic_id, [0], whole=True, trash=True)
+    life.catalog.removals.append(delete_topic)
+    del life.catalog.topics["x"]
+    life.catalog.trash = [TrashedTopic("x", topic_id, {0: [0]})]
+    assert life.trash.find_deleted(topic_id) == REMOVED
+    life.catalog.removals.remove(delete_topic)
+    assert life.trash.find_deleted(topic_id) == TRASHED
+    life.catalog.trash = []
+    assert life.trash.find_deleted(topic_id) == GONE
 
 
 def test_a_full_disk_lets_no_topic_come_back_and_loses_none(
