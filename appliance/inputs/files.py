@@ -9,8 +9,9 @@ removed one is another file.  Content *fits*: it has at least ``position`` bytes
 ==========================  ========================================================================================
 seen at a scan              then
 ==========================  ========================================================================================
-its file, content fits      the same generation: its new bytes are read.  After a start also under another number of
-                            the device, with the same path
+its file, content fits      the same generation: its new bytes are read.  Also under another number of the device, with
+                            the same path, as after a start or another mount; and with what numbers its descriptor has
+                            by now, as in an overlay after the first write
 its file, content does not  truncated or replaced: that generation ends, a new one begins at byte 0.  Without a copy
 fit                         what was seen and not read is a gap, and so is what may have been written after the last
                             look, whose end is not known
@@ -216,6 +217,7 @@ class FilesInput:
         self._looks.begin(now, self._file_clock_ns())
         self._directories.forget()
         paths = self._find()
+        self._follow_numbers(paths)
         self._take_back(paths)
         for key, generation in list(generations.present.items()):
             if key not in paths and not self._access.is_hidden(generation.path):
@@ -273,6 +275,31 @@ class FilesInput:
                 if (status.st_size, status.st_mtime_ns) != generation.looked:
                     generation.is_dirty = True
         return paths
+
+    def _follow_numbers(self, paths: Mapping[FileKey, str]) -> None:
+        """Go on with files that have other numbers than before, and are the same."""
+        unread = {key: path for key, path in paths.items() if key not in self._generations.present}
+        keys = {path: key for key, path in unread.items()}
+        for generation in self._generations.read if unread else ():
+            key = generation.key
+            if key in paths or generation.replaced or generation.unpacker is not None:
+                continue
+            with contextlib.suppress(OSError):
+                own_key = FileKey.of_fd(generation.fd) if generation.fd >= 0 else key
+                path_key = keys.get(generation.path, key)
+                if own_key != key and own_key in unread:  # an overlay has copied it with the first write
+                    fd = os.dup(generation.fd)
+                elif path_key in unread and key.is_on_another_device(path_key):  # its file system was mounted again
+                    fd = self._access.open(generation.path, path_key)
+                else:
+                    continue
+                if fd < 0:
+                    continue
+                if not generation.may_go_on_in(fd, os.fstat(fd).st_size):
+                    os.close(fd)
+                    continue
+                self._generations.forget_present(generation)
+                self._adopt(generation, fd, paths[FileKey.of_fd(fd)])
 
     def _take_back(self, paths: Mapping[FileKey, str]) -> None:
         """Go on with files that were gone, and came back before they had ended; their content is looked at anew."""

@@ -84,6 +84,11 @@ class Generations:
         self.present[generation.key] = generation
         self._like_names.add(generation, generation.path)
 
+    def forget_present(self, generation: Generation) -> None:
+        """Its file has another key by now."""
+        if self.has_file(generation):
+            del self.present[generation.key]
+
     def recall(self, generation: Generation) -> None:
         """It is neither lost nor over any more."""
         self.forget_lost(generation)

@@ -62,7 +62,8 @@ class Recognizer:
         Under a name that ``include`` has, only its own file, and only one that was read: others may begin as it does.
         """
         for generation in self.over_fitting(fd, key, path):
-            if is_rotated or (generation.key == key and generation.committed_line != NEVER_READ):
+            is_own = generation.key == key or self._is_mounted_again(generation, key, path)
+            if is_rotated or (is_own and generation.committed_line != NEVER_READ):
                 return generation
         return None
 
@@ -75,8 +76,13 @@ class Recognizer:
             *(generation for generation in others if generation.key != key and key.may_be_copy_of(generation.key)),
         ):
             fits = generation.identity.tail_stop > 0 and generation.identity.fits(fd, generation.identity.tail_stop)
-            if fits and (generation.key == key or self._is_there(generation)):
+            is_own = generation.key == key or self._is_mounted_again(generation, key, path)
+            if fits and (is_own or self._is_there(generation)):
                 yield generation
+
+    @staticmethod
+    def _is_mounted_again(generation: Generation, key: FileKey, path: str) -> bool:
+        return generation.path == path and generation.key.is_on_another_device(key)
 
     def was_read(self, fd: int, path: str) -> bool:
         """Whether a file is a copy of one that was replaced, and has less than what was read of it.  Raises OSError."""

@@ -156,6 +156,7 @@ class Rig:
         self.now_ms = 0.0
         self.clock_ms: Callable[[], float] = lambda: self.now_ms
         self.gaps: list[tuple[str, int, int | None, str]] = []
+        self._back_ms = 0
         self._times = itertools.count(step=1_000)
         self._lines = itertools.count()
         self._settings = FilesSettings(
@@ -279,7 +280,11 @@ class Rig:
 
     def _tick(self) -> int:
         """The time of files: whoever asks gets another one, since the kernel's clock is too coarse for tests."""
-        return 10**18 + int(1e6 * self.now_ms) + next(self._times)
+        return 10**18 + int(1e6 * (self.now_ms - self._back_ms)) + next(self._times)
+
+    def put_clock_back(self, by_ms: int) -> None:
+        """That of the files; the one by which the input waits never goes back."""
+        self._back_ms += by_ms
 
     def _touch(self, path: Path) -> None:
         now = self._tick()
