@@ -35,7 +35,7 @@ USES = {
     ("cli/event_log.py", "_moment"): SHOWN,
     ("cli/groups_commands.py", "reset"): "`--to -2d`: shown before it is asked, and can be moved back",
     ("cli/pipeline_view_commands.py", "moment_us"): "`--since -2d`: from where windows are computed again",
-    ("cli/inputs_commands.py", "_rows"): "`--since -2d`: where reading begins",
+    ("cli/inputs_commands.py", "_timestamp"): "`--since -2d`, `--until -1d`: where reading begins and ends",
     ("console/input_ledgers.py", "_read"): "the last hour of the ledger: where reading begins",
     ("cli/messages/tail_command.py", "tail"): "`--since -2d`: where reading begins",
     ("cli/service_commands.py", "_print_status"): SHOWN,
