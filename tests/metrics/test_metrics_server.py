@@ -132,20 +132,28 @@ def test_a_slow_disk_is_judged_by_the_times_of_its_flushes(server: Server) -> No
     name, bound = rule_of(SLOW_FLUSHES, pattern)
 
     def flushed_until_then() -> list[tuple[float, float]]:
-        found = samples(server).items()
-        return sorted((float(labels[0]), count) for (sample, labels), count in found if sample == name)
+        rows = samples(server).items()
+        return sorted((float(labels[0]), count) for (sample, labels), count in rows if sample == name)
+
+    def writer_pids() -> list[int]:
+        return [row["pid"] for row in server.state["processes"] if row.get("topic") == "slow"]
 
     with Peer(server.native) as peer:
         peer.create("slow")
 
         def judged() -> float:
             before = flushed_until_then()
+
+            def grown() -> list[tuple[float, float]]:  # counted behind the acknowledgement
+                rows = [(le, now - then) for (le, now), (_, then) in zip(flushed_until_then(), before, strict=True)]
+                return rows if rows[-1][1] else []
+
             assert peer.produce("slow", BATCH, acks=-1)[0] == 0
-            grown = [(le, after - then) for (le, after), (_, then) in zip(flushed_until_then(), before, strict=True)]
-            return quantile(0.99, grown)
+            return quantile(0.99, wait_for(grown, "the flush to be counted"))
 
         assert judged() < bound
-        with traced(server.pid_of("writer"), "-e", "trace=fdatasync", "-e", "inject=fdatasync:delay_enter=1200000"):
+        (pid,) = wait_for(writer_pids, "the writer to be shown")
+        with traced(pid, "-e", "trace=fdatasync", "-e", "inject=fdatasync:delay_enter=1200000"):
             assert judged() > bound
         assert judged() < bound, "it ends with the cause"
 

@@ -102,7 +102,7 @@ def guarded(rig: Rig) -> None:
 @pytest.mark.parametrize("here", [False, True], ids=["thread", "loop"])
 @pytest.mark.parametrize(
     ("owner", "method"),
-    [(FlushTicket, "sync"), (Log, "flush_done"), (Unflushed, "_publish"), (Producers, "take")],
+    [(FlushTicket, "sync"), (Log, "flush_done"), (Unflushed, "_publish"), (Producers, "take_snapshot")],
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
 def test_an_unexpected_error_in_a_flush_ends_the_writer(
