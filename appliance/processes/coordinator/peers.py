@@ -64,11 +64,12 @@ class _Peer:
         self._correlation_id = 0
         self.identity = identity
         self.opened_s = self.used_s = asyncio.get_running_loop().time()
+        self._age_s_max = AGE_S_MAX
 
     def is_usable(self, now_s: float) -> bool:
         """Whether another request may be sent: neither the peer nor time has ended the connection."""
         ended = self._reader.at_eof() or self._writer.transport.is_closing()
-        return not ended and now_s - self.used_s <= KEPT_S and now_s - self.opened_s <= AGE_S_MAX
+        return not ended and now_s - self.used_s <= KEPT_S and now_s - self.opened_s <= self._age_s_max
 
     async def ask(self, kind: int, *arguments: Any) -> list[Any]:
         """Send a request, and return the header of its reply."""
@@ -97,9 +98,11 @@ class _Peer:
         scram.check_last_message(await self._login_message(None, proof))
 
     async def _login_message(self, mechanism: str | None, message: bytes) -> bytes:
-        _, error, text, answer, *_ = await self.ask(native.LOGIN, mechanism, message)
+        _, error, text, answer, lifetime_ms, *_ = await self.ask(native.LOGIN, mechanism, message)
         if error:
             raise ProtocolFault(f"the login of a broker is refused: {text}")
+        if lifetime_ms:  # security.sessions_ms_max there: after it requests are refused
+            self._age_s_max = min(AGE_S_MAX, lifetime_ms / 2000)
         return bytes(answer)
 
     def close(self) -> None:

@@ -33,6 +33,8 @@ class SlotsOfGroups:
         """The slots that had offsets of a group when all were asked."""
         self._noted: dict[str, set[int]] = {}
         """Those that have got some; the group that was noted last is the last."""
+        self._evicted = 0
+        """How many notes had to go: who asked before then may not have heard of what was noted."""
 
     @property
     def as_of(self) -> Hashable | None:
@@ -41,7 +43,7 @@ class SlotsOfGroups:
         if current != self._as_of:
             self._as_of = current
             self._asked.clear()
-        return current
+        return None if current is None else (current, self._evicted)
 
     def get(self, group: str) -> Collection[int] | None:
         """The slots that may have offsets of a group; None: each may."""
@@ -61,8 +63,11 @@ class SlotsOfGroups:
         slots = self._noted.pop(group, set())
         self._noted[group] = slots | {slot}
         if len(self._noted) > GROUPS_MAX:
-            self.forget(next(iter(self._noted)))
+            evicted = next(iter(self._noted))
+            del self._noted[evicted]
+            self._asked.pop(evicted, None)
+            self._evicted += 1
 
-    def forget(self, group: str) -> None:
-        self._noted.pop(group, None)
+    def ask_all_again(self, group: str) -> None:
+        """Somebody did not answer.  What was noted stays: it may be on its way to one who has answered already."""
         self._asked.pop(group, None)

@@ -323,13 +323,15 @@ class StoredTransactions:
         self._slots_of_groups.note(group, nodes.slot_of(transactional_id))
 
     async def pending_elsewhere(self, group: str) -> Collection[TopicPartition]:
+        if not group:  # it has committed offsets as any other, but is in no transaction: others refuse its name
+            return ()
         as_of, slots = self._slots_of_groups.as_of, self._slots_of_groups.get(group)
         answers = await self._peers.pending(group, None if slots is None else set(slots) - set(self.slots))
         try:
             answered = {slot for theirs, _ in answers for slot in theirs}
             await self._check_all_known(answered, ALL_SLOTS if slots is None else {*slots, *self._own()})
         except ApplianceError:
-            self._slots_of_groups.forget(group)
+            self._slots_of_groups.ask_all_again(group)
             raise
         if slots is None and all(theirs for theirs, rows in answers if rows):  # else whose they are is not known now
             self._slots_of_groups.learn(group, as_of, {slot for theirs, rows in answers if rows for slot in theirs})

@@ -53,8 +53,6 @@ from .peer_transactions import PeerTransactions
 STEP_MS_MAX: Final = 15_000
 """How long an answer is waited for; whoever asks for a marker asks again."""
 RETRY_S: Final = 0.5
-NO_WRITER: Final = 0
-"""Instead of the writer that is told: it is not for one that has started."""
 
 Step = OpenTransaction | WriteMarker | AbortHanging
 Make = Callable[[int, Collection[int]], Step]
@@ -80,7 +78,11 @@ class TransactionWriters:
         self._steps: dict[int, tuple[TopicPartition, Make, asyncio.Future[str]]] = {}
         """What is not answered yet, by token, in order: the step is made when it is sent."""
         self._waiting: dict[TopicPartition, int] = {}
-        """Writers that have started and have not been told yet; NO_WRITER: its steps only wait for what is open."""
+        """Writers that have started and have not been told yet.  Negative: none has, steps only wait for what is open.
+
+        Each such wait has a number of its own: what was asked for one that was given up is not told to the next.
+        """
+        self._waits = itertools.count(1)
         self._aborting: Counter[TopicPartition] = Counter()
         """How many wait for :meth:`abort_hanging`."""
         self._epochs: dict[int, int] = {}
@@ -123,7 +125,7 @@ class TransactionWriters:
             Unavailable: not known whether it has been done; it is safe to ask again.
             UnknownPartition: there is none.
         """
-        self._waiting.setdefault(partition, NO_WRITER)
+        self._waiting.setdefault(partition, -next(self._waits))
         self._aborting[partition] += 1
         aborting = self._carry_out(
             partition, lambda token, known_producers: AbortHanging(partition, token, sorted(known_producers))
@@ -133,7 +135,7 @@ class TransactionWriters:
             await aborting
         finally:
             self._aborting -= Counter([partition])
-            if partition not in self._aborting and self._waiting.get(partition) == NO_WRITER:
+            if partition not in self._aborting and self._waiting.get(partition, 0) < 0:
                 self._wait_no_more(partition)
 
     def _wait_no_more(self, partition: TopicPartition) -> None:
@@ -221,7 +223,7 @@ class TransactionWriters:
                 if row.is_ongoing:
                     self._send(OpenTransaction(partition, next(self._tokens), *row.producer))
             self._send_steps(partition, {row.producer.id for row in opened})
-            if writer != NO_WRITER:
+            if writer > 0:
                 self._send(TransactionsSent(partition, writer))
 
     def _send_steps(self, partition: TopicPartition, known_producers: Collection[int]) -> None:

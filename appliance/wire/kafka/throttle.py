@@ -20,7 +20,8 @@ _HEAD_BYTES: Final = 8
 def with_throttle(reply: bytes, api_key: int, version: int, throttle_ms: int) -> bytes:
     """The reply frames, joined ones too, with this time; unchanged where the version has no such field.
 
-    Unchanged, too, is a reply to Produce that ends with tagged fields: it took nothing in, and names other brokers.
+    Unchanged, too, is a reply to Produce that ends with tagged fields, which name other brokers: the client asks these
+    from then on.  If it goes on here, the next reply tells it.
 
     Args:
         reply: whole frames with their sizes, or of Fetch the part before the record batches.

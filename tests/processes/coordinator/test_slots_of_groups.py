@@ -42,8 +42,10 @@ def test_what_was_noted_holds_longer_and_comes_to_what_is_asked() -> None:
     brokers.ask("g", 3)
     brokers.slots.note("g", 6)
     assert brokers.slots.get("g") == {3, 5, 6}
-    brokers.slots.forget("g")
+    brokers.slots.ask_all_again("g")
     assert brokers.slots.get("g") is None
+    brokers.ask("g")
+    assert brokers.slots.get("g") == {5, 6}, "what was passed on to them may still be on its way"
 
 
 def test_the_groups_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,5 +58,10 @@ def test_the_groups_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPa
     for group in "bdbe":
         brokers.slots.note(group, 1)
     assert [brokers.slots.get(group) for group in "bcde"] == [{1}, set(), None, None]
+    before = brokers.slots.as_of
+    for group in "def":
+        brokers.slots.note(group, 1)
+    brokers.slots.learn("d", before, ())
+    assert brokers.slots.get("d") is None, "it was asked before it was noted, and the note is gone"
     brokers.ask("d")
     assert brokers.slots.get("d") == set(), "it was noted before the question, and forgotten"

@@ -255,6 +255,7 @@ async def test_what_others_have_is_only_known_with_all_their_slots(tree: Tree) -
     assert await one.store.pending_elsewhere("g") == {PART}
     one.peers.other = None
     one.zookeeper.revision += 1
+    assert await one.store.pending_elsewhere("") == (), "nobody is asked about the group without a name"
     for asking in (one.store.pending_elsewhere("g"), one.store.open_elsewhere([PART])):
         with pytest.raises(ZooKeeperAway):
             await asking

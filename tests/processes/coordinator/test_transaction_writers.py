@@ -208,6 +208,26 @@ def test_an_abort_that_is_given_up_keeps_no_other_step_waiting(ending: str) -> N
 
 
 @scenario
+async def test_what_was_asked_for_an_abort_that_was_given_up_is_not_told_to_the_next(supervisor: Supervisor) -> None:
+    """Goal: a transaction that was opened in between is not ended."""
+    supervisor.known.clear()
+    first = await started(supervisor.writers.abort_hanging(A.key))
+    await asyncio.sleep(0)  # it is being asked what is open: nothing is
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    opening = await started(supervisor.writers.open(A, P, LEAD))
+    supervisor.answer()
+    await opening
+    supervisor.opened = [OpenProducer(A.key, P, True)]
+    second = await started(supervisor.writers.abort_hanging(A.key))
+    supervisor.known.set()
+    await supervisor.told()
+    assert supervisor.sent[-1] == AbortHanging(A.key, supervisor.sent[-1].token, [P.id])
+    supervisor.answer()
+    await second
+
+
+@scenario
 async def test_what_comes_while_it_is_asked_what_is_open_comes_behind_that(supervisor: Supervisor) -> None:
     """The answer is old: the transaction has ended since, and its marker must not come before its opening."""
     supervisor.opened = [OpenProducer(A.key, P, True)]
