@@ -300,6 +300,7 @@ class FilesInput:
                     continue
                 self._generations.forget_present(generation)
                 self._adopt(generation, fd, paths[FileKey.of_fd(fd)])
+                self._store.note(generation.row(ended=False))  # it may be stopped before there is another line
 
     def _take_back(self, paths: Mapping[FileKey, str]) -> None:
         """Go on with files that were gone, and came back before they had ended; their content is looked at anew."""

@@ -96,6 +96,19 @@ def copy_up(rig: Rig) -> None:
         rig.look(20_000)
 
 
+def copy_up_and_stop(rig: Rig) -> None:
+    """Nothing is written to it after the copy, so nothing is flushed that would store its numbers."""
+    overlay = Overlay(rig)
+    rig.write("app.log", 3)
+    rig.path("app.log").rename(overlay.lower / "app.log")
+    overlay.mount()
+    rig.look()
+    rig.path("box/app.log").chmod(0o640)
+    rig.look(20_000)
+    rig.stop()
+    rig.write("box/app.log", 2)
+
+
 def remount_overlay(rig: Rig) -> None:
     """Its files have another device then, while the input runs."""
     overlay = Overlay(rig)
@@ -141,7 +154,10 @@ def rotate_on_tmpfs(rig: Rig) -> None:
 
 CASES: dict[str, Callable[[Rig], None]] = {
     case.__name__: case
-    for case in (bind_twice, bind_over, copy_up, remount_overlay, remount_overlay_while_nothing_runs, rotate_on_tmpfs)
+    for case in (
+        *(bind_twice, bind_over, copy_up, copy_up_and_stop),
+        *(remount_overlay, remount_overlay_while_nothing_runs, rotate_on_tmpfs),
+    )
 }
 
 
