@@ -295,8 +295,13 @@ class FilesInput:
                     continue
                 if fd < 0:
                     continue
-                if not generation.may_go_on_in(fd, os.fstat(fd).st_size):
-                    os.close(fd)
+                goes_on = False
+                try:
+                    goes_on = generation.may_go_on_in(fd, os.fstat(fd).st_size)
+                finally:  # a disk that fails ends the search
+                    if not goes_on:
+                        os.close(fd)
+                if not goes_on:
                     continue
                 self._generations.forget_present(generation)
                 self._adopt(generation, fd, paths[FileKey.of_fd(fd)])

@@ -169,10 +169,14 @@ class Recognizer:
                 fd, reason = self._access.try_open(path, key)
                 is_own = key == generation.key and not generation.replaced
                 fits = generation.may_go_on_in if is_own else generation.goes_on_in
-                if not reason and fits(fd, status.st_size):
+                goes_on = False
+                try:
+                    goes_on = not reason and fits(fd, status.st_size)
+                finally:  # a disk that fails ends the search
+                    if fd >= 0 and not goes_on:
+                        os.close(fd)
+                if goes_on:
                     return fd, path
-                if fd >= 0:
-                    os.close(fd)
         return None
 
     def has_copy(self, generation: Generation) -> bool:

@@ -8,6 +8,8 @@ from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
+from ..errors import InvalidRequest
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -18,8 +20,15 @@ def different(names: list[str]) -> list[str]:
 
 
 def plain_rows(batch: pa.RecordBatch) -> Iterator[list[Any]]:
-    """The rows, of values that JSON has."""
-    columns = [list(map(_convert(column.type), column.to_pylist())) for column in batch.columns]
+    """The rows, of values that JSON has.
+
+    Raises:
+        InvalidRequest: Python has no such value, as an infinite time.
+    """
+    try:
+        columns = [list(map(_convert(column.type), column.to_pylist())) for column in batch.columns]
+    except (OverflowError, ValueError) as error:
+        raise InvalidRequest(f"a value cannot be shown ({error}): ask for its column as a text, `c::varchar`") from None
     return map(list, zip(*columns, strict=True)) if columns else iter(())
 
 

@@ -148,6 +148,10 @@ class Session:
             statements = self._duckdb.extract_statements(text)
             if len(statements) != 1:
                 raise InvalidRequest(f"{len(statements)} statements: give one query")
+            if self._admitted is not None and statements[0].type.name != "SELECT":
+                # COPY, EXPORT and ATTACH may write where DuckDB puts what does not fit into memory, without a bound;
+                # EXPLAIN ANALYZE and PIVOT run a COPY, too.
+                raise InvalidRequest("only a query runs here, as `select count(*) from web`; others in a shell")
             relation = self._duckdb.sql(text)
             if relation is None:
                 raise InvalidRequest("the statement has no result: give a query, as `select count(*) from web`")

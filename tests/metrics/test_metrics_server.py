@@ -151,11 +151,11 @@ def test_a_slow_disk_is_judged_by_the_times_of_its_flushes(server: Server) -> No
             assert peer.produce("slow", BATCH, acks=-1)[0] == 0
             return quantile(0.99, wait_for(grown, "the flush to be counted"))
 
-        assert judged() < bound
+        wait_for(lambda: judged() < bound, "a flush that takes no longer than the disk needs")
         (pid,) = wait_for(writer_pids, "the writer to be shown")
         with traced(pid, "-e", "trace=fdatasync", "-e", "inject=fdatasync:delay_enter=1200000"):
             assert judged() > bound
-        assert judged() < bound, "it ends with the cause"
+        wait_for(lambda: judged() < bound, "it ends with the cause")
 
 
 def test_connections_that_writers_serve_are_counted_like_others(server: Server) -> None:

@@ -86,6 +86,8 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
         self._logs: tuple[float, dict[str, TopicLog]] = (0.0, {})
         self._target: Positions | None = None
+        self._accepted: BatchRecord | None = None
+        """What was recorded last: without new lines the next trigger begins where this one did."""
 
     # ---- planning, in one long-lived process of the driver
 
@@ -113,6 +115,9 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _accept(self, begun: BatchRecord) -> None:
         """Record where the table continues, as the beginning of a run does: what comes next must begin there."""
+        if begun == self._accepted:
+            return
+        self._accepted = begun
         parsing = self._beginning.committed.parsing
         store = open_store(self._settings, self._beginning.identity)
         store.amend(msgspec.structs.replace(begun, parsing=parsing))

@@ -299,7 +299,7 @@ def log_in(peer: socket.socket, received: BinaryIO, secret: bytes) -> None:
         assert kind == native.LOGIN
         if mechanism:
             exchange.choose(mechanism)
-        peer.sendall(native.encode_frame([token, 0, "", exchange.respond(message)]))
+        peer.sendall(native.encode_frame([token, 0, "", exchange.respond(message), 0, mechanism is None]))
 
 
 def test_lag_is_exact_in_messages_bytes_and_seconds(grouped: Rig) -> None:
