@@ -99,6 +99,14 @@ class AbortedCheck:
         elif info.attributes & TRANSACTIONAL:
             self.transactions.note_batch(producer_id, start)
 
+    def compare(self, path: Path, base: int, limit: int, *, is_last: bool) -> tuple[list[Aborted], list[Aborted]]:
+        """What the index ``path`` of the segment [base, limit) says, and what it has to say.
+
+        ``is_last``: the log ends at ``limit``, and an entry is written before its marker.
+        """
+        entries = [entry for entry in read_aborted(path) if not is_last or entry.last < limit]
+        return entries, self.right(base, limit, entries)
+
     def right(self, base: int, limit: int, entries_there: Sequence[Aborted]) -> list[Aborted]:
         """What the index of the segment [base, limit) has to say, of which ``entries_there`` is there."""
         by_last = {entry.last: entry for entry in entries_there}
@@ -213,8 +221,7 @@ class AbortedIndexCheck:
     def _compare(self) -> None:
         base, path = self._base, aborted_path(self._directory, self._base)
         limit = self._limits[base]
-        entries = [entry for entry in read_aborted(path) if base != self._active or entry.last < limit]
-        right = self._check.right(base, limit, entries)
+        entries, right = self._check.compare(path, base, limit, is_last=base == self._active)
         self._check.forget()
         if entries == right:
             return

@@ -33,7 +33,7 @@ from .recovery import (
     read_index,
 )
 from .segment import SegmentState, find_valid, scan
-from .transactions import aborted_path, read_aborted
+from .transactions import aborted_path
 
 CORRUPT: Final = "corrupt"
 TORN: Final = "torn"
@@ -231,10 +231,7 @@ def _check_transactions(
     """
     for base, limit in pairwise([*bases, end]):
         path = aborted_path(directory, base)
-        entries = read_aborted(path)
-        if base == bases[-1]:  # an entry is written before its marker
-            entries = [entry for entry in entries if entry.last < end]
-        right = check.right(base, limit, entries)
+        entries, right = check.compare(path, base, limit, is_last=base == bases[-1])
         if entries != right:
             yield Problem(DERIVED, path, 0, f"it says {entries}, but the batches say {right}")
     stopped = CleanMarker.load(directory)
