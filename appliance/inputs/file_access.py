@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from ..errors import FileNotPermitted
@@ -16,6 +16,21 @@ logger = logging.getLogger(__name__)
 
 IS_COMPRESSED: Final = "is compressed"
 """Which is as it should be: what it has was read before, or is read there."""
+
+
+def fits_or_close(fits: Callable[[int, int], bool], fd: int, size: int) -> bool:
+    """Whether an open file fits, by its descriptor and size; if not, or if the disk fails, it is closed.
+
+    Raises:
+        OSError: the disk fails.
+    """
+    does_fit = False
+    try:
+        does_fit = fits(fd, size)
+    finally:
+        if not does_fit:
+            os.close(fd)
+    return does_fit
 
 
 class FileAccess:

@@ -73,7 +73,7 @@ from ..errors import StorageFault
 from ..input_settings import Files
 from ..processes.clock import file_clock_ns, now_ms
 from ..shared.heartbeats import Heart
-from .file_access import FileAccess
+from .file_access import FileAccess, fits_or_close
 from .files_settings import FilesSettings, files_settings
 from .generation import MARKS_MAX, FileKey, Generation, Identity
 from .generation_reader import RETRY_MS, GenerationReader, ReadOutcome
@@ -295,13 +295,7 @@ class FilesInput:
                     continue
                 if fd < 0:
                     continue
-                goes_on = False
-                try:
-                    goes_on = generation.may_go_on_in(fd, os.fstat(fd).st_size)
-                finally:  # a disk that fails ends the search
-                    if not goes_on:
-                        os.close(fd)
-                if not goes_on:
+                if not fits_or_close(generation.may_go_on_in, fd, os.fstat(fd).st_size):
                     continue
                 self._generations.forget_present(generation)
                 self._adopt(generation, fd, paths[FileKey.of_fd(fd)])

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Container, Iterator
 from typing import Final, NamedTuple
 
-from .file_access import IS_COMPRESSED, FileAccess
+from .file_access import IS_COMPRESSED, FileAccess, fits_or_close
 from .generation import FileKey, Generation
 from .generations import NEVER_READ, Generations
 from .rotation import Directories
@@ -169,13 +169,10 @@ class Recognizer:
                 fd, reason = self._access.try_open(path, key)
                 is_own = key == generation.key and not generation.replaced
                 fits = generation.may_go_on_in if is_own else generation.goes_on_in
-                goes_on = False
-                try:
-                    goes_on = not reason and fits(fd, status.st_size)
-                finally:  # a disk that fails ends the search
-                    if fd >= 0 and not goes_on:
+                if reason:
+                    if fd >= 0:
                         os.close(fd)
-                if goes_on:
+                elif fits_or_close(fits, fd, status.st_size):
                     return fd, path
         return None
 
