@@ -93,8 +93,7 @@ class Members:
     def size(self) -> int:
         """Bytes kept for all members."""
         expected_bytes = sum(MEMBER_BYTES + len(member_id) for member_id in self.expected)
-        members_bytes: int = sum(map(_SIZE, self.by_id.values()))
-        return expected_bytes + members_bytes
+        return expected_bytes + sum(map(_SIZE, self.by_id.values()))
 
     @property
     def rebalance_ms(self) -> int:
