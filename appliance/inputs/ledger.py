@@ -28,7 +28,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 
@@ -76,6 +76,19 @@ class Gap(msgspec.Struct, frozen=True):
     reason: SourceName
 
 
+class PlacedBlock(NamedTuple):
+    """A span of a row: a block of a source, and where it is in the log."""
+
+    topic: SourceName
+    partition: LedgerCount
+    offset: LedgerCount
+    messages: LedgerCount
+    start: LedgerCount
+    stop: LedgerCount
+    first_line: LedgerCount
+    lines: LedgerCount
+
+
 class LedgerRow(msgspec.Struct, frozen=True, omit_defaults=True):
     """One message of the ledger's topic."""
 
@@ -88,12 +101,7 @@ class LedgerRow(msgspec.Struct, frozen=True, omit_defaults=True):
     lines: LedgerCount = 0
     bytes: LedgerCount = 0
     messages: LedgerCount = 0
-    spans: Annotated[
-        list[
-            tuple[SourceName, LedgerCount, LedgerCount, LedgerCount, LedgerCount, LedgerCount, LedgerCount, LedgerCount]
-        ],
-        msgspec.Meta(max_length=SPANS_MAX),
-    ] = []
+    spans: Annotated[list[PlacedBlock], msgspec.Meta(max_length=SPANS_MAX)] = []
     refused: dict[SourceName, LedgerCount] = {}
     gaps: Annotated[list[Gap], msgspec.Meta(max_length=GAPS_MAX)] = []
 
@@ -269,7 +277,7 @@ class Ledger:
                     lines=sum(span.lines for span in spans),
                     bytes=sum(span.stop - span.start for span in spans),
                     messages=sum(span.messages for span in spans),
-                    spans=[span[1:9] for span in spans],
+                    spans=[PlacedBlock(*span[1:9]) for span in spans],
                 )
 
     async def _send(self, row: LedgerRow, loop: asyncio.AbstractEventLoop) -> None:
@@ -404,8 +412,8 @@ def once(rows: Iterable[LedgerRow]) -> Iterator[LedgerRow]:
     spans: set[tuple[str, int, int, int]] = set()
     others: set[bytes] = set()
     for row in rows:
-        fresh = [span for span in row.spans if (row.store, row.number, span[4], span[2]) not in spans]
-        spans.update((row.store, row.number, span[4], span[2]) for span in fresh)
+        fresh = [span for span in row.spans if (row.store, row.number, span.start, span.offset) not in spans]
+        spans.update((row.store, row.number, span.start, span.offset) for span in fresh)
         rest = encode_row(msgspec.structs.replace(row, spans=[], lines=0, bytes=0, messages=0))
         has_more = (row.gaps or row.refused) and (digest := _digest(rest)) not in others
         if has_more:
@@ -413,9 +421,9 @@ def once(rows: Iterable[LedgerRow]) -> Iterator[LedgerRow]:
         if fresh or has_more:
             yield msgspec.structs.replace(
                 row,
-                lines=sum(span[7] for span in fresh),
-                bytes=sum(span[5] - span[4] for span in fresh),
-                messages=sum(span[3] for span in fresh),
+                lines=sum(span.lines for span in fresh),
+                bytes=sum(span.stop - span.start for span in fresh),
+                messages=sum(span.messages for span in fresh),
                 spans=fresh,
                 gaps=row.gaps if has_more else [],
                 refused=row.refused if has_more else {},

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from ..client import Consumer
 from ..errors import ApplianceError
 from ..wire.requests import EARLIEST, LATEST
-from .ledger import Gap, LedgerRow
+from .ledger import Gap, LedgerRow, PlacedBlock
 from .positions import ORIGIN, Origin
 
 LIVES_MAX: Final = 200
@@ -28,19 +28,6 @@ OTHER: Final = "another log"
 COMPACTED: Final = "compacted"
 
 
-class Block(NamedTuple):
-    """A span of a row of the ledger, as it is in its topic."""
-
-    topic: str
-    partition: int
-    offset: int
-    messages: int
-    start: int
-    stop: int
-    first_line: int
-    lines: int
-
-
 class LinePlace(NamedTuple):
     """The messages [offset, to_offset] that a line is in; several if the block has other counts of both.
 
@@ -49,7 +36,7 @@ class LinePlace(NamedTuple):
 
     store: str
     life: int
-    block: Block
+    block: PlacedBlock
     offset: int
     to_offset: int
     minute: int
@@ -79,7 +66,7 @@ class LineSearch:
         self._lives.move_to_end((row.store, row.number))
         if len(self._lives) > LIVES_MAX:
             self._lives.popitem(last=False)
-        for block in map(Block._make, row.spans):
+        for block in row.spans:
             last_line = block.first_line + max(block.lines, 1) - 1
             if last_line < self._line:
                 if last_line > life.before:
@@ -91,7 +78,7 @@ class LineSearch:
         life.gaps = [*life.gaps, *(gap for gap in row.gaps if gap not in life.gaps)][-GAPS_MAX:]
         life.refused += sum(row.refused.values())
 
-    def _place(self, row: LedgerRow, block: Block) -> LinePlace:
+    def _place(self, row: LedgerRow, block: PlacedBlock) -> LinePlace:
         is_each_one = block.messages == block.lines
         at = block.offset + self._line - block.first_line if is_each_one else block.offset
         last = at if is_each_one else block.offset + block.messages - 1

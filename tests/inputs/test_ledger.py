@@ -14,7 +14,17 @@ from appliance.config import TopicsSection
 from appliance.errors import MessageTooLarge
 from appliance.inputs import ledger as module
 from appliance.inputs.journal_blocks import REMOVED
-from appliance.inputs.ledger import GAPS_MAX, MORE, SOURCE_GAPS_MAX, Gap, Ledger, LedgerRow, decode_row, once
+from appliance.inputs.ledger import (
+    GAPS_MAX,
+    MORE,
+    SOURCE_GAPS_MAX,
+    Gap,
+    Ledger,
+    LedgerRow,
+    PlacedBlock,
+    decode_row,
+    once,
+)
 from appliance.inputs.positions import PositionStore, Source, Span
 
 MESSAGE_BYTES_MAX = TopicsSection().max_message_bytes
@@ -174,7 +184,7 @@ def test_a_source_whose_name_is_no_utf_8_has_rows_with_its_bytes_escaped(tmp_pat
 
 def test_what_was_published_twice_is_counted_once() -> None:
     """A row that was published before a kill comes again with what the process after it has added."""
-    spans = [("t", 0, 100, 2, 0, 20, 1, 2), ("t", 0, 200, 3, 20, 50, 3, 3)]
+    spans = [PlacedBlock("t", 0, 100, 2, 0, 20, 1, 2), PlacedBlock("t", 0, 200, 3, 20, 50, 3, 3)]
     first = LedgerRow("disk", "web-1", "app.log", 1, "store", 60, 2, 20, 2, spans[:1])
     both = LedgerRow("disk", "web-1", "app.log", 1, "store", 60, 5, 50, 5, spans)
     lost = LedgerRow("disk", "web-1", "app.log", 1, "store", 60, gaps=[Gap(50, 60, "bytes", "gone")])
