@@ -434,26 +434,31 @@ def test_sql(page: Browser, server: Server, admin: Admin) -> None:
     answer = "document.querySelector('.result tbody')?.innerText"
     problem = "document.querySelector('.problem:not([hidden])')?.innerText"
 
-    def ask(query: str) -> None:
+    def ask(query: str, told: str, what: str) -> None:
+        """Until ``told`` holds: a query runs at a niceness, and on a busy machine its 30 s may be over first."""
         page.evaluate(f"document.querySelector('textarea').value = {json.dumps(query)}")
-        click(page, "Run")
+        for _ in range(5):
+            click(page, "Run")
+            page.wait(f"({told}) || {problem}?.includes('took more than')", what)
+            if page.is_true(told):
+                return
+            forget_the_answer(page)
+        raise AssertionError(f"five times: the query took more than 30 s: {query}")
 
     log_in(page, server, "bob", "#/sql?query=select+partition,+value+from+asked")
     page.evaluate("document.querySelector('textarea').focus()")
     assert not page.evaluate(answer), "an address runs nothing by itself"
-    click(page, "Run")
-    page.wait(f"{answer}?.includes('<img src=x')", "the message")
+    ask("select partition, value from asked", f"{answer}?.includes('<img src=x')", "the message")
     assert page.evaluate("document.title") == "SQL · appliance"
     for width, height in ((400, 800), (800, 1000), (1280, 800), (2000, 1200)):
         page.resize(width, height)
         assert fits(page), width
         shoot(page, f"sql-{width}")
-    ask("copy (select 1) to '/tmp/appliance-sql-page'")
-    page.wait(f"{problem}?.includes('disabled')", "the refusal")
+    refusal = f"{problem}?.includes('only a query runs here')"
+    ask("copy (select 1) to '/tmp/appliance-sql-page'", refusal, "the refusal")
     forget_the_answer(page)
     log_in(page, server, "eve", "#/sql")
-    ask("select * from asked")
-    page.wait(f"{problem}?.includes(\"no topic 'asked'\")", "no topic")
+    ask("select * from asked", f"{problem}?.includes(\"no topic 'asked'\")", "no topic")
     forget_the_answer(page)
     admin.delete_topic("asked")
 

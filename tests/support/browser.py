@@ -132,7 +132,7 @@ class Browser:
             raise ScriptFailed(found["exceptionDetails"].get("exception", {}).get("description", ""))
         return found["result"].get("value")
 
-    def wait(self, script: str, what: str = "", seconds_max: float = 20) -> None:
+    def wait(self, script: str, what: str = "", seconds_max: float = 60) -> None:
         """Wait until an expression of the page is true; what is not there yet (a TypeError) is not true."""
         deadline = time.monotonic() + seconds_max
         while not self.is_true(script):
