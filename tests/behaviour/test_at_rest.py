@@ -42,6 +42,8 @@ from ..support.server import Server, wait_for
 WINDOW_S = 2.0
 WINDOWS_MAX = 15
 """A burst that a start, or a client that comes, has left behind is averaged away; what goes on is not."""
+SLACK = 1.1
+"""Over the rate that the page states, of processes of which each second is one beat."""
 CALLS_PER_WAKE_UP = 100
 """Who looks at all processes and partitions wakes up for some hundred; a loop that does not wait makes thousands."""
 CPU_MS_MAX = 20
@@ -138,8 +140,9 @@ def beyond(watched: Callable[[], dict[int, str]], bounds: dict[str, float]) -> l
             if role in SHORT_LIVED:
                 continue
             now, then = activity(pid), before.setdefault(pid, Activity(0, 0))
-            rate, cpu_ms = (now.wake_ups - then.wake_ups) / passed_s, (now.cpu_ns - then.cpu_ns) / passed_s / 1e6
-            if rate > bounds[role]:
+            count, cpu_ms = now.wake_ups - then.wake_ups, (now.cpu_ns - then.cpu_ns) / passed_s / 1e6
+            rate = count / passed_s
+            if count > SLACK * bounds[role] * passed_s + 2:  # one at each end of the windows
                 found.append(f"{role} wakes up {rate:.1f} times a second, may {bounds[role]:g}")
             if cpu_ms > CPU_MS_MAX:
                 found.append(f"{role} uses {cpu_ms:.0f} ms of processor time in a second")
