@@ -291,15 +291,21 @@ def test_who_is_not_handed_over(server: Server, peer: Peer) -> None:
     for number in range(200):
         assert peer.produce("u", BATCH, partition=number % 2)[0] == 0
     assert not is_handed_over(server, peer)
-    peers = [Peer(server.native) for _ in range(CONNECTIONS_MAX + 1)]
-    for one in peers[:-1]:
-        hand_over(server, one)
-    for _ in range(100):
-        for one in peers:
-            assert one.produce("t", BATCH)[0] == 0
-    assert [is_handed_over(server, one) for one in peers] == [True] * CONNECTIONS_MAX + [False]
-    for one in peers:
-        one.close()
+    with contextlib.ExitStack() as stack:
+        peers = [stack.enter_context(Peer(server.native)) for _ in range(CONNECTIONS_MAX + 1)]
+
+        def handed_over() -> int:
+            for each in peers:
+                for _ in range(10):
+                    assert each.produce("t", BATCH)[0] == 0
+            return sum(is_handed_over(server, each) for each in peers)
+
+        for one in peers[:-1]:
+            hand_over(server, one)
+        # One that was still for long, as on a busy machine, goes back, and another one takes its place.
+        counts = [handed_over() for _ in range(10)]
+        assert max(counts) <= CONNECTIONS_MAX
+        wait_for(lambda: handed_over() == CONNECTIONS_MAX, "all places are taken")
 
 
 def test_what_it_writes_is_what_others_read(server: Server, peer: Peer) -> None:
