@@ -23,10 +23,14 @@ def cpu_s(pid: int) -> float:
 def tree(pid: int) -> list[int]:
     """The pids of a process and of all its descendants."""
     try:
-        children = [int(child) for task in Path(f"/proc/{pid}/task").iterdir()
-                    for child in (task / "children").read_text().split()]  # fmt: skip
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
     except (FileNotFoundError, ProcessLookupError):
         return []
+    children: list[int] = []
+    for task in tasks:
+        # A thread that ends meanwhile says nothing of the others: a JVM always has one that does.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            children += map(int, (task / "children").read_text().split())
     return [pid, *(descendant for child in children for descendant in tree(child))]
 
 
