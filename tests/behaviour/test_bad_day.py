@@ -890,7 +890,7 @@ def start_of(server: Server, *settings: str) -> Said:
     return Said(status, "", said)
 
 
-LATER = {"empty": pytest.mark.long}
+LATER = {"empty": pytest.mark.long, "short": pytest.mark.long}
 DAMAGES = {"garbage": b"\xff\x00{", "empty": b"", "short": b'{"version": 1, "clus'}
 
 

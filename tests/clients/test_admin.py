@@ -130,25 +130,31 @@ def test_groups_are_listed_described_reset_and_deleted(admin: AdminClient, broke
     assert group not in {entry.group_id for entry in listed.valid}
 
 
-@pytest.mark.timeout(400)
-def test_kafkas_own_tools(broker: Broker) -> None:
-    """TopicCommand, ConfigCommand, GetOffsetShell, ConsumerGroupCommand, console and performance tools."""
-    topic, group, server = new_topic(), f"group-{uuid.uuid4()}", ("--bootstrap-server", broker.kafka)
-    tools = "org.apache.kafka.tools"
+@pytest.mark.long
+def test_kafkas_tools_for_topics(broker: Broker) -> None:
+    topic, server, tools = new_topic(), ("--bootstrap-server", broker.kafka), "org.apache.kafka.tools"
     java(f"{tools}.TopicCommand", *server, "--create", "--topic", topic, "--partitions", "2")
     described = java(f"{tools}.TopicCommand", *server, "--describe", "--topic", topic)
     assert "PartitionCount: 2" in described and described.count("Leader: ") == 2
     topics = ("--entity-type", "topics", "--entity-name", topic)
     java("org.apache.kafka.tools.ConfigCommand", *server, "--alter", *topics, "--add-config", "retention.ms=123456")
     assert "retention.ms=123456" in java("org.apache.kafka.tools.ConfigCommand", *server, "--describe", *topics)
+    offsets = java(f"{tools}.GetOffsetShell", *server, "--topic", topic)
+    assert [line.rsplit(":", 1)[0] for line in offsets.split()] == [f"{topic}:0", f"{topic}:1"]
+
+
+@pytest.mark.timeout(400)
+def test_kafkas_own_tools(broker: Broker, admin: AdminClient) -> None:
+    """ProducerPerformance, ConsoleConsumer and ConsumerGroupCommand."""
+    topic, group, server = new_topic(), f"group-{uuid.uuid4()}", ("--bootstrap-server", broker.kafka)
+    tools = "org.apache.kafka.tools"
+    done(admin.create_topics([NewTopic(topic, 2, 1)]))
     out = java(
         f"{tools}.ProducerPerformance",
         *("--topic", topic, "--num-records", "20000", "--record-size", "200", "--throughput", "-1"),
         *("--producer-props", f"bootstrap.servers={broker.kafka}"),
     )
     assert "20000 records sent" in out
-    offsets = java(f"{tools}.GetOffsetShell", *server, "--topic", topic)
-    assert [line.rsplit(":", 1)[0] for line in offsets.split()] == [f"{topic}:0", f"{topic}:1"]
     read = java(
         f"{tools}.consumer.ConsoleConsumer",
         *(*server, "--topic", topic, "--group", group, "--from-beginning", "--max-messages", "20000"),

@@ -47,7 +47,7 @@ from appliance.shared.table import SEGMENTS_MAX, TABLE_BYTES
 from appliance.wire import native
 from appliance.wire.frames import split
 
-from ..support.long import chosen_size
+from ..support.long import LONG, chosen_size
 
 CONFIG: Final = Config(network=NetworkSection(arena_bytes=1 << 20, frame_bytes_max=1 << 18))
 SETTINGS: Final = {"flush.messages": "0"}
@@ -440,6 +440,10 @@ def test_every_interleaving(bench: Bench, script: Callable[[Client], list[bytes]
 def test_every_interleaving_in_which_somebody_dies(
     bench: Bench, script: Callable[[Client], list[bytes]], dies: str
 ) -> None:
-    for word in itertools.product("cwx", repeat=LENGTH - 2):
-        for at in range(1, LENGTH - 1):
-            run(bench, script, ["c", *word[:at], dies, *word[at:]])
+    words = [
+        ["c", *word[:at], dies, *word[at:]]
+        for word in itertools.product("cwx", repeat=LENGTH - 2)
+        for at in range(1, LENGTH - 1)
+    ]
+    for word in words if LONG else words[len(script.__name__) % 3 :: 3]:
+        run(bench, script, word)
