@@ -189,21 +189,22 @@ class OurBroker:
 class KafkaBroker(Daemon):
     """One KRaft broker with Kafka's default settings; ``tls``: more lines of its properties, then it listens with TLS.
 
-    ``name``: one of :data:`KAFKA_VERSIONS`.
+    ``name``: one of :data:`KAFKA_VERSIONS`.  ``flushed``: it flushes each batch before it answers, also those of its
+    own topics; by default it leaves that to the kernel.
 
     Raises:
         Missing: there is no Java, or there are no jars and no Maven.
     """
 
-    def __init__(self, directory: Path, tls: str = "", name: str = KAFKA) -> None:
-        self.name, self.jars = name, kafka_jars(name)
+    def __init__(self, directory: Path, tls: str = "", name: str = KAFKA, flushed: bool = False) -> None:
+        self.name, self.jars = f"{name}, flushed" if flushed else name, kafka_jars(name)
         port, controller = free_port(), free_port()
         self.address, self.data_dir = f"127.0.0.1:{port}", directory / "data"
         directory.mkdir(parents=True, exist_ok=True)
         properties = directory / "server.properties"
         protocol = "SSL" if tls else "PLAINTEXT"
         content = PROPERTIES.format(port=port, controller=controller, data=self.data_dir, protocol=protocol)
-        properties.write_text(content + tls)
+        properties.write_text(content + tls + ("log.flush.interval.messages=1\n" if flushed else ""))
         tool = ["kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c", str(properties)]
         subprocess.run(self.java(*tool), check=True, stdout=subprocess.DEVNULL)
         command = ["java", *JVM, QUIET, "-cp", f"{self.jars}/*", "kafka.Kafka", str(properties)]
