@@ -36,9 +36,9 @@ def cold(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.Mon
     """A file of which nothing is in memory; the kernel counts its pages, or does not."""
     path = tmp_path / "log"
     path.write_bytes(DATA)
+    drop([path])  # which looks whether the kernel has done so
     if request.param == "sampled":
         monkeypatch.setattr(libc, "pages_counted", lambda *_: -1)
-    drop([path])
     file = LogFile(path)
     file.do_not_wait()
     return file
