@@ -164,13 +164,13 @@ def dump(
                 # reason.
                 at = int(record.path.stem) + record.position
                 why = reason_of(record.data) or "there was no room for the reason"
-                output.remark(f"{where}: a hole: {record.info.size} bytes at offset {at} are missing: {why}")
+                output.remark(f"{where}: a hole: {record.header.size} bytes at offset {at} are missing: {why}")
                 continue
             if record.is_marker:
-                does, info = "commits" if read_marker(record.data).committed else "aborts", record.info
+                does, header = "commits" if read_marker(record.data).committed else "aborts", record.header
                 output.remark(
                     f"{where}: offset {record.offset} {does} the transaction of producer"
-                    f" {info.producer_id}, epoch {info.producer_epoch}"
+                    f" {header.producer_id}, epoch {header.producer_epoch}"
                 )
                 continue
             for row in to_row(record):
@@ -183,20 +183,20 @@ def dump(
 def _batch_rows(batch: DumpedBatch) -> list[dict[str, Any]]:
     from ..records.batch import CODEC_MASK, CODECS
 
-    info = batch.info
+    header = batch.header
     return [
         {
             "offset": batch.offset,
             "file": batch.path.name,
             "position": batch.position,
-            "bytes": info.size,
-            "messages": info.count,
-            "first_timestamp": info.first_timestamp,
-            "max_timestamp": info.max_timestamp,
-            "codec": CODECS[info.attributes & CODEC_MASK],
-            "producer_id": info.producer_id,
-            "epoch": info.producer_epoch,
-            "sequence": info.base_sequence,
+            "bytes": header.size,
+            "messages": header.count,
+            "first_timestamp": header.first_timestamp,
+            "max_timestamp": header.max_timestamp,
+            "codec": CODECS[header.attributes & CODEC_MASK],
+            "producer_id": header.producer_id,
+            "epoch": header.producer_epoch,
+            "sequence": header.base_sequence,
         }
     ]
 

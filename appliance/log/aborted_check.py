@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ..durable_files import File, write_at
-from ..records.batch import TRANSACTIONAL, BatchInfo, read_header
+from ..records.batch import TRANSACTIONAL, BatchHeader, read_header
 from ..records.holes import is_hole
 from ..records.markers import MARKER_BYTES, is_marker, read_marker
 from .files import log_path
@@ -79,11 +79,11 @@ class AbortedCheck:
         self._ends: dict[int, int] = {}
         self._holes = _Holes()
 
-    def batch(self, start: int, info: BatchInfo, data: memoryview) -> None:
+    def batch(self, start: int, header: BatchHeader, data: memoryview) -> None:
         """Take the batch that begins at offset ``start``."""
-        producer_id = info.producer_id
-        if is_marker(info):
-            stop = start + info.size
+        producer_id = header.producer_id
+        if is_marker(header):
+            stop = start + header.size
             after = self._ends.pop(producer_id, 0)
             aborts = not read_marker(data).committed
             entry = self.transactions.aborted(producer_id, stop) if aborts else None
@@ -94,9 +94,9 @@ class AbortedCheck:
             self._ends[producer_id] = stop
             if len(self._ends) > PRODUCERS_MAX:
                 del self._ends[next(iter(self._ends))]
-        elif is_hole(info):
-            self._holes.note_hole(start, start + info.size)
-        elif info.attributes & TRANSACTIONAL:
+        elif is_hole(header):
+            self._holes.note_hole(start, start + header.size)
+        elif header.attributes & TRANSACTIONAL:
             self.transactions.note_batch(producer_id, start)
 
     def compare(self, path: Path, base: int, limit: int, *, is_last: bool) -> tuple[list[Aborted], list[Aborted]]:
@@ -182,7 +182,7 @@ class AbortedIndexCheck:
         self.mended: list[WrongAborted] = []
         self.wrong: WrongAborted | None = None
 
-    def on_batch(self, start: int, info: BatchInfo) -> None:
+    def on_batch(self, start: int, header: BatchHeader) -> None:
         """Note the batch that begins at offset ``start``.
 
         Raises:
@@ -193,12 +193,12 @@ class AbortedIndexCheck:
         if start in self._limits:
             self._base, self._file = start, None
             self._files[start] = self._identity(start)
-        data = self._marker(start) if is_marker(info) else b""
+        data = self._marker(start) if is_marker(header) else b""
         if data is None:
             self._next = -1
             return
-        self._check.batch(start, info, memoryview(data))
-        self._next = start + info.size
+        self._check.batch(start, header, memoryview(data))
+        self._next = start + header.size
         if self._base != self._active and self._next == self._limits[self._base]:
             self._compare()
 

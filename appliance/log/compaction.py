@@ -56,7 +56,7 @@ import msgspec
 
 from ..durable_files import SYSTEM, File, System, remove_file, replace_file, write_at
 from ..errors import ClientFault, StorageFault
-from ..records.batch import CODEC_MASK, HEADER_BYTES, TRANSACTIONAL, BatchInfo, restamp
+from ..records.batch import CODEC_MASK, HEADER_BYTES, TRANSACTIONAL, BatchHeader, restamp
 from ..records.compression import NONE
 from ..records.holes import emptied, is_hole
 from ..records.keyed import KeyedRecord, Place, join, keyed_records
@@ -173,7 +173,7 @@ class LastOffsets(NamedTuple):
 
 def batches(
     directory: Path, bases: Sequence[int], start: int, stop: int
-) -> Iterator[tuple[int, BatchInfo, memoryview]]:
+) -> Iterator[tuple[int, BatchHeader, memoryview]]:
     """Yields offset, header and bytes of each batch that ends behind ``start`` and begins before ``stop``.
 
     ``bases`` has one from ``stop`` on.
@@ -186,11 +186,11 @@ def batches(
             return
         file = _opened(directory, base, limit) if limit > start else None
         if file is not None:
-            for position, info, data in scan(file, base, 0, limit - base):
+            for position, header, data in scan(file, base, 0, limit - base):
                 if base + position >= stop:
                     return
-                if base + position + info.size > start:
-                    yield base + position, info, data
+                if base + position + header.size > start:
+                    yield base + position, header, data
 
 
 def last_offsets(
@@ -205,16 +205,17 @@ def last_offsets(
     """The offsets of the last messages of all keys in [start, stop), or in a part of it with ``keys_max`` keys."""
     offsets: dict[bytes, int] = {}
     name, outcomes = keys.name, _outcomes_by_segment(directory, bases)
-    for at, info, data in batches(directory, bases, start, stop):
-        if is_hole(info) or is_marker(info) or outcomes(at).is_aborted(info, at):
+    for at, header, data in batches(directory, bases, start, stop):
+        if is_hole(header) or is_marker(header) or outcomes(at).is_aborted(header, at):
             continue
         if len(offsets) >= keys_max:
-            return LastOffsets(offsets, min(at, at + info.size - info.span))  # a compacted one has offsets before it
+            # A compacted one has offsets before its position.
+            return LastOffsets(offsets, min(at, at + header.size - header.span))
         with contextlib.suppress(ClientFault):
-            for record in keyed_records(data, info, at + info.size - info.span, UNPACKED_BYTES_MAX):
+            for record in keyed_records(data, header, at + header.size - header.span, UNPACKED_BYTES_MAX):
                 if record.key is not None:
                     offsets[name(record.key)] = record.offset
-        pace(info.size)
+        pace(header.size)
     return LastOffsets(offsets, stop)
 
 
@@ -256,7 +257,7 @@ class _Slot(NamedTuple):
 
     start: int
     stop: int
-    info: BatchInfo
+    header: BatchHeader
     data: bytes
     records: list[KeyedRecord] | None
     removed: int
@@ -323,23 +324,23 @@ class LogCompactor:
         """Go through the batches of a segment."""
         window: list[_Slot] = []
         window_bytes = 0
-        for position, info, data in scan(source, target.base, 0, target.limit - target.base):
+        for position, header, data in scan(source, target.base, 0, target.limit - target.base):
             start = target.base + position
-            stop = start + info.size
-            self._pace(info.size)
-            if is_hole(info) or self._goes(target, start, info, data, outcomes):
+            stop = start + header.size
+            self._pace(header.size)
+            if is_hole(header) or self._goes(target, start, header, data, outcomes):
                 continue
-            if is_marker(info):
+            if is_marker(header):
                 self._write_window(target, window)
                 window, window_bytes = [], 0
                 target.write(start, bytes(data))
                 continue
-            if info.attributes & TRANSACTIONAL:
-                info = restamp(data, 0, info, info.max_timestamp, info.attributes & ~TRANSACTIONAL)
+            if header.attributes & TRANSACTIONAL:
+                header = restamp(data, 0, header, header.max_timestamp, header.attributes & ~TRANSACTIONAL)
                 target.is_other = True
-            slot = self._judged(start, stop, info, bytes(data))
+            slot = self._judged(start, stop, header, bytes(data))
             slot_bytes = sum(RECORD_BYTES + len(record.rest) for record in slot.records or ())
-            is_whole = slot.records is None or (not slot.removed and info.size > SMALL_BYTES_MAX)
+            is_whole = slot.records is None or (not slot.removed and header.size > SMALL_BYTES_MAX)
             is_full = stop - window[0].start > WINDOW_BYTES if window else False
             if window and (is_whole or is_full or window_bytes + slot_bytes > self._joined_bytes_max):
                 self._write_window(target, window)
@@ -354,29 +355,29 @@ class LogCompactor:
         self._write_window(target, window)
         target.fill(target.limit)
 
-    def _goes(self, target: _Target, start: int, info: BatchInfo, data: memoryview, outcomes: Outcomes) -> bool:
+    def _goes(self, target: _Target, start: int, header: BatchHeader, data: memoryview, outcomes: Outcomes) -> bool:
         """Whether a batch goes for what has become of its transaction."""
-        if outcomes.is_aborted(info, start):
-            self.counts.removed += info.count
+        if outcomes.is_aborted(header, start):
+            self.counts.removed += header.count
             return True
-        if is_marker(info) and read_marker(data).committed and start + info.size != self._rules.last_batch_end:
+        if is_marker(header) and read_marker(data).committed and start + header.size != self._rules.last_batch_end:
             target.is_other = True
             return True
         return False
 
-    def _judged(self, start: int, stop: int, info: BatchInfo, data: bytes) -> _Slot:
+    def _judged(self, start: int, stop: int, header: BatchHeader, data: bytes) -> _Slot:
         """A batch, with those of its records that stay."""
         try:
-            records = keyed_records(memoryview(data), info, stop - info.span, UNPACKED_BYTES_MAX)
+            records = keyed_records(memoryview(data), header, stop - header.span, UNPACKED_BYTES_MAX)
         except ClientFault:
-            return _Slot(start, stop, info, data, None, 0)
+            return _Slot(start, stop, header, data, None, 0)
         last = records[-1].offset if stop == self._rules.last_batch_end else -1
         kept = [record for record in records if record.offset == last or self._stays(record)]
-        return _Slot(start, stop, info, data, kept, len(records) - len(kept))
+        return _Slot(start, stop, header, data, kept, len(records) - len(kept))
 
     def _judged_again(self, slot: _Slot) -> _Slot:
         """The batch, judged with what was kept back meanwhile: without that, it would be judged as it was."""
-        return self._judged(slot.start, slot.stop, slot.info, slot.data) if self._held else slot
+        return self._judged(slot.start, slot.stop, slot.header, slot.data) if self._held else slot
 
     def _stays(self, record: KeyedRecord) -> bool:
         rules = self._rules
@@ -408,8 +409,8 @@ class LogCompactor:
         """Write these records as one batch at the end of the window; False if that does not fit."""
         first, last = records[0], records[-1]
         place = Place(first.offset, first.timestamp, _end(last.offset + 1, window[-1].stop))
-        batch = _fitting(records, window[-1].info.attributes & CODEC_MASK, place, target.end)
-        if batch is None or len(batch) > max(self._joined_bytes_max, *(slot.info.size for slot in window)):
+        batch = _fitting(records, window[-1].header.attributes & CODEC_MASK, place, target.end)
+        if batch is None or len(batch) > max(self._joined_bytes_max, *(slot.header.size for slot in window)):
             return False
         target.write(place.end - len(batch), batch)
         return True
@@ -425,8 +426,8 @@ class LogCompactor:
         end = slot.stop
         if batch is None:
             end = _end(records[-1].offset + 1, slot.stop)
-            place = Place(slot.stop - slot.info.span, slot.info.first_timestamp, end)
-            batch = _fitting(records, slot.info.attributes & CODEC_MASK, place, target.end)
+            place = Place(slot.stop - slot.header.span, slot.header.first_timestamp, end)
+            batch = _fitting(records, slot.header.attributes & CODEC_MASK, place, target.end)
         if batch is not None:
             self.counts.removed += slot.removed
             self._count_tombstones(records)
@@ -438,7 +439,7 @@ class LogCompactor:
     def _keep_back(self, slot: _Slot) -> None:
         """Note that records of a batch stay which should have gone."""
         stays = {record.offset for record in slot.records or ()}
-        records = keyed_records(memoryview(slot.data), slot.info, slot.stop - slot.info.span, UNPACKED_BYTES_MAX)
+        records = keyed_records(memoryview(slot.data), slot.header, slot.stop - slot.header.span, UNPACKED_BYTES_MAX)
         self._count_tombstones(records)
         for record in records:
             if record.offset not in stays:
@@ -456,8 +457,8 @@ class LogCompactor:
         entry = entry_in(read_index(self._directory, base), 0)
         first = entry.records if entry is not None and entry.offset == base else 0
         builder = Builder(b"", base, first, self._interval_bytes)
-        for _, info, _ in scan(target, base, 0, limit - base):  # no file takes the place of a log that is not sound
-            builder.batch(info.size, info.count, info.max_timestamp)
+        for _, header, _ in scan(target, base, 0, limit - base):  # no file takes the place of a log that is not sound
+            builder.batch(header.size, header.count, header.max_timestamp)
         builder.finish(sealed=True)
         index = self._make(compacted_path(index_path(self._directory, base)))
         write_at(index.fd, builder.rest, 0, self._system)
@@ -594,9 +595,9 @@ def _last_batch_end(directory: Path, bases: Sequence[int]) -> int:
     """The end of the last batch that is no hole, in a log whose active segment is empty; 0 without one."""
     for base, stop in reversed(list(pairwise(bases))):
         file, end = _opened(directory, base, stop), 0
-        for position, info in headers(file, base, 0, stop - base) if file is not None else ():
-            if not is_hole(info):
-                end = base + position + info.size
+        for position, header in headers(file, base, 0, stop - base) if file is not None else ():
+            if not is_hole(header):
+                end = base + position + header.size
         if end:
             return end
     return 0

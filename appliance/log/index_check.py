@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ..durable_files import File, write_at
-from ..records.batch import BatchInfo
+from ..records.batch import BatchHeader
 from .files import index_path, log_path
 from .index import ANY_INTERVAL, Builder, IndexEntry, ends, entry_in
 from .recovery import read_index
@@ -54,7 +54,7 @@ class IndexCheck:
         """Numbers of records of the segments all of whose batches have come, by base."""
         self.mended: list[MendedIndex] = []
 
-    def on_batch(self, start: int, info: BatchInfo) -> None:
+    def on_batch(self, start: int, header: BatchHeader) -> None:
         """Note the batch that begins at offset ``start``.
 
         Raises:
@@ -65,7 +65,7 @@ class IndexCheck:
         builder = self._builder
         if builder is None:
             return
-        builder.batch(info.size, info.count, info.max_timestamp)
+        builder.batch(header.size, header.count, header.max_timestamp)
         if builder.offset == self._stops[self._base]:
             self._builder = None
             self._counts[self._base] = builder.records - self._before
@@ -103,9 +103,9 @@ class IndexCheck:
         """Make an index anew, with ``before`` records before it."""
         index, path = read_index(self._directory, base), index_path(self._directory, base)
         builder = Builder(index, base, before, INTERVAL_BYTES)
-        for _, info in headers(File(log_path(self._directory, base)), base, 0, self._stops[base] - base):
-            builder.batch(info.size, info.count, info.max_timestamp)
-            self._pace(info.size)
+        for _, header in headers(File(log_path(self._directory, base)), base, 0, self._stops[base] - base):
+            builder.batch(header.size, header.count, header.max_timestamp)
+            self._pace(header.size)
         builder.finish(sealed=True)
         if builder.wrong_at is None or not self._may_write():
             return

@@ -49,7 +49,7 @@ from ..config import TopicSettings
 from ..durable_files import DIRECTORY_MODE, SYSTEM, File, System, remove_file, sync_directory
 from ..errors import LACKS, NO_ROOM, DiskFull, OutOfResources, StorageFault, disk_fault
 from ..partition_states import DISK_FULL, OFFLINE, ONLINE
-from ..records.batch import BatchInfo
+from ..records.batch import BatchHeader
 from . import files
 from .files import compacted_path, index_path, log_path
 from .flush_ticket import FlushTicket, Unsynced
@@ -220,12 +220,12 @@ class Log:
         """
         if not batches:
             return 0, 0
-        view, info = batches[0]
-        assert int.from_bytes(view[:8], "big") == self._segments.active.end + info.size - info.span, "not placed"
+        view, header = batches[0]
+        assert int.from_bytes(view[:8], "big") == self._segments.active.end + header.size - header.span, "not placed"
         size = records = 0
-        for _, info in batches:
-            size += info[0]
-            records += info[1]
+        for _, header in batches:
+            size += header[0]
+            records += header[1]
         with self._disk():
             if self._marked:
                 self._remove_marker()
@@ -233,7 +233,7 @@ class Log:
         self.state = ONLINE
         return size, records
 
-    def append_marker(self, view: memoryview, info: BatchInfo, aborted: Aborted | None) -> bool:
+    def append_marker(self, view: memoryview, header: BatchHeader, aborted: Aborted | None) -> bool:
         """Append a placed marker, and before it its entry in the index of ``aborted`` transactions.
 
         Returns:
@@ -246,12 +246,12 @@ class Log:
         with self._disk():
             if self._marked:
                 self._remove_marker()
-            self._segments.make_room(info.size, self.settings)
+            self._segments.make_room(header.size, self.settings)
             base, is_first = self.bases[-1], False
             if aborted is not None:
                 is_first = self.aborted.append(base, aborted)
             try:
-                self._segments.active.append([(view, info)], self.settings.index_interval_bytes)
+                self._segments.active.append([(view, header)], self.settings.index_interval_bytes)
             except OSError:
                 if aborted is not None:
                     self.aborted.take_back(base)
@@ -439,7 +439,7 @@ class Log:
 
     # ---- reading back, closing
 
-    def headers(self, offset: int) -> Iterator[tuple[BatchInfo, int, int]]:
+    def headers(self, offset: int) -> Iterator[tuple[BatchHeader, int, int]]:
         """Yields header, base offset and end offset of each batch, from the one that contains ``offset`` on."""
         return headers_from(self.path, self.bases, self.end_offset, offset)
 

@@ -278,8 +278,8 @@ class LogReader:
 
     def _behind_emptied(self, log: File, base: int, limit: int, position: int) -> int:
         """Where the first batch from ``position`` on begins that is not emptied; ``limit`` without one."""
-        for at, info in headers(log, base, position, limit - base):
-            if info.attributes != EMPTIED:
+        for at, header in headers(log, base, position, limit - base):
+            if header.attributes != EMPTIED:
                 return base + at
         return limit
 
@@ -287,8 +287,8 @@ class LogReader:
         """The part of a range, which begins with a message, before the first emptied bytes that take no room."""
         stop = piece.position + piece.count
         if log.hole_from(piece.position) < stop:
-            for at, info in headers(log, base, piece.position, stop):
-                if info.attributes == EMPTIED:
+            for at, header in headers(log, base, piece.position, stop):
+                if header.attributes == EMPTIED:
                     self._remember(base + at)
                     return FileRange(log, piece.position, at - piece.position)
         return piece
@@ -392,9 +392,9 @@ class LogReader:
     def _start(self, log: File, base: int, limit: int, offset: int) -> int:
         """Offset at which the batch starts that contains ``offset``."""
         entry = self._entry(log, base, limit, offset)
-        for position, info in headers(log, base, entry.offset - base, limit - base):
+        for position, header in headers(log, base, entry.offset - base, limit - base):
             start = base + position
-            if start + info.size > offset:
+            if start + header.size > offset:
                 return start
         raise AssertionError("headers() ends at the limit, which lies beyond the offset")
 
@@ -414,11 +414,11 @@ class LogReader:
                 return stop
         stop = start
         try:
-            for position, info in headers(log, base, start - base, limit - base):
-                following = base + position + info.size
+            for position, header in headers(log, base, start - base, limit - base):
+                following = base + position + header.size
                 if following - start > bytes_max and stop > start:
                     break
-                if info.attributes != EMPTIED or following == limit or stop == start:
+                if header.attributes != EMPTIED or following == limit or stop == start:
                     stop = following
         except StorageFault:
             if stop == start:  # else what stands before the damage is served
@@ -523,12 +523,12 @@ class LogReader:
             log = self._log(base, limit)
             entry = self._entry(log, base, limit, offset)
             records = entry.records
-            for position, info in headers(log, base, entry.offset - base, limit - base):
-                following = base + position + info.size
-                self.looked_bytes += info.size
+            for position, header in headers(log, base, entry.offset - base, limit - base):
+                following = base + position + header.size
+                self.looked_bytes += header.size
                 if following > offset:
-                    return info.max_timestamp, records + min(info.count, max(0, offset - (following - info.span)))
-                records += info.count
+                    return header.max_timestamp, records + min(header.count, max(0, offset - (following - header.span)))
+                records += header.count
         except FileNotFoundError:
             raise self._out_of_range(offset, bases, end) from None
         return -1, records
@@ -565,9 +565,9 @@ class LogReader:
             peak, position = self._peak_behind(log, base, limit, start, last)
         else:
             peak, position = last.timestamp, last.offset - base
-        for _, info in headers(log, base, position, limit - base):
-            peak = max(peak, info.max_timestamp)
-            self.looked_bytes += info.size
+        for _, header in headers(log, base, position, limit - base):
+            peak = max(peak, header.max_timestamp)
+            self.looked_bytes += header.size
         if sealed:
             if len(self._peaks) >= 2 * FILES_MAX:
                 self._peaks.clear()
@@ -582,13 +582,13 @@ class LogReader:
         """
         entry = self._entry(log, base, limit, start)
         gone = entry.timestamp
-        for position, info in headers(log, base, entry.offset - base, limit - base):
-            self.looked_bytes += info.size
-            stop = position + info.size
+        for position, header in headers(log, base, entry.offset - base, limit - base):
+            self.looked_bytes += header.size
+            stop = position + header.size
             if base + stop > start:
                 break
-            gone = max(gone, info.max_timestamp)
-        peak, offset = info.max_timestamp, base + stop - info.span
+            gone = max(gone, header.max_timestamp)
+        peak, offset = header.max_timestamp, base + stop - header.span
         if offset < start:
             gone = max(gone, peak)
             peak = self._largest(base, limit, offset, start - offset, peak)
@@ -611,12 +611,12 @@ class LogReader:
                 offset = index.entry(reached - 1).offset if reached else base
                 entry = self._entry(log, base, limit, max(offset, start))
         records = entry.records
-        for position, info in headers(log, base, entry.offset - base, limit - base):
-            self.looked_bytes += info.size
-            batch = FoundBatch(base + position + info.size - info.span, info.max_timestamp, records)
-            records += info.count
+        for position, header in headers(log, base, entry.offset - base, limit - base):
+            self.looked_bytes += header.size
+            batch = FoundBatch(base + position + header.size - header.span, header.max_timestamp, records)
+            records += header.count
             skipped = start - batch.offset
-            if batch.timestamp < timestamp or skipped >= info.span:
+            if batch.timestamp < timestamp or skipped >= header.span:
                 continue
             if skipped <= 0 or self._largest(base, limit, batch.offset, skipped, batch.timestamp) >= timestamp:
                 return batch

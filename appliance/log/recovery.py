@@ -449,8 +449,8 @@ def _count_sealed(
         if not is_right:
             logger.warning("%s: rebuilding the index", index_path(directory, base))
         builder = Builder(read_index(directory, base), base, records, interval_bytes)
-        for _, info in headers(File(log_path(directory, base)), base, 0, following - base):
-            builder.batch(info.size, info.count, info.max_timestamp)
+        for _, header in headers(File(log_path(directory, base)), base, 0, following - base):
+            builder.batch(header.size, header.count, header.max_timestamp)
         builder.finish(sealed=True)
         builder.store(index_path(directory, base), system, whole=following >= rewritten_from)
         rebuilt.add(base)
@@ -500,8 +500,8 @@ class _Scanner:
         builder = self.builder = Builder(read_index(self._directory, base), base, records, self._interval_bytes)
         torn: CorruptLog | None = None
         try:
-            for position, info, data in scan(file, base, 0, size):
-                builder.batch(info.size, info.count, info.max_timestamp)
+            for position, header, data in scan(file, base, 0, size):
+                builder.batch(header.size, header.count, header.max_timestamp)
                 if base + position >= self._rewritten_from:
                     write_at(file.fd, data, position, self._system)
         except CorruptLog as error:

@@ -172,7 +172,7 @@ class _Repair:
         for base, limit in pairwise([*bases, end]):
             for item in go_through(log_path(directory, base), base, 0, limit - base):
                 if isinstance(item, DumpedBatch):
-                    check.batch(base + item.position, item.info, item.data)
+                    check.batch(base + item.position, item.header, item.data)
         right: list[Aborted] = []
         for base, limit in pairwise([*bases, end]):
             right += check.right(base, limit, read_aborted(aborted_path(directory, base)))

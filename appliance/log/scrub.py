@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from ..durable_files import File
 from ..errors import CorruptLog, OffsetOutOfRange, StorageFault, UnreadableLog, is_lack
-from ..records.batch import BatchInfo
+from ..records.batch import BatchHeader
 from .files import log_path
 from .reader import FileCache, LogReader
 from .recovery import is_retired
@@ -43,7 +43,7 @@ ScrubPace = Callable[[int], None]
 """Called after each piece with its number of bytes: waits as long as the rate demands."""
 
 
-OnBatch = Callable[[int, BatchInfo], None]
+OnBatch = Callable[[int, BatchHeader], None]
 """Called for each sound batch, with the offset at which it begins."""
 
 
@@ -54,7 +54,7 @@ def scrub(
     start: int,
     stop: int,
     pace: ScrubPace,
-    on_batch: OnBatch = lambda start, info: None,
+    on_batch: OnBatch = lambda start, header: None,
 ) -> Iterator[DamagedRange]:
     """Yields the damage from the batch that contains offset ``start`` to the one that contains ``stop`` - 1.
 
@@ -144,9 +144,9 @@ def _segment(
             os.posix_fadvise(file.fd, position, window - position, os.POSIX_FADV_DONTNEED)
         first = position
         try:
-            for at, info, _ in scan(file, base, position, limit - base):
-                on_batch(base + at, info)
-                position = at + info.size
+            for at, header, _ in scan(file, base, position, limit - base):
+                on_batch(base + at, header)
+                position = at + header.size
                 if position >= window:
                     break
         except CorruptLog as error:
@@ -179,8 +179,8 @@ def _batch_at(directory: Path, base: int, limit: int, offset: int) -> int:
 def _last_whole(file: File, base: int, position: int, stop: int) -> int:
     """The end of the last whole batch in [position, stop), where a batch begins at ``position``."""
     try:
-        for at, info, _ in scan(file, base, position, stop):
-            position = at + info.size
+        for at, header, _ in scan(file, base, position, stop):
+            position = at + header.size
     except StorageFault:
         pass
     return position

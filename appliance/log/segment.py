@@ -31,7 +31,7 @@ from ..records.batch import (
     LENGTH_END,
     MAGIC,
     MAGIC_AT,
-    BatchInfo,
+    BatchHeader,
     check_stored,
     end_offset,
 )
@@ -49,7 +49,7 @@ HOP_BYTES_MAX: Final = 256 << 10
 _BASE_AND_LENGTH: Final = Struct(">qi")
 assert _BASE_AND_LENGTH.size == LENGTH_END
 
-Batches = Sequence[tuple[memoryview, BatchInfo]]
+Batches = Sequence[tuple[memoryview, BatchHeader]]
 
 _new = tuple.__new__  # twice as fast as the constructor of a NamedTuple
 
@@ -179,7 +179,7 @@ class Segment:
         self.end = state.end
 
 
-def scan(file: File, base: int, position: int, stop: int) -> Iterator[tuple[int, BatchInfo, memoryview]]:
+def scan(file: File, base: int, position: int, stop: int) -> Iterator[tuple[int, BatchHeader, memoryview]]:
     """Yields every batch in [position, stop) with its position and bytes.  The next step may overwrite the bytes.
 
     Raises:
@@ -200,17 +200,17 @@ def scan(file: File, base: int, position: int, stop: int) -> Iterator[tuple[int,
                     buffer = memoryview(bytearray(size))
             at, start, filled = position, 0, read_into(file, buffer, position, stop)
         try:
-            info = check_stored(buffer, start, filled, SIZE_MAX)
+            header = check_stored(buffer, start, filled, SIZE_MAX)
         except ClientFault as error:
             hole = check_hole(buffer, start, filled)
             if hole is None:
                 raise CorruptLog(str(file.path), position, str(error)) from None
-            info = hole
-        size = info.size
-        if stored != base + position + size - info.span and not _is_emptied(info, stored, base, position):
-            reason = f"a batch with base offset {stored} where {base + position + size - info.span} belongs"
+            header = hole
+        size = header.size
+        if stored != base + position + size - header.span and not _is_emptied(header, stored, base, position):
+            reason = f"a batch with base offset {stored} where {base + position + size - header.span} belongs"
             raise CorruptLog(str(file.path), position, reason)
-        yield position, info, buffer[start : start + size]
+        yield position, header, buffer[start : start + size]
         position += size
 
 
@@ -256,12 +256,13 @@ def has_header(file: File, base: int, position: int, stop: int, *, joined: bool 
     )
 
 
-def _is_emptied(info: BatchInfo, stored: int, base: int, position: int) -> bool:
+def _is_emptied(header: BatchHeader, stored: int, base: int, position: int) -> bool:
     """Whether a batch is emptied bytes, and belongs to this position (``records.holes``)."""
-    return info.attributes == EMPTIED and info.first_timestamp == base + position and base <= stored <= base + position
+    at = base + position
+    return header.attributes == EMPTIED and header.first_timestamp == at and base <= stored <= at
 
 
-def headers(file: File, base: int, position: int, stop: int) -> Iterator[tuple[int, BatchInfo]]:
+def headers(file: File, base: int, position: int, stop: int) -> Iterator[tuple[int, BatchHeader]]:
     """Yields position and header of every batch in [position, stop), without checking checksums.
 
     ``position`` must be the start of a batch.
@@ -292,15 +293,15 @@ def headers(file: File, base: int, position: int, stop: int) -> Iterator[tuple[i
             size, count, max_timestamp, first_timestamp, producer_id, producer_epoch, base_sequence, attributes,
             last_delta + 1,
         )  # fmt: skip
-        info = _new(BatchInfo, fields)
+        header = _new(BatchHeader, fields)
         if (
             magic != MAGIC
             or not HEADER_BYTES <= size <= stop - position
             or not 0 <= count <= last_delta + 1
-            or (stored != base + position + size - last_delta - 1 and not _is_emptied(info, stored, base, position))
+            or (stored != base + position + size - last_delta - 1 and not _is_emptied(header, stored, base, position))
         ):
             raise CorruptLog(str(file.path), position, "no header of a batch that belongs here")
-        yield position, info
+        yield position, header
         position += size
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..config import TopicSettings
 from ..durable_files import File, System, remove_file
-from ..records.batch import BatchInfo
+from ..records.batch import BatchHeader
 from ..records.markers import MARKER_BYTES, Marker, read_marker
 from .files import index_path, log_path
 from .flush_ticket import Unsynced
@@ -144,7 +144,7 @@ def marker_at(files: FileCache, path: Path, bases: Sequence[int], offset: int) -
     return read_marker(files.get(str(log_path(path, base)), LogFile).read(MARKER_BYTES, offset - base))
 
 
-def headers_from(path: Path, bases: Sequence[int], end: int, offset: int) -> Iterator[tuple[BatchInfo, int, int]]:
+def headers_from(path: Path, bases: Sequence[int], end: int, offset: int) -> Iterator[tuple[BatchHeader, int, int]]:
     """Yields header, base offset and end offset of each batch of a log, from the one that contains ``offset`` on.
 
     ``bases`` are those of its segments, ``end`` its log end offset.
@@ -155,6 +155,6 @@ def headers_from(path: Path, bases: Sequence[int], end: int, offset: int) -> Ite
     for base, following in zip(bases, [*bases[1:], end], strict=True):
         if following > offset:
             file = File(log_path(path, base))
-            for position, info in headers(file, base, first if base <= offset else 0, following - base):
-                stop = base + position + info.size
-                yield info, stop - info.span, stop
+            for position, header in headers(file, base, first if base <= offset else 0, following - base):
+                stop = base + position + header.size
+                yield header, stop - header.span, stop

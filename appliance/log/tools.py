@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from ..durable_files import File
 from ..errors import CorruptLog
-from ..records.batch import CONTROL, EMPTIED, BatchInfo
+from ..records.batch import CONTROL, EMPTIED, BatchHeader
 from ..records.markers import is_marker
 from . import files
 from .aborted_check import AbortedCheck
@@ -47,23 +47,23 @@ class DumpedBatch(NamedTuple):
     path: Path
     position: int
     offset: int  # of its first record
-    info: BatchInfo
+    header: BatchHeader
     data: memoryview
 
     @property
     def is_hole(self) -> bool:
         """Whether repair has put it in the place of a damaged one (``records.holes``)."""
-        return self.info.attributes == CONTROL
+        return self.header.attributes == CONTROL
 
     @property
     def is_marker(self) -> bool:
         """Whether it ends a transaction (``records.markers``)."""
-        return is_marker(self.info)
+        return is_marker(self.header)
 
     @property
     def is_emptied(self) -> bool:
         """Whether compaction has left it in the place of messages."""
-        return self.info.attributes == EMPTIED
+        return self.header.attributes == EMPTIED
 
 
 class Damage(NamedTuple):
@@ -109,8 +109,8 @@ def go_through(path: Path, base: int, position: int, stop: int) -> Iterator[Dump
     file = File(path)
     while position < stop:
         try:
-            for at, info, data in scan(file, base, position, stop):
-                yield DumpedBatch(path, at, base + at + info.size - info.span, info, data)
+            for at, header, data in scan(file, base, position, stop):
+                yield DumpedBatch(path, at, base + at + header.size - header.span, header, data)
             return
         except CorruptLog as error:
             following = find_valid(file, base, error.position, stop)
@@ -286,9 +286,9 @@ def _verify_segment(
             if item.is_hole:
                 holes += 1
             elif not (item.is_emptied or item.is_marker):
-                records += item.info.count
-            check.batch(base + item.position, item.info, item.data)
-            builder.batch(item.info.size, item.info.count, item.info.max_timestamp)
+                records += item.header.count
+            check.batch(base + item.position, item.header, item.data)
+            builder.batch(item.header.size, item.header.count, item.header.max_timestamp)
         else:
             kind = TORN if is_torn(item, base, stop, following, trusted) else CORRUPT
             problems.append(Problem(kind, path, item.position, item.reason))

@@ -30,7 +30,7 @@ from typing import Final, NamedTuple
 
 from ..durable_files import SYSTEM, File, System, remove_file, sync_directory, write_at
 from ..errors import StorageFault
-from ..records.batch import TRANSACTIONAL, BatchInfo, read_header
+from ..records.batch import TRANSACTIONAL, BatchHeader, read_header
 from ..records.markers import MARKER_BYTES, is_marker, read_marker
 from .files import NAME_DIGITS, base_of, log_path
 
@@ -144,11 +144,11 @@ class Outcomes:
                 if entry.stable >= stop:
                     return
 
-    def is_aborted(self, info: BatchInfo, start: int) -> bool:
+    def is_aborted(self, header: BatchHeader, start: int) -> bool:
         """Whether the batch at offset ``start`` is part of an aborted transaction."""
-        if not info.attributes & TRANSACTIONAL or is_marker(info):
+        if not header.attributes & TRANSACTIONAL or is_marker(header):
             return False
-        spans = self._aborted.get(info.producer_id, [])
+        spans = self._aborted.get(header.producer_id, [])
         number = bisect_left(spans, (start, 0))
         return number < len(spans) and spans[number][1] <= start
 
@@ -257,8 +257,8 @@ class AbortedIndex:
         data = os.pread(file.fd, MARKER_BYTES, max(0, entry.last + 1 - MARKER_BYTES - base))
         return (
             len(data) == MARKER_BYTES
-            and is_marker(info := read_header(data, 0))
-            and info.producer_id == entry.producer_id
+            and is_marker(header := read_header(data, 0))
+            and header.producer_id == entry.producer_id
             and not read_marker(data).committed
         )
 

@@ -77,7 +77,7 @@ NOT_FOR_CLIENTS: Final = 0xFFFF & ~(CODEC_MASK | TRANSACTIONAL)
 """The bits that a client must not set; a log may have them."""
 
 
-class BatchInfo(NamedTuple):
+class BatchHeader(NamedTuple):
     """The fields of a batch that the broker uses: ``size`` in bytes, ``count`` of records, timestamps in ms."""
 
     size: int
@@ -96,7 +96,7 @@ _unpack_header = HEADER.unpack_from
 _info = tuple.__new__  # twice as fast as the constructor of a NamedTuple
 
 
-def check_batch(buffer: memoryview, start: int, stop: int, bytes_max: int) -> BatchInfo:
+def check_batch(buffer: memoryview, start: int, stop: int, bytes_max: int) -> BatchHeader:
     """Check the first batch in ``buffer[start:stop]``.  The next batch starts ``size`` bytes later.
 
     Raises:
@@ -126,7 +126,7 @@ def check_batch(buffer: memoryview, start: int, stop: int, bytes_max: int) -> Ba
     ):
         raise _refuse(buffer, start, stop, bytes_max)
     return _info(  # twice as fast as the constructor of a NamedTuple
-        BatchInfo,
+        BatchHeader,
         (
             size, count, max_timestamp, first_timestamp,
             producer_id, producer_epoch, base_sequence, attributes, count,
@@ -134,29 +134,29 @@ def check_batch(buffer: memoryview, start: int, stop: int, bytes_max: int) -> Ba
     )  # fmt: skip
 
 
-def check_stored(buffer: memoryview, start: int, stop: int, bytes_max: int) -> BatchInfo:
+def check_stored(buffer: memoryview, start: int, stop: int, bytes_max: int) -> BatchHeader:
     """As :func:`check_batch`, for a batch from a log: it may be a compacted one, or a marker, too."""
     try:
         return check_batch(buffer, start, stop, bytes_max)
     except InvalidRequest:  # so its checksum is right
-        info = read_header(buffer, start)
-        if info.attributes != MARKED or info.producer_id < 0 or not info.count == info.span == 1:
+        header = read_header(buffer, start)
+        if header.attributes != MARKED or header.producer_id < 0 or not header.count == header.span == 1:
             raise
-        return info
+        return header
     except InvalidRecord:  # so its checksum and attributes are right
-        info = read_header(buffer, start)
-        if not 1 <= info.count <= min(info.size, info.span) or info.producer_id >= 0:
+        header = read_header(buffer, start)
+        if not 1 <= header.count <= min(header.size, header.span) or header.producer_id >= 0:
             raise
-        return info
+        return header
 
 
-def read_header(buffer: memoryview | bytes, start: int) -> BatchInfo:
+def read_header(buffer: memoryview | bytes, start: int) -> BatchHeader:
     """The fields of the batch at ``start``, whose whole header is there; nothing is checked."""
     (
         _, length, _, _, _, attributes, last_delta, first_timestamp, max_timestamp,
         producer_id, producer_epoch, base_sequence, count,
     ) = _unpack_header(buffer, start)  # fmt: skip
-    return BatchInfo(
+    return BatchHeader(
         length + LENGTH_END, count, max_timestamp, first_timestamp,
         producer_id, producer_epoch, base_sequence, attributes, last_delta + 1,
     )  # fmt: skip
@@ -214,13 +214,13 @@ _TIMESTAMP = struct.Struct(">q")
 _CRC = struct.Struct(">I")
 
 
-def restamp(buffer: memoryview, start: int, info: BatchInfo, timestamp_ms: int, attributes: int) -> BatchInfo:
+def restamp(buffer: memoryview, start: int, header: BatchHeader, timestamp_ms: int, attributes: int) -> BatchHeader:
     """Store another largest timestamp and other attributes in a checked batch; return what its header says then."""
-    size = info.size
+    size = header.size
     _ATTRIBUTES.pack_into(buffer, start + ATTRIBUTES_AT, attributes)
     _TIMESTAMP.pack_into(buffer, start + MAX_TIMESTAMP_AT, timestamp_ms)
     _CRC.pack_into(buffer, start + CRC_AT, crc32c(buffer[start + ATTRIBUTES_AT : start + size]))
-    return info._replace(max_timestamp=timestamp_ms, attributes=attributes)
+    return header._replace(max_timestamp=timestamp_ms, attributes=attributes)
 
 
 _LENGTH = struct.Struct(">i")

@@ -25,7 +25,7 @@ from .batch import (
     LOG_APPEND_TIME,
     MAGIC,
     MAGIC_AT,
-    BatchInfo,
+    BatchHeader,
     check_stored,
     read_header,
 )
@@ -72,45 +72,45 @@ class Record(NamedTuple):
 
 def _open(
     buffer: memoryview, start: int, check_crc: bool, bytes_max: int, meter: DecodeMeter | None
-) -> tuple[int, BatchInfo, bytes]:
+) -> tuple[int, BatchHeader, bytes]:
     """Base offset, header and unpacked records of the batch at ``start``."""
     stop = len(buffer)
     if check_crc:
         base = HEADER.unpack_from(buffer, start)[0] if stop - start >= HEADER_BYTES else 0
-        info = check_stored(buffer, start, stop, bytes_max)
-        if info.attributes & CONTROL:
+        header = check_stored(buffer, start, stop, bytes_max)
+        if header.attributes & CONTROL:
             raise CorruptBatch("a control batch has no messages")
     else:
-        base, info = _trust(buffer, start, stop)
-    if info.size >= LARGE_BYTES:
+        base, header = _trust(buffer, start, stop)
+    if header.size >= LARGE_BYTES:
         keep_heap()
     unpacked_bytes = bytes_max
     try:
-        check_count(info.count, bytes_max)
-        payload = bytes(buffer[start + HEADER_BYTES : start + info.size])
-        codec = info.attributes & CODEC_MASK
+        check_count(header.count, bytes_max)
+        payload = bytes(buffer[start + HEADER_BYTES : start + header.size])
+        codec = header.attributes & CODEC_MASK
         if codec != NONE:
             payload = decompress(codec, payload, bytes_max)
-        unpacked_bytes = len(payload) + info.count * OBJECT_BYTES
+        unpacked_bytes = len(payload) + header.count * OBJECT_BYTES
     finally:
         if meter is not None:
             meter.unpacked_bytes += unpacked_bytes
-    return base, info, payload
+    return base, header, payload
 
 
-def _trust(buffer: memoryview, start: int, stop: int) -> tuple[int, BatchInfo]:
+def _trust(buffer: memoryview, start: int, stop: int) -> tuple[int, BatchHeader]:
     """Read the header of a batch that was checked before.  Checks only the fields that could lead out of the buffer."""
     if stop - start < HEADER_BYTES:
         raise CorruptBatch(f"{stop - start} bytes are no record batch")
-    info = read_header(buffer, start)
+    header = read_header(buffer, start)
     if (
         buffer[start + MAGIC_AT] != MAGIC
-        or not HEADER_BYTES <= info.size <= stop - start
-        or not 1 <= info.count <= info.span
-        or info.attributes & CONTROL
+        or not HEADER_BYTES <= header.size <= stop - start
+        or not 1 <= header.count <= header.span
+        or header.attributes & CONTROL
     ):
         raise CorruptBatch(f"no record batch of magic {MAGIC} at {start}")
-    return HEADER.unpack_from(buffer, start)[0], info
+    return HEADER.unpack_from(buffer, start)[0], header
 
 
 def decode_batch(
@@ -122,11 +122,11 @@ def decode_batch(
     meter: DecodeMeter | None = None,
 ) -> list[Record]:
     """Every record of the batch at ``start``; ``bytes_max`` bounds the batch and its unpacked size."""
-    base, info, data = _open(memoryview(buffer), start, check_crc, bytes_max, meter)
-    append_time = info.max_timestamp if info.attributes & LOG_APPEND_TIME else None
-    headers_max = bytes_max // OBJECT_BYTES - info.count
+    base, header, data = _open(memoryview(buffer), start, check_crc, bytes_max, meter)
+    append_time = header.max_timestamp if header.attributes & LOG_APPEND_TIME else None
+    headers_max = bytes_max // OBJECT_BYTES - header.count
     try:
-        return _records(data, base, info, append_time, headers_max)
+        return _records(data, base, header, append_time, headers_max)
     except IndexError:
         raise CorruptBatch(f"the records of batch {base} leave its {len(data)} bytes") from None
 
@@ -140,16 +140,16 @@ def decode_values(
     meter: DecodeMeter | None = None,
 ) -> tuple[list[bytes | None], int]:
     """The values of the batch at ``start``, and the offset that follows its last record."""
-    base, info, data = _open(memoryview(buffer), start, check_crc, bytes_max, meter)
+    base, header, data = _open(memoryview(buffer), start, check_crc, bytes_max, meter)
     try:
         values: list[bytes | None] | None = None
-        if info.max_timestamp == info.first_timestamp and info.count >= _PLAIN_MIN:
-            values = _equal_values(data, info.count) or _plain_values(data, info.count)
+        if header.max_timestamp == header.first_timestamp and header.count >= _PLAIN_MIN:
+            values = _equal_values(data, header.count) or _plain_values(data, header.count)
         if values is None:
-            values = _values(data, info.count, info.span)
+            values = _values(data, header.count, header.span)
     except IndexError:
         raise CorruptBatch(f"the records of batch {base} leave its {len(data)} bytes") from None
-    return values, base + info.span
+    return values, base + header.span
 
 
 def _long_varint(data: bytes, position: int) -> tuple[int, int]:
@@ -287,9 +287,9 @@ def _values(data: bytes, count: int, span: int) -> list[bytes | None]:
     return values
 
 
-def _records(data: bytes, base: int, info: BatchInfo, append_time: int | None, headers_max: int) -> list[Record]:
+def _records(data: bytes, base: int, header: BatchHeader, append_time: int | None, headers_max: int) -> list[Record]:
     """Read whole records, field by field.  Raises IndexError where one leaves ``data``."""
-    count, first_timestamp, span = info.count, info.first_timestamp, info.span
+    count, first_timestamp, span = header.count, header.first_timestamp, header.span
     last = -1 if span > count else None
     records: list[Record] = []
     new = tuple.__new__  # twice as fast as the constructor of a NamedTuple

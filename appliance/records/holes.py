@@ -40,7 +40,7 @@ from .batch import (
     HEADER_BYTES,
     MAGIC,
     MAGIC_AT,
-    BatchInfo,
+    BatchHeader,
     place,
     read_header,
 )
@@ -132,28 +132,28 @@ def _before(size: int) -> bytes:
     return (varint(size - 1) + front).ljust(size, b"\0")[:size]
 
 
-def check_hole(buffer: memoryview, start: int, stop: int) -> BatchInfo | None:
+def check_hole(buffer: memoryview, start: int, stop: int) -> BatchHeader | None:
     """The header of the hole that is the first batch in ``buffer[start:stop]``; None if that is anything else."""
     if stop - start < HEADER_BYTES:
         return None
-    info = read_header(buffer, start)
+    header = read_header(buffer, start)
     if (
         buffer[start + MAGIC_AT] != MAGIC
-        or info.attributes not in (CONTROL, EMPTIED)
-        or not HEADER_BYTES <= info.size <= stop - start
-        or info.count not in (0, 1)
-        or info.span != (1 if info.attributes == EMPTIED else info.count)
-        or info.producer_id != -1
-        or crc32c(buffer[start + ATTRIBUTES_AT : start + info.size])
+        or header.attributes not in (CONTROL, EMPTIED)
+        or not HEADER_BYTES <= header.size <= stop - start
+        or header.count not in (0, 1)
+        or header.span != (1 if header.attributes == EMPTIED else header.count)
+        or header.producer_id != -1
+        or crc32c(buffer[start + ATTRIBUTES_AT : start + header.size])
         != int.from_bytes(buffer[start + CRC_AT : start + ATTRIBUTES_AT], "big")
     ):
         return None
-    return info
+    return header
 
 
-def is_hole(info: BatchInfo) -> bool:
+def is_hole(header: BatchHeader) -> bool:
     """Whether a batch of a sound log is a hole."""
-    return bool(info.attributes & CONTROL) and info.producer_id < 0
+    return bool(header.attributes & CONTROL) and header.producer_id < 0
 
 
 def reason_of(batch: memoryview) -> str:

@@ -20,7 +20,7 @@ from .batch import (
     HEADER_BYTES,
     LOG_APPEND_TIME,
     MAGIC,
-    BatchInfo,
+    BatchHeader,
     place,
 )
 from .compression import NONE, compress, decompress
@@ -45,7 +45,7 @@ class KeyedRecord(NamedTuple):
     rest: bytes
 
 
-def keyed_records(batch: memoryview, info: BatchInfo, base_offset: int, bytes_max: int) -> list[KeyedRecord]:
+def keyed_records(batch: memoryview, header: BatchHeader, base_offset: int, bytes_max: int) -> list[KeyedRecord]:
     """The records of a sound batch from a log.
 
     A batch that the broker stamped has one time for all its records.
@@ -55,25 +55,25 @@ def keyed_records(batch: memoryview, info: BatchInfo, base_offset: int, bytes_ma
         InvalidTimestamp: they have times of which no batch can be made.
         MessageTooLarge: they unpack to more than ``bytes_max``.
     """
-    data = bytes(batch[HEADER_BYTES : info.size])
-    if codec := info.attributes & CODEC_MASK:
+    data = bytes(batch[HEADER_BYTES : header.size])
+    if codec := header.attributes & CODEC_MASK:
         data = decompress(codec, data, bytes_max)
-    append_time = info.max_timestamp if info.attributes & LOG_APPEND_TIME else None
+    append_time = header.max_timestamp if header.attributes & LOG_APPEND_TIME else None
     try:
-        return _split(data, info, base_offset, append_time)
+        return _split(data, header, base_offset, append_time)
     except IndexError:
         raise CorruptBatch(f"the records of batch {base_offset} leave its {len(data)} bytes") from None
 
 
-def _split(data: bytes, info: BatchInfo, base_offset: int, append_time: int | None) -> list[KeyedRecord]:
+def _split(data: bytes, header: BatchHeader, base_offset: int, append_time: int | None) -> list[KeyedRecord]:
     """Raises IndexError where a record leaves ``data``."""
     records: list[KeyedRecord] = []
     new, append = tuple.__new__, records.append  # twice as fast as the constructor of a NamedTuple
-    first_timestamp, span, size = info.first_timestamp, info.span, len(data)
+    first_timestamp, span, size = header.first_timestamp, header.span, len(data)
     position, last = 0, -1
     if abs(first_timestamp) > _TIME_MAX:
         raise InvalidTimestamp(f"batch {base_offset} begins at {first_timestamp} ms")
-    for _ in range(info.count):
+    for _ in range(header.count):
         # Almost every number has one byte or two, so these are read here.
         length = data[position]
         if length < 0x80:
@@ -165,13 +165,13 @@ def join(records: Sequence[KeyedRecord], codec: int, place_: Place, padding: int
     return bytes(batch)
 
 
-def check_keys(batch: memoryview, info: BatchInfo, bytes_max: int) -> None:
+def check_keys(batch: memoryview, header: BatchHeader, bytes_max: int) -> None:
     """Check that all records of a batch have keys: compaction keeps the last one of each.
 
     Raises:
         InvalidRecord: one has none.
         CorruptBatch, InvalidTimestamp, MessageTooLarge: see :func:`keyed_records`.
     """
-    for number, record in enumerate(keyed_records(batch, info, 0, bytes_max)):
+    for number, record in enumerate(keyed_records(batch, header, 0, bytes_max)):
         if record.key is None:
             raise InvalidRecord(f"record {number} has no key, which a compacted topic needs (cleanup.policy)")

@@ -29,7 +29,7 @@ from .batch import (
     MAGIC,
     MARKED,
     TRANSACTIONAL,
-    BatchInfo,
+    BatchHeader,
     check_stored,
     read_header,
     walk,
@@ -49,7 +49,7 @@ class Marker(NamedTuple):
     coordinator_epoch: int
 
 
-def make_marker(producer_id: int, epoch: int, marker: Marker, timestamp_ms: int) -> tuple[bytearray, BatchInfo]:
+def make_marker(producer_id: int, epoch: int, marker: Marker, timestamp_ms: int) -> tuple[bytearray, BatchHeader]:
     """A marker, to be placed, and its header."""
     times = timestamp_ms, timestamp_ms
     batch = bytearray(MARKER_BYTES)
@@ -88,18 +88,18 @@ def aborted_batches(data: memoryview, aborted: Iterable[tuple[int, int]]) -> fro
         for start, _, stop in walk(data, 0, len(data)) if waiting else ():
             while waiting and waiting[-1][1] < stop:
                 out.add(waiting.pop()[0])
-            info = read_header(data, start)
-            if is_marker(info):
+            header = read_header(data, start)
+            if is_marker(header):
                 if not read_marker(data, start).committed:
-                    out.discard(info.producer_id)
-            elif info.attributes & TRANSACTIONAL and info.producer_id in out:
+                    out.discard(header.producer_id)
+            elif header.attributes & TRANSACTIONAL and header.producer_id in out:
                 aborting.add(start)
     return frozenset(aborting)
 
 
-def is_marker(info: BatchInfo) -> bool:
+def is_marker(header: BatchHeader) -> bool:
     """Whether a batch of a sound log is a marker."""
-    return info.attributes == MARKED
+    return header.attributes == MARKED
 
 
 def read_marker(batch: bytes | bytearray | memoryview, start: int = 0) -> Marker:

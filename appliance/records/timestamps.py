@@ -10,7 +10,7 @@ from array import array
 from typing import Final, NamedTuple
 
 from ..errors import CorruptBatch, MessageTooLarge
-from .batch import CODEC_MASK, HEADER_BYTES, LOG_APPEND_TIME, BatchInfo, check_stored
+from .batch import CODEC_MASK, HEADER_BYTES, LOG_APPEND_TIME, BatchHeader, check_stored
 from .compression import decompress
 from .varints import read_unsigned
 
@@ -45,26 +45,26 @@ def largest_times(batch: bytes, *, bytes_max: int, records_max: int, skipped: in
         ClientFault: the batch cannot be read, or is larger than allowed.
     """
     data = memoryview(batch)
-    info = check_stored(data, 0, len(data), bytes_max)
-    if info.attributes & LOG_APPEND_TIME:
-        return BatchTimes(array("q", (info.max_timestamp,)), skipped, array("q")), 0
-    if info.count > records_max:
-        raise MessageTooLarge(f"a batch of {info.count} records: at most {records_max} are looked into")
-    payload = decompress(info.attributes & CODEC_MASK, batch[HEADER_BYTES : info.size], bytes_max)
+    header = check_stored(data, 0, len(data), bytes_max)
+    if header.attributes & LOG_APPEND_TIME:
+        return BatchTimes(array("q", (header.max_timestamp,)), skipped, array("q")), 0
+    if header.count > records_max:
+        raise MessageTooLarge(f"a batch of {header.count} records: at most {records_max} are looked into")
+    payload = decompress(header.attributes & CODEC_MASK, batch[HEADER_BYTES : header.size], bytes_max)
     try:
-        return _scan(payload, info, skipped), len(payload)
+        return _scan(payload, header, skipped), len(payload)
     except IndexError:
         raise CorruptBatch(f"the records of a batch leave its {len(payload)} bytes") from None
 
 
-def _scan(payload: bytes, info: BatchInfo, skipped: int) -> BatchTimes:
+def _scan(payload: bytes, header: BatchHeader, skipped: int) -> BatchTimes:
     """Raises IndexError where a record leaves the payload."""
     times, deltas, first = array("q"), array("q"), 0
-    first_timestamp, is_compacted = info.first_timestamp, info.span > info.count
+    first_timestamp, is_compacted = header.first_timestamp, header.span > header.count
     append = times.append
     largest = _I64_MIN
     position = 0
-    for index in range(info.count):
+    for index in range(header.count):
         length = payload[position]
         if length < 0x80:
             position += 1

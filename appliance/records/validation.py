@@ -30,7 +30,7 @@ from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 from ..errors import CorruptBatch, InvalidRecord, InvalidTimestamp
-from .batch import CODEC_MASK, HEADER_BYTES, BatchInfo
+from .batch import CODEC_MASK, HEADER_BYTES, BatchHeader
 from .compression import decompress
 from .encode import DELTA_STEPS, varint
 
@@ -63,7 +63,7 @@ def unpacked_bytes_max(message_bytes_max: int) -> int:
     return max(UNPACKED_BYTES_MIN, UNPACKED_FACTOR * message_bytes_max)
 
 
-def check_records(buffer: memoryview, start: int, info: BatchInfo, bytes_max: int) -> int:
+def check_records(buffer: memoryview, start: int, header: BatchHeader, bytes_max: int) -> int:
     """Check the records of a batch whose header is right.
 
     ``buffer`` is the whole of its object, no slice.  ``bytes_max`` bounds what compressed records unpack to.
@@ -76,18 +76,18 @@ def check_records(buffer: memoryview, start: int, info: BatchInfo, bytes_max: in
         InvalidTimestamp: a timestamp has more than 64 bits.
         MessageTooLarge: they unpack to more than ``bytes_max``.
     """
-    position, stop = start + HEADER_BYTES, start + info.size
-    said = info.max_timestamp - info.first_timestamp
-    if info.attributes & CODEC_MASK:
-        data = _unpacked(info.attributes & CODEC_MASK, bytes(buffer[position:stop]), bytes_max)
-    elif stop - position > COPIED_BYTES_MAX and _are_alike(buffer.obj, position, stop - position, info.count, said):
-        return info.max_timestamp
+    position, stop = start + HEADER_BYTES, start + header.size
+    said = header.max_timestamp - header.first_timestamp
+    if header.attributes & CODEC_MASK:
+        data = _unpacked(header.attributes & CODEC_MASK, bytes(buffer[position:stop]), bytes_max)
+    elif stop - position > COPIED_BYTES_MAX and _are_alike(buffer.obj, position, stop - position, header.count, said):
+        return header.max_timestamp
     else:
         data = bytes(buffer[position:stop])
-    if _is_guessed(data, info.count, said):
-        return info.max_timestamp
+    if _is_guessed(data, header.count, said):
+        return header.max_timestamp
     try:
-        largest = info.first_timestamp + _largest_delta(data, info.count)
+        largest = header.first_timestamp + _largest_delta(data, header.count)
     except IndexError:
         raise InvalidRecord(f"the records of a batch leave its {len(data)} bytes") from None
     if largest > TIME_MAX:

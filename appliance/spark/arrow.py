@@ -159,30 +159,30 @@ class Decoder:
         """Whether the batch at ``position``, and so all after it, has no offsets before ``end``."""
         if position < self.end or len(view) - start < HEADER_BYTES:
             return position >= self.end
-        info = read_header(view, start)
-        return info.attributes != EMPTIED and position + info.size - info.span >= self.end
+        header = read_header(view, start)
+        return header.attributes != EMPTIED and position + header.size - header.span >= self.end
 
     def _add(self, group: _Group, view: memoryview, start: int, stop: int, position: int) -> None:
-        info = check_stored(view, start, stop, stop - start)
-        if is_marker(info):
+        header = check_stored(view, start, stop, stop - start)
+        if is_marker(header):
             return
-        base = position + info.size - info.span
+        base = position + header.size - header.span
         if _BASE.unpack_from(view, start)[0] != base:
             raise CorruptBatch(f"the batch at {position} says that it is another one")
-        check_count(info.count, self.bytes_max)
+        check_count(header.count, self.bytes_max)
         start += HEADER_BYTES
-        if codec := info.attributes & CODEC_MASK:
+        if codec := header.attributes & CODEC_MASK:
             unpacked = decompress(codec, bytes(view[start:stop]), self.bytes_max)
             group.unpacked[len(group.bases)] = unpacked
             group.bytes += len(unpacked)
         else:
             group.bytes += stop - start
         group.bases.append(base)
-        group.counts.append(info.count)
-        group.spans.append(info.span)
-        group.first_timestamps.append(info.first_timestamp)
-        group.max_timestamps.append(info.max_timestamp)
-        group.append_times.append(info.attributes & LOG_APPEND_TIME > 0)
+        group.counts.append(header.count)
+        group.spans.append(header.span)
+        group.first_timestamps.append(header.first_timestamp)
+        group.max_timestamps.append(header.max_timestamp)
+        group.append_times.append(header.attributes & LOG_APPEND_TIME > 0)
         group.starts.append(start)
         group.stops.append(stop)
 

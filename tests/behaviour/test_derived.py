@@ -526,11 +526,11 @@ class PartitionMachine(RuleBasedStateMachine):
         """What is in the files, holes among it."""
         for found in dump(self.path):
             if isinstance(found, DumpedBatch):
-                times: tuple[int, ...] = (-1,) * found.info.count
+                times: tuple[int, ...] = (-1,) * found.header.count
                 if not found.is_hole:
                     times = tuple(record.timestamp for record in decode_batch(bytes(found.data)))
-                start = found.offset + found.info.count - found.info.size
-                yield Stored(start, start + found.info.size, times)
+                start = found.offset + found.header.count - found.header.size
+                yield Stored(start, start + found.header.size, times)
 
     @precondition(lambda self: len(self.log.bases) > 1)
     @rule(data=st.data(), lost=st.booleans())

@@ -48,7 +48,7 @@ def holed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         path = server.data_dir / f"{TOPIC}-0"
         _damage(path)
         succeeding("log", "repair", "--data", str(server.data_dir))
-        sizes = [found.info.size for found in dump(path) if isinstance(found, DumpedBatch) and found.is_hole]
+        sizes = [found.header.size for found in dump(path) if isinstance(found, DumpedBatch) and found.is_hole]
         assert min(sizes) < HOLE_BYTES_MIN and max(sizes) == HOLE_BYTES_MAX
         yield server.start()
 

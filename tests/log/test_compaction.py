@@ -342,10 +342,10 @@ def test_damage_in_a_gap_hides_no_message_behind_it(path: Path, number: int) -> 
     file = log_path(path, log.bases[0])
     batches = [batch for batch in dump(path) if isinstance(batch, DumpedBatch) and batch.path == file]
     gap = [batch for batch in batches if batch.is_emptied and batch.position > 0][:2]
-    assert gap[1].position == gap[0].position + gap[0].info.size, "a gap of several holes"
+    assert gap[1].position == gap[0].position + gap[0].header.size, "a gap of several holes"
     before = batches[batches.index(gap[0]) - 1]
     assert not before.is_emptied
-    assert before.info.count == 1
+    assert before.header.count == 1
     places = [gap[1:], gap, [before, *gap]][number]
     for place in places:
         overwrite(file, place.position + 64, b"xy")

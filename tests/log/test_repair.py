@@ -57,7 +57,7 @@ def content(path: Path) -> Content:
         assert isinstance(part, DumpedBatch), part
         if part.is_hole:
             start = int(part.path.stem) + part.position
-            holes.append((start, start + part.info.size))
+            holes.append((start, start + part.header.size))
             reasons.append(reason_of(part.data))
         else:
             messages |= {record.offset: record.value for record in decode_batch(part.data)}

@@ -18,7 +18,7 @@ from appliance.errors import (
     UnsupportedVersion,
 )
 from appliance.records import batch
-from appliance.records.batch import BatchInfo, check_batch, place, walk
+from appliance.records.batch import BatchHeader, check_batch, place, walk
 
 BYTES_MAX = 1 << 20
 
@@ -41,7 +41,7 @@ def make(
 
 def test_every_field_is_read() -> None:
     data = make()
-    expected = BatchInfo(len(data), 3, 1002, 1000, 7, 8, 9, 0, 3)
+    expected = BatchHeader(len(data), 3, 1002, 1000, 7, 8, 9, 0, 3)
     assert check_batch(memoryview(data), 0, len(data), BYTES_MAX) == expected
     assert check_batch(memoryview(b"junk" + data + b"junk"), 4, 8 + len(data), BYTES_MAX) == expected
 

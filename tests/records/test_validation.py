@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from appliance.errors import ClientFault, InvalidRecord, InvalidTimestamp, MessageTooLarge
 from appliance.records import validation
-from appliance.records.batch import CODECS, CRC_AT, HEADER, HEADER_BYTES, BatchInfo, check_batch
+from appliance.records.batch import CODECS, CRC_AT, HEADER, HEADER_BYTES, BatchHeader, check_batch
 from appliance.records.compression import compress, decompress
 from appliance.records.decode import decode_batch
 from appliance.records.encode import Fields, encode_batch, encode_values, varint
@@ -243,7 +243,7 @@ def test_compressed_records_are_read_and_bounded(codec: int) -> None:
     with pytest.raises(InvalidRecord):
         checked(made(packed, 3, codec=codec))
     bomb = memoryview(bytearray(made(compress(codec, bytes(1 << 20)), 1, codec=codec)))
-    info: BatchInfo = check_batch(bomb, 0, len(bomb), BYTES_MAX)
+    info: BatchHeader = check_batch(bomb, 0, len(bomb), BYTES_MAX)
     with pytest.raises(MessageTooLarge):
         check_records(bomb, 0, info, (1 << 20) - 1)
 

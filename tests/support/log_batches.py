@@ -13,11 +13,11 @@ from appliance.config import TopicSettings
 from appliance.durable_files import File
 from appliance.log import Log
 from appliance.log.tools import verify
-from appliance.records.batch import ATTRIBUTES_AT, CRC_AT, MAX_TIMESTAMP_AT, BatchInfo, check_batch, place
+from appliance.records.batch import ATTRIBUTES_AT, CRC_AT, MAX_TIMESTAMP_AT, BatchHeader, check_batch, place
 from appliance.records.encode import encode_values
 from appliance.wire.requests import FileRange
 
-Group = list[tuple[memoryview, BatchInfo]]
+Group = list[tuple[memoryview, BatchHeader]]
 
 BATCH_BYTES_MAX = 1 << 24
 BOOT = (17, 4)
@@ -50,7 +50,7 @@ def kinds(path: Path) -> list[str]:
     return [problem.kind for problem in verify(path).problems]
 
 
-def placed(raw: bytes, position: int) -> tuple[memoryview, BatchInfo]:
+def placed(raw: bytes, position: int) -> tuple[memoryview, BatchHeader]:
     """A batch as it will stand at ``position`` of its log."""
     view = memoryview(bytearray(raw))
     info = check_batch(view, 0, len(view), BATCH_BYTES_MAX)

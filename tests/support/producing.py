@@ -17,7 +17,7 @@ from appliance.errors import DiskFull, DuplicateSequence, OutOfOrderSequence
 from appliance.log import Log
 from appliance.processes.writer.producers import Producers
 from appliance.processes.writer.writer import delete_before
-from appliance.records.batch import BatchInfo, check_batch, place
+from appliance.records.batch import BatchHeader, check_batch, place
 from appliance.records.encode import encode_batch
 
 SETTINGS = TopicSettings(segment_bytes=1024, index_interval_bytes=256)
@@ -67,7 +67,7 @@ class Promises:
         self.other = [sent for sent in every if sent not in self.batches]
 
 
-def contents(log: Log) -> Iterator[tuple[int, bytes, BatchInfo]]:
+def contents(log: Log) -> Iterator[tuple[int, bytes, BatchHeader]]:
     """Where each batch of the files starts, its bytes, its header."""
     data = b"".join((log.path / f"{base:020d}.log").read_bytes() for base in log.bases)
     for info, _, end in log.headers(log.bases[0]):
@@ -109,7 +109,7 @@ class Partition:
         sequence = self.next_sequence(producer)
         count = count_of(producer, sequence)
         view = encoded(producer, sequence, count, size)
-        info: BatchInfo = check_batch(view, 0, len(view), 1 << 24)
+        info: BatchHeader = check_batch(view, 0, len(view), 1 << 24)
         assert sequences.check_sequence(producer, 0, sequence, count) is None
         start, end = log.end_offset, log.end_offset + info.size
         sequences.record(producer, 0, sequence, count, end - count, end, info.max_timestamp)

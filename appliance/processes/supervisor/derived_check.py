@@ -15,7 +15,7 @@ from ...broker.sequences import ProducersSnapshot
 from ...log.files import index_path
 from ...log.index import ANY_INTERVAL, ENTRY_BYTES, Builder, entry_in
 from ...log.recovery import read_index
-from ...records.batch import CONTROL, SEQUENCE_MASK, BatchInfo
+from ...records.batch import CONTROL, SEQUENCE_MASK, BatchHeader
 
 PRODUCERS_MAX: Final = 100_000
 """Producers whose last batch is remembered; of more, those that were silent longest are not compared."""
@@ -44,18 +44,18 @@ class DerivedCheck:
         if self._active == end:
             self._begin()
 
-    def on_batch(self, start: int, info: BatchInfo) -> None:
+    def on_batch(self, start: int, header: BatchHeader) -> None:
         """Note the batch that begins at offset ``start``."""
         if start == self._active:
             self._begin()
-        builder, stop = self._builder, start + info.size
+        builder, stop = self._builder, start + header.size
         if builder is not None and builder.offset == start:
-            builder.batch(info.size, info.count, info.max_timestamp)
-        if self._stored is not None and info.producer_id >= 0 and stop <= self._stored.end:
-            self._last.pop(info.producer_id, None)
-            following = (info.base_sequence + info.count) & SEQUENCE_MASK
-            is_data = not info.attributes & CONTROL and info.base_sequence >= 0
-            self._last[info.producer_id] = stop, info.producer_epoch, following if is_data else None
+            builder.batch(header.size, header.count, header.max_timestamp)
+        if self._stored is not None and header.producer_id >= 0 and stop <= self._stored.end:
+            self._last.pop(header.producer_id, None)
+            following = (header.base_sequence + header.count) & SEQUENCE_MASK
+            is_data = not header.attributes & CONTROL and header.base_sequence >= 0
+            self._last[header.producer_id] = stop, header.producer_epoch, following if is_data else None
             if len(self._last) > PRODUCERS_MAX:
                 del self._last[next(iter(self._last))]
 

@@ -35,7 +35,7 @@ from ...log.files import COMPACTION_STATE
 from ...log.index_check import IndexCheck, MendedIndex
 from ...log.scrub import scrub
 from ...names import TopicPartition
-from ...records.batch import BatchInfo
+from ...records.batch import BatchHeader
 from ...shared import memory
 from ...shared.heartbeats import Heart
 from ...shared.table import SegmentTable, TableSnapshot
@@ -200,10 +200,10 @@ class Scrubber:
         records = self._records(name, end)
         derived = DerivedCheck(directory, seen.bases, end, _stored_producers(directory))
 
-        def on_batch(start: int, info: BatchInfo) -> None:
-            check.on_batch(start, info)
-            aborted.on_batch(start, info)
-            derived.on_batch(start, info)
+        def on_batch(start: int, header: BatchHeader) -> None:
+            check.on_batch(start, header)
+            aborted.on_batch(start, header)
+            derived.on_batch(start, header)
 
         try:
             for damaged in scrub(directory, seen.bases, end, start, end, pace, on_batch):

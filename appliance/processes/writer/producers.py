@@ -186,17 +186,18 @@ def recovered(
         start = bases[0]
     transactions, aborted = LogTransactions(sequences.open_transactions()), list[Aborted]()
     files = FileCache()
-    for info, base, stop in headers_from(directory, bases, end, start):
-        producer_id, epoch = info.producer_id, info.producer_epoch
-        if is_marker(info):
-            committed, coordinator_epoch = marker_at(files, directory, bases, stop - info.size)
+    for header, base, stop in headers_from(directory, bases, end, start):
+        producer_id, epoch = header.producer_id, header.producer_epoch
+        if is_marker(header):
+            committed, coordinator_epoch = marker_at(files, directory, bases, stop - header.size)
             entry = None if committed else transactions.aborted(producer_id, stop)
             aborted += [] if entry is None else [entry]
             transactions.note_marker(producer_id, stop)
-            sequences.record_marker(producer_id, epoch, coordinator_epoch, stop, info.max_timestamp)
+            sequences.record_marker(producer_id, epoch, coordinator_epoch, stop, header.max_timestamp)
         elif producer_id >= 0:
-            begins = stop - info.size if info.attributes & TRANSACTIONAL else NOT_OPEN
-            sequences.record(producer_id, epoch, info.base_sequence, info.count, base, stop, info.max_timestamp, begins)
+            begins = stop - header.size if header.attributes & TRANSACTIONAL else NOT_OPEN
+            numbers = header.base_sequence, header.count
+            sequences.record(producer_id, epoch, *numbers, base, stop, header.max_timestamp, begins)
             for producer in sequences.commit():
                 transactions.note_batch(*producer)
     return sequences, start, aborted

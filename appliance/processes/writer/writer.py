@@ -63,7 +63,7 @@ from ...records.batch import (
     LOG_APPEND_TIME,
     NOT_FOR_CLIENTS,
     TRANSACTIONAL,
-    BatchInfo,
+    BatchHeader,
     check_batch,
     place,
     restamp,
@@ -143,7 +143,7 @@ class Appender:
         self._log, self._table, self._transactions = log, table, transactions
         self._sequences = producers.sequences
         self._last_base = log.bases[-1]
-        self._group: list[tuple[memoryview, BatchInfo]] = []
+        self._group: list[tuple[memoryview, BatchHeader]] = []
         self._bytes_max = 0
         """The maximum size of a batch in this turn."""
         self._append_ms = -1
@@ -154,7 +154,7 @@ class Appender:
 
     def admit_batches(self, arrived: list[tuple[AppendSource, AppendRow]]) -> list[ReadyAnswer]:
         """Check and place all batches that have arrived; return the answers, valid after :meth:`append`."""
-        group: list[tuple[memoryview, BatchInfo]] = []
+        group: list[tuple[memoryview, BatchHeader]] = []
         self._group = group
         ready: list[ReadyAnswer] = []
         refused = parts = 0
@@ -228,20 +228,20 @@ class Appender:
                 f"producer {producer_id}: coordinator epoch {marker.coordinator_epoch} after {coordinator_epoch}"
             )
         log = self._log
-        batch, info = make_marker(producer_id, epoch, marker, decided_ms)
-        stop = log.end_offset + info.size
+        batch, header = make_marker(producer_id, epoch, marker, decided_ms)
+        stop = log.end_offset + header.size
         aborted = log.transactions.aborted(producer_id, stop)
         if aborted is None:
             return 0
         view = memoryview(batch)
-        place(view, 0, log.end_offset, info.size, info.span)
-        is_first = log.append_marker(view, info, None if marker.committed else aborted)
+        place(view, 0, log.end_offset, header.size, header.span)
+        is_first = log.append_marker(view, header, None if marker.committed else aborted)
         log.transactions.note_marker(producer_id, stop)
-        self._sequences.record_marker(producer_id, epoch, marker.coordinator_epoch, stop, info.max_timestamp)
+        self._sequences.record_marker(producer_id, epoch, marker.coordinator_epoch, stop, header.max_timestamp)
         if is_first:
             self._table.note_aborted()
-        self._show_appended(1, info.size)
-        return info.size
+        self._show_appended(1, header.size)
+        return header.size
 
     def refuse(self, error: ApplianceError, ready: list[ReadyAnswer]) -> list[ReadyAnswer]:
         """Forget the placed batches; return refusals in place of the answers."""
@@ -253,7 +253,7 @@ class Appender:
         ]
 
     def _admit(
-        self, arena: memoryview, start: int, stop: int, position: int, group: list[tuple[memoryview, BatchInfo]]
+        self, arena: memoryview, start: int, stop: int, position: int, group: list[tuple[memoryview, BatchHeader]]
     ) -> tuple[int, int, int]:
         """Check the batches of one part and add them to the group, all or none.
 
@@ -264,8 +264,8 @@ class Appender:
             ClientFault: the part is refused.
             TransactionUnverified: it is to come again.
         """
-        info = check_batch(arena, start, stop, self._bytes_max)
-        size, count, max_timestamp, first_timestamp, producer_id, epoch, sequence, attributes, _ = info
+        header = check_batch(arena, start, stop, self._bytes_max)
+        size, count, max_timestamp, first_timestamp, producer_id, epoch, sequence, attributes, _ = header
         end = position + size
         if size < stop - start:
             return self._admit_several(arena, start, stop, position, group)
@@ -284,19 +284,19 @@ class Appender:
             raise InvalidRecord("a transactional batch without a producer")
         if self._validates or not first_timestamp <= max_timestamp <= self._future_ms:
             # Some clients leave the largest timestamp out (sarama).  Kafka corrects it, too.
-            max_timestamp = check_records(arena, start, info, unpacked_bytes_max(self._bytes_max))
+            max_timestamp = check_records(arena, start, header, unpacked_bytes_max(self._bytes_max))
         if self._compacts:
-            check_keys(arena[start:stop], info, unpacked_bytes_max(self._bytes_max))
+            check_keys(arena[start:stop], header, unpacked_bytes_max(self._bytes_max))
         if max_timestamp < -1:
             raise InvalidTimestamp(f"largest timestamp is {max_timestamp} ms: must be -1 (none) or later")
         if self._append_ms >= 0:
-            info = restamp(arena, start, info, self._append_ms, attributes | LOG_APPEND_TIME)
-        elif max_timestamp != info.max_timestamp:
-            info = restamp(arena, start, info, max_timestamp, attributes)
+            header = restamp(arena, start, header, self._append_ms, attributes | LOG_APPEND_TIME)
+        elif max_timestamp != header.max_timestamp:
+            header = restamp(arena, start, header, max_timestamp, attributes)
         if producer_id >= 0:
-            self._sequences.record(producer_id, epoch, sequence, count, end - count, end, info.max_timestamp, begins)
+            self._sequences.record(producer_id, epoch, sequence, count, end - count, end, header.max_timestamp, begins)
         place(arena, start, position, size, count)
-        group.append((arena[start:stop], info))
+        group.append((arena[start:stop], header))
         return end - count, end, end
 
     def _check_transaction(self, producer_id: int, epoch: int, sequence: int, is_transactional: bool) -> None:
@@ -317,19 +317,19 @@ class Appender:
             raise InvalidTransactionState(f"producer {producer_id} is in a transaction, of which this is no part")
 
     def _admit_several(
-        self, arena: memoryview, start: int, stop: int, position: int, group: list[tuple[memoryview, BatchInfo]]
+        self, arena: memoryview, start: int, stop: int, position: int, group: list[tuple[memoryview, BatchHeader]]
     ) -> tuple[int, int, int]:
         """As :meth:`_admit`, for a part with several batches, which an idempotent producer never sends."""
-        admitted: list[tuple[memoryview, BatchInfo]] = []
+        admitted: list[tuple[memoryview, BatchHeader]] = []
         first_base, at = -1, start
         while at < stop:
-            info = check_batch(arena, at, stop, self._bytes_max)
-            if info.producer_id >= 0:
+            header = check_batch(arena, at, stop, self._bytes_max)
+            if header.producer_id >= 0:
                 raise InvalidRequest("an idempotent producer sends one batch per partition and request")
-            _, end, position = self._admit(arena, at, at + info.size, position, admitted)
+            _, end, position = self._admit(arena, at, at + header.size, position, admitted)
             if first_base < 0:
-                first_base = end - info.count
-            at += info.size
+                first_base = end - header.count
+            at += header.size
         group += admitted
         return first_base, position, position
 
