@@ -9,7 +9,7 @@ example --views``, from the start of the query to its end.  ``plain`` is the sam
 the rate of the micro-batches alone, since Spark starts five kinds of Python processes before the first one.
 ``connector`` is Spark's own Kafka connector with the same parsing in Spark SQL, into Spark's Parquet sink, without
 views: a query of Spark has one output.  All sides take turns in one JVM with both compilers; without ``connector`` it
-has one, as that of a pipeline without views.  CPU is that of Spark (JVM and Python workers) and the appliance together,
+has one, as that of a pipeline.  CPU is that of Spark (JVM and Python workers) and the appliance together,
 in seconds per million lines.
 
 ``refresh``: a day of lines arrives in steps, each as large as what 20,000 lines a second are in a minute.  Five views
@@ -50,13 +50,13 @@ from appliance.bench.local_appliance import LocalAppliance
 from appliance.cli.pipeline_view_commands import write_examples
 from appliance.client import Admin, Producer
 from appliance.spark.pipeline.batch_record import COMMIT_KEY, decode_record
-from appliance.spark.pipeline.run import LIGHT_JVM, run
+from appliance.spark.pipeline.run import run
 from appliance.spark.pipeline.settings import Settings, Views, parse
 from appliance.spark.pipeline.view_refresh import refresher
 from appliance.spark.pipeline.view_states import views_of
 from appliance.spark.pipeline.view_table import BASIS_KEY
 from appliance.spark.pipeline.view_table import VIEWS as VIEWS_OF_OUTPUT
-from appliance.spark.spark_session import build_session
+from appliance.spark.spark_session import LIGHT_JVM, build_session
 
 DAY = datetime(2026, 11, 20, tzinfo=UTC)
 DAY_S = 86_400
@@ -442,7 +442,7 @@ def freshness(
 def alone(question: str, broker: LocalAppliance, base: Path, options: argparse.Namespace) -> None:
     if question == REFRESH:
         session = {"spark.master": "local[2]", "spark.driver.memory": "4g"}
-        spark = build_session("perf", session, scratch=base / "spark")
+        spark = build_session("perf", session, scratch=base / "spark", jvm=LIGHT_JVM)
         try:
             steps = options.steps or max(2, options.lines // (60 * RATE))
             refresh(spark, broker, base, options.lines, steps)

@@ -49,6 +49,9 @@ LOCAL_DEFAULTS: Final = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.shuffle.partitions": str(os.cpu_count() or 1),
 }
+LIGHT_JVM: Final = "-XX:TieredStopAtLevel=1"
+"""For a pipeline: its lines do not go through the JVM, and a refresh of views is over before the second compiler's code
+pays for itself: half of the CPU of refreshes was that of the compilers."""
 LOGGING: Final = """\
 rootLogger.level = {level}
 rootLogger.appenderRef.stderr.ref = stderr

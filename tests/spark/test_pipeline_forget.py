@@ -40,7 +40,7 @@ from appliance.spark.pipeline.view_states import VIEWS_LOCK, orphans, views_lock
 from .conftest import Topics
 from .pipelines import access, fill, rows, settings
 from .test_pipeline_pipeline_sink import STAMP, micro_batch, records
-from .view_pipelines import COUNTS, Pipeline, line
+from .view_pipelines import COUNTS, MERGED, Pipeline, line
 
 PERSON = "host = 'ann' or arrow_cast(raw, 'Utf8') like '%ann%'"
 
@@ -180,9 +180,10 @@ def test_an_object_store_has_the_locks_of_its_host(tmp_path: Path, monkeypatch: 
     assert (made.state_dir / VIEWS_LOCK).exists() and not (tmp_path / "s3:").exists()
 
 
-def test_views_forget(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", [COUNTS, MERGED], ids=["whole", "of parts"])
+def test_views_forget(spark: SparkSession, tmp_path: Path, text: str) -> None:
     pipeline = Pipeline(spark, tmp_path)
-    view = pipeline.define("counts", COUNTS)
+    view = pipeline.define("counts", text)
     pipeline.write(line(1, "ann"), line(2, "bob"), line(200, "ann"), line(300, "bob"))
     pipeline.refresh(view)
     assert remove_rows(pipeline.settings, "host = 'ann'") == 2

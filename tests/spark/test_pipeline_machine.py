@@ -98,6 +98,14 @@ COUNTS = """-- window: 10m
 -- keys: topic
 select start, topic, count(*) as lines, count_if(rejected is not null) as dead from events group by start, topic
 """
+MERGED = """-- window: 10m
+-- keys: topic
+-- parts: counted
+with counted as (
+    select start, topic, count(*) as n, count_if(rejected is not null) as bad from events group by start, topic
+)
+select start, topic, sum(n) as lines, sum(bad) as dead from counted group by start, topic
+"""
 Rows = dict[Line, dict[str, Any] | None]
 
 
@@ -161,6 +169,7 @@ class Machine(RuleBasedStateMachine):
         """Whether a pipeline begins at the ends of its logs."""
         (self.base / "views").mkdir()
         (self.base / "views" / "counts.sql").write_text(COUNTS)
+        (self.base / "views" / "merged.sql").write_text(MERGED)
         self.forget()
         self.copies: list[Any] = []
 
@@ -355,17 +364,21 @@ class Machine(RuleBasedStateMachine):
     # ---- a view
 
     @precondition(lambda self: (self.out / "events").exists())
-    @rule(how=st.sampled_from(["refresh", "rebuild", "since"]), minute=st.integers(0, 59))
-    def the_view_is_made_current(self, how: str, minute: int) -> None:
+    @rule(
+        name=st.sampled_from(["counts", "merged"]),
+        how=st.sampled_from(["refresh", "refresh", "rebuild", "since"]),
+        minute=st.integers(0, 59),
+    )
+    def the_view_is_made_current(self, name: str, how: str, minute: int) -> None:
         """By a refresh, a rebuild, or a rebuild of the windows from a time on."""
-        view = view_of(self.settings, "counts")
+        view = view_of(self.settings, name)
         refresher = Refresher(self.spark, self.settings)
         if how == "refresh":
             refresher.refresh(view)
         else:
             since_us = int(STAMP.timestamp() + 60 * minute) * 1_000_000
             refresher.rebuild(view, since_us if how == "since" else None)
-        found = DeltaTable(f"{self.out}/views/counts").to_pyarrow_table().to_pylist()
+        found = DeltaTable(f"{self.out}/views/{name}").to_pyarrow_table().to_pylist()
         got = {(row["start"].minute, row["topic"]): (row["lines"], row["dead"]) for row in found}
         lines, dead = Counter[Any](), Counter[Any]()
         for line, row in self.rows.items():

@@ -39,7 +39,7 @@ from appliance.spark.pipeline.view_table import ViewTable
 from .conftest import Topics
 from .pipelines import rows as rows_of_events
 from .test_sink import stored
-from .view_pipelines import COUNTS, DAY, HOUR_US, Pipeline, line
+from .view_pipelines import COUNTS, DAY, HOUR_US, MERGED, Pipeline, line
 
 
 @pytest.fixture
@@ -68,8 +68,24 @@ def with_parsers(settings: Settings, *parsers: str) -> Settings:
     return msgspec.structs.replace(settings, source=(source,))
 
 
-def test_a_view_follows_whatever_happens_to_events(pipeline: Pipeline) -> None:
-    view = pipeline.define("counts", COUNTS)
+def test_lines_that_have_parts_are_not_read_again(pipeline: Pipeline) -> None:
+    """Not even their files need be there; what else is in their windows is right."""
+    view = pipeline.define("counts", MERGED)
+    pipeline.write(*[line(minute, "ab"[minute % 2]) for minute in range(100)])
+    pipeline.refresh(view)
+    had = {path: path.read_bytes() for path in (pipeline.out / "events").glob("**/*.parquet")}
+    for path in had:
+        path.unlink()
+    pipeline.write(line(3), line(70, "c"))
+    assert pipeline.refresh(view).rows == 5
+    for path, content in had.items():
+        path.write_bytes(content)
+    assert pipeline.stored(view) == pipeline.counted()
+
+
+@pytest.mark.parametrize("text", [COUNTS, MERGED], ids=["whole", "of parts"])
+def test_a_view_follows_whatever_happens_to_events(pipeline: Pipeline, text: str) -> None:
+    view = pipeline.define("counts", text)
     table = str(pipeline.out / "events")
 
     def deleted() -> None:
@@ -101,8 +117,9 @@ def test_a_view_follows_whatever_happens_to_events(pipeline: Pipeline) -> None:
 @pytest.mark.parametrize(
     "loss", ["log of events", "old files of events", "older output", "written by another", "restored", "deleted"]
 )
-def test_what_cannot_be_known_is_computed_whole(pipeline: Pipeline, loss: str) -> None:
-    view = pipeline.define("counts", COUNTS)
+@pytest.mark.parametrize("text", [COUNTS, MERGED], ids=["whole", "of parts"])
+def test_what_cannot_be_known_is_computed_whole(pipeline: Pipeline, loss: str, text: str) -> None:
+    view = pipeline.define("counts", text)
     pipeline.write(line(1), line(2, "b"))
     copy = pipeline.base / "copy"
     shutil.copytree(pipeline.out / "events", copy)
@@ -177,17 +194,18 @@ class Killed(BaseException):
     """The process ended here."""
 
 
-@pytest.mark.parametrize("step", ["staged", "before the commit", "after the commit"])
+@pytest.mark.parametrize("step", ["staged", "parts", "before the commit", "after the commit"])
 def test_a_refresh_that_is_killed_is_repeated_whole_or_not_at_all(pipeline: Pipeline, step: str) -> None:
-    view = pipeline.define("counts", COUNTS)
+    view = pipeline.define("counts", MERGED)
     pipeline.write(line(1), line(200))
     pipeline.refresh(view)
     pipeline.write(line(2), line(300, "b"))
     before = pipeline.stored(view)
     places: dict[str, tuple[object, str]] = {
         "staged": (pa.dataset, "dataset"),
+        "parts": (view_table.ViewTable, "files"),
         "before the commit": (view_table.ViewTable, "replace"),
-        "after the commit": (view_table.ViewTable, "tidy"),
+        "after the commit": (ViewMessages, "send"),
     }
     with (
         mock.patch.object(*places[step], side_effect=Killed),
@@ -195,9 +213,8 @@ def test_a_refresh_that_is_killed_is_repeated_whole_or_not_at_all(pipeline: Pipe
         pytest.raises(Killed),
     ):
         pipeline.refresh(view)
-    assert any((pipeline.out / "_views").iterdir()) and pipeline.stored(view) == (
-        pipeline.counted() if step == "after the commit" else before
-    )
+    assert any((pipeline.out / "_views").iterdir())
+    assert pipeline.stored(view) == (pipeline.counted() if step == "after the commit" else before)
     assert pipeline.refresh(view).state == ("current" if step == "after the commit" else "behind")
     assert pipeline.stored(view) == pipeline.counted()
     assert not any((pipeline.out / "_views").glob("*"))

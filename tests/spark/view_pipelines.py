@@ -25,6 +25,12 @@ HOUR_US = 3_600_000_000
 COUNTS = (
     "-- window: 1h\n-- keys: host\nselect start, host, count(*) as n from events where rejected is null group by all"
 )
+MERGED = (
+    "-- window: 1h\n-- keys: host\n-- parts: counted\nwith counted as "
+    "(select start, host, count(*) as m from events where rejected is null group by all) "
+    "select start, host, sum(m) as n from counted group by all"
+)
+"""The same of parts."""
 
 
 def line(minute: int, host: str = "a", level: str = "info") -> bytes:

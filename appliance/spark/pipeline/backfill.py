@@ -62,7 +62,6 @@ def backfill(
         BadValue: as :func:`gaps`.
         AlreadyRunning, ApplianceError: as :func:`~.run.run`.
     """
-
     begin_with = partial(begin_back, since_ms=since_ms)
     return run(settings, once=True, begin_with=begin_with, on_progress=on_progress, session=session)
 

@@ -23,12 +23,16 @@ from .times import MICROS_MAX
 
 
 class RowFile(NamedTuple):
-    """A file of rows.  ``first_us``, ``last_us``: bounds of its times; None where its entry has none."""
+    """A file of rows.  ``first_us``, ``last_us``: bounds of its times; None where its entry has none.
+
+    ``removed``: whether a commit in question has removed it.
+    """
 
     path: str
     partition: tuple[tuple[str, str | None], ...]
     first_us: int | None
     last_us: int | None
+    removed: bool = False
 
     def overlaps(self, ranges: Sequence[tuple[int, int]]) -> bool:
         """Whether it can have rows of one of these times, from the first to before the second one."""
@@ -96,7 +100,8 @@ class EventVersions:
                 return None
             entries = [json.loads(line) for line in text.decode().splitlines() if line]
             for file in self._of_entries(entries):
-                files[file.path] = file
+                earlier = files.get(file.path, file)
+                files[file.path] = file._replace(removed=file.removed or earlier.removed)
         return None if any(not Path(path).exists() for path in files) else list(files.values())
 
     def _of_entries(self, entries: Iterable[dict[str, Any]]) -> Iterator[RowFile]:
@@ -105,7 +110,7 @@ class EventVersions:
             if action.get("dataChange"):
                 partition = action.get("partitionValues") or {}
                 values = tuple((name, partition.get(name)) for name in self.partitioned_by)
-                yield RowFile(self._place(action["path"]), values, None, None)
+                yield RowFile(self._place(action["path"]), values, None, None, "remove" in entry)
 
     def _name(self, version: int) -> str:
         return f"{EVENTS}/{LOG}/{version:020d}.json"

@@ -40,7 +40,7 @@ from .startup import output_lock, topic_logs
 from .table_files import EVENTS
 from .times import EPOCH
 from .view_states import orphans, views_lock, views_of
-from .view_table import VIEWS
+from .view_table import PARTS, VIEWS
 
 log = logging.getLogger(__name__)
 FORGOTTEN_KEY: Final = "appliance.forgotten"
@@ -202,6 +202,8 @@ def remove_old_files(settings: Settings) -> int:
         for directory in sorted(views.iterdir()) if views.exists() else ():
             if (directory / LOG).exists():
                 tables.append(DeltaTable(str(directory)))
+                if (directory / PARTS / LOG).exists():
+                    tables.append(DeltaTable(str(directory / PARTS)))
             else:
                 log.warning("%s is no table of a view: nothing is removed from it", directory)
         for table in tables:

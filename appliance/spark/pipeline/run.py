@@ -25,7 +25,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from ... import errors
 from ...errors import ApplianceError, DiskFull
 from .. import parallelism
-from ..spark_session import build_session
+from ..spark_session import LIGHT_JVM, build_session
 from ..stream_offsets import Positions
 from .compaction import Compactor
 from .iceberg_table import IcebergKeeper
@@ -40,8 +40,6 @@ from .view_keeper import ViewKeeper
 from .view_states import views_of
 from .writable_places import refuse_unwritable
 
-LIGHT_JVM: Final = "-XX:TieredStopAtLevel=1"
-"""Without views no line goes through the JVM, and its second compiler takes more CPU than the first one's code."""
 POLL_S: Final = 0.2  # Spark takes fractions, whatever it declares
 CAUSE_CHARACTERS_MAX: Final = 300
 _NO_ROOM: Final = re.compile(r"No space left on device(?:: '([^']+)')?")
@@ -94,7 +92,7 @@ def run(
             f"pipeline {settings.pipeline.name}",
             settings.spark,
             scratch=state.path / "spark",
-            jvm="" if settings.views.path else LIGHT_JVM,
+            jvm=LIGHT_JVM,
         )
         try:
             keeper, letters = ViewKeeper(spark, settings, at_end=once), LetterKeeper(settings)

@@ -19,9 +19,23 @@ window    Lines of one window decide its rows, and no other lines.  ``events`` h
 keys      The columns that, with ``start``, tell rows apart.  May be left out: one row for each window.
 cadence   How far a running pipeline lets the view fall behind, by default a minute: it is refreshed that often.
 topic     Rows that a refresh has computed are also sent to this topic, as JSON; by default to none.
+parts     The name of the query that ``with`` begins with, if it may be asked of some lines at a time.
 ========  ===============================================================================================
 
 The file's name is that of the view.  The first paragraph of the comment says what it is.
+
+A view with ``parts`` is kept without reading a line twice::
+
+    -- window: 1h
+    -- keys: host
+    -- parts: counted
+    with counted as (select start, host, count(*) as n from events group by start, host)
+    select start, host, sum(n) as n from counted group by start, host
+
+Its first query is asked of the lines that have come, its answer is put to its earlier ones, and the rest is asked of
+all answers of a window.  Whoever says ``parts`` says that this is the same: that the rest gives one answer, however the
+lines are divided.  Sums of counts do, and so do ``min``, ``max`` and sketches that are merged; averages of averages do
+not.
 """
 
 from __future__ import annotations
@@ -30,7 +44,7 @@ import hashlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from ...config_keys import DURATIONS_MS, parse_units
 from ...errors import BadValue, UnknownKey
@@ -42,13 +56,23 @@ NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}")
 COLUMN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 TAKEN: Final = ("events", "live")
 """Names that `appliance sql` knows: see ``sql/pipeline_tables.py``."""
-KEYS_OF_HEAD: Final = ("window", "keys", "cadence", "topic")
+KEYS_OF_HEAD: Final = ("window", "keys", "cadence", "topic", "parts")
 _ENTRY: Final = re.compile(r"([a-z]+)\s*:\s*(.*)")
+_PARENTHESES: Final = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|`[^`]*`|--[^\n]*|/\*.*?\*/|[()]""", re.DOTALL)
+"""Those of a query, and what may have some that do not count: texts, quoted names, comments."""
+
+
+class Parts(NamedTuple):
+    """A query in two: ``each`` is asked of ``events``, ``merged`` of all its answers, as the table ``name``."""
+
+    name: str
+    each: str
+    merged: str
 
 
 @dataclass(frozen=True)
 class View:
-    """A definition; ``about``: what it is, in one paragraph."""
+    """A definition; ``about``: what it is, in one paragraph; ``sql``: the whole query."""
 
     name: str
     about: str
@@ -57,12 +81,14 @@ class View:
     cadence_ms: int
     sql: str
     topic: str = ""
+    parts: Parts | None = None
 
     @property
     def meaning(self) -> str:
         """A digest of what its rows depend on."""
-        parts = "\0".join([str(self.window_us), *self.keys, "", self.sql])
-        return hashlib.blake2b(parts.encode(), digest_size=8).hexdigest()
+        name = self.parts.name if self.parts else ""
+        text = "\0".join([str(self.window_us), *self.keys, name, self.sql])
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def load_views(directory: Path) -> list[View]:
@@ -110,7 +136,26 @@ def parse_view(name: str, text: str, where: str) -> View:
         raise BadValue(f"{where}: there is no query below its head")
     cadence = entries.get("cadence")
     cadence_ms = CADENCE_MS if cadence is None else _duration("cadence", cadence, where)
-    return View(name, about, window_ms * 1000, keys, cadence_ms, sql, entries.get("topic", ""))
+    parts = _divided(entries["parts"], sql, where) if "parts" in entries else None
+    return View(name, about, window_ms * 1000, keys, cadence_ms, sql, entries.get("topic", ""), parts)
+
+
+def _divided(name: str, sql: str, where: str) -> Parts:
+    """The query in two, at the end of the query of that name, with which it begins."""
+    fault = BadValue(f"{where}: parts: its query must begin with `with {name or 'NAME'} as (select …)`")
+    if not COLUMN.fullmatch(name) or name.lower() in TAKEN:
+        raise fault
+    begin = re.match(rf"with\s+{name}\s+as\s*\(", sql, re.IGNORECASE)
+    if begin is None:
+        raise fault
+    depth = 1
+    for found in _PARENTHESES.finditer(sql, begin.end()):
+        depth += {"(": 1, ")": -1}.get(found[0], 0)
+        if depth == 0:
+            rest = sql[found.end() :].lstrip()
+            merged = f"with {rest[1:].lstrip()}" if rest.startswith(",") else rest
+            return Parts(name, sql[begin.end() : found.start()].strip(), merged)
+    raise fault
 
 
 def _split(text: str, where: str) -> tuple[str, dict[str, str], str]:

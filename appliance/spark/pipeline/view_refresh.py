@@ -9,14 +9,17 @@ import json
 import shutil
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset
+import pyarrow.parquet as pq
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
@@ -24,15 +27,15 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import ArrayType, StringType, StructField, StructType
 
 from ...errors import ApplianceError, BadValue
-from ..spark_session import build_session
+from ..spark_session import LIGHT_JVM, build_session
 from .event_versions import EventVersions, RowFile
 from .settings import Settings
 from .table_files import EVENTS
 from .view_alerts import ViewAlerts
-from .view_definitions import View
+from .view_definitions import Parts, View
 from .view_messages import ViewMessages
-from .view_states import ViewState, state_of, views_lock
-from .view_table import Basis, Ranges, ViewTable
+from .view_states import ViewState, state_of_table, views_lock
+from .view_table import PARTS, Basis, Ranges, ViewTable
 
 STAGING: Final = "_views"
 FILE: Final = "_file"
@@ -93,18 +96,20 @@ class Refresher:
     def _refresh(self, view: View, since_us: int | None, whole: bool) -> Refreshed:
         begun = time.monotonic()
         events = EventVersions(self._settings.output)
-        state, table = state_of(self._settings, view, events), ViewTable(self._settings.output, view.name)
+        table = ViewTable(self._settings.output, view.name)
+        state = state_of_table(table, view, events)
         ranges = self._ranges(view, state, events, since_us, whole)
         entry = events.entry(events.latest)
         assert entry is not None, "the log has the latest version"
         basis = Basis(events.latest, entry, view.meaning)
         rows = 0
         if ranges != [] or not table.exists:
-            staged = self._staging / f"{view.name}-{uuid.uuid4().hex}"
-            try:
-                rows = self._replace(view, table, events, ranges, basis, staged, keeps=since_us is not None)
-            finally:
-                shutil.rmtree(staged, ignore_errors=True)
+            if view.parts is None:
+                answer = partial(self._of_events, view, view.sql, events)
+            else:
+                parts = self._keep_parts(view, view.parts, events, basis, since_us, whole)
+                answer = partial(self._of_parts, view.parts, parts)
+            rows = self._replace(view, table, answer, ranges, basis, keeps=since_us is not None)
         elif state.state != "current":
             table.replace(pa.RecordBatchReader.from_batches(pa.schema([]), []), [], basis)
         try:
@@ -159,10 +164,7 @@ class Refresher:
         """
         key = since, events.entry(events.latest), unit_us
         if key not in self._pieces:
-            rows = self._rows(files, events.schema, events.partitioned_by)
-            pieces = rows.select(f.expr(f"unix_micros(time) div {unit_us}").alias("w")).distinct()
-            numbers = [row.w for row in pieces.limit(WINDOWS_MAX + 1).collect()]
-            self._pieces[key] = numbers if len(numbers) <= WINDOWS_MAX else None
+            self._pieces[key] = _pieces([file.path for file in files], unit_us)
         return self._pieces[key]
 
     def _rows(self, files: Sequence[RowFile], schema: pa.Schema, partitioned_by: Sequence[str]) -> DataFrame:
@@ -185,47 +187,114 @@ class Refresher:
         text = f.lit(json.dumps(rows))
         return self._spark.range(1).select(f.inline(f.from_json(text, ArrayType(fields))))
 
-    def _events(self, view: View, events: EventVersions, ranges: Ranges | None) -> DataFrame:
+    def _of_events(self, view: View, sql: str, events: EventVersions, ranges: Ranges | None) -> DataFrame:
+        """The answer to a query about the lines of these times."""
         files = [file for file in events.files() if ranges is None or file.overlaps(ranges)]
+        return self._of_files(view, sql, events, files, ranges)
+
+    def _of_files(
+        self, view: View, sql: str, events: EventVersions, files: Sequence[RowFile], ranges: Ranges | None
+    ) -> DataFrame:
         rows = self._rows(files, events.schema, events.partitioned_by)
-        if ranges is not None:
-            rows = rows.where(f.expr(" or ".join(_within("unix_micros(time)", span) for span in ranges)))
         start = f"timestamp_micros(unix_micros(time) div {view.window_us} * {view.window_us})"
-        return rows.withColumn("start", f.expr(start))
+        return self._answer(EVENTS, _of_times(rows, "time", ranges).withColumn("start", f.expr(start)), sql)
+
+    def _of_parts(self, parts: Parts, table: ViewTable, ranges: Ranges | None) -> DataFrame:
+        """What the parts of these times are together."""
+        paths, fields = table.files(ranges), from_arrow_schema(table.schema)
+        rows = self._spark.read.schema(fields).parquet(*paths) if paths else self._given([], fields)
+        return self._answer(parts.name, _of_times(rows, "start", ranges), parts.merged)
+
+    def _answer(self, name: str, rows: DataFrame, sql: str) -> DataFrame:
+        """The answer to a query about one table, and no other one."""
+        rows.createOrReplaceTempView(name)
+        try:
+            return self._spark.sql(sql)
+        finally:
+            self._spark.catalog.dropTempView(name)
+
+    def _keep_parts(
+        self, view: View, parts: Parts, events: EventVersions, basis: Basis, since_us: int | None, whole: bool
+    ) -> ViewTable:
+        """Bring the table of a view's parts to this version: by those of new files, where no rows have gone."""
+        table = ViewTable(self._settings.output, f"{view.name}/{PARTS}")
+        state = state_of_table(table, view, events)
+        files = None
+        if not whole and state.state == "behind" and state.basis is not None:
+            files = events.changed(state.basis.version)
+        if files and not any(file.removed for file in files) and self._append(view, parts, events, files, table, basis):
+            return ViewTable(self._settings.output, f"{view.name}/{PARTS}")
+        ranges = self._ranges(view, state, events, since_us, whole)
+        if ranges != []:
+            answer = partial(self._of_events, view, parts.each, events)
+            self._replace(view, table, answer, ranges, basis, since_us is not None, whole_rows=False)
+        return ViewTable(self._settings.output, f"{view.name}/{PARTS}")
+
+    def _append(
+        self,
+        view: View,
+        parts: Parts,
+        events: EventVersions,
+        files: Sequence[RowFile],
+        table: ViewTable,
+        basis: Basis,
+    ) -> bool:
+        """Whether the parts of these files have the columns of those that are there, and are added to them."""
+        with self._staged(view, lambda: self._of_files(view, parts.each, events, files, None), False) as computed:
+            schema = _schema_of(computed.schema)
+            if not table.fits(schema):
+                return False
+            table.append(pa.RecordBatchReader.from_batches(schema, _batches(computed, schema)), basis)
+        table.tidy()
+        return True
 
     def _replace(
         self,
         view: View,
         table: ViewTable,
-        events: EventVersions,
+        answer: Callable[[Ranges | None], DataFrame],
         ranges: Ranges | None,
         basis: Basis,
-        staged: Path,
         keeps: bool,
+        whole_rows: bool = True,
     ) -> int:
-        """Compute rows and put them into the table.  ``keeps``: the rows of other times must stay."""
+        """Compute rows and put them into the table.
+
+        ``keeps``: the rows of other times must stay; ``whole_rows``: they are those of the view, not parts of them.
+        """
+        with self._staged(view, lambda: answer(ranges), whole_rows, ranges) as computed:
+            schema = _schema_of(computed.schema)
+            if ranges is None or not table.exists or table.fits(schema):
+                rows = int(computed.count_rows())
+                table.replace(pa.RecordBatchReader.from_batches(schema, _batches(computed, schema)), ranges, basis)
+                return rows
+        if keeps:
+            raise BadValue(
+                f"view {view.name}: its query gives other columns now than the rows that are to stay have: "
+                "rebuild it without --since, or give the file another name"
+            )
+        return self._replace(view, table, answer, None, basis, False, whole_rows)
+
+    @contextmanager
+    def _staged(
+        self, view: View, answer: Callable[[], DataFrame], whole_rows: bool, ranges: Ranges | None = None
+    ) -> Iterator[Any]:
+        """The rows of an answer in files, as a data set of Arrow, with the day of each."""
+        staged = self._staging / f"{view.name}-{uuid.uuid4().hex}"
         try:
-            self._events(view, events, ranges).createOrReplaceTempView(EVENTS)
-            answer = self._spark.sql(view.sql)
-            _check_columns(view, answer)
-            day = f.date_format("start", "yyyy-MM-dd").alias("date")
-            answer.select(day, *(f"`{name}`" for name in answer.columns)).write.parquet(str(staged))
-            stored = self._spark.read.parquet(str(staged))
-            _check_rows(view, stored, ranges)
-        except PySparkException as error:
-            raise BadValue(f"view {view.name}: {_sentence(error)}") from None
-        computed = pa.dataset.dataset(staged, format="parquet", exclude_invalid_files=False)
-        schema = _schema_of(computed.schema)
-        if ranges is not None and table.exists and not table.fits(schema):
-            if keeps:
-                raise BadValue(
-                    f"view {view.name}: its query gives other columns now than the rows that are to stay have: "
-                    "rebuild it without --since, or give the file another name"
-                )
-            return self._replace(view, table, events, None, basis, staged.with_name(f"{staged.name}-all"), False)
-        rows = int(computed.count_rows())
-        table.replace(pa.RecordBatchReader.from_batches(schema, _batches(computed, schema)), ranges, basis)
-        return rows
+            try:
+                rows = answer()
+                _check_columns(view, rows, view.keys if whole_rows else ())
+                day = f.date_format("start", "yyyy-MM-dd").alias("date")
+                rows = rows.select(day, *(f"`{name}`" for name in rows.columns))
+                rows.write.parquet(str(staged))
+                if whole_rows:
+                    _check_rows(view, self._spark.read.schema(rows.schema).parquet(str(staged)), ranges)
+            except PySparkException as error:
+                raise BadValue(f"view {view.name}: {_sentence(error)}") from None
+            yield pa.dataset.dataset(staged, format="parquet", exclude_invalid_files=False)
+        finally:
+            shutil.rmtree(staged, ignore_errors=True)
 
 
 @contextmanager
@@ -237,7 +306,10 @@ def refresher(settings: Settings, session: SparkSession | None = None) -> Iterat
     """
     with views_lock(settings):
         spark = session or build_session(
-            f"views of {settings.pipeline.name}", settings.spark, scratch=settings.state_dir / "spark-views"
+            f"views of {settings.pipeline.name}",
+            settings.spark,
+            scratch=settings.state_dir / "spark-views",
+            jvm=LIGHT_JVM,
         )
         try:
             yield Refresher(spark, settings)
@@ -264,14 +336,33 @@ def _within(micros: str, bounds: tuple[int, int]) -> str:
     return f"({micros} >= {bounds[0]} and {micros} < {bounds[1]})"
 
 
-def _check_columns(view: View, answer: DataFrame) -> None:
-    """Raises BadValue if the answer is no table of a view."""
+def _of_times(rows: DataFrame, column: str, ranges: Ranges | None) -> DataFrame:
+    if ranges is None:
+        return rows
+    return rows.where(f.expr(" or ".join(_within(f"unix_micros({column})", span) for span in ranges)))
+
+
+def _pieces(paths: Sequence[str], unit_us: int) -> list[int] | None:
+    """In which pieces of time of this length these files have rows; None: in more than are told apart."""
+    found: set[int] = set()
+    for path in paths:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(columns=["time"]):
+                times = pc.divide(batch.column(0).cast(pa.int64()), unit_us)
+                found.update(pc.unique(times).to_pylist())
+                if len(found) > WINDOWS_MAX:
+                    return None
+    return sorted(found)
+
+
+def _check_columns(view: View, answer: DataFrame, keys: Sequence[str]) -> None:
+    """Raises BadValue if the answer is no table of a view, or one without these keys."""
     kinds = dict(answer.dtypes)
     if kinds.get("start") != "timestamp":
         raise BadValue(f"view {view.name}: its query must give the column start, as events have it: select start, …")
     if "date" in (name.lower() for name in kinds):
         raise BadValue(f"view {view.name}: date is the day of start, which its table has already: leave it out")
-    if lost := [key for key in view.keys if key not in kinds]:
+    if lost := [key for key in keys if key not in kinds]:
         raise BadValue(f"view {view.name}: keys: its query gives no column {lost[0]!r}: {', '.join(kinds)}")
 
 

@@ -17,7 +17,15 @@ all, and a view may lag behind, or be deleted, without harm::
 
 Windows have changed if rows of them came or went: a line that came late, a line that was deleted, a line that was
 parsed again.  Their rows are computed from *all* lines of the window, with one transaction for all of them, so nothing
-is added up twice.  The windows are compressed to at most :data:`~.view_refresh.RANGES_MAX` ranges of time.
+is added up twice.
+
+A view with ``parts`` (see ``view_definitions``) has a table of these in the directory of its own, with a basis in each
+commit, too.  It is brought to the version first: parts of the files that commits have added are put to the others, once
+for each version; where rows have gone, or where its basis is not known, the parts of these windows, or all, are
+computed from the lines.  The view's rows are then computed from *all* parts of a window as others' from all lines.  So
+a refresh that is killed between the two commits goes on from the parts that are there.
+
+The windows are compressed to at most :data:`~.view_refresh.RANGES_MAX` ranges of time.
 """
 
 from __future__ import annotations
@@ -80,7 +88,11 @@ def views_lock(settings: Settings) -> PidLock:
 
 def state_of(settings: Settings, view: View, events: EventVersions) -> ViewState:
     """Compare what the table of a view comes from with its definition, and with the versions of events."""
-    table = ViewTable(settings.output, view.name)
+    return state_of_table(ViewTable(settings.output, view.name), view, events)
+
+
+def state_of_table(table: ViewTable, view: View, events: EventVersions) -> ViewState:
+    """As :func:`state_of`, of a view's own table or that of its parts."""
     basis, latest = table.basis(), events.latest
     if not table.exists:
         return ViewState(view, "new", None, latest + 1)

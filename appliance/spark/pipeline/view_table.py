@@ -13,12 +13,15 @@ import pyarrow as pa
 from .event_questions import Questions, micros
 from .output_files import LOG, OutputFiles
 from .settings import Output, is_url
+from .table_files import file_of
 from .times import EPOCH
 
 VIEWS: Final = "views"
 """The directory of the tables of views, in that of the output."""
 VIEW: Final = "view"
 """The name of the table in questions to it."""
+PARTS: Final = "_parts"
+"""The directory of the table of a view's parts, in that of the view's own table, whose vacuum leaves it alone."""
 BASIS_KEY: Final = "appliance.view"
 ROWS_STAY: Final = ("VACUUM START", "VACUUM END", "OPTIMIZE", "SET TBLPROPERTIES")
 """Operations of Delta that change no row."""
@@ -101,20 +104,47 @@ class ViewTable:
         return Questions(self._table, VIEW)
 
     @property
+    def schema(self) -> pa.Schema:
+        """The columns of its files: without ``date``, which is in their paths."""
+        schema = pa.schema(self._table.schema().to_arrow())
+        return schema.remove(schema.get_field_index("date"))
+
+    def files(self, ranges: Ranges | None) -> list[str]:
+        """The paths of the files that can have rows of these times; None: of all."""
+        actions = pa.table(self._table.get_add_actions(flatten=True))
+        days = actions.column("partition.date").to_pylist() if len(actions) else []
+        paths = zip(actions.column("path").to_pylist(), days, strict=True) if len(actions) else ()
+        wanted = None if ranges is None else [_days(bounds) for bounds in ranges]
+        return [
+            f"{self.uri}/{file_of(path)}"
+            for path, day in paths
+            if wanted is None or any(first <= str(day) <= last for first, last in wanted)
+        ]
+
+    @property
     def version(self) -> int:
         """The latest version; -1 before the first one."""
         return int(self._table.version()) if self.exists else -1
 
-    def replace(self, rows: pa.RecordBatchReader, ranges: Ranges | None, basis: Basis) -> None:
-        """Replace the rows of these times, or all rows and columns, in one transaction."""
-        from deltalake import CommitProperties, Transaction, write_deltalake
+    def append(self, rows: pa.RecordBatchReader, basis: Basis) -> None:
+        """Add rows to those that are there."""
+        from deltalake import write_deltalake
 
-        done = CommitProperties(
-            custom_metadata={
-                BASIS_KEY: msgspec.json.encode(msgspec.structs.replace(basis, ranges=ranges and list(ranges))).decode()
-            },
+        write_deltalake(self._table, rows, mode="append", commit_properties=self._done(basis))
+
+    def _done(self, basis: Basis) -> Any:
+        from deltalake import CommitProperties, Transaction
+
+        return CommitProperties(
+            custom_metadata={BASIS_KEY: msgspec.json.encode(basis).decode()},
             app_transactions=[Transaction(self._app, basis.version)],
         )
+
+    def replace(self, rows: pa.RecordBatchReader, ranges: Ranges | None, basis: Basis) -> None:
+        """Replace the rows of these times, or all rows and columns, in one transaction."""
+        from deltalake import write_deltalake
+
+        done = self._done(msgspec.structs.replace(basis, ranges=ranges and list(ranges)))
         if not self.exists:
             write_deltalake(
                 self.uri,
@@ -148,10 +178,16 @@ def stored_views(output: Output) -> dict[str, Any]:
     return {log.parent.name: DeltaTable(str(log.parent)).to_pyarrow_dataset() for log in logs}
 
 
+def _days(bounds: tuple[int, int]) -> tuple[str, str]:
+    """The first and the last day with times between these."""
+    first, last = (EPOCH + timedelta(microseconds=time_us) for time_us in (bounds[0], bounds[1] - 1))
+    return f"{first:%Y-%m-%d}", f"{last:%Y-%m-%d}"
+
+
 def _predicate(bounds: tuple[int, int]) -> str:
     first, end = (EPOCH + timedelta(microseconds=time_us) for time_us in bounds)
-    last = EPOCH + timedelta(microseconds=bounds[1] - 1)
+    first_day, last_day = _days(bounds)
     return (
-        f"(date >= '{first:%Y-%m-%d}' and date <= '{last:%Y-%m-%d}' and "
+        f"(date >= '{first_day}' and date <= '{last_day}' and "
         f"start >= '{first:%Y-%m-%dT%H:%M:%S.%fZ}' and start < '{end:%Y-%m-%dT%H:%M:%S.%fZ}')"
     )

@@ -2,7 +2,13 @@
 --
 -- window: 1d
 -- cadence: 5m
-select start, count(host) as lines, hll_sketch_estimate(hll_sketch_agg(host, 12)) as hosts
-from events
-where rejected is null and host is not null
+-- parts: sketched
+with sketched as (
+    select start, count(host) as n, hll_sketch_agg(host, 12) as sketch
+    from events
+    where rejected is null and host is not null
+    group by start
+)
+select start, sum(n) as lines, hll_sketch_estimate(hll_union_agg(sketch)) as hosts
+from sketched
 group by start

@@ -2,9 +2,13 @@
 --
 -- window: 1m
 -- keys: topic, service
-select start, topic, service, count(*) as lines,
-       count_if(level in ('emerg', 'alert', 'crit', 'error')) as errors,
-       count_if(level in ('emerg', 'alert', 'crit', 'error')) / count(*) as error_rate
-from events
-where rejected is null
+-- parts: counted
+with counted as (
+    select start, topic, service, count(*) as n, count_if(level in ('emerg', 'alert', 'crit', 'error')) as bad
+    from events
+    where rejected is null
+    group by start, topic, service
+)
+select start, topic, service, sum(n) as lines, sum(bad) as errors, sum(bad) / sum(n) as error_rate
+from counted
 group by start, topic, service

@@ -2,11 +2,17 @@
 --
 -- window: 1h
 -- keys: host
-select start, host, lines, place
-from (
-    select start, host, count(*) as lines, row_number() over (partition by start order by count(*) desc, host) as place
+-- parts: counted
+with counted as (
+    select start, host, count(*) as n
     from events
     where rejected is null and host is not null
+    group by start, host
+)
+select start, host, lines, place
+from (
+    select start, host, sum(n) as lines, row_number() over (partition by start order by sum(n) desc, host) as place
+    from counted
     group by start, host
 )
 where place <= 10

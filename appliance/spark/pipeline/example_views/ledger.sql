@@ -2,7 +2,14 @@
 --
 -- window: 1h
 -- keys: topic, partition
-select start, topic, partition, count(*) as lines, count(rejected) as rejected,
-       min(offset) as first_offset, max(offset) as last_offset, max(received) as last_received
-from events
+-- parts: counted
+with counted as (
+    select start, topic, partition, count(*) as n, count(rejected) as bad, min(offset) as first, max(offset) as last,
+           max(received) as newest
+    from events
+    group by start, topic, partition
+)
+select start, topic, partition, sum(n) as lines, sum(bad) as rejected,
+       min(first) as first_offset, max(last) as last_offset, max(newest) as last_received
+from counted
 group by start, topic, partition

@@ -2,7 +2,13 @@
 --
 -- window: 1h
 -- keys: topic, reason
-select start, topic, regexp_replace(rejected, ' \\(byte \\d+\\)| for the field .*$', '') as reason, count(*) as lines
-from events
-where rejected is not null
-group by start, topic, regexp_replace(rejected, ' \\(byte \\d+\\)| for the field .*$', '')
+-- parts: counted
+with counted as (
+    select start, topic, regexp_replace(rejected, ' \\(byte \\d+\\)| for the field .*$', '') as reason, count(*) as n
+    from events
+    where rejected is not null
+    group by start, topic, regexp_replace(rejected, ' \\(byte \\d+\\)| for the field .*$', '')
+)
+select start, topic, reason, sum(n) as lines
+from counted
+group by start, topic, reason

@@ -3,7 +3,21 @@
 -- window: 1d
 -- keys: host, begun
 -- cadence: 5m
-select start, host, session_window.start as begun, max(time) as ended, count(*) as lines
-from events
-where rejected is null and host is not null
-group by start, host, session_window(time, '30 minutes')
+-- parts: pieces
+with pieces as (
+    select start, host, session_window.start as first, max(time) as last, count(*) as n
+    from events
+    where rejected is null and host is not null
+    group by start, host, session_window(time, '30 minutes')
+), reached as (
+    select *, max(last) over (partition by start, host order by first, last
+                              rows between unbounded preceding and 1 preceding) as before
+    from pieces
+), numbered as (
+    select *, count_if(first >= before + interval 30 minutes)
+                  over (partition by start, host order by first, last) as session
+    from reached
+)
+select start, host, min(first) as begun, max(last) as ended, sum(n) as lines
+from numbered
+group by start, host, session

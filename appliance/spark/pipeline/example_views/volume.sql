@@ -2,6 +2,12 @@
 --
 -- window: 1h
 -- keys: topic
-select start, topic, count(*) as lines, count(rejected) as rejected
-from events
+-- parts: counted
+with counted as (
+    select start, topic, count(*) as n, count(rejected) as bad
+    from events
+    group by start, topic
+)
+select start, topic, sum(n) as lines, sum(bad) as rejected
+from counted
 group by start, topic
