@@ -41,6 +41,8 @@ DEFAULTS: Final = {
     # Through Unix sockets Python processes end with a traceback when Spark has hung up before their last word.
     "spark.python.unix.domain.socket.enabled": "false",
     "spark.sql.session.timeZone": "UTC",
+    # Five views have about 140 classes; of Spark's 100 none would be left at the next refresh.
+    "spark.sql.codegen.cache.maxEntries": "1000",
     # Spark's own choice forks chmod and readlink for every file where Hadoop has no native library.
     "spark.sql.streaming.checkpointFileManagerClass": CHECKPOINT_MANAGER,
 }
