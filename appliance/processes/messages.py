@@ -17,7 +17,7 @@ a descriptor travels with it.
     CoordinatorStreamOpened +fd  S → W          the stream to the coordinator
     TlsChanged           S → W            load the files of the certificate again
     LogLevel             S → W            log from this level on
-    Stop                 S → all          end in order
+    Stop                 S → all but R    end in order; a writer is told to retire
     Reload               S → R, N, C,     the configuration is another now
                          scrubber, sides
     WriterNeeded         W → S            start its writer: append requests wait

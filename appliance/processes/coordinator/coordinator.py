@@ -5,7 +5,7 @@ supervisor, for ZooKeeper or for other members of a group: a coroutine keeps suc
 asyncio also brings flow control for streams, and timers.  kazoo's threads only enqueue and ring an eventfd that the
 loop polls (:mod:`.registry_session`).
 
-The loop serves the control channel to the supervisor (``child_events`` has the messages), and one stream per network
+The loop serves the control channel to the supervisor (``messages`` has what goes over it), and one stream per network
 worker (:mod:`.worker_stream`).
 
 When it dies, the supervisor forks a new one: topics come back from the catalog and ZooKeeper.

@@ -2,7 +2,7 @@
 
 A *remover* frees the names of partitions (:func:`free_names`), then a *cleaner* deletes their files
 (:func:`delete_files`), unless they are kept in the trash (``coordinator.trash``).  It is not Kafka's log cleaner, which
-compacts topics: there is no such thing here.
+compacts topics: that is the compactor (:mod:`.compactions`).
 
 The coordinator notes a removal durably before it orders anything (``catalog.Removal``).  The table shows who continues
 after a crash at each step (C the coordinator, S the supervisor, R the remover, L the cleaner; C' and L' their

@@ -1,8 +1,8 @@
 """The writer owns one partition's files: it is the only process that writes them.
 
-One turn of its loop takes all waiting append requests (positions of record batches in the workers' arenas), checks each
-batch, gives it the next offset, appends all with one ``writev``, and answers.  That is group commit.  Answers that need
-a flush wait for it: see ``unflushed``.
+One turn of its loop takes one message of each worker (append requests: positions of record batches in its arena),
+checks each batch, gives it the next offset, appends all with one ``writev`` for each segment and 1,024 batches, and
+answers.  That is group commit.  Answers that need a flush wait for it: see ``unflushed``.
 
 This module is the program: open, the loop, close.  The parts::
 
