@@ -55,7 +55,11 @@ BANNED = {  # pattern -> (where it may stand, what to do instead)
         {"processes/", "client/", "zookeeper/", "cli/", "spark/", "bench/"},
         "take a clock as an argument",
     ),
-    r"except( Exception)?:|except BaseException": ({"processes/", "sql/beside.py"}, "catch one branch of errors.py"),
+    r"except( Exception( as \w+)?)?:|except BaseException": (
+        {"processes/", "sql/beside.py"}
+        | {f"spark/pipeline/{name}.py" for name in ("event_questions", "iceberg_table", "letters", "view_keeper")},
+        "catch one branch of errors.py",
+    ),
     r"\bimport ctypes\b(?!\.util)|\bfrom ctypes\b": ({"libc.py"}, "one module calls the C library"),
     r"\bmultiprocessing\b": ({"spark/"}, "an attacher's exit unlinks the segment: use shared.memory"),
     r"posix_ipc\.Semaphore": (set(), "a killed holder keeps it: one storing process per cell"),
