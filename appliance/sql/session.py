@@ -166,9 +166,7 @@ class Session:
         access = reading.access()
         try:
             known = access.patiently(lambda: access.cluster.refresh(None)).topics
-            topics = _meant(named, known)
-            if self._admitted is not None:
-                topics = sorted(self._admitted(topics))
+            topics = self._meant(named, known)
             keys = [TopicPartition(topic, number) for topic in topics for number in range(len(known[topic].leaders))]
             first, end = (access.offsets(dict.fromkeys(keys, when)) for when in (EARLIEST, LATEST))
             for topic in topics:
@@ -190,6 +188,23 @@ class Session:
             return topics if self._admitted is not None else sorted(known)
         finally:
             access.close()
+
+    def _meant(self, named: set[str], known: Iterable[str]) -> list[str]:
+        """The topics that are named, and may be used: as they are written, else as SQL reads names, in any case.
+
+        Raises:
+            InvalidRequest: two topics differ by their case only, and both may be meant.  A topic that may not be used
+                is not among them: its name is not told.
+        """
+        groups = _alike(named, known)
+        topics = sorted(topic for group in groups for topic in group)
+        if self._admitted is not None:
+            topics = sorted(self._admitted(topics))
+        for group in groups:
+            if len(left := [topic for topic in group if topic in topics]) > 1:
+                both = " and ".join(left[:2])
+                raise InvalidRequest(f"{both}: SQL does not tell names by their case: name one of them")
+        return topics
 
     def _give(self, name: str, table: Any) -> None:
         self._duckdb.register(name, table)
@@ -299,24 +314,14 @@ def _tokens(text: str) -> Iterator[tuple[int, Any, str]]:
         yield start, kind, text[start:stop].strip()
 
 
-def _meant(named: set[str], topics: Iterable[str]) -> list[str]:
-    """The topics that are named: as they are written, else as SQL reads names, in which the case means nothing.
-
-    Raises:
-        InvalidRequest: two topics differ by their case only, and both may be meant.
-    """
+def _alike(named: set[str], topics: Iterable[str]) -> list[list[str]]:
+    """For each name that topics have in any case: those that are written so, or else all of them, in order."""
     lower = {name.lower() for name in named}
-    meant: dict[str, str] = {}
+    groups: dict[str, list[str]] = {}
     for topic in sorted(topics):
-        key = topic.lower()
-        if key not in lower:
-            continue
-        other = meant.setdefault(key, topic)
-        if other != topic:
-            if (other in named) == (topic in named):
-                raise InvalidRequest(f"{other} and {topic}: SQL does not tell names by their case: name one of them")
-            meant[key] = topic if topic in named else other
-    return sorted(meant.values())
+        if topic.lower() in lower:
+            groups.setdefault(topic.lower(), []).append(topic)
+    return [[topic for topic in group if topic in named] or group for group in groups.values()]
 
 
 def explained(error: Exception, text: str, topics: Sequence[str]) -> ApplianceError:

@@ -242,6 +242,8 @@ def test_topics_that_differ_by_case_are_not_confused(
             ask(session, query)
     topics.create(f"{topic}-other")
     assert ask(session, f'select * from "{topic.upper()}-OTHER"') == []
+    with Session(appliance.native, admitted=lambda named: [name for name in named if name.endswith("a")]) as visitor:
+        assert ask(visitor, f'select value from "{topic.upper()}A"') == [("a",)], "the other one is not told"
 
 
 def test_names_that_need_quotes_are_told(topics: Topics, session: Session, topic: str) -> None:
