@@ -16,6 +16,7 @@ import sys
 import tempfile
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -45,6 +46,8 @@ WAITING_MAX: Final = 4
 LINE_BYTES_MAX: Final = 8 * 1024 * 1024
 """Longer than any line that the process writes: the bound of what is kept of a faulty one."""
 PACKAGES: Final = ("duckdb", "pyarrow", "numpy")
+SPILLED: Final = "appliance-console-sql-"
+"""Begins the names of directories with what DuckDB puts on the disk; the pid of their console follows."""
 
 
 class SqlQuery(Struct, frozen=True, forbid_unknown_fields=True):
@@ -68,6 +71,7 @@ class SqlQueries:
     def __init__(self, views: MessageViews, query_ms_max: int = QUERY_MS_MAX) -> None:
         self._views, self._query_ms_max = views, query_ms_max
         self._turn = asyncio.Semaphore(RUNNING_MAX)
+        _remove_abandoned()
         self._waiting = 0
 
     async def run(self, query: SqlQuery, address: str, visitor: Visitor, audit: Audit) -> dict[str, Any]:
@@ -137,7 +141,7 @@ class SqlQueries:
 async def _process() -> Any:
     """The process, which is ended at the end, and what it has put on the disk is deleted."""
     kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
-    spill = await asyncio.to_thread(tempfile.mkdtemp, prefix="appliance-console-sql-")
+    spill = await asyncio.to_thread(tempfile.mkdtemp, prefix=f"{SPILLED}{os.getpid()}-")
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "appliance.sql.bounded_query"),
         stdin=PIPE,
@@ -155,6 +159,16 @@ async def _process() -> Any:
             process.kill()
         await process.wait()
         await asyncio.to_thread(shutil.rmtree, spill)
+
+
+def _remove_abandoned() -> None:
+    """Remove what consoles of this user that were killed have left."""
+    for path in Path(tempfile.gettempdir()).glob(f"{SPILLED}*-*"):
+        pid = path.name.removeprefix(SPILLED).partition("-")[0]
+        with contextlib.suppress(OSError):  # it is gone by now
+            of_us = path.lstat().st_uid == os.geteuid() and path.is_dir() and not path.is_symlink()
+            if of_us and pid.isdecimal() and not Path(f"/proc/{pid}").exists():
+                shutil.rmtree(path)
 
 
 async def _say(process: Process, value: Any) -> None:

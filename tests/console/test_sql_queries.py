@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,7 @@ import pytest
 from appliance import extras
 from appliance.client import Admin, Producer
 from appliance.console import sql_queries
-from appliance.console.sql_queries import WAITING_MAX, SqlQueries, SqlQuery
+from appliance.console.sql_queries import SPILLED, WAITING_MAX, SqlQueries, SqlQuery
 from appliance.console.value_decoding import MessageViews
 from appliance.console.visitors import Visitor
 from appliance.errors import (
@@ -145,6 +148,27 @@ def test_one_query_runs_and_few_wait(appliance: Server) -> None:
     *answered, refused = asyncio.run(play())
     assert isinstance(refused, BufferFull)
     assert all(answer["rows"] == [["9007199254740993"]] for answer in answered), "as a text: JavaScript would round it"
+
+
+def test_what_a_killed_console_has_left_goes_with_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But neither what another one uses, nor what is not of this user, nor what only has such a name."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+    names = {"left": f"{ended.pid}-x", "used": f"{os.getpid()}-x", "link": f"{ended.pid}-l", "other": "of-mine"}
+    left, used, link, other = (tmp_path / f"{SPILLED}{name}" for name in names.values())
+    for path in (left, used, other):
+        path.mkdir()
+        (path / "spilled").write_bytes(b"x")
+    link.symlink_to(used)
+    kept = [link, used, other]
+    if os.geteuid() == 0:
+        theirs = tmp_path / f"{SPILLED}{ended.pid}-theirs"
+        theirs.mkdir()
+        os.chown(theirs, 54_321, 54_321)
+        kept.append(theirs)
+    made()
+    assert sorted(tmp_path.iterdir()) == sorted(kept)
 
 
 def test_an_installation_without_the_extra_says_what_to_install(
