@@ -120,10 +120,11 @@ ACTS = {
     ("cli/demo/sandbox.py", "clear"): "a demo's directory, whose lock nobody holds, or our own",
     ("spark/pipeline/iceberg_table.py", "IcebergTable._expire"): "lists of files that no snapshot of the committed"
     " metadata names, older than all of these; the rows' files are not among them",
+    ("console/sql_queries.py", "_remove_abandoned"): "of our user, and no process has the pid in its name",
     ("spark/pipeline/state_directory.py", "PidLock.__enter__"): "the file holds a process id; the lock on it is held",
     ("spark/pipeline/state_directory.py", "State.begin"): "Spark's scratch: the output itself has the offsets",
     ("spark/pipeline/view_refresh.py", "Refresher.__init__"): "what a killed refresh has left: we hold its lock",
-    ("spark/pipeline/view_refresh.py", "Refresher._refresh"): OWN,
+    ("spark/pipeline/view_refresh.py", "Refresher._staged"): OWN,
     ("spark/spark_session.py", "build_session"): "scratch of an earlier session, while the pipeline's lock is held",
 }  # fmt: skip
 """(module, function) -> what it takes, and what it knows first."""
