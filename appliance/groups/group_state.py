@@ -8,8 +8,8 @@ States and transitions::
 
 A *generation* begins when PREPARING ends.  In PREPARING every member has to join (``joining`` holds the token of its
 unanswered JoinGroup).  Members that do not come in time are removed, static members only when their session ends.  In
-COMPLETING the members wait for the leader's assignment (``syncing`` holds the token of SyncGroup).  The broker never
-decodes it, so the eager and the cooperative protocol are the same here.
+COMPLETING the members wait for the leader's assignment (``syncing`` holds the token of SyncGroup).  The eager and the
+cooperative protocol are the same here; only a static member that comes back makes a difference (:func:`_owes_a_join`).
 
 There are three deadlines, all in ms of the caller's clock: a member's session (``expires_ms``, which counts only while
 none of its requests waits), the rebalance (PREPARING ends), the sync (COMPLETING ends: members that have not synced are
@@ -21,9 +21,10 @@ Invariants: one leader and one generation for all; every token is answered once,
 a protocol; a member never gets a generation of which it was not part.
 
 Rules and error codes are those of Kafka's classic group coordinator (checked against Kafka 3.x's GroupCoordinator and
-franz-go's kfake).  There are two differences, both more lenient.  A member that rejoins alone may change its protocols
-at will.  Commits are accepted in COMPLETING; Kafka answers REBALANCE_IN_PROGRESS or ILLEGAL_GENERATION, which
-applications see that commit while a cooperative group rebalances.
+franz-go's kfake).  There are three differences.  A member that rejoins alone may change its protocols at will.  Commits
+are accepted in COMPLETING; Kafka answers REBALANCE_IN_PROGRESS or ILLEGAL_GENERATION, which applications see that
+commit while a cooperative group rebalances.  And a static member that dies before it has given up what it was told to
+causes the rebalance that it owed when it comes back; in Kafka those partitions have no reader until another one comes.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
+from ..errors import BadValue
 from ..wire.kafka.codes import Code
+from .consumer_protocol import decode_assignment, decode_subscription
 from .deadlines import Deadlines
 from .members import Member, Members
 from .messages import Join, Joined, Limits, MemberReply, Metadata, Sync, Synced, Token
@@ -294,6 +297,7 @@ class Group:
         """Let a restarted process replace its instance's member, without a rebalance if the same protocol is elected.
 
         The offers are not compared: Java's consumers write owned partitions into them, which differ after a restart.
+        It is no use to answer with the old assignment if the old process owed the others a rebalance.
 
         The reply names the *old* id as leader, so that a restarted leader does not assign anew.
         """
@@ -307,7 +311,8 @@ class Group:
         self.roster.add_member(member)
         if led_by == old.id:
             self.leader = member_id
-        if self.state is GroupState.STABLE and self.roster.elect_protocol() == self.protocol:
+        same_protocol = self.state is GroupState.STABLE and self.roster.elect_protocol() == self.protocol
+        if same_protocol and not _owes_a_join(old.metadata(self.protocol), old.assignment):
             self.saved = False
             self.answer(token, _joined(self, member)._replace(leader=led_by, members=()))
         else:
@@ -390,6 +395,17 @@ class Group:
         token, member.syncing = member.syncing, None
         member.renew(now_ms)
         self.answer(token, reply)
+
+
+def _owes_a_join(subscription: bytes, assignment: bytes) -> bool:
+    """Whether a member read partitions when it joined that it is told no more (KIP-429).
+
+    It gives them up and joins again, and with that generation others get them.
+    """
+    try:
+        return not set(decode_subscription(subscription).owned) <= set(decode_assignment(assignment))
+    except BadValue:  # of another protocol type, or of an assignor of its own
+        return False
 
 
 def _joined(group: Group, member: Member) -> Joined:

@@ -285,6 +285,13 @@ class Changing(RuleBasedStateMachine):
         self.made += 1
         self.consumers.append(Simulated(f"m{self.made}", client.topics, client.instance))
 
+    @precondition(lambda self: any(client.instance is not None for client in self.classics))
+    @rule(which=WHICH)
+    def restart_static(self, which: int) -> None:
+        """A process ends without a word, and begins again with the same instance name."""
+        static = [client for client in self.classics if client.instance is not None]
+        static[which % len(static)].lose()
+
     @precondition(lambda self: self.consumers)
     @rule(which=WHICH)
     def change_to_classic(self, which: int) -> None:
@@ -439,6 +446,16 @@ class Changing(RuleBasedStateMachine):
         for consumer in self.consumers:
             consumer.give_up()
         self.no_partition_has_two_readers()
+
+
+def test_a_static_member_that_comes_back_causes_the_rebalance_that_it_owed() -> None:
+    """Found by the model: a new coordinator has the generation before, in which "one" is told to give some up."""
+    state = Changing()
+    state.two_come(cooperative=True)
+    state.all_act({1})
+    state.all_act({1})
+    state.the_coordinator_dies()
+    state.teardown()
 
 
 Changing.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
