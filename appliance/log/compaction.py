@@ -44,11 +44,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
-from itertools import pairwise
+from itertools import compress, pairwise, repeat
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -59,7 +60,7 @@ from ..errors import ClientFault, StorageFault
 from ..records.batch import CODEC_MASK, HEADER_BYTES, TRANSACTIONAL, BatchHeader, restamp
 from ..records.compression import NONE
 from ..records.holes import emptied, is_hole
-from ..records.keyed import KeyedRecord, Place, join, keyed_records
+from ..records.keyed import KeyedRecord, Place, join, keyed_batch
 from ..records.markers import is_marker, read_marker
 from .files import COMPACTED_SUFFIX, COMPACTION_STATE, compacted_path, index_path, log_path
 from .index import Builder, entry_in
@@ -81,6 +82,10 @@ UNPACKED_BYTES_MAX: Final = 64 << 20
 RECORD_BYTES: Final = 16
 """What a record takes beside its key, value and headers, at most."""
 PASSES_MAX: Final = 100
+HOLE_FRONT_BYTES: Final = 256
+"""Behind these, a hole has zeros only: its header and its reason stand in the first half of them."""
+WHOLE_KEY_BYTES_MAX: Final = 40
+"""Keys up to here are kept as they are: a UUID has 36 bytes in text, and a digest takes longer than all else."""
 DIGEST_BYTES: Final = 16
 
 CompactionPace = Callable[[int], None]
@@ -116,7 +121,7 @@ class CompactionState(msgspec.Struct):
     passes: list[tuple[int, int]] = []
     """The offset up to which each pass has come, and when it ended (ms), ascending."""
     tombstones: int = 0
-    """Messages without a value that the last pass has left."""
+    """Messages without a value that were left, at least those of the last pass; 0: there are none to be removed."""
     ended_ms: int = 0
     """When the last pass ended, by the clock of ``passes``."""
     kept_back: int = 0
@@ -155,13 +160,18 @@ class CompactionState(msgspec.Struct):
 
 
 class KeyDigests:
-    """Names of keys that are all short: what is longer than a digest is one."""
+    """Names of keys that are all short: what is longer than WHOLE_KEY_BYTES_MAX has the digest as its name."""
 
     def __init__(self) -> None:
         self._secret = os.urandom(DIGEST_BYTES)  # nobody can make two keys of the same name
 
-    def name(self, key: bytes) -> bytes:
-        return key if len(key) < DIGEST_BYTES else blake2b(key, digest_size=DIGEST_BYTES, key=self._secret).digest()
+    def names(self, keys: Sequence[bytes]) -> Sequence[bytes]:
+        if max(map(len, keys), default=0) <= WHOLE_KEY_BYTES_MAX:
+            return keys
+        return [key if len(key) <= WHOLE_KEY_BYTES_MAX else self._digest(key) for key in keys]
+
+    def _digest(self, key: bytes) -> bytes:
+        return blake2b(key, digest_size=DIGEST_BYTES, key=self._secret).digest()
 
 
 class LastOffsets(NamedTuple):
@@ -204,7 +214,7 @@ def last_offsets(
 ) -> LastOffsets:
     """The offsets of the last messages of all keys in [start, stop), or in a part of it with ``keys_max`` keys."""
     offsets: dict[bytes, int] = {}
-    name, outcomes = keys.name, _outcomes_by_segment(directory, bases)
+    outcomes = _outcomes_by_segment(directory, bases)
     for at, header, data in batches(directory, bases, start, stop):
         if is_hole(header) or is_marker(header) or outcomes(at).is_aborted(header, at):
             continue
@@ -212,9 +222,12 @@ def last_offsets(
             # A compacted one has offsets before its position.
             return LastOffsets(offsets, min(at, at + header.size - header.span))
         with contextlib.suppress(ClientFault):
-            for record in keyed_records(data, header, at + header.size - header.span, UNPACKED_BYTES_MAX):
-                if record.key is not None:
-                    offsets[name(record.key)] = record.offset
+            batch = keyed_batch(data, header, at + header.size - header.span, UNPACKED_BYTES_MAX)
+            pairs: Iterable[tuple[bytes, int]] = zip(keys.names(batch.keys), batch.offsets, strict=True)
+            if batch.keyless:
+                keyless = frozenset(batch.keyless)
+                pairs = (pair for number, pair in enumerate(pairs) if number not in keyless)
+            offsets.update(pairs)
         pace(header.size)
     return LastOffsets(offsets, stop)
 
@@ -253,15 +266,20 @@ class PassCounts(msgspec.Struct):
 
 
 class _Slot(NamedTuple):
-    """A batch of the old segment, at [start, stop) of the log.  ``records``: those that stay; None: all of it stays."""
+    """A batch of the old segment, at [start, stop) of the log.
+
+    ``records``: those that stay; None: the batch stays as it is.  ``removed``: how many do not stay.  ``tombstones``:
+    how many of those that stay have no value.
+    """
 
     start: int
     stop: int
     header: BatchHeader
     data: bytes
     records: list[KeyedRecord] | None
-    removed: int
-    """How many records do not stay."""
+    removed: int = 0
+    tombstones: int = 0
+    is_unreadable: bool = False
 
 
 class LogCompactor:
@@ -340,17 +358,17 @@ class LogCompactor:
                 target.is_other = True
             slot = self._judged(start, stop, header, bytes(data))
             slot_bytes = sum(RECORD_BYTES + len(record.rest) for record in slot.records or ())
-            is_whole = slot.records is None or (not slot.removed and header.size > SMALL_BYTES_MAX)
             is_full = stop - window[0].start > WINDOW_BYTES if window else False
-            if window and (is_whole or is_full or window_bytes + slot_bytes > self._joined_bytes_max):
+            if window and (slot.records is None or is_full or window_bytes + slot_bytes > self._joined_bytes_max):
                 self._write_window(target, window)
                 window, window_bytes = [], 0
                 slot = self._judged_again(slot)
-            self.counts.unreadable += slot.records is None
-            if not is_whole and (window or slot.removed or start > target.end):
+            self.counts.unreadable += slot.is_unreadable
+            if slot.records is not None and (window or slot.removed or start > target.end):
                 window.append(slot)
                 window_bytes += slot_bytes
             else:
+                self.counts.tombstones += slot.tombstones
                 target.write(start, slot.data)
         self._write_window(target, window)
         target.fill(target.limit)
@@ -366,29 +384,39 @@ class LogCompactor:
         return False
 
     def _judged(self, start: int, stop: int, header: BatchHeader, data: bytes) -> _Slot:
-        """A batch, with those of its records that stay."""
+        """A batch, with those of its records that stay.  A large one of which all stay is not joined, but copied."""
         try:
-            records = keyed_records(memoryview(data), header, stop - header.span, UNPACKED_BYTES_MAX)
+            batch = keyed_batch(memoryview(data), header, stop - header.span, UNPACKED_BYTES_MAX)
         except ClientFault:
-            return _Slot(start, stop, header, data, None, 0)
-        last = records[-1].offset if stop == self._rules.last_batch_end else -1
-        kept = [record for record in records if record.offset == last or self._stays(record)]
-        return _Slot(start, stop, header, data, kept, len(records) - len(kept))
+            return _Slot(start, stop, header, data, None, is_unreadable=True)
+        names, offsets = self._keys.names(batch.keys), batch.offsets
+        newest = map(self._rules.last.by_key.get, names, repeat(-1))
+        kept: Sequence[int] = list(compress(range(len(offsets)), map(operator.ge, offsets, newest)))
+        valueless = frozenset(batch.valueless)
+        if valueless or batch.keyless:
+            keyless, last = frozenset(batch.keyless), len(offsets) - 1 if stop == self._rules.last_batch_end else -1
+            kept = [
+                number
+                for number in kept
+                if number == last
+                or offsets[number] >= self._rules.last.end
+                or (
+                    number not in keyless
+                    and (number not in valueless or self._tombstone_stays(offsets[number], names[number]))
+                )
+            ]
+        removed = len(offsets) - len(kept)
+        tombstones = len(valueless.intersection(kept))
+        if not removed and header.size > SMALL_BYTES_MAX:
+            return _Slot(start, stop, header, data, None, 0, tombstones)
+        return _Slot(start, stop, header, data, batch.records(kept), removed, tombstones)
 
     def _judged_again(self, slot: _Slot) -> _Slot:
         """The batch, judged with what was kept back meanwhile: without that, it would be judged as it was."""
         return self._judged(slot.start, slot.stop, slot.header, slot.data) if self._held else slot
 
-    def _stays(self, record: KeyedRecord) -> bool:
-        rules = self._rules
-        if record.offset >= rules.last.end:
-            return True
-        if record.key is None:
-            return False
-        name = self._keys.name(record.key)
-        if record.offset < rules.last.by_key.get(name, -1):
-            return False
-        if record.has_value or record.offset >= rules.tombstones_before:
+    def _tombstone_stays(self, offset: int, name: bytes) -> bool:
+        if offset >= self._rules.tombstones_before:
             return True
         return name in self._held or self.counts.unreadable > 0  # an older message of its key may be there
 
@@ -400,7 +428,7 @@ class LogCompactor:
         removed = sum(slot.removed for slot in window)
         if not records or (len(window) > 1 and self._joined(target, window, records)):
             self.counts.removed += removed
-            self._count_tombstones(records)
+            self.counts.tombstones += sum(slot.tombstones for slot in window)
             return
         for slot in window:
             self._write_alone(target, self._judged_again(slot))
@@ -418,19 +446,18 @@ class LogCompactor:
     def _write_alone(self, target: _Target, slot: _Slot) -> None:
         """Write what stays of one batch; all of it, if there is no room for a hole."""
         records = slot.records
-        assert records is not None
         if slot.removed and not records:
             self.counts.removed += slot.removed
             return
         batch = slot.data if not slot.removed else None
         end = slot.stop
-        if batch is None:
+        if batch is None and records:
             end = _end(records[-1].offset + 1, slot.stop)
             place = Place(slot.stop - slot.header.span, slot.header.first_timestamp, end)
             batch = _fitting(records, slot.header.attributes & CODEC_MASK, place, target.end)
         if batch is not None:
             self.counts.removed += slot.removed
-            self._count_tombstones(records)
+            self.counts.tombstones += slot.tombstones
             target.write(end - len(batch), batch)
             return
         self._keep_back(slot)
@@ -439,18 +466,17 @@ class LogCompactor:
     def _keep_back(self, slot: _Slot) -> None:
         """Note that records of a batch stay which should have gone."""
         stays = {record.offset for record in slot.records or ()}
-        records = keyed_records(memoryview(slot.data), slot.header, slot.stop - slot.header.span, UNPACKED_BYTES_MAX)
-        self._count_tombstones(records)
-        for record in records:
-            if record.offset not in stays:
+        data, base_offset = memoryview(slot.data), slot.stop - slot.header.span
+        batch = keyed_batch(data, slot.header, base_offset, UNPACKED_BYTES_MAX)
+        self.counts.tombstones += len(batch.valueless)
+        keyless = frozenset(batch.keyless)
+        for number, (name, offset) in enumerate(zip(self._keys.names(batch.keys), batch.offsets, strict=True)):
+            if offset not in stays:
                 self.counts.kept_back += 1
                 if self.counts.first_kept_back is None:
                     self.counts.first_kept_back = slot.start
-                if record.key is not None:
-                    self._held.add(self._keys.name(record.key))
-
-    def _count_tombstones(self, records: Sequence[KeyedRecord]) -> None:
-        self.counts.tombstones += sum(not record.has_value for record in records)
+                if number not in keyless:
+                    self._held.add(name)
 
     def _write_index(self, target: File, base: int, limit: int) -> int:
         """Write the index of a new segment; return its number of records, holes included."""
@@ -489,7 +515,7 @@ class _Target:
             return
         at = self.end
         for hole in emptied(at, offset - at):
-            write_at(self.file.fd, hole.rstrip(b"\0"), at - self.base, self._system)
+            write_at(self.file.fd, hole[:HOLE_FRONT_BYTES].rstrip(b"\0"), at - self.base, self._system)
             at += len(hole)
         self.end = offset
 
@@ -586,7 +612,9 @@ def run_pass(
     state.note_pass(last.end, policy.now_ms)
     state.ended_ms = policy.now_ms
     state.keys_start = min(keys_start, last.end if counts.first_kept_back is None else counts.first_kept_back)
-    state.tombstones, state.kept_back, state.unreadable = counts.tombstones, counts.kept_back, counts.unreadable
+    behind = state.tombstones if last.end < policy.limit else 0  # some of them may be where this pass has not come
+    state.tombstones = max(counts.tombstones, behind)
+    state.kept_back, state.unreadable = counts.kept_back, counts.unreadable
     state.store(directory, system)
     return counts
 

@@ -6,7 +6,7 @@ no producer: the state of producers is kept elsewhere (``processes/writer/produc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from crc32c import crc32c
@@ -36,16 +36,122 @@ _LENGTH_BYTES_MAX: Final = 5
 
 
 class KeyedRecord(NamedTuple):
-    """A record: offset in the log, time in ms, key, whether it has a value, and its bytes from the key on."""
+    """A record: offset in the log, time in ms, and its bytes from the key on."""
 
     offset: int
     timestamp: int
-    key: bytes | None
-    has_value: bool
     rest: bytes
 
 
-def keyed_records(batch: memoryview, header: BatchHeader, base_offset: int, bytes_max: int) -> list[KeyedRecord]:
+class KeyedBatch:
+    """The records of a batch by their numbers, of all of which compaction asks offset and key."""
+
+    def __init__(self, data: bytes, header: BatchHeader, base_offset: int) -> None:
+        """Raises IndexError where a record leaves ``data``; the other errors are those of :func:`keyed_batch`."""
+        self._data = data
+        self._first_timestamp = header.first_timestamp
+        self._append_time = header.max_timestamp if header.attributes & LOG_APPEND_TIME else None
+        self.offsets: list[int] = []
+        self.keys: list[bytes] = []
+        """Also of records without one: empty."""
+        self.keyless: list[int] = []
+        """The numbers of records without a key."""
+        self.valueless: list[int] = []
+        """The numbers of records without a value."""
+        self._times: list[int] = []
+        self._rests: list[int] = []
+        self._ends: list[int] = []
+        if abs(header.first_timestamp) > _TIME_MAX:
+            raise InvalidTimestamp(f"batch {base_offset} begins at {header.first_timestamp} ms")
+        end = self._split(header, base_offset)
+        if end != len(data):
+            raise CorruptBatch(f"{len(data) - end} bytes follow the last record of batch {base_offset}")
+
+    def _split(self, header: BatchHeader, base_offset: int) -> int:
+        """Find all records; return where the last one ends.  Almost every number has one byte or two, read here."""
+        data, span, size = self._data, header.span, len(self._data)
+        add_offset, add_key, add_time = self.offsets.append, self.keys.append, self._times.append
+        add_rest, add_end = self._rests.append, self._ends.append
+        position, last = 0, -1
+        for number in range(header.count):
+            length = data[position]
+            if length < 0x80:
+                position += 1
+            elif (high := data[position + 1]) < 0x80:
+                length, position = length & 0x7F | high << 7, position + 2
+            else:
+                length, position = read_unsigned(data, position, _VARINT_BYTES_MAX, CorruptBatch)
+            end = position + (length >> 1)
+            if length & 1 or end > size:
+                raise IndexError
+            time, position = data[position + 1], position + 2  # attributes come first
+            if time >= 0x80:
+                time, position = self._long_time(position - 1, base_offset)
+            delta = data[position]
+            if delta < 0x80:
+                position += 1
+            elif (high := data[position + 1]) < 0x80:
+                delta, position = delta & 0x7F | high << 7, position + 2
+            else:
+                delta, position = read_unsigned(data, position, _VARINT_BYTES_MAX, CorruptBatch)
+            delta = delta >> 1 if not delta & 1 else -1
+            if not last < delta < span:
+                raise CorruptBatch(f"a record of batch {base_offset} has another offset delta")
+            last = delta
+            add_rest(position)
+            length = data[position]
+            if length < 0x80:
+                position += 1
+            else:
+                length, position = read_unsigned(data, position, _VARINT_BYTES_MAX, CorruptBatch)
+            if length & 1:
+                self.keyless.append(number)
+                add_key(b"")
+            else:
+                add_key(data[position : position + (length >> 1)])
+                position += length >> 1
+            length = data[position]
+            if length < 0x80:
+                position += 1
+            elif (high := data[position + 1]) < 0x80:
+                length, position = length & 0x7F | high << 7, position + 2
+            else:
+                length, position = read_unsigned(data, position, _VARINT_BYTES_MAX, CorruptBatch)
+            if length & 1:
+                self.valueless.append(number)
+            if position + (length >> 1) > end:
+                raise IndexError
+            add_offset(base_offset + delta)
+            add_time(time)
+            add_end(end)
+            position = end
+        return position
+
+    def _long_time(self, position: int, base_offset: int) -> tuple[int, int]:
+        """The time at ``position`` against that of the batch, zigzag, and the position behind it."""
+        time, position = read_unsigned(self._data, position, _VARINT_BYTES_MAX, CorruptBatch)
+        if time > 2 * _TIME_MAX:
+            raise InvalidTimestamp(f"a record of batch {base_offset} is {time // 2} ms from its first")
+        return time, position
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def records(self, numbers: Iterable[int]) -> list[KeyedRecord]:
+        """Those with these numbers, which are copied."""
+        data, rests, ends, times, first = self._data, self._rests, self._ends, self._times, self._first_timestamp
+        append_time = self._append_time
+        return [
+            KeyedRecord(
+                self.offsets[number],
+                first + ((times[number] >> 1) ^ -(times[number] & 1)) if append_time is None else append_time,
+                data[rests[number] : ends[number]],
+            )
+            for number in numbers
+        ]
+
+
+def keyed_batch(batch: memoryview, header: BatchHeader, base_offset: int, bytes_max: int) -> KeyedBatch:
     """The records of a sound batch from a log.
 
     A batch that the broker stamped has one time for all its records.
@@ -58,68 +164,10 @@ def keyed_records(batch: memoryview, header: BatchHeader, base_offset: int, byte
     data = bytes(batch[HEADER_BYTES : header.size])
     if codec := header.attributes & CODEC_MASK:
         data = decompress(codec, data, bytes_max)
-    append_time = header.max_timestamp if header.attributes & LOG_APPEND_TIME else None
     try:
-        return _split(data, header, base_offset, append_time)
+        return KeyedBatch(data, header, base_offset)
     except IndexError:
         raise CorruptBatch(f"the records of batch {base_offset} leave its {len(data)} bytes") from None
-
-
-def _split(data: bytes, header: BatchHeader, base_offset: int, append_time: int | None) -> list[KeyedRecord]:
-    """Raises IndexError where a record leaves ``data``."""
-    records: list[KeyedRecord] = []
-    new, append = tuple.__new__, records.append  # twice as fast as the constructor of a NamedTuple
-    first_timestamp, span, size = header.first_timestamp, header.span, len(data)
-    position, last = 0, -1
-    if abs(first_timestamp) > _TIME_MAX:
-        raise InvalidTimestamp(f"batch {base_offset} begins at {first_timestamp} ms")
-    for _ in range(header.count):
-        # Almost every number has one byte or two, so these are read here.
-        length = data[position]
-        if length < 0x80:
-            position += 1
-        elif (high := data[position + 1]) < 0x80:
-            length, position = length & 0x7F | high << 7, position + 2
-        else:
-            length, position = read_unsigned(data, position, _VARINT_BYTES_MAX, CorruptBatch)
-        end = position + (length >> 1)
-        if length & 1 or end > size:
-            raise IndexError
-        time, position = data[position + 1], position + 2  # attributes come first
-        if time >= 0x80:
-            time, position = read_unsigned(data, position - 1, _VARINT_BYTES_MAX, CorruptBatch)
-            if time > 2 * _TIME_MAX:
-                raise InvalidTimestamp(f"a record of batch {base_offset} is {time // 2} ms from its first")
-        delta = data[position]
-        if delta < 0x80:
-            rest = position + 1
-        elif (high := data[position + 1]) < 0x80:
-            delta, rest = delta & 0x7F | high << 7, position + 2
-        else:
-            delta, rest = read_unsigned(data, position, _VARINT_BYTES_MAX, CorruptBatch)
-        delta = delta >> 1 if not delta & 1 else -1
-        if not last < delta < span:
-            raise CorruptBatch(f"a record of batch {base_offset} has another offset delta")
-        last = delta
-        length, position = (data[rest], rest + 1) if data[rest] < 0x80 else _number(data, rest)
-        key = None
-        if not length & 1:
-            key = data[position : position + (length >> 1)]
-            position += length >> 1
-        length, position = (data[position], position + 1) if data[position] < 0x80 else _number(data, position)
-        if position + (length >> 1) > end:
-            raise IndexError
-        timestamp = append_time if append_time is not None else first_timestamp + ((time >> 1) ^ -(time & 1))
-        append(new(KeyedRecord, (base_offset + delta, timestamp, key, not length & 1, data[rest:end])))
-        position = end
-    if position != size:
-        raise CorruptBatch(f"{size - position} bytes follow the last record of batch {base_offset}")
-    return records
-
-
-def _number(data: bytes, position: int) -> tuple[int, int]:
-    """The varint at ``position``, still zigzag, and the position after it."""
-    return read_unsigned(data, position, _VARINT_BYTES_MAX, CorruptBatch)
 
 
 class Place(NamedTuple):
@@ -137,7 +185,7 @@ def join(records: Sequence[KeyedRecord], codec: int, place_: Place, padding: int
     every client reads.  The batch is as long as they allow.
     """
     parts: list[bytes] = []
-    for offset, timestamp, _, _, rest in records:
+    for offset, timestamp, rest in records:
         time, delta = varint(timestamp - place_.base_timestamp), varint(offset - place_.base_offset)
         length = varint(1 + len(time) + len(delta) + len(rest))
         if padding:
@@ -170,8 +218,7 @@ def check_keys(batch: memoryview, header: BatchHeader, bytes_max: int) -> None:
 
     Raises:
         InvalidRecord: one has none.
-        CorruptBatch, InvalidTimestamp, MessageTooLarge: see :func:`keyed_records`.
+        CorruptBatch, InvalidTimestamp, MessageTooLarge: see :func:`keyed_batch`.
     """
-    for number, record in enumerate(keyed_records(batch, header, 0, bytes_max)):
-        if record.key is None:
-            raise InvalidRecord(f"record {number} has no key, which a compacted topic needs (cleanup.policy)")
+    for number in keyed_batch(batch, header, 0, bytes_max).keyless:
+        raise InvalidRecord(f"record {number} has no key, which a compacted topic needs (cleanup.policy)")
