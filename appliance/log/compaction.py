@@ -609,11 +609,12 @@ def run_pass(
                 replaced[base] = count
     _count_anew(directory, bases, replaced, pace)
     counts = compactor.counts
+    # Where this pass has not come, those may be that passes before have seen.
+    behind = state.tombstones if last.end < max(policy.limit, state.dirty_start) else 0
+    state.tombstones = max(counts.tombstones, behind)
     state.note_pass(last.end, policy.now_ms)
     state.ended_ms = policy.now_ms
     state.keys_start = min(keys_start, last.end if counts.first_kept_back is None else counts.first_kept_back)
-    behind = state.tombstones if last.end < policy.limit else 0  # some of them may be where this pass has not come
-    state.tombstones = max(counts.tombstones, behind)
     state.kept_back, state.unreadable = counts.kept_back, counts.unreadable
     state.store(directory, system)
     return counts

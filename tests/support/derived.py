@@ -7,18 +7,23 @@ every test that closes a log (``conftest.py``) or stops an appliance (``server.p
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from appliance.broker.sequences import ProducersSnapshot
+from appliance.errors import ClientFault
 from appliance.log import FileCache, Log, LogReader
+from appliance.log.compaction import CompactionState, batches
 from appliance.log.files import COMPACTION_STATE
 from appliance.log.index import ANY_INTERVAL
 from appliance.log.recovery import CleanMarker
 from appliance.log.segment_list import headers_from
 from appliance.log.tools import CORRUPT, verify
 from appliance.processes.writer.producers import Producers, load, recovered
+from appliance.records.batch import CONTROL
 from appliance.records.holes import is_hole
+from appliance.records.keyed import keyed_batch
 from appliance.shared.table import SegmentTable
 
 
@@ -61,6 +66,7 @@ def compare(
     if found:  # the rest follows from it
         return found
     found += _of_producers(directory, bases, end, opened, ids_max)
+    found += _of_compaction(directory, bases, end)
     if opened is not None:
         found += _in_table(opened)
     return found
@@ -92,6 +98,21 @@ def _of_producers(
         theirs = recovered(directory, bases, end, source, ids_max)[0].snapshot(end)
         if ours != theirs:
             yield f"the producers are {ours}, but {theirs} by {'their snapshot and ' if source else ''}the log"
+
+
+def _of_compaction(directory: Path, bases: tuple[int, ...], end: int) -> Iterator[str]:
+    """What is kept of passes.  Nobody orders the pass that removes tombstones if there are said to be none."""
+    state = CompactionState.load(directory)
+    seen = [offset for offset, _ in state.passes]
+    if seen != sorted(set(seen)) or not 0 <= max([0, *seen]) <= state.dirty_start <= end:
+        yield f"compaction has come to {state.dirty_start} in passes that ended at {seen}, and the log ends at {end}"
+    if state.tombstones:
+        return
+    for offset, header, data in batches(directory, bases, bases[0], min(state.dirty_start, bases[-1])):
+        with suppress(ClientFault):  # no pass has read them, either
+            valueless = keyed_batch(data, header, offset + header.size - header.span, 1 << 26).valueless
+            if valueless and not header.attributes & CONTROL:
+                yield f"compaction counts no tombstones, but the batch at {offset} has {len(valueless)}"
 
 
 def _in_table(opened: Opened) -> Iterator[str]:
