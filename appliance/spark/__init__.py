@@ -7,11 +7,11 @@ Importing this package registers the format with the active session; :func:`regi
 import also lets Spark's Python workers run in this Python, unless something else is set: Spark itself takes the first
 ``python3`` of PATH, which is another one in a virtual environment that is not activated.
 
-Reading order: ``options``, ``stream_offsets`` (pure), ``record_starts`` and ``arrow`` (bytes to rows), ``access``
-(requests to appliances), ``source``, ``sink``, ``spark_session``.
+Reading order: ``options``, ``stream_offsets`` (pure), ``source``, ``sink``, ``spark_session``.  What reads
+and decodes the bytes of logs is :mod:`appliance.log_access`.
 
-pyspark is imported with the first name that needs it.  Whoever reads logs or parses lines without Spark (``sql``) needs
-none, and a process without pyspark has no session that could be active.
+pyspark is imported with the first name that needs it.  Whoever parses lines without Spark (``sql``) needs none, and a
+process without pyspark has no session that could be active.
 """
 
 from __future__ import annotations

@@ -50,11 +50,11 @@ from ..errors import (
     UnknownPartition,
     from_code,
 )
+from ..log_access.access import REQUEST_TIMEOUT_S, LogAccess, Patience
 from ..names import TopicPartition
 from ..records.encode import Fields, encode_batch, encode_values
 from ..records.partitioner import partition_for
 from ..wire.native import ProduceHead
-from .access import REQUEST_TIMEOUT_S, Access, Patience
 from .options import SinkOptions
 from .python_workers import spare_collector
 
@@ -149,7 +149,7 @@ class TaskWriter:
         self._who = who
         self._leaves_out = leaves_out
         self.too_large = 0
-        self._access = Access(options.bootstrap, options.retry_timeout_ms)
+        self._access = LogAccess(options.bootstrap, options.retry_timeout_ms, "spark")
         self._queues: dict[tuple[str, int], _PartitionQueue] = {}  # looked up for every row
         self._partitions: dict[str, int] = {}
         self._turn: dict[str, int] = {}

@@ -1,7 +1,7 @@
 """The data source "appliance": ``spark.read``, ``spark.readStream`` and their sinks.
 
 Columns and options are those of Spark's Kafka connector (``options`` lists them).  All Spark objects here are thin:
-``stream_offsets`` computes offsets, ``access`` makes requests, ``arrow`` converts bytes to rows.
+``stream_offsets`` computes offsets, ``log_access.access`` makes requests, ``log_access.arrow`` converts bytes to rows.
 
 The driver resolves the start and the end, splits the range into tasks, and sends each task its part.  A stream's reader
 lives in one process of the driver for as long as the query; a task gets a pickled copy of it.  Spark requests the
@@ -54,28 +54,17 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from ..errors import BadValue, ConfigFault, CorruptBatch
+from ..errors import BadValue, ConfigFault, CorruptBatch, UnknownPartition
+from ..log_access.access import Home, LogAccess
+from ..log_access.arrow import Decoder
+from ..log_access.ranges import Positions, Range
 from ..names import TopicPartition
 from ..wire.requests import EARLIEST, LATEST
-from .access import Access, Home
-from .arrow import Decoder
 from .even_batches import even
 from .options import Bound, SourceOptions, sink_options, source_options
 from .python_workers import spare_collector
 from .sink import BatchWriter, StreamWriter
-from .stream_offsets import (
-    SPLIT_BYTES_MIN,
-    Positions,
-    Range,
-    advance,
-    from_json,
-    initial,
-    is_initial,
-    pack,
-    ranges,
-    split,
-    to_json,
-)
+from .stream_offsets import SPLIT_BYTES_MIN, advance, from_json, initial, is_initial, pack, ranges, split, to_json
 
 HEADS_AGE_S_MAX: Final = 0.1
 COLUMNS: Final = StructType(
@@ -106,10 +95,35 @@ class Planner:
     def __init__(self, options: SourceOptions, cores: int) -> None:
         self.options = options
         self._cores = cores
-        self.access = Access(options.bootstrap, options.retry_timeout_ms)
+        self.access = LogAccess(options.bootstrap, options.retry_timeout_ms, "spark")
 
     def keys(self) -> list[TopicPartition]:
-        return self.access.keys(self.options.selection)
+        """The partitions that are selected.
+
+        Raises:
+            UnknownPartition: a topic or partition that was named does not exist.
+        """
+        return self.access.patiently(self._keys)
+
+    def _keys(self) -> list[TopicPartition]:
+        selection, cluster = self.options.selection, self.access.cluster
+        named = {*selection.topics, *(topic for topic, _ in selection.assigned)}
+        listed = cluster.refresh(named or None).topics
+        topics = {name: topic for name, topic in listed.items() if not topic.error and name in (named or listed)}
+        for name in sorted(named):
+            if name not in topics:
+                there = sorted(name for name, topic in cluster.refresh(None).topics.items() if not topic.error)
+                raise UnknownPartition(f"no topic {name!r}: there are {', '.join(there) or 'none at all'}")
+        keys = [
+            TopicPartition(name, partition)
+            for name, topic in sorted(topics.items())
+            for partition in range(len(topic.leaders))
+            if selection.wants(name, partition)
+        ]
+        for topic, partition in selection.assigned:
+            if (topic, partition) not in keys:
+                raise UnknownPartition(f"there is no partition {topic}-{partition}")
+        return keys
 
     def heads(self, keys: Sequence[TopicPartition]) -> Positions:
         return self.access.offsets(dict.fromkeys(keys, LATEST))

@@ -17,11 +17,10 @@ records whose own offset lies in it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
-from ..errors import OffsetOutOfRange
+from ..log_access.ranges import Positions, Range, lost
 from ..names import TopicPartition
 
 START: Final = "@start"
@@ -30,26 +29,6 @@ SPLIT_BYTES_MIN: Final = 8 * 1024 * 1024
 """Smallest part into which a range is split only to keep all cores busy: starting a task costs more."""
 PACKED_MAX: Final = 128
 """Most parts that one task reads, one after another."""
-
-Positions = dict[TopicPartition, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """The records of one partition with offsets from ``first`` to before ``end``.
-
-    ``log_end``: the high watermark when this was planned, which is the end of a batch.
-    """
-
-    topic: str
-    partition: int
-    first: int
-    end: int
-    log_end: int
-
-    @property
-    def key(self) -> TopicPartition:
-        return TopicPartition(self.topic, self.partition)
 
 
 def to_json(
@@ -103,25 +82,6 @@ def advance(start: Mapping[TopicPartition, int], heads: Mapping[TopicPartition, 
         shares[key] += extra
         spare -= extra
     return {**start, **{key: min(start[key], heads[key]) + share for key, share in shares.items()}}
-
-
-TO_CONTINUE: Final = (
-    "To continue with what is there: option failOnDataLoss=false; for a pipeline: `appliance pipeline accept CONFIG`, "
-    "then run again"
-)
-
-
-def lost(key: TopicPartition, offset: int, log_start: int, fail: bool) -> None:
-    """Handle the loss of the records between ``offset`` and ``log_start``.
-
-    Raises:
-        OffsetOutOfRange: ``fail`` is set.
-    """
-    if fail:
-        raise OffsetOutOfRange(
-            f"{key.topic}-{key.partition}: offset {offset} is gone, the log starts at {log_start}: retention was "
-            f"faster than this reader, or the topic was created again meanwhile. {TO_CONTINUE}"
-        )
 
 
 def ranges(

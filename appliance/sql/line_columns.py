@@ -52,7 +52,7 @@ class LineColumns:
         self.fields.insert(0, schema.field("parser"))
 
     def parse(self, batch: pa.RecordBatch) -> dict[str, pa.Array]:
-        """The columns, by name, of records of the topic as :class:`~appliance.spark.arrow.Decoder` yields them."""
+        """The columns, by name, of records of the topic as :class:`~appliance.log_access.arrow.Decoder` yields them."""
         (within_bounds,) = by_topic(batch)
         return self._transform.parse(within_bounds).columns
 

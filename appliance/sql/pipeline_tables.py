@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from ..log_access.access import LogAccess
+from ..log_access.ranges import Range
 from ..names import TopicPartition
-from ..spark.access import Access
 from ..spark.pipeline.events import Transform, by_topic
 from ..spark.pipeline.multiline import Joiner
 from ..spark.pipeline.resume import decide
@@ -24,7 +25,6 @@ from ..spark.pipeline.tables import open_store
 from ..spark.pipeline.topic_logs import read_logs
 from ..spark.pipeline.unknown_fields import AddedColumns, adds_columns
 from ..spark.pipeline.view_table import stored_views
-from ..spark.stream_offsets import Range
 from .topic_table import LogTable, Reading
 
 LIVE = "live"
@@ -37,7 +37,7 @@ class Tables(NamedTuple):
     unread: UnreadEvents
 
 
-def tables_of(settings: Settings, reading: Reading, access: Access) -> Tables:
+def tables_of(settings: Settings, reading: Reading, access: LogAccess) -> Tables:
     """The tables as they are now.
 
     Raises:
@@ -65,7 +65,7 @@ class UnreadEvents(LogTable):
         self._settings = settings
         self._added = columns
 
-    def _narrowed(self, access: Access, filter: Any) -> Sequence[Range]:
+    def _narrowed(self, access: LogAccess, filter: Any) -> Sequence[Range]:
         # An event of several lines is parsed with all of them.
         joins = any(source.multiline for source in self._settings.source)
         return self._ranges if joins else super()._narrowed(access, filter)

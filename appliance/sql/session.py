@@ -25,12 +25,12 @@ import pyarrow.compute as pc
 
 from ..config_keys import MIB
 from ..errors import ApplianceError, BadValue, InvalidRequest, UnknownPartition
+from ..log_access.access import LogAccess
+from ..log_access.arrow import SCHEMA, Decoder
+from ..log_access.ranges import Range
 from ..names import TopicPartition
-from ..spark.access import Access
-from ..spark.arrow import SCHEMA, Decoder
 from ..spark.pipeline.settings import Settings
 from ..spark.pipeline.table_files import EVENTS
-from ..spark.stream_offsets import Range
 from ..wire.requests import EARLIEST, LATEST
 from .beside import made_beside
 from .line_columns import Guess, LineColumns, guessed
@@ -223,7 +223,7 @@ class Session:
         for table, query in queries.items():
             self._duckdb.execute(f"create or replace view {schema}.{quoted(table)} as {query}")
 
-    def _choose(self, access: Access, topic: str, ranges: Sequence[Range]) -> LineColumns | None:
+    def _choose(self, access: LogAccess, topic: str, ranges: Sequence[Range]) -> LineColumns | None:
         chosen = self._parsers.get(topic)
         if chosen == "":
             return None
@@ -236,7 +236,7 @@ class Session:
         return LineColumns(guess.settings, topic)
 
 
-def sample(access: Access, ranges: Sequence[Range]) -> pa.RecordBatch | None:
+def sample(access: LogAccess, ranges: Sequence[Range]) -> pa.RecordBatch | None:
     """Some of the newest records of a topic that have a value; None if there is none."""
     samples: list[pa.RecordBatch] = []
     longest = sorted(ranges, key=lambda part: part.first - part.end)[:SAMPLE_PARTITIONS_MAX]

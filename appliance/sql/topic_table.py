@@ -16,9 +16,9 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from ..errors import ApplianceError, CorruptBatch
-from ..spark.access import Access
-from ..spark.arrow import TIMESTAMP, Decoder
-from ..spark.stream_offsets import Positions, Range
+from ..log_access.access import LogAccess
+from ..log_access.arrow import TIMESTAMP, Decoder
+from ..log_access.ranges import Positions, Range
 from . import pushdown
 from .line_columns import LineColumns
 
@@ -35,9 +35,9 @@ class Reading:
         self._arguments = bootstrap, retry_ms
         self.error: ApplianceError | None = None
 
-    def access(self) -> Access:
+    def access(self) -> LogAccess:
         """Connections of one scan; scans of one query run at the same time."""
-        return Access(*self._arguments)
+        return LogAccess(*self._arguments, "sql")
 
 
 class _Scan(NamedTuple):
@@ -91,7 +91,7 @@ class LogTable(ds.Dataset):  # type: ignore[misc]
         finally:
             access.close()
 
-    def _narrowed(self, access: Access, filter: pc.Expression | None) -> Sequence[Range]:
+    def _narrowed(self, access: LogAccess, filter: pc.Expression | None) -> Sequence[Range]:
         """The parts of the ranges in which the filter may hold."""
         if filter is None:
             return self._ranges
@@ -110,7 +110,7 @@ class LogTable(ds.Dataset):  # type: ignore[misc]
             if 0 <= begins[part.key] < part.end
         ]
 
-    def _records(self, access: Access, ranges: Sequence[Range], headers: bool) -> Iterator[pa.RecordBatch]:
+    def _records(self, access: LogAccess, ranges: Sequence[Range], headers: bool) -> Iterator[pa.RecordBatch]:
         for part in ranges:
 
             def tell(offset: int, error: CorruptBatch, part: Range = part) -> None:

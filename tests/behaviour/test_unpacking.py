@@ -26,9 +26,9 @@ from appliance.config import TopicSettings
 from appliance.console.message_search import BATCH_BYTES_MAX, UNPACKED_BYTES_MAX, ConsumedLog, Query, Search
 from appliance.errors import CorruptBatch, MessageTooLarge
 from appliance.log import Log
+from appliance.log_access.arrow import Decoder as ArrowDecoder
 from appliance.records.decode import BYTES_MAX, OBJECT_BYTES, DecodeMeter, decode_batch, decode_values
 from appliance.records.encode import encode_batch, encode_values
-from appliance.spark.arrow import Decoder as ArrowDecoder
 
 from ..support.command_line import succeeding
 from ..support.log_batches import place_all

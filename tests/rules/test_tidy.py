@@ -36,6 +36,7 @@ LAYERS = [  # a module may import from its own package and from lower layers
     {"transactions"},
     {"kafka_apis", "data_directory"},
     {"processes", "client"},
+    {"log_access"},
     {"metrics", "spark", "inputs"},
     {"sql"},
     {"console"},
@@ -52,7 +53,7 @@ BANNED = {  # pattern -> (where it may stand, what to do instead)
         "codecs, logs and plans are without I/O",
     ),
     r"\btime\.(time|monotonic|sleep)\(": (
-        {"processes/", "client/", "zookeeper/", "cli/", "spark/", "bench/"},
+        {"processes/", "client/", "zookeeper/", "cli/", "log_access/", "spark/", "bench/"},
         "take a clock as an argument",
     ),
     r"except( Exception( as \w+)?)?:|except BaseException": (

@@ -19,7 +19,8 @@ import pytest
 from appliance.spark.spark_session import java_home
 
 from ..support.server import Server, wait_for
-from .conftest import ROOT, Topics
+from ..support.topics import Topics
+from .conftest import ROOT
 from .pipelines import access, events, fill, places, settings
 
 BARE = "/usr/bin/python3"

@@ -37,7 +37,7 @@ from appliance.spark.pipeline.settings import Settings, Views, parse
 from appliance.spark.pipeline.startup import output_lock
 from appliance.spark.pipeline.view_states import VIEWS_LOCK, orphans, views_lock
 
-from .conftest import Topics
+from ..support.topics import Topics
 from .pipelines import access, fill, rows, settings
 from .test_pipeline_pipeline_sink import STAMP, micro_batch, records
 from .view_pipelines import COUNTS, MERGED, Pipeline, line

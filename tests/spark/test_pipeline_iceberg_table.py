@@ -32,7 +32,7 @@ from appliance.spark.pipeline.tables import claim
 
 from ..support.ready import free_port
 from ..support.server import wait_for
-from .conftest import Topics
+from ..support.topics import Topics
 from .pipelines import access, fill, rows
 from .pipelines import settings as settings_of
 from .test_pipeline_pipeline_sink import micro_batch, records

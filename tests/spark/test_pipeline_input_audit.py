@@ -16,7 +16,7 @@ from appliance.spark.pipeline.settings import parse
 from appliance.spark.pipeline.tables import claim, open_store
 
 from ..support.command_line import run as command
-from .conftest import Topics
+from ..support.topics import Topics
 from .pipelines import access, rows, settings
 from .test_pipeline_source import run
 

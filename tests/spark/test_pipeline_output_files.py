@@ -21,7 +21,7 @@ from appliance.spark.pipeline.tables import owner_of
 
 from ..support.ready import free_port
 from ..support.server import wait_for
-from .conftest import Topics
+from ..support.topics import Topics
 from .pipelines import access
 from .pipelines import settings as pipeline_of
 from .test_pipeline_pipeline_sink import micro_batch, records

@@ -28,7 +28,7 @@ from appliance.spark.pipeline.tables import claim, open_store
 from appliance.spark.pipeline.task_work import Job
 from appliance.spark.pipeline.times import MICROS
 
-from .conftest import Topics
+from ..support.topics import Topics
 from .pipelines import access, events, places, rows, settings
 from .test_sink import stored
 

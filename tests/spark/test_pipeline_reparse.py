@@ -19,7 +19,7 @@ from appliance.spark.pipeline.reparse import NOTHING, Reparsed, reparse
 from appliance.spark.pipeline.settings import Settings, parse
 from appliance.spark.pipeline.startup import output_lock
 
-from .conftest import Topics
+from ..support.topics import Topics
 from .pipelines import events, fill, places, rejections, rows
 from .pipelines import settings as settings_of
 from .test_pipeline_pipeline_sink import STAMP, micro_batch, records

@@ -33,7 +33,8 @@ from appliance.spark.spark_session import prepare_environment
 from appliance.wire.requests import EARLIEST
 
 from ..support.server import Server, wait_for
-from .conftest import ROOT, Topics
+from ..support.topics import Topics
+from .conftest import ROOT
 from .pipelines import access, events, fill, places, rejections, rows, settings
 from .test_sink import stored
 

@@ -24,7 +24,7 @@ from appliance.spark.pipeline.startup import Beginning, accept, begin, check
 from appliance.spark.pipeline.tables import open_store
 from appliance.spark.pipeline.task_work import Work
 
-from .conftest import Topics
+from ..support.topics import Topics
 from .pipelines import access, events, fill, places, settings
 
 

@@ -27,7 +27,7 @@ from appliance.spark.pipeline.settings import Settings, parse
 from appliance.spark.pipeline.startup import check_from
 from appliance.spark.pipeline.unknown_fields import ADDED_MAX, NO_NAME, AddedColumns
 
-from .conftest import Topics
+from ..support.topics import Topics
 from .pipelines import fill, rows
 from .pipelines import settings as settings_of
 from .test_pipeline_events import batch

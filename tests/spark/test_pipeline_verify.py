@@ -16,7 +16,7 @@ from appliance.spark.pipeline.settings import Settings
 from appliance.spark.pipeline.verify import Compared, verify
 
 from ..support.command_line import run as command
-from .conftest import Topics
+from ..support.topics import Topics
 from .pipelines import access, fill, places, rows, settings
 from .test_pipeline_source import run
 

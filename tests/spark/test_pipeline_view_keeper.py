@@ -20,8 +20,8 @@ from appliance.spark.pipeline.view_states import views_lock
 from appliance.spark.pipeline.view_table import BASIS_KEY, ViewTable
 
 from ..support.server import wait_for
+from ..support.topics import Topics
 from ..support.webhook import Receiver, receiver
-from .conftest import Topics
 from .pipelines import access, fill, settings
 from .view_pipelines import COUNTS, Pipeline, line
 

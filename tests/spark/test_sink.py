@@ -26,7 +26,8 @@ from appliance.spark.options import sink_options
 from appliance.spark.sink import EPOCHS, TaskWriter, check_columns, producer_of_task
 
 from ..support.server import Server, wait_for
-from .conftest import ROOT, Topics
+from ..support.topics import Topics
+from .conftest import ROOT
 
 TopicsOf = Callable[[Server], Topics]
 

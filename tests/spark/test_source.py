@@ -25,7 +25,7 @@ from appliance.spark.stream_offsets import from_json
 
 from ..support.ready import free_port
 from ..support.server import Server, wait_for
-from .conftest import Topics
+from ..support.topics import Topics
 
 small = st.none() | st.binary(max_size=40)
 headers = st.lists(st.tuples(st.text(max_size=5), st.none() | st.binary(max_size=5)), max_size=2)

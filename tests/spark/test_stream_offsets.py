@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.errors import OffsetOutOfRange
+from appliance.log_access.ranges import Range
 from appliance.names import TopicPartition
 from appliance.spark.pipeline.pipeline_source import TASK_BYTES_MIN
 from appliance.spark.stream_offsets import (
     PACKED_MAX,
     SPLIT_BYTES_MIN,
-    Range,
     advance,
     behind_latest,
     from_json,

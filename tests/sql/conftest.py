@@ -1,5 +1,5 @@
 """Topics for queries."""
 
-from ..spark.conftest import topics, topics_of
+from ..support.topics import topics, topics_of
 
 __all__ = ["topics", "topics_of"]

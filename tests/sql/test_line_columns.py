@@ -7,7 +7,7 @@ import json
 import pyarrow as pa
 import pytest
 
-from appliance.spark.arrow import SCHEMA
+from appliance.log_access.arrow import SCHEMA
 from appliance.sql.line_columns import LineColumns, guessed
 
 from ..spark.pipelines import STAMP_MS, access

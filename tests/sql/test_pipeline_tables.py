@@ -8,21 +8,21 @@ import pytest
 
 from appliance.client import Producer
 from appliance.errors import BadValue
-from appliance.spark.access import Access
-from appliance.spark.arrow import Decoder
-from appliance.spark.options import Selection
+from appliance.log_access.access import LogAccess
+from appliance.log_access.arrow import Decoder
+from appliance.log_access.ranges import Range
+from appliance.names import TopicPartition
 from appliance.spark.pipeline.batch_record import BatchRecord, topics_read
 from appliance.spark.pipeline.events import Transform
 from appliance.spark.pipeline.settings import Settings
 from appliance.spark.pipeline.tables import EventFiles, claim, open_store
 from appliance.spark.pipeline.unknown_fields import schema_of
-from appliance.spark.stream_offsets import Range
 from appliance.sql.session import Session
 from appliance.wire.requests import EARLIEST, LATEST
 
-from ..spark.conftest import Topics
 from ..spark.pipelines import access, settings
 from ..support.server import Server
+from ..support.topics import Topics
 from .test_session import ask
 
 
@@ -30,8 +30,9 @@ def carry_out(made: Settings, batch: int, first: dict[int, int]) -> dict[int, in
     """A micro-batch as the pipeline commits it, from these offsets on.  Returns where it ends."""
     topic = made.source[0].topics[0]
     store = open_store(made, claim(made), Transform(made).schema)
-    reader = Access(made.pipeline.bootstrap, 5000)
-    keys = reader.keys(Selection(topics=(topic,)))
+    reader = LogAccess(made.pipeline.bootstrap, 5000, "test")
+    described = reader.topics([topic])[topic]
+    keys = [TopicPartition(topic, partition) for partition in range(len(described.leaders))]
     start, end = (reader.offsets(dict.fromkeys(keys, when)) for when in (EARLIEST, LATEST))
     if store.recorded() is None:
         store.commit(BatchRecord(-1), [])
@@ -43,9 +44,8 @@ def carry_out(made: Settings, batch: int, first: dict[int, int]) -> dict[int, in
             for rows in decoder.decode(data, position):
                 files.add(Transform(made).run(rows).rows)
     files.flush()
-    ids = {topic: reader.topics([topic])[topic].id}
     reader.close()
-    store.commit(BatchRecord(batch, read=topics_read(ids, ranges)), files.files)
+    store.commit(BatchRecord(batch, read=topics_read({topic: described.id}, ranges)), files.files)
     return {key.partition: stop for key, (_, stop) in ranges.items()}
 
 

@@ -14,15 +14,15 @@ import pytest
 
 from appliance.client import Consumer, Producer
 from appliance.errors import BrokerAway, CorruptBatch, InvalidRequest, UnknownPartition
+from appliance.log_access.access import LogAccess
 from appliance.records.encode import encode_batch
-from appliance.spark.access import Access
 from appliance.sql.session import MEMORY_BYTES_MIN, SPILL_FACTOR, Session, quote_offset
 from appliance.wire.requests import EARLIEST
 
-from ..spark.conftest import Topics
 from ..spark.pipelines import access
 from ..support.ready import free_port
 from ..support.server import Server, wait_for
+from ..support.topics import Topics
 
 T0_MS = 1_795_219_200_000
 
@@ -90,14 +90,14 @@ def test_only_what_a_filter_leaves_is_read(
                 producer.send(topic, b"x" * 1000, partition=partition, timestamp=T0_MS + minute * 60_000)
             producer.flush()
     asked: list[tuple[int, int]] = []
-    read = Access.read
+    read = LogAccess.read
 
-    def noting(self: Access, wanted: Any, *arguments: Any, **named: Any) -> Any:
+    def noting(self: LogAccess, wanted: Any, *arguments: Any, **named: Any) -> Any:
         asked.append((wanted.partition, wanted.end - wanted.first))
         return read(self, wanted, *arguments, **named)
 
     offsets = [row[0] for row in ask(session, f'select offset from "{topic}" where partition = 1 order by 1')]
-    monkeypatch.setattr(Access, "read", noting)
+    monkeypatch.setattr(LogAccess, "read", noting)
 
     def one(where: str) -> list[tuple[Any, ...]]:
         asked.clear()
@@ -131,14 +131,14 @@ def test_a_count_is_exact_while_a_producer_writes(
                 more.release()
 
     ends: list[dict[Any, int]] = []
-    offsets = Access.offsets
+    offsets = LogAccess.offsets
 
-    def noting(self: Access, times: Any) -> Any:
+    def noting(self: LogAccess, times: Any) -> Any:
         found = offsets(self, times)
         ends.append(found)
         return found
 
-    monkeypatch.setattr(Access, "offsets", noting)
+    monkeypatch.setattr(LogAccess, "offsets", noting)
     writing = threading.Thread(target=write)
     writing.start()
     try:

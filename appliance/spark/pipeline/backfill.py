@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ...errors import BadValue
+from ...log_access.access import LogAccess
 from ...names import TopicPartition
-from ..access import Access
 from .batch_record import BatchRecord
 from .resume import decide, lines_before
 from .run import OnProgress, Result, run
@@ -87,7 +87,7 @@ def _recorded(settings: Settings) -> BatchRecord:
 
 
 def _gaps(settings: Settings, record: BatchRecord, since_ms: int | None, retry_ms: int) -> list[Gap]:
-    access = Access(settings.pipeline.bootstrap, retry_ms)
+    access = LogAccess(settings.pipeline.bootstrap, retry_ms, "pipeline")
     try:
         logs = read_logs(access, settings.topics)
         before = lines_before(decide(record, logs, False).begun, logs)
@@ -99,7 +99,7 @@ def _gaps(settings: Settings, record: BatchRecord, since_ms: int | None, retry_m
         access.close()
 
 
-def _not_before(access: Access, floors: dict[TopicPartition, int], since_ms: int) -> dict[TopicPartition, int]:
+def _not_before(access: LogAccess, floors: dict[TopicPartition, int], since_ms: int) -> dict[TopicPartition, int]:
     """The offsets from which on lines arrived at this time; partitions whose lines are all older are left out."""
     at = access.offsets(dict.fromkeys(floors, since_ms))
     return {key: max(floor, at[key]) for key, floor in floors.items() if at[key] >= 0}

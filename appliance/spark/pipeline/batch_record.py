@@ -22,8 +22,8 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 
+from ...log_access.ranges import Positions
 from ...names import TopicPartition
-from ..stream_offsets import Positions
 from .output_files import OutputFiles
 
 COMMIT_KEY: Final = "appliance"

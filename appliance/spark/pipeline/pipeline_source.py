@@ -27,10 +27,11 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
 from ...errors import OffsetOutOfRange
+from ...log_access.ranges import Positions
 from ...names import TopicPartition
 from ..options import source_options
 from ..source import HEADS_AGE_S_MAX, LogPartition, Planner, bytes_of
-from ..stream_offsets import Positions, ranges, to_json
+from ..stream_offsets import ranges, to_json
 from .batch_record import BatchRecord, encode_schema
 from .resume import TopicLog, decide, floors_now, lines_before, next_back, next_batch
 from .settings import Settings, decode

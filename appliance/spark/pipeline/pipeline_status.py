@@ -12,8 +12,8 @@ from typing import Any, Final, NamedTuple
 
 from ...client.admin import Admin
 from ...errors import ApplianceError, ConfigFault
+from ...log_access.ranges import Positions
 from ...names import TopicPartition
-from ..stream_offsets import Positions
 from .audit_counts import windows_of
 from .audit_verdicts import Verdict, verdict, windows
 from .batch_record import BEGINNING, BatchRecord

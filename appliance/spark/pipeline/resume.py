@@ -32,8 +32,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from ...log_access.ranges import Positions
 from ...names import TopicPartition
-from ..stream_offsets import Positions, advance
+from ..stream_offsets import advance
 from .batch_record import BEGINNING, BatchRecord, TopicRead, topics_read
 
 NO_LOG: Final = (0, 0)

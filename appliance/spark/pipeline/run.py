@@ -24,9 +24,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from ... import errors
 from ...errors import ApplianceError, DiskFull
+from ...log_access.ranges import Positions
 from .. import parallelism
 from ..spark_session import LIGHT_JVM, build_session
-from ..stream_offsets import Positions
 from .compaction import Compactor
 from .iceberg_table import IcebergKeeper
 from .letters import LetterKeeper

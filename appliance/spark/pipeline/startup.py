@@ -26,8 +26,8 @@ import pyarrow as pa
 from ... import units
 from ...client.admin import Admin
 from ...errors import BadValue, UnknownPartition
+from ...log_access.access import LogAccess
 from ...names import TopicPartition
-from ..access import Access
 from .batch_record import BatchRecord, decode_schema, encode_schema
 from .delta_store import DeltaStore
 from .events import Transform
@@ -106,7 +106,8 @@ def output_lock(settings: Settings) -> PidLock:
 
 def topic_logs(settings: Settings, retry_ms: int | None = None, only: list[str] | None = None) -> dict[str, TopicLog]:
     """The topics of the sources (or these) as the appliance has them.  A topic that does not exist is left out."""
-    access = Access(settings.pipeline.bootstrap, settings.input.retry_ms if retry_ms is None else retry_ms)
+    retry_ms = settings.input.retry_ms if retry_ms is None else retry_ms
+    access = LogAccess(settings.pipeline.bootstrap, retry_ms, "pipeline")
     try:
         return read_logs(access, settings.topics if only is None else only)
     finally:

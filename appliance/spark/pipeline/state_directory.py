@@ -24,7 +24,8 @@ from typing import Any, Final
 import msgspec
 
 from ...errors import AlreadyRunning
-from ..stream_offsets import Positions, from_json
+from ...log_access.ranges import Positions
+from ..stream_offsets import from_json
 from .batch_record import BatchRecord
 
 HISTORY_ENTRIES_MAX: Final = 1000

@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ...log_access.access import LogAccess
+from ...log_access.arrow import Decoder
+from ...log_access.ranges import Range
 from ...names import TopicPartition
-from ..access import Access
-from ..arrow import Decoder
-from ..stream_offsets import Range
 from .batch_record import BatchRecord
 from .events import by_topic
 from .multiline import LINES, joined, without_breaks
@@ -47,7 +47,7 @@ class TopicLines:
     """
 
     def __init__(self, settings: Settings, record: BatchRecord) -> None:
-        self._access = Access(settings.pipeline.bootstrap, ASK_MS)
+        self._access = LogAccess(settings.pipeline.bootstrap, ASK_MS, "pipeline")
         logs = read_logs(self._access, [topic for source in settings.source for topic in source.topics])
         read = record.read
         self._logs = {topic: log for topic, log in logs.items() if topic in read and is_same(read[topic].id, log.id)}

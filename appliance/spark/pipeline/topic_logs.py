@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from ...log_access.access import LogAccess
 from ...names import TopicPartition
 from ...wire.requests import EARLIEST, LATEST
-from ..access import Access
 from .resume import TopicLog
 
 
-def read_logs(access: Access, topics: list[str]) -> dict[str, TopicLog]:
+def read_logs(access: LogAccess, topics: list[str]) -> dict[str, TopicLog]:
     """The topics with the extents of their partitions."""
     described = access.topics(topics)
     keys = [

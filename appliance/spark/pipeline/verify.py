@@ -19,10 +19,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import BadValue
+from ...log_access.access import LogAccess
+from ...log_access.arrow import Decoder
+from ...log_access.ranges import Range
 from ...names import TopicPartition
-from ..access import Access
-from ..arrow import Decoder
-from ..stream_offsets import Range
 from .events import by_topic
 from .multiline import LINES
 from .resume import TopicLog
@@ -69,7 +69,7 @@ def verify(settings: Settings) -> Iterator[Compared]:
         raise BadValue(
             f"there is no table of events in {settings.output.path}: `appliance pipeline run CONFIG.toml` makes it"
         )
-    access = Access(settings.pipeline.bootstrap, settings.input.retry_ms)
+    access = LogAccess(settings.pipeline.bootstrap, settings.input.retry_ms, "pipeline")
     joined = {topic for source in settings.source if source.multiline for topic in source.topics}
     try:
         logs = read_logs(access, [topic for source in settings.source for topic in source.topics])
@@ -118,7 +118,7 @@ class _Rows:
         return self._events.to_table(columns=columns, filter=in_range)
 
 
-def _compare(access: Access, key: TopicPartition, rows: _Rows, bounds: tuple[int, int], log_end: int) -> Compared:
+def _compare(access: LogAccess, key: TopicPartition, rows: _Rows, bounds: tuple[int, int], log_end: int) -> Compared:
     compared = Compared(*key, *bounds, 0, 0, 0, 0, 0)
     begin = bounds[0]
     for messages, end in _spans(access, key, bounds, log_end):
@@ -151,7 +151,7 @@ def _identities(rows: pa.Table) -> np.ndarray:
 
 
 def _spans(
-    access: Access, key: TopicPartition, bounds: tuple[int, int], log_end: int
+    access: LogAccess, key: TopicPartition, bounds: tuple[int, int], log_end: int
 ) -> Iterator[tuple[pa.Table, int]]:
     """The messages in spans, each with the offset at which it ends; the last one ends where the bounds do."""
     first, end = bounds

@@ -1,14 +1,14 @@
-"""Reads partitions, offsets, and the bytes of a range from appliances, for the data source.
+"""Reads partitions, offsets, and the bytes of a range from appliances.
 
-A request is repeated, with growing pauses, while an appliance is away or busy: a Spark query ends with the first error
-that it gets, and a restart of a broker takes only seconds.  After ``retry_timeout_ms`` without progress the last error
-is raised, with the address in it.
+A request is repeated, with growing pauses, while an appliance is away or busy: a query ends with the first error that
+it gets, and a restart of a broker takes only seconds.  After ``retry_timeout_ms`` without progress the last error is
+raised, with the address in it.
 
 Bytes come through the native listener, where the next fetch is in flight while the last one is decoded.  When the
 appliance runs on this host, they come directly from its segment files (short circuit).  A task on another host than
 planned, or without permission to read the files, uses the listener.
 
-Objects are made on the driver and pickled to tasks.  Connections are opened on first use and not pickled.
+Objects are pickled on their way from Spark's driver to its tasks.  Connections are opened on first use and not pickled.
 """
 
 from __future__ import annotations
@@ -48,8 +48,7 @@ from ..records.markers import aborted_batches
 from ..wire.native import FETCH, OFFSETS
 from ..wire.requests import EARLIEST
 from .arrow import OnCorrupt, raise_corrupt
-from .options import Selection
-from .stream_offsets import TO_CONTINUE, Positions, Range, lost
+from .ranges import TO_CONTINUE, Positions, Range, lost
 
 PAUSE_S_MIN: Final = 0.05
 PAUSE_S_MAX: Final = 2.0
@@ -96,23 +95,26 @@ class Patience:
         self._pause_s = min(2 * self._pause_s, PAUSE_S_MAX)
 
 
-class Access:
-    """Reads from the appliances at ``bootstrap``, and asks again while they are away.  Pickles to its arguments."""
+class LogAccess:
+    """Reads from the appliances at ``bootstrap``, and asks again while they are away.  Pickles to its arguments.
 
-    def __init__(self, bootstrap: str, retry_timeout_ms: int) -> None:
-        self._arguments = (bootstrap, retry_timeout_ms)
+    ``program``: begins the name under which the appliances know this client.
+    """
+
+    def __init__(self, bootstrap: str, retry_timeout_ms: int, program: str) -> None:
+        self._arguments = (bootstrap, retry_timeout_ms, program)
         self._cluster: Cluster | None = None
         self._connections: dict[int, BrokerConnection] = {}
         self._homes: dict[int, Home | None] = {}
         self._reported: set[tuple[str, int]] = set()  # partitions whose damage the appliance was told of
 
-    def __reduce__(self) -> tuple[type[Access], tuple[str, int]]:
-        return Access, self._arguments
+    def __reduce__(self) -> tuple[type[LogAccess], tuple[str, int, str]]:
+        return LogAccess, self._arguments
 
     @property
     def cluster(self) -> Cluster:
         if self._cluster is None:
-            self._cluster = Cluster(self._arguments[0], client_name=f"spark-{os.getpid()}")
+            self._cluster = Cluster(self._arguments[0], client_name=f"{self._arguments[2]}-{os.getpid()}")
         return self._cluster
 
     def close(self) -> None:
@@ -160,33 +162,6 @@ class Access:
         return connection
 
     # ---- partitions and offsets
-
-    def keys(self, selection: Selection) -> list[TopicPartition]:
-        """The partitions that are selected.
-
-        Raises:
-            UnknownPartition: a topic or partition that was named does not exist.
-        """
-        return self.patiently(lambda: self._keys(selection))
-
-    def _keys(self, selection: Selection) -> list[TopicPartition]:
-        named = {*selection.topics, *(topic for topic, _ in selection.assigned)}
-        listed = self.cluster.refresh(named or None).topics
-        topics = {name: topic for name, topic in listed.items() if not topic.error and name in (named or listed)}
-        for name in sorted(named):
-            if name not in topics:
-                there = sorted(name for name, topic in self.cluster.refresh(None).topics.items() if not topic.error)
-                raise UnknownPartition(f"no topic {name!r}: there are {', '.join(there) or 'none at all'}")
-        keys = [
-            TopicPartition(name, partition)
-            for name, topic in sorted(topics.items())
-            for partition in range(len(topic.leaders))
-            if selection.wants(name, partition)
-        ]
-        for topic, partition in selection.assigned:
-            if (topic, partition) not in keys:
-                raise UnknownPartition(f"there is no partition {topic}-{partition}")
-        return keys
 
     def topics(self, names: Sequence[str]) -> dict[str, TopicSnapshot]:
         """Those of these topics that exist.  Raises the error of a topic that cannot be described."""
@@ -387,7 +362,7 @@ def _without_aborted(
 
 
 def _goes_on(span: Range, data: memoryview, stop: int) -> bool:
-    """Whether there may be more of a range behind ``data``, which ends at ``stop``: see :meth:`Access.read`."""
+    """Whether there may be more of a range behind ``data``, which ends at ``stop``: see :meth:`LogAccess.read`."""
     if stop < span.end:
         return True
     with suppress(CorruptBatch, UnsupportedVersion):  # the decoder reports it

@@ -1,4 +1,4 @@
-"""appliance.spark.arrow against appliance.records.decode, which reads records one by one."""
+"""appliance.log_access.arrow against appliance.records.decode, which reads records one by one."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ from appliance.config import TopicSettings
 from appliance.errors import CorruptBatch
 from appliance.log.compaction import Policy, run_pass
 from appliance.log.files import log_path
+from appliance.log_access import arrow
+from appliance.log_access.arrow import SCHEMA, SCHEMA_WITH_HEADERS, Decoder
+from appliance.log_access.record_starts import equal_starts, scan, starts_at_zeros
 from appliance.records.batch import (
     ATTRIBUTES_AT,
     BASE_TIMESTAMP_AT,
@@ -35,9 +38,6 @@ from appliance.records.batch import (
 from appliance.records.decode import decode_batch
 from appliance.records.encode import Fields, encode_batch, encode_values
 from appliance.records.holes import check_hole, hole
-from appliance.spark import arrow
-from appliance.spark.arrow import SCHEMA, SCHEMA_WITH_HEADERS, Decoder
-from appliance.spark.record_starts import equal_starts, scan, starts_at_zeros
 
 from ..support.log_batches import open_log, place_all
 from ..support.long import LONG

@@ -1,4 +1,4 @@
-"""appliance.spark.access: the same bytes from the listener and the files, and what happens when neither works."""
+"""appliance.log_access.access: the same bytes from the listener and the files, and what happens when neither works."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from pathlib import Path
 import pytest
 
 from appliance.errors import BrokerAway, CorruptBatch, OffsetOutOfRange
+from appliance.log_access import access as access_module
+from appliance.log_access.access import Home, LogAccess
+from appliance.log_access.arrow import Decoder
+from appliance.log_access.ranges import Range
 from appliance.records.batch import place
 from appliance.records.encode import encode_batch, encode_values
-from appliance.spark import access as access_module
-from appliance.spark.access import Access, Home
-from appliance.spark.arrow import Decoder
-from appliance.spark.stream_offsets import Range
 from appliance.wire.requests import EARLIEST, LATEST
 
 from ..support.server import Server, wait_for
+from ..support.topics import Topics
 from ..support.transactions import COMMITTED, give
-from .conftest import Topics
 
 
 @pytest.fixture
-def access_to() -> Iterator[Callable[..., Access]]:
-    made: list[Access] = []
+def access_to() -> Iterator[Callable[..., LogAccess]]:
+    made: list[LogAccess] = []
 
-    def make(address: str, retry_timeout_ms: int = 5000) -> Access:
-        made.append(Access(address, retry_timeout_ms))
+    def make(address: str, retry_timeout_ms: int = 5000) -> LogAccess:
+        made.append(LogAccess(address, retry_timeout_ms, "test"))
         return made[-1]
 
     yield make
@@ -36,13 +36,13 @@ def access_to() -> Iterator[Callable[..., Access]]:
         access.close()
 
 
-def whole(access: Access, topic: str) -> Range:
+def whole(access: LogAccess, topic: str) -> Range:
     key = (topic, 0)
     end = access.offsets({key: LATEST})[key]
     return Range(topic, 0, access.offsets({key: EARLIEST})[key], end, end)
 
 
-def values(access: Access, wanted: Range, home: Home | None, fails: bool = True) -> list[bytes]:
+def values(access: LogAccess, wanted: Range, home: Home | None, fails: bool = True) -> list[bytes]:
     decoder = Decoder(wanted.topic, wanted.partition, wanted.first, wanted.end)
     found: list[bytes] = []
     for start, data in access.read(wanted, home, 3000, fails):
@@ -55,7 +55,7 @@ def test_files_and_listener_give_the_same(
     make_appliance: Callable[..., Server],
     topics_of: Callable[[Server], Topics],
     topic: str,
-    access_to: Callable[..., Access],
+    access_to: Callable[..., LogAccess],
 ) -> None:
     """Over several segments; the second home is that of somebody else, so the listener is taken."""
     topics = topics_of(make_appliance())
@@ -76,7 +76,7 @@ def test_a_compacted_topic_has_all_that_stayed_wherever_a_range_is_cut(
     make_appliance: Callable[..., Server],
     topics_of: Callable[[Server], Topics],
     topic: str,
-    access_to: Callable[..., Access],
+    access_to: Callable[..., LogAccess],
 ) -> None:
     """Through the listener, which leaves out what was emptied, and from the files."""
     topics = topics_of(make_appliance(**{"disk.check_ms": 100}))
@@ -109,7 +109,7 @@ def test_what_retention_took_meanwhile(
     make_appliance: Callable[..., Server],
     topics_of: Callable[[Server], Topics],
     topic: str,
-    access_to: Callable[..., Access],
+    access_to: Callable[..., LogAccess],
 ) -> None:
     """Between planning and reading; through the listener and from the files."""
     retention_bytes = 32768
@@ -140,7 +140,7 @@ def test_files_of_a_topic_that_was_created_again_are_not_called_damaged(
     make_appliance: Callable[..., Server],
     topics_of: Callable[[Server], Topics],
     topic: str,
-    access_to: Callable[..., Access],
+    access_to: Callable[..., LogAccess],
 ) -> None:
     """Between planning and reading: its log is shorter, so it seems to end inside a batch."""
     topics = topics_of(make_appliance())
@@ -162,7 +162,7 @@ def test_retention_in_the_middle_of_a_read(
     make_appliance: Callable[..., Server],
     topics_of: Callable[[Server], Topics],
     topic: str,
-    access_to: Callable[..., Access],
+    access_to: Callable[..., LogAccess],
     through: str,
     fails: bool,
 ) -> None:
@@ -197,7 +197,7 @@ def test_retention_in_the_middle_of_a_read(
         assert missing > 0 and gap >= 500 and found[gap:] == lines[gap + missing :]
 
 
-def test_an_appliance_that_is_away_is_named(access_to: Callable[..., Access]) -> None:
+def test_an_appliance_that_is_away_is_named(access_to: Callable[..., LogAccess]) -> None:
     with pytest.raises(BrokerAway, match=r"gave up after 0.05 s.*127\.0\.0\.1:1"):
         access_to("127.0.0.1:1", 50).offsets({("logs", 0): LATEST})
 
@@ -233,7 +233,7 @@ def test_what_is_not_committed_is_left_out(
     make_appliance: Callable[..., Server],
     topics_of: Callable[[Server], Topics],
     topic: str,
-    access_to: Callable[..., Access],
+    access_to: Callable[..., LogAccess],
     tmp_path: Path,
 ) -> None:
     """From the listener and from the files."""
