@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from appliance.clock import file_clock_ns
 from appliance.libc import file_numbers
-from appliance.processes.clock import file_clock_ns
 
 PROGRAM = """
 from appliance.libc import give_back_memory

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
+from ..clock import now_ms
 from ..errors import BadValue, BrokerAway, InvalidRequest, RequestTimedOut, Unavailable
 from ..owners import acting_as_owner, keeper_of
-from ..processes.clock import now_ms
 from ..units import duration, size
 from . import output
 from .asking import DryRunOption, YesOption, confirm

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..clock import now_ms
 from ..config import load
 from ..errors import BadValue, ConfigFault, InvalidRequest, UnknownPartition
 from ..input_settings import NAME, TABLE, TYPES, WANTED_NAME
 from ..owners import acting_as_owner
-from ..processes.clock import now_ms
 from . import output
 from .config_commands import toml_value
 from .config_file import replace_config

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .. import units
+from ..clock import wall_s
 from ..config import KEYS
 from ..health.findings import exit_status, wrong
-from ..processes.clock import wall_s
 from . import ending, output, starting
 from .subject import CommandSubject
 from .target import ConnectOption, DataOption, JsonOption, directory_path

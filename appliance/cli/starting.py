@@ -58,7 +58,7 @@ def start(options: StartOptions) -> int:
     try:
         return _start(options)
     except (ApplianceError, OSError) as error:
-        from ..processes.clock import wall_s
+        from ..clock import wall_s
         from ..status import note_failed_start
 
         fault = describe(error)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from ..clock import wall_s
 from ..owners import acting_as_owner
-from ..processes.clock import wall_s
 from .target import cluster, data_dir
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from typing import Any, Final
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from ..addresses import PLAINTEXT, Listener, address_text, host_names, parse_networks
+from ..clock import now_ms, wall_ms, wall_s
 from ..config import Config
-from ..processes.clock import now_ms, wall_ms, wall_s
 from ..processes.messages import TO_SIDE_PROCESS, RefusalsReport, Stop
 from ..processes.supervisor.side_processes import SideArguments
 from ..security import security_file

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from msgspec import Meta, Struct
 
 from ..client import Consumer
+from ..clock import now_ms, wall_s
 from ..errors import UnknownPartition
-from ..processes.clock import now_ms, wall_s
 from ..security.acls import Operation, ResourceType
 from ..security.audit_log import Audit
 from ..status import read_state

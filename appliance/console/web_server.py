@@ -20,7 +20,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..addresses import MAPPED, IpNetwork, site_of
-from ..processes.http_server import HttpServer
+from ..web.server import HttpServer
 from ..wire.sockets import set_options
 
 CONNECTIONS_MAX: Final = 128

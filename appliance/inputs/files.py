@@ -69,9 +69,9 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
+from ..clock import file_clock_ns, now_ms
 from ..errors import StorageFault
 from ..input_settings import Files
-from ..processes.clock import file_clock_ns, now_ms
 from ..shared.heartbeats import Heart
 from .file_access import FileAccess, fits_or_close
 from .files_settings import FilesSettings, files_settings

@@ -160,7 +160,7 @@ class HttpInput:
     async def run(self) -> None:
         import uvicorn
 
-        from ..processes.http_server import HttpServer
+        from ..web.server import HttpServer
         from .http_connection import SenderConnection, SenderPlaces
 
         bounds = {"places": SenderPlaces(self._settings.connections_max), "on_fault": staticmethod(self._note_fault)}

@@ -33,8 +33,8 @@ from typing import Annotated, Any, Final, NamedTuple
 import msgspec
 
 from ..client import Consumer, Producer
+from ..clock import now_ms, wall_s
 from ..errors import ApplianceError
-from ..processes.clock import now_ms, wall_s
 from ..processes.messages import InputStats
 from ..wire.requests import LATEST
 from .positions import ORIGIN, Origin, PositionStore, Span, Told, merged

@@ -20,7 +20,7 @@ from collections.abc import Hashable, Iterable, Iterator
 from operator import itemgetter
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from ..processes.clock import file_clock_ns
+from ..clock import file_clock_ns
 from .generation import FileKey
 from .unpacking import without_suffix
 

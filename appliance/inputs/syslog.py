@@ -30,9 +30,9 @@ from math import inf
 from typing import Final
 
 from ..addresses import MAPPED, parse_networks
+from ..clock import wall_s
 from ..errors import ApplianceError
 from ..input_settings import InputAddress, Syslog, parse_address
-from ..processes.clock import wall_s
 from ..processes.supervisor.inputs import text_of
 from ..processes.tls_files import TlsFiles
 from .intake import Intake

@@ -8,7 +8,7 @@ import struct
 from pathlib import Path
 from typing import Final
 
-from ..processes.clock import now_ms
+from ..clock import now_ms
 from .machinery import Machinery
 from .positions import Source
 from .syslog_format import Frames, split_message, without_terminator

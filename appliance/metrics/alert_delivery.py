@@ -4,7 +4,7 @@ A webhook gets JSON: ``text`` (one line, which chat systems show), ``event`` (be
 ``level``, ``at`` and ``since`` (seconds since 1970), ``findings`` (what, why, todo), ``appliance`` (host, data,
 version) and ``id``, which is the same when an event comes twice.  Any answer of the 200s is taken for received.
 
-Bounds: those of :mod:`appliance.processes.webhook`, and ``MAIL_S_MAX`` for the mail program.
+Bounds: those of :mod:`appliance.web.webhook`, and ``MAIL_S_MAX`` for the mail program.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any, Final
 
 from ..alert_settings import Alerts
 from ..health.alerts import BEGINS, DIGEST, Event, text_of
-from ..processes.webhook import NotDelivered
 from ..units import duration
+from ..web.webhook import NotDelivered
 
 WEBHOOK, MAIL = "webhook", "mail"
 MAIL_S_MAX: Final = 30

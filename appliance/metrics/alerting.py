@@ -25,6 +25,7 @@ import msgspec
 from .. import __version__
 from ..alert_settings import Alerts
 from ..client.cluster_client import Cluster
+from ..clock import now_ms, wall_s
 from ..config import Config
 from ..durable_files import replace_data_file
 from ..errors import ApplianceError, StorageFault
@@ -33,10 +34,9 @@ from ..health.alerts import AlertState, Event, Figures
 from ..health.digest import take_digest
 from ..health.findings import Finding, GroupsSeen, judge
 from ..health.undelivered import ALERTS_FILE
-from ..processes.clock import now_ms, wall_s
 from ..processes.messages import TO_SIDE_PROCESS, Reload, Stop
 from ..processes.supervisor.side_processes import SideArguments
-from ..processes.webhook import NotDelivered, post
+from ..web.webhook import NotDelivered, post
 from . import alert_delivery
 from .alert_delivery import MAIL, WEBHOOK
 from .disk_forecast import DiskForecast

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ..client.admin import Admin
+from ..clock import now_ms, wall_ms
 from ..errors import ApplianceError, OffsetOutOfRange, StorageFault, WriterGone
 from ..log import FileCache, LogReader
 from ..machine_limits import open_files_max
 from ..names import TopicPartition
-from ..processes.clock import now_ms, wall_ms
 from ..retention import lost_bytes
 from ..status import read_state
 from .readings import open_table

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ..addresses import parse_addresses, parse_listeners
+from ..clock import now_ms, wall_s
 from ..errors import ApplianceError, ClientFault, StorageFault, UnknownGroup
 from ..health.findings import GroupsSeen, Rates, Seen
 from ..health.host import Host, HostProcess, from_json, look_at_host
 from ..proc_net import peers
-from ..processes.clock import now_ms, wall_s
 from ..status import NOTHING, collect, failed_start, was_killed
 from .readings import Reader, Readings, of_status
 

@@ -24,8 +24,8 @@ from socket import SHUT_RDWR
 from typing import Any, Final, NamedTuple
 
 from ..addresses import host_names, host_of, is_own_host
+from ..clock import now_ms
 from ..health.findings import wrong
-from ..processes.clock import now_ms
 from ..processes.messages import TO_SIDE_PROCESS, Stop
 from ..processes.supervisor.side_processes import SideArguments
 from ..status import STATE_FILE, read_state

@@ -23,10 +23,10 @@ from pathlib import Path
 from sys import intern
 from typing import Any, Final, NamedTuple
 
+from ..clock import wall_s
 from ..health.findings import partitions_of
 from ..names import TopicPartition
 from ..partition_states import DAMAGED, DISK_FULL, OFFLINE, ONLINE, STATE_NAMES
-from ..processes.clock import wall_s
 from ..shared import memory
 from ..shared.counters import API_NAMES, BUCKETS, LISTENERS, PAGE_BYTES, PageCounts, RequestCounts, read_page
 from ..shared.table import CELL_BYTES, NO_FLUSHES, NOTHING_COUNTED, ROWS, TABLE_BYTES, SegmentTable, TableCounts

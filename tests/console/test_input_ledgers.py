@@ -12,11 +12,11 @@ from msgspec.structs import replace
 
 from appliance.client import Producer
 from appliance.client.cluster_client import Cluster
+from appliance.clock import wall_s
 from appliance.console import input_ledgers
 from appliance.console.input_ledgers import GAPS_MAX, SOURCES_MAX, LedgerQuery, account
 from appliance.console.visitors import Visitor
 from appliance.inputs.ledger import ROW_BYTES_MAX, SPANS_MAX, Gap, LedgerReading, LedgerRow, encode_row
-from appliance.processes.clock import wall_s
 from appliance.security.audit_log import Audit
 from appliance.security.scram import encode_verifier, make_verifier
 

@@ -15,6 +15,7 @@ import pytest
 
 from appliance import extras
 from appliance.client import Admin, Producer
+from appliance.clock import now_ms
 from appliance.console import sql_queries
 from appliance.console.sql_queries import SPILLED, WAITING_MAX, SqlQueries, SqlQuery
 from appliance.console.value_decoding import MessageViews
@@ -27,7 +28,6 @@ from appliance.errors import (
     Unavailable,
     UnknownPartition,
 )
-from appliance.processes.clock import now_ms
 from appliance.security.acls import Acl, Operation, PatternType, Permission, ResourceType, Rights
 from appliance.security.audit_log import Audit
 from appliance.security.field_masks import FieldMasks

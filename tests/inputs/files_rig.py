@@ -17,6 +17,7 @@ import zstandard
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
+from appliance.clock import file_clock_ns
 from appliance.errors import ApplianceError, StorageFault
 from appliance.inputs.files import FilesInput
 from appliance.inputs.files_settings import FilesSettings
@@ -24,7 +25,6 @@ from appliance.inputs.guard import Guard
 from appliance.inputs.ledger import Ledger
 from appliance.inputs.outlet import Outlet, Placed
 from appliance.inputs.positions import Origin, PositionStore, Span
-from appliance.processes.clock import file_clock_ns
 from appliance.records.decode import headers_at
 from appliance.shared.heartbeats import alone
 

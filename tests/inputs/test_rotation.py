@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from appliance.clock import file_clock_ns
 from appliance.inputs import rotation
 from appliance.inputs.rotation import Directories, LikeNames, is_like
-from appliance.processes.clock import file_clock_ns
 
 from ..support.server import wait_for
 from .files_rig import Rig

@@ -14,7 +14,7 @@ from appliance.health.conditions import CONDITIONS
 from appliance.health.findings import Finding
 from appliance.metrics.alert_delivery import message_of, send_mail
 from appliance.metrics.alerting import KEPT_S, RETRY_S_MAX, Book, Delivery
-from appliance.processes.webhook import NotDelivered, post
+from appliance.web.webhook import NotDelivered, post
 
 from ..support.webhook import Receiver, receiver
 

@@ -27,11 +27,11 @@ from typing import Any, Final, NamedTuple
 import pytest
 
 from appliance.addresses import PLAINTEXT, Listener
+from appliance.clock import wall_ms
 from appliance.config import Config, NetworkSection, TopicSettings
 from appliance.log import Log
 from appliance.names import TopicPartition
 from appliance.processes import network
-from appliance.processes.clock import wall_ms
 from appliance.processes.control import Channel
 from appliance.processes.messages import TO_SUPERVISOR, PartitionTable, WorkerChannel, WriterChannel
 from appliance.processes.network import worker_connection

@@ -23,11 +23,11 @@ from appliance.config import KEYS
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "appliance"
 LAYERS = [  # a module may import from its own package and from lower layers
-    {"errors", "extras", "kafka_settings", "libc"},
+    {"clock", "errors", "extras", "kafka_settings", "libc"},
     {"names", "addresses", "die_with", "durable_files", "machine_limits", "owners", "partition_states"}
     | {"proc_net", "reserve", "topic_rules", "units"},
     {"alert_settings", "config_keys", "connected_clients", "disk_settings", "security"},
-    {"input_settings", "topic_patterns"},
+    {"input_settings", "topic_patterns", "web"},
     {"config", "catalog"},
     {"records", "retention"},
     {"wire"},
@@ -48,7 +48,7 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 BANNED = {  # pattern -> (where it may stand, what to do instead)
     r"\.pack_into\(": ({"records/", "log/"}, "store through shared.table: pack_into shows readers a zero"),
     r"\bimport socket\b|\bimport select\b": (
-        {"processes/", "client/", "zookeeper/", "bench/", "inputs/", "console/web_server.py"}
+        {"processes/", "client/", "zookeeper/", "bench/", "inputs/", "console/web_server.py", "web/"}
         | {"wire/sockets.py", "wire/transport.py"},
         "codecs, logs and plans are without I/O",
     ),

@@ -74,8 +74,8 @@ USES = {
     ("console/value_decoding.py", "_decoder"): "compared for being equal: has the file changed?",
     ("metrics/metrics_server.py", "Pages._look"): "compared for being equal: has the file changed?",
     ("metrics/readings.py", "Reader.read"): "for rates between two readings; one is wrong after a jump",
-    ("processes/clock.py", "wall_ms"): "the clock itself",
-    ("processes/clock.py", "wall_s"): "the clock itself",
+    ("clock.py", "wall_ms"): "the clock itself",
+    ("clock.py", "wall_s"): "the clock itself",
     ("processes/coordinator/compaction_enforcer.py", "measure"): "which segments are young: trusted time",
     ("processes/coordinator/coordinator.py", "Coordinator.__init__"): "since when another broker has this id, and when"
     " offsets were lost: shown",

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from ...clock import wall_s
 from ...owners import acting_as_owner
-from ...processes.clock import wall_s
 from .. import output
 from ..service_commands import ConfigOption
 from ..target import DataOption, JsonOption, data_dir

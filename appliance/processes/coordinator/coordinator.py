@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final, assert_never
 
 from ...catalog import Catalog
+from ...clock import now_ms, wall_ms, wall_s
 from ...config import Config
 from ...errors import ApplianceError, ProtocolFault, Unavailable
 from ...groups.messages import Limits as GroupLimits
@@ -43,7 +44,6 @@ from ...zookeeper.login import login_of
 from ...zookeeper.paths import BrokerInfo
 from ...zookeeper.session import SessionState
 from ..child import set_log_level
-from ..clock import now_ms, wall_ms, wall_s
 from ..control import Channel
 from ..messages import (
     TO_COORDINATOR,

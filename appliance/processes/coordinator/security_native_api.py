@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 from uuid import uuid4
 
+from ...clock import wall_ms
 from ...errors import InvalidRequest
 from ...security.accounts import OPEN
 from ...security.acls import Access
@@ -41,7 +42,6 @@ from ...wire.native_admin import (
     PutUser,
     SelectAcls,
 )
-from ..clock import wall_ms
 from .this_broker import ThisBroker
 
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+from ...clock import now_ms
 from ...durable_files import File
 from ...errors import StorageFault
 from ...log import FileCache, LogReader
@@ -19,7 +20,6 @@ from ...shared import memory
 from ...shared.doorbell import slot_of
 from ...shared.table import TABLE_BYTES, SegmentTable
 from ...wire.requests import Fetch, FetchPart, FileRange, Offsets, Produce
-from ..clock import now_ms
 from .wait_lists import WaitList
 from .writer_link import WriterLink
 

@@ -46,6 +46,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from ...clock import wall_s
 from ...config import Config
 from ...errors import BadCredentials, LoginFault, LoginOutOfOrder, UnknownMechanism, UserLocked
 from ...security.audit_log import Reason
@@ -56,7 +57,6 @@ from ...security.login_exchange import BROKER_LOGIN, Exchange, LoginState, Plain
 from ...security.security_state import SecurityState
 from ...wire.requests import Login, LoginReply
 from ..child import lower_priority_of_thread
-from ..clock import wall_s
 from ..snapshot import WorkerSnapshot
 from .acceptor import ConnectionPlaces, site_of_host
 from .connections import Connections

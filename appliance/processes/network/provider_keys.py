@@ -25,7 +25,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from ...security.bearer_tokens import Keys, parse_keys
-from ..pinned_http import AddressRefused, PinnedConnection
+from ...web.pinned_connection import AddressRefused, PinnedConnection
 
 log = logging.getLogger(__name__)
 

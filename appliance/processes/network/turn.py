@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+from ...clock import now_ns
 from ...security.audit_log import Audit
-from ..clock import now_ns
 
 COMPLAINTS_MAX: Final = 20
 """Lines about peers in the log per second: garbage at full speed must not fill the host's disk."""

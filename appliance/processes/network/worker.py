@@ -37,6 +37,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, assert_never
 
 from ...addresses import Listener
+from ...clock import now_ms, wall_ms
 from ...config import Config
 from ...errors import BadValue
 from ...libc import give_back_memory
@@ -56,7 +57,6 @@ from ...wire.listener_codecs import codec_of
 from ...wire.requests import Fetch, Forwarded, Login, Offsets, Produce, Request
 from ...wire.transport import PlainTransport, Transport
 from ..child import set_log_level
-from ..clock import now_ms, wall_ms
 from ..connection import Starter
 from ..control import Channel
 from ..messages import (

@@ -20,9 +20,9 @@ import logging
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any, Final
 
+from ...clock import now_ms, wall_s
 from ...errors import StorageFault, Unavailable
 from ...machine_limits import ADVICE, limit_of
-from ..clock import now_ms, wall_s
 
 logger = logging.getLogger(__name__)
 

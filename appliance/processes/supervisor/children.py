@@ -16,9 +16,9 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
+from ...clock import now_ms, wall_s
 from ...machine_limits import ADVICE, DESCRIPTORS, Measure, descriptors_of
 from ...shared.heartbeats import Heart, Heartbeats
-from ..clock import now_ms, wall_s
 from ..control import Channel
 from ..messages import TO_SUPERVISOR, Forked, FromChild, ProcessMessage, UnknownMessage
 from .actions import REFUSALS, Action, Actions, surviving

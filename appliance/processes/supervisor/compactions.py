@@ -27,6 +27,7 @@ from typing import Any, Final, assert_never
 
 import msgspec
 
+from ...clock import wall_s
 from ...errors import ApplianceError, CorruptLog, UnreadableLog, WriterGone, disk_fault
 from ...log import partition_directory
 from ...log.compaction import Policy, run_pass
@@ -34,7 +35,6 @@ from ...log.files import offset_at
 from ...names import TopicPartition
 from ...shared import memory
 from ...shared.table import SegmentTable
-from ..clock import wall_s
 from ..control import Channel
 from ..messages import (
     TO_COMPACTOR,

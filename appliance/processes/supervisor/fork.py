@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
-from ..clock import wall_s
+from ...clock import wall_s
 from ..control import Channel
 
 logger = logging.getLogger(__name__)

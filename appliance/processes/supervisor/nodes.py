@@ -15,10 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ...clock import now_ms, wall_s
 from ...config import ZooKeeperSection
 from ...errors import ConfigFault, OutOfResources
 from ...zookeeper.ensemble import Ensemble
-from ..clock import now_ms, wall_s
 from .actions import Actions
 from .children import Restarts
 

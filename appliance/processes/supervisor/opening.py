@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from ...clock import wall_ms
 from ...config import Config
 from ...errors import ApplianceError, OutOfResources, StorageFault, is_lack
 from ...log import Log, check_kept, partition_directory, peek
@@ -29,7 +30,6 @@ from ...names import TopicPartition
 from ...partition_states import OFFLINE, ONLINE
 from ...shared import memory
 from ...shared.table import SEGMENTS_MAX, TABLE_BYTES, SegmentTable
-from ..clock import wall_ms
 from ..control import Channel
 from ..messages import Lacking, PartitionDropped, PartitionOutcome, PartitionsOpened, PartitionTable
 from ..writer.producers import Producers

@@ -35,6 +35,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from ...clock import wall_ms
 from ...errors import (
     ApplianceError,
     InvalidRequest,
@@ -50,7 +51,6 @@ from ...names import TopicPartition
 from ...partition_states import OFFLINE
 from ...shared import memory
 from ...shared.table import SegmentTable
-from ..clock import wall_ms
 from ..control import Channel
 from ..messages import LogRepaired, PartitionOutcome, RepairDone
 from .actions import Actions

@@ -26,6 +26,7 @@ import msgspec
 
 from ... import libc
 from ...broker.sequences import ProducersSnapshot
+from ...clock import wall_s
 from ...config import Config
 from ...disk_settings import Scrub
 from ...durable_files import replace_data_file
@@ -40,7 +41,6 @@ from ...shared import memory
 from ...shared.heartbeats import Heart
 from ...shared.table import SegmentTable, TableSnapshot
 from ...status import read_state
-from ..clock import wall_s
 from ..control import Channel
 from ..messages import TO_SCRUBBER, FilesChanged, Reload, ScrubSoon, Stop, Suspect, Unreceivable
 from ..writer.producers import load

@@ -11,11 +11,11 @@ from typing import Any, Final
 import msgspec
 
 from ... import __version__
+from ...clock import now_ms, wall_s
 from ...disk_settings import Disk
 from ...health.conditions import REFUSED_WITHIN_S
 from ...health.findings import status_line
 from ...machine_limits import ADVICE, measure
-from ..clock import now_ms, wall_s
 from .actions import Actions
 from .certificates import Certificates
 from .children import Children

@@ -65,6 +65,7 @@ import msgspec
 
 from ...addresses import Listener
 from ...catalog import Catalog
+from ...clock import now_ms
 from ...config import Config
 from ...data_directory import check_small_files, foreign_partitions, take_format
 from ...durable_files import DIRECTORY_MODE, FILE_MODE
@@ -76,7 +77,6 @@ from ...security import security_file
 from ...shared import memory
 from ...status import LOCK_FILE, forget_failed_start
 from ...zookeeper.login import login_of
-from ..clock import now_ms
 from ..messages import LogLevel
 from ..snapshot import changes_at_start
 from .actions import REFUSALS, Actions, reason_of, surviving

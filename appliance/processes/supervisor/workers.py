@@ -12,6 +12,7 @@ import msgspec
 
 from ... import connected_clients
 from ...addresses import Listener
+from ...clock import now_ms, wall_s
 from ...config import Config
 from ...machine_limits import DESCRIPTORS, descriptors_of
 from ...shared import memory
@@ -20,7 +21,6 @@ from ...shared.doorbell import MarkedDoorbell
 from ...shared.heartbeats import Heart
 from ...shared.table import WORKERS_MAX
 from .. import network
-from ..clock import now_ms, wall_s
 from ..control import Channel
 from ..messages import ClientsCounted, LimitReached, ToWorker, WorkerStats
 from ..snapshot import SnapshotChange

@@ -32,11 +32,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from ...clock import now_ms, wall_s
 from ...config import Config
 from ...errors import StorageFault, UnknownPartition, WriterGone
 from ...machine_limits import DESCRIPTORS, WRITERS_MAX, descriptors_granted, descriptors_of, memory_bytes
 from ...names import TopicPartition
-from ..clock import now_ms, wall_s
 from ..control import Channel
 from ..messages import (
     AbortHanging,

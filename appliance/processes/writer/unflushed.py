@@ -41,11 +41,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, Protocol
 
+from ...clock import now_ms, now_ns
 from ...log import FlushTicket, Log
 from ...shared.doorbell import MarkedDoorbell, fence
 from ...shared.heartbeats import Heart
 from ...shared.table import SegmentTable
-from ..clock import now_ms, now_ns
 from .producers import Producers
 from .worker_link import ReadyAnswer, send_answers
 

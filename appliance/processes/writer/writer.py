@@ -37,6 +37,7 @@ from typing import Any, Final, NamedTuple, assert_never
 
 from ...broker.open_transactions import OpenTransactions
 from ...broker.sequences import NOT_OPEN
+from ...clock import now_ms, now_ns, wall_ms
 from ...config import Config, TopicSettings
 from ...durable_files import has_room
 from ...errors import (
@@ -78,7 +79,6 @@ from ...shared.heartbeats import Heart, alone
 from ...shared.table import COUNT_DUPLICATES, COUNT_REFUSED, COUNT_RETIRED, SEGMENTS_MAX, SegmentTable
 from ..answers import FOR_ALL, AppendAnswer
 from ..child import set_log_level, set_name
-from ..clock import now_ms, now_ns, wall_ms
 from ..control import Channel
 from ..messages import (
     FROM_WORKER,

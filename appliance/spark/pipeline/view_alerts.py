@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from ...errors import ApplianceError, BadValue
-from ...processes.webhook import NotDelivered, post
+from ...web.webhook import NotDelivered, post
 from .event_questions import micros
 from .output_files import OutputFiles
 from .settings import Alert, Settings

@@ -13,7 +13,7 @@ from joserfc.jwk import RSAKey
 
 from appliance.processes.network import provider_keys
 from appliance.processes.network.provider_keys import JWKS_BYTES_MAX, ProviderKeys, read_keys
-from appliance.processes.pinned_http import AddressRefused, addresses_of
+from appliance.web.pinned_connection import AddressRefused, addresses_of
 
 from ...support.identity_provider import IdentityProvider
 from ...support.server import wait_for

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from appliance.cli.users_commands import parse_expiry
+from appliance.clock import wall_ms
 from appliance.errors import BadCredentials, BadValue
-from appliance.processes.clock import wall_ms
 from appliance.records.encode import encode_values
 from appliance.security import scram
 from appliance.security.accounts import Account

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from appliance.catalog import LEADER_EPOCH
+from appliance.clock import wall_ms
 from appliance.durable_files import System
 from appliance.errors import InvalidRecord, OutOfResources, StorageFault
 from appliance.libc import begin_write_back
 from appliance.log import FlushTicket, Log
 from appliance.names import TopicPartition
 from appliance.partition_states import ONLINE
-from appliance.processes.clock import wall_ms
 from appliance.processes.messages import FROM_WRITER, DeleteBefore, FlushNow, FlushSoon, Roll
 from appliance.processes.writer import producers, unflushed, writer
 from appliance.processes.writer.producers import Producers

@@ -1,8 +1,8 @@
 """Posts JSON to a URL that the configuration names: a webhook.
 
 The URL comes from who runs the appliance, or a pipeline.  Nothing else decides where requests go: answers that lead
-elsewhere are faults, and connections are those of :mod:`.pinned_http`.  Any answer of the 200s is taken for received.
-Errors have no URL in them.
+elsewhere are faults, and connections are those of :mod:`.pinned_connection`.  Any answer of the 200s is taken for
+received.  Errors have no URL in them.
 
 Bounds: ``TIMEOUT_S`` for a request and its answer, ``ANSWER_BYTES_MAX`` of an answer.
 """
@@ -19,7 +19,7 @@ import msgspec
 from ..alert_settings import needs_tls, split_webhook
 from ..errors import BadValue
 from ..security.secret_files import read_password
-from .pinned_http import AddressRefused, PinnedConnection
+from .pinned_connection import AddressRefused, PinnedConnection
 
 TIMEOUT_S: Final = 10
 ANSWER_BYTES_MAX: Final = 64 << 10

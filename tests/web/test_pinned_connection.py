@@ -1,4 +1,4 @@
-"""appliance.processes.pinned_http: an exchange ends in its time, whatever the server does."""
+"""appliance.web.pinned_connection: an exchange ends in its time, whatever the server does."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from appliance.processes import pinned_http
-from appliance.processes.pinned_http import PinnedConnection
+from appliance.web import pinned_connection
+from appliance.web.pinned_connection import PinnedConnection
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
 DRIPS = {
@@ -69,8 +69,8 @@ def test_addresses_share_the_time_that_is_left(
         given.append(timeout_s)
         raise TimeoutError
 
-    monkeypatch.setattr(pinned_http, "addresses_of", lambda host, port: ["192.0.2.1", "192.0.2.2", "192.0.2.3"])
-    monkeypatch.setattr(pinned_http, "now_ms", lambda: int(passed_s * 1000))
+    monkeypatch.setattr(pinned_connection, "addresses_of", lambda host, port: ["192.0.2.1", "192.0.2.2", "192.0.2.3"])
+    monkeypatch.setattr(pinned_connection, "now_ms", lambda: int(passed_s * 1000))
     monkeypatch.setattr(socket, "create_connection", connect)
     with pytest.raises(TimeoutError):
         PinnedConnection(urlsplit("http://keys.example/"), 9).exchange("GET", "/", {}, 1)

@@ -20,7 +20,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from urllib.parse import SplitResult
 
-from .clock import now_ms
+from ..clock import now_ms
 
 HTTPS_PORT = 443
 HTTP_PORT = 80

@@ -1,4 +1,4 @@
-"""The clocks of the processes.  Logic that depends on one takes it as an argument."""
+"""The clocks.  Logic that depends on one takes it as an argument."""
 
 from __future__ import annotations
 
