@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -34,10 +34,11 @@ from ...zookeeper.transaction_nodes import ABSENT, NodeChange
 from .committed_offsets import CommittedOffsets
 from .peer_transactions import PeerTransactions
 from .registry_session import RegistrySession
-from .slots_of_groups import SlotsOfGroups
 
 STORE_MS_MAX: Final = 10_000
 """How long a state waits to be stored."""
+GROUPS_MAX: Final = 10_000
+"""Groups of each kind whose slots are remembered.  Of one that is forgotten all are asked again."""
 
 ALL_SLOTS: Final = frozenset(range(nodes.SLOTS))
 log = logging.getLogger(__name__)
@@ -47,6 +48,69 @@ class _Waiting(NamedTuple):
     transactional_id: str
     value: bytes | None
     done: asyncio.Future[None]
+
+
+class SlotsOfGroups:
+    """Remembers which slots of other appliances may have offsets of a group in an open transaction.
+
+    Nearly no group has any, and a consumer asks for stable offsets at each start.  So the coordinator of a group asks
+    all other appliances once.  Then it asks only those that coordinate a slot which had offsets of the group at that
+    time, or has got some since: clients send them to the group's coordinator, which passes them on, and the coordinator
+    of a native producer says that it has some (``announce_pending``).
+
+    Both need that all appliances agree who coordinates the group.  So what was asked holds for one session and for the
+    brokers as they are, and nothing is remembered while these have changed just now.  What was noted is kept beyond
+    that: a request that was passed on may be carried out late.
+
+    Args:
+        as_of: what changes when others may coordinate; None: it has changed just now.
+    """
+
+    def __init__(self, as_of: Callable[[], Hashable | None]) -> None:
+        self._current = as_of
+        self._as_of: Hashable | None = None
+        self._asked: dict[str, frozenset[int]] = {}
+        """The slots that had offsets of a group when all were asked."""
+        self._noted: dict[str, set[int]] = {}
+        """Those that have got some; the group that was noted last is the last."""
+        self._evicted = 0
+        """How many notes had to go: who asked before then may not have heard of what was noted."""
+
+    @property
+    def as_of(self) -> Hashable | None:
+        """For :meth:`learn`, as it is before others are asked."""
+        current = self._current()
+        if current != self._as_of:
+            self._as_of = current
+            self._asked.clear()
+        return None if current is None else (current, self._evicted)
+
+    def get(self, group: str) -> Collection[int] | None:
+        """The slots that may have offsets of a group; None: each may."""
+        if self.as_of is None or group not in self._asked:
+            return None
+        return self._asked[group] | self._noted.get(group, set())
+
+    def learn(self, group: str, as_of: Hashable | None, slots: Collection[int]) -> None:
+        """All were asked after ``as_of``, and these slots had offsets of the group."""
+        if as_of is not None and as_of == self.as_of:
+            self._asked[group] = frozenset(slots)
+            if len(self._asked) > GROUPS_MAX:
+                del self._asked[next(iter(self._asked))]
+
+    def note(self, group: str, slot: int) -> None:
+        """A slot gets offsets of a group; called before it has them."""
+        slots = self._noted.pop(group, set())
+        self._noted[group] = slots | {slot}
+        if len(self._noted) > GROUPS_MAX:
+            evicted = next(iter(self._noted))
+            del self._noted[evicted]
+            self._asked.pop(evicted, None)
+            self._evicted += 1
+
+    def ask_all_again(self, group: str) -> None:
+        """Somebody did not answer.  What was noted stays: it may be on its way to one who has answered already."""
+        self._asked.pop(group, None)
 
 
 class StoredTransactions:

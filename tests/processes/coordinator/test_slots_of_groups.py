@@ -1,11 +1,11 @@
-"""appliance.processes.coordinator.slots_of_groups: what is remembered is never less than what there may be."""
+"""SlotsOfGroups: what is remembered is never less than what there may be."""
 
 from __future__ import annotations
 
 import pytest
 
-from appliance.processes.coordinator import slots_of_groups
-from appliance.processes.coordinator.slots_of_groups import SlotsOfGroups
+from appliance.processes.coordinator import stored_transactions
+from appliance.processes.coordinator.stored_transactions import SlotsOfGroups
 
 
 class Brokers:
@@ -50,7 +50,7 @@ def test_what_was_noted_holds_longer_and_comes_to_what_is_asked() -> None:
 
 def test_the_groups_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Goal: of one that is forgotten all are asked again, whether it was asked or noted."""
-    monkeypatch.setattr(slots_of_groups, "GROUPS_MAX", 2)
+    monkeypatch.setattr(stored_transactions, "GROUPS_MAX", 2)
     brokers = Brokers()
     for group in "abc":
         brokers.ask(group)
