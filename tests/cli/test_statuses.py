@@ -16,7 +16,7 @@ import pytest
 
 from appliance.cli import faults
 from appliance.errors import ApplianceError, ClientBroken
-from appliance.processes.supervisor.liveness import state_of
+from appliance.processes.supervisor.children import state_of
 
 from ..support.command_line import run, succeeding
 from ..support.server import Server, wait_for

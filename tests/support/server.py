@@ -16,7 +16,7 @@ import msgspec
 
 from appliance.bench.local_appliance import LocalAppliance, NotServing
 from appliance.log.tools import is_partition
-from appliance.processes.supervisor.liveness import state_of
+from appliance.processes.supervisor.children import state_of
 from appliance.shared import memory
 from appliance.zookeeper.kazoo_link import kazoo_client
 from appliance.zookeeper.login import LOCAL_USER, SECRET_FILE, ZooKeeperLogin

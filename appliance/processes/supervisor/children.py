@@ -3,8 +3,8 @@
 Epoll watches two descriptors of a child: its pidfd, which shows its end, and its control channel; of a process that the
 nursery forks (:mod:`.nursery`) only the channel.  :mod:`.child_events` handles what :meth:`Children.on_event` yields.
 
-A child that does not take its messages is killed, and so is one that hangs (:mod:`.liveness`); then it is replaced like
-any other.  Restarts are delayed, longer each time, while a process keeps dying within YOUNG_MS of its start.
+A child that does not take its messages is killed, and so is one that hangs (:class:`Liveness`); then it is replaced
+like any other.  Restarts are delayed, longer each time, while a process keeps dying within YOUNG_MS of its start.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import os
 import select
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ...clock import now_ms, wall_s
 from ...machine_limits import ADVICE, DESCRIPTORS, Measure, descriptors_of
-from ...shared.heartbeats import Heart, Heartbeats
+from ...shared.heartbeats import Heart, Heartbeats, beat_ms
 from ..control import Channel
 from ..messages import TO_SUPERVISOR, Forked, FromChild, ProcessMessage, UnknownMessage
 from .actions import REFUSALS, Action, Actions, surviving
 from .fork import Child, Nursling, fork
-from .liveness import Liveness, state_of
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +32,10 @@ DELAY_MS_FIRST: Final = 100
 DELAY_MS_MAX: Final = 10_000
 LACK_MS: Final = 5_000
 """How long a process counts as lacking room after it had none."""
+WAITS_FOR_DEVICE: Final = "D"
+REAPED_MAX: Final = 1_000
+"""Orphans that are reaped at once; the others follow."""
+AGAIN_MS: Final = 100
 END_MS_MAX: Final = 5_000
 """How long killed processes may take to end."""
 PROCESSES_MAX: Final = 1 << 17
@@ -120,6 +124,82 @@ class Restarts:
     def forget(self, role: str, key: Any) -> None:
         for counts in (self._counts, self._delays, self._recent):
             counts.pop((role, key), None)
+
+
+class _Watched:
+    __slots__ = ("heart", "held", "silent_ms")
+
+    def __init__(self, heart: Heart, held: int) -> None:
+        self.heart, self.held = heart, held
+        self.silent_ms = 0
+
+
+class Liveness:
+    """Finds children that hang: their heartbeat has not moved for ``liveness.timeout_ms``.
+
+    Every quarter of the timeout :meth:`Liveness.overdue` compares each cell with its last value.  If it is the same,
+    the time since then counts, but at most that quarter, however long the supervisor itself was stopped or waited for a
+    processor.  So a pause of the machine, or of the supervisor, costs a child at most one of the four quarters.
+
+    A child whose main thread waits in the kernel for a device (state D) does not count as hanging: a disk may be slow,
+    and such a process cannot be killed anyway.  Its silent time counts again when it has returned.  The silent time of
+    a writer counts from when its pid is known: before that the nursery has to move.
+
+    ``state_of(pid)``: the state of a process's main thread, as in /proc/<pid>/stat.
+    """
+
+    def __init__(
+        self, heartbeats: Heartbeats, timeout_ms: int, clock_ms: Callable[[], int], state_of: Callable[[int], str]
+    ) -> None:
+        self._heartbeats = heartbeats
+        self._timeout_ms = timeout_ms
+        self.check_ms = beat_ms(timeout_ms)
+        """How often to call :meth:`overdue`."""
+        self._clock_ms = clock_ms
+        self._state_of = state_of
+        self._watched: dict[Child, _Watched] = {}
+        self._checked_ms = clock_ms()
+
+    def watch(self, child: Child, heart: Heart) -> None:
+        """Count the silent time of a child, from its fork on."""
+        self._watched[child] = _Watched(heart, self._heartbeats.seen(heart))
+
+    def forget(self, child: Child) -> None:
+        """Forget a child that was reaped."""
+        watched = self._watched.pop(child, None)
+        if watched is not None:
+            self._heartbeats.give_back(watched.heart)
+
+    def heart_of(self, child: Child) -> int:
+        """The index of the cell of a child that is watched; -1: it is not."""
+        watched = self._watched.get(child)
+        return -1 if watched is None else watched.heart.index
+
+    def overdue(self) -> Iterable[Child]:
+        """The children that hang; each is returned at every check until it is gone."""
+        now = self._clock_ms()
+        charged_ms = min(now - self._checked_ms, self.check_ms)
+        self._checked_ms = now
+        hanging = []
+        for child, watched in self._watched.items():
+            if not child.pid:
+                continue
+            held = self._heartbeats.seen(watched.heart)
+            if held != watched.held:
+                watched.held, watched.silent_ms = held, 0
+                continue
+            watched.silent_ms += charged_ms
+            if watched.silent_ms >= self._timeout_ms and self._state_of(child.pid) != WAITS_FOR_DEVICE:
+                hanging.append(child)
+        return hanging
+
+
+def state_of(pid: int) -> str:
+    """The state of a process's main thread; "" when it cannot be read."""
+    try:
+        return Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
 
 
 class Children:
@@ -415,6 +495,42 @@ class Children:
                     logger.error("%s %s (pid %d) has not ended yet", child.role, child.key, child.pid)
             child.channel.close()
         self._by_fd.clear()
+
+
+class Orphans:
+    """Reaps orphans: processes whose parent has ended, which the kernel gives to process 1 of a container, or a
+    subreaper.
+
+    When the supervisor is that, it gets the writers of a nursery that was killed, and whatever was started in the
+    container beside the appliance.  Not reaped, each would keep its entry in the table of processes, which is bounded.
+
+    The kernel names one process that has ended at a time.  A child that others wait for is left to them; until they
+    have reaped it, at the event of its end, it may hide orphans, so they are looked for again a little later.
+
+    ``awaited(pid)``: whether a child is reaped by others.
+    """
+
+    def __init__(self, actions: Actions, awaited: Callable[[int], bool]) -> None:
+        self._awaited = awaited
+        self._reap = actions.define("reap orphans", lambda _: self._reap_all())
+
+    def reap(self) -> None:
+        """Call it after a SIGCHLD."""
+        self._reap.want()
+
+    def _reap_all(self) -> None:
+        for _ in range(REAPED_MAX):
+            try:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if ended is None:
+                return
+            if self._awaited(ended.si_pid):
+                break
+            _, status = os.waitpid(ended.si_pid, 0)
+            logger.info("reaped the orphan %d, ended with status %d", ended.si_pid, os.waitstatus_to_exitcode(status))
+        self._reap.want(delay_ms=AGAIN_MS)
 
 
 def _name(child: Child) -> str:

@@ -19,7 +19,7 @@ the first writer of the new ones, so all that can be done before or after that i
 
 The parts::
 
-    children           forks, watches, sends to, reaps all children
+    children           forks, watches, sends to, reaps all children, and in containers those whose parent has ended
     child_events       handles their messages, and their ends; carries out orders of the coordinator
     workers            network workers, their arenas and doorbells
     certificates       the files of the TLS listeners, loaded again when they change
@@ -32,7 +32,6 @@ The parts::
     scrubber           reads all logs slowly, to find damage
     compactions        the process that compacts logs
     nodes              the local ZooKeeper
-    orphans            reaps those whose parent has ended, in containers
     side_processes     servers beside the data path: console, metrics
     inputs             processes that take logs in
     status_report      state.json, for ``status`` (state_file: how it is replaced)
@@ -82,7 +81,7 @@ from ..snapshot import changes_at_start
 from .actions import REFUSALS, Actions, reason_of, surviving
 from .certificates import Certificates
 from .child_events import ChildEvents
-from .children import LOCK, Children
+from .children import LOCK, Children, Orphans
 from .compactions import Compactions
 from .coordinator_child import CoordinatorChild
 from .hosted import Hosted, HostedPartition
@@ -91,7 +90,6 @@ from .inspection import Inspection
 from .listeners import LOCAL, PASSED, insecure, listen, remove_sockets, texts, without_rules
 from .nodes import Nodes
 from .opening import Opening
-from .orphans import Orphans
 from .outages import Outages
 from .reloading import Reloads
 from .removal import Removals

@@ -1,4 +1,4 @@
-"""appliance.processes.supervisor.derived_check: what a live log is known by is compared with its batches."""
+"""DerivedCheck: what a live log is known by is compared with its batches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from appliance.log import Log
 from appliance.log.files import index_path
 from appliance.log.index import ENTRY_BYTES, entry_in
 from appliance.log.scrub import scrub
-from appliance.processes.supervisor.derived_check import Contradiction, DerivedCheck
+from appliance.processes.supervisor.scrubber import Contradiction, DerivedCheck
 from appliance.processes.writer.producers import Producers, load
 from appliance.records.encode import encode_batch, encode_values
 from appliance.wire import native

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from appliance.processes.supervisor.children import Liveness, state_of
 from appliance.processes.supervisor.fork import Child
-from appliance.processes.supervisor.liveness import Liveness, state_of
 from appliance.records.encode import encode_values
 from appliance.shared.heartbeats import Heart, Heartbeats
 

@@ -32,9 +32,8 @@ from appliance.processes.messages import (
     WriterOpened,
 )
 from appliance.processes.supervisor.actions import Actions
-from appliance.processes.supervisor.children import ChildEnd, Children
+from appliance.processes.supervisor.children import ChildEnd, Children, state_of
 from appliance.processes.supervisor.fork import Child
-from appliance.processes.supervisor.liveness import state_of
 from appliance.processes.supervisor.nursery import Nursery
 from appliance.shared.heartbeats import Heart
 

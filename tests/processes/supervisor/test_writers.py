@@ -20,8 +20,7 @@ import confluent_kafka
 from appliance.client import Admin, Producer
 from appliance.config import WRITER_BYTES, WRITERS_MIN, WRITERS_SHARE, Config, load
 from appliance.log.recovery import MARKER_NAME
-from appliance.processes.supervisor.children import DELAY_MS_FIRST
-from appliance.processes.supervisor.liveness import state_of
+from appliance.processes.supervisor.children import DELAY_MS_FIRST, state_of
 from appliance.processes.supervisor.writers import OPENING_MAX
 from appliance.records.encode import encode_values
 from appliance.wire import native
