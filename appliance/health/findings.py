@@ -21,7 +21,7 @@ from ..machine_limits import DISK
 from ..partition_states import DAMAGED, DISK_FULL, OFFLINE, OPENING, STATE_NAMES, damage_text
 from ..security.audit_log import Reason
 from ..units import duration, size
-from . import conditions as of
+from . import conditions
 from .conditions import CONDITIONS, CRITICAL, Condition
 from .host import Host, LogUse
 
@@ -128,13 +128,15 @@ def partitions_of(state: Mapping[str, Any] | None, states: Mapping[str, str]) ->
     if state is None:
         return {}
     full = state.get("full") or {}
-    conditions = {
+    with_reasons = {
         name: (condition, full.get(name, "") if condition == STATE_NAMES[DISK_FULL] else "")
         for name, condition in states.items()
     }
-    conditions |= {name: (STATE_NAMES[DISK_FULL], reason) for name, reason in full.items() if name not in states}
-    conditions |= {name: (DAMAGED, damage_text(ranges)) for name, ranges in (state.get("damaged") or {}).items()}
-    return conditions | {name: (STATE_NAMES[OFFLINE], reason) for name, reason in (state.get("offline") or {}).items()}
+    with_reasons |= {name: (STATE_NAMES[DISK_FULL], reason) for name, reason in full.items() if name not in states}
+    with_reasons |= {name: (DAMAGED, damage_text(ranges)) for name, ranges in (state.get("damaged") or {}).items()}
+    return with_reasons | {
+        name: (STATE_NAMES[OFFLINE], reason) for name, reason in (state.get("offline") or {}).items()
+    }
 
 
 def judge(seen: Seen) -> list[Finding]:
@@ -157,13 +159,13 @@ def _down(seen: Seen) -> Finding:
         ago = f"{duration(max(0, seen.now_s - failed['at']))} ago, " if seen.now_s is not None else ""
         why = f"its last start has failed ({ago}exit status {failed['exit_status']}): {failed['message']}"
         todo = f"{failed['remedy'] or 'mend that'}; then {start}"
-        return _finding(of.DOWN, "the appliance does not run", why, todo)
+        return _finding(conditions.DOWN, "the appliance does not run", why, todo)
     if seen.ended.get("killed"):
         why = "it was killed, or its machine has stopped: it has not ended in order"
         todo = f"{start}; `journalctl -k -g 'Killed process'` says whether the kernel lacked memory"
-        return _finding(of.DOWN, "the appliance does not run", why, todo)
+        return _finding(conditions.DOWN, "the appliance does not run", why, todo)
     why = "it was stopped in order, or never started" if "killed" in seen.ended else ""
-    return _finding(of.DOWN, "the appliance does not run", why, start)
+    return _finding(conditions.DOWN, "the appliance does not run", why, start)
 
 
 def wrong(seen: Seen) -> list[Finding]:
@@ -212,22 +214,22 @@ def _state(seen: Seen) -> Iterator[Finding]:
     state, roles = seen.state["state"], {row["role"] for row in seen.state["processes"]}
     if state != "serving":
         whys = {"starting": "its logs are opened, or ZooKeeper is not there yet", "stopping": "somebody has stopped it"}
-        yield _finding(of.NOT_SERVING, f"the appliance is {state}", whys.get(state, ""))
+        yield _finding(conditions.NOT_SERVING, f"the appliance is {state}", whys.get(state, ""))
         return
     if "network" not in roles:
-        yield _finding(of.NOT_SERVING, "no network worker runs", "clients are not answered")
+        yield _finding(conditions.NOT_SERVING, "no network worker runs", "clients are not answered")
     if faults := seen.state["faults"]:
         for row in faults:
-            yield _finding(of.FILE_DAMAGED, f"the {row['role']} cannot start", row["reason"], row["todo"])
+            yield _finding(conditions.FILE_DAMAGED, f"the {row['role']} cannot start", row["reason"], row["todo"])
     elif "coordinator" not in roles:
         why = "groups and changes of topics wait"
-        yield _finding(of.COORDINATOR_AWAY, "the coordinator is being started again", why)
+        yield _finding(conditions.COORDINATOR_AWAY, "the coordinator is being started again", why)
 
 
 def _partitions(seen: Seen) -> Iterator[Finding]:
     for bad, condition, others in (
-        (STATE_NAMES[OFFLINE], of.PARTITION_OFFLINE, "partitions are offline"),
-        (DAMAGED, of.PARTITION_DAMAGED, "partitions are damaged"),
+        (STATE_NAMES[OFFLINE], conditions.PARTITION_OFFLINE, "partitions are offline"),
+        (DAMAGED, conditions.PARTITION_DAMAGED, "partitions are damaged"),
     ):
         names = _names_in_state(seen, bad)
         findings = [
@@ -235,13 +237,15 @@ def _partitions(seen: Seen) -> Iterator[Finding]:
         ]
         yield from _bounded(findings, others)
     if names := _names_in_state(seen, STATE_NAMES[OPENING]):
-        yield _finding(of.PARTITION_OPENING, f"{_listed(names)}: being opened", "not served yet")
+        yield _finding(conditions.PARTITION_OPENING, f"{_listed(names)}: being opened", "not served yet")
 
 
 def _inputs(seen: Seen) -> Iterator[Finding]:
     assert seen.state is not None
     waiting = [(name, row) for name, row in seen.state.get("inputs", {}).items() if row["trouble"]]
-    findings = [_finding(of.INPUT_WAITS, f"input {name} waits", row["trouble"], row["todo"]) for name, row in waiting]
+    findings = [
+        _finding(conditions.INPUT_WAITS, f"input {name} waits", row["trouble"], row["todo"]) for name, row in waiting
+    ]
     yield from _bounded(findings, "inputs wait")
 
 
@@ -250,7 +254,7 @@ def _uncompacted(seen: Seen) -> Iterator[Finding]:
     assert seen.state is not None
     findings = [
         _finding(
-            of.UNCOMPACTED,
+            conditions.UNCOMPACTED,
             f"{row['log']} cannot be compacted",
             row["reason"],
             f"{seen.command('log', 'verify', row['log'])} says whether its files are sound; it is tried again",
@@ -281,14 +285,14 @@ def _limits(seen: Seen) -> Iterator[Finding]:
             use = "" if row.get("in_use") is None else f"{row['in_use']:,} of "
             why = f"{use}{row['value']:,}" if row.get("value") is not None else ""
             where = f" of {row['process']}" if row["process"] else ""
-            yield _finding(of.LIMIT_REACHED, f"limit reached: {row['limit']}{where}", why, row["advice"])
+            yield _finding(conditions.LIMIT_REACHED, f"limit reached: {row['limit']}{where}", why, row["advice"])
     for row in seen.state.get("low", ()):
         what = f"few {row['limit']} are granted: {row['value']:,}"
-        yield _finding(of.LIMIT_LOW, what, f"they allow {row['allows']}", row["advice"])
+        yield _finding(conditions.LIMIT_LOW, what, f"they allow {row['allows']}", row["advice"])
     for row in seen.state["refused"]:
         if row.get("limit") != DISK:
             why = f"{row['reason']} ({row['attempts']} attempts)" if "attempts" in row else row["reason"]
-            yield _finding(of.ACTION_REFUSED, f"the machine refuses to {row['action']}", why)
+            yield _finding(conditions.ACTION_REFUSED, f"the machine refuses to {row['action']}", why)
 
 
 def _cluster(seen: Seen) -> Iterator[Finding]:
@@ -299,20 +303,20 @@ def _cluster(seen: Seen) -> Iterator[Finding]:
         what = f"another appliance has broker.id = {rival['broker']}"
         why = f"on {rival['host']} ({rival['native']}), for {_ago(seen, rival['since'])}"
         todo = f"stop one of the two; or give it another id in [broker], and an empty directory: {rival['host']} has"
-        yield _finding(of.BROKER_ID_TAKEN, what, why, f"{todo} data of its own")
+        yield _finding(conditions.BROKER_ID_TAKEN, what, why, f"{todo} data of its own")
     for row in cluster.get("leaderless", ()):
         where = f" on {row['host']}" if row["host"] else ""
         what = f"{row['partitions']:,} partitions have no leader: {_listed(row['names'], row['partitions'])}"
         why = f"broker {row['broker']}{where} is away for {_ago(seen, row['since'])}"
         todo = f"start the appliance with broker.id = {row['broker']}{where}; if its disk is lost, a backup of it"
-        yield _finding(of.LEADERS_AWAY, what, why, f"{todo}, with the same id")
+        yield _finding(conditions.LEADERS_AWAY, what, why, f"{todo}, with the same id")
     if lost := cluster.get("offsets_lost"):
         yield _offsets_lost(seen, lost)
     if foreign := seen.state["foreign"]:
         owner = min(foreign.values())
         what = f"{len(foreign):,} partitions here are of broker {owner}: {_listed(sorted(foreign))}"
         todo = f"move their directories to the appliance with broker.id = {owner}, or away"
-        yield _finding(of.PARTITIONS_FOREIGN, what, "nobody serves them", todo)
+        yield _finding(conditions.PARTITIONS_FOREIGN, what, "nobody serves them", todo)
 
 
 def _offsets_lost(seen: Seen, lost: Mapping[str, Any]) -> Finding:
@@ -331,7 +335,7 @@ def _offsets_lost(seen: Seen, lost: Mapping[str, Any]) -> Finding:
     else:
         restore = "restore the data of the ensemble, and start it again"
     todo = f"{restore}; without a backup, of each group: {reset}, or {delete} if nobody needs it"
-    return _finding(of.OFFSETS_LOST, what, why, todo)
+    return _finding(conditions.OFFSETS_LOST, what, why, todo)
 
 
 def _ago(seen: Seen, at_s: float) -> str:
@@ -349,7 +353,7 @@ def _clock_jump(seen: Seen) -> Iterator[Finding]:
     why = f"{size(kept)} of messages that are old only by it are kept" if kept else "nothing is deleted by it"
     what = f"the clock has jumped {'ahead' if jump_ms > 0 else 'back'} by {span}"
     todo = f"set it if `date -u` is wrong: `timedatectl set-ntp true`; if it is right: {seen.command('accept-clock')}"
-    yield _finding(of.CLOCK_JUMPED, what, "; ".join(filter(None, (why, when))), todo)
+    yield _finding(conditions.CLOCK_JUMPED, what, "; ".join(filter(None, (why, when))), todo)
 
 
 def _transactions(seen: Seen) -> Iterator[Finding]:
@@ -366,7 +370,7 @@ def _transactions(seen: Seen) -> Iterator[Finding]:
     todo = f"see why a partition of it does not answer: {seen.command('transactions', 'describe', oldest['id'])}"
     if not ending:
         todo = f"end it in its producer, or {seen.command('transactions', 'abort', oldest['id'])}"
-    yield _finding(of.TRANSACTION_LATE, what, why, todo)
+    yield _finding(conditions.TRANSACTION_LATE, what, why, todo)
 
 
 def _hanging(seen: Seen) -> Iterator[Finding]:
@@ -376,7 +380,7 @@ def _hanging(seen: Seen) -> Iterator[Finding]:
     why = "no coordinator knows of it, so nobody will end it: who reads committed messages gets nothing behind it"
     findings = [
         _finding(
-            of.TRANSACTION_HANGS,
+            conditions.TRANSACTION_HANGS,
             f"a transaction hangs in {name}",
             why,
             f"{seen.command('transactions', 'abort-hanging', name, '--dry-run')} shows it; if what ZooKeeper has lost"
@@ -401,7 +405,7 @@ def _zookeeper(seen: Seen) -> Iterator[Finding]:
         todo = f"`kill -CONT {pids}`" if down else ""
     elif connect := seen.state["zookeeper"].get("connect"):
         todo = f"look at the ensemble at {connect}: `echo srvr | nc HOST PORT` for each of its nodes"
-    yield _finding(of.ZOOKEEPER_AWAY, f"no quorum: ZooKeeper is {zookeeper}", why, todo)
+    yield _finding(conditions.ZOOKEEPER_AWAY, f"no quorum: ZooKeeper is {zookeeper}", why, todo)
 
 
 def _process_state(seen: Seen, pid: int) -> str:
@@ -420,16 +424,17 @@ def _deaths(seen: Seen) -> Iterator[Finding]:
     for row in seen.state["deaths"]:
         if row["role"] in explained:
             continue
-        times = [at_s for at_s in row["times"] if now_s - at_s < of.RESTARTED_WITHIN_S]
+        times = [at_s for at_s in row["times"] if now_s - at_s < conditions.RESTARTED_WITHIN_S]
         if not times:
             continue
-        count = f"{len(times)} times in {duration(of.RESTARTED_WITHIN_S)}" if len(times) > 1 else "once"
+        count = f"{len(times)} times in {duration(conditions.RESTARTED_WITHIN_S)}" if len(times) > 1 else "once"
         why = f"{count}; the last time {duration(now_s - times[-1])} ago{_ending(row['status'])}"
-        if len(times) >= of.DIES_AGAIN:
-            again.append(_finding(of.PROCESS_DIES, f"{_name(row)} dies again and again", why, _advice_after_death(row)))
+        if len(times) >= conditions.DIES_AGAIN:
+            what = f"{_name(row)} dies again and again"
+            again.append(_finding(conditions.PROCESS_DIES, what, why, _advice_after_death(row)))
         else:
             once.append(
-                _finding(of.PROCESS_RESTARTED, f"{_name(row)} was started again", why, _advice_after_death(row))
+                _finding(conditions.PROCESS_RESTARTED, f"{_name(row)} was started again", why, _advice_after_death(row))
             )
     yield from _bounded(again, "processes die again and again")
     yield from _bounded(once, "processes were started again")
@@ -445,34 +450,37 @@ def _advice_after_death(row: Mapping[str, Any]) -> str:
     role = row["role"] if row["role"] != "zookeeper" else "ZooKeeper"
     if row["status"] == -9:
         return (
-            f"`journalctl -k -g 'Killed process'` says whether the kernel lacked memory; else `{of.JOURNAL} -g {role}`"
+            "`journalctl -k -g 'Killed process'` says whether the kernel lacked memory; "
+            f"else `{conditions.JOURNAL} -g {role}`"
         )
-    return f"`{of.JOURNAL} -g {role}` says why it ended"
+    return f"`{conditions.JOURNAL} -g {role}` says why it ended"
 
 
 def _insecure(seen: Seen) -> Iterator[Finding]:
     assert seen.state is not None
     if insecure := seen.state["insecure"]:
         why = f"other hosts reach {', '.join(insecure)}"
-        yield _finding(of.INSECURE, "a listener has no TLS and no authentication", why)
+        yield _finding(conditions.INSECURE, "a listener has no TLS and no authentication", why)
     if without_rules := seen.state["without_rules"]:
         why = f"other hosts reach {', '.join(without_rules)}"
-        yield _finding(of.WITHOUT_RULES, "whoever can log in may do everything: there are no access rules", why)
+        yield _finding(conditions.WITHOUT_RULES, "whoever can log in may do everything: there are no access rules", why)
 
 
 def _certificates(seen: Seen) -> Iterator[Finding]:
     assert seen.state is not None
     tls = seen.state.get("tls") or {"error": "", "files": []}
     if tls["error"]:
-        yield _finding(of.CERTIFICATE_UNUSABLE, "new files of tls.* cannot be used", tls["error"])
+        yield _finding(conditions.CERTIFICATE_UNUSABLE, "new files of tls.* cannot be used", tls["error"])
     for row in tls["files"] if seen.now_s is not None else ():
         left_s = row["expires"] - (seen.now_s or 0)
         where = f"{row['key']} = {row['file']}"
         todo = f"put a renewed one in the place of {row['file']}: it is taken within seconds, without a reload"
         if left_s <= 0:
-            yield _finding(of.CERTIFICATE_EXPIRED, f"a certificate expired {duration(-left_s)} ago", where, todo)
-        elif left_s < of.EXPIRES_WITHIN_S:
-            yield _finding(of.CERTIFICATE_EXPIRES, f"a certificate expires in {duration(left_s)}", where, todo)
+            what = f"a certificate expired {duration(-left_s)} ago"
+            yield _finding(conditions.CERTIFICATE_EXPIRED, what, where, todo)
+        elif left_s < conditions.EXPIRES_WITHIN_S:
+            what = f"a certificate expires in {duration(left_s)}"
+            yield _finding(conditions.CERTIFICATE_EXPIRES, what, where, todo)
 
 
 def _refusals(seen: Seen) -> Iterator[Finding]:
@@ -482,15 +490,15 @@ def _refusals(seen: Seen) -> Iterator[Finding]:
     for reason, row in seen.state["refusals_recent"].items() if now_s is not None else ():
         assert now_s is not None
         ago_s = max(0, now_s - row["last"])
-        if ago_s >= of.REFUSED_WITHIN_S:
+        if ago_s >= conditions.REFUSED_WITHIN_S:
             continue
-        why = f"{row['count']:,} in {duration(of.REFUSED_WITHIN_S)}, the last one {duration(ago_s)} ago"
-        todo, page = f"`{of.JOURNAL} -g 'audit:.*{reason}'` says who", ""
+        why = f"{row['count']:,} in {duration(conditions.REFUSED_WITHIN_S)}, the last one {duration(ago_s)} ago"
+        todo, page = f"`{conditions.JOURNAL} -g 'audit:.*{reason}'` says who", ""
         if reason in _OF_CERTIFICATES:
             page = "listeners-and-tls"
         elif reason in _OF_FLOODS:
-            todo, page = f"{todo}; {seen.command('top')} shows how much", of.FLOOD.page
-        yield _finding(of.CLIENTS_REFUSED, f"clients are refused: {reason}", why, todo, page)
+            todo, page = f"{todo}; {seen.command('top')} shows how much", conditions.FLOOD.page
+        yield _finding(conditions.CLIENTS_REFUSED, f"clients are refused: {reason}", why, todo, page)
 
 
 # ---- rules: of what its host knows
@@ -509,35 +517,35 @@ def _disk(seen: Seen) -> Iterator[Finding]:
     warn = seen.state["disk"].get("free_bytes_warn", 0)
     if disk is not None and disk.files and not disk.files_free:
         why = f"all {disk.files:,} inodes are taken, {free}"
-        yield _finding(of.DISK_FULL, "the disk is full: it takes no more files", why, _make_files(seen))
+        yield _finding(conditions.DISK_FULL, "the disk is full: it takes no more files", why, _make_files(seen))
     elif names or lacking or (disk is not None and disk.size and disk.free < FULL_BYTES):
         reasons = [reason for name in names if (reason := seen.partitions[name][1])]
         what = f"the disk is full: {_listed(names)}: producers are refused" if names else "the disk is full"
         why = reasons[0] if reasons else free or (lacking[0] if lacking else "they can be read, not written")
-        yield _finding(of.DISK_FULL, what, why, _make_room(seen))
+        yield _finding(conditions.DISK_FULL, what, why, _make_room(seen))
     elif disk is not None and disk.size and disk.free < warn:
         what = f"less than disk.free_bytes_warn ({size(warn)}) is free on the disk"
-        yield _finding(of.DISK_LOW, what, free, _make_room(seen))
+        yield _finding(conditions.DISK_LOW, what, free, _make_room(seen))
     elif disk is not None and disk.size:
         rates = seen.rates or Rates()
         full_s = rates.full_s if rates.full_s is not None else float("inf")
-        if full_s < of.FULL_WITHIN_S or disk.free + trash < of.FREE_SHARE * disk.size:
+        if full_s < conditions.FULL_WITHIN_S or disk.free + trash < conditions.FREE_SHARE * disk.size:
             grows = f", logs grow by {size(int(rates.growth))}/s" if rates.growth else ""
-            until = f" in {duration(full_s)} at this rate" if full_s < of.FULL_WITHIN_S else " soon"
-            yield _finding(of.DISK_FILLS_UP, f"the disk is full{until}", free + grows, _make_room(seen))
+            until = f" in {duration(full_s)} at this rate" if full_s < conditions.FULL_WITHIN_S else " soon"
+            yield _finding(conditions.DISK_FILLS_UP, f"the disk is full{until}", free + grows, _make_room(seen))
 
 
 def _make_room(seen: Seen) -> str:
     """Which log to trim, up to where, and what to keep from now on, so that the disk has room again."""
     host, limits = seen.host, seen.state["disk"] if seen.state is not None else {}
     if host is None or not host.disk.size:
-        return of.ROOM
+        return conditions.ROOM
     free_bytes_needed = max(
-        limits.get("free_bytes_warn", 0), limits.get("free_bytes_min", 0), int(of.FREE_SHARE * host.disk.size)
+        limits.get("free_bytes_warn", 0), limits.get("free_bytes_min", 0), int(conditions.FREE_SHARE * host.disk.size)
     )
     lacking = free_bytes_needed - host.disk.free - _trash_bytes(seen)
     if lacking <= 0:  # it is not full yet
-        return _keep_less(seen, *seen.largest, -lacking) if seen.largest is not None else of.ROOM
+        return _keep_less(seen, *seen.largest, -lacking) if seen.largest is not None else conditions.ROOM
     if host.logs_size < lacking:
         return (
             f"all logs together have {size(host.logs_size)} of the {size(lacking)} that are lacking: something else"
@@ -570,7 +578,7 @@ def _topic(host: Host, topic: str) -> tuple[str, int, int]:
 def _make_files(seen: Seen) -> str:
     """Which log to trim, and how large its files should be, so that the disk takes more files."""
     if seen.host is None or not seen.host.logs:
-        return of.ROOM
+        return conditions.ROOM
     log = max(seen.host.logs, key=lambda log: len(log.segments))
     last, bytes_each = log.segments[-1][0], 4 * max(log.size // len(log.segments), 16 << 20)
     trim = seen.command("topics", "trim", log.topic, "--partition", log.partition, "--before", last)
@@ -602,11 +610,11 @@ def _keep_less(seen: Seen, topic: str, total: int, partitions: int, room: int) -
 
 
 def _shared_memory(seen: Seen) -> Iterator[Finding]:
-    if seen.host is not None and seen.host.shm.size and seen.host.shm.free < of.SHM_FREE_MIN:
+    if seen.host is not None and seen.host.shm.size and seen.host.shm.free < conditions.SHM_FREE_MIN:
         shm = seen.host.shm
         todo = f"`mount -o remount,size={2 * shm.size >> 20}m /dev/shm`, or delete topics, or lower network.arena_bytes"
         why = f"{size(shm.free)} of {size(shm.size)} are free: no topic can be made"
-        yield _finding(of.SHM_FULL, "/dev/shm is full", why, todo)
+        yield _finding(conditions.SHM_FULL, "/dev/shm is full", why, todo)
 
 
 def _processes(seen: Seen) -> Iterator[Finding]:
@@ -618,60 +626,63 @@ def _processes(seen: Seen) -> Iterator[Finding]:
         if state in STANDS_STILL and row["role"] != "zookeeper":
             todo = f"`kill -CONT {pid}`, or `kill -9 {pid}`; it is killed and started again after liveness.timeout_ms"
             why = f"process {pid} is stopped (SIGSTOP or a debugger)"
-            findings.append(_finding(of.PROCESS_HANGS, f"{_name(row)} hangs", why, todo))
+            findings.append(_finding(conditions.PROCESS_HANGS, f"{_name(row)} hangs", why, todo))
         elif state == "D" and pid in rates.waiting:
             findings.append(
-                _finding(of.PROCESS_WAITS, f"{_name(row)} waits for a disk", f"process {pid} is in state D")
+                _finding(conditions.PROCESS_WAITS, f"{_name(row)} waits for a disk", f"process {pid} is in state D")
             )
-        elif (wants := rates.wants.get(pid, 0.0)) >= of.SPINS and row["role"] in IDLE_ROLES:
+        elif (wants := rates.wants.get(pid, 0.0)) >= conditions.SPINS and row["role"] in IDLE_ROLES:
             todo = f"`kill -9 {pid}`: it is started again, and clients do not notice; then report it"
             findings.append(
                 _finding(
-                    of.PROCESS_SPINS, f"{_name(row)} spins", f"{uses}, wants {wants:.0%}, and has little to do", todo
+                    conditions.PROCESS_SPINS,
+                    f"{_name(row)} spins",
+                    f"{uses}, wants {wants:.0%}, and has little to do",
+                    todo,
                 )
             )
-        elif wants >= of.BUSY:
-            uses += f", wants {wants:.0%}: others have the processors" if busy < of.BUSY else ""
+        elif wants >= conditions.BUSY:
+            uses += f", wants {wants:.0%}: others have the processors" if busy < conditions.BUSY else ""
             todo = f"{seen.command('top')} shows which topics, {seen.command('clients')} who"
-            findings.append(_finding(of.PROCESS_BUSY, f"{_name(row)} is busy", uses, todo))
+            findings.append(_finding(conditions.PROCESS_BUSY, f"{_name(row)} is busy", uses, todo))
     for condition, others in (
-        (of.PROCESS_HANGS, "processes hang"),
-        (of.PROCESS_WAITS, "processes wait for a disk"),
-        (of.PROCESS_SPINS, "processes spin"),
-        (of.PROCESS_BUSY, "processes are busy"),
+        (conditions.PROCESS_HANGS, "processes hang"),
+        (conditions.PROCESS_WAITS, "processes wait for a disk"),
+        (conditions.PROCESS_SPINS, "processes spin"),
+        (conditions.PROCESS_BUSY, "processes are busy"),
     ):
         yield from _bounded([finding for finding in findings if finding.condition is condition], others)
 
 
 def _clock(seen: Seen) -> Iterator[Finding]:
     if seen.host is not None and seen.host.synchronised is False:
-        yield _finding(of.CLOCK_FREE, "the clock is not synchronised", "timestamps and retention follow it")
+        yield _finding(conditions.CLOCK_FREE, "the clock is not synchronised", "timestamps and retention follow it")
 
 
 def _undelivered(seen: Seen) -> Iterator[Finding]:
     for receiver, row in seen.host.undelivered.items() if seen.host is not None else ():
         since = f", for {duration(max(0, seen.now_s - row.since))}" if seen.now_s is not None else ""
         what = f"alerts do not reach {_RECEIVERS.get(receiver, receiver)}{since}"
-        yield _finding(of.ALERTS_UNDELIVERED, what, row.why)
+        yield _finding(conditions.ALERTS_UNDELIVERED, what, row.why)
 
 
 def _floods(seen: Seen) -> Iterator[Finding]:
     total = sum(seen.peers.values())
     for address, count in sorted(seen.peers.items(), key=lambda peer: -peer[1])[:1]:
-        if count >= of.CONNECTIONS:
+        if count >= conditions.CONNECTIONS:
             why = f"{count:,} of {total:,} connections are from {address}"
             todo = (
                 f"{seen.command('clients', address)} says who they are; `network.connections_per_address_max` limits it"
             )
-            yield _finding(of.FLOOD, f"{address} floods the listeners", why, todo)
+            yield _finding(conditions.FLOOD, f"{address} floods the listeners", why, todo)
 
 
 def _arenas(seen: Seen) -> Iterator[Finding]:
     for worker, (used, most) in seen.arenas.items():
-        if used > of.ARENA_FULL * most:
+        if used > conditions.ARENA_FULL * most:
             why = f"{size(used)} of {size(most)} are used: producers wait"
             todo = "; or ".join([*_larger_arenas(seen, most), *_fewer_clients(seen)])
-            yield _finding(of.ARENA_NEARLY_FULL, f"worker {worker} has hardly room for requests", why, todo)
+            yield _finding(conditions.ARENA_NEARLY_FULL, f"worker {worker} has hardly room for requests", why, todo)
 
 
 def _larger_arenas(seen: Seen, arena_bytes: int) -> Iterator[str]:
@@ -681,9 +692,9 @@ def _larger_arenas(seen: Seen, arena_bytes: int) -> Iterator[str]:
         return
     set_it = seen.command("config", "set", "network.arena_bytes", larger, "--config", "FILE")
     more, first = (larger - arena_bytes) * len(seen.arenas), ""
-    if seen.host is not None and seen.host.shm.size and seen.host.shm.free < more + of.SHM_FREE_MIN:
+    if seen.host is not None and seen.host.shm.size and seen.host.shm.free < more + conditions.SHM_FREE_MIN:
         shm = seen.host.shm
-        first = f"`mount -o remount,size={-(-(shm.size + more + of.SHM_FREE_MIN) // MIB)}m /dev/shm`, then "
+        first = f"`mount -o remount,size={-(-(shm.size + more + conditions.SHM_FREE_MIN) // MIB)}m /dev/shm`, then "
     yield f"{first}{set_it} and restart: requests have twice the room, for {size(more)} more of /dev/shm"
 
 
@@ -714,7 +725,7 @@ def _groups(seen: Seen) -> Iterator[Finding]:
         return
     if seen.groups.unknown:
         todo = f"{seen.command('groups', 'list')}, and this again when the machine is calm"
-        yield _finding(of.GROUPS_UNKNOWN, "groups cannot be asked for", seen.groups.unknown, todo)
+        yield _finding(conditions.GROUPS_UNKNOWN, "groups cannot be asked for", seen.groups.unknown, todo)
     late = sorted(
         filter(None, map(_late, seen.groups.rows)), key=lambda late_group: (-late_group.messages, -late_group.seconds)
     )
@@ -733,12 +744,17 @@ def _groups(seen: Seen) -> Iterator[Finding]:
         others = [f"{late_group.group['group']} by {late_group.text}" for late_group in late[1:]]
         why += f"; then {_listed(others)}"
     describe = seen.command("groups", "describe", group["group"])
-    yield _finding(of.GROUP_LAGS, what, why, f"{describe}: start members, or look at that one; all grow: add members")
+    todo = f"{describe}: start members, or look at that one; all grow: add members"
+    yield _finding(conditions.GROUP_LAGS, what, why, todo)
 
 
 def _late(group: Mapping[str, Any]) -> _Late | None:
     behind = [row for row in group["partitions"] if row["lag_messages"]]
-    late = [row for row in behind if (row["lag_seconds"] or 0) >= of.LAG_S or row["lag_messages"] >= of.LAG_MESSAGES]
+    late = [
+        row
+        for row in behind
+        if (row["lag_seconds"] or 0) >= conditions.LAG_S or row["lag_messages"] >= conditions.LAG_MESSAGES
+    ]
     if not late:
         return None
     worst = max(late, key=lambda row: row["lag_messages"])
@@ -756,7 +772,7 @@ def _lost(seen: Seen) -> Iterator[Finding]:
             what = f"{size(count)} of {topic} were removed before group {group['group']} had read them"
             why = "it has members: this ends when they commit" if group["members"] else "it has no members"
             reset = seen.command("groups", "reset", group["group"], "--topic", topic, "--to", "earliest")
-            yield _finding(of.GROUP_LOST, what, why, f"keep more; it ends with {reset}")
+            yield _finding(conditions.GROUP_LOST, what, why, f"keep more; it ends with {reset}")
 
 
 RULES: Final[tuple[FindingRule, ...]] = (
