@@ -21,7 +21,7 @@ another one, deletes no logs.
 Only the coordinator stores the file; the supervisor reads it at start.  It is replaced as a whole (write, fsync,
 rename, fsync of the directory).  So a crash leaves the old or the new file, and a damaged file means a damaged disk.
 
-Errors: :class:`InvalidTopic` for a bad name, :class:`StorageFault` for a file that cannot be read.
+Errors: :class:`InvalidTopic` for a bad name, :class:`~.errors.StorageFault` for a file that cannot be read.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class ProducerBatch:
     """Messages for one partition.  Changed under the producer's lock only.
 
     ``items`` holds values (bytes) while ``uniform``, else whole records (Fields).  ``tails`` and ``keys``: encoded
-    headers and keys of the values, in a batch that :meth:`Producer.send_block` has made.  ``bytes`` is the batch's
+    headers and keys of the values, in a batch that :meth:`.Producer.send_block` has made.  ``bytes`` is the batch's
     share of the producer's buffer, ``left_bytes`` its free room.  Before the first sending, ``encoded`` (the record
     batch) replaces ``items``.  It is dropped when the batch is done.
     """

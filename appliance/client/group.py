@@ -10,24 +10,24 @@ Example::
 Every message is delivered to one member of the group, at least once, and in order within its partition.  The members
 agree without a master, as in the paper: see :mod:`.rebalance`.  The group's coordinator registers them in ZooKeeper, so
 they need the right to read the group and its topics, and no more.  Offsets are committed every ``auto_commit_ms`` and
-whenever partitions change owners, or by :meth:`commit` alone (``auto_commit=False``).  A partition without a committed
-offset begins at ``start``: "earliest", "latest" or a time in ms.
+whenever partitions change owners, or by :meth:`~GroupConsumer.commit` alone (``auto_commit=False``).  A partition
+without a committed offset begins at ``start``: "earliest", "latest" or a time in ms.
 
-An automatic commit covers messages whose reader has requested the next one.  :meth:`commit` and :meth:`close` cover all
-messages that were handed out; leaving the ``with`` block through an exception does not.  When a partition is revoked
-while a reader works on one of its messages, the reader gets ``handover_ms_max`` to finish.  After that the next owner
-gets the message again.
+An automatic commit covers messages whose reader has requested the next one.  :meth:`~GroupConsumer.commit` and
+:meth:`~GroupConsumer.close` cover all messages that were handed out; leaving the ``with`` block through an exception
+does not.  When a partition is revoked while a reader works on one of its messages, the reader gets ``handover_ms_max``
+to finish.  After that the next owner gets the message again.
 
 A group consumer has two threads: one keeps the membership (:mod:`.group_member`: session, rebalances, commits), one
 fetches from all brokers.  The threads that read the streams decode.  When the session's lease is over nothing more is
 handed out: another member may own the partition by then.  If one of the two threads ends by an unexpected error, the
-streams, :meth:`commit` and :meth:`close` raise :class:`~appliance.errors.ClientBroken`.  If the membership's thread
-ends, the session ends too, and the other members take over.
+streams, :meth:`~GroupConsumer.commit` and :meth:`~GroupConsumer.close` raise :class:`~appliance.errors.ClientBroken`.
+If the membership's thread ends, the session ends too, and the other members take over.
 
 Not fork-safe: make consumers after forking.
 
-Errors: ZooKeeperAway from :meth:`commit`, retriable; InvalidRequest where the group belongs to the Kafka listener;
-CorruptBatch from a stream (``on_corrupt="skip"`` skips damaged batches and counts them).
+Errors: ZooKeeperAway from :meth:`~GroupConsumer.commit`, retriable; InvalidRequest where the group belongs to the Kafka
+listener; CorruptBatch from a stream (``on_corrupt="skip"`` skips damaged batches and counts them).
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class GroupStore(Protocol):
         """Whether this appliance knows native members of the group."""
 
     async def claim(self, group: str, *, make: bool = True) -> bytes:
-        """Claim the group for this appliance.  When the claim is over, :meth:`GroupCoordinator.lose` is called.
+        """Claim the group for this appliance.  When the claim is over, :meth:`.GroupCoordinator.lose` is called.
 
         Args:
             make: also one that does not exist.

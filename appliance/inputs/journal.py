@@ -53,7 +53,7 @@ SAID_BYTES_MAX: Final = 2_000
 
 
 class _Child:
-    """``journalctl``, from :meth:`begin` to the end of the ``with``."""
+    """``journalctl``, from its start to the end of the ``with``."""
 
     def __init__(self, program: str, settings: Journal, *options: str) -> None:
         where = [f"--directory={settings.directory}"] if settings.directory else []

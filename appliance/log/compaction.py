@@ -10,11 +10,12 @@ A hole has at least HEADER_BYTES.  Where less is left before a batch, it is padd
 record, it ends where the next one begins.  The offset of a hole must not be that of a record.  Where nothing of that
 fits, batches are not joined, and a batch for which it does not fit either stays as it is: its messages are *kept back*.
 
-One pass (:class:`Pass`) goes in two steps through the log before ``limit``:
+One pass (:func:`run_pass`) goes in two steps through the log before ``limit``:
 
 1. The offset of the last message of each key from the *dirty start*, where the pass before has ended, to at most
    KEYS_MAX different keys (:func:`last_offsets`).
-2. Each segment is written anew without the messages that have a later one of their key (:func:`compact_segment`).
+2. Each segment is written anew without the messages that have a later one of their key
+   (:meth:`LogCompactor.compact_segment`).
 
 A message without a value (a *tombstone*) deletes its key.  It goes itself in a pass at least ``delete.retention.ms``
 after the first pass that has seen it, so that readers get to know of the deletion; ``CompactionState`` has the times of

@@ -12,7 +12,7 @@ records are not checked here; recovery and scrubbing check them (``index_check``
 
 A segment file that is not there has been removed by retention, if the recovery point has its end behind the log start
 offset: that is stored before files are unlinked.  Then the reader raises :class:`OffsetOutOfRange`, as it would a
-moment later.  Else the file is lost, and it raises :class:`SegmentMissing`.
+moment later.  Else the file is lost, and it raises :class:`~.errors.SegmentMissing`.
 
 The cost of a look-up depends on how much of the log it reads, not on the size of the request.  Each reader counts these
 bytes (:attr:`LogReader.looked_bytes`), so that a process with many clients can pause a long look-up.
@@ -193,8 +193,9 @@ class LogReader:
     ``bases`` and ``end`` come from one consistent snapshot of the log, ``bases[0] <= end``.  Call :meth:`forget` when
     the log was repaired, or created again under the same name.
 
-    Every method may raise :class:`CorruptLog` and :class:`UnreadableLog`, with file and position,
-    :class:`StorageFault`, and :class:`NotInMemory` where files are not waited for: it can be called again then.
+    Every method may raise :class:`CorruptLog` and :class:`~.errors.UnreadableLog`, with file and position,
+    :class:`StorageFault`, and :class:`~.page_cache.NotInMemory` where files are not waited for: it can be called again
+    then.
     """
 
     def __init__(self, path: Path | str, files: FileCache) -> None:
@@ -477,7 +478,7 @@ class LogReader:
         return FoundBatch(batch.offset + times.delta(number), times.times[number], batch.records + times.first + number)
 
     def _times_from(self, bases: Sequence[int], end: int, offset: int, skipped: int) -> BatchTimes:
-        """As :func:`largest_times` for the batch with this base offset, without what is at its first offsets."""
+        """As :func:`.largest_times` for the batch with this base offset, without what is at its first offsets."""
         times = self._files.times(self._prefix, offset + skipped)
         if times is None:
             piece = self.locate_kept(bases, end, offset, 1)
@@ -488,7 +489,7 @@ class LogReader:
         return times
 
     def _times(self, piece: FileRange, skipped: int) -> BatchTimes:
-        """As :func:`largest_times` for the one batch in ``piece``; empty when it is not unpacked."""
+        """As :func:`~.timestamps.largest_times` for the one batch in ``piece``; empty when it is not unpacked."""
         from ..records.timestamps import largest_times
 
         if piece.count > UNPACKED_BYTES_MAX:

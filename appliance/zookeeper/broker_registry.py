@@ -1,6 +1,6 @@
 """Registers brokers and topics in ZooKeeper, under ``/brokers``, and reads them: as operations.
 
-The three registries build operations (:mod:`operations`).  A :class:`~.session.Session` runs them within a bounded
+The three registries build operations (:mod:`.operations`).  A :class:`~.session.Session` runs them within a bounded
 time, from an event loop.  Nothing here waits or imports kazoo::
 
     session.submit(BrokerRegistry().topics(), on_topics)

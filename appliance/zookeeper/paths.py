@@ -22,9 +22,9 @@ topic created again under the same name is read from its beginning.  ``metadata`
 The paper's plain number is read, too, as an offset in the present topic of that name.
 
 Paths are built from checked names only.  A topic name that :mod:`appliance.names` does not allow raises
-:class:`InvalidTopic`.  Group and consumer names may hold any characters, so they are percent-encoded.  The empty name
-of a group, which Kafka allows for committed offsets, is a single "%".  A value that cannot be read was written by
-somebody else; it raises :class:`BadValue` with its path.
+:class:`~.errors.InvalidTopic`.  Group and consumer names may hold any characters, so they are percent-encoded.  The
+empty name of a group, which Kafka allows for committed offsets, is a single "%".  A value that cannot be read was
+written by somebody else; it raises :class:`BadValue` with its path.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     kazoo's threads ──(inbox, eventfd)──▶ poll() in the owner's thread: replies, watches, states, deadlines
 
 * Everything is asynchronous: :meth:`Session.poll` delivers the result of an operation given to :meth:`Session.submit`,
-  within its time.  An operation that takes longer ends with :class:`ZooKeeperAway`.  kazoo itself would block for ever
-  while there is no quorum.
+  within its time.  An operation that takes longer ends with :class:`~.errors.ZooKeeperAway`.  kazoo itself would block
+  for ever while there is no quorum.
 * Operations wait here while kazoo is not connected, and are dropped when their time is over (``tasks.py``).  So kazoo's
   queue cannot grow while ZooKeeper is away, and a write that was given up is not sent an hour later.
 * A lease of our own shows when the session may be lost (``lease.py``), because kazoo reports that too late.  A

@@ -6,6 +6,7 @@ import ast
 import inspect
 import re
 import shlex
+import sys
 import textwrap
 from collections.abc import Iterator
 from functools import cache
@@ -412,13 +413,93 @@ def test_tables_in_docstrings_are_marked_as_such() -> None:
 
 
 def test_names_in_docstrings_exist() -> None:
-    """Files, members of classes and names in double backticks, and what Sphinx roles point at."""
+    """Files, members of classes, and names in double backticks."""
     for name, text in sources():
         for docstring in docstrings(text):
             for code in re.findall(r"(?<!`)``([^`\n]+)``(?!`)", docstring):
                 why = missing(code, PACKAGE / name)
                 assert not why, f"{name}: ``{code}``: {why}"
-            for role, target in re.findall(r":(mod|class|func|meth|data|attr):`~?([^`]+)`", docstring):
-                last = target.split(".")[-1]
-                known = last in module_names() if role == "mod" else last in identifiers()
-                assert known, f"{name}: :{role}:`{target}`"
+
+
+ROLE = re.compile(r":(?:mod|class|func|meth|data|attr):`~?([^`]+)`")
+
+
+def bound_by(node: ast.AST) -> Iterator[str]:
+    """The names that a statement of a module or a class binds."""
+    match node:
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            yield name
+        case ast.AnnAssign(target=ast.Name(id=name)):
+            yield name
+        case ast.Assign(targets=targets):
+            yield from (inner.id for target in targets for inner in ast.walk(target) if isinstance(inner, ast.Name))
+        case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
+            yield from ((alias.asname or alias.name).split(".")[0] for alias in aliases)
+        case ast.If() | ast.Try():
+            for inner in ast.iter_child_nodes(node):
+                yield from bound_by(inner)
+
+
+@cache
+def names_by_module() -> dict[str, frozenset[str]]:
+    """What is bound in each module, by its whole name."""
+    bound = {}
+    for name, text in sources():
+        module = "appliance/" + name.removesuffix(".py").removesuffix("__init__")
+        bound[module.strip("/").replace("/", ".")] = frozenset(
+            each for node in tree(text).body for each in bound_by(node)
+        )
+    return bound
+
+
+@cache
+def whole_names() -> frozenset[str]:
+    """All modules, and what is bound in each."""
+    return frozenset(names_by_module()) | {
+        f"{module}.{name}" for module, names in names_by_module().items() for name in names
+    }
+
+
+def leads_somewhere(target: str, module: str, class_name: str = "") -> bool:
+    """Whether Sphinx would find what a role points at.
+
+    With a dot in front it may be anywhere.  Else it is a whole name, or bound in the module or the class where the text
+    is, or of a module that is imported there.
+    """
+    words = target.strip(".").split(".")
+    if len(words) > 1 and words[0] in sys.stdlib_module_names:
+        return True
+    anywhere = target.startswith(".") or words[0] in names_by_module()[module]
+    ends = f".{'.'.join(words)}", f".{'.'.join(words[:-1])}"
+    if (anywhere and len(words) > 1) or target.startswith("."):
+        is_name = any(name.endswith(ends[0]) for name in whole_names())
+        is_member = len(words) > 1 and words[-1] in defined().get(words[-2], ())
+        return is_name or (is_member and any(name.endswith(ends[1]) for name in whole_names()))
+    if words[0] == "appliance":
+        is_member = words[-1] in defined().get(words[-2], ()) and ends[1][1:] in whole_names()
+        return target in whole_names() or is_member
+    return anywhere or (len(words) == 1 and words[0] in defined().get(class_name, ()))
+
+
+def test_a_reference_that_leads_nowhere_is_found() -> None:
+    module = "appliance.log.compaction"
+    for target in ("Pass", ".Pass", "run", ".compaction.Pass", "LogCompactor.run", "appliance.log.Pass", "log.Pass"):
+        assert not leads_somewhere(target, module), target
+    for target in ("run_pass", ".LogReader.locate_kept", "LogCompactor.compact_segment", "functools.cache"):
+        assert leads_somewhere(target, module), target
+    assert leads_somewhere("compact_segment", module, "LogCompactor") and leads_somewhere(module, module)
+
+
+def references(node: ast.AST, class_name: str = "") -> Iterator[tuple[str, str]]:
+    """What roles in docstrings point at, each with the class in which it is."""
+    for inner in ast.iter_child_nodes(node):
+        if isinstance(inner, ast.Expr) and isinstance(inner.value, ast.Constant) and isinstance(inner.value.value, str):
+            yield from ((target, class_name) for target in ROLE.findall(inner.value.value))
+        yield from references(inner, inner.name if isinstance(inner, ast.ClassDef) else class_name)
+
+
+def test_references_in_docstrings_lead_somewhere() -> None:
+    modules = dict(zip((name for name, _ in sources()), names_by_module(), strict=True))
+    for name, text in sources():
+        for target, class_name in references(tree(text)):
+            assert leads_somewhere(target, modules[name], class_name), f"{name}: `{target}`: no such name"

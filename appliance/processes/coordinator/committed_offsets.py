@@ -605,7 +605,7 @@ class CommittedOffsets:
         changes: Mapping[str, Mapping[TopicPartition, CommittedOffset]],
         store: Callable[[Sequence[StoredGroupOffsets]], Operation[int | StoredGroupOffsets]],
     ) -> int:
-        """Store offsets of several groups in one step with something else; see :func:`transaction_nodes.commit`.
+        """Store offsets of several groups in one step with something else; see :func:`.transaction_nodes.commit`.
 
         Args:
             store: the operation that stores the offsets that it is given.

@@ -324,7 +324,7 @@ class PeerTransactions:
         return rows
 
     async def take_offsets(self, transactional_id: str, group: str, gone: Collection[str]) -> int:
-        """See :meth:`StoredTransactions.take_offsets`, of the group's coordinator."""
+        """See :meth:`.StoredTransactions.take_offsets`, of the group's coordinator."""
         broker_id = self._brokers.coordinator(group)
         return int(
             await self._ask(broker_id, "take_offsets", {"id": transactional_id, "group": group, "gone": sorted(gone)})
