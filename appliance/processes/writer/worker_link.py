@@ -20,19 +20,23 @@ append request adds three numbers for each of ``writer_link.APPEND_PARTS_MAX`` p
 APPEND_NUMBERS: Final = 8
 
 
-class AppendSource(Protocol):
+class AnswerTaker(Protocol):
+    """Who is answered once something is flushed."""
+
+    def answer(self, answers: Sequence[tuple[Any, AppendAnswer]]) -> None:
+        """Answer, by tokens that only this one understands.  Call with the flusher's lock held."""
+
+
+class AppendSource(AnswerTaker, Protocol):
     """A sender of append requests: a network worker, or a handed-over connection."""
 
     arena: memoryview
 
-    def answer(self, answers: Sequence[tuple[Any, AppendAnswer]]) -> None:
-        """Answer append requests, by their tokens.  Call with the flusher's lock held."""
-
 
 class ReadyAnswer(NamedTuple):
-    """The answer to one append request."""
+    """The answer to one append request, or to a step of a transaction."""
 
-    source: AppendSource
+    source: AnswerTaker
     acks: int
     token: Any
     answer: AppendAnswer
@@ -44,7 +48,7 @@ def send_answers(ready: Sequence[ReadyAnswer]) -> None:
         ((source, _, token, answer),) = ready
         source.answer(((token, answer),))
         return
-    by_source: dict[AppendSource, list[tuple[Any, AppendAnswer]]] = {}
+    by_source: dict[AnswerTaker, list[tuple[Any, AppendAnswer]]] = {}
     for source, _, token, answer in ready:
         by_source.setdefault(source, []).append((token, answer))
     for source, answers in by_source.items():

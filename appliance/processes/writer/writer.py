@@ -348,10 +348,8 @@ def _unsettable(attributes: int) -> InvalidTimestamp | InvalidRecord:
     return InvalidRecord(f"a batch with attributes {attributes & 0xFFFF:#06x}, some of which mean nothing")
 
 
-class Steps:
-    """The steps of transactions that are done: a :class:`~.worker_link.AppendSource`, whose tokens are the messages."""
-
-    arena = memoryview(b"")
+class FlushedSteps:
+    """The steps of transactions that are done; the tokens of what it is answered are the messages."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         """``wake`` lets the loop :meth:`take_answered` them."""
@@ -442,7 +440,7 @@ class Writer:
             wake=self._alarm.ring,
             directory=arguments.path,
         )
-        self._steps = Steps(wake=self._alarm.ring)
+        self._steps = FlushedSteps(wake=self._alarm.ring)
         self._named_ms = 0  # when it has last seen that its file has its name
         self._full = False  # whether the disk has no room, as the table shows and the supervisor knows
         self._lacking_bytes = self._room_checked_ms = 0  # while it is full: what was refused last; the last look
