@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from typing import Final, Protocol
+from typing import Final
 
 from ..errors import ApplianceError, ClientFault, UnknownPartition
 from .cluster_client import Cluster
 from .partition_queue import BACKOFF_DOUBLINGS_MAX
-from .transactions import ProducerTransactions
 from .troubles import Troubles
 
 METADATA_AGE_S: Final = 60.0
@@ -22,26 +21,8 @@ REFUSED_S: Final = 5.0
 """How soon to ask again for a topic that was not made."""
 
 
-class Waiting(Protocol):
-    """The batches that wait for an identity.  Called with the lock held."""
-
-    def unidentified(self) -> list[tuple[str, int]]: ...
-
-    def join(self, parts: Iterable[tuple[str, int]], producer_id: int, epoch: int) -> None:
-        """They are added to the transaction: send their batches."""
-        ...
-
-    def refuse(self, parts: Iterable[tuple[str, int]], error: ApplianceError) -> None:
-        """They cannot be: fail their batches."""
-        ...
-
-
 class BackgroundRequests:
-    """Collects the requests that are needed, and makes them.  Attributes are changed with ``lock`` held.
-
-    ``identified(producer_id, epoch)`` is called with the lock held for each new producer id.  ``transactions``: those
-    of a transactional producer, whose batches wait until their partitions are added.
-    """
+    """Collects the requests that are needed, and makes them.  Attributes are changed with ``lock`` held."""
 
     def __init__(
         self,
@@ -53,9 +34,6 @@ class BackgroundRequests:
         backoff_s_max: float,
         jitter: Callable[[], float],
         now_s: float,
-        identified: Callable[[int, int], None],
-        transactions: ProducerTransactions | None,
-        waiting: Callable[[], Waiting],
     ) -> None:
         self.stale_topics: set[str] = set()
         """Something is sent to them, and what is known of them is wrong."""
@@ -64,16 +42,13 @@ class BackgroundRequests:
         self._refused_s: dict[str, float] = {}  # when a topic was not made
         self._now_s = now_s
         self.wants_id = False
+        """Batches wait for a producer id, or for being in a transaction."""
         self.producer_id = -1
         self._cluster = cluster
         self._lock = lock
         self._troubles = troubles
         self._backoff_s, self._backoff_s_max, self._jitter = backoff_s, backoff_s_max, jitter
         self._failures = 0
-        self._identified = identified
-        self._transactions, self._waiting = transactions, waiting
-        self.adding = threading.Lock()
-        """Held while partitions are added to a transaction: it neither begins nor is aborted meanwhile."""
         self._aged_s = now_s + METADATA_AGE_S
         self._resume_s = 0.0
 
@@ -97,8 +72,10 @@ class BackgroundRequests:
         self._needed, self.stale_topics, self._aged_topics = self.stale_topics, set(), set()
         return topics
 
-    def make(self, topics: set[str]) -> None:
+    def make(self, topics: set[str], identify: Callable[[], None]) -> None:
         """Make the requests, without the lock.  Those that fail are due again after a back-off.
+
+        ``identify`` asks for what those batches wait for that want an id.
 
         A topic that something is sent to, and that was deleted, may be made again, as at its first message.
         """
@@ -109,14 +86,8 @@ class BackgroundRequests:
                 self._make_again(topics & self._needed - existing)
                 if self._troubles:
                     self._troubles.note_progress("metadata")
-            if self.wants_id and self._transactions is not None:
-                self.add_partitions(self._transactions)
-            elif self.wants_id:
-                producer_id, epoch = self._ask_id()
-                with self._lock:
-                    self.wants_id = False
-                    self.producer_id = producer_id
-                    self._identified(producer_id, epoch)
+            if self.wants_id:
+                identify()
             self._failures = 0
         except ApplianceError as error:
             self._troubles.note_trouble("metadata", error)
@@ -126,31 +97,6 @@ class BackgroundRequests:
             with self._lock:
                 self._resume_s = self._now_s + backoff_s
                 self.stale_topics |= topics
-
-    def add_partitions(self, transactions: ProducerTransactions) -> None:
-        """Add the partitions to the transaction whose batches wait for that, in the calling thread.
-
-        Raises:
-            Unavailable: it is due again.
-        """
-        with self.adding:
-            with self._lock:
-                self.wants_id = False
-                parts = self._waiting().unidentified()
-            if not parts:
-                return
-            try:
-                producer_id, epoch = transactions.add_partitions(parts)
-            except ClientFault as error:
-                with self._lock:
-                    self._waiting().refuse(parts, error)
-            except ApplianceError:
-                with self._lock:
-                    self.wants_id = True
-                raise
-            else:
-                with self._lock:
-                    self._waiting().join(parts, producer_id, epoch)
 
     def _make_again(self, gone: set[str]) -> None:
         """Let the appliance make topics, as at their first message; what is sent to those that are not made waits."""
@@ -168,10 +114,11 @@ class BackgroundRequests:
     def ensure_id(self) -> None:
         """Get a producer id if there is none yet, in the calling thread."""
         if self.producer_id < 0:
-            producer_id, _ = self._ask_id()
+            producer_id, _ = self.ask_id()
             with self._lock:
                 self.producer_id = producer_id
 
-    def _ask_id(self) -> tuple[int, int]:
+    def ask_id(self) -> tuple[int, int]:
+        """A new producer id, and its epoch."""
         result = self._cluster.admin("init_producer", {})
         return int(result["producer_id"]), int(result["epoch"])

@@ -66,7 +66,7 @@ from .fetcher import Fetcher, FetchOptions, reads_committed
 from .group_fetching import GroupFetching, NewlyOwned
 from .group_member import GroupMember, MemberIdentity, MemberSession
 from .lifetime import inherited, refuse_in_children
-from .rebalance import Gained
+from .rebalance import Gained, Streams
 from .streams import MessageStream, OwnedPartitions
 from .threads import Threads
 from .troubles import Trouble
@@ -311,7 +311,7 @@ class GroupConsumer:
                 raise InvalidRequest(f"{topic}-{partition} is not owned by this consumer now")
         return chosen or list(self._owned.partitions)
 
-    # ---- for the transactions of a producer: ``transactions.Consumed``
+    # ---- for the transactions of a producer
 
     def check_transactional(self) -> None:
         """
@@ -322,6 +322,7 @@ class GroupConsumer:
             raise InvalidRequest('transactions need GroupConsumer(..., auto_commit=False, isolation="read_committed")')
 
     def proof(self) -> dict[str, Any]:
+        """What shows the coordinator which member of the group this is."""
         return self._identity.proof()
 
     def handed_out(self) -> dict[tuple[str, int], int]:
@@ -456,7 +457,7 @@ class GroupConsumer:
         membership = MemberSession(
             self._identity,
             subscription,
-            _Streams(self._gained, self._stop),
+            Streams(self._gained, self._stop),
             session_ms=self._session_timeout_ms,
             clock_ms=self._clock_ms,
         )
@@ -525,13 +526,6 @@ class GroupConsumer:
 
     def _alive(self) -> bool:
         return self._member is not None and self._member.lease_left_ms > 0
-
-
-class _Streams(NamedTuple):
-    """The consumer's side of a rebalance: :class:`.rebalance.Streams`."""
-
-    start: Callable[[Sequence[Gained]], None]
-    stop: Callable[[Sequence[TopicPartition]], Mapping[TopicPartition, int]]
 
 
 def _start_timestamp(start: str | int) -> int:

@@ -68,6 +68,7 @@ from .arguments import check_functions, check_least, function, partition_number,
 from .client_security import ClientSecurity
 from .cluster_client import Cluster
 from .delivery import Delivery, OnDelivery, ProducerBatch
+from .group import GroupConsumer
 from .known_topics import KnownTopic, KnownTopics
 from .lifetime import ForeignLock, inherited, register
 from .open_batches import OpenBatches
@@ -75,7 +76,7 @@ from .outgoing import PLAIN_BYTES, OutgoingMessage, check_block, outgoing, plain
 from .producer_options import ProducerOptions, acks_number
 from .sender import Sender
 from .threads import fresh
-from .transactions import Consumed, ProducerStep, Transaction
+from .transactions import ProducerStep, Transaction
 from .troubles import Trouble
 
 logger = logging.getLogger(__name__)
@@ -338,7 +339,7 @@ class Producer:
 
     # ---- transactions
 
-    def transaction(self, consumer: Consumed | None = None) -> Transaction:
+    def transaction(self, consumer: GroupConsumer | None = None) -> Transaction:
         """A transaction, as a context: see ``transactions.py``.
 
         Args:
@@ -348,7 +349,7 @@ class Producer:
             InvalidRequest: this producer has no transactional_id, or the consumer commits by itself, or is none.
         """
         self._check_usable()
-        if consumer is not None and not hasattr(consumer, "check_transactional"):
+        if consumer is not None and not isinstance(consumer, GroupConsumer):
             raise InvalidRequest(f"consumer={shown(consumer)}: give a GroupConsumer")
         if self._transactions is None:
             raise InvalidRequest("this producer has no transactional_id")

@@ -25,8 +25,8 @@ Deliveries are at least once: the next owner reads again what was read but not c
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Generator, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from ..errors import ApplianceError, OffsetsFull
 from ..names import TopicPartition
@@ -63,21 +63,18 @@ class Gained(NamedTuple):
     offset: int | None
 
 
-class Streams(Protocol):
-    """The consumer's side of a rebalance.  The thread that polls the member calls it.
+class Streams(NamedTuple):
+    """The consumer's side of a rebalance.  The thread that polls the member calls it; neither may wait for a broker.
 
-    Neither method may wait for a broker.
+    ``start`` begins to read these partitions, which are ours now.
+
+    ``stop`` stops reading these partitions and drops their queued messages: after it has returned, no message of them
+    is handed out any more.  It returns the offset of the next message, to be committed, for each partition that has
+    handed out any.
     """
 
-    def stop(self, parts: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-        """Stop reading these partitions and drop their queued messages.
-
-        After it has returned, no message of them is handed out any more.  Returns the offset of the next message, to be
-        committed, for each partition that has handed out any.
-        """
-
-    def start(self, gained: Sequence[Gained]) -> None:
-        """Start to read these partitions, which are ours now."""
+    start: Callable[[Sequence[Gained]], None]
+    stop: Callable[[Sequence[TopicPartition]], Mapping[TopicPartition, int]]
 
 
 class Rebalancer:

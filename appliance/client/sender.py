@@ -24,7 +24,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from ..errors import ApplianceError, ClientBroken, RequestTimedOut
+from ..errors import ApplianceError, ClientBroken, ClientFault, RequestTimedOut
 from .background_requests import BackgroundRequests
 from .cluster_client import Cluster
 from .delivery import ProducerBatch
@@ -93,10 +93,9 @@ class Sender:
             backoff_s_max=options.backoff_s_max,
             jitter=jitter,
             now_s=clock(),
-            identified=self._identified,
-            transactions=self.transactions,
-            waiting=lambda: self._dispatcher,
         )
+        self._adding = threading.Lock()
+        """Held while partitions are added to a transaction: it neither begins nor is aborted meanwhile."""
         self._dispatcher = Dispatcher(
             cluster, options, self.outstanding, self._background, self.troubles, jitter=jitter
         )
@@ -200,7 +199,7 @@ class Sender:
 
     def begin_transaction(self) -> None:
         """Let each partition wait until it is added to the transaction that begins."""
-        with self._background.adding, self.lock:
+        with self._adding, self.lock:
             self.outstanding.failure = None
             self._dispatcher.suspend()
 
@@ -208,7 +207,46 @@ class Sender:
         """Add what waits for that to the transaction, in the calling thread; else its own thread tries it again."""
         if self.transactions is not None:
             with contextlib.suppress(ApplianceError):
-                self._background.add_partitions(self.transactions)
+                self._add_partitions(self.transactions)
+
+    def _add_partitions(self, transactions: ProducerTransactions) -> None:
+        """
+        Raises:
+            Unavailable: it is due again.
+        """
+        with self._adding:
+            with self.lock:
+                self._background.wants_id = False
+                parts = self._dispatcher.unidentified()
+            if not parts:
+                return
+            try:
+                producer_id, epoch = transactions.add_partitions(parts)
+            except ClientFault as error:
+                with self.lock:
+                    self._dispatcher.refuse(parts, error)
+            except ApplianceError:
+                with self.lock:
+                    self._background.wants_id = True
+                raise
+            else:
+                with self.lock:
+                    self._dispatcher.join(parts, producer_id, epoch)
+
+    def _identify(self) -> None:
+        """Ask for what batches wait for: a producer id, or that their partitions are in the transaction.
+
+        Raises:
+            Unavailable: it is due again.
+        """
+        if self.transactions is not None:
+            self._add_partitions(self.transactions)
+            return
+        producer_id, epoch = self._background.ask_id()
+        with self.lock:
+            self._background.wants_id = False
+            self._background.producer_id = producer_id
+            self._dispatcher.identify(producer_id, epoch)
 
     def drop(self, error: ApplianceError, deadline_s: float | None) -> bool:
         """Fail what is not sent yet, and wait until the rest is answered.
@@ -228,9 +266,9 @@ class Sender:
                 return False
         # A request under way would come behind the end of the transaction.
         left_s = -1.0 if deadline_s is None else max(0.0, deadline_s - self._clock())
-        if not self._background.adding.acquire(timeout=left_s):
+        if not self._adding.acquire(timeout=left_s):
             return False
-        self._background.adding.release()
+        self._adding.release()
         return True
 
     # ---- the end
@@ -301,7 +339,7 @@ class Sender:
                 self._wake.clear()
             self.callbacks.run()
             if stale_topics is not None:
-                self._background.make(stale_topics)
+                self._background.make(stale_topics, self._identify)
             elif self._asleep:
                 self._wake.wait(rest_s if rest_s < math.inf else None)
             else:
@@ -320,6 +358,3 @@ class Sender:
         if self.outstanding.batches:
             wake_s = min(wake_s, self._dispatcher.due_s, self._background.due_s)
         return wake_s - now_s
-
-    def _identified(self, producer_id: int, epoch: int) -> None:
-        self._dispatcher.identify(producer_id, epoch)

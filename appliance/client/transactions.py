@@ -51,6 +51,7 @@ from typing import Any, Final, Protocol
 
 from ..errors import ApplianceError, InvalidRequest, ProducerFenced, RequestTimedOut, TransactionAborted
 from .cluster_client import Cluster
+from .group import GroupConsumer
 from .producer_options import ProducerOptions
 from .threads import fresh
 
@@ -68,30 +69,6 @@ class ProducerStep(Enum):
     OPEN = 2
     ENDING = 3
     FENCED = 4
-
-
-class Consumed(Protocol):
-    """What a group consumer has handed out since the last commit."""
-
-    def proof(self) -> dict[str, Any]:
-        """What shows the coordinator which member of a group this is."""
-        ...
-
-    def check_transactional(self) -> None: ...
-
-    def handed_out(self) -> dict[tuple[str, int], int]:
-        """The next offset of each partition.
-
-        Raises:
-            IllegalGeneration: a partition with such messages has gone to another member.
-        """
-        ...
-
-    def on_committed(self, offsets: dict[tuple[str, int], int]) -> None: ...
-
-    def rewind(self) -> None:
-        """Hand it out again."""
-        ...
 
 
 class Sending(Protocol):
@@ -174,7 +151,7 @@ class ProducerTransactions:
         self._begun = False
         self.state = ProducerStep.OPEN
 
-    def commit(self, sending: Sending, consumed: Consumed | None) -> None:
+    def commit(self, sending: Sending, consumed: GroupConsumer | None) -> None:
         """
         Raises:
             TransactionAborted: something could not be delivered, or the consumer has lost a partition.
@@ -244,7 +221,7 @@ class ProducerTransactions:
         text = "transaction %r is aborted when its time is up; if none was begun by then, its producer is fenced: %s"
         logger.warning(text, self._id, why)
 
-    def _send_offsets(self, consumed: Consumed) -> dict[tuple[str, int], int]:
+    def _send_offsets(self, consumed: GroupConsumer) -> dict[tuple[str, int], int]:
         offsets = consumed.handed_out()
         if offsets:
             self._begun = True
@@ -292,7 +269,7 @@ class ProducerTransactions:
 class Transaction:
     """The context of ``producer.transaction()``.  In a delivery callback it neither begins nor ends: InvalidRequest."""
 
-    def __init__(self, transactions: ProducerTransactions, sending: Sending, consumed: Consumed | None) -> None:
+    def __init__(self, transactions: ProducerTransactions, sending: Sending, consumed: GroupConsumer | None) -> None:
         self._transactions, self._sending, self._consumed = transactions, sending, consumed
 
     def __enter__(self) -> Transaction:
