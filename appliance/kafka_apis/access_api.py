@@ -37,7 +37,7 @@ class AccessApi:
             return DISABLED | {"resources": []}
         chosen = _filter(call.request)
         rules_by_resource: dict[tuple[ResourceType, str, PatternType], list[ReplyRow]] = {}
-        for acl in dict.fromkeys(rule.acl for rule in effective(self._appliance.security, chosen)):
+        for acl in dict.fromkeys(rule.acl for rule in effective(self._appliance.security.state, chosen)):
             rules_by_resource.setdefault((acl.resource, acl.name, acl.pattern), []).append(_entry(acl))
         resources = [
             {"resource_type": resource, "resource_name": name, "pattern_type": pattern, "acls": rules}
@@ -58,7 +58,7 @@ class AccessApi:
                 rows.append(_fault(error))
         if new:
             try:
-                await self._appliance.alter_security(lambda state: added(state, new))
+                await self._appliance.security.alter(lambda state: added(state, new))
             except ApplianceError as error:
                 rows = [row if row["error_code"] else _fault(error) for row in rows]
         return {"results": rows}
@@ -72,7 +72,7 @@ class AccessApi:
             return {"filter_results": [_fault(error) for _ in call.request.filters]}
         deletion = RuleDeletion(chosen)
         try:
-            await self._appliance.alter_security(deletion)
+            await self._appliance.security.alter(deletion)
         except ApplianceError as error:
             return {"filter_results": [_fault(error) for _ in chosen]}
         rows = []

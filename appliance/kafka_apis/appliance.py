@@ -1,7 +1,7 @@
 """The interface of the forwarded Kafka APIs to the appliance.
 
-The handlers read the state that :class:`Appliance` offers and ask it for changes.  The coordinator process implements
-it over topics, partitions and the registry in ZooKeeper, the tests with dictionaries.
+The handlers read the state that :class:`Appliance` offers and ask it, or one of its stores, for changes.  The
+coordinator process implements it over topics, partitions and the registry in ZooKeeper, the tests with dictionaries.
 
 Plain methods answer from memory: they give the last known state also while ZooKeeper is away.  ``async`` ones may wait
 for others (the supervisor, ZooKeeper).  Their implementer keeps the deadline: without ZooKeeper they raise
@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from ..broker.metadata_answers import Directory
-from ..config import Config, TopicSettings
+from ..config import Config, TopicDefaults
 from ..groups.group_settings import OwnSettings
 from ..groups.messages import Limits
 from ..security.security_state import SecurityState
@@ -47,6 +47,63 @@ class ProducerInLog(NamedTuple):
     open_from: int = -1
 
 
+class SecurityStore(Protocol):
+    """Users, access rules, quotas."""
+
+    @property
+    def state(self) -> SecurityState:
+        """The present state, also while ZooKeeper is away."""
+
+    async def alter(self, change: Callable[[SecurityState], SecurityState], /) -> object:
+        """Change it; ``change`` accepts a state that has the change already.  Raises what ``change`` raises, too."""
+
+
+class GroupSettingsStore(Protocol):
+    """What groups set themselves."""
+
+    @property
+    def own(self) -> Mapping[str, OwnSettings]:
+        """What each group sets itself that sets anything, there or not, also while ZooKeeper is away."""
+
+    @property
+    def limits(self) -> Limits:
+        """What holds for groups that set nothing."""
+
+    def settings_after(self, group: str, changes: Mapping[str, str | int | None]) -> OwnSettings:
+        """What a group would set itself after these changes.  Raises InvalidSetting, as ``alter`` would for these."""
+        ...
+
+    async def alter(self, group: str, changes: Mapping[str, str | int | None]) -> None:
+        """Set, or with None take back, single settings; the others stay."""
+
+
+class TopicStore(Protocol):
+    """Makes and changes topics.  :meth:`Appliance.delete_topic` deletes them, since it asks who has not read one."""
+
+    @property
+    def defaults(self) -> TopicDefaults:
+        """What holds for topics, there or not, that set nothing themselves."""
+
+    @property
+    def auto_create(self) -> bool:
+        """Are topics made that a client asks for and that do not exist?"""
+
+    async def create(self, name: str, partitions: int | None, settings: Mapping[str, str]) -> object:
+        """Returns when the topic can be produced to; ``partitions`` None: as many as configured."""
+
+    def check_creation(self, name: str, partitions: int | None, settings: Mapping[str, str]) -> object:
+        """Raises what ``create`` would raise at once, and changes nothing."""
+
+    def check_settings(self, settings: Mapping[str, str]) -> object:
+        """Raises what ``alter`` would raise for these."""
+
+    async def alter(self, name: str, settings: Mapping[str, str | None], partitions: int | None = None) -> object:
+        """Set, or with None take back, single settings; the others stay.
+
+        ``partitions`` is the new total, larger than the present one.
+        """
+
+
 class Appliance(Directory, Protocol):
     # -- the appliance and its peers ------------------------------------------------------------------
 
@@ -72,33 +129,15 @@ class Appliance(Directory, Protocol):
         """Whether access rules are enforced."""
 
     @property
-    def security(self) -> SecurityState:
-        """The present state, also while ZooKeeper is away."""
-
-    async def alter_security(self, change: Callable[[SecurityState], SecurityState]) -> None:
-        """Change it; ``change`` accepts a state that has the change already.  Raises what ``change`` raises, too."""
-
-    # -- settings of groups ---------------------------------------------------------------------------
+    def security(self) -> SecurityStore: ...
 
     @property
-    def group_settings(self) -> Mapping[str, OwnSettings]:
-        """What each group sets itself that sets anything, there or not, also while ZooKeeper is away."""
-
-    @property
-    def group_limits(self) -> Limits:
-        """What holds for groups that set nothing."""
-
-    def check_group_settings(self, group: str, changes: Mapping[str, str | int | None]) -> None:
-        """Raises InvalidSetting, as ``alter_group`` would for these."""
-
-    async def alter_group(self, group: str, changes: Mapping[str, str | int | None]) -> None:
-        """Set, or with None take back, single settings; the others stay."""
+    def group_settings(self) -> GroupSettingsStore: ...
 
     # -- topics ---------------------------------------------------------------------------------------
 
-    def default_settings(self, topic: str) -> TopicSettings:
-        """What holds for a topic of this name, there or not, that sets nothing itself."""
-        ...
+    @property
+    def topic_store(self) -> TopicStore: ...
 
     def extent(self, topic: str, partition: int) -> OffsetSpan:
         """Raises UnknownPartition (also when stored elsewhere), Unavailable, StorageFault (offline)."""
@@ -112,26 +151,7 @@ class Appliance(Directory, Protocol):
             UnknownPartition: it is stored elsewhere, or nowhere.
         """
 
-    @property
-    def auto_create(self) -> bool:
-        """Are topics made that a client asks for and that do not exist?"""
-
-    async def create_topic(self, name: str, partitions: int | None, settings: Mapping[str, str]) -> None:
-        """Returns when the topic can be produced to; ``partitions`` None: as many as configured."""
-
-    def check_topic(self, name: str, partitions: int | None, settings: Mapping[str, str]) -> None:
-        """Raises what ``create_topic`` would raise at once, and changes nothing."""
-
-    def check_settings(self, settings: Mapping[str, str]) -> None:
-        """Raises what ``alter_topic`` would raise for these."""
-
     async def delete_topic(self, name: str) -> None: ...
-
-    async def alter_topic(self, name: str, settings: Mapping[str, str | None]) -> None:
-        """Set, or with None take back, single settings; the others stay."""
-
-    async def add_partitions(self, name: str, count: int) -> None:
-        """``count`` is the new total, larger than the present one."""
 
     async def delete_records(self, topic: str, partition: int, offset: int) -> int:
         """Give up what lies before ``offset``, which is in the partition's extent; the new start, once it holds."""

@@ -68,7 +68,7 @@ class ClusterApi:
         made: dict[str, int] = {}
         if request.topics is not None and (call.version > 0 or request.topics):
             names_or_ids = [asked_id(topic.topic_id) if topic.name is None else topic.name for topic in request.topics]
-            if self._appliance.auto_create and (call.version < 4 or request.allow_auto_topic_creation):
+            if self._appliance.topic_store.auto_create and (call.version < 4 or request.allow_auto_topic_creation):
                 errors, made = await self._create_missing(call, names_or_ids)
         rows = [{"name": name, "error_code": code} for name, code in errors.items() if code]
         rows += [{"name": name, "error_code": 0, "created": count} for name, count in made.items()]
@@ -113,7 +113,7 @@ class ClusterApi:
 
     async def _create(self, name: str) -> int:
         try:
-            await self._appliance.create_topic(name, None, {})
+            await self._appliance.topic_store.create(name, None, {})
         except (TopicExists, Unavailable):  # somebody else was first, or it is not the time: ask again
             return Code.LEADER_NOT_AVAILABLE
         except ApplianceError as error:

@@ -17,7 +17,7 @@ from ..security.security_state import SecurityState
 from ..security.user_changes import StateChange, drop_verifiers, set_verifiers
 from ..wire.kafka.call import Answer, Call, Handler
 from ..wire.kafka.codes import Code
-from .appliance import Appliance
+from .appliance import SecurityStore
 
 NUMBERS: Final = {"SCRAM-SHA-256": 1, "SCRAM-SHA-512": 2}
 """Kafka's ScramMechanism."""
@@ -26,15 +26,15 @@ SALT_BYTES_MAX: Final = 256
 
 
 class CredentialsApi:
-    def __init__(self, appliance: Appliance) -> None:
-        self._appliance = appliance
+    def __init__(self, security: SecurityStore) -> None:
+        self._security = security
 
     @property
     def handlers(self) -> dict[str, Handler]:
         return {"DescribeUserScramCredentials": self._describe, "AlterUserScramCredentials": self._alter}
 
     async def _describe(self, call: Call) -> Answer:
-        users = self._appliance.security.users
+        users = self._security.state.users
         asked = Counter(user.name for user in call.request.users or ()) or dict.fromkeys(sorted(users), 1)
         results = []
         for name, count in asked.items():
@@ -60,7 +60,7 @@ class CredentialsApi:
             upsertions = [upsertion for upsertion in request.upsertions if upsertion.name == name]
             row: dict[str, Any] = {"error_code": Code.NONE}
             try:
-                await self._appliance.alter_security(_all(_changes(name, deletions, upsertions)))
+                await self._security.alter(_all(_changes(name, deletions, upsertions)))
             except ApplianceError as error:
                 row = _fault(error.code, str(error))
             results.append({"user": name} | row)

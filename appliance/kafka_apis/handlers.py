@@ -142,10 +142,10 @@ class KafkaApis:
             ClusterApi(appliance),
             TopicApi(appliance),
             SettingsApi(appliance),
-            CredentialsApi(appliance),
+            CredentialsApi(appliance.security),
             AbsentApi(appliance),
             AccessApi(appliance),
-            QuotaApi(appliance),
+            QuotaApi(appliance.security),
         )
         handlers = {name: handler for api in apis for name, handler in api.handlers.items()}
         self._handlers: dict[int, Handler] = {

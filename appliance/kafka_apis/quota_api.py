@@ -10,7 +10,7 @@ from ..security.quotas import DEFAULT, ENTITY_TYPES, EntityPart, Quota, check_en
 from ..security.rule_changes import limited
 from ..wire.kafka.call import Answer, Call, Handler, ReplyRow
 from ..wire.kafka.codes import Code
-from .appliance import Appliance
+from .appliance import SecurityStore
 
 ADDRESS: Final = "ip"
 """Kafka's third type of entity.  Addresses have no quotas here."""
@@ -25,8 +25,8 @@ class Match(IntEnum):
 
 
 class QuotaApi:
-    def __init__(self, appliance: Appliance) -> None:
-        self._appliance = appliance
+    def __init__(self, security: SecurityStore) -> None:
+        self._security = security
 
     @property
     def handlers(self) -> dict[str, Handler]:
@@ -40,7 +40,7 @@ class QuotaApi:
             return {"error_code": error.code, "error_message": str(error), "entries": None}
         entries = [
             {"entity": _names(quota.entity), "values": [{"key": key, "value": rate} for key, rate in quota.limits]}
-            for quota in self._appliance.security.quotas
+            for quota in self._security.state.quotas
             if _selects(matches, request.strict, quota)
         ]
         return {"error_code": Code.NONE, "entries": entries}
@@ -58,9 +58,9 @@ class QuotaApi:
                 raise InvalidRequest("each limit of an entity can be changed once")
             change = limited(entity, limits)
             if validate_only:
-                change(self._appliance.security)
+                change(self._security.state)
             else:
-                await self._appliance.alter_security(change)
+                await self._security.alter(change)
         except ApplianceError as error:
             return {"error_code": error.code, "error_message": str(error), "entity": names}
         return {"error_code": Code.NONE, "entity": names}

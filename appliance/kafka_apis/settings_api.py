@@ -108,7 +108,10 @@ class SettingsApi:
     def _settings(self, kind: int, name: str, keys: frozenset[str], options: ReplyOptions, listener: Listener) -> bytes:
         """The encoded settings of a resource, those named ``keys`` or all."""
         if kind == Resource.TOPIC:
-            own, base = tuple(sorted(self._topic(name).settings.items())), self._appliance.default_settings(name)
+            own, base = (
+                tuple(sorted(self._topic(name).settings.items())),
+                self._appliance.topic_store.defaults.settings_of(name),
+            )
             if not keys:
                 return encode_topic(own, base, options)
             settings = topic_settings(own, base)
@@ -129,7 +132,7 @@ class SettingsApi:
 
     def _group_settings(self, group: str, listener: Listener) -> list[Setting]:
         _check_group(group)
-        own = self._appliance.group_settings.get(group, {})
+        own = self._appliance.group_settings.own.get(group, {})
         settings = []
         for setting in self._broker_settings(listener):
             if name := OF_GROUPS.get(setting.name):
@@ -174,7 +177,7 @@ class SettingsApi:
         here = str(self._appliance.broker_id)
         named = [(here, kind) for kind in (Resource.BROKER, Resource.BROKER_LOGGER)]
         named += [(name, Resource.TOPIC) for name in sorted(self._appliance.topics())]
-        named += [(name, Resource.GROUP) for name in sorted(self._appliance.group_settings)]
+        named += [(name, Resource.GROUP) for name in sorted(self._appliance.group_settings.own)]
         rows = [{"resource_name": name, "resource_type": kind} for name, kind in named if kind in kinds]
         return {"error_code": Code.NONE, "config_resources": rows}
 
@@ -221,28 +224,28 @@ class SettingsApi:
             changes |= dict.fromkeys(topic.settings.keys() - OURS)
             changes |= _values(resource.configs)
         else:
-            base = self._appliance.default_settings(topic.name)
+            base = self._appliance.topic_store.defaults.settings_of(topic.name)
             changes |= _operations(resource.configs, partial(_edited, topic, base))
         changes = {name: value for name, value in changes.items() if value is not None or name in topic.settings}
         added = {name: value for name, value in changes.items() if value is not None}
         if validate_only:
-            self._appliance.check_settings(added)
+            self._appliance.topic_store.check_settings(added)
         elif changes:
-            await self._appliance.alter_topic(topic.name, changes)
+            await self._appliance.topic_store.alter(topic.name, changes)
 
     async def _change_group(self, resource: Any, validate_only: bool, replace: bool) -> None:
         group = resource.resource_name
         _check_group(group)
-        own = self._appliance.group_settings.get(group, {})
+        own = self._appliance.group_settings.own.get(group, {})
         if replace:
             changes = dict.fromkeys(own) | _values(resource.configs)
         else:
             changes = _operations(resource.configs, _not_edited)
         changes = {name: value for name, value in changes.items() if value is not None or name in own}
         if validate_only:
-            self._appliance.check_group_settings(group, changes)
+            self._appliance.group_settings.settings_after(group, changes)
         elif changes:
-            await self._appliance.alter_group(group, changes)
+            await self._appliance.group_settings.alter(group, changes)
 
     def _change_nothing(self, resource: Any, replace: bool) -> None:
         """Of anything but topics and groups nothing can be set, so that everything can be taken back."""

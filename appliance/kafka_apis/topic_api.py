@@ -109,13 +109,13 @@ class TopicApi:
                 f"replication factor {new_topic.replication_factor}: each partition is stored once; ask for 1 or -1",
             )
         settings = _settings(new_topic.configs)
-        base = cluster.default_settings(new_topic.name)
+        base = cluster.topic_store.defaults.settings_of(new_topic.name)
         if validate_only:
-            cluster.check_topic(new_topic.name, count, settings)
+            cluster.topic_store.check_creation(new_topic.name, count, settings)
             topic = Topic(new_topic.name, settings=TopicSettings.texts(settings, base))
             partitions, made_id = count or cluster.config.partitions_of(new_topic.name), NO_ID
         else:
-            await cluster.create_topic(new_topic.name, count, settings)
+            await cluster.topic_store.create(new_topic.name, count, settings)
             topic = self._topic(new_topic.name)
             partitions, made_id = len(topic.partitions), topic_id(topic)
         own = tuple(sorted(topic.settings.items()))
@@ -203,7 +203,7 @@ class TopicApi:
                         raise _Refused(Code.INVALID_REPLICA_ASSIGNMENT, message)
                     self._check_brokers(assignment.broker_ids for assignment in topic.assignments)
                 if not call.request.validate_only:
-                    await self._appliance.add_partitions(topic.name, topic.count)
+                    await self._appliance.topic_store.alter(topic.name, {}, topic.count)
             except ApplianceError as error:
                 row |= {"error_code": _code_of(error), "error_message": str(error)}
             rows.append(row)

@@ -128,15 +128,15 @@ def test_a_regular_expression_matches_what_the_member_may_describe() -> None:
         cluster.authorizes = True
         client = Client(cluster)
         both = {acl("g", ResourceType.GROUP, Operation.READ), acl("t", ResourceType.TOPIC, Operation.DESCRIBE)}
-        cluster.security = SecurityState(acls=tuple(both))
+        cluster.security.state = SecurityState(acls=tuple(both))
         joined = await join(client, subscribed_topic_names=None, subscribed_topic_regex=".*")
         assert (joined.error_code, assigned(cluster, joined)) == (0, [("t", 0), ("t", 1)])
         described = await client.ask("ConsumerGroupDescribe", group_ids=["g"])
         assert described.groups[0].error_code == 0
         both.add(acl("logs-web", ResourceType.TOPIC, Operation.DESCRIBE))
-        cluster.security = SecurityState(acls=tuple(both))
+        cluster.security.state = SecurityState(acls=tuple(both))
         assert len(assigned(cluster, await beat(client, 1))) == 3, "the right was given meanwhile"
-        cluster.security = SecurityState(acls=tuple(both - {acl("t", ResourceType.TOPIC, Operation.DESCRIBE)}))
+        cluster.security.state = SecurityState(acls=tuple(both - {acl("t", ResourceType.TOPIC, Operation.DESCRIBE)}))
         refused = await join(client, member_id="another", subscribed_topic_names=["logs-web", "t"])
         assert refused.error_code == Code.TOPIC_AUTHORIZATION_FAILED and "'t'" in refused.error_message
         (group,) = (await client.ask("ConsumerGroupDescribe", group_ids=["g"])).groups

@@ -227,7 +227,7 @@ def test_topics_that_a_client_may_not_see_are_refused_or_left_out() -> None:
         cluster = FakeCluster()
         cluster.authorizes = True
         rules = [rule(ResourceType.GROUP, Operation.ALL, "g"), rule(ResourceType.TOPIC, Operation.READ, "t")]
-        cluster.security = SecurityState(acls=tuple(sorted(rules)))
+        cluster.security.state = SecurityState(acls=tuple(sorted(rules)))
         for name in ("t", "hidden"):
             cluster.add(name)
             cluster.positions.setdefault("g", {})[TopicPartition(name, 0)] = Commit(5)

@@ -27,7 +27,7 @@ def cluster() -> FakeCluster:
     """One whose clients may change access rules."""
     made = FakeCluster()
     made.authorizes = True
-    made.security = type(made.security)(acls=(MAY_ALTER,))
+    made.security.state = type(made.security.state)(acls=(MAY_ALTER,))
     return made
 
 
@@ -44,7 +44,7 @@ def test_rules_are_added_shown_and_deleted(version: int) -> None:
     for _ in range(2):  # again changes nothing
         reply = run(client.ask("CreateAcls", version, creations=[CREATION, other]))
         assert [(row.error_code, row.error_message) for row in reply.results] == [(0, None)] * 2
-    assert len(made.security.acls) == 3
+    assert len(made.security.state.acls) == 3
     reply = run(client.ask("DescribeAcls", version, **(EVERYTHING | {"resource_type_filter": 2})))
     shown = [
         (resource.resource_name, resource.pattern_type, [rule.operation for rule in resource.acls])
@@ -55,13 +55,13 @@ def test_rules_are_added_shown_and_deleted(version: int) -> None:
     reply = run(client.ask("DeleteAcls", version, filters=[matching, EVERYTHING | {"principal_filter": "User:none"}]))
     deleted = [[rule.resource_name for rule in row.matching_acls] for row in reply.filter_results]
     assert deleted == [["u-"], []]
-    assert [acl.name for acl in made.security.acls] == ["t", "kafka-cluster"]
+    assert [acl.name for acl in made.security.state.acls] == ["t", "kafka-cluster"]
 
 
 def test_rules_of_roles_are_shown_as_such_and_for_each_user() -> None:
     """A tool that knows users only sees who may do what, and cannot delete what it has not seen the origin of."""
     made = cluster()
-    made.security = msgspec.structs.replace(made.security, roles={"readers": ("a", "b")})
+    made.security.state = msgspec.structs.replace(made.security.state, roles={"readers": ("a", "b")})
     client = Client(made)
     run(client.ask("CreateAcls", creations=[CREATION | {"principal": "Role:readers"}, CREATION]))
     reply = run(client.ask("DescribeAcls", **(EVERYTHING | {"resource_name_filter": "t"})))
@@ -72,7 +72,7 @@ def test_rules_of_roles_are_shown_as_such_and_for_each_user() -> None:
     refused, deleted = run(client.ask("DeleteAcls", filters=[of_b, of_a])).filter_results
     assert refused.error_code == Code.INVALID_REQUEST and "roles revoke readers b" in refused.error_message
     assert [rule.principal for rule in deleted.matching_acls] == ["User:a"], "its own; that of the role stays"
-    assert {acl.principal for acl in made.security.acls} == {ANONYMOUS, "Role:readers"}
+    assert {acl.principal for acl in made.security.state.acls} == {ANONYMOUS, "Role:readers"}
     reply = run(client.ask("CreateAcls", creations=[CREATION | {"principal": "Role:typo"}]))
     assert reply.results[0].error_code == Code.INVALID_REQUEST and "no role 'typo'" in reply.results[0].error_message
 
@@ -93,7 +93,7 @@ def test_a_rule_that_means_nothing_is_refused_by_itself(wrong: dict[str, Any]) -
     reply = run(Client(made).ask("CreateAcls", creations=[CREATION | wrong, CREATION]))
     assert [row.error_code for row in reply.results] == [Code.INVALID_REQUEST, 0]
     assert reply.results[0].error_message
-    assert len(made.security.acls) == 2
+    assert len(made.security.state.acls) == 2
 
 
 def test_an_unknown_number_in_a_filter_is_refused() -> None:
@@ -114,7 +114,7 @@ def test_without_zookeeper_nothing_is_changed() -> None:
 @pytest.mark.parametrize("version", versions("DescribeAcls"))
 def test_who_may_not_see_rules_is_told_so(version: int) -> None:
     made = cluster()
-    made.security = type(made.security)()
+    made.security.state = type(made.security.state)()
     reply = run(Client(made).ask("DescribeAcls", version, **EVERYTHING))
     assert (reply.error_code, reply.resources) == (Code.CLUSTER_AUTHORIZATION_FAILED, [])
     assert reply.error_message == "not permitted on the cluster"

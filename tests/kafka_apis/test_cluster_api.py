@@ -61,7 +61,7 @@ def test_topics_are_made_as_configured(version: int) -> None:
     if version >= 4:
         held = run(Client(cluster).ask("Metadata", version, topics=names("no"), allow_auto_topic_creation=False))
         assert held.topics[0].error_code == Code.UNKNOWN_TOPIC_OR_PARTITION
-    cluster.auto_create = False
+    cluster.topic_store.auto_create = False
     assert run(Client(cluster).ask("Metadata", version, topics=names("no"))).topics[0].error_code == 3
 
 
@@ -71,7 +71,7 @@ def test_names_are_judged_alike_with_and_without_automatic_creation(version: int
     illegal, reserved = ["b/d", "", "..", "n" * 250], ["__consumer_offsets", "__transaction_state", "__mine"]
     for auto_create in (False, True):
         cluster = FakeCluster()
-        cluster.auto_create = auto_create
+        cluster.topic_store.auto_create = auto_create
         asked = names(*illegal, *reserved)
         reply = run(Client(cluster).ask("Metadata", version, topics=asked))
         codes = [Code.INVALID_TOPIC_EXCEPTION] * len(illegal) + [Code.UNKNOWN_TOPIC_OR_PARTITION] * len(reserved)

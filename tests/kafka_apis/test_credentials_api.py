@@ -45,14 +45,14 @@ def describe(cluster: FakeCluster, *names: str) -> list[Any]:
 def test_a_user_is_made_described_changed_and_deleted() -> None:
     cluster = FakeCluster()
     assert alter(cluster, upsertion(), upsertion(mechanism=2, iterations=8192)) == [("alice", 0)]
-    verifier = cluster.security.users["alice"]["SCRAM-SHA-256"]
+    verifier = cluster.security.state.users["alice"]["SCRAM-SHA-256"]
     assert is_password("SCRAM-SHA-256", b"secret", verifier) and not is_password("SCRAM-SHA-256", b"x", verifier)
     assert describe(cluster) == describe(cluster, "alice") == [("alice", 0, [(1, 4096), (2, 8192)])]
     assert alter(cluster, deletions=(deletion(),)) == [("alice", 0)]
     assert describe(cluster) == [("alice", 0, [(2, 8192)])]
     assert alter(cluster, upsertion(), deletions=(deletion(mechanism=2),)) == [("alice", 0)]
     assert describe(cluster) == [("alice", 0, [(1, 4096)])]
-    assert alter(cluster, deletions=(deletion(),)) == [("alice", 0)] and cluster.security.users == {}
+    assert alter(cluster, deletions=(deletion(),)) == [("alice", 0)] and cluster.security.state.users == {}
 
 
 def test_who_is_missing_or_asked_for_twice_is_told() -> None:
@@ -77,19 +77,19 @@ def test_who_is_missing_or_asked_for_twice_is_told() -> None:
 def test_what_cannot_be_is_refused_and_others_are_not_affected(row: dict[str, Any], code: int) -> None:
     cluster = FakeCluster()
     assert alter(cluster, row, upsertion("bob")) == [(row["name"], code), ("bob", 0)]
-    assert cluster.security.users.keys() == {"bob"}
+    assert cluster.security.state.users.keys() == {"bob"}
 
 
 def test_all_changes_of_a_user_are_made_or_none() -> None:
     cluster = FakeCluster()
     assert alter(cluster, upsertion(), deletions=(deletion(mechanism=2),)) == [("alice", Code.RESOURCE_NOT_FOUND)]
     assert alter(cluster, upsertion(), deletions=(deletion(),)) == [("alice", Code.DUPLICATE_RESOURCE)]
-    assert cluster.security.users == {}
+    assert cluster.security.state.users == {}
 
 
 def test_without_zookeeper_users_are_described_and_not_changed() -> None:
     cluster = FakeCluster()
-    cluster.security = SecurityState({"alice": {"SCRAM-SHA-256": make_verifier("SCRAM-SHA-256", b"x", 4096)}})
+    cluster.security.state = SecurityState({"alice": {"SCRAM-SHA-256": make_verifier("SCRAM-SHA-256", b"x", 4096)}})
     cluster.away = True
     assert alter(cluster, upsertion("bob")) == [("bob", Code.COORDINATOR_NOT_AVAILABLE)]
     assert describe(cluster) == [("alice", 0, [(1, 4096)])]

@@ -264,7 +264,7 @@ def test_a_group_has_settings_before_there_is_such_a_group() -> None:
     cluster = cluster_with()
     client = Client(cluster)
     assert changed_group(client, (SESSION, "60000", 0), validate_only=True).error_code == 0
-    assert not cluster.group_settings
+    assert not cluster.group_settings.own
     assert changed_group(client, (SESSION, "60000", 0)).error_code == 0
     rows = {row.name: row for row in describe(cluster, GROUP, "g", include_synonyms=True).configs}
     synonyms = [(row.name, row.value, row.source) for row in rows[SESSION].synonyms]
@@ -282,9 +282,9 @@ def test_a_group_has_settings_before_there_is_such_a_group() -> None:
     assert [(row.resource_name, row.resource_type) for row in listed] == [("g", GROUP)]
 
     assert changed_group(client, (HEARTBEAT, "1000"), api="AlterConfigs").error_code == 0
-    assert cluster.group_settings["g"] == {HEARTBEAT: 1_000}, "what is not given returns to its default"
+    assert cluster.group_settings.own["g"] == {HEARTBEAT: 1_000}, "what is not given returns to its default"
     assert changed_group(client, (HEARTBEAT, None, 1), (SESSION, None, 1)).error_code == 0
-    assert not cluster.group_settings["g"]
+    assert not cluster.group_settings.own["g"]
 
 
 @pytest.mark.parametrize("name, configs, code", [
@@ -303,7 +303,7 @@ def test_what_a_group_cannot_set_is_refused(
     cluster = cluster_with()
     answer = changed_group(Client(cluster), *configs, name=name, validate_only=validate_only)
     assert (answer.error_code, bool(answer.error_message)) == (code, True)
-    assert not cluster.group_settings
+    assert not cluster.group_settings.own
 
 
 def test_lists_are_edited() -> None:

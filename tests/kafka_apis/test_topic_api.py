@@ -115,7 +115,7 @@ def test_grow_in_every_version(version: int) -> None:
     assert [answer.error_code for answer in checked.results] == expected and not cluster.calls
     reply = run(client.ask("CreatePartitions", version, topics=topics))
     assert [answer.error_code for answer in reply.results] == expected
-    assert cluster.calls == [("add_partitions", "t", 4)]
+    assert cluster.calls == [("alter", "t", 4)]
 
 
 def test_what_is_named_twice_in_one_request_is_refused() -> None:

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from appliance.addresses import PLAINTEXT, Listener
 from appliance.catalog import Topic, new_id
-from appliance.config import Config, TopicSettings
+from appliance.config import Config, TopicDefaults, TopicSettings
 from appliance.errors import (
     ApplianceError,
     InvalidPartitions,
@@ -41,13 +41,74 @@ LISTENER, PEER = Listener("kafka", PLAINTEXT, "127.0.0.1:9092"), "10.0.0.7:5000"
 ORIGIN = Origin(LISTENER, PEER)
 
 
+class FakeSecurity:
+    def __init__(self, reach: Callable[[], None]) -> None:
+        self.state = SecurityState()
+        self._reach = reach
+
+    async def alter(self, change: Callable[[SecurityState], SecurityState]) -> None:
+        self._reach()
+        self.state = change(change(self.state))  # a reply was lost: the same change is made again
+
+
+class FakeGroupSettings:
+    def __init__(self, reach: Callable[[], None]) -> None:
+        self.own: dict[str, OwnSettings] = {}
+        self.limits = Limits()
+        self._reach = reach
+
+    def settings_after(self, group: str, changes: Mapping[str, str | int | None]) -> OwnSettings:
+        return altered(self.own.get(group, {}), changes, self.limits)
+
+    async def alter(self, group: str, changes: Mapping[str, str | int | None]) -> None:
+        self._reach()
+        self.own[group] = self.settings_after(group, changes)
+
+
+class FakeTopics:
+    auto_create = True
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        self._cluster = cluster
+
+    @property
+    def defaults(self) -> TopicDefaults:
+        return self._cluster.config.topic_defaults
+
+    def check_creation(self, name: str, partitions: int | None, settings: Mapping[str, str]) -> None:
+        check_topic(name)
+        self.defaults.held_by(name, settings)
+        if name in self._cluster.all:
+            raise TopicExists(f"{name} exists")
+        if partitions is not None and partitions < 1:
+            raise InvalidPartitions(f"{partitions} partitions")
+
+    async def create(self, name: str, partitions: int | None, settings: Mapping[str, str]) -> None:
+        self._cluster.reach()
+        self.check_creation(name, partitions, settings)
+        self._cluster.add(name, partitions or 1)
+        self._cluster.all[name].settings.update(settings)
+
+    def check_settings(self, settings: Mapping[str, str]) -> None:
+        TopicSettings.parse(settings, self._cluster.config.topics.defaults)
+
+    async def alter(self, name: str, settings: Mapping[str, str | None], partitions: int | None = None) -> None:
+        self._cluster.reach()
+        if partitions is not None:
+            self._cluster.calls.append(("alter", name, partitions))
+        topic = self._cluster.all[name]
+        own = {**topic.settings, **{key: value for key, value in settings.items() if value is not None}}
+        own = {key: value for key, value in own.items() if settings.get(key, value) is not None}
+        self.defaults.held_by(name, own)
+        topic.settings = own
+
+
 class FakeCluster:
     """``kafka_apis.appliance.Appliance`` and ``groups.store.GroupStore``; ``away``: ZooKeeper cannot be reached."""
 
     broker_id = 1
     cluster_id = "cluster"
     data_dir = "/data"
-    auto_create = True
     config = Config()
     listening = "127.0.0.1:9092"
 
@@ -66,9 +127,9 @@ class FakeCluster:
         self.types: dict[str, str] = {}
         self.revision = 0
         self.authorizes = False
-        self.group_settings: dict[str, OwnSettings] = {}
-        self.group_limits = Limits()
-        self.security = SecurityState()
+        self.group_settings = FakeGroupSettings(self.reach)
+        self.security = FakeSecurity(self.reach)
+        self.topic_store = FakeTopics(self)
         self.known_producers: dict[tuple[str, int], list[ProducerInLog]] = {}
         self.transactions = FakeTransactions(self.all, self.positions)
 
@@ -84,17 +145,6 @@ class FakeCluster:
     def brokers(self, listener: Listener) -> Sequence[Broker]:
         assert listener == LISTENER
         return self.live
-
-    async def alter_security(self, change: Callable[[SecurityState], SecurityState]) -> None:
-        self._reach()
-        self.security = change(change(self.security))  # a reply was lost: the same change is made again
-
-    def check_group_settings(self, group: str, changes: Mapping[str, str | int | None]) -> None:
-        altered(self.group_settings.get(group, {}), changes, self.group_limits)
-
-    async def alter_group(self, group: str, changes: Mapping[str, str | int | None]) -> None:
-        self._reach()
-        self.group_settings[group] = altered(self.group_settings.get(group, {}), changes, self.group_limits)
 
     def disk_space(self) -> tuple[int, int]:
         return 1_000_000, 400_000
@@ -113,54 +163,17 @@ class FakeCluster:
     def settings(self, topic: Topic) -> TopicSettings:
         return self.config.topic_defaults.held_by(topic.name, topic.settings)
 
-    def default_settings(self, topic: str) -> TopicSettings:
-        return self.config.topic_defaults.settings_of(topic)
-
     def extent(self, topic: str, partition: int) -> OffsetSpan:
         extent = self.extents.get((topic, partition), UnknownPartition("not here"))
         if isinstance(extent, ApplianceError):
             raise extent
         return extent
 
-    # topics
-
-    def check_topic(self, name: str, partitions: int | None, settings: Mapping[str, str]) -> None:
-        check_topic(name)
-        self.config.topic_defaults.held_by(name, settings)
-        if name in self.all:
-            raise TopicExists(f"{name} exists")
-        if partitions is not None and partitions < 1:
-            raise InvalidPartitions(f"{partitions} partitions")
-
-    async def create_topic(self, name: str, partitions: int | None, settings: Mapping[str, str]) -> None:
-        self._reach()
-        self.check_topic(name, partitions, settings)
-        self.add(name, partitions or 1)
-        self.all[name].settings.update(settings)
-
-    def check_settings(self, settings: Mapping[str, str]) -> None:
-        TopicSettings.parse(settings, self.config.topics.defaults)
-
     async def delete_topic(self, name: str) -> None:
-        self._reach()
+        self.reach()
         if name not in self.all:
             raise UnknownPartition(f"no {name}")
         del self.all[name]
-
-    async def alter_topic(self, name: str, settings: Mapping[str, str | None]) -> None:
-        self._reach()
-        own = dict(self.all[name].settings)
-        for key, value in settings.items():
-            if value is None:
-                own.pop(key, None)
-            else:
-                own[key] = value
-        self.config.topic_defaults.held_by(name, own)
-        self.all[name].settings = own
-
-    async def add_partitions(self, name: str, count: int) -> None:
-        self._reach()
-        self.calls.append(("add_partitions", name, count))
 
     async def delete_records(self, topic: str, partition: int, offset: int) -> int:
         self.calls.append(("delete_records", topic, partition, offset))
@@ -176,11 +189,11 @@ class FakeCluster:
         return False
 
     async def claim(self, group: str, *, make: bool = True) -> bytes:
-        self._reach()
+        self.reach()
         return self.unread.pop(group, b"")
 
     async def save(self, group: str, snapshot: bytes | None) -> None:
-        self._reach()
+        self.reach()
         if snapshot is None:
             self.snapshots.pop(group, None)
         else:
@@ -193,7 +206,7 @@ class FakeCluster:
     async def commit(
         self, group: str, offsets: Mapping[TopicPartition, Commit | None], protocol_type: str = ""
     ) -> Mapping[TopicPartition, ApplianceError]:
-        self._reach()
+        self.reach()
         stored = self.positions.setdefault(group, {})
         for key, to in offsets.items():
             if to is None:
@@ -207,18 +220,18 @@ class FakeCluster:
     async def committed(
         self, group: str, partitions: Sequence[TopicPartition] | None
     ) -> Mapping[TopicPartition, Commit]:
-        self._reach()
+        self.reach()
         stored = self.positions.get(group, {})
         return {key: stored[key] for key in (stored if partitions is None else partitions) if key in stored}
 
     async def forget(self, group: str) -> None:
-        self._reach()
+        self.reach()
         if group not in self.positions:
             raise UnknownGroup(group)
         del self.positions[group]
 
     async def groups(self, selects: Callable[[str], bool]) -> Sequence[ListedGroup]:
-        self._reach()
+        self.reach()
         registered = [self._resting(name) for name in self.positions] + list(self.native.values())
         return [
             ListedGroup(one.name, one.native, len(one.members), one.protocol_type)
@@ -227,7 +240,7 @@ class FakeCluster:
         ]
 
     async def group(self, name: str) -> RegisteredGroup | None:
-        self._reach()
+        self.reach()
         if name in self.native:
             return self.native[name]
         return self._resting(name) if name in self.positions else None
@@ -238,7 +251,7 @@ class FakeCluster:
     def register(self, group: str, members: Callable[[], Sequence[RegisteredMember]]) -> None:
         self.shown[group] = members()
 
-    def _reach(self) -> None:
+    def reach(self) -> None:
         if self.away:
             raise ZooKeeperAway("no ZooKeeper")
 
@@ -267,7 +280,7 @@ class Client:
 
     async def frame(self, name: str, version: int | None = None, **values: Any) -> bytes:
         key = KEY[name]
-        self.authorizer.enforce(self.cluster.security)
+        self.authorizer.enforce(self.cluster.security.state)
         version = version_of(key, version)
         if version > NAMED.get(key, version):
             values = self._with_ids(values)

@@ -300,7 +300,7 @@ class NativeApi:
     async def _group(self, request: OneGroup, access: Access) -> dict[str, Any]:
         registered = await self._groups.group(request.group)
         if registered is None and not self._is_kept(request.group):
-            if request.group not in self._broker.group_settings:
+            if request.group not in self._broker.group_settings.own:
                 raise UnknownGroup(f"there is no group {request.group!r}")
             nothing = {"protocol": "", "state": CONFIGURED, "members": [], "partitions": []}
             return nothing | self._settings_of(request.group)
@@ -324,11 +324,11 @@ class NativeApi:
 
     async def _alter_group(self, request: AlterGroup, access: Access) -> dict[str, Any]:
         check_group(request.group)
-        await self._broker.alter_group(request.group, request.settings)
+        await self._broker.group_settings.alter(request.group, request.settings)
         return self._settings_of(request.group)
 
     def _settings_of(self, group: str) -> dict[str, Any]:
-        own, limits = self._broker.group_settings.get(group, {}), self._broker.group_limits
+        own, limits = self._broker.group_settings.own.get(group, {}), self._broker.group_settings.limits
         held, sources = group_settings.values(own, limits), group_settings.sources(own, limits)
         return {"group": group, "settings": held, "sources": sources}
 

@@ -1,7 +1,7 @@
 """Answers the native verbs about users, access rules, roles and quotas; ``wire/native_admin.py`` specifies them.
 
 Whatever changes is one change of the stored security state (``security/rule_changes.py``, ``user_changes.py``,
-``roles.py``), made by :meth:`.ThisBroker.alter_security`.
+``roles.py``), made by :meth:`.SecurityRegistry.alter`.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class SecurityNativeApi:
 
     async def list_users(self, request: Nothing, access: Access) -> list[dict[str, Any]]:
         """Users with passwords, and those of whom something is decided, or who have a role."""
-        state, now_ms = self._broker.security, wall_ms()
+        state, now_ms = self._broker.security.state, wall_ms()
         decided = {name for name, account in state.accounts.items() if account.locked or account.expires_ms}
         roles: dict[str, list[str]] = {}
         for role in sorted(state.roles):
@@ -90,7 +90,7 @@ class SecurityNativeApi:
                 verifiers[mechanism] = decode_verifier(mechanism, text)
             except ValueError as error:
                 raise InvalidRequest(f"user {request.name!r}: {error}") from None
-        await self._broker.alter_security(set_verifiers(request.name, verifiers, new=request.new))
+        await self._broker.security.alter(set_verifiers(request.name, verifiers, new=request.new))
 
     async def alter_user(self, request: AlterUser, access: Access) -> None:
         change = alter_account(
@@ -100,30 +100,30 @@ class SecurityNativeApi:
             ended=uuid4().hex if request.kick or request.locked else "",
             without_password=request.without_password,
         )
-        await self._broker.alter_security(change)
+        await self._broker.security.alter(change)
 
     async def delete_user(self, request: OneUser, access: Access) -> None:
-        await self._broker.alter_security(drop_verifiers(request.name))
+        await self._broker.security.alter(drop_verifiers(request.name))
 
     # ---- access rules
 
     async def list_rules(self, request: SelectAcls, access: Access) -> list[dict[str, str]]:
-        return effective_words(self._broker.security, filter_from_words(request))
+        return effective_words(self._broker.security.state, filter_from_words(request))
 
     async def add_rules(self, request: AddAcls, access: Access) -> None:
         self._check_authorizer()
         new = [from_words(row) for row in request.acls]
-        await self._broker.alter_security(lambda state: added(state, new))
+        await self._broker.security.alter(lambda state: added(state, new))
 
     async def delete_rules(self, request: DeleteAcls, access: Access) -> list[dict[str, str]]:
         """Raises InvalidRequest: what would be deleted holds through a role, and so stays."""
         chosen = filter_from_words(request)
         deletion = RuleDeletion([chosen])
         if request.dry_run:
-            deletion(self._broker.security)
+            deletion(self._broker.security.state)
         else:
             self._check_authorizer()
-            await self._broker.alter_security(deletion)
+            await self._broker.security.alter(deletion)
         if message := deletion.refusal(chosen):
             raise InvalidRequest(message)
         return [words(acl) for acl in deletion.deleted]
@@ -131,7 +131,7 @@ class SecurityNativeApi:
     # ---- roles
 
     async def list_roles(self, request: Nothing, access: Access) -> list[dict[str, Any]]:
-        state = self._broker.security
+        state = self._broker.security.state
         rules: dict[str, list[dict[str, str]]] = {principal_of_role(name): [] for name in state.roles}
         for acl in state.acls:
             if acl.principal in rules:
@@ -143,20 +143,20 @@ class SecurityNativeApi:
 
     async def create_role(self, request: OneRole, access: Access) -> None:
         self._check_authorizer()
-        await self._broker.alter_security(created(request.name))
+        await self._broker.security.alter(created(request.name))
 
     async def alter_role(self, request: AlterRole, access: Access) -> None:
         self._check_authorizer()
         change = regranted(request.name, request.grant, request.revoke, without_password=request.without_password)
-        await self._broker.alter_security(change)
+        await self._broker.security.alter(change)
 
     async def delete_role(self, request: DeleteRole, access: Access) -> dict[str, Any]:
         deletion = RoleDeletion(request.name)
         if request.dry_run:
-            deletion(self._broker.security)
+            deletion(self._broker.security.state)
         else:
             self._check_authorizer()
-            await self._broker.alter_security(deletion)
+            await self._broker.security.alter(deletion)
         return {"users": deletion.users, "rules": [words(acl) for acl in deletion.rules]}
 
     def _check_authorizer(self) -> None:
@@ -168,7 +168,7 @@ class SecurityNativeApi:
 
     async def list_quotas(self, request: Nothing, access: Access) -> list[dict[str, Any]]:
         rows = []
-        for quota in self._broker.security.quotas:
+        for quota in self._broker.security.state.quotas:
             names = dict(quota.entity)
             rows.append({"user": names.get(USER), "client_id": names.get(CLIENT_ID), "limits": dict(quota.limits)})
         return rows
@@ -183,4 +183,4 @@ class SecurityNativeApi:
             raise InvalidRequest("name at least one limit of the quota")
         named = ((USER, request.user), (CLIENT_ID, request.client_id))
         entity = check_entity((part, name or None) for part, name in named if name is not None)
-        await self._broker.alter_security(limited(entity, request.limits))
+        await self._broker.security.alter(limited(entity, request.limits))

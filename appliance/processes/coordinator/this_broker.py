@@ -18,18 +18,15 @@ from ...broker.sequences import SNAPSHOT_NAME, ProducersSnapshot
 from ...catalog import Topic
 from ...config import Config, TopicSettings
 from ...errors import ApplianceError, OffsetOutOfRange, RequestTimedOut, StorageFault
-from ...groups.group_settings import OwnSettings
-from ...groups.messages import Limits
 from ...kafka_apis.appliance import OffsetSpan, ProducerInLog
 from ...records.batch import SEQUENCE_MASK
-from ...security.security_state import SecurityState
 from ...wire.kafka.metadata_reply import Broker
 from .. import snapshot
 from .configured_groups import ConfiguredGroups
 from .live_brokers import LiveBrokers
 from .partitions import Partitions
 from .registry_session import RegistrySession
-from .security_registry import SecurityChange, SecurityRegistry
+from .security_registry import SecurityRegistry
 from .topics import Topics
 from .unread import Unread, UnreadBytes
 
@@ -57,9 +54,9 @@ def _read_producers(path: Path) -> ProducersSnapshot | None:
 
 
 class ThisBroker:
-    """Answers from memory; only changes of topics and deletions of records wait for the supervisor.
+    """Answers from memory; only deletions of topics and records wait for the supervisor.
 
-    It has as many methods as the interface that it implements; most of them call one of the parts given to it.
+    ``security``, ``group_settings`` and ``topic_store`` are the stores that the interface names.
     """
 
     def __init__(
@@ -76,11 +73,11 @@ class ThisBroker:
         self._config = config
         self._data_dir = data_dir.absolute()
         self._brokers = brokers
-        self._topics = topics
+        self.topic_store = topics
         self._partitions = partitions
         self._registry = registry
-        self._security = security
-        self._configured = configured
+        self.security = security
+        self.group_settings = configured
         self._unread_bytes = UnreadBytes(registry)
         self._unread: dict[tuple[str, int], Unread | None] = {}
         """Of each deletion until it is in the audit log."""
@@ -96,7 +93,7 @@ class ThisBroker:
 
     @property
     def cluster_id(self) -> str:
-        return self._topics.catalog.cluster
+        return self.topic_store.catalog.cluster
 
     @property
     def config(self) -> Config:
@@ -120,7 +117,7 @@ class ThisBroker:
     @property
     def state(self) -> tuple[Any, ...]:
         """Changes whenever the facts, the topics or the security state may have changed; cheap to compare."""
-        return self.revision, self._security.revision, self.zookeeper, self.cluster_id, self._topics.catalog.topics
+        return self.revision, self.security.revision, self.zookeeper, self.cluster_id, self.topic_store.catalog.topics
 
     @property
     def facts(self) -> snapshot.Facts:
@@ -128,11 +125,11 @@ class ThisBroker:
         return snapshot.Facts(
             self.cluster_id,
             self.broker_id,
-            self.auto_create,
+            self.topic_store.auto_create,
             self.zookeeper,
             self._brokers.advertised,
             self._brokers.peers(),
-            self._topics.defaults,
+            self.topic_store.defaults,
         )
 
     # ---- security
@@ -145,85 +142,38 @@ class ThisBroker:
         system = os.statvfs(self._data_dir)
         return system.f_blocks * system.f_frsize, system.f_bavail * system.f_frsize
 
-    # ---- users, access rules, quotas
-
-    @property
-    def security(self) -> SecurityState:
-        return self._security.state
-
-    async def alter_security(self, change: SecurityChange) -> None:
-        await self._security.alter(change)
-
-    # ---- settings of groups
-
-    @property
-    def group_settings(self) -> Mapping[str, OwnSettings]:
-        return self._configured.own
-
-    @property
-    def group_limits(self) -> Limits:
-        return self._configured.limits
-
-    def check_group_settings(self, group: str, changes: Mapping[str, str | int | None]) -> None:
-        self._configured.settings_after(group, changes)
-
-    async def alter_group(self, group: str, changes: Mapping[str, str | int | None]) -> None:
-        await self._configured.alter(group, changes)
-
     # ---- topics
 
     @property
     def revision(self) -> int:
-        return self._topics.revision + self._brokers.revision
+        return self.topic_store.revision + self._brokers.revision
 
     def topics(self) -> Mapping[str, Topic]:
-        return self._topics.catalog.topics
+        return self.topic_store.catalog.topics
 
     def leader(self, topic: Topic, partition: int) -> int:
         return self._brokers.leader(topic, partition)
 
     def settings(self, topic: Topic) -> TopicSettings:
-        return self._topics.settings(topic)
-
-    def default_settings(self, topic: str) -> TopicSettings:
-        return self._topics.defaults.settings_of(topic)
+        return self.topic_store.settings(topic)
 
     def extent(self, topic: str, partition: int) -> OffsetSpan:
         return self._partitions.extent(topic, partition)
 
-    @property
-    def auto_create(self) -> bool:
-        return self._topics.auto_create
-
-    def check_topic(self, name: str, partitions: int | None, settings: Mapping[str, str]) -> None:
-        self._topics.check_creation(name, partitions, settings)
-
-    async def create_topic(self, name: str, partitions: int | None, settings: Mapping[str, str]) -> None:
-        await self._topics.create(name, partitions, settings)
-
-    def check_settings(self, settings: Mapping[str, str]) -> None:
-        self._topics.check_settings(settings)
-
     async def delete_topic(self, name: str) -> None:
         """As :meth:`.topics.Topics.delete`; notes who had not read what goes."""
-        topic = self._topics.catalog.topics.get(name)
+        topic = self.topic_store.catalog.topics.get(name)
         if topic is not None:
             spans: dict[int, tuple[int, int]] = {}
             for number in topic.partitions:
                 with suppress(ApplianceError):  # stored elsewhere, or not to be read now
                     spans[number] = self.extent(name, number)
             self._unread[name, WHOLE] = await self._unread_bytes.ask(topic, spans)
-        await self._topics.delete(name)
+        await self.topic_store.delete(name)
 
     def take_unread(self, topic: str, partition: int = WHOLE) -> Unread | None:
         """Who had not read what the last deletion has removed, of a topic or a partition; see :mod:`.unread`."""
         return self._unread.pop((topic, partition), {})
-
-    async def alter_topic(self, name: str, settings: Mapping[str, str | None]) -> None:
-        await self._topics.alter(name, settings)
-
-    async def add_partitions(self, name: str, count: int) -> None:
-        await self._topics.alter(name, {}, count)
 
     async def producers(self, topic: str, partition: int) -> list[ProducerInLog]:
         """The idempotent producers of a partition stored here, from what its writer has stored up to the present end.
@@ -267,7 +217,7 @@ class ThisBroker:
             raise OffsetOutOfRange(f"offset {offset} of {topic}-{partition} is not in {start} to {end}")
         if offset > start:
             spans = {partition: (start, offset)}
-            self._unread[topic, partition] = await self._unread_bytes.ask(self._topics.get(topic), spans)
+            self._unread[topic, partition] = await self._unread_bytes.ask(self.topic_store.get(topic), spans)
             self._partitions.delete_before(topic, partition, offset)
             try:
                 async with asyncio.timeout(DELETE_RECORDS_MS_MAX / 1000):
