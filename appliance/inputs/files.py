@@ -155,7 +155,7 @@ class FilesInput:
                     with self._heart.working():  # thousands of files after a start, or on a slow disk
                         self.scan()
                 except StorageFault as error:  # the disk of the store is full: the next scan sees what this one has
-                    self._ledger.trouble(0, self._settings.include[0], str(error))
+                    self._ledger.note_trouble(0, self._settings.include[0], str(error))
                     await asyncio.sleep(RETRY_MS / 1000)
                     continue
                 hints.watch(os.path.dirname(generation.path) for generation in self._generations.present.values())
@@ -373,7 +373,9 @@ class FilesInput:
         status = os.fstat(fd)
         if status.st_size < generation.seen_bytes:
             lost = status.st_size, generation.seen_bytes
-            self._ledger.gap(generation.source, path, *lost, "bytes", "written after the copy was made, and truncated")
+            self._ledger.note_gap(
+                generation.source, path, *lost, "bytes", "written after the copy was made, and truncated"
+            )
         generation.seen_bytes = status.st_size
         generation.replaced = False
         generation.is_dirty = True
@@ -395,7 +397,9 @@ class FilesInput:
         size = unpacker.position
         if size < generation.seen_bytes:
             lost = size, generation.seen_bytes
-            self._ledger.gap(generation.source, generation.path, *lost, "bytes", f"{unpacker.path} does not have it")
+            self._ledger.note_gap(
+                generation.source, generation.path, *lost, "bytes", f"{unpacker.path} does not have it"
+            )
         generation.seen_bytes, generation.replaced, generation.is_dirty = size, False, True
         generation.marks = deque([generation.identity], MARKS_MAX)
         generation.changed_ms = self._clock_ms()
@@ -537,17 +541,17 @@ class FilesInput:
         of, seen_bytes = (generation.source, generation.path), generation.seen_bytes
         if generation.unpacker is not None and generation.unpacker.fault:
             lost = f"{generation.unpacker.path} cannot be unpacked: {generation.unpacker.fault}"
-            self._ledger.gap(*of, generation.read_at, None, "bytes", lost)
+            self._ledger.note_gap(*of, generation.read_at, None, "bytes", lost)
             return
         if generation.fault:
-            self._ledger.gap(*of, generation.read_at, None, "bytes", generation.fault)
+            self._ledger.note_gap(*of, generation.read_at, None, "bytes", generation.fault)
             return
         if seen_bytes > generation.read_at:
             lost = "truncated or replaced before it was read"
-            self._ledger.gap(*of, generation.read_at, seen_bytes, "bytes", lost)
+            self._ledger.note_gap(*of, generation.read_at, seen_bytes, "bytes", lost)
         if generation.replaced and not self._recognizer.has_copy(generation):
             lost = "truncated or replaced: what was written after the last look is not known"
-            self._ledger.gap(*of, max(seen_bytes, generation.read_at), None, "bytes", lost)
+            self._ledger.note_gap(*of, max(seen_bytes, generation.read_at), None, "bytes", lost)
 
     def _tell_lost(self, generation: Generation) -> None:
         """Tell of a generation of the store that no file has: what it had unread cannot be known any more."""
@@ -555,7 +559,7 @@ class FilesInput:
         was_empty = not generation.committed and not generation.identity.head_bytes
         if not was_empty or generation.key not in self._generations.present:  # else it is read from its beginning
             lost = (generation.committed, None, "bytes", "removed or replaced while it was not read")
-            self._ledger.gap(generation.source, generation.path, *lost)
+            self._ledger.note_gap(generation.source, generation.path, *lost)
         self._generations.note_over(generation)
         self._store.note(generation.row(ended=True))
 

@@ -25,7 +25,7 @@ from .in_order import InOrder
 from .ledger import Ledger
 from .lines import Block, Encoding, LineReader
 from .outlet import ORIGIN_BYTES, Outlet, Placed
-from .positions import ORIGIN, Origin, PositionStore, Span
+from .positions import ORIGIN, BlockOrigin, PositionStore, Span
 from .rotation import key_of
 from .topic_lookup import TopicLookup
 from .unpacking import Unpacker
@@ -234,7 +234,7 @@ class GenerationReader:
                 continue
             future: asyncio.Future[Placed] = asyncio.get_running_loop().create_future()
             identity = generation.marks[-1].encode().decode()
-            origin = Origin(self._store.id, generation.source, *block[1:5], identity).encode()
+            origin = BlockOrigin(self._store.id, generation.source, *block[1:5], identity).encode()
             headers = [*self._settings.headers_of(generation.path)]
             if block.part:
                 headers.append(("part", b"%d" % block.part))
@@ -247,7 +247,7 @@ class GenerationReader:
                 future.set_exception(error)
             if generation.in_flight is None:
                 generation.in_flight = InOrder(
-                    partial(self._commit, generation), lambda error: self.fail(generation, str(error))
+                    partial(self._note_flushed, generation), lambda error: self.fail(generation, str(error))
                 )
             generation.in_flight.add_block((block, generation.marks[-1]), future)
 
@@ -255,12 +255,12 @@ class GenerationReader:
         """Tell of the first bytes of a file that are in no message, and commit that before anything behind them is
         sent: the log has no origin that a recovery could go on from."""
         at = generation.source, generation.path, block.start, block.stop
-        self._ledger.gap(*at, "bytes", "NUL bytes at the beginning")
-        self._commit(generation, (block, generation.marks[-1]), Placed("", 0, 0, 0))
+        self._ledger.note_gap(*at, "bytes", "NUL bytes at the beginning")
+        self._note_flushed(generation, (block, generation.marks[-1]), Placed("", 0, 0, 0))
         with contextlib.suppress(StorageFault):  # it stays noted, and the process tells when it tries again
             self._store.commit()
 
-    def _commit(self, generation: Generation, sent: tuple[Block, Identity], placed: Placed) -> None:
+    def _note_flushed(self, generation: Generation, sent: tuple[Block, Identity], placed: Placed) -> None:
         """Note that a block is flushed, and so is all before it."""
         block, identity = sent
         generation.committed, generation.committed_line = block.stop, block.first_line + block.lines
@@ -275,7 +275,7 @@ class GenerationReader:
 
     def fail(self, generation: Generation, reason: str) -> None:
         """Read it again later, from what is flushed on."""
-        self._ledger.trouble(generation.source, generation.path, reason)
+        self._ledger.note_trouble(generation.source, generation.path, reason)
         generation.retry_ms = self._clock_ms() + RETRY_MS
         generation.is_dirty, generation.is_at_end = True, False
         if not generation.in_flight:

@@ -459,7 +459,7 @@ class HttpInput:
 
     def _note_rejected(self, host: str, rejected: Rejected) -> None:
         if rejected.status in RETRY_AFTER_S:  # nothing is lost: it comes again
-            self._ledger.trouble(0, host, f"answered {rejected.status}: {rejected}")
+            self._ledger.note_trouble(0, host, f"answered {rejected.status}: {rejected}")
         else:
             self._note_refused(host, _REASONS.get(rejected.status, "malformed"), 1)
 
@@ -467,7 +467,7 @@ class HttpInput:
         reasons = Counter(status for status, _ in outcome.refused.values())
         for status, count in reasons.items():
             if status in RETRY_AFTER_S:
-                self._ledger.trouble(0, request.host, f"answered {status} for records")
+                self._ledger.note_trouble(0, request.host, f"answered {status} for records")
             else:
                 self._note_refused(request.host, _REASONS.get(status, "malformed"), count)
 
@@ -479,8 +479,8 @@ class HttpInput:
         if host not in self._refused_sources and len(self._refused_sources) >= REFUSED_SOURCES_MAX:
             host = "others"
         self._refused_sources[host] += records
-        self._ledger.refused(0, host, reason, records)
-        self._ledger.trouble(0, host, f"records are refused: {reason}")
+        self._ledger.note_refused(0, host, reason, records)
+        self._ledger.note_trouble(0, host, f"records are refused: {reason}")
 
     def _note_fault(self, host: str) -> None:
         """Count bytes that are no HTTP."""
@@ -497,7 +497,7 @@ class HttpInput:
             try:
                 self._tls.load(self._machinery.config.tls)
             except BadValue as error:
-                self._ledger.trouble(0, self._machinery.name, f"the certificates stay the earlier ones: {error}")
+                self._ledger.note_trouble(0, self._machinery.name, f"the certificates stay the earlier ones: {error}")
 
 
 _REASONS: Final = {
@@ -731,7 +731,7 @@ class _Access:
         try:
             self._load(path)
         except BadValue as error:
-            self._machinery.ledger.trouble(0, self._machinery.name, str(error))
+            self._machinery.ledger.note_trouble(0, self._machinery.name, str(error))
             self._fault = "the tokens of this input cannot be read"  # not 401: senders drop what they have then
         else:
             self._fault = ""

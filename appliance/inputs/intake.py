@@ -25,7 +25,7 @@ from ..errors import ApplianceError, MessageTooLarge, UnknownPartition
 from ..records.encode import put_header_first
 from .machinery import Machinery
 from .outlet import ORIGIN_BYTES, Placed
-from .positions import ORIGIN, Origin, Source, Span
+from .positions import ORIGIN, BlockOrigin, Source, Span
 
 LANE_BLOCKS_MAX: Final = 4
 SOURCES_MAX: Final = 10_000
@@ -236,7 +236,7 @@ class Intake:
             messages, puts = self._block(lane)
             sender = lane.sender
             start, sender.position = sender.position, sender.position + len(messages)
-            origin = Origin(self._store.id, sender.number, start, sender.position, start + 1, len(messages))
+            origin = BlockOrigin(self._store.id, sender.number, start, sender.position, start + 1, len(messages))
             tails = [message.tail for message in messages]
             tails[0] = put_header_first(tails[0], ORIGIN, origin.encode())
             keys = None if messages[0].key is None else [message.key or b"" for message in messages]
@@ -279,7 +279,9 @@ class Intake:
             lane.waiting.popleft()
         return messages, puts
 
-    def _settle(self, lane: _Lane, puts: list[tuple[_Put, int]], origin: Origin, done: asyncio.Future[Placed]) -> None:
+    def _settle(
+        self, lane: _Lane, puts: list[tuple[_Put, int]], origin: BlockOrigin, done: asyncio.Future[Placed]
+    ) -> None:
         lane.blocks -= 1
         error = None if done.cancelled() else done.exception()
         if isinstance(error, ApplianceError):

@@ -34,7 +34,7 @@ from .journal_blocks import START, TAIL_BYTES_MAX, JournalBlock, JournalReader, 
 from .journal_export import ExportReader
 from .machinery import Machinery, is_readable
 from .outlet import ORIGIN_BYTES, Placed
-from .positions import ORIGIN, Origin, Source, Span
+from .positions import ORIGIN, BlockOrigin, Source, Span
 
 PROGRAM: Final = "journalctl"
 NO_PROGRAM: Final = f"{PROGRAM} is not installed, the program of systemd that reads journals"
@@ -125,7 +125,7 @@ class _JournalInput:
                 reason = str(error)
             await self.drain()
             if reason := self._fault or reason:
-                self._ledger.trouble(self._source.number if self._source else 0, self._name, reason)
+                self._ledger.note_trouble(self._source.number if self._source else 0, self._name, reason)
             if self._source and self._source.position > before:
                 delay_s = RESTART_S
             await asyncio.sleep(delay_s)
@@ -219,7 +219,7 @@ class _JournalInput:
 
     def _send(self, topic: str, partition: int, block: JournalBlock) -> None:
         assert self._source is not None
-        origin = Origin(self._store.id, self._source.number, *block.units, block.cursor)
+        origin = BlockOrigin(self._store.id, self._source.number, *block.units, block.cursor)
         tails = [put_header_first(block.tails[0], ORIGIN, origin.encode()), *block.tails[1:]]
         try:
             future = self._outlet.send(topic, partition, block.values, tails)
@@ -233,9 +233,9 @@ class _JournalInput:
         assert self._source is not None
         number = self._source.number
         for gap in block.gaps:
-            self._ledger.gap(number, self._name, *gap, is_one_of_many=True)
+            self._ledger.note_gap(number, self._name, *gap, is_one_of_many=True)
         if block.cut:
-            self._ledger.refused(number, self._name, "fields beyond message_bytes_max", block.cut)
+            self._ledger.note_refused(number, self._name, "fields beyond message_bytes_max", block.cut)
         self._source = Source(number, self._name, block.stop, block.stop + 1, block.cursor.encode(), False)
         span = Span(number, *placed, *block.units, self._ledger.minute())
         self._ledger.note(span)

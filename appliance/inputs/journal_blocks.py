@@ -74,7 +74,7 @@ _encode_json = msgspec.json.Encoder().encode
 
 
 class JournalGap(NamedTuple):
-    """As :meth:`.ledger.Ledger.gap` wants it."""
+    """As :meth:`.ledger.Ledger.note_gap` wants it."""
 
     start: int
     stop: int | None
@@ -97,7 +97,7 @@ class JournalBlock:
 
     @property
     def units(self) -> tuple[int, int, int, int]:
-        """Start, stop, number of the first one, how many: as :class:`.positions.Origin` has them."""
+        """Start, stop, number of the first one, how many: as :class:`.positions.BlockOrigin` has them."""
         return self.start, self.stop, self.start + 1, self.stop - self.start
 
 

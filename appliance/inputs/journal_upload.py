@@ -62,7 +62,7 @@ class JournalUploads:
 
     def note_flushed(self, host: str, numbers: dict[str, int], gaps: list[JournalGap]) -> None:
         for gap in gaps:
-            self.ledger.gap(self.intake.number_of(host), host, *gap, is_one_of_many=True)
+            self.ledger.note_gap(self.intake.number_of(host), host, *gap, is_one_of_many=True)
         for sequence, number in numbers.items():
             last = self._flushed.pop(sequence, 0)
             if len(self._flushed) >= SEQUENCES_MAX:
@@ -106,7 +106,7 @@ class Upload:
             self._compare(entry, numbers, gaps)
             cut += await self._add(entry, by_topic)
         if cut:
-            self._uploads.ledger.refused(
+            self._uploads.ledger.note_refused(
                 self._uploads.intake.number_of(self._host), self._host, "fields beyond message_bytes_max", cut
             )
         puts = [await self._uploads.intake.begin(self._host, topic, messages) for topic, messages in by_topic.items()]

@@ -37,7 +37,7 @@ from ..clock import now_ms, wall_s
 from ..errors import ApplianceError
 from ..processes.messages import InputStats
 from ..wire.requests import LATEST
-from .positions import ORIGIN, Origin, PositionStore, Span, Told, merged
+from .positions import ORIGIN, BlockOrigin, PositionStore, Span, Told, merged
 
 logger = logging.getLogger(__name__)
 
@@ -175,7 +175,7 @@ class Ledger:
         """What this process has taken in, for ``status``."""
         return msgspec.structs.replace(self._stats, trouble=self._stats.trouble or self._unread)
 
-    def gap(
+    def note_gap(
         self,
         number: int,
         source: str,
@@ -206,7 +206,7 @@ class Ledger:
             rows[-1] = Gap(last.start, until, unit, last.reason.removesuffix(MORE) + MORE)  # once, however many
         self._store.note_told(Told(*key, GAP, str(len(rows) - 1), msgspec.json.encode(rows[-1])))
 
-    def refused(self, number: int, source: str, reason: str, lines: int) -> None:
+    def note_refused(self, number: int, source: str, reason: str, lines: int) -> None:
         """Lines that no topic takes."""
         self._stats = msgspec.structs.replace(self._stats, refused=self._stats.refused + lines)
         source = shown_name(source)
@@ -215,7 +215,7 @@ class Ledger:
         of_source[reason] += lines
         self._store.note_told(Told(*key, REFUSED, reason, b"%d" % of_source[reason]))
 
-    def trouble(self, number: int, source: str, reason: str) -> None:
+    def note_trouble(self, number: int, source: str, reason: str) -> None:
         """What keeps a source waiting: a line in the log each minute, for each reason."""
         source, reason = shown_name(source), shown_name(reason)
         self._stats = msgspec.structs.replace(self._stats, trouble=f"{source}: {reason}"[:TROUBLE_CHARS_MAX])
@@ -341,9 +341,9 @@ class Ledger:
             logger.info("%d blocks are in the log and were not noted: taken into account", len(spans))
         return spans
 
-    def _origins(self, rows: list[tuple[str, int, int]]) -> list[tuple[Origin, str, int, int, int]]:
+    def _origins(self, rows: list[tuple[str, int, int]]) -> list[tuple[BlockOrigin, str, int, int, int]]:
         """The blocks of this and other inputs from these offsets on."""
-        origins: list[tuple[Origin, str, int, int, int]] = []
+        origins: list[tuple[BlockOrigin, str, int, int, int]] = []
         if rows:
             with Consumer(self._bootstrap) as consumer:
                 for topic, partition, offset in rows:
@@ -472,16 +472,18 @@ def _settle(done: asyncio.Future[None], error: ApplianceError | None) -> None:
         done.set_exception(error)
 
 
-def _origins(consumer: Consumer, topic: str, partition: int, offset: int) -> list[tuple[Origin, str, int, int, int]]:
+def _origins(
+    consumer: Consumer, topic: str, partition: int, offset: int
+) -> list[tuple[BlockOrigin, str, int, int, int]]:
     """The blocks of a log from an offset to its present end: origin, place, offset and number of the messages."""
     consumer.assign({(topic, partition): offset})
     end = consumer.offsets_at(LATEST)[topic, partition]
-    origins: list[tuple[Origin, str, int, int, int]] = []
+    origins: list[tuple[BlockOrigin, str, int, int, int]] = []
     next_offset = -1  # of the block that was seen last
     while consumer.position(topic, partition) < end:
         for message in consumer.poll(timeout=1.0, messages_max=10_000):
             header = message.headers[0] if message.headers else ("", None)
-            origin = Origin.decode(header[1]) if header[0] == ORIGIN and header[1] is not None else None
+            origin = BlockOrigin.decode(header[1]) if header[0] == ORIGIN and header[1] is not None else None
             if origin is not None:
                 origins.append((origin, topic, partition, message.offset, 1))
                 next_offset = message.offset + 1

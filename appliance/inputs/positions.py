@@ -1,10 +1,10 @@
 """Keeps durably how far an input has read each of its sources, and what its ledger has not published yet.
 
 A SQLite database in the data directory, one for each input.  It is a cache of what the log says, not a second truth:
-the first message of every block that an input sends has a header ``origin`` (:class:`Origin`), and the store knows for
-each partition up to which offset it has taken origins into account.  After a process was killed, the input reads the
-log from there on (:meth:`PositionStore.recover`), so it neither reads anything twice nor leaves anything out, however
-old the last commit is.
+the first message of every block that an input sends has a header ``origin`` (:class:`BlockOrigin`), and the store knows
+for each partition up to which offset it has taken origins into account.  After a process was killed, the input reads
+the log from there on (:meth:`PositionStore.recover`), so it neither reads anything twice nor leaves anything out,
+however old the last commit is.
 
 What must be durable, and when:
 
@@ -53,7 +53,7 @@ _LOOKED: Final = "update store set looked = ?"
 _RAISE_OFFSET: Final = "update partition set offset = max(offset, ?3) where topic = ?1 and number = ?2"
 
 
-class Origin(NamedTuple):
+class BlockOrigin(NamedTuple):
     """Where a block comes from: the units [start, stop) of a source, bytes of a file or messages of a listener.
 
     ``identity``: that of the source at ``stop`` (:class:`Source`), without spaces; "" for a sender.
@@ -71,7 +71,7 @@ class Origin(NamedTuple):
         return " ".join(map(str, self)).encode()
 
     @classmethod
-    def decode(cls, header: bytes) -> Origin | None:
+    def decode(cls, header: bytes) -> BlockOrigin | None:
         """None: it is not ours."""
         words = header.decode("ascii", "replace").split(" ")
         if len(words) != len(cls._fields) or not all(word.isdecimal() and len(word) < 20 for word in words[1:6]):
@@ -300,7 +300,7 @@ class PositionStore:
 
     # ---- after a kill
 
-    def recover(self, origins: Iterable[tuple[Origin, str, int, int, int]], minute: int) -> list[Span]:
+    def recover(self, origins: Iterable[tuple[BlockOrigin, str, int, int, int]], minute: int) -> list[Span]:
         """Take into account what the log has behind the offsets of the store.
 
         ``origins``: in the order of each log: origin, topic, partition, offset of the first message, their number.

@@ -124,7 +124,7 @@ class _InputProcess:
             try:
                 await ledger.recover()
             except ApplianceError as error:
-                ledger.trouble(0, self._arguments.name, str(error))
+                ledger.note_trouble(0, self._arguments.name, str(error))
                 await self._pause(RETRY_S)
             else:
                 return
@@ -136,7 +136,7 @@ class _InputProcess:
                 with self._arguments.heart.working():  # it imports what its type needs, and reads positions
                     return make_input(self._arguments.settings, machinery)
             except ConfigFault as error:
-                ledger.trouble(0, self._arguments.name, str(error))
+                ledger.note_trouble(0, self._arguments.name, str(error))
                 self._tell(ledger.stats())
                 await self._pause(RETRY_S)
         return None
@@ -186,7 +186,7 @@ class _InputProcess:
                 try:
                     self._store.commit()
                 except StorageFault as error:
-                    ledger.trouble(0, self._arguments.name, str(error))
+                    ledger.note_trouble(0, self._arguments.name, str(error))
                 if publishing.done():
                     publishing.result()
                 if ledger.minute() != minute:
@@ -194,7 +194,7 @@ class _InputProcess:
                     if publishing.done():
                         publishing = asyncio.create_task(self._publish(ledger))
                     else:
-                        ledger.trouble(0, self._arguments.name, "the ledger waits: its topic cannot be written")
+                        ledger.note_trouble(0, self._arguments.name, "the ledger waits: its topic cannot be written")
                 self._tell(ledger.stats())
         finally:
             await asyncio.wait({publishing}, timeout=PUBLISHED_S)
@@ -208,9 +208,9 @@ class _InputProcess:
                 await ledger.publish()
                 await self._account_for_others()
             except StorageFault as error:
-                ledger.trouble(0, self._arguments.name, str(error))
+                ledger.note_trouble(0, self._arguments.name, str(error))
             except ApplianceError as error:
-                ledger.trouble(0, self._arguments.name, f"the ledger cannot be published: {error}")
+                ledger.note_trouble(0, self._arguments.name, f"the ledger cannot be published: {error}")
             else:
                 return
             await asyncio.sleep(RETRY_S)

@@ -168,7 +168,7 @@ class _SyslogInput:
                     return
                 await self._readable(sock)
             except (OSError, ApplianceError) as error:  # no descriptor is left, or the files of [tls] cannot be used
-                self._ledger.trouble(0, text, str(error))
+                self._ledger.note_trouble(0, text, str(error))
                 if self._is_stopping:
                     return
                 await asyncio.sleep(RETRY_S)
@@ -206,7 +206,7 @@ class _SyslogInput:
                 try:
                     files.load(self._tls)
                 except ApplianceError as error:
-                    self._ledger.trouble(0, "tls", str(error))
+                    self._ledger.note_trouble(0, "tls", str(error))
 
     async def _serve(
         self, stream: SenderStream, connection: socket.socket, host: str, text: str, address: InputAddress
@@ -239,7 +239,9 @@ class _SyslogInput:
                     await flow.room()
                     await flow.send(host, messages.split_by_topic(Frames(values[start : start + MESSAGES_MAX], part)))
         if framing.is_broken:
-            self._ledger.trouble(0, host, "octet counting: no length where a message begins: the connection is closed")
+            self._ledger.note_trouble(
+                0, host, "octet counting: no length where a message begins: the connection is closed"
+            )
         for frames in framing.finish():
             await flow.send(host, messages.split_by_topic(frames))
 

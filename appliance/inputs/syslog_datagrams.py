@@ -95,6 +95,6 @@ class Losses:
             return left_ms / 1000
         start, self._told, self._told_ms = self._told, self._told + count, now_ms()
         reason = "the receive buffer of the socket was full"
-        self._ledger.gap(self._number, self._text, start, self._told, "messages", reason)
+        self._ledger.note_gap(self._number, self._text, start, self._told, "messages", reason)
         self._store.note(Source(self._number, self._text, self._told, 1, self._identity, False))
         return None

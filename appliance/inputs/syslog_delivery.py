@@ -99,7 +99,7 @@ class SyslogDelivery:
                     self.broken.set_exception(error)
                 raise
             except ApplianceError as error:
-                self._ledger.trouble(self._number_of(source), source, str(error))
+                self._ledger.note_trouble(self._number_of(source), source, str(error))
             await asyncio.sleep(RETRY_S)
             begun = await self._begin(source, topic, messages)
 
@@ -113,8 +113,8 @@ class SyslogDelivery:
 
     def refuse(self, name: str, host: str, reason: str, count: int, told: str = "") -> None:
         """Count what is refused under ``name``: a listener, of which there are few, or a source."""
-        self._ledger.refused(self._number_of(name), name, reason, count)
-        self._ledger.trouble(self._number_of(name), host, told or reason)
+        self._ledger.note_refused(self._number_of(name), name, reason, count)
+        self._ledger.note_trouble(self._number_of(name), host, told or reason)
 
     def _number_of(self, source: str) -> int:
         try:

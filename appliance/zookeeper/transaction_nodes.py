@@ -171,7 +171,8 @@ def commit(
 
     Raises:
         NotCoordinator: the claim is gone.
-        StateChanged: another state is stored than that which ends: some of ``offsets`` may have been stored with it.
+        TransactionChanged: another state is stored than that which ends: some of ``offsets`` may have been stored with
+            it.
     """
     for _ in range(ATTEMPTS_MAX):
         parts = [check_version(claim.path, -1), end.request]
@@ -196,7 +197,7 @@ def commit(
             if not isinstance(outcome, NodeChange):  # carried out before, with the offsets
                 yield from claims.read_again(offsets)
                 return outcome
-            raise StateChanged("the transaction has changed; try again")
+            raise TransactionChanged("the transaction has changed; try again")
         elif parts[reply.part_index].verb == "check":
             return owner
         else:
@@ -232,7 +233,7 @@ class SlotLost(NotCoordinator):
     """The claim of a slot is another's: all that is known of its ids may be old."""
 
 
-class StateChanged(ZooKeeperAway):
+class TransactionChanged(ZooKeeperAway):
     """A state is stored that who ends the transaction does not know."""
 
 

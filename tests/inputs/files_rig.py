@@ -24,7 +24,7 @@ from appliance.inputs.files_settings import FilesSettings
 from appliance.inputs.guard import Guard
 from appliance.inputs.ledger import Ledger
 from appliance.inputs.outlet import Outlet, Placed
-from appliance.inputs.positions import Origin, PositionStore, Span
+from appliance.inputs.positions import BlockOrigin, PositionStore, Span
 from appliance.records.decode import headers_at
 from appliance.shared.heartbeats import alone
 
@@ -49,7 +49,7 @@ class Log:
         self.held: list[tuple[asyncio.Future[Placed], Placed]] | None = None
         self.values: list[bytes] = []
         self.keys: list[bytes] = []
-        self.origins: list[tuple[Origin, str, int, int, int]] = []
+        self.origins: list[tuple[BlockOrigin, str, int, int, int]] = []
         self.fault: ApplianceError | None = None
         self.has_room = True
         self.unknown: ApplianceError | None = None
@@ -91,7 +91,7 @@ class Log:
         if self.fault is not None:
             done.set_exception(self.fault)
             return done
-        origin = Origin.decode(dict(headers_at(tails[0], 0)[0])["origin"] or b"")
+        origin = BlockOrigin.decode(dict(headers_at(tails[0], 0)[0])["origin"] or b"")
         assert origin is not None
         offset = len(self.values)
         self.origins.append((origin, topic, partition, offset, len(values)))
@@ -121,7 +121,7 @@ class Told:
         if self._store.offset_of(topic, partition) is None:
             self._store.add_partition(topic, partition, 0)
 
-    def gap(self, number: int, source: str, start: int, stop: int | None, unit: str, reason: str) -> None:
+    def note_gap(self, number: int, source: str, start: int, stop: int | None, unit: str, reason: str) -> None:
         self.gaps.append((source, start, stop, reason))
 
     def note_unread(self, reason: str) -> None:
@@ -133,7 +133,7 @@ class Told:
     def note(self, span: Span) -> None:
         pass
 
-    def trouble(self, number: int, source: str, reason: str) -> None:
+    def note_trouble(self, number: int, source: str, reason: str) -> None:
         pass
 
     def minute(self) -> int:

@@ -67,7 +67,7 @@ def ledger(tmp_path: Path, topic: Topic, monkeypatch: pytest.MonkeyPatch) -> Ite
 def lose(ledger: Ledger, count: int, source: str = "10.0.0.7", **how: bool) -> list[Gap]:
     gaps = [Gap(HIGH + 2 * at, HIGH + 2 * at + 1, "sequence numbers", REMOVED) for at in range(count)]
     for gap in gaps:
-        ledger.gap(1, source, *msgspec.structs.astuple(gap), **how)
+        ledger.note_gap(1, source, *msgspec.structs.astuple(gap), **how)
     return gaps
 
 
@@ -76,7 +76,7 @@ def test_as_many_gaps_as_may_wait_are_published_in_rows_that_the_topic_takes(led
     gaps = lose(ledger, SOURCE_GAPS_MAX, is_one_of_many=True)
     for number in range(1, GAPS_MAX // SOURCE_GAPS_MAX):
         lose(ledger, SOURCE_GAPS_MAX, f"10.0.1.{number}", is_one_of_many=True)
-    ledger.refused(1, "10.0.0.7", "no host", 3)
+    ledger.note_refused(1, "10.0.0.7", "no host", 3)
     asyncio.run(ledger.publish(everything=True))
     mine = [row for row in topic.rows if row.source == "10.0.0.7"]
     assert sorted((gap for row in mine for gap in row.gaps), key=lambda gap: gap.start) == gaps
@@ -118,7 +118,7 @@ def test_two_that_begin_a_partition_together_note_its_end_before_the_block_of_ei
 
 
 def test_refusals_without_gaps_have_one_row(ledger: Ledger, topic: Topic) -> None:
-    ledger.refused(1, "10.0.0.7", "no host", 3)
+    ledger.note_refused(1, "10.0.0.7", "no host", 3)
     asyncio.run(ledger.publish(everything=True))
     assert [(row.refused, row.gaps) for row in topic.rows] == [({"no host": 3}, [])]
 
@@ -139,10 +139,10 @@ def test_gaps_of_a_sender_hide_those_of_no_other_source(ledger: Ledger, topic: T
     """Also one whose end is not known is in the ledger, and in the store."""
     for number in range(others):
         lose(ledger, GAPS_MAX, f"10.0.1.{number}", is_one_of_many=True)
-    ledger.gap(2, "app.log", 0, 1_000, "bytes", "truncated")
-    ledger.gap(3, "b.log", 0, None, "bytes", "removed")
-    ledger.gap(4, "c.log", 0, 10, "bytes", "truncated")
-    ledger.gap(4, "c.log", 50, None, "bytes", "removed")
+    ledger.note_gap(2, "app.log", 0, 1_000, "bytes", "truncated")
+    ledger.note_gap(3, "b.log", 0, None, "bytes", "removed")
+    ledger.note_gap(4, "c.log", 0, 10, "bytes", "truncated")
+    ledger.note_gap(4, "c.log", 50, None, "bytes", "removed")
     ledger._store.commit()
     asyncio.run(ledger.publish(everything=True))
     told = {row.source: [(gap.start, gap.stop) for gap in row.gaps] for row in topic.rows}
@@ -169,9 +169,9 @@ def test_a_source_whose_name_is_no_utf_8_has_rows_with_its_bytes_escaped(tmp_pat
     ledger = Ledger("hosts", "web-1", "ledger", store, topic, "127.0.0.1:1")  # type: ignore[arg-type]
     (number,) = store.add_sources([(name, 0, 1, b"")])
     store.note(Source(number, name, 4, 2, b"", False), Span(number, "disk", 0, 0, 1, 0, 4, 1, 1, ledger.minute()))
-    ledger.gap(number, name, 4, 8, "bytes", f"compressed to {name}.gz before it was read")
-    ledger.refused(number, name, "why", 1)
-    ledger.trouble(number, name, f"no topic for {name}")
+    ledger.note_gap(number, name, 4, 8, "bytes", f"compressed to {name}.gz before it was read")
+    ledger.note_refused(number, name, "why", 1)
+    ledger.note_trouble(number, name, f"no topic for {name}")
     ledger.note_unread(f"{name}: is no regular file")
     msgspec.json.encode(ledger.stats())
     store.commit()
@@ -201,8 +201,8 @@ def test_what_was_told_is_published_by_the_next_process_after_a_kill(tmp_path: P
     store = PositionStore(path)
     killed = Ledger("hosts", "web-1", "ledger", store, topic, "127.0.0.1:1")  # type: ignore[arg-type]
     gaps = lose(killed, 3)
-    killed.refused(1, "10.0.0.7", "no host", 3)
-    killed.refused(1, "10.0.0.7", "no host", 2)
+    killed.note_refused(1, "10.0.0.7", "no host", 3)
+    killed.note_refused(1, "10.0.0.7", "no host", 2)
     store.commit()
     store.close()
     store = PositionStore(path)

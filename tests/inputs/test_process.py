@@ -41,7 +41,7 @@ class Ledger:
     def stats(self) -> InputStats:
         return InputStats()
 
-    def trouble(self, number: int, source: str, reason: str) -> None:
+    def note_trouble(self, number: int, source: str, reason: str) -> None:
         self.troubles.append(reason)
 
 

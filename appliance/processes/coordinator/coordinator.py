@@ -90,8 +90,8 @@ from .registry_session import (
     RegistrySession,
     RivalReplaced,
     SecurityChanged,
+    SessionStateChanged,
     SessionWorks,
-    StateChanged,
     TopicChanged,
 )
 from .retention_enforcer import RetentionEnforcer
@@ -463,7 +463,7 @@ class Coordinator:
 
     def _on_registry_event(self, event: RegistryEvent) -> None:
         match event:
-            case StateChanged(connect, state):
+            case SessionStateChanged(connect, state):
                 self._on_zookeeper_state(connect, state)
             case SessionWorks():
                 self._on_connected()

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class StateChanged:
+class SessionStateChanged:
     """The connect string, or the state of the session."""
 
     connect: str
@@ -81,7 +81,13 @@ class RivalReplaced:
 
 
 RegistryEvent = (
-    StateChanged | SessionWorks | BrokersChanged | TopicChanged | SecurityChanged | GroupSettingsChanged | RivalReplaced
+    SessionStateChanged
+    | SessionWorks
+    | BrokersChanged
+    | TopicChanged
+    | SecurityChanged
+    | GroupSettingsChanged
+    | RivalReplaced
 )
 
 
@@ -196,7 +202,7 @@ class RegistrySession:
             self._started.set()
             self.announce()
             self._poll()
-        self._on_event(StateChanged(connect, self.state))
+        self._on_event(SessionStateChanged(connect, self.state))
 
     def announce(self) -> None:
         """Register this broker, or its changes, after REGISTER_DELAY_S."""
@@ -289,7 +295,7 @@ class RegistrySession:
             self._timer = self._loop.call_later(max(1, self._session.wait_ms()) / 1000, self._poll)
 
     def _state_changed(self, state: SessionState) -> None:
-        self._on_event(StateChanged(self.connect_string, state.value))
+        self._on_event(SessionStateChanged(self.connect_string, state.value))
         if state is SessionState.CONNECTED:
             self._on_event(SessionWorks())
 

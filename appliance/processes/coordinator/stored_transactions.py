@@ -274,7 +274,9 @@ class StoredTransactions:
     async def complete(self, transactional_id: str, before: Transaction, after: Transaction) -> None:
         try:
             await self._complete(transactional_id, before, after)
-        except nodes.StateChanged:  # a group of ours was another's, who has taken its offsets; the answer was lost
+        except (
+            nodes.TransactionChanged
+        ):  # a group of ours was another's, who has taken its offsets; the answer was lost
             await self._complete(transactional_id, await self._read_ending(transactional_id, before), after)
 
     async def _read_ending(self, transactional_id: str, before: Transaction) -> Transaction:
