@@ -36,8 +36,8 @@ for _number in (signal.SIGHUP, signal.SIGINT):
 HERE = Path(__file__).parent
 SHOWN_CHARS = 4_000
 """Of the beginning and of the end of a failure; the summary has all."""
-OF_VIEWS = ("test_pipeline_view_", "test_pipeline_forget", "test_pipeline_reparse", "test_pipeline_verify")
-"""Files whose tests share the second Spark session, with several workers."""
+OF_VIEWS = ("test_view_", "test_forget", "test_reparse", "test_verify")
+"""Files in ``tests/spark/pipeline`` whose tests share the second Spark session, with several workers."""
 _topics = itertools.count()
 
 
@@ -53,7 +53,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         session = "spark" in getattr(item, "fixturenames", ())
         if item.get_closest_marker("long") and not LONG:
             item.add_marker(pytest.mark.skip("takes long: LONG=1 make test"))
-        chain = "views" if item.path.name.startswith(OF_VIEWS) else "spark"
+        chain = "views" if item.path.parent.name == "pipeline" and item.path.name.startswith(OF_VIEWS) else "spark"
         item.add_marker(pytest.mark.xdist_group(chain if session else str(item.path.relative_to(HERE))))
 
 

@@ -44,7 +44,7 @@ CLUSTERS = "spark/test_clusters_page.py"
 
 RUN_BY: dict[str, dict[str, list[str]]] = {
     "README.md": {
-        "Quick start": ["spark/test_pipeline_demo.py"],
+        "Quick start": ["spark/pipeline/test_demo.py"],
         "A tour": [TOUR, "client/aio/test_group.py::test_examples_of_pages_print_what_was_sent", FIRST_LINE, TOUR],
         "Kafka clients and shippers": [
             "clients/test_shippers.py::test_kcat_produces_and_consumes_keys_headers_and_partitions"
@@ -58,12 +58,12 @@ RUN_BY: dict[str, dict[str, list[str]]] = {
         "Fields, times and lines": [PIPELINE, PIPELINE],
         "Rules": [PIPELINE],
         "Look-ups": [PIPELINE],
-        "Views": ["spark/test_pipeline_view_keeper.py", PIPELINE],
+        "Views": ["spark/pipeline/test_view_keeper.py", PIPELINE],
         "Alerts": [PIPELINE],
-        "Older lines are to come in": ["spark/test_pipeline_backfill.py"],
-        "A person is to be forgotten": ["spark/test_pipeline_forget.py"],
+        "Older lines are to come in": ["spark/pipeline/test_backfill.py"],
+        "A person is to be forgotten": ["spark/pipeline/test_forget.py"],
         "Object stores": [PIPELINE],
-        "Iceberg": [PIPELINE, "spark/test_pipeline_iceberg_table.py::test_both_have_the_same_rows_whatever_is_done"],
+        "Iceberg": [PIPELINE, "spark/pipeline/test_iceberg_table.py::test_both_have_the_same_rows_whatever_is_done"],
         "The data source alone": ["spark/test_source.py::test_everything_comes_back"],
         "Jobs of Spark's Kafka connector": ["spark/test_sink.py"],
     },

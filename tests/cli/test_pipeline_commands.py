@@ -11,7 +11,7 @@ import pytest
 from appliance.cli.pipeline_file import load
 from appliance.spark.pipeline import topic_lines
 
-from ..spark.test_pipeline_pipeline_sink import micro_batch, records
+from ..spark.pipeline.test_pipeline_sink import micro_batch, records
 from ..support.command_line import run
 from ..support.server import Server
 

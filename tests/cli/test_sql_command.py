@@ -17,8 +17,8 @@ import pytest
 
 from appliance.client import Producer
 
-from ..spark.pipelines import access
 from ..support.command_line import run, succeeding
+from ..support.pipelines import access
 from ..support.server import Server
 
 

@@ -18,10 +18,10 @@ import pytest
 
 from appliance.spark.spark_session import java_home
 
+from ..support.pipelines import access, events, fill, places, settings
 from ..support.server import Server, wait_for
 from ..support.topics import Topics
 from .conftest import ROOT
-from .pipelines import access, events, fill, places, settings
 
 BARE = "/usr/bin/python3"
 JOB = """

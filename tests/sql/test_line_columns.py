@@ -10,7 +10,7 @@ import pytest
 from appliance.log_access.arrow import SCHEMA
 from appliance.sql.line_columns import LineColumns, guessed
 
-from ..spark.pipelines import STAMP_MS, access
+from ..support.pipelines import STAMP_MS, access
 
 
 def records(*values: bytes | None) -> pa.RecordBatch:

@@ -20,7 +20,7 @@ from appliance.spark.pipeline.unknown_fields import schema_of
 from appliance.sql.session import Session
 from appliance.wire.requests import EARLIEST, LATEST
 
-from ..spark.pipelines import access, settings
+from ..support.pipelines import access, settings
 from ..support.server import Server
 from ..support.topics import Topics
 from .test_session import ask

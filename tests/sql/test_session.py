@@ -19,7 +19,7 @@ from appliance.records.encode import encode_batch
 from appliance.sql.session import MEMORY_BYTES_MIN, SPILL_FACTOR, Session, quote_offset
 from appliance.wire.requests import EARLIEST
 
-from ..spark.pipelines import access
+from ..support.pipelines import access
 from ..support.ready import free_port
 from ..support.server import Server, wait_for
 from ..support.topics import Topics

@@ -15,8 +15,8 @@ from appliance.spark.pipeline.line_counts import REMEMBERED, LineCounts, line_co
 from appliance.spark.pipeline.output_files import OutputFiles
 from appliance.spark.pipeline.settings import Settings, parse
 
-from .pipelines import rows
-from .test_pipeline_pipeline_sink import micro_batch, records
+from ...support.pipelines import rows
+from .test_pipeline_sink import micro_batch, records
 
 LINES = [b"a=1", b"a=x", b"?", b"a=y host=h"]
 

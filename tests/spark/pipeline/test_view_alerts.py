@@ -19,7 +19,7 @@ from appliance.spark.pipeline.view_definitions import View
 from appliance.spark.pipeline.view_states import view_of
 from appliance.spark.pipeline.view_table import Basis, ViewTable
 
-from ..support.webhook import Receiver, receiver
+from ...support.webhook import Receiver, receiver
 
 __all__ = ["receiver"]
 

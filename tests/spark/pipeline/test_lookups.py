@@ -19,7 +19,7 @@ from appliance.spark.pipeline.events import Transform
 from appliance.spark.pipeline.settings import parse
 from appliance.spark.pipeline.startup import check_from
 
-from .test_pipeline_events import batch
+from .test_events import batch
 
 HOSTS = pa.table(
     {"host": ["a", "b", "c"], "rack": [7, None, 9], "tags": [["x"], None, []], "gone": [False, True, False]}

@@ -27,11 +27,11 @@ from appliance.spark.pipeline.settings import Settings, parse
 from appliance.spark.pipeline.startup import check_from
 from appliance.spark.pipeline.unknown_fields import ADDED_MAX, NO_NAME, AddedColumns
 
-from ..support.topics import Topics
-from .pipelines import fill, rows
-from .pipelines import settings as settings_of
-from .test_pipeline_events import batch
-from .test_pipeline_pipeline_sink import micro_batch, records
+from ...support.pipelines import fill, rows
+from ...support.pipelines import settings as settings_of
+from ...support.topics import Topics
+from .test_events import batch
+from .test_pipeline_sink import micro_batch, records
 
 
 def made(base: Path, kind: str, unknown: str, **parser: Any) -> Settings:

@@ -17,9 +17,9 @@ from appliance.spark.pipeline.settings import Settings
 from appliance.spark.pipeline.startup import check, output_lock
 from appliance.spark.pipeline.verify import verify
 
-from ..support.command_line import run as command
-from ..support.topics import Topics
-from .pipelines import STAMP_MS, access, fill, places, rejections, rows, settings
+from ...support.command_line import run as command
+from ...support.pipelines import STAMP_MS, access, fill, places, rejections, rows, settings
+from ...support.topics import Topics
 from .test_pipeline_source import paths, run, wanted
 from .view_pipelines import COUNTS
 

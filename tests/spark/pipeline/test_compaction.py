@@ -23,7 +23,7 @@ from appliance.spark.pipeline.delta_store import DeltaStore
 from appliance.spark.pipeline.settings import Settings, parse
 from appliance.spark.pipeline.tables import claim, open_store
 
-from .test_pipeline_tables import SCHEMA, Make, seen, write
+from .test_tables import SCHEMA, Make, seen, write
 
 MIB = 1 << 20
 

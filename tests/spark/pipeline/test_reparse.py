@@ -19,10 +19,10 @@ from appliance.spark.pipeline.reparse import NOTHING, Reparsed, reparse
 from appliance.spark.pipeline.settings import Settings, parse
 from appliance.spark.pipeline.startup import output_lock
 
-from ..support.topics import Topics
-from .pipelines import events, fill, places, rejections, rows
-from .pipelines import settings as settings_of
-from .test_pipeline_pipeline_sink import STAMP, micro_batch, records
+from ...support.pipelines import events, fill, places, rejections, rows
+from ...support.pipelines import settings as settings_of
+from ...support.topics import Topics
+from .test_pipeline_sink import STAMP, micro_batch, records
 from .test_pipeline_source import run as consume
 
 LINES = [b"time=2026-11-19T10:00:00Z level=info message=a", b"took 5 ms", b"took 7 ms", b"?", b"\xff"]

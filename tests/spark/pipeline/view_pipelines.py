@@ -17,8 +17,8 @@ from appliance.spark.pipeline.view_refresh import Refreshed, Refresher
 from appliance.spark.pipeline.view_states import state_of, view_of
 from appliance.spark.pipeline.view_table import ViewTable
 
-from .pipelines import rows as rows_of_events
-from .test_pipeline_pipeline_sink import micro_batch, records
+from ...support.pipelines import rows as rows_of_events
+from .test_pipeline_sink import micro_batch, records
 
 DAY = datetime(2026, 11, 20, tzinfo=UTC)
 HOUR_US = 3_600_000_000

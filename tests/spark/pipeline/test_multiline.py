@@ -17,7 +17,7 @@ from appliance.spark.pipeline.multiline import Joiner
 from appliance.spark.pipeline.settings import parse
 
 from .lines import parse as parse_lines
-from .test_pipeline_events import batch
+from .test_events import batch
 
 
 def joiner(**multiline: Any) -> Joiner:

@@ -25,10 +25,10 @@ from appliance.spark.pipeline.report_panels import Asked, panels
 from appliance.spark.pipeline.settings import Quality, Settings, parse
 from appliance.spark.pipeline.startup import check_from
 
-from .pipelines import rows
-from .test_pipeline_events import batch
-from .test_pipeline_letters import Topic
-from .test_pipeline_pipeline_sink import micro_batch, records
+from ...support.pipelines import rows
+from .test_events import batch
+from .test_letters import Topic
+from .test_pipeline_sink import micro_batch, records
 
 RANGE = "status between 100 and 599"
 

@@ -19,12 +19,12 @@ from appliance.spark.pipeline.pipeline_status import summary
 from appliance.spark.pipeline.settings import Settings, parse
 from appliance.spark.pipeline.tables import owner_of
 
-from ..support.ready import free_port
-from ..support.server import wait_for
-from ..support.topics import Topics
-from .pipelines import access
-from .pipelines import settings as pipeline_of
-from .test_pipeline_pipeline_sink import micro_batch, records
+from ...support.pipelines import access
+from ...support.pipelines import settings as pipeline_of
+from ...support.ready import free_port
+from ...support.server import wait_for
+from ...support.topics import Topics
+from .test_pipeline_sink import micro_batch, records
 
 KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
 

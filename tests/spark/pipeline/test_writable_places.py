@@ -19,7 +19,7 @@ from appliance.spark.pipeline.settings import Settings, parse
 from appliance.spark.pipeline.startup import check
 from appliance.spark.pipeline.writable_places import refuse_unwritable
 
-from ..support.places import open_place
+from ...support.places import open_place
 
 NOBODY = 65_534
 KEYS = {
@@ -28,7 +28,7 @@ KEYS = {
     "iceberg.catalogue": lambda path: {"iceberg": {"catalogue": f"{path}/catalogue.db"}},
 }
 READ_ONLY = 'mount -t tmpfs -o ro none "$1" && shift && exec "$@"'
-CHECKED = "import sys; from tests.spark.test_pipeline_writable_places import say; say(sys.argv[1])"
+CHECKED = "import sys; from tests.spark.pipeline.test_writable_places import say; say(sys.argv[1])"
 
 
 def made(base: Path, **tables: Any) -> Settings:

@@ -30,12 +30,12 @@ from appliance.spark.pipeline.settings import Settings, parse
 from appliance.spark.pipeline.startup import accept_from, check_from
 from appliance.spark.pipeline.tables import claim
 
-from ..support.ready import free_port
-from ..support.server import wait_for
-from ..support.topics import Topics
-from .pipelines import access, fill, rows
-from .pipelines import settings as settings_of
-from .test_pipeline_pipeline_sink import micro_batch, records
+from ...support.pipelines import access, fill, rows
+from ...support.pipelines import settings as settings_of
+from ...support.ready import free_port
+from ...support.server import wait_for
+from ...support.topics import Topics
+from .test_pipeline_sink import micro_batch, records
 
 LINES = [b"time=2026-11-19T10:00:00Z a=1 host=h", b"a=2", b"?"]
 

@@ -19,10 +19,10 @@ from appliance.spark.pipeline.view_keeper import DIRECTORY, ViewKeeper
 from appliance.spark.pipeline.view_states import views_lock
 from appliance.spark.pipeline.view_table import BASIS_KEY, ViewTable
 
-from ..support.server import wait_for
-from ..support.topics import Topics
-from ..support.webhook import Receiver, receiver
-from .pipelines import access, fill, settings
+from ...support.pipelines import access, fill, settings
+from ...support.server import wait_for
+from ...support.topics import Topics
+from ...support.webhook import Receiver, receiver
 from .view_pipelines import COUNTS, Pipeline, line
 
 __all__ = ["receiver"]

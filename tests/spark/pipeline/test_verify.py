@@ -15,9 +15,9 @@ from appliance.spark.pipeline import verify as module
 from appliance.spark.pipeline.settings import Settings
 from appliance.spark.pipeline.verify import Compared, verify
 
-from ..support.command_line import run as command
-from ..support.topics import Topics
-from .pipelines import access, fill, places, rows, settings
+from ...support.command_line import run as command
+from ...support.pipelines import access, fill, places, rows, settings
+from ...support.topics import Topics
 from .test_pipeline_source import run
 
 

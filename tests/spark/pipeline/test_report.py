@@ -21,7 +21,7 @@ from appliance.spark.pipeline.settings import Settings, parse
 from appliance.spark.pipeline.state_directory import Progress, State
 from appliance.spark.pipeline.svg_charts import Span, duration, label_of, number, step_for, time_ticks
 
-from .test_pipeline_pipeline_sink import micro_batch, records
+from .test_pipeline_sink import micro_batch, records
 
 HOSTILE = '<img src=x onerror="document.title=1"><script>document.title="owned"</script>\x1b[31m'
 DAY = datetime(2026, 11, 20, tzinfo=UTC)

@@ -15,9 +15,9 @@ from appliance.spark.pipeline.input_audit import Block, Rows, audit
 from appliance.spark.pipeline.settings import parse
 from appliance.spark.pipeline.tables import claim, open_store
 
-from ..support.command_line import run as command
-from ..support.topics import Topics
-from .pipelines import access, rows, settings
+from ...support.command_line import run as command
+from ...support.pipelines import access, rows, settings
+from ...support.topics import Topics
 from .test_pipeline_source import run
 
 

@@ -14,7 +14,7 @@ from appliance.records.encode import encode_values
 from appliance.spark.pipeline.events import REJECTED, parsed
 from appliance.spark.pipeline.settings import Settings, parse
 
-from ..support.topics import Topics
+from .topics import Topics
 
 STAMP_MS = 1_795_219_200_000  # 2026-11-21 00:00 UTC
 

@@ -32,11 +32,11 @@ from appliance.spark.pipeline.tables import claim
 from appliance.spark.spark_session import prepare_environment
 from appliance.wire.requests import EARLIEST
 
-from ..support.server import Server, wait_for
-from ..support.topics import Topics
-from .conftest import ROOT
-from .pipelines import access, events, fill, places, rejections, rows, settings
-from .test_sink import stored
+from ...support.pipelines import access, events, fill, places, rejections, rows, settings
+from ...support.server import Server, wait_for
+from ...support.topics import Topics
+from ..conftest import ROOT
+from ..test_sink import stored
 
 JUNK = [b"this is no access line", b"\xff\xfe\x00", b""]
 
@@ -308,7 +308,7 @@ def test_a_killed_driver_writes_everything_once(
 ) -> None:
     """Killed in the middle of a first micro-batch's tasks, after a commit, and later once more.
 
-    ``test_pipeline_machine.py`` ends runs at every step without processes of their own.
+    ``test_machine.py`` ends runs at every step without processes of their own.
     """
     topics.create(topic, partitions=2)
     topics.create(f"{topic}-dead")

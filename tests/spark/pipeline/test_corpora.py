@@ -18,8 +18,8 @@ from appliance.spark.pipeline.events import Outcome, Transform
 from appliance.spark.pipeline.multiline import Joiner
 from appliance.spark.pipeline.settings import parse
 
-from ..support.server import wait_for
-from .test_pipeline_events import batch
+from ...support.server import wait_for
+from .test_events import batch
 
 TRACE = """
 import java.util.logging.*;

@@ -1,7 +1,7 @@
 """Runs, crashes, restored copies, changed columns and topics, repairs, in any order: the tables are right, or refused.
 
 A machine of hypothesis drives the real stores, tasks, commits, repairs and views; the topics are a model, so that no
-step waits for a broker (``test_pipeline_run`` has one).  What must be in the tables, and in a view, is computed beside
+step waits for a broker (``test_run`` has one).  What must be in the tables, and in a view, is computed beside
 them, from what was produced.  ``MACHINE_RUNS=200`` makes it larger, ``MACHINE_SHRINK=1`` shrinks a failure, which takes
 minutes.
 """
@@ -53,9 +53,9 @@ from appliance.spark.pipeline.view_refresh import Refresher
 from appliance.spark.pipeline.view_states import view_of
 from appliance.spark.sink import TaskProducer
 
-from ..support.long import chosen_size
-from .pipelines import events, rejections
-from .test_pipeline_pipeline_sink import STAMP, records_at
+from ...support.long import chosen_size
+from ...support.pipelines import events, rejections
+from .test_pipeline_sink import STAMP, records_at
 
 RUNS = chosen_size("MACHINE_RUNS", 4)
 ARROW = {"int": pa.int64(), "float": pa.float64(), "string": pa.string(), "bool": pa.bool_()}

@@ -24,8 +24,8 @@ from appliance.spark.pipeline.startup import Beginning, accept, begin, check
 from appliance.spark.pipeline.tables import open_store
 from appliance.spark.pipeline.task_work import Work
 
-from ..support.topics import Topics
-from .pipelines import access, events, fill, places, settings
+from ...support.pipelines import access, events, fill, places, settings
+from ...support.topics import Topics
 
 
 def run(

@@ -37,9 +37,9 @@ from appliance.spark.pipeline.settings import Settings, Views, parse
 from appliance.spark.pipeline.startup import output_lock
 from appliance.spark.pipeline.view_states import VIEWS_LOCK, orphans, views_lock
 
-from ..support.topics import Topics
-from .pipelines import access, fill, rows, settings
-from .test_pipeline_pipeline_sink import STAMP, micro_batch, records
+from ...support.pipelines import access, fill, rows, settings
+from ...support.topics import Topics
+from .test_pipeline_sink import STAMP, micro_batch, records
 from .view_pipelines import COUNTS, MERGED, Pipeline, line
 
 PERSON = "host = 'ann' or arrow_cast(raw, 'Utf8') like '%ann%'"

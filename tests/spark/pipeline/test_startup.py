@@ -21,8 +21,8 @@ from appliance.spark.pipeline.startup import Beginning, Finding, accept_from, be
 from appliance.spark.pipeline.tables import claim, open_store
 from appliance.spark.pipeline.task_work import Job
 
-from .pipelines import events
-from .test_pipeline_pipeline_sink import records_at
+from ...support.pipelines import events
+from .test_pipeline_sink import records_at
 
 Configure = Callable[..., Settings]
 

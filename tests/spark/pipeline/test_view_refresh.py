@@ -36,9 +36,9 @@ from appliance.spark.pipeline.view_refresh import RANGES_MAX, Refresher, compres
 from appliance.spark.pipeline.view_states import view_of, views_lock, views_of
 from appliance.spark.pipeline.view_table import ViewTable
 
-from ..support.topics import Topics
-from .pipelines import rows as rows_of_events
-from .test_sink import stored
+from ...support.pipelines import rows as rows_of_events
+from ...support.topics import Topics
+from ..test_sink import stored
 from .view_pipelines import COUNTS, DAY, HOUR_US, MERGED, Pipeline, line
 
 

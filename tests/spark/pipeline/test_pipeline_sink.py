@@ -28,9 +28,9 @@ from appliance.spark.pipeline.tables import claim, open_store
 from appliance.spark.pipeline.task_work import Job
 from appliance.spark.pipeline.times import MICROS
 
-from ..support.topics import Topics
-from .pipelines import access, events, places, rows, settings
-from .test_sink import stored
+from ...support.pipelines import access, events, places, rows, settings
+from ...support.topics import Topics
+from ..test_sink import stored
 
 STAMP = datetime(2026, 11, 20, tzinfo=UTC)
 
