@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 
 from appliance.client import Delivery, Producer
+from appliance.client.background_requests import BackgroundRequests
+from appliance.client.sender import Sender
 from appliance.client.threads import Threads
 from appliance.errors import ApplianceError, CallbackFailed, ClientBroken, OutOfResources
 
@@ -181,7 +183,7 @@ def test_an_interrupt_in_a_callback_reaches_the_caller_and_close_still_flushes(
     peer: Peer, kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     producer = Producer(peer.address, linger_ms=60_000)
-    monkeypatch.setattr(producer._sender, "awaken", lambda: None)  # a signal comes to the main thread
+    monkeypatch.setattr(Sender, "awaken", lambda sender: None)  # a signal comes to the main thread
     told: list[ApplianceError | None] = []
 
     def on_delivery(error: ApplianceError | None, *_: Any) -> None:
@@ -202,7 +204,7 @@ def test_callbacks_behind_an_interrupted_one_are_called_with_the_next_call(
     peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Producer(peer.address, linger_ms=60_000) as producer:
-        monkeypatch.setattr(producer._sender, "awaken", lambda: None)
+        monkeypatch.setattr(Sender, "awaken", lambda sender: None)
         told: list[int] = []
 
         def on_delivery(number: int) -> Callable[..., None]:
@@ -256,8 +258,8 @@ PRODUCER_CALLS: dict[str, Callable[[Producer], object]] = {
 def test_every_call_of_a_broken_producer_says_so(peer: Peer, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     producer = Producer(peer.address, linger_ms=60_000)
     delivery = producer.send("t", b"never sent")
-    monkeypatch.setattr(producer._sender._background, "take_due", _fail)
-    wait_for(lambda: producer._sender.broken, "the thread ends")
+    monkeypatch.setattr(BackgroundRequests, "take_due", _fail)
+    wait_for(delivery.done, "the thread ends")
     with pytest.raises(ClientBroken, match="sending thread") as said:
         PRODUCER_CALLS[call](producer)
     assert isinstance(said.value.__cause__, Bug)
@@ -271,8 +273,8 @@ def test_every_call_of_a_broken_producer_says_so(peer: Peer, call: str, monkeypa
 def test_an_error_that_is_raised_by_every_call_does_not_grow(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
     producer = Producer(peer.address, linger_ms=60_000)
     delivery = producer.send("t", b"never sent")
-    monkeypatch.setattr(producer._sender._background, "take_due", _fail)
-    wait_for(lambda: producer._sender.broken, "the thread ends")
+    monkeypatch.setattr(BackgroundRequests, "take_due", _fail)
+    wait_for(delivery.done, "the thread ends")
     lengths = set()
     for call in [lambda: producer.send("t", b"x"), lambda: delivery.result(SEEN_S), lambda: producer.flush(SEEN_S)] * 3:
         with pytest.raises(ClientBroken) as said:
@@ -320,11 +322,11 @@ def test_a_batch_without_messages_is_not_sent(peer: Peer) -> None:
 
 
 def test_a_broken_producer_does_not_hide_what_ended_its_block(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(KeyboardInterrupt), Producer(peer.address) as producer:
+    with pytest.raises(KeyboardInterrupt), Producer(peer.address, linger_ms=60_000) as producer:
         producer.send("t", b"x").result(SEEN_S)
-        monkeypatch.setattr(producer._sender._background, "take_due", _fail)
-        producer._sender.awaken()
-        wait_for(lambda: producer._sender.broken, "the thread ends")
+        delivery = producer.send("t", b"never sent")
+        monkeypatch.setattr(BackgroundRequests, "take_due", _fail)
+        wait_for(delivery.done, "the thread ends")
         raise KeyboardInterrupt
 
 
