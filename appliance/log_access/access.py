@@ -294,7 +294,7 @@ class LogAccess:
                     if position >= span.end:
                         return
                     raise RequestTimedOut(f"{topic}-{partition} ends at {end}, but has ended at {span.end} before")
-                position = _start(reply.payload, span, position, at_start) + len(reply.payload)
+                position = start_offset(reply.payload, span, position, at_start) + len(reply.payload)
                 more, at_start = _goes_on(span, reply.payload, position), True
                 if more:
                     _ask(with_leader, span, position, bytes_max)
@@ -371,7 +371,7 @@ def _goes_on(span: Range, data: memoryview, stop: int) -> bool:
     return False
 
 
-def _start(data: memoryview, span: Range, position: int, at_start: bool = False) -> int:
+def start_offset(data: memoryview, span: Range, position: int, at_start: bool = False) -> int:
     """The offset at which ``data`` starts: whole batches, of which the first contains ``position``, or follows it.
 
     It is computed from a batch's base offset, which no checksum covers: from the first batch if the result fits, else

@@ -55,12 +55,14 @@ def checked(rig: Rig, start: int = 0, may_write: bool = True) -> AbortedIndexChe
 
 
 def directory(rig: Rig) -> Path:
-    return rig.writer._log.path
+    return rig.path / "t-0"
 
 
 def sealed(rig: Rig) -> list[Path]:
     """The indexes of sealed segments."""
-    return [aborted_path(directory(rig), base) for base in indexed(directory(rig)) if base != rig.writer._log.bases[-1]]
+    return [
+        aborted_path(directory(rig), base) for base in indexed(directory(rig)) if base != rig.table.snapshot().bases[-1]
+    ]
 
 
 def committed(rig: Rig) -> list[tuple[int, bytes]]:
@@ -101,8 +103,8 @@ def test_nothing_is_concluded_from_a_part_of_a_log(rig: Rig, tmp_path: Path) -> 
     path = sealed(rig)[-1]
     right = path.read_bytes()
     path.unlink()
-    first = rig.writer._log.bases[0]
-    assert checked(rig, start=rig.writer._log.bases[1]).mended == []
+    first = rig.table.snapshot().bases[0]
+    assert checked(rig, start=rig.table.snapshot().bases[1]).mended == []
     with log_path(directory(rig), first).open("r+b") as file:
         file.seek(80)
         byte = file.read(1)
@@ -133,7 +135,7 @@ def test_nothing_is_concluded_from_files_of_which_compaction_has_replaced_one(ri
 
 
 def test_that_of_the_active_segment_is_named_and_left_to_its_writer(rig: Rig) -> None:
-    path = aborted_path(directory(rig), rig.writer._log.bases[-1])
+    path = aborted_path(directory(rig), rig.table.snapshot().bases[-1])
     right = path.read_bytes()
     wrong = read_aborted(path)[0]._replace(producer_id=99)
     path.write_bytes(wrong.pack() + right[ENTRY_BYTES:])
@@ -162,7 +164,7 @@ def test_an_index_stays_where_the_marker_of_a_transaction_has_become_a_hole(tmp_
         empty_first_marker(made)
         assert checked(made).mended == []
         _Repair(directory(made), verify(directory(made)), False, False)._write_aborted(
-            made.writer._log.bases, made.table.snapshot().high_watermark
+            made.table.snapshot().bases, made.table.snapshot().high_watermark
         )
         assert {path: read_aborted(path) for path in sealed(made)} == right
         assert committed(made) == messages

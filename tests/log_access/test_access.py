@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from appliance.errors import BrokerAway, CorruptBatch, OffsetOutOfRange
-from appliance.log_access import access as access_module
-from appliance.log_access.access import Home, LogAccess
+from appliance.log_access.access import Home, LogAccess, start_offset
 from appliance.log_access.arrow import Decoder
 from appliance.log_access.ranges import Range
 from appliance.records.batch import place
@@ -212,21 +211,21 @@ def test_where_fetched_bytes_start_is_checked() -> None:
     size = len(data) // 3
     wanted = Range("logs", 0, 0, 10_000, 10_000)
     for position in (700, 700 + size - 1, 699):  # what is before it may have been emptied
-        assert access_module._start(memoryview(data), wanted, position) == 700
+        assert start_offset(memoryview(data), wanted, position) == 700
     with pytest.raises(CorruptBatch, match="contradict each other"):
-        access_module._start(memoryview(data), wanted, 700 + size)
-    assert access_module._start(memoryview(data), wanted, 699) == 700, "something was emptied"
-    assert access_module._start(memoryview(data), wanted, 650, at_start=True) == 700
+        start_offset(memoryview(data), wanted, 700 + size)
+    assert start_offset(memoryview(data), wanted, 699) == 700, "something was emptied"
+    assert start_offset(memoryview(data), wanted, 650, at_start=True) == 700
     data[6] ^= 1
-    assert access_module._start(memoryview(data), wanted, 710) == 700
+    assert start_offset(memoryview(data), wanted, 710) == 700
     for position in (650, 700):
-        assert access_module._start(memoryview(data), wanted, position, at_start=True) == position
+        assert start_offset(memoryview(data), wanted, position, at_start=True) == position
     data[2 * size + 6] ^= 1
     with pytest.raises(CorruptBatch, match="logs-0: around offset 710"):
-        access_module._start(memoryview(data), wanted, 710)
+        start_offset(memoryview(data), wanted, 710)
     data[8:12] = b"\0\0\0\1"
     with pytest.raises(CorruptBatch, match="logs-0: around offset 710"):
-        access_module._start(memoryview(data), wanted, 710)
+        start_offset(memoryview(data), wanted, 710)
 
 
 def test_what_is_not_committed_is_left_out(
