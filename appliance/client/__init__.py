@@ -2,7 +2,7 @@
 
 Reading order, each module after those that it uses:
 
-1. ``client_login``, ``client_security``, ``tls_socket``, ``broker_connection`` (frames and a socket),
+1. ``client_login``, ``client_security``, ``broker_connection`` (frames and a socket),
    ``cluster_client`` (leaders of partitions; requests to any broker);
 2. ``troubles`` (what a client waits for), ``threads`` (reports a thread's end to the application);
 3. producing: ``delivery`` (a message and its batch), ``callbacks``, ``outstanding``, ``partition_queue`` (the order of

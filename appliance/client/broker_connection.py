@@ -36,16 +36,18 @@ import ssl
 import time
 from collections import deque
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ..addresses import Listener, parse_addresses, parse_listeners, unix_path
 from ..errors import BadValue, BrokerAway, LoginOutOfOrder, ProtocolFault, RequestTimedOut, from_code
+from ..owners import acting_as_owner
 from ..wire.frames import SIZE_BYTES, frame_bytes, split
 from ..wire.native import HELLO, LOGIN, MAGIC, VERSION, ProduceHead, decode_header, encode_frame
+from ..wire.sockets import set_options, short_path
+from ..wire.transport import PIECE_BYTES, TlsTransport
 from .arguments import shown
 from .client_login import ClientLogin, LoginSteps
-from .dialing import is_path, start_connect
-from .tls_socket import TlsSocket
 
 RECEIVE_BYTES: Final = 64 * 1024
 PIECES_MAX: Final = 512
@@ -93,6 +95,87 @@ def _is_text(value: object) -> bool:
 def address_of(listener: Listener) -> Address:
     """The address to connect to."""
     return (unix_path(listener.address)[0], 0) if listener.unix else parse_addresses(listener.address)[0]
+
+
+def is_path(address: tuple[str, int]) -> bool:
+    """Whether an address is the path of a Unix socket."""
+    return address[0].startswith("/")
+
+
+def _connect_unix(path: Path) -> socket.socket:
+    with contextlib.ExitStack() as closed_on_failure:
+        sock = closed_on_failure.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        sock.setblocking(False)
+        try:
+            with acting_as_owner(path), short_path(path) as short:
+                sock.connect(short)
+        except OSError as error:
+            raise BrokerAway(f"no connection to the appliance at {path}: {error}") from None
+        closed_on_failure.pop_all()
+    return sock
+
+
+def start_connect(address: tuple[str, int]) -> tuple[socket.socket, bool]:
+    """A non-blocking socket, and whether it is still connecting."""
+    if is_path(address):
+        return _connect_unix(Path(address[0])), False
+    where = f"{address[0]}:{address[1]}"
+    try:
+        family, kind, protocol, _, target = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise BrokerAway(f"the name {address[0]!r} of an appliance cannot be resolved: {error}") from None
+    connecting = False
+    with contextlib.ExitStack() as closed_on_failure:
+        sock = closed_on_failure.enter_context(socket.socket(family, kind, protocol))
+        try:
+            sock.setblocking(False)
+            try:
+                sock.connect(target)
+            except BlockingIOError:
+                connecting = True
+            set_options(sock, str(target[0]))
+        except OSError as error:
+            raise BrokerAway(f"no connection to the appliance at {where}: {error}") from None
+        closed_on_failure.pop_all()
+    return sock, connecting
+
+
+class TlsSocket:
+    """A TLS connection, with what :class:`BrokerConnection` needs of a non-blocking socket, and the handshake."""
+
+    def __init__(self, sock: socket.socket, context: ssl.SSLContext, server_name: str) -> None:
+        self._transport = TlsTransport(sock, context, server_name)
+        self.handshake = self._transport.handshake
+        self.recv_into = self._transport.receive_into
+        self.fileno, self.shutdown, self.getsockopt = sock.fileno, sock.shutdown, sock.getsockopt
+        self.close = self._transport.close
+
+    @property
+    def pending(self) -> bool:
+        """Whether received bytes wait inside, which poll does not report."""
+        return self._transport.pending
+
+    @property
+    def wants_write(self) -> bool:
+        return self._transport.wants_write
+
+    def recv(self, size: int) -> bytes:
+        buffer = bytearray(size)
+        return bytes(buffer[: self.recv_into(memoryview(buffer))])
+
+    def send(self, data: bytes | memoryview) -> int:
+        return self._transport.send(bytes(data[:PIECE_BYTES]))
+
+    def sendmsg(self, pieces: Sequence[bytes | memoryview]) -> int:
+        """Send the first pieces, joined: a record of TLS for each would be slow."""
+        joined: list[bytes | memoryview] = []
+        size = 0
+        for piece in pieces:
+            joined.append(piece[: PIECE_BYTES - size])
+            size += len(joined[-1])
+            if size == PIECE_BYTES:
+                break
+        return self._transport.send(b"".join(joined))
 
 
 class BrokerConnection:

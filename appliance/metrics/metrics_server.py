@@ -17,7 +17,7 @@ import logging
 import os
 import selectors
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from socket import SHUT_RDWR
@@ -31,7 +31,6 @@ from ..processes.supervisor.side_processes import SideArguments
 from ..status import STATE_FILE, read_state
 from .disk_forecast import SAMPLE_S, DiskForecast
 from .exposition import CONTENT_TYPE, Exposition, Snapshot, Watched
-from .heart_watch import HeartWatch
 from .lag_watch import LagWatch
 from .looks import Look, Looker, at_directory, seen
 
@@ -43,6 +42,38 @@ ACCEPT_PAUSE_S: Final = 1.0
 """How long the listener is left alone after a connection that could not be accepted: it would be reported at once."""
 
 logger = logging.getLogger(__name__)
+
+
+class HeartWatch:
+    """Measures how long ago each process has beaten last (:mod:`appliance.shared.heartbeats`).
+
+    It compares the cells of the processes with what they were, in every turn of its caller's loop.
+
+    ``seen`` returns the value of a cell.  The rows are those of ``processes`` in state.json; ZooKeeper has no heart.
+    """
+
+    def __init__(self, seen: Callable[[int], int]) -> None:
+        self._seen = seen
+        self._changed: dict[tuple[int, int], tuple[int, int]] = {}  # (pid, heart) -> value, when it changed
+
+    def note_beats(self, rows: Iterable[Mapping[str, Any]], now_ms: int) -> None:
+        """Note which cells have changed since the last look; forget processes that are gone."""
+        changed = {}
+        for row in rows:
+            if "heart" in row:
+                key, value = (row["pid"], row["heart"]), self._seen(row["heart"])
+                before = self._changed.get(key)
+                changed[key] = before if before is not None and before[0] == value else (value, now_ms)
+        self._changed = changed
+
+    def ages_s(self, rows: Iterable[Mapping[str, Any]], now_ms: int) -> dict[str, float]:
+        """The longest time since a beat, in seconds, of each role."""
+        ages: dict[str, float] = {}
+        for row in rows:
+            beat = self._changed.get((row["pid"], row.get("heart", -1)))
+            if beat is not None:
+                ages[row["role"]] = max(ages.get(row["role"], 0.0), (now_ms - beat[1]) / 1000)
+        return ages
 
 
 class Page(NamedTuple):

@@ -18,8 +18,8 @@ from appliance.health import host
 from appliance.health.host import Host, HostProcess
 from appliance.metrics.disk_forecast import DiskForecast, Room
 from appliance.metrics.exposition import DAMAGED_MAX, OTHERS, TOPICS_MAX, Exposition, Snapshot, Watched
-from appliance.metrics.heart_watch import HeartWatch
 from appliance.metrics.lag_watch import Lag, Lags
+from appliance.metrics.metrics_server import HeartWatch
 from appliance.metrics.readings import NO_REQUESTS, Readings, Totals
 from appliance.names import TopicPartition
 from appliance.shared.counters import GAUGE_NAMES, LISTENERS, RequestCounts
