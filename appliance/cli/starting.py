@@ -22,6 +22,7 @@ from .ending import CommandEnded, end_on_closed_pipe
 from .faults import describe, report
 
 if TYPE_CHECKING:
+    from ..processes.supervisor.fork import SideRole
     from ..processes.supervisor.inputs import InputArguments
     from ..processes.supervisor.side_processes import SideArguments
 
@@ -128,7 +129,7 @@ def _run_input(arguments: InputArguments) -> None:
     process.run(arguments)
 
 
-SIDE_ROLES: Mapping[str, Callable[[SideArguments], None]] = {
+SIDE_ROLES: Mapping[SideRole, Callable[[SideArguments], None]] = {
     "console": _serve_console,
     "metrics": _serve_metrics,
     "alerts": _tell_alerts,

@@ -13,7 +13,7 @@ from typing import Final, assert_never
 from ...errors import OutOfResources, WriterGone
 from ...names import TopicPartition
 from .. import messages
-from ..messages import NewPartition, OrderDone, PartitionOutcome
+from ..messages import NewPartition, OrderDone, PartitionOutcome, UnknownMessage
 from .actions import REFUSALS, reason_of
 from .children import ChildEnd, Children
 from .compactions import Compactions
@@ -72,8 +72,11 @@ class ChildEvents:
         """Handle what :meth:`.children.Children.on_event` has yielded."""
         if isinstance(what, ChildEnd):
             self._on_end(child, what.status)
-        else:
+            return
+        try:
             self._on_message(child, what)
+        except UnknownMessage as bug:
+            self._children.end_for_bug(child, bug)
 
     def _on_message(self, child: Child, message: messages.FromChild) -> None:
         if isinstance(message, messages.FromServer):
@@ -134,10 +137,7 @@ class ChildEvents:
             case messages.LogClosed():
                 return
             case messages.Lacking(reason, limit):
-                if child.role == "writer":
-                    self._writers.on_lacking(child, reason, limit)
-                else:
-                    self._opening.on_lacking(limit)
+                self._on_lacking(child, reason, limit)
                 return
             case messages.PartitionsOpened(outcomes):
                 self._on_opened(self._opening.on_opened(outcomes))
@@ -170,6 +170,15 @@ class ChildEvents:
             case _:
                 assert_never(message)
         self._on_change()
+
+    def _on_lacking(self, child: Child, reason: str, limit: str) -> None:
+        match child.role:
+            case "writer":
+                self._writers.on_lacking(child, reason, limit)
+            case "opener":
+                self._opening.on_lacking(limit)
+            case _:
+                raise UnknownMessage(f"a {child.role} lacks {limit}: it opens no log")
 
     def _on_finding(self, message: messages.FromInspector) -> None:
         """Handle a message of the inspector."""
@@ -263,11 +272,11 @@ class ChildEvents:
             case messages.WorkerStreamOpened(index):
                 self._coordinator.connect(index, RECONNECT_MS)
             case messages.PartitionTable(partition):
-                self._opening.show_again(child.role, child.key, partition, RECONNECT_MS)
+                self._opening.show_again(child, partition, RECONNECT_MS)
             case (
                 messages.Handoff() | messages.GivenBack() | messages.ForkWriter()
             ):  # which do not come from or go to this process
-                raise AssertionError(refused)
+                raise UnknownMessage(refused)
             case _:
                 assert_never(message)
 
@@ -276,6 +285,7 @@ class ChildEvents:
         self._coordinator.connect(index)
 
     def _on_end(self, child: Child, status: int | None) -> None:
+        """Tell the part that has forked a child of its end."""
         match child.role:
             case "network":
                 self._workers.on_end(child)
@@ -304,8 +314,10 @@ class ChildEvents:
                 self._removals.on_cleaner_end(child, status)
             case "input":
                 self._inputs.on_end(child)
-            case role if role in self._sides:
-                self._sides.on_end(child)
+            case "console" | "metrics" | "alerts":
+                self._sides.on_end(child.role, child)
+            case _:
+                assert_never(child.role)
 
 
 class Order:

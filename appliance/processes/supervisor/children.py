@@ -23,7 +23,7 @@ from ...shared.heartbeats import Heart, Heartbeats, beat_ms
 from ..control import Channel
 from ..messages import TO_SUPERVISOR, Forked, FromChild, ProcessMessage, UnknownMessage
 from .actions import REFUSALS, Action, Actions, surviving
-from .fork import Child, Nursling, fork
+from .fork import Child, Nursling, RoleName, fork
 
 logger = logging.getLogger(__name__)
 
@@ -256,7 +256,7 @@ class Children:
 
     def fork(
         self,
-        role: str,
+        role: RoleName,
         key: Any,
         target: Callable[[Channel, Heart], int],
         keep: Collection[str] = (),
@@ -295,7 +295,7 @@ class Children:
         """The heart of the process that beats in this cell, for a process that forks it."""
         return self._heartbeats.heart_at(index)
 
-    def expect(self, role: str, key: Any, order: Callable[[int, int], None]) -> Child:
+    def expect(self, role: RoleName, key: Any, order: Callable[[int, int], None]) -> Child:
         """Watch a process from the moment when ``order(cell, fd)`` has ordered it of the nursery.
 
         ``cell``: the index of the one that it beats in; ``fd``: its end of the control channel.
@@ -328,7 +328,7 @@ class Children:
         self._liveness.watch(child, heart)
         self._on_change()
 
-    def _fork_watched(self, role: str, key: Any, target: Callable[[Channel], int], keep: Collection[str]) -> Child:
+    def _fork_watched(self, role: RoleName, key: Any, target: Callable[[Channel], int], keep: Collection[str]) -> Child:
         def close_in_child() -> None:
             self._epoll.close()
             for name, close in self._close_in_child:
@@ -414,13 +414,17 @@ class Children:
                     self._on_forked(child, message.pid)
                 else:
                     yield child, message
-        except UnknownMessage as bug:  # one process is started again; this one must not end for it
-            logger.error("%s %s (pid %d): %s: killed", child.role, child.key, child.pid, bug)
-            child.kill()
+        except UnknownMessage as bug:
+            self.end_for_bug(child, bug)
         if child.has_ended(fd, event):
             yield child, self._reap(child)
         elif child.channel.closed:
             self._give_up(child)
+
+    def end_for_bug(self, child: Child, bug: UnknownMessage) -> None:
+        """Kill a child that has sent what it should not: it is started again; this process must not end for it."""
+        logger.error("%s %s (pid %d): %s: killed", child.role, child.key, child.pid, bug)
+        child.kill()
 
     def _on_forked(self, child: Child, pid: int) -> None:
         """Take the pid of a writer, which both the nursery and the writer tell."""

@@ -9,7 +9,7 @@ import select
 import signal
 import sys
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from ...clock import wall_s
 from ..control import Channel
@@ -17,6 +17,15 @@ from ..control import Channel
 logger = logging.getLogger(__name__)
 
 EXIT_BUG: Final = 70  # EX_SOFTWARE
+
+SideRole = Literal["console", "metrics", "alerts"]
+"""Roles beside the data path (:mod:`.side_processes`)."""
+RoleName = (
+    Literal["nursery", "network", "coordinator", "inspector", "scrubber", "input", "opener", "remover", "cleaner"]
+    | Literal["repairer", "compactor", "writer"]
+    | SideRole
+)
+"""What a child is for: :mod:`.roles` has a row for each, :class:`.child_events.ChildEvents` a case for its end."""
 
 
 class Child:
@@ -27,7 +36,7 @@ class Child:
     a signal; None while it runs, and of one that somebody else reaps.
     """
 
-    def __init__(self, role: str, key: Any, pid: int, pidfd: int, channel: Channel, started_ms: int) -> None:
+    def __init__(self, role: RoleName, key: Any, pid: int, pidfd: int, channel: Channel, started_ms: int) -> None:
         self.role, self.key = role, key
         self.pid, self.pidfd = pid, pidfd
         self.channel = channel
@@ -74,7 +83,7 @@ class Nursling(Child):
     pid is its own.
     """
 
-    def __init__(self, role: str, key: Any, channel: Channel, started_ms: int) -> None:
+    def __init__(self, role: RoleName, key: Any, channel: Channel, started_ms: int) -> None:
         super().__init__(role, key, 0, -1, channel, started_ms)
 
     @property
@@ -110,7 +119,7 @@ class Nursling(Child):
 
 
 def fork(
-    role: str, key: Any, started_ms: int, close_in_child: Callable[[], None], target: Callable[[Channel], int]
+    role: RoleName, key: Any, started_ms: int, close_in_child: Callable[[], None], target: Callable[[Channel], int]
 ) -> Child:
     """Fork a child that runs ``target`` with its end of the control channel; the result is its exit status.
 

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple, assert_never
 
 from ...clock import wall_ms
 from ...config import Config
@@ -31,7 +31,7 @@ from ...partition_states import OFFLINE, ONLINE
 from ...shared import memory
 from ...shared.table import SEGMENTS_MAX, TABLE_BYTES, SegmentTable
 from ..control import Channel
-from ..messages import Lacking, PartitionDropped, PartitionOutcome, PartitionsOpened, PartitionTable
+from ..messages import Lacking, PartitionDropped, PartitionOutcome, PartitionsOpened, PartitionTable, UnknownMessage
 from ..writer.producers import Producers
 from .actions import REFUSALS, UNDER_WAY, Actions, reason_of
 from .children import LOCK, Children
@@ -192,19 +192,30 @@ class Opening:
         self._workers.send_all(message)
         self._coordinator.send(message)
 
-    def show_again(self, role: str, index: int, partition: TopicPartition, delay_ms: int) -> None:
-        """Send the name of a table again after a delay, because a worker or the coordinator could not map it."""
-        self._show_again.want((role, index, partition), delay_ms)
+    def show_again(self, child: Child, partition: TopicPartition, delay_ms: int) -> None:
+        """Send the name of a table again after a delay, because a worker or the coordinator could not map it.
 
-    def _show_to(self, role: str, index: int, partition: TopicPartition) -> None:
+        Raises:
+            UnknownMessage: it is neither.
+        """
+        match child.role:
+            case "network" | "coordinator":
+                self._show_again.want((child.role, child.key, partition), delay_ms)
+            case role:
+                raise UnknownMessage(f"a {role} is shown no table")
+
+    def _show_to(self, role: Literal["network", "coordinator"], index: int, partition: TopicPartition) -> None:
         row = self._hosted.get(partition)
         if row is None or not row.table:
             return
         message = PartitionTable(partition, row.table)
-        if role == "network":
-            self._workers.send(index, message)
-        else:
-            self._coordinator.send(message)
+        match role:
+            case "network":
+                self._workers.send(index, message)
+            case "coordinator":
+                self._coordinator.send(message)
+            case _:
+                assert_never(role)
 
     # ---- openers
 

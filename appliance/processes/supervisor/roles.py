@@ -54,7 +54,7 @@ from ..control import Channel
 from ..messages import ProcessMessage, Stop
 from .actions import Actions
 from .children import Children
-from .fork import Child
+from .fork import Child, RoleName
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -87,7 +87,7 @@ class Role(Generic[Key]):
 
     def __init__(
         self,
-        name: str,
+        name: RoleName,
         action: str,
         children: Children,
         actions: Actions,

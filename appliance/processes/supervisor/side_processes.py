@@ -27,7 +27,7 @@ from ..control import Channel
 from ..messages import Reload
 from .actions import Actions
 from .children import Children
-from .fork import Child
+from .fork import Child, SideRole
 from .listeners import bind
 from .roles import Process, Role
 
@@ -51,7 +51,7 @@ class SideArguments(NamedTuple):
         return self.sock
 
 
-ALERTS: Final = "alerts"
+ALERTS: Final[SideRole] = "alerts"
 Serve = Callable[[SideArguments], None]
 """What a side process runs: serves until Stop comes or the channel closes.  It imports what it needs by itself."""
 
@@ -60,21 +60,18 @@ class SideProcesses:
     """All side processes, by role.  ``listeners``: the addresses of those that are on."""
 
     def __init__(
-        self, roles: Mapping[str, Serve], config: Config, data_dir: Path, children: Children, actions: Actions
+        self, roles: Mapping[SideRole, Serve], config: Config, data_dir: Path, children: Children, actions: Actions
     ) -> None:
         """``roles``: what each of them runs; the configuration has a key ROLE.listen, or it is ``alerts``."""
         self._roles = roles
         self._config, self._data_dir, self._children = config, data_dir, children
-        self._sockets: dict[str, socket.socket | None] = {}
+        self._sockets: dict[SideRole, socket.socket | None] = {}
         """Of those that are on."""
         self.listeners: dict[str, str] = {}
-        self._by_name = {
+        self._by_name: dict[SideRole, Role[str]] = {
             name: Role(name, f"start the {name}", children, actions, partial(self._prepare, name), stays=True)
             for name in roles
         }
-
-    def __contains__(self, role: str) -> bool:
-        return role in self._roles
 
     @property
     def insecure(self) -> list[str]:
@@ -97,7 +94,7 @@ class SideProcesses:
                 self.listeners[role] = address_text(sock.getsockname())
                 self._children.close_in_child(sock.close, role)
 
-    def _turn_on(self) -> list[str]:
+    def _turn_on(self) -> list[SideRole]:
         """Note the roles that listen nowhere and are on; return those that were not."""
         roles_on = [role for role in self._roles if role == ALERTS and self._config.alerts.has_receivers]
         new = [role for role in roles_on if role not in self._sockets]
@@ -108,7 +105,7 @@ class SideProcesses:
         for name in self._sockets:
             self._by_name[name].start("")
 
-    def _prepare(self, name: str, _: str) -> Process:
+    def _prepare(self, name: SideRole, _: str) -> Process:
         def run(channel: Channel, heart: Heart) -> int:
             self._roles[name](
                 SideArguments(self._config, self._data_dir, self._sockets[name], channel, heart, self._children.seen)
@@ -117,8 +114,8 @@ class SideProcesses:
 
         return Process(run, name, {name})
 
-    def on_end(self, child: Child) -> None:
-        self._by_name[child.role].on_end(child)
+    def on_end(self, name: SideRole, child: Child) -> None:
+        self._by_name[name].on_end(child)
 
     def reload(self, config: Config) -> None:
         self._config = config

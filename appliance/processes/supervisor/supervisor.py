@@ -84,6 +84,7 @@ from .child_events import ChildEvents
 from .children import LOCK, Children, Orphans
 from .compactions import Compactions
 from .coordinator_child import CoordinatorChild
+from .fork import SideRole
 from .hosted import Hosted, HostedPartition
 from .inputs import PASSED_NAME, Inputs, RunInput
 from .inspection import Inspection
@@ -202,7 +203,7 @@ def run(
     config: Config,
     data_dir: Path,
     reload: Callable[[], Config],
-    side_roles: Mapping[str, Serve],
+    side_roles: Mapping[SideRole, Serve],
     run_input: RunInput,
 ) -> int:
     """Serve until SIGTERM or SIGINT; return the exit status.
@@ -262,7 +263,7 @@ class Supervisor:
         data_dir: Path,
         lock_fd: int,
         reload: Callable[[], Config],
-        side_roles: Mapping[str, Serve],
+        side_roles: Mapping[SideRole, Serve],
         run_input: RunInput,
     ) -> None:
         self._config, self._data_dir, self._reload = config, data_dir, reload
