@@ -700,6 +700,8 @@ ToScrubber = ScrubSoon | Reload | Stop
 ToCompactor = SegmentSwapped | Stop
 ToInspector = Inspect | PartitionDropped | LeaveAlone | LookAt | Stop
 ToSideProcess = Reload | Stop
+ToInterruptible = Stop
+"""What an opener, a remover, a cleaner and a repairer take (:func:`.supervisor.roles.interruptible`)."""
 
 FromServer = (
     WriterNeeded
@@ -766,6 +768,7 @@ TO_COORDINATOR: Final[Decoder[ToCoordinator]] = Decoder(ToCoordinator)
 TO_SCRUBBER: Final[Decoder[ToScrubber]] = Decoder(ToScrubber)
 TO_COMPACTOR: Final[Decoder[ToCompactor]] = Decoder(ToCompactor)
 TO_INSPECTOR: Final[Decoder[ToInspector]] = Decoder(ToInspector)
+TO_INTERRUPTIBLE: Final[Decoder[ToInterruptible]] = Decoder(ToInterruptible)
 TO_SIDE_PROCESS: Final[Decoder[ToSideProcess]] = Decoder(ToSideProcess)
 TO_SUPERVISOR: Final[Decoder[ToSupervisor]] = Decoder(ToSupervisor)
 FROM_WORKER: Final[Decoder[FromWorker]] = Decoder(FromWorker)

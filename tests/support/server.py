@@ -24,7 +24,7 @@ from appliance.zookeeper.login import LOCAL_USER, SECRET_FILE, ZooKeeperLogin
 from .derived import compare
 from .zookeeper_fixture import QUICK_JAVA
 
-__all__ = ["NotServing", "Server", "runs", "stopped", "wait_for"]
+__all__ = ["NotServing", "Server", "children", "runs", "stopped", "wait_for"]
 
 
 class Server(LocalAppliance):
@@ -107,6 +107,27 @@ class Server(LocalAppliance):
             self.process is not None and self.process.returncode < 0
         ):  # killed, and nothing will be started here again to clean up
             memory.unlink_all(memory.instance_of(self.data_dir))
+
+
+def children(server: Server, name: str) -> list[int]:
+    """Pids of the processes of this appliance with a process name; writers are the nursery's children."""
+    assert server.process is not None
+    pids = children_of(server.process.pid)
+    return [pid for pid in pids + [pid for child in pids for pid in children_of(child)] if comm(pid) == name]
+
+
+def children_of(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def comm(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
 
 
 def runs(pid: int) -> bool:

@@ -359,6 +359,16 @@ class ProduceRequests:
         for partition in list(self._awaited_writers):  # it may be offline by now; whoever has to wait on does
             self._end_stall(partition)
 
+    def fail_unopened(self) -> None:
+        """Fail what waits for logs that are not open yet: the appliance stops, and nobody opens them any more."""
+        for partition in list(self._waiting):
+            if partition.table.state == OPENING:
+                link = partition.link
+                error = WriterGone(f"{link.name} is not open yet, and the appliance stops: send again")
+                self._fail(partition, link.take_waiting(), error)
+                self._note_waiting(partition)
+                self._needs.forget_partition(partition)
+
     def recall_expired(self) -> None:
         """Take connections back from writers whose session is over."""
         for partition in self.by_fd.values():

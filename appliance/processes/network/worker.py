@@ -240,6 +240,7 @@ class NetworkWorker:
         self._wait_lists.answer_all()
         self._connections.close_when_sent(unanswered=Forwarded)
         self._produce_requests.recall()
+        self._produce_requests.fail_unopened()
         self._finish_turn()
         begun_ms = self._turn.now_ms
         while (self._connections.by_fd or self._handoffs.count) and not self._control.closed:

@@ -268,7 +268,7 @@ class WriterLink:
         return taken
 
     def take_waiting(self) -> list[AppendRequest]:
-        """Take all append requests that were not sent: the partition is being deleted."""
+        """Take all append requests that were not sent: no writer will come."""
         appends = [*self.waiting, *self._open.values()]
         self.waiting.clear()
         self._open.clear()

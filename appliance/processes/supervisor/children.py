@@ -229,8 +229,6 @@ class Children:
         self.restarts = Restarts()
         self.hangs: Counter[str] = Counter()
         """Processes that were killed because they hung, by role."""
-        self.stopping = False
-        """The appliance stops: a child that ends is not started again."""
 
     def __iter__(self) -> Iterator[Child]:
         """All children, by pid; 0: not known yet."""
@@ -460,8 +458,8 @@ class Children:
         return ChildEnd(status)
 
     def start_again(self, child: Child, start: Action, key: Any = "") -> None:
-        """Start a child again that has ended, unless it, or the appliance, is stopping."""
-        if child.stopping or self.stopping:
+        """Start a child again that has ended, unless it was asked to."""
+        if child.stopping:
             return
         lived_ms = now_ms() - child.started_ms
         start.want(key, self.restarts.note_death(child.role, child.key, lived_ms, child.status))
@@ -481,13 +479,15 @@ class Children:
             child.kill()
 
     def kill_all(self) -> None:
-        """Kill the children that have not ended in time, and wait END_MS_MAX for all of them together.
+        """Kill the children that are left, and wait END_MS_MAX for all of them together.
 
+        After an ordered stop they have not ended in time; a start that fails has asked nobody.
         What waits for a device ends later.  The lock of the data directory is held until then.
         """
         children = list(self)
         for child in children:
-            logger.warning("%s %s (pid %d) did not stop in time: killed", child.role, child.key, child.pid)
+            why = "did not stop in time" if child.stopping else "was not asked to stop"
+            logger.warning("%s %s (pid %d) %s: killed", child.role, child.key, child.pid, why)
             with surviving("ending a process"):
                 child.kill()
         deadline_ms = now_ms() + END_MS_MAX

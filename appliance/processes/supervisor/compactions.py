@@ -78,7 +78,7 @@ class Compactions:
         writers: Writers,
     ) -> None:
         self._data_dir = data_dir
-        self._hosted, self._children = hosted, children
+        self._hosted = hosted
         self._workers, self._coordinator, self._writers = workers, coordinator, writers
         self._order: CompactLog | None = None
         self._failed: dict[TopicPartition, tuple[float, str]] = {}
@@ -87,13 +87,13 @@ class Compactions:
 
     def compact(self, order: CompactLog) -> None:
         """Carry out an order, unless another one is carried out: the coordinator repeats it."""
-        if self._order is None and self._hosted.is_writable(order.partition):
+        if self._order is None and not self.role.stops and self._hosted.is_writable(order.partition):
             self._order = order
             self.role.start(order.partition)
 
     def _prepare(self, partition: TopicPartition) -> Process | None:
         order = self._order
-        if order is None or self._children.stopping or not self._hosted.is_writable(partition):
+        if order is None or not self._hosted.is_writable(partition):
             self._order = None
             return None
         run = partial(compact_log, self._data_dir, order, self._hosted[partition].table)

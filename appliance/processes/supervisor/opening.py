@@ -39,7 +39,7 @@ from .coordinator_child import CoordinatorChild
 from .fork import Child
 from .hosted import Hosted, HostedPartition
 from .inspection import Inspection
-from .roles import Process, Role
+from .roles import Process, Role, interruptible
 from .workers import Workers
 
 logger = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class Opening:
         inspection: Inspection,
     ) -> None:
         self._config, self._data_dir, self._instance = config, data_dir, instance
-        self._hosted, self._children = hosted, children
+        self._hosted = hosted
         self._workers, self._coordinator, self._inspection = workers, coordinator, inspection
         self._unplaced: set[TopicPartition] = set()
         """Partitions without a table of their own."""
@@ -248,7 +248,7 @@ class Opening:
         for partition in set(batch.partitions) - self._hosted.keys():  # deleted while the machine refused the opener
             self._hosted.opening.pop(partition, None)
         run = partial(open_partitions, self._config, self._data_dir, jobs)
-        return Process(lambda channel, _: run(channel), "opener", {LOCK}, works=True) if jobs else None
+        return Process(interruptible(run), "opener", {LOCK}, works=True) if jobs else None
 
     def on_opened(self, outcomes: Sequence[PartitionOutcome]) -> list[PartitionOutcome]:
         """Take the outcomes of an opener; return them without those of partitions that were deleted meanwhile."""
@@ -293,7 +293,7 @@ class Opening:
             for partition in partitions
             if partition not in again
         ]
-        if again and not self._children.stopping:
+        if again and not self.openers.stops:
             self.open_all(again)
         return self.on_opened(given_up) if given_up else []
 

@@ -61,7 +61,7 @@ from .fork import Child
 from .hosted import Hosted
 from .inspection import Inspection
 from .opening import Opening
-from .roles import Process, Role
+from .roles import Process, Role, interruptible
 from .workers import Workers
 from .writers import Writers
 
@@ -110,7 +110,7 @@ class Outages:
         compactions: Compactions,
     ) -> None:
         self._data_dir = data_dir
-        self._hosted, self._children, self._writers = hosted, children, writers
+        self._hosted, self._writers = hosted, writers
         self._opening, self._workers, self._coordinator = opening, workers, coordinator
         self._inspection, self._compactions = inspection, compactions
         self._before_answer = before_answer
@@ -184,7 +184,7 @@ class Outages:
 
     def start(self) -> None:
         """Go on with the partitions that no process has open any more.  Called in every turn."""
-        if self._children.stopping:
+        if self.repairers.stops:
             return
         for partition, outage in list(self._outages.items()):
             if partition not in self._hosted:  # deleted meanwhile
@@ -198,12 +198,12 @@ class Outages:
 
     def _prepare(self, partition: TopicPartition) -> Process | None:
         row = self._hosted.get(partition)
-        if row is None or self._children.stopping:
+        if row is None:
             return None
         outage = self._outages[partition]
         job = RepairJob(partition, row.topic_id, row.table, outage.cut, outage.was_offline)
         run = partial(repair_log, self._data_dir, job)
-        return Process(lambda channel, _: run(channel), "repairer", {LOCK}, works=True)
+        return Process(interruptible(run), "repairer", {LOCK}, works=True)
 
     def on_repaired(self, partition: TopicPartition, error: str, message: str, result: dict[str, Any]) -> None:
         """Note what the repairer has reported; it ends now."""

@@ -51,7 +51,7 @@ from .actions import Actions
 from .children import LOCK, Children
 from .fork import Child
 from .hosted import Hosted
-from .roles import Process, Role
+from .roles import Process, Role, interruptible
 from .writers import Writers
 
 CLEAN_AGAIN_MS: Final = 60_000
@@ -95,7 +95,7 @@ class Removals:
 
     def start_remover(self) -> None:
         """Start a remover for all partitions that no process has open; one at a time.  Called in every turn."""
-        if not self.removers.all_gone or not self._ids:
+        if self.removers.stops or not self.removers.all_gone or not self._ids:
             return
         ready = {
             partition: topic_id
@@ -109,7 +109,7 @@ class Removals:
     def _prepare_remover(self, partitions: tuple[TopicPartition, ...]) -> Process:
         ids = {partition: self._ids[partition] for partition in partitions}
         run = partial(free_names, self._data_dir, ids, self._to_trash.intersection(partitions))
-        return Process(lambda channel, _: run(channel), "remover", {LOCK}, works=True)
+        return Process(interruptible(run), "remover", {LOCK}, works=True)
 
     def on_removed(self, outcomes: Iterable[PartitionOutcome]) -> None:
         for partition, *_ in outcomes:
@@ -135,10 +135,9 @@ class Removals:
 
     def _prepare_cleaner(self, _: str) -> Process | None:
         """A cleaner, if there is anything to delete; another one follows when it ends."""
-        if self._children.stopping:
-            return None
         directories = partition_directory.deleted(self._data_dir)
-        return Process(lambda *_: delete_files(directories), "cleaner", works=True) if directories else None
+        run = interruptible(lambda _: delete_files(directories))
+        return Process(run, "cleaner", works=True) if directories else None
 
     def on_cleaner_end(self, child: Child, status: int | None) -> None:
         self.cleaners.on_end(child)

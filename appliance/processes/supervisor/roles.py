@@ -15,6 +15,13 @@ partitions that an opener opens, "" where there is one only.  Each key is in one
     retiring   a child that was        its end                                  gone; starting, if it was wanted
                asked to end                                                     meanwhile
 
+An ordered stop asks all roles to end, one after the other (:meth:`.supervisor.Supervisor._stop`).  A role that has been
+asked goes on from *starting* to *gone*, from *running* to *retiring*, and forks nobody any more (:meth:`Role.stop`).
+Those that do one piece of work and have no other use for their channel end at once, in the middle of it
+(:func:`interruptible`): all of them may be killed at any instruction, and their work is begun again at the next start.
+
+The roles::
+
     role          key         begun                           stays   when one dies by itself
     nursery       ""          before all others               yes     writers go on; those that it was to fork have
                                                                       ended, and are wanted again
@@ -43,15 +50,17 @@ table has what their death leaves, no more.  A child whose supervisor has died i
 
 from __future__ import annotations
 
+import _thread
 import os
+import select
 from collections.abc import Callable, Collection, Hashable, Iterator
 from enum import Enum
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar, assert_never
 
 from ...shared.heartbeats import Heart
 from ..child import become_child
 from ..control import Channel
-from ..messages import ProcessMessage, Stop
+from ..messages import TO_INTERRUPTIBLE, ProcessMessage, Stop
 from .actions import Actions
 from .children import Children
 from .fork import Child, RoleName
@@ -82,6 +91,33 @@ class Process(NamedTuple):
     works: bool = False
 
 
+def interruptible(work: Callable[[Channel], int]) -> Callable[[Channel, Heart], int]:
+    """What such a child runs: ``work``, which may be cut off between any two instructions, until Stop comes.
+
+    It may wait for a disk, or read a log of many gigabytes, so another thread takes the message.
+    """
+
+    def run(channel: Channel, _: Heart) -> int:
+        _thread.start_new_thread(_end_when_stopped, (channel,))
+        return work(channel)
+
+    return run
+
+
+def _end_when_stopped(channel: Channel) -> None:
+    poll = select.poll()
+    poll.register(channel.fileno(), select.POLLIN)
+    while not channel.closed:  # else the supervisor is gone
+        poll.poll()
+        for message, _ in channel.receive(TO_INTERRUPTIBLE):
+            match message:
+                case Stop():
+                    os._exit(0)
+                case _:
+                    assert_never(message)
+    os._exit(0)
+
+
 class Role(Generic[Key]):
     """The children of one role."""
 
@@ -110,6 +146,8 @@ class Role(Generic[Key]):
         self._by_key: dict[Key, Child] = {}
         self._again: set[Key] = set()
         """Those that retire and are wanted again."""
+        self.stops = False
+        """The appliance stops: none is started any more."""
         self._start = actions.define(action, self._fork)
 
     @property
@@ -139,7 +177,12 @@ class Role(Generic[Key]):
     # ---- starting
 
     def start(self, key: Key, delay_ms: int = 0) -> None:
-        """Start a child, now or after a delay; one that runs stays, one that retires is followed by another."""
+        """Start a child, now or after a delay; one that runs stays, one that retires is followed by another.
+
+        Once the role has been asked to stop, nothing is done.
+        """
+        if self.stops:
+            return
         child = self._by_key.get(key)
         if child is None:
             self._start.want(key, delay_ms)
@@ -197,10 +240,15 @@ class Role(Generic[Key]):
         self._start.drop(key)
         self._again.discard(key)
 
-    def stop(self) -> None:
-        """Ask all children to end, and start those that are wanted no more."""
+    def start_no_more(self) -> None:
+        """Start no child from now on, whoever wants one; those that run go on."""
+        self.stops = True
         self._start.drop_all()
         self._again.clear()
+
+    def stop(self) -> None:
+        """Ask all children to end, and start none from now on: the appliance stops."""
+        self.start_no_more()
         for key in list(self._by_key):
             self.retire(key)
 
@@ -211,5 +259,5 @@ class Role(Generic[Key]):
         if key in self._again:
             self._again.discard(key)
             self._start.want(key)
-        elif self._stays:
+        elif self._stays and not self.stops:
             self._children.start_again(child, self._start, key)

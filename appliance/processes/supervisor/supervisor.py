@@ -94,6 +94,7 @@ from .opening import Opening
 from .outages import Outages
 from .reloading import Reloads
 from .removal import Removals
+from .roles import Role
 from .scrubber import Scrubbing
 from .side_processes import Serve, SideProcesses
 from .status_report import RefusalCounts, StatusReport
@@ -496,7 +497,6 @@ class Supervisor:
         self._report.enter("stopping")
         begun_ms, timeout_ms = now_ms(), self._config.stop.timeout_ms
         self._stop_others(begun_ms + timeout_ms // 4)
-        self._children.stopping = True
         self._workers.stop()
         self._wait_until(lambda: not self._workers, begun_ms + timeout_ms // 2)
         self._writers.stop()
@@ -513,10 +513,11 @@ class Supervisor:
         self._wait_until(lambda: self._inputs.role.all_gone, now_ms() + (deadline_ms - now_ms()) // 2)
         self._sides.stop()
         self._coordinator.stop()
-        others = [part.role for part in (self._scrubbing, self._compactions, self._inspection)]
-        for role in others:
+        roles: list[Role[Any]] = [self._scrubbing.role, self._compactions.role, self._inspection.role]
+        roles += [self._outages.repairers, self._opening.openers, self._removals.removers, self._removals.cleaners]
+        for role in roles:
             role.stop()
-        roles = [self._coordinator.role, *others]
+        roles.append(self._coordinator.role)
         self._wait_until(lambda: self._sides.stopped and all(role.all_gone for role in roles), deadline_ms)
         self._nodes.stop()
         self._wait_until(lambda: not self._nodes, deadline_ms)

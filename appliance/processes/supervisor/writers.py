@@ -292,7 +292,7 @@ class Writers:
         self._nursery.reap(child.pid)
         self._on_opening_over(child)
         self._stop_nursery()
-        if self._children.stopping or not self._hosted.is_writable(partition):
+        if self._ends or not self._hosted.is_writable(partition):
             return
         if not child.stopping:
             self._children.start_again(child, self._start, partition)
@@ -328,6 +328,7 @@ class Writers:
     def stop(self) -> None:
         """Retire all writers, and start no other; the nursery ends after them."""
         self._ends = True
+        self._nursery.role.start_no_more()
         for child in list(self._by_partition.values()):
             self.retire(child)
         self._stop_nursery()

@@ -30,7 +30,7 @@ from appliance.records.encode import encode_values
 from appliance.wire import native
 
 from ...support.native_peer import Peer
-from ...support.server import NotServing, Server, wait_for
+from ...support.server import NotServing, Server, children, wait_for
 
 OLD, NEW = encode_values([b"old"], 1_000), encode_values([b"new"], 2_000)
 BODY = 16
@@ -42,27 +42,6 @@ QUICK: dict[str, Any] = {
     "topics.trash_ms": 0,
 }
 """Whoever is stopped here is not to be taken for hanging."""
-
-
-def children(server: Server, name: str) -> list[int]:
-    """Pids of the processes of this appliance with a process name; writers are the nursery's children."""
-    assert server.process is not None
-    pids = children_of(server.process.pid)
-    return [pid for pid in pids + [pid for child in pids for pid in children_of(child)] if comm(pid) == name]
-
-
-def children_of(pid: int) -> list[int]:
-    try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
-
-
-def comm(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    except OSError:
-        return ""
 
 
 def kill_coordinator(server: Server) -> None:
@@ -340,7 +319,6 @@ class Forked:
     """Stands for the supervisor's children: notes what is forked."""
 
     def __init__(self) -> None:
-        self.stopping = False
         self.restarts = Restarts()
         self.keys: list[object] = []
 

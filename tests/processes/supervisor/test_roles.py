@@ -18,8 +18,8 @@ from appliance.processes.control import Channel
 from appliance.processes.messages import TO_COMPACTOR, ProcessMessage, Stop
 from appliance.processes.supervisor.actions import Action, Actions
 from appliance.processes.supervisor.children import ChildEnd, Children
-from appliance.processes.supervisor.roles import ChildState, Process, Role
-from appliance.shared.heartbeats import Heart
+from appliance.processes.supervisor.roles import ChildState, Process, Role, interruptible
+from appliance.shared.heartbeats import Heart, alone
 
 from ...support.server import wait_for
 
@@ -39,8 +39,6 @@ class NotedChild:
 
 class NotedChildren:
     """Stands for the supervisor's children: forks nothing."""
-
-    stopping = False
 
     def __init__(self) -> None:
         self.refuses = False
@@ -63,10 +61,12 @@ class Model:
     """The table of the module's docstring, for one key."""
 
     def __init__(self, stays: bool) -> None:
-        self.stays = stays
+        self.stays, self.stops = stays, False
         self.state, self.due_ms, self.again = GONE, 0, False
 
     def start(self, now_ms: int, delay_ms: int = 0) -> None:
+        if self.stops:
+            return
         match self.state:
             case ChildState.GONE | ChildState.STARTING:
                 self.state, self.due_ms = STARTING, now_ms + delay_ms
@@ -118,6 +118,7 @@ def test_each_state_is_left_as_the_table_says(stays: bool, steps: list[str]) -> 
             case "retire" | "kill" | "stop":
                 role.stop() if step == "stop" else getattr(role, step)("k")
                 model.retire()
+                model.stops = model.stops or step == "stop"
             case "end" if child is not None:
                 role.on_end(child)
                 model.end(now)
@@ -232,3 +233,50 @@ def test_a_supervisor_that_is_killed_takes_its_children_along_in_whatever_state(
     assert poll.poll(10_000), "the child has ended"
     for fd in (reader, writer, child):
         os.close(fd)
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_a_role_that_has_been_asked_to_stop_forks_nobody(stays: bool) -> None:
+    """Whoever wants a child, whether one runs or not, and however it ends."""
+    for obeys in (True, False):
+        rig = Rig(stays=stays, obeys=obeys)
+        rig.role.start("k")
+        pid = rig.pid
+        rig.role.stop()
+        rig.role.start("k")
+        if not obeys:
+            os.kill(pid, signal.SIGKILL)
+        rig.turn_until(lambda rig=rig: rig.role.all_gone, "the end")  # type: ignore[misc]
+        rig.role.start("k")
+        rig.role.start("other")
+        assert rig.role.all_gone and not len(rig.role)
+
+
+def test_nobody_follows_a_child_that_dies_when_no_more_are_to_be_started() -> None:
+    rig = Rig(stays=True, obeys=True)
+    rig.role.start("k")
+    rig.role.start_no_more()
+    assert rig.role.state("k") is RUNNING
+    os.kill(rig.pid, signal.SIGKILL)
+    rig.turn_until(lambda: rig.role.all_gone, "its end")
+
+
+@pytest.mark.parametrize("ends", ["stop", "the end of the channel"])
+def test_work_that_waits_is_cut_off_at_once(ends: str) -> None:
+    """Method: the work is in a system call that does not come back, as on a disk that hangs."""
+    ours, theirs = Channel.pair()
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        ours.close()
+        interruptible(lambda _: len(os.read(reader, 1)))(theirs, alone())
+        os._exit(1)
+    theirs.close()
+    if ends == "stop":
+        ours.send(Stop())
+    else:
+        ours.close()
+    assert os.waitpid(pid, 0)[1] == 0
+    ours.close()
+    os.close(reader)
+    os.close(writer)

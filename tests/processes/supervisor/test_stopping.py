@@ -1,22 +1,29 @@
 """An ordered stop waits for nobody who does not move: only an answer to a produce request is worth a wait.
 
-What would wait does so until the stop's time is over, and is killed then, which the journal has.
+What would wait does so until the stop's time is over, and is killed then, which the journal has.  Those who do one
+piece of work are cut off in the middle of it, and it is done after the next start.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import socket
 import ssl
 import threading
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from appliance.addresses import parse_addresses
+from appliance.bench.local_appliance import LocalAppliance
+from appliance.errors import WriterGone
+from appliance.log import partition_directory
+from appliance.log.recovery import MARKER_NAME
 from appliance.metrics.readings import Reader
 from appliance.records.encode import encode_values
 from appliance.wire import native
@@ -25,7 +32,7 @@ from ...support.certificates import make_certificates
 from ...support.kafka_peer import KafkaPeer
 from ...support.native_peer import Peer
 from ...support.ready import readable, writable
-from ...support.server import Server, stopped, wait_for
+from ...support.server import Server, children, stopped, wait_for
 
 BIG = encode_values([bytes(900_000)], 1_000)
 SMALL = encode_values([b"one"], 1_000)
@@ -256,3 +263,95 @@ def test_an_answer_to_a_produce_request_is_waited_for(make_appliance: Callable[.
             assert not readable(peer.sock)
         assert peer.receive()[0][:2] == [7, 0]
     assert server.stop() == 0
+
+
+FAR_MS = 3_600_000
+"""A stop that waits for any part of it takes longer than a test waits for a stop."""
+LOG = "did not stop in time", "was not asked to stop", "interrupted", "ended with status"
+"""What nobody may say of those who were asked, and have ended."""
+
+
+@contextmanager
+def pipe_in_place_of(path: Path) -> Iterator[None]:
+    """Who reads this file waits for ever; afterwards it is a file again."""
+    content = path.read_bytes()
+    path.unlink()
+    os.mkfifo(path)
+    try:
+        yield
+    finally:
+        path.unlink()
+        path.write_bytes(content)
+
+
+def stop_at_once(server: Server) -> None:
+    """Not :meth:`Server.stop`, which reads the logs, too."""
+    assert LocalAppliance.stop(server) == 0
+    assert not [line for line in server.log().splitlines() if any(text in line for text in LOG)]
+
+
+def test_a_remover_is_cut_off_by_a_stop_and_the_topic_is_gone_after_the_next_start(
+    make_appliance: Callable[..., Server],
+) -> None:
+    server = make_appliance(**{"stop.timeout_ms": FAR_MS, "topics.trash_ms": 0, "disk.check_ms": 100})
+    with Peer(server.native) as peer:
+        peer.create(TOPIC)
+        metadata = server.data_dir / f"{TOPIC}-0" / partition_directory.METADATA_NAME
+        with pipe_in_place_of(metadata):
+            peer.send([native.ADMIN, 1, "delete_topic", {"name": TOPIC}])
+            wait_for(lambda: children(server, "remover"), "the remover")
+            stop_at_once(server)
+    server.start()
+    wait_for(lambda: not metadata.parent.exists(), "the name to be free")
+    wait_for(lambda: not partition_directory.deleted(server.data_dir), "the files to be gone")
+    with Peer(server.native) as peer:
+        wait_for(lambda: peer.create(TOPIC) is None, "a topic of that name")
+
+
+def test_an_opener_is_cut_off_by_a_stop_and_who_waits_for_the_log_is_told_to_send_again(
+    make_appliance: Callable[..., Server],
+) -> None:
+    server = make_appliance(**{"stop.timeout_ms": FAR_MS, "network.workers": 1})
+    with Peer(server.native) as peer:
+        peer.create(TOPIC)
+        assert peer.produce(TOPIC, SMALL)[0] == 0
+    assert server.stop() == 0
+    with pipe_in_place_of(server.data_dir / f"{TOPIC}-0" / MARKER_NAME):
+        server.launch()
+        wait_for(lambda: server.state["state"] == "starting" and children(server, "opener"), "the opener")
+        with Peer(server.native) as peer, Peer(server.native) as other:
+            peer.send([native.PRODUCE, 7, TOPIC, 0, -1, 600_000], SMALL)
+            other.call([native.METADATA, 1, []])  # the same worker has received what was sent before this
+            assert not readable(peer.sock)
+            assert server.process is not None
+            server.process.terminate()
+            assert peer.receive()[0][:2] == [7, WriterGone.code]
+        stop_at_once(server)
+    server.start()
+    with Peer(server.native) as peer:
+        assert peer.produce(TOPIC, SMALL)[0] == 0
+    assert server.stop() == 0
+
+
+def test_a_cleaner_is_cut_off_by_a_stop_and_the_next_one_deletes_the_rest(
+    make_appliance: Callable[..., Server],
+) -> None:
+    """Method: the cleaner stands still from somewhere in 30,000 files until it has been asked."""
+    server = make_appliance(**{"stop.timeout_ms": FAR_MS})
+    assert server.stop() == 0
+    directory = partition_directory.deleted_directory(server.data_dir, "a" * 32, 0)
+    directory.mkdir()
+    first = directory / "0"
+    first.touch()
+    for number in range(1, 30_000):
+        os.link(first, directory / str(number))
+    server.start()
+    assert server.process is not None
+    (cleaner,) = wait_for(lambda: children(server, "cleaner"), "the cleaner")
+    with stopped(cleaner):
+        server.process.send_signal(signal.SIGTERM)
+        wait_for(lambda: not server.pids("inspector"), "those who are asked with it to have ended")
+    stop_at_once(server)
+    assert any(directory.iterdir()), "it was cut off"
+    server.start()
+    wait_for(lambda: not directory.exists(), "the rest to be deleted")
